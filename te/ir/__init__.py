@@ -1,0 +1,28 @@
+"""The IR kit: what every IR of the project is made with."""
+
+from te.ir.module import IRModule
+from te.ir.node import Node, node
+from te.ir.span import Span
+from te.ir.structural import first_difference, structural_equal
+from te.ir.transform import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
+from te.ir.visitor import Mutator, Visitor, collect, post_order, rewrite_dag
+
+__all__ = [
+    "DumpInstrument",
+    "IRModule",
+    "Mutator",
+    "Node",
+    "Pass",
+    "PassContext",
+    "PassInstrument",
+    "Sequential",
+    "Span",
+    "TimingInstrument",
+    "Visitor",
+    "collect",
+    "first_difference",
+    "node",
+    "post_order",
+    "rewrite_dag",
+    "structural_equal",
+]

@@ -1,0 +1,64 @@
+"""IRModule: functions by global name, of any IR of the project (loop functions, graph functions)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from te.errors import CompileError
+
+__all__ = ["IRModule"]
+
+
+class IRModule:
+    """An ordered mapping from global name to function, with module attributes.
+
+    Passes treat a module as a value: `with_functions` and `map_functions` give a new one.
+    """
+
+    __slots__ = ("attrs", "functions")
+
+    def __init__(self, functions: Mapping[str, Any] | None = None, attrs: Mapping[str, Any] | None = None) -> None:
+        self.functions: dict[str, Any] = dict(functions or {})
+        self.attrs: dict[str, Any] = dict(attrs or {})
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.functions[name]
+        except KeyError:
+            known = ", ".join(self.functions) or "none"
+            raise CompileError(f"no function {name!r} in this module; it has: {known}") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.functions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.functions)
+
+    def __len__(self) -> int:
+        return len(self.functions)
+
+    def with_functions(self, functions: Mapping[str, Any]) -> IRModule:
+        """The same module over other functions."""
+        return IRModule(functions, self.attrs)
+
+    def with_attr(self, key: str, value: Any) -> IRModule:
+        """The same module with one attribute set."""
+        return IRModule(self.functions, {**self.attrs, key: value})
+
+    def map_functions(self, f: Callable[[Any], Any]) -> IRModule:
+        """`f` applied to every function; this very module when nothing changed."""
+        new = {name: f(function) for name, function in self.functions.items()}
+        if all(new[name] is old for name, old in self.functions.items()):
+            return self
+        return self.with_functions(new)
+
+    def structural_equal_to(self, other: Any, equal: Callable[[Any, Any], bool]) -> bool:
+        """Same names, same functions."""
+        return equal(self.functions, other.functions)
+
+    def astext(self) -> str:
+        """The functions as text, in order."""
+        return "\n\n".join(str(f) for f in self.functions.values())
+
+    __str__ = astext

@@ -1,0 +1,187 @@
+"""The pass frame: a pass is a value, module in, module out.
+
+Write a pass as a frozen dataclass whose options are its fields and whose docstring is its contract::
+
+    @dataclass(frozen=True)
+    class FoldConstant(Pass):
+        '''Calls whose arguments are all constants become constants.'''
+        opt_level: ClassVar[int] = 2
+        def run(self, module: IRModule, context: PassContext) -> IRModule: ...
+
+`Sequential` runs passes in order under the current `PassContext`; an error names the pass and those before it.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from te.errors import CompileError
+from te.ir.module import IRModule
+
+__all__ = ["DumpInstrument", "Pass", "PassContext", "PassInstrument", "Sequential", "TimingInstrument"]
+
+
+class PassInstrument:
+    """Watches passes. Override what you need."""
+
+    def should_run(self, pass_: Pass, module: IRModule) -> bool:
+        """False skips the pass."""
+        return True
+
+    def before(self, pass_: Pass, module: IRModule) -> None:
+        """Called with the module the pass is about to see."""
+
+    def after(self, pass_: Pass, module: IRModule) -> None:
+        """Called with the module the pass has made."""
+
+
+class TimingInstrument(PassInstrument):
+    """Seconds spent in each pass, by name; nested passes count in their parents too."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started: list[float] = []
+
+    def before(self, pass_: Pass, module: IRModule) -> None:
+        self._started.append(time.perf_counter())
+
+    def after(self, pass_: Pass, module: IRModule) -> None:
+        spent = time.perf_counter() - self._started.pop()
+        self.seconds[pass_.name] = self.seconds.get(pass_.name, 0.0) + spent
+
+
+class DumpInstrument(PassInstrument):
+    """Keeps the text of the module after each pass that changed it: a list of (pass name, text)."""
+
+    def __init__(self) -> None:
+        self.dumps: list[tuple[str, str]] = []
+        self._seen: IRModule | None = None
+
+    def after(self, pass_: Pass, module: IRModule) -> None:
+        if module is not self._seen:
+            self.dumps.append((pass_.name, str(module)))
+        self._seen = module
+
+
+class PassContext:
+    """Settings that passes read: optimisation level, passes forced or switched off, options, instruments.
+
+    `config` holds options by name, such as ``{"relay.winograd": False}``; an unknown name is an error. Options are
+    declared with `PassContext.declare_option` beside the code that reads them.
+    """
+
+    _options: ClassVar[dict[str, tuple[Any, str]]] = {}
+
+    def __init__(
+        self,
+        opt_level: int = 3,
+        required_pass: Iterable[str] = (),
+        disabled_pass: Iterable[str] = (),
+        instruments: Iterable[PassInstrument] = (),
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.opt_level = opt_level
+        self.required_pass = frozenset(required_pass)
+        self.disabled_pass = frozenset(disabled_pass)
+        self.instruments = tuple(instruments)
+        self.config: dict[str, Any] = dict(config or {})
+        for key in self.config:
+            self._require_declared(key)
+        self._tokens: list[Token[PassContext]] = []
+
+    @classmethod
+    def declare_option(cls, key: str, default: Any, doc: str) -> None:
+        """Make `key` a legal option with a default and one line of meaning."""
+        cls._options[key] = (default, doc)
+
+    @classmethod
+    def list_options(cls) -> dict[str, tuple[Any, str]]:
+        """Every declared option: name -> (default, meaning)."""
+        return dict(cls._options)
+
+    @classmethod
+    def _require_declared(cls, key: str) -> None:
+        if key not in cls._options:
+            raise CompileError(f"unknown pass option {key!r}; known are: {', '.join(sorted(cls._options))}")
+
+    def option(self, key: str) -> Any:
+        """The value of a declared option in this context."""
+        self._require_declared(key)
+        return self.config[key] if key in self.config else self._options[key][0]
+
+    def enables(self, pass_: Pass) -> bool:
+        """Does this context run the pass, by level and by the forced and disabled lists?"""
+        if pass_.name in self.disabled_pass:
+            return False
+        return pass_.name in self.required_pass or self.opt_level >= pass_.opt_level
+
+    @staticmethod
+    def current() -> PassContext:
+        """The innermost `with PassContext(...)`, or the default one."""
+        return _current.get(_default)
+
+    def __enter__(self) -> PassContext:
+        self._tokens.append(_current.set(self))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _current.reset(self._tokens.pop())
+
+
+_default = PassContext()
+_current: ContextVar[PassContext] = ContextVar("relayc_pass_context")
+
+
+class Pass(ABC):
+    """A transformation of a module. Subclasses are frozen dataclasses that implement `run`."""
+
+    opt_level: ClassVar[int] = 0
+
+    @property
+    def name(self) -> str:
+        """The name that contexts and instruments know the pass by: its class name."""
+        return type(self).__name__
+
+    @abstractmethod
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        """The transformed module; the very same object when nothing changed."""
+
+    def __call__(self, module: IRModule) -> IRModule:
+        """Run under the current context: its level, lists and instruments apply."""
+        context = PassContext.current()
+        if not context.enables(self) or not all(i.should_run(self, module) for i in context.instruments):
+            return module
+        for instrument in context.instruments:
+            instrument.before(self, module)
+        result = self.run(module, context)
+        for instrument in context.instruments:
+            instrument.after(self, result)
+        return result
+
+
+@dataclass(frozen=True)
+class Sequential(Pass):
+    """Runs passes in order. An error leaving a pass carries a note with its name and the passes before it."""
+
+    passes: tuple[Pass, ...]
+    label: str = "Sequential"
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        done: list[str] = []
+        for pass_ in self.passes:
+            try:
+                module = pass_(module)
+            except CompileError as error:
+                error.add_note(f"in pass {pass_.name}, after: {', '.join(done) or 'none'}")
+                raise
+            done.append(pass_.name)
+        return module

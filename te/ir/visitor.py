@@ -1,0 +1,93 @@
+"""Visitors and mutators over nodes, dispatched through a table that is resolved once per (visitor, node class).
+
+A method `visit_Add` serves class `Add`; without one, `visit_Binary` serves it, and so on along the bases, down to
+`visit_default`. Trees of the loop IR are walked recursively; graphs (relay) use `post_order` and `rewrite_dag`, which
+are iterative, because a chain of 10,000 calls must not overflow the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from te.ir.node import Node
+
+__all__ = ["Mutator", "Visitor", "collect", "post_order", "rewrite_dag"]
+
+R = TypeVar("R")
+
+
+class _Dispatch(dict[type, Callable[..., Any]]):
+    """node class -> unbound visit function of one visitor class; filled on first use."""
+
+    def __init__(self, visitor: type) -> None:
+        super().__init__()
+        self.visitor = visitor
+
+    def __missing__(self, node_class: type) -> Callable[..., Any]:
+        for base in node_class.__mro__:
+            method = getattr(self.visitor, "visit_" + base.__name__, None)
+            if method is not None:
+                break
+        else:
+            method = self.visitor.visit_default  # type: ignore[attr-defined]
+        self[node_class] = method
+        return method
+
+
+class Visitor(Generic[R]):
+    """Calls `visit_<Class>(node)`; the default visits the children and returns None."""
+
+    _dispatch: _Dispatch
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._dispatch = _Dispatch(cls)
+
+    def visit(self, node: Any) -> R:
+        return self._dispatch[node.__class__](self, node)
+
+    def visit_default(self, node: Node) -> Any:
+        for child in node.node_children():
+            self.visit(child)
+
+
+class Mutator(Visitor[Any]):
+    """Rebuilds what changed. A `visit_<Class>` that returns its argument leaves the tree as it is."""
+
+    def visit_default(self, node: Node) -> Any:
+        return node.rebuild(self.visit)
+
+
+def post_order(roots: Node | Iterable[Node]) -> Iterator[Node]:
+    """Every node reachable from `roots`, once each, children first. Iterative."""
+    seen: set[int] = set()
+    stack: list[tuple[Node, Iterator[Node]]] = []
+    for root in [roots] if isinstance(roots, Node) else list(roots):
+        if id(root) in seen:
+            continue
+        seen.add(id(root))
+        stack.append((root, root.node_children()))
+        while stack:
+            current, children = stack[-1]
+            for child in children:
+                if id(child) not in seen:
+                    seen.add(id(child))
+                    stack.append((child, child.node_children()))
+                    break
+            else:
+                stack.pop()
+                yield current
+
+
+def rewrite_dag(root: Node, rewrite: Callable[[Node], Node]) -> Node:
+    """Rebuild a DAG bottom-up, each node once: `rewrite` sees a node whose children are done already. Iterative."""
+    done: dict[int, Node] = {}
+    for current in list(post_order(root)):
+        done[id(current)] = rewrite(current.rebuild(lambda child: done[id(child)]))
+    return done[id(root)]
+
+
+def collect(root: Node, wanted: type[R] | tuple[type, ...]) -> list[R]:
+    """All nodes of the given class reachable from `root`, once each, children first."""
+    return [n for n in post_order(root) if isinstance(n, wanted)]  # type: ignore[misc]

@@ -1,0 +1,608 @@
+"""Expressions of the loop IR.
+
+    expr = Var | IntImm | FloatImm | StringImm | Cast(dtype, expr)
+         | Add | Sub | Mul | Div | Mod | FloorDiv | FloorMod | Min | Max     (both operands of one type)
+         | EQ | NE | LT | LE | GT | GE | And | Or | Not                      (bool)
+         | Select(condition, true_value, false_value)                        (both sides may be evaluated)
+         | BufferLoad(buffer, indices, predicate)
+         | Ramp(base, stride, lanes) | Broadcast(value, lanes) | Shuffle(vectors, indices)
+         | Call(op, args) | Let(var, value, body)
+         | ProducerLoad(tensor, indices) | Reduce(...)                       (tensor expressions only)
+
+`Div` and `Mod` truncate towards zero on integers (C's), `FloorDiv` and `FloorMod` round down (Python's). Integer
+arithmetic wraps. A value with `lanes > 1` is a vector and every operator applies lane by lane. Build expressions with
+Python operators or with the functions of `te.tir.ops`, which fold constants and check types; the classes check nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from te.dtype import BOOL, DType, dtype
+from te.ir.node import Node, node
+from te.ir.span import Span
+from te.ir.structural import StructuralEqual
+
+if TYPE_CHECKING:
+    from te.tir.buffer import Buffer
+
+__all__ = [
+    "EQ",
+    "GE",
+    "GT",
+    "LE",
+    "LT",
+    "NE",
+    "Add",
+    "And",
+    "Binary",
+    "Broadcast",
+    "BufferLoad",
+    "Call",
+    "Cast",
+    "CommReducer",
+    "Compare",
+    "Dim",
+    "Div",
+    "FloatImm",
+    "FloorDiv",
+    "FloorMod",
+    "IntImm",
+    "IterVar",
+    "Let",
+    "Logical",
+    "Max",
+    "Min",
+    "Mod",
+    "Mul",
+    "Not",
+    "Or",
+    "PrimExpr",
+    "ProducerLoad",
+    "Ramp",
+    "Range",
+    "Reduce",
+    "Select",
+    "Shuffle",
+    "SizeVar",
+    "StringImm",
+    "Sub",
+    "Var",
+]  # fmt: skip
+
+
+class ExprOperators:
+    """Python operators on expressions; `te.tir.ops` installs their meaning (see `install_operators`)."""
+
+    __slots__ = ()
+    _ops: ClassVar[dict[str, Any]] = {}
+
+    def __add__(self, other: Any) -> PrimExpr:
+        return self._ops["add"](self, other)
+
+    def __radd__(self, other: Any) -> PrimExpr:
+        return self._ops["add"](other, self)
+
+    def __sub__(self, other: Any) -> PrimExpr:
+        return self._ops["sub"](self, other)
+
+    def __rsub__(self, other: Any) -> PrimExpr:
+        return self._ops["sub"](other, self)
+
+    def __mul__(self, other: Any) -> PrimExpr:
+        return self._ops["mul"](self, other)
+
+    def __rmul__(self, other: Any) -> PrimExpr:
+        return self._ops["mul"](other, self)
+
+    def __truediv__(self, other: Any) -> PrimExpr:
+        return self._ops["div"](self, other)
+
+    def __rtruediv__(self, other: Any) -> PrimExpr:
+        return self._ops["div"](other, self)
+
+    def __floordiv__(self, other: Any) -> PrimExpr:
+        return self._ops["floordiv"](self, other)
+
+    def __rfloordiv__(self, other: Any) -> PrimExpr:
+        return self._ops["floordiv"](other, self)
+
+    def __mod__(self, other: Any) -> PrimExpr:
+        return self._ops["floormod"](self, other)
+
+    def __rmod__(self, other: Any) -> PrimExpr:
+        return self._ops["floormod"](other, self)
+
+    def __neg__(self) -> PrimExpr:
+        return self._ops["neg"](self)
+
+    def __lshift__(self, other: Any) -> PrimExpr:
+        return self._ops["left_shift"](self, other)
+
+    def __rshift__(self, other: Any) -> PrimExpr:
+        return self._ops["right_shift"](self, other)
+
+    def __and__(self, other: Any) -> PrimExpr:
+        return self._ops["bitwise_and"](self, other)
+
+    def __rand__(self, other: Any) -> PrimExpr:
+        return self._ops["bitwise_and"](other, self)
+
+    def __or__(self, other: Any) -> PrimExpr:
+        return self._ops["bitwise_or"](self, other)
+
+    def __ror__(self, other: Any) -> PrimExpr:
+        return self._ops["bitwise_or"](other, self)
+
+    def __xor__(self, other: Any) -> PrimExpr:
+        return self._ops["bitwise_xor"](self, other)
+
+    def __invert__(self) -> PrimExpr:
+        return self._ops["bitwise_not"](self)
+
+    def __lt__(self, other: Any) -> PrimExpr:
+        return self._ops["less"](self, other)
+
+    def __le__(self, other: Any) -> PrimExpr:
+        return self._ops["less_equal"](self, other)
+
+    def __gt__(self, other: Any) -> PrimExpr:
+        return self._ops["greater"](self, other)
+
+    def __ge__(self, other: Any) -> PrimExpr:
+        return self._ops["greater_equal"](self, other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._ops["equal"](self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._ops["not_equal"](self, other)
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the symbolic expression {self} has no truth value while the program is being built; "
+            "use te.if_then_else, te.all or te.any in place of if, and, or"
+        )
+
+    def astype(self, to: str) -> PrimExpr:
+        """This value cast to type `to`."""
+        return self._ops["cast"](to, self)
+
+
+@node
+class PrimExpr(ExprOperators, Node):
+    """Base of expressions. Every expression has a `dtype`."""
+
+    span: Span | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:
+
+        @property
+        def dtype(self) -> DType: ...
+
+    def __str__(self) -> str:
+        return self._ops["text"](self)
+
+    __repr__ = __str__
+    __eq__ = ExprOperators.__eq__
+    __hash__ = object.__hash__
+
+
+Dim = int | PrimExpr
+"""A size: a Python int when known, an int32/int64 expression otherwise."""
+
+
+@node
+class Var(PrimExpr):
+    """A variable; its identity is the object, its name only for reading."""
+
+    name: str
+    dtype: DType = dtype("int32")
+
+    def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
+        """The same variable, or one bound at the same place, of the same type."""
+        return self.dtype == other.dtype and equal.same_definition(self, other)
+
+
+@node
+class SizeVar(Var):
+    """A variable known to be at least 0: a symbolic size."""
+
+
+@node
+class IntImm(PrimExpr):
+    """An integer (or bool) constant."""
+
+    dtype: DType
+    value: int
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+@node
+class FloatImm(PrimExpr):
+    """A floating-point constant."""
+
+    dtype: DType
+    value: float
+
+    def __float__(self) -> float:
+        return self.value
+
+
+@node
+class StringImm(PrimExpr):
+    """A string: names of functions and messages, never data."""
+
+    value: str
+    dtype: DType = dtype("handle")
+
+
+@node
+class Cast(PrimExpr):
+    """`value` converted to `dtype`: float to int truncates, int to narrower int wraps, anything to bool is `!= 0`."""
+
+    dtype: DType
+    value: PrimExpr
+
+
+@node
+class Binary(PrimExpr):
+    """Both operands and the result have one type."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: DType = field(init=False)
+    sign: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        self.dtype = self.a.dtype  # type: ignore[misc]
+
+
+@node
+class Add(Binary):
+    sign: ClassVar[str] = "+"
+
+
+@node
+class Sub(Binary):
+    sign: ClassVar[str] = "-"
+
+
+@node
+class Mul(Binary):
+    sign: ClassVar[str] = "*"
+
+
+@node
+class Div(Binary):
+    """Division; on integers truncated towards zero."""
+
+    sign: ClassVar[str] = "/"
+
+
+@node
+class Mod(Binary):
+    """C remainder: the sign of the dividend."""
+
+    sign: ClassVar[str] = "%"
+
+
+@node
+class FloorDiv(Binary):
+    sign: ClassVar[str] = "//"
+
+
+@node
+class FloorMod(Binary):
+    """Python remainder: the sign of the divisor."""
+
+    sign: ClassVar[str] = "%"
+
+
+@node
+class Min(Binary):
+    """The smaller operand; on floats NaN if either is NaN."""
+
+
+@node
+class Max(Binary):
+    """The larger operand; on floats NaN if either is NaN."""
+
+
+@node
+class Compare(PrimExpr):
+    """A comparison; bool with the operands' lanes."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: DType = field(init=False)
+    sign: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        self.dtype = BOOL.with_lanes(self.a.dtype.lanes)  # type: ignore[misc]
+
+
+@node
+class EQ(Compare):
+    """Equality. Its Python truth value is identity of the operands, so that expressions work as dictionary keys."""
+
+    sign: ClassVar[str] = "=="
+
+    def __bool__(self) -> bool:
+        return self.a is self.b
+
+
+@node
+class NE(Compare):
+    sign: ClassVar[str] = "!="
+
+    def __bool__(self) -> bool:
+        return self.a is not self.b
+
+
+@node
+class LT(Compare):
+    sign: ClassVar[str] = "<"
+
+
+@node
+class LE(Compare):
+    sign: ClassVar[str] = "<="
+
+
+@node
+class GT(Compare):
+    sign: ClassVar[str] = ">"
+
+
+@node
+class GE(Compare):
+    sign: ClassVar[str] = ">="
+
+
+@node
+class Logical(PrimExpr):
+    """A connective of two bool values. Scalars evaluate `b` only when `a` does not decide."""
+
+    a: PrimExpr
+    b: PrimExpr
+    dtype: DType = field(init=False)
+    sign: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        self.dtype = self.a.dtype  # type: ignore[misc]
+
+
+@node
+class And(Logical):
+    sign: ClassVar[str] = "and"
+
+
+@node
+class Or(Logical):
+    sign: ClassVar[str] = "or"
+
+
+@node
+class Not(PrimExpr):
+    a: PrimExpr
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.a.dtype  # type: ignore[misc]
+
+
+@node
+class Select(PrimExpr):
+    """`true_value` where `condition`, else `false_value`. Both may be evaluated: neither may fault.
+
+    The lazy form, which evaluates one side, is ``Call("if_then_else", (condition, a, b))``.
+    """
+
+    condition: PrimExpr
+    true_value: PrimExpr
+    false_value: PrimExpr
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.true_value.dtype  # type: ignore[misc]
+
+
+@node
+class BufferLoad(PrimExpr):
+    """An element of a buffer. After flattening there is one index; a vector index (Ramp) loads a vector.
+
+    `predicate`, a bool vector of the index's lanes, masks lanes off: they are not touched and read as 0.
+    """
+
+    buffer: Buffer
+    indices: tuple[PrimExpr, ...]
+    predicate: PrimExpr | None = None
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        lanes = self.indices[-1].dtype.lanes if self.indices else 1
+        self.dtype = self.buffer.dtype if lanes == 1 else self.buffer.dtype.with_lanes(lanes)  # type: ignore[misc]
+
+
+@node
+class ProducerLoad(PrimExpr):
+    """An element of a tensor (`te.Tensor`); tensor expressions only."""
+
+    producer: Any
+    indices: tuple[PrimExpr, ...]
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.producer.dtype  # type: ignore[misc]
+
+
+@node
+class Ramp(PrimExpr):
+    """The vector base, base + stride, ..., `lanes` long."""
+
+    base: PrimExpr
+    stride: PrimExpr
+    lanes: int
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.base.dtype.with_lanes(self.lanes)  # type: ignore[misc]
+
+
+@node
+class Broadcast(PrimExpr):
+    """The vector value, value, ..., `lanes` long."""
+
+    value: PrimExpr
+    lanes: int
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.value.dtype.with_lanes(self.lanes)  # type: ignore[misc]
+
+
+@node
+class Shuffle(PrimExpr):
+    """Lanes of the concatenated `vectors`, picked by constant positions."""
+
+    vectors: tuple[PrimExpr, ...]
+    indices: tuple[int, ...]
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.vectors[0].dtype.with_lanes(len(self.indices))  # type: ignore[misc]
+
+
+@node
+class Call(PrimExpr):
+    """An intrinsic or an external function: `op` is a row of `te.tir.intrinsics`."""
+
+    dtype: DType
+    op: str
+    args: tuple[PrimExpr, ...]
+
+
+@node
+class Let(PrimExpr):
+    """`body` with `var` standing for `value`."""
+
+    binders: ClassVar[tuple[str, ...]] = ("var",)
+
+    var: Var
+    value: PrimExpr
+    body: PrimExpr
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.body.dtype  # type: ignore[misc]
+
+
+class Range:
+    """The integers from `min`, `extent` of them."""
+
+    __slots__ = ("extent", "min")
+
+    def __init__(self, min: Dim, extent: Dim) -> None:
+        self.min = min
+        self.extent = extent
+
+    def __repr__(self) -> str:
+        return f"range({self.min}, extent={self.extent})"
+
+
+class IterVar(ExprOperators):
+    """An axis of an operation or a thread axis: a variable with its range and kind.
+
+    `kind`: "data" (parallel), "reduce", "thread" (a hardware axis, `thread_tag` says which), "scan" (ordered),
+    "opaque". `dom` is None for a thread axis whose extent the schedule decides.
+    """
+
+    __slots__ = ("dom", "kind", "thread_tag", "var")
+
+    def __init__(self, dom: Range | None, var: Var, kind: str = "data", thread_tag: str = "") -> None:
+        self.dom = dom
+        self.var = var
+        self.kind = kind
+        self.thread_tag = thread_tag
+
+    @property
+    def dtype(self) -> DType:
+        """The type of the variable."""
+        return self.var.dtype
+
+    def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
+        """The same kind of axis over an equal range; binds the two variables."""
+        if self is other:
+            return True
+        equal.bind(self.var, other.var)
+        same_range = (self.dom is None) == (other.dom is None)
+        if same_range and self.dom is not None:
+            same_range = equal((self.dom.min, self.dom.extent), (other.dom.min, other.dom.extent))
+        return same_range and self.kind == other.kind and self.thread_tag == other.thread_tag
+
+    def __repr__(self) -> str:
+        return f"iter_var({self.var.name}, {self.dom}, {self.thread_tag or self.kind})"
+
+    # Operators work on an axis as on its variable (A[i, k + 1]): te.tir.ops.convert takes the variable.
+
+
+class CommReducer:
+    """An associative and commutative combination of tuples.
+
+    `lhs` and `rhs` are the variables of the two operands, `result` the combined tuple in terms of them, `identity`
+    the tuple that leaves the other operand unchanged.
+    """
+
+    __slots__ = ("identity", "lhs", "result", "rhs")
+
+    def __init__(
+        self,
+        lhs: Sequence[Var],
+        rhs: Sequence[Var],
+        result: Sequence[PrimExpr],
+        identity: Sequence[PrimExpr],
+    ) -> None:
+        self.lhs, self.rhs = tuple(lhs), tuple(rhs)
+        self.result, self.identity = tuple(result), tuple(identity)
+
+    def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
+        """Equal combination and identity, operand variables matched pairwise."""
+        if self is other:
+            return True
+        if len(self.lhs) != len(other.lhs):
+            return False
+        for a, b in zip((*self.lhs, *self.rhs), (*other.lhs, *other.rhs), strict=True):
+            equal.bind(a, b)
+        return equal(self.result, other.result) and equal(self.identity, other.identity)
+
+
+@node
+class Reduce(PrimExpr):
+    """The combination of `source` over `axis` where `condition` holds; component `value_index` of the tuple.
+
+    Tensor expressions only; the top of a compute body. `init`, when given, replaces the identity as the start.
+    """
+
+    combiner: CommReducer
+    source: tuple[PrimExpr, ...]
+    axis: tuple[IterVar, ...]
+    condition: PrimExpr
+    value_index: int = 0
+    init: tuple[PrimExpr, ...] = ()
+    dtype: DType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = self.source[self.value_index].dtype  # type: ignore[misc]

@@ -1,0 +1,51 @@
+"""PrimFunc: a function of the loop IR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from te.ir.node import Node, node
+from te.ir.span import Span
+from te.tir.buffer import Buffer
+from te.tir.expr import ExprOperators, Var
+from te.tir.stmt import Stmt
+
+__all__ = ["PrimFunc"]
+
+
+@node
+class PrimFunc(Node):
+    """Parameters, the buffers that handle parameters stand for, and a body.
+
+    `attrs`: "global_symbol" (the name it is linked by), "target" (once bound), "noalias" (buffers don't overlap;
+    default True), "packed_api" (False: a raw kernel without argument checks), "calling_convention" of host and device
+    parts. Scalar parameters are variables without an entry in `buffer_map`.
+    """
+
+    params: tuple[Var, ...]
+    body: Stmt
+    buffer_map: Mapping[Var, Buffer] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    span: Span | None = field(default=None, kw_only=True)
+
+    binders = ("params", "buffer_map")
+
+    @property
+    def name(self) -> str:
+        """The name the function is linked by, "main" when none was given."""
+        return self.attrs.get("global_symbol", "main")
+
+    def with_body(self, body: Stmt) -> PrimFunc:
+        """The same function around another body; itself when it is the same body."""
+        return self if body is self.body else self.replace(body=body)
+
+    def with_attr(self, key: str, value: Any) -> PrimFunc:
+        """The same function with one attribute set."""
+        return self.replace(attrs={**self.attrs, key: value})
+
+    def __str__(self) -> str:
+        return ExprOperators._ops["text"](self)
+
+    __repr__ = __str__

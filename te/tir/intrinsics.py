@@ -1,0 +1,96 @@
+"""The intrinsic functions a `Call` may name: one row each.
+
+A row says how many arguments an intrinsic takes, whether it is pure, and what it means as numpy code (`reference`, used
+by the interpreter and as the oracle for code generators; None for what has no value meaning). External functions are
+called by the rows "call_extern" (a C symbol), "call_kernel" (another function of the module) and "call_packed" (a
+registered Python or packed function); their first argument is the name as a `StringImm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import erf as scalar_erf
+from typing import Any
+
+import numpy as np
+
+__all__ = ["INTRINSICS", "Intrinsic", "intrinsic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsic:
+    """One row: `arity` is None for any number of arguments; `pure` calls may be moved, merged and dropped."""
+
+    name: str
+    arity: int | None
+    pure: bool = True
+    reference: Callable[..., Any] | None = None
+    doc: str = ""
+
+
+INTRINSICS: dict[str, Intrinsic] = {}
+
+
+def intrinsic(
+    name: str, arity: int | None, reference: Callable[..., Any] | None = None, *, pure: bool = True, doc: str = ""
+) -> Intrinsic:
+    """Add a row; a second row of the same name is an error."""
+    if name in INTRINSICS:
+        raise ValueError(f"intrinsic {name!r} is declared twice")
+    row = INTRINSICS[name] = Intrinsic(name, arity, pure, reference, doc)
+    return row
+
+
+def _rsqrt(x: Any) -> Any:
+    return 1.0 / np.sqrt(x)
+
+
+def _sigmoid(x: Any) -> Any:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+for _name, _reference in {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
+    "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": _rsqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": np.vectorize(scalar_erf, otypes=[float]),
+    "sigmoid": _sigmoid, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "fabs": np.abs,
+}.items():  # fmt: skip
+    intrinsic(_name, 1, _reference)
+
+intrinsic("round", 1, np.round, doc="to nearest, ties to even")
+intrinsic("pow", 2, np.power)
+intrinsic("atan2", 2, np.arctan2)
+intrinsic("fmod", 2, np.fmod, doc="C remainder on floats")
+intrinsic("fma", 3, lambda a, b, c: a * b + c, doc="a * b + c; rounded once where the target has the instruction")
+intrinsic("isnan", 1, np.isnan)
+intrinsic("isinf", 1, np.isinf)
+intrinsic("isfinite", 1, np.isfinite)
+intrinsic("shift_left", 2, np.left_shift)
+intrinsic("shift_right", 2, np.right_shift, doc="arithmetic on signed, logical on unsigned operands")
+intrinsic("bitwise_and", 2, np.bitwise_and)
+intrinsic("bitwise_or", 2, np.bitwise_or)
+intrinsic("bitwise_xor", 2, np.bitwise_xor)
+intrinsic("bitwise_not", 1, np.bitwise_not)
+intrinsic("popcount", 1, np.bitwise_count)
+intrinsic("clz", 1, doc="leading zero bits")
+intrinsic("reinterpret", 1, doc="the same bits as another type of the same width")
+intrinsic("likely", 1, lambda x: x, doc="a guard the schedule made; loop partitioning removes it where it can")
+intrinsic("if_then_else", 3, doc="lazy: only the chosen side is evaluated")
+intrinsic("vector_reduce_add", 1, np.sum, doc="sum of the lanes of a vector, in any order")
+intrinsic("vector_reduce_max", 1, np.max, doc="largest lane")
+intrinsic("vector_reduce_min", 1, np.min, doc="smallest lane")
+intrinsic("address_of", 1, pure=True, doc="the address of a BufferLoad's element, as a handle")
+intrinsic("handle_add_byte_offset", 2, doc="a pointer moved by bytes")
+intrinsic("load_at", 2, pure=False, doc="the value of the call's type at (handle, byte offset)")
+intrinsic("call_extern", None, pure=False, doc="(name, args...): a C function")
+intrinsic("call_kernel", None, pure=False, doc="(name, args...): a function of the same module, raw convention")
+intrinsic("call_packed", None, pure=False, doc="(name, args...): a registered packed function, by name at run time")
+intrinsic("prefetch", 2, pure=False, doc="(address, locality 0..3): a hint")
+intrinsic("storage_sync", 1, pure=False, doc='(scope "shared", "warp" or "global"): a barrier of the thread group')
+intrinsic("atomic_add", 2, pure=False, doc="(address, value): adds to memory atomically, gives the old value")
+intrinsic("atomic_max", 2, pure=False, doc="(address, value): as atomic_add, with the larger value")
+intrinsic("thread_allreduce", None, pure=False, doc="cross-thread reduction; lowered by the device passes")
+intrinsic("assume", 1, pure=False, doc="the argument is true; a hint")
+intrinsic("dlpack_field", 2, pure=False, doc="(packed argument handle, field name): a field of a DLTensor argument")

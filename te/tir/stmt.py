@@ -1,0 +1,143 @@
+"""Statements of the loop IR.
+
+    stmt = For(loop_var, min, extent, kind, body) | While(condition, body)
+         | IfThenElse(condition, then_case, else_case) | SeqStmt(stmts) | Let(var, value, body)
+         | Allocate(buffer, body)                    memory that lives while body runs
+         | BufferStore(buffer, value, indices, predicate) | Evaluate(value)
+         | AttrStmt(key, subject, value, body)       a fact about body: thread extents, pragmas, barriers
+         | AssertStmt(condition, message, args, body)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import Enum
+from typing import Any, ClassVar
+
+from te.ir.node import Node, node
+from te.ir.span import Span
+from te.tir.buffer import Buffer
+from te.tir.expr import ExprOperators, PrimExpr, Var
+
+__all__ = [
+    "Allocate", "AssertStmt", "AttrStmt", "BufferStore", "Evaluate", "For", "ForKind", "IfThenElse", "LetStmt",
+    "SeqStmt", "Stmt", "While",
+]  # fmt: skip
+
+
+class ForKind(Enum):
+    """How the iterations of a loop run."""
+
+    SERIAL = "for"
+    PARALLEL = "parallel"
+    VECTORIZED = "vectorized"
+    UNROLLED = "unrolled"
+
+
+@node
+class Stmt(Node):
+    """Base of statements."""
+
+    span: Span | None = field(default=None, kw_only=True)
+
+    def __str__(self) -> str:
+        return ExprOperators._ops["text"](self)
+
+    __repr__ = __str__
+
+
+@node
+class For(Stmt):
+    """`body` for each `loop_var` in [min, min + extent). `annotations` carry pragmas of the schedule."""
+
+    binders: ClassVar[tuple[str, ...]] = ("loop_var",)
+
+    loop_var: Var
+    min: PrimExpr
+    extent: PrimExpr
+    kind: ForKind
+    body: Stmt
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+
+
+@node
+class While(Stmt):
+    """`body` as long as `condition` holds."""
+
+    condition: PrimExpr
+    body: Stmt
+
+
+@node
+class IfThenElse(Stmt):
+    condition: PrimExpr
+    then_case: Stmt
+    else_case: Stmt | None = None
+
+
+@node
+class SeqStmt(Stmt):
+    """Statements in order. Make it with `te.tir.ops.seq`, which flattens and drops what does nothing."""
+
+    stmts: tuple[Stmt, ...]
+
+
+@node
+class LetStmt(Stmt):
+    binders: ClassVar[tuple[str, ...]] = ("var",)
+
+    var: Var
+    value: PrimExpr
+    body: Stmt
+
+
+@node
+class Allocate(Stmt):
+    """Memory for `buffer` while `body` runs; its contents start undefined."""
+
+    binders: ClassVar[tuple[str, ...]] = ("buffer",)
+
+    buffer: Buffer
+    body: Stmt
+
+
+@node
+class BufferStore(Stmt):
+    """`buffer[indices] = value`. `predicate` masks lanes of a vector store off."""
+
+    buffer: Buffer
+    value: PrimExpr
+    indices: tuple[PrimExpr, ...]
+    predicate: PrimExpr | None = None
+
+
+@node
+class Evaluate(Stmt):
+    """A call for its effect."""
+
+    value: PrimExpr
+
+
+@node
+class AttrStmt(Stmt):
+    """A fact about `body`: `key` says which, `subject` (an IterVar, a Buffer, a Var or None) whom it is about.
+
+    Keys: "thread_extent" (subject: thread IterVar; value: extent), "virtual_thread", "double_buffer_scope" and
+    "storage_scope" (subject: Buffer), "pragma_<name>", "prefetch_scope", "tensorize" facts left by the schedule.
+    """
+
+    key: str
+    subject: Any
+    value: PrimExpr
+    body: Stmt
+
+
+@node
+class AssertStmt(Stmt):
+    """Fails the host function with `message`, its "{}" filled with the integer `args`, unless `condition`."""
+
+    condition: PrimExpr
+    message: str
+    args: tuple[PrimExpr, ...]
+    body: Stmt
