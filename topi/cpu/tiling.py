@@ -1,0 +1,102 @@
+"""The cost model of the CPU schedules: register tiles, grain of parallel loops.
+
+A matrix-like kernel keeps a tile of `rows` x `vectors` accumulators in registers and walks the reduction axis; each
+step loads `vectors` vectors of the packed operand, broadcasts `rows` scalars of the other and issues
+rows * vectors fused multiply-adds. The model counts the cycles of a step on a core with two multiply-add ports, two
+load ports and a latency of four cycles (all x86 server cores since Haswell, and close for Neoverse), and sums them
+over the tiles of a problem, edges included. It is a ranking, not a prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["RegisterTile", "best_tile", "packed_columns", "parallel_worthwhile", "tile_rows", "vector_lanes"]
+
+_FMA_PORTS = 2
+_LOAD_PORTS = 2
+_FMA_LATENCY = 4
+_LOOP_OVERHEAD = 0.25
+_TILE_OVERHEAD_STEPS = 12
+"""Steps of the reduction that entering and leaving a tile costs: clearing, epilogue, stores."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTile:
+    """`rows` x `vectors` accumulators of `lanes` elements each."""
+
+    rows: int
+    vectors: int
+    lanes: int
+
+    @property
+    def columns(self) -> int:
+        """Elements along the vectorised axis."""
+        return self.vectors * self.lanes
+
+    def cycles_per_step(self) -> float:
+        """Cycles for one step of the reduction axis, operands in the first-level cache."""
+        multiply_adds = self.rows * self.vectors / _FMA_PORTS
+        loads = (self.rows + self.vectors) / _LOAD_PORTS
+        return max(multiply_adds, loads, _FMA_LATENCY) + _LOOP_OVERHEAD
+
+
+def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
+    """Elements in one vector register of the target."""
+    return max(1, target.vector_bytes // dtype_bytes)
+
+
+def _tiles(target: Target, lanes: int, vectors: int | None) -> Iterator[RegisterTile]:
+    """Tiles whose accumulators, one row of vectors and one broadcast fit in the registers."""
+    registers = target.vector_registers
+    for v in range(1, 5) if vectors is None else (vectors,):
+        for rows in range(1, 29):
+            if rows * v + v + 1 <= registers:
+                yield RegisterTile(rows, v, lanes)
+
+
+def _cost(tile: RegisterTile, rows: int, columns: int, steps: int) -> float:
+    """Cycles of the whole problem; a last partial tile costs as much as a full one."""
+    tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+    return tiles * tile.cycles_per_step() * (steps + _TILE_OVERHEAD_STEPS)
+
+
+def best_tile(
+    target: Target, rows: int, columns: int, steps: int, *, row_groups: int = 1, lanes: int | None = None,
+    vectors: int | None = None,
+) -> RegisterTile:  # fmt: skip
+    """The cheapest tile for an output of `row_groups` groups of `rows` rows by `columns` columns.
+
+    Tiles don't cross groups: a direct convolution's groups are its output lines, a GEMM has one. `vectors` fixes the
+    width where the packed operand decides it already.
+    """
+    lanes = vector_lanes(target) if lanes is None else lanes
+    del row_groups  # every group costs the same, so their number does not change the ranking
+    candidates = [t for t in _tiles(target, lanes, vectors) if t.rows <= max(rows, 1)]
+    return min(candidates, key=lambda t: (_cost(t, rows, columns, steps), -t.rows * t.vectors))
+
+
+def packed_columns(target: Target, rows: int, columns: int, steps: int) -> int:
+    """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]."""
+    return best_tile(target, rows, columns, steps).columns
+
+
+def tile_rows(target: Target, rows: int, panel: int, steps: int) -> int:
+    """Rows of the register tile for a given panel width."""
+    lanes = min(vector_lanes(target), panel)
+    return best_tile(target, rows, panel, steps, lanes=lanes, vectors=max(1, panel // lanes)).rows
+
+
+_PARALLEL_CYCLES = 20_000
+"""Work below this is done sooner by one thread: waking the others costs a few microseconds at worst."""
+
+
+def parallel_worthwhile(operations: float, lanes: int) -> bool:
+    """Is `operations` scalar operations, done `lanes` at a time, enough work to share between threads?"""
+    return operations / lanes >= _PARALLEL_CYCLES

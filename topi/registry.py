@@ -1,0 +1,110 @@
+"""Schedules, found by what a computation is (the tag of its main operation) and what it runs on (the target's keys).
+
+A schedule is a function from output tensors and target to a `te.Schedule`, registered for a tag and a target key::
+
+    @register_schedule("conv2d_nhwc_packed", "cpu")
+    def conv2d_nhwc_packed(outs, target): ...
+
+`schedule_for` looks at every operation behind the outputs, takes the one whose tag has a schedule of the highest rank
+for one of the target's keys (the *anchor*), and calls that schedule. Tags such as "injective" have the lowest rank:
+they serve when nothing heavier is in the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+import te
+from te.errors import CompileError
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["Rank", "ScheduleFunction", "operations_behind", "register_schedule", "schedule_for"]
+
+
+class Rank(IntEnum):
+    """Which of several operations in a fused group decides the schedule."""
+
+    ELEMENTWISE = 0
+    REDUCTION = 1
+    HEAVY = 2
+
+
+class ScheduleFunction(Protocol):
+    """Schedules fused outputs around the anchor operation."""
+
+    def __call__(self, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    rank: Rank
+    function: ScheduleFunction
+
+
+_schedules: dict[tuple[str, str], _Entry] = {}
+
+
+def register_schedule(
+    tags: str | Iterable[str], key: str, *, rank: Rank = Rank.HEAVY
+) -> Callable[[ScheduleFunction], ScheduleFunction]:
+    """Register a schedule for operations tagged `tags` on targets with key `key` ("cpu", "cuda", "generic").
+
+    Raises CompileError when the pair is taken.
+    """
+
+    def add(function: ScheduleFunction) -> ScheduleFunction:
+        for tag in [tags] if isinstance(tags, str) else tags:
+            if (tag, key) in _schedules:
+                owner = _schedules[tag, key].function
+                raise CompileError(f"the schedule of {tag!r} on {key!r} is already {owner.__module__}.{owner}")
+            _schedules[tag, key] = _Entry(rank, function)
+        return function
+
+    return add
+
+
+def operations_behind(outs: Sequence[te.Tensor]) -> list[te.Operation]:
+    """Every operation that the outputs need, each once, producers first."""
+    order: list[te.Operation] = []
+    seen: set[int] = set()
+    stack: list[tuple[te.Operation, bool]] = [(out.op, False) for out in reversed(outs)]
+    while stack:
+        op, expanded = stack.pop()
+        if expanded:
+            order.append(op)
+        elif id(op) not in seen:
+            seen.add(id(op))
+            stack.append((op, True))
+            stack.extend((t.op, False) for t in reversed(op.input_tensors))
+    return order
+
+
+def _find(tag: str, target: Target) -> _Entry | None:
+    for key in (*target.keys, "generic"):
+        entry = _schedules.get((tag, key))
+        if entry is not None:
+            return entry
+    return None
+
+
+def schedule_for(outs: list[te.Tensor], target: Target) -> te.Schedule:
+    """A schedule of everything behind `outs`, made by the anchor's schedule function.
+
+    Raises CompileError when no operation has a schedule for this target.
+    """
+    best: tuple[_Entry, te.Operation] | None = None
+    for op in operations_behind(outs):
+        entry = _find(op.tag, target) if op.input_tensors or op.tag else None
+        if entry is not None and (best is None or entry.rank >= best[0].rank):
+            best = entry, op
+    if best is None:
+        tags = sorted({op.tag for op in operations_behind(outs)} - {""})
+        raise CompileError(f"no schedule on {target} for a group tagged {', '.join(tags) or '(nothing)'}; "
+                           "register one with topi.register_schedule")  # fmt: skip
+    entry, anchor = best
+    return entry.function(outs, anchor, target)
