@@ -1,0 +1,37 @@
+"""The graph IR: typed functional programs over operators, passes on them, and the build."""
+
+from relay import op, transform
+from relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
+from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
+from relay.op import nn
+from relay.type import FuncType, TensorType, TupleType, Type, scalar_type
+from te.ir import IRModule, Span
+
+__all__ = [
+    "Call",
+    "Constant",
+    "Expr",
+    "FuncType",
+    "Function",
+    "GlobalVar",
+    "IRModule",
+    "If",
+    "Let",
+    "MalformedGraphError",
+    "ParseError",
+    "Span",
+    "TensorType",
+    "Tuple",
+    "TupleGetItem",
+    "TupleType",
+    "Type",
+    "TypeInferenceError",
+    "UnknownOperatorError",
+    "Var",
+    "const",
+    "nn",
+    "op",
+    "scalar_type",
+    "transform",
+    "var",
+]

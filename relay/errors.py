@@ -1,0 +1,51 @@
+"""Errors of the graph IR: what, where (operator, shapes, source node), what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from te.errors import CompileError
+from te.ir import Span
+
+__all__ = ["MalformedGraphError", "ParseError", "TypeInferenceError", "UnknownOperatorError"]
+
+
+class TypeInferenceError(CompileError):
+    """An operator's arguments break one of its constraints.
+
+    Operators raise it with the constraint alone; the call being made adds the operator, the argument types and the
+    place. `constraint` is the sentence that was broken.
+    """
+
+    def __init__(self, constraint: str, *, op: Any = None, types: Sequence[Any] = (), span: Span | None = None) -> None:
+        self.constraint = constraint
+        self.op = op
+        self.types = tuple(types)
+        self.span = span
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        if self.op is None:
+            return self.constraint
+        arguments = ", ".join(map(str, self.types))
+        where = f"\n  at {self.span}" if self.span is not None else ""
+        return f"{self.op}({arguments}): {self.constraint}{where}"
+
+    def located(self, op: Any, types: Sequence[Any], span: Span | None) -> TypeInferenceError:
+        """The same complaint with its place filled in; an error that has one keeps it."""
+        if self.op is not None:
+            return self
+        return TypeInferenceError(self.constraint, op=op, types=types, span=span)
+
+
+class UnknownOperatorError(CompileError):
+    """A name that no operator is registered under."""
+
+
+class MalformedGraphError(CompileError):
+    """A graph that breaks an invariant of the IR: a cycle, a free variable, an ill-typed call."""
+
+
+class ParseError(CompileError):
+    """Text that is not a program of the graph IR; the message shows line and column."""

@@ -1,0 +1,338 @@
+"""Expressions of the graph IR (TVM: Relay).
+
+    expr = Var | GlobalVar | Constant
+         | Call(op, args)                    op = operator with attributes | Function | GlobalVar | Var
+         | Tuple(fields) | TupleGetItem(tuple_value, index)
+         | Function(params, body, attrs)
+         | Let(var, value, body) | If(cond, true_branch, false_branch)
+
+A program is a DAG: an expression used twice is the same object and is evaluated once. Every expression is typed at
+birth (`expr.ty`): making an ill-typed call raises TypeInferenceError. Nodes are immutable and compared by identity.
+Graphs are deep (10,000 calls in a chain): walk them with `relay.analysis.post_order`, never recursively.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from relay.errors import TypeInferenceError
+from relay.structural import bind_definitions, equal_graphs, same_array
+from relay.type import FuncType, TensorType, TupleType, Type
+from te.dtype import DType, dtype
+from te.ir import Node, Span, node
+from te.ir.structural import StructuralEqual
+from te.tir import Dim
+
+if TYPE_CHECKING:
+    from relay.op.base import OpDef
+
+__all__ = [
+    "Call",
+    "Constant",
+    "Expr",
+    "Function",
+    "GlobalVar",
+    "If",
+    "Let",
+    "Tuple",
+    "TupleGetItem",
+    "Var",
+    "const",
+    "numpy_dtype_name",
+    "var",
+]
+
+Attrs = Mapping[str, Any]
+
+
+class ExprOperators:
+    """Python operators on expressions; `relay.op.tensor` installs their meaning."""
+
+    __slots__ = ()
+    _operators: ClassVar[dict[str, Callable[[Any, Any], Any]]] = {}
+
+    def __add__(self, other: Any) -> Call:
+        return self._operators["add"](self, other)
+
+    def __radd__(self, other: Any) -> Call:
+        return self._operators["add"](other, self)
+
+    def __sub__(self, other: Any) -> Call:
+        return self._operators["subtract"](self, other)
+
+    def __rsub__(self, other: Any) -> Call:
+        return self._operators["subtract"](other, self)
+
+    def __mul__(self, other: Any) -> Call:
+        return self._operators["multiply"](self, other)
+
+    def __rmul__(self, other: Any) -> Call:
+        return self._operators["multiply"](other, self)
+
+    def __truediv__(self, other: Any) -> Call:
+        return self._operators["divide"](self, other)
+
+    def __rtruediv__(self, other: Any) -> Call:
+        return self._operators["divide"](other, self)
+
+    def __neg__(self) -> Call:
+        return self._operators["negative"](self, None)
+
+
+@node
+class Expr(ExprOperators, Node):
+    """Base of expressions."""
+
+    span: Span | None = field(default=None, kw_only=True)
+
+    if TYPE_CHECKING:
+        ty: Type = field(init=False)
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """`ty` where a tensor is expected. Raises TypeInferenceError for tuples and functions."""
+        if not isinstance(self.ty, TensorType):
+            raise TypeInferenceError(f"expected a tensor, got a value of type {self.ty}{_at(self.span)}")
+        return self.ty
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """The shape of a tensor-valued expression."""
+        return self.tensor_type.shape
+
+    @property
+    def dtype(self) -> DType:
+        """The element type of a tensor-valued expression."""
+        return self.tensor_type.dtype
+
+    def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
+        """Equal graphs: same operators, attributes, constants and sharing; bound variables matched pairwise."""
+        return equal_graphs(self, other, equal)
+
+    def same_data(self, other: Any, equal: StructuralEqual) -> bool:
+        """Compare what is not a sub-expression, and bind the variables that the node defines."""
+        for name in self.binders:
+            if not bind_definitions(getattr(self, name), getattr(other, name), equal):
+                return False
+        return all(equal(getattr(self, name), getattr(other, name)) for name in self.data_fields)
+
+    def __str__(self) -> str:
+        return self._operators["text"](self, None)
+
+    __repr__ = __str__
+
+
+def _at(span: Span | None) -> str:
+    return f" at {span}" if span is not None else ""
+
+
+@node
+class Var(Expr):
+    """A variable: a parameter of a function or the name of a `Let`. Its identity is the object."""
+
+    name: str
+    ty: Type
+
+    def same_data(self, other: Var, equal: StructuralEqual) -> bool:
+        return equal.same_definition(self, other) and equal(self.ty, other.ty)
+
+
+@node
+class GlobalVar(Expr):
+    """A function of the module, by name."""
+
+    name: str
+    ty: FuncType
+
+
+@node
+class Constant(Expr):
+    """A tensor known at compile time. The array is not copied and must not be written to afterwards."""
+
+    data: np.ndarray[Any, Any]
+    ty: TensorType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ty = TensorType(self.data.shape, numpy_dtype_name(self.data.dtype))  # type: ignore[misc]
+
+    def same_data(self, other: Constant, equal: StructuralEqual) -> bool:
+        return same_array(self.data, other.data)
+
+
+@node
+class Tuple(Expr):
+    """Several values as one."""
+
+    fields: tuple[Expr, ...]
+    ty: TupleType = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ty = TupleType([f.ty for f in self.fields])  # type: ignore[misc]
+
+
+@node
+class TupleGetItem(Expr):
+    """Field `index` of a tuple."""
+
+    tuple_value: Expr
+    index: int
+    ty: Type = field(init=False)
+
+    def __post_init__(self) -> None:
+        of = self.tuple_value.ty
+        if not isinstance(of, TupleType) or not 0 <= self.index < len(of.fields):
+            raise TypeInferenceError(f"no field {self.index} in a value of type {of}{_at(self.span)}")
+        self.ty = of.fields[self.index]  # type: ignore[misc]
+
+
+@node
+class Function(Expr):
+    """A function value. Attributes: "primitive" (a fused group: one kernel), "name", and what passes note."""
+
+    params: tuple[Var, ...]
+    body: Expr
+    attrs: Attrs = field(default_factory=dict)
+    ty: FuncType = field(init=False)
+
+    binders = ("params",)
+
+    def __post_init__(self) -> None:
+        self.ty = FuncType([p.ty for p in self.params], self.body.ty)  # type: ignore[misc]
+
+    @property
+    def ret_type(self) -> Type:
+        return self.body.ty
+
+    @property
+    def is_primitive(self) -> bool:
+        """Is this one fused group?"""
+        return bool(self.attrs.get("primitive", False))
+
+    def with_body(self, body: Expr) -> Function:
+        """The same function around another body; itself when it is the same body."""
+        return self if body is self.body else self.replace(body=body)
+
+    def with_attr(self, key: str, value: Any) -> Function:
+        """The same function with one attribute set."""
+        return self.replace(attrs={**self.attrs, key: value})
+
+    def __call__(self, *args: Expr, span: Span | None = None) -> Call:
+        return Call(self, args, span=span)
+
+
+@node
+class Call(Expr):
+    """`op` applied to `args`. `op` is an operator (an `OpDef`, which carries the attributes) or a function."""
+
+    op: OpDef | Function | GlobalVar | Var
+    args: tuple[Expr, ...]
+    ty: Type = field(init=False)
+
+    def __post_init__(self) -> None:
+        types = [a.ty for a in self.args]
+        op = self.op
+        if isinstance(op, Expr):
+            self.ty = _applied(op, types, self.span)  # type: ignore[misc]
+        else:
+            self.ty = op.result_type(types, self.span)  # type: ignore[misc]
+
+    def rebuild(self, visit: Callable[[Any], Any]) -> Call:
+        """This call with op and arguments mapped; types are inferred again only when an argument's type changed."""
+        args = tuple([visit(a) for a in self.args])
+        op = visit(self.op) if isinstance(self.op, Node) else self.op
+        if op is self.op and all(new is old for new, old in zip(args, self.args, strict=True)):
+            return self
+        if op is self.op and all(new.ty is old.ty for new, old in zip(args, self.args, strict=True)):
+            made = object.__new__(Call)
+            made.op, made.args, made.ty, made.span = op, args, self.ty, self.span  # type: ignore[misc]
+            return made
+        return Call(op, args, span=self.span)
+
+
+def _applied(function: Expr, types: Sequence[Type], span: Span | None) -> Type:
+    """The result type of a call of a function value."""
+    ty = function.ty
+    what = function.name if isinstance(function, Var | GlobalVar) else "function"
+    if not isinstance(ty, FuncType):
+        message = f"only operators and functions can be called, not a value of type {ty}"
+        raise TypeInferenceError(message, op=what, types=types, span=span)
+    if len(types) != len(ty.arg_types) or any(a is not b for a, b in zip(types, ty.arg_types, strict=True)):
+        raise TypeInferenceError(f"expected arguments of {ty}", op=what, types=types, span=span)
+    return ty.ret_type
+
+
+@node
+class Let(Expr):
+    """`value` under the name `var` in `body`: fixes the order of evaluation."""
+
+    var: Var
+    value: Expr
+    body: Expr
+    ty: Type = field(init=False)
+
+    binders = ("var",)
+
+    def __post_init__(self) -> None:
+        if self.var.ty is not self.value.ty:
+            message = f"variable {self.var.name} has type {self.var.ty}, its value {self.value.ty}{_at(self.span)}"
+            raise TypeInferenceError(message)
+        self.ty = self.body.ty  # type: ignore[misc]
+
+
+@node
+class If(Expr):
+    """One of two expressions of one type; only the chosen one is evaluated."""
+
+    cond: Expr
+    true_branch: Expr
+    false_branch: Expr
+    ty: Type = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.cond.ty is not TensorType((), "bool"):
+            raise TypeInferenceError(f"a condition is a scalar bool; got {self.cond.ty}{_at(self.span)}")
+        if self.true_branch.ty is not self.false_branch.ty:
+            pair = f"{self.true_branch.ty} and {self.false_branch.ty}"
+            raise TypeInferenceError(f"both branches must have one type; got {pair}{_at(self.span)}")
+        self.ty = self.true_branch.ty  # type: ignore[misc]
+
+    def branches(self) -> Iterator[Expr]:
+        """The two expressions of which one is evaluated."""
+        yield self.true_branch
+        yield self.false_branch
+
+
+_NUMPY_TO_DTYPE: dict[np.dtype[Any], DType] = {}
+
+
+def numpy_dtype_name(of: np.dtype[Any]) -> DType:
+    """The compiler's name of a numpy (or ml_dtypes) element type; Python objects and numpy strings are "string"."""
+    found = _NUMPY_TO_DTYPE.get(of)
+    if found is None:
+        found = dtype("string" if of.kind in "OSUT" else of.name)
+        _NUMPY_TO_DTYPE[of] = found
+    return found
+
+
+def var(name: str, shape: Sequence[Dim] = (), dtype: str = "float32", *, ty: Type | None = None) -> Var:
+    """A fresh tensor variable (TVM: `relay.var`); `ty` gives a type that is not a tensor."""
+    return Var(name, TensorType(shape, dtype) if ty is None else ty)
+
+
+def const(value: Any, dtype: str | None = None) -> Constant:
+    """A constant from a number, sequence or array (TVM: `relay.const`).
+
+    Python floats become float32 and Python ints int32, unless `dtype` says otherwise; arrays keep their type.
+    """
+    if isinstance(value, Constant):
+        return value
+    array = np.asarray(value)
+    if not isinstance(value, np.ndarray | np.generic) and dtype is None:
+        array = array.astype({"f": "float32", "i": "int32"}.get(array.dtype.kind, array.dtype))
+    elif dtype is not None:
+        array = array.astype(np.dtype(dtype))
+    return Constant(array)

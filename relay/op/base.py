@@ -1,0 +1,181 @@
+"""What an operator is, and where operators are found.
+
+An operator is one class, a frozen dataclass whose fields are its attributes::
+
+    @register_op("nn.leaky_relu", pattern=OpPattern.ELEMWISE)
+    class LeakyRelu(OpDef):
+        '''x where x > 0, else alpha * x.'''
+        alpha: float = 0.01
+        def infer(self, x: TensorType) -> TensorType: return x
+        def compute(self, x: te.Tensor) -> te.Tensor: return topi.nn.leaky_relu(x, self.alpha)
+        def reference(self, x: np.ndarray) -> np.ndarray: return np.where(x > 0, x, self.alpha * x)
+
+    y = LeakyRelu(alpha=0.2)(x)          # a Call, typed at birth; y.op.alpha
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from relay.errors import TypeInferenceError, UnknownOperatorError
+from relay.expr import Call, Expr
+from relay.type import Type
+from te.errors import CompileError
+from te.ir import Span
+from te.ir.structural import StructuralEqual
+
+__all__ = ["OpDef", "OpPattern", "get_op", "list_op_names", "make_call", "register_op"]
+
+_O = TypeVar("_O", bound="OpDef")
+Permutation = tuple[int, ...]
+
+
+class OpPattern(IntEnum):
+    """How an operator's output elements depend on input elements: what fusion may do with it (TVM: OpPatternKind)."""
+
+    ELEMWISE = 0
+    """Output element i depends on input elements i only."""
+    BROADCAST = 1
+    """Output axes map in order onto input axes, some of which are repeated."""
+    INJECTIVE = 2
+    """Each output element is one input element (or a value computed from one), at a computed index."""
+    COMM_REDUCE = 3
+    """A commutative reduction over axes."""
+    OUT_FUSABLE = 4
+    """A heavy operator into whose output elementwise operators may be fused."""
+    TUPLE = 7
+    """A tuple of values."""
+    OPAQUE = 8
+    """Never fused."""
+
+
+class OpDef(ABC):
+    """Base of operators. Instances are values: equal when class and attributes are equal, usable as dictionary keys.
+
+    Attributes are hashable: numbers, strings, None, tuples of them. Tensors are inputs; an operator of any number of
+    inputs (`infer(self, *xs)`) takes them as arguments, not as a tuple. Several results are a TupleType.
+
+    Traits of a class: `num_inputs` as (least, most), most None for any number; `is_view` (the output holds the
+    input's bytes in the same order: reshape); `has_side_effect` (random numbers, printing: calls are neither merged,
+    folded nor dropped).
+    """
+
+    name: ClassVar[str]
+    pattern: ClassVar[OpPattern]
+    num_inputs: ClassVar[tuple[int, int | None]]
+    is_view: ClassVar[bool] = False
+    has_side_effect: ClassVar[bool] = False
+
+    @abstractmethod
+    def infer(self, *types: Any) -> Type:
+        """The type of the result. Raises TypeInferenceError with the sentence of the broken constraint."""
+
+    def compute(self, *inputs: Any) -> Any:
+        """The result as tensor expressions: a te.Tensor, or a tuple of them, over te.Tensor inputs."""
+        raise CompileError(f"operator {self.name} has no compute definition: it can't be compiled for any target")
+
+    def reference(self, *arrays: Any) -> Any:
+        """The result by numpy: an array (or a tuple), of the type `infer` gives. Serves tests and constant folding."""
+        raise CompileError(f"operator {self.name} has no reference implementation")
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        """Multiply-accumulates of one evaluation; 0 for operators that are not contractions."""
+        return 0
+
+    def transposed(self, perm: Permutation, types: Sequence[Type]) -> OpDef | None:
+        """The operator `t` with ``t(T(x), ...) == T(self(x, ...))``, T transposing by `perm`; None if there is none.
+
+        The permutation applies to every input of the output's rank; it is what layout conversion moves through. The
+        default serves elementwise operators; one with an axis attribute renumbers it.
+        """
+        return self if self.pattern == OpPattern.ELEMWISE else None
+
+    def result_type(self, types: Sequence[Type], span: Span | None = None) -> Type:
+        """`infer` with the number of inputs checked and errors located."""
+        least, most = self.num_inputs
+        try:
+            if len(types) < least or (most is not None and len(types) > most):
+                upper = "or more" if most is None else f"to {most}"
+                expected = str(least) if most == least else f"{least} {upper}"
+                raise TypeInferenceError(f"takes {expected} inputs, got {len(types)}")
+            return self.infer(*types)
+        except TypeInferenceError as error:
+            raise error.located(self, types, span) from None
+
+    def attributes(self) -> dict[str, Any]:
+        """Name -> value of every attribute, in order."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+    def replace(self: _O, **changes: Any) -> _O:
+        """The same operator with some attributes changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def structural_equal_to(self, other: OpDef, equal: StructuralEqual) -> bool:
+        """Same class and attributes; symbolic attributes through the comparison in progress."""
+        return self == other or equal(self.attributes(), other.attributes())
+
+    def __call__(self, *args: Expr, span: Span | None = None) -> Call:
+        return Call(self, args, span=span)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_registry: dict[str, type[OpDef]] = {}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def register_op(name: str, *, pattern: OpPattern) -> Callable[[type[_O]], type[_O]]:
+    """Make the decorated class the operator `name`: a frozen dataclass with keyword attributes, found by `get_op`."""
+
+    def register(cls: type[_O]) -> type[_O]:
+        if name in _registry:
+            other = _registry[name]
+            raise CompileError(f"operator {name!r} is registered already, by {other.__module__}.{other.__qualname__}")
+        made = dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        made.name, made.pattern = name, pattern
+        if "num_inputs" not in cls.__dict__:
+            made.num_inputs = _count_inputs(made.infer)
+        _registry[name] = made
+        return made
+
+    return register
+
+
+def _count_inputs(infer: Callable[..., Any]) -> tuple[int, int | None]:
+    """(least, most) inputs by the signature of `infer`."""
+    parameters = list(inspect.signature(infer).parameters.values())[1:]
+    fixed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    least = sum(p.default is p.empty for p in fixed)
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return least, None if variadic else len(fixed)
+
+
+def get_op(name: str) -> type[OpDef]:
+    """The class of operator `name`. Raises UnknownOperatorError naming the closest known ones."""
+    found = _registry.get(name)
+    if found is None:
+        close = difflib.get_close_matches(name, _registry, n=4, cutoff=0.6)
+        hint = f"close are: {', '.join(close)}" if close else f"known are: {', '.join(sorted(_registry))}"
+        raise UnknownOperatorError(f"unknown operator {name!r}; {hint}")
+    return found
+
+
+def list_op_names() -> list[str]:
+    """The names of all registered operators, sorted (TVM: `tvm.ir.Op.list_op_names`)."""
+    return sorted(_registry)
+
+
+def make_call(op: OpDef | str, args: Sequence[Expr], span: Span | None = None, **attrs: Any) -> Call:
+    """A typed call; `op` may be given by name with attributes.
+
+    Raises TypeInferenceError (operator, argument types, broken constraint, place) or UnknownOperatorError.
+    """
+    return Call(get_op(op)(**attrs) if isinstance(op, str) else op, tuple(args), span=span)
+

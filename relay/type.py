@@ -1,0 +1,234 @@
+"""Types of the graph IR, interned: equal types are the same object.
+
+    type = TensorType(shape, dtype) | TupleType(fields) | FuncType(arg_types, ret_type)
+
+A dimension is a Python int or a loop-IR expression (`te.var("n")`) when it is known only at run time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from relay.errors import TypeInferenceError
+from te.dtype import DType, dtype
+from te.ir import Node, structural_equal
+from te.ir.structural import StructuralEqual
+from te.tir import Dim, PrimExpr, as_dim
+from te.tir import Var as TirVar
+
+__all__ = [
+    "FuncType",
+    "TensorType",
+    "TupleType",
+    "Type",
+    "broadcast_shapes",
+    "dims_equal",
+    "scalar_type",
+    "shapes_equal",
+]
+
+
+class Type:
+    """Base of the types. Compare with `is` or `==`: both mean the same."""
+
+    __slots__ = ("__weakref__",)
+
+
+class TensorType(Type):
+    """A tensor of `shape` and `dtype`; shape `()` is a scalar."""
+
+    __slots__ = ("dtype", "shape", "size")
+    _interned: ClassVar[WeakValueDictionary[Any, TensorType]] = WeakValueDictionary()
+
+    shape: tuple[Dim, ...]
+    dtype: DType
+    size: int | None
+    """Number of elements; None when a dimension is symbolic."""
+
+    def __new__(cls, shape: Sequence[Dim], dtype_: str = "float32") -> TensorType:
+        shape = tuple(shape)
+        found = cls._interned.get((shape, dtype_))
+        if found is not None:
+            return found
+        shape = tuple([as_dim(d) for d in shape])
+        for d in shape:
+            if isinstance(d, int) and d < 0:
+                raise TypeInferenceError(f"a dimension can't be negative: {shape_text(shape)}")
+        element = dtype(dtype_)
+        key = (tuple([_dim_key(d) for d in shape]), element)
+        found = cls._interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.shape, found.dtype = shape, element
+            known = [d for d in shape if isinstance(d, int)]
+            found.size = math.prod(known) if len(known) == len(shape) else None
+            cls._interned[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorType, (self.shape, str(self.dtype))
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        """Are all dimensions known at compile time?"""
+        return self.size is not None
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape as ints. Raises TypeInferenceError when a dimension is symbolic."""
+        if self.size is None:
+            raise TypeInferenceError(f"the shape must be known at compile time; got {self}")
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a compact tensor of this type. Raises TypeInferenceError when a dimension is symbolic."""
+        return math.prod(self.static_shape) * self.dtype.nbytes
+
+    def with_shape(self, shape: Sequence[Dim]) -> TensorType:
+        """The same element type with another shape."""
+        return TensorType(shape, self.dtype)
+
+    def with_dtype(self, dtype_: str) -> TensorType:
+        """The same shape with another element type."""
+        return TensorType(self.shape, dtype_)
+
+    def structural_equal_to(self, other: TensorType, equal: StructuralEqual) -> bool:
+        """Same element type and equal dimensions; symbolic ones through the comparison in progress."""
+        if self is other:
+            return True
+        return self.dtype == other.dtype and self.size == other.size and equal(self.shape, other.shape)
+
+    def __str__(self) -> str:
+        if not self.shape:
+            return str(self.dtype)
+        return f"Tensor[{shape_text(self.shape)}, {self.dtype}]"
+
+    __repr__ = __str__
+
+
+class TupleType(Type):
+    """A tuple of values."""
+
+    __slots__ = ("fields",)
+    _interned: ClassVar[WeakValueDictionary[Any, TupleType]] = WeakValueDictionary()
+
+    fields: tuple[Type, ...]
+
+    def __new__(cls, fields: Iterable[Type]) -> TupleType:
+        key = tuple(fields)
+        found = cls._interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.fields = key
+            cls._interned[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TupleType, (self.fields,)
+
+    def structural_equal_to(self, other: TupleType, equal: StructuralEqual) -> bool:
+        return self is other or equal(self.fields, other.fields)
+
+    def __str__(self) -> str:
+        inner = ", ".join(map(str, self.fields))
+        return f"({inner},)" if len(self.fields) == 1 else f"({inner})"
+
+    __repr__ = __str__
+
+
+class FuncType(Type):
+    """A function from `arg_types` to `ret_type`."""
+
+    __slots__ = ("arg_types", "ret_type")
+    _interned: ClassVar[WeakValueDictionary[Any, FuncType]] = WeakValueDictionary()
+
+    arg_types: tuple[Type, ...]
+    ret_type: Type
+
+    def __new__(cls, arg_types: Iterable[Type], ret_type: Type) -> FuncType:
+        key = (tuple(arg_types), ret_type)
+        found = cls._interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.arg_types, found.ret_type = key
+            cls._interned[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FuncType, (self.arg_types, self.ret_type)
+
+    def structural_equal_to(self, other: FuncType, equal: StructuralEqual) -> bool:
+        return self is other or (equal(self.arg_types, other.arg_types) and equal(self.ret_type, other.ret_type))
+
+    def __str__(self) -> str:
+        return f"fn({', '.join(map(str, self.arg_types))}) -> {self.ret_type}"
+
+    __repr__ = __str__
+
+
+def scalar_type(dtype_: str = "float32") -> TensorType:
+    """The type of a tensor of rank 0."""
+    return TensorType((), dtype_)
+
+
+def _dim_key(d: Dim) -> Any:
+    """A hashable value, equal for structurally equal dimensions; variables are told apart by identity."""
+    if isinstance(d, int | TirVar):
+        return d
+    return _expr_key(d)
+
+
+def _expr_key(e: Any) -> Any:
+    if isinstance(e, TirVar) or not isinstance(e, Node):
+        return e
+    parts = [getattr(e, name) for name in (*e.data_fields, *e.child_fields)]
+    return (type(e), *[tuple(map(_expr_key, p)) if isinstance(p, tuple) else _expr_key(p) for p in parts])
+
+
+def shape_text(shape: Sequence[Dim]) -> str:
+    """`(1, 3, n)` as it is printed in types and messages."""
+    inner = ", ".join([d.name if isinstance(d, TirVar) else str(d) for d in shape])
+    return f"({inner},)" if len(shape) == 1 else f"({inner})"
+
+
+def dims_equal(a: Dim, b: Dim) -> bool:
+    """Are two dimensions known to be equal?"""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return a is b or structural_equal(a, b)
+
+
+def shapes_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Are two shapes known to be equal?"""
+    return len(a) == len(b) and all(dims_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The shape that all `shapes` broadcast to, by numpy's rule.
+
+    A symbolic dimension meets 1 or itself; against any other it is an error, because it could be anything.
+    Raises TypeInferenceError naming the first two dimensions that do not fit.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for axis, d in enumerate(shape, start=rank - len(shape)):
+            current = result[axis]
+            if _is_one(current):
+                result[axis] = d
+            elif not _is_one(d) and not dims_equal(current, d):
+                listed = " and ".join(shape_text(s) for s in shapes)
+                raise TypeInferenceError(f"shapes {listed} do not broadcast: {current} against {d} on axis {axis}")
+    return tuple(result)
+
+
+def _is_one(d: Dim) -> bool:
+    return not isinstance(d, PrimExpr) and d == 1

@@ -1,0 +1,111 @@
+"""Types, expressions and calls: typed at birth, equal by structure, refused with the reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.type import broadcast_shapes
+from te import tir
+from te.errors import CompileError
+from te.ir import Span, first_difference, structural_equal
+
+
+def test_equal_types_are_the_same_object():
+    assert relay.TensorType((1, 2), "float32") is relay.TensorType([np.int64(1), 2])
+    assert relay.TupleType([relay.scalar_type()]) is relay.TupleType([relay.TensorType((), "float32")])
+
+
+def test_symbolic_dimensions_are_told_apart_by_variable():
+    n, m = tir.Var("n"), tir.Var("n")
+    assert relay.TensorType((n, 4)) is relay.TensorType((n, 4))
+    assert relay.TensorType((n + 1,)) is relay.TensorType((n + 1,))
+    assert relay.TensorType((n,)) is not relay.TensorType((m,))
+    assert str(relay.TensorType((n, 4))) == "Tensor[(n, 4), float32]"
+
+
+def test_broadcasting():
+    n = tir.Var("n")
+    assert broadcast_shapes((3, 1), (n, 1, 5), ()) == (n, 3, 5)
+    with pytest.raises(relay.TypeInferenceError, match=r"4 against 3 on axis 1"):
+        broadcast_shapes((2, 4), (3,))
+
+
+def test_a_call_is_typed_at_birth():
+    x = relay.var("x", (2, 3))
+    y = relay.nn.relu(relay.op.add(x, relay.const(np.ones((3,), "float32"))))
+    assert y.ty is relay.TensorType((2, 3)) and y.op.name == "nn.relu"
+    assert relay.Function((x,), y).ty is relay.FuncType([x.ty], y.ty)
+
+
+def test_an_ill_typed_call_names_operator_types_constraint_and_place():
+    x, y = relay.var("x", (2, 3)), relay.var("y", (2, 3), "int32")
+    with pytest.raises(relay.TypeInferenceError) as caught:
+        relay.op.make_call("add", (x, y), Span("model.onnx", "Add_7", "Add"))
+    assert str(caught.value) == (
+        "add(Tensor[(2, 3), float32], Tensor[(2, 3), int32]): both inputs must have one element type; "
+        "got float32 and int32\n  at model.onnx Add_7 (Add)"
+    )
+    with pytest.raises(relay.TypeInferenceError, match=r"takes 2 inputs, got 1"):
+        relay.op.make_call("add", (x,))
+
+
+def test_an_unknown_operator_names_the_close_ones():
+    with pytest.raises(relay.UnknownOperatorError, match=r"unknown operator 'nn\.rellu'; close are: nn\.relu"):
+        relay.op.get_op("nn.rellu")
+
+
+def test_an_operator_name_is_taken_once():
+    with pytest.raises(CompileError, match=r"registered already, by relay\.op"):
+
+        @register_op("nn.relu", pattern=OpPattern.ELEMWISE)
+        class Other(OpDef):
+            def infer(self, x):
+                return x
+
+
+def chain(length: int) -> relay.Function:
+    x = relay.var("x", (4,))
+    y: relay.Expr = x
+    for _ in range(length):
+        y = relay.nn.relu(y)
+    return relay.Function((x,), y)
+
+
+def test_structural_equality_of_deep_graphs():
+    assert structural_equal(chain(10_000), chain(10_000))
+    assert not structural_equal(chain(100), chain(101))
+
+
+def test_structural_equality_sees_sharing():
+    def twice(shared: bool) -> relay.Function:
+        x = relay.var("x", (4,))
+        a = relay.nn.relu(x)
+        return relay.Function((x,), relay.op.add(a, a if shared else relay.nn.relu(x)))
+
+    assert structural_equal(twice(True), twice(True))
+    assert first_difference(twice(True), twice(False)) == ".body.args[1]"
+    assert first_difference(twice(False), twice(True)) == ".body.args[1]"
+
+
+def test_let_if_and_tuples_check_their_parts():
+    x, flag = relay.var("x", (4,)), relay.var("flag", (), "bool")
+    pair = relay.Tuple((x, flag))
+    assert relay.TupleGetItem(pair, 1).ty is flag.ty
+    with pytest.raises(relay.TypeInferenceError, match=r"no field 2"):
+        relay.TupleGetItem(pair, 2)
+    with pytest.raises(relay.TypeInferenceError, match=r"both branches"):
+        relay.If(flag, x, flag)
+    with pytest.raises(relay.TypeInferenceError, match=r"scalar bool"):
+        relay.If(x, x, x)
+    with pytest.raises(relay.TypeInferenceError, match=r"variable v has type"):
+        relay.Let(relay.var("v", (5,)), x, x)
+
+
+def test_rebuilding_infers_again_only_when_a_type_changes():
+    x, y = relay.var("x", (4,)), relay.var("y", (4,), "float64")
+    call = relay.nn.relu(x)
+    assert call.rebuild(lambda e: e) is call
+    assert call.rebuild(lambda e: y).ty is y.ty
