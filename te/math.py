@@ -1,0 +1,177 @@
+"""Mathematical functions of expressions. (TVM: the functions of `tvm.te` and `tvm.tir.op`.)
+
+Integer arguments of a function of real numbers are taken as float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from te.tir import ops
+from te.tir.expr import PrimExpr
+from te.tir.ops import call_intrin, cast, convert
+
+__all__ = [
+    "abs",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "ceil",
+    "clz",
+    "cos",
+    "cosh",
+    "erf",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "fma",
+    "fmod",
+    "isfinite",
+    "isinf",
+    "isnan",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "nearbyint",
+    "popcount",
+    "pow",
+    "power",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]  # fmt: skip
+
+
+def _real(x: Any) -> PrimExpr:
+    x = convert(x)
+    return x if x.dtype.is_float else cast("float32", x)
+
+
+def _unary(op: str, doc: str) -> Callable[[Any], PrimExpr]:
+    def function(x: Any) -> PrimExpr:
+        x = _real(x)
+        return call_intrin(x.dtype, op, x)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = doc
+    return function
+
+
+exp = _unary("exp", "e to the power x")
+exp2 = _unary("exp2", "2 to the power x")
+expm1 = _unary("expm1", "exp(x) - 1, exact near 0")
+log = _unary("log", "Natural logarithm.")
+log2 = _unary("log2", "Logarithm to base 2.")
+log10 = _unary("log10", "Logarithm to base 10.")
+log1p = _unary("log1p", "log(1 + x), exact near 0")
+sqrt = _unary("sqrt", "Square root.")
+rsqrt = _unary("rsqrt", "1 / sqrt(x)")
+sin = _unary("sin", "Sine of radians.")
+cos = _unary("cos", "Cosine of radians.")
+tan = _unary("tan", "Tangent of radians.")
+asin = _unary("asin", "Arc sine.")
+acos = _unary("acos", "Arc cosine.")
+atan = _unary("atan", "Arc tangent.")
+sinh = _unary("sinh", "Hyperbolic sine.")
+cosh = _unary("cosh", "Hyperbolic cosine.")
+tanh = _unary("tanh", "Hyperbolic tangent.")
+asinh = _unary("asinh", "Inverse hyperbolic sine.")
+acosh = _unary("acosh", "Inverse hyperbolic cosine.")
+atanh = _unary("atanh", "Inverse hyperbolic tangent.")
+erf = _unary("erf", "The error function.")
+sigmoid = _unary("sigmoid", "1 / (1 + exp(-x))")
+
+
+def _rounding(op: str, doc: str) -> Callable[[Any], PrimExpr]:
+    def function(x: Any) -> PrimExpr:
+        x = convert(x)
+        return call_intrin(x.dtype, op, x) if x.dtype.is_float else x
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = doc
+    return function
+
+
+floor = _rounding("floor", "The largest integer value not above x; integers stay as they are.")
+ceil = _rounding("ceil", "The smallest integer value not below x; integers stay as they are.")
+trunc = _rounding("trunc", "x without its fraction; integers stay as they are.")
+round = _rounding("round", "The nearest integer value, ties to even; integers stay as they are.")
+nearbyint = round
+
+
+def abs(x: Any) -> PrimExpr:
+    """The absolute value; of the lowest signed integer it is that integer."""
+    x = convert(x)
+    if x.dtype.is_float:
+        return call_intrin(x.dtype, "fabs", x)
+    return ops.maximum(x, ops.neg(x)) if x.dtype.is_int else x
+
+
+def pow(x: Any, y: Any) -> PrimExpr:
+    """x to the power y, both brought to one float type."""
+    x, y = ops.match_types(x, y)
+    if not x.dtype.is_float:
+        x, y = cast("float32", x), cast("float32", y)
+    return call_intrin(x.dtype, "pow", x, y)
+
+
+power = pow
+
+
+def atan2(y: Any, x: Any) -> PrimExpr:
+    """The angle of the point (x, y)."""
+    y, x = ops.match_types(_real(y), _real(x))
+    return call_intrin(y.dtype, "atan2", y, x)
+
+
+def fmod(x: Any, y: Any) -> PrimExpr:
+    """C remainder: the sign of x. On integers that of truncated division."""
+    x, y = ops.match_types(x, y)
+    return call_intrin(x.dtype, "fmod", x, y) if x.dtype.is_float else ops.truncmod(x, y)
+
+
+def fma(a: Any, b: Any, c: Any) -> PrimExpr:
+    """a * b + c in one instruction where the target has it."""
+    a, b = ops.match_types(a, b)
+    return call_intrin(a.dtype, "fma", a, b, cast(a.dtype, c))
+
+
+def _predicate(op: str, of_integers: bool, doc: str) -> Callable[[Any], PrimExpr]:
+    def function(x: Any) -> PrimExpr:
+        x = convert(x)
+        to = ops.equal(x, x).dtype
+        return call_intrin(to, op, x) if x.dtype.is_float else ops.make_const(to, of_integers)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = doc
+    return function
+
+
+isnan = _predicate("isnan", False, "Is x not a number?")
+isinf = _predicate("isinf", False, "Is x an infinity?")
+isfinite = _predicate("isfinite", True, "Is x neither infinite nor NaN?")
+
+
+def popcount(x: Any) -> PrimExpr:
+    """The number of one bits of an integer."""
+    x = convert(x)
+    return call_intrin(x.dtype, "popcount", x)
+
+
+def clz(x: Any) -> PrimExpr:
+    """The number of leading zero bits of an integer."""
+    x = convert(x)
+    return call_intrin(x.dtype, "clz", x)
