@@ -67,6 +67,7 @@ from te.tir.ops import (
     select,
     seq,
 )  # fmt: skip
+from te.tir.printer import text
 from te.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -90,4 +91,5 @@ __all__ = [
     "Reduce", "Select", "SeqStmt", "Shuffle", "SizeVar", "Stmt", "StringImm", "Sub", "Var", "While", "as_dim",
     "as_int", "broadcast", "call_intrin", "cast", "const", "convert", "decl_buffer", "if_then_else", "is_const",
     "is_one", "is_zero", "likely", "make_const", "maximum", "minimum", "no_op", "product", "ramp", "select", "seq",
+    "text",
 ]  # fmt: skip

@@ -559,5 +559,5 @@ ExprOperators._ops.update(
     add=add, sub=sub, mul=mul, div=div, floordiv=floordiv, floormod=floormod, neg=neg, left_shift=left_shift,
     right_shift=right_shift, bitwise_and=bitwise_and, bitwise_or=bitwise_or, bitwise_xor=bitwise_xor,
     bitwise_not=bitwise_not, less=less, less_equal=less_equal, greater=greater, greater_equal=greater_equal,
-    equal=equal, not_equal=not_equal, cast=cast, text=object.__repr__,
+    equal=equal, not_equal=not_equal, cast=cast,
 )  # fmt: skip
