@@ -3,7 +3,9 @@
 from relay import op, transform
 from relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
+from relay.interpreter import create_executor
 from relay.op import nn
+from relay.printer import astext
 from relay.type import FuncType, TensorType, TupleType, Type, scalar_type
 from te.ir import IRModule, Span
 
@@ -28,7 +30,9 @@ __all__ = [
     "TypeInferenceError",
     "UnknownOperatorError",
     "Var",
+    "astext",
     "const",
+    "create_executor",
     "nn",
     "op",
     "scalar_type",

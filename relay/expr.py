@@ -53,7 +53,7 @@ class ExprOperators:
     """Python operators on expressions; `relay.op.tensor` installs their meaning."""
 
     __slots__ = ()
-    _operators: ClassVar[dict[str, Callable[[Any, Any], Any]]] = {}
+    _operators: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __add__(self, other: Any) -> Call:
         return self._operators["add"](self, other)
@@ -219,6 +219,10 @@ class Function(Expr):
     def with_attr(self, key: str, value: Any) -> Function:
         """The same function with one attribute set."""
         return self.replace(attrs={**self.attrs, key: value})
+
+    def global_text(self, name: str) -> str:
+        """The text of this function as the function `name` of a module."""
+        return self._operators["global_text"](self, name)
 
     def __call__(self, *args: Expr, span: Span | None = None) -> Call:
         return Call(self, args, span=span)

@@ -59,6 +59,7 @@ class IRModule:
 
     def astext(self) -> str:
         """The functions as text, in order."""
-        return "\n\n".join(str(f) for f in self.functions.values())
+        texts = [f.global_text(n) if hasattr(f, "global_text") else str(f) for n, f in self.functions.items()]
+        return "\n\n".join(texts)
 
     __str__ = astext

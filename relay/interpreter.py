@@ -1,0 +1,201 @@
+"""The definition of the graph IR: programs evaluated by the operators' numpy references. Iterative.
+
+    relay.create_executor("debug", module).evaluate()(x, y)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, numpy_dtype_name
+from relay.op.base import OpDef
+from relay.type import TensorType, TupleType, Type
+from te.errors import CompileError
+from te.ir import IRModule
+
+__all__ = ["DebugExecutor", "apply_reference", "create_executor", "evaluate"]
+
+Value = Any
+"""An array, a tuple of values, or a function with the frame it was made in."""
+
+
+def apply_reference(op: OpDef, arrays: Sequence[Value], expected: Type) -> Value:
+    """`op.reference` on arrays, checked against the inferred type. Raises CompileError when they disagree."""
+    with np.errstate(all="ignore"):
+        result = op.reference(*arrays)
+    if isinstance(expected, TupleType):
+        result = tuple(np.asarray(r) for r in result)
+        same = len(result) == len(expected.fields)
+        same = same and all(_fits(r, t) for r, t in zip(result, expected.fields, strict=True))
+    else:
+        result = np.asarray(result)
+        same = _fits(result, expected)
+    if not same:
+        got = [f"{r.dtype}{r.shape}" for r in (result if isinstance(result, tuple) else (result,))]
+        raise CompileError(f"the reference of {op} gives {', '.join(got)}, its type inference {expected}")
+    return result
+
+
+def _fits(array: np.ndarray[Any, Any], ty: Type) -> bool:
+    if not isinstance(ty, TensorType) or numpy_dtype_name(array.dtype) != ty.dtype or array.ndim != ty.ndim:
+        return False
+    return all(not isinstance(d, int) or d == n for d, n in zip(ty.shape, array.shape, strict=True))
+
+
+class _Frame:
+    """One activation of a function: the values known so far, and what is still to be evaluated."""
+
+    __slots__ = ("parent", "result", "todo", "values")
+
+    def __init__(self, root: Expr, parent: _Frame | None) -> None:
+        self.result = root
+        self.parent = parent
+        self.values: dict[int, Value] = {}
+        self.todo: list[Expr] = [root]
+
+    def find(self, e: Expr) -> Value | None:
+        """The value of `e` here or in an enclosing frame; None when it is not evaluated yet."""
+        frame: _Frame | None = self
+        while frame is not None:
+            value = frame.values.get(id(e))
+            if value is not None:
+                return value
+            frame = frame.parent
+        return None
+
+    def need(self, *wanted: Expr) -> list[Value] | None:
+        """The values of all, or None after scheduling those that are missing."""
+        values = [self.find(e) for e in wanted]
+        missing = [e for e, v in zip(wanted, values, strict=True) if v is None]
+        self.todo.extend(reversed(missing))
+        return None if missing else values
+
+
+class _Closure:
+    __slots__ = ("frame", "function")
+
+    def __init__(self, function: Function, frame: _Frame | None) -> None:
+        self.function = function
+        self.frame = frame
+
+
+def evaluate(program: IRModule | Function, args: Sequence[Value], name: str = "main") -> Value:
+    """The value of a function (or of function `name` of a module) on arrays."""
+    module = program if isinstance(program, IRModule) else IRModule({name: program})
+    function: Function = module[name]
+    frames = [_enter(_Closure(function, None), args)]
+    while True:
+        frame = frames[-1]
+        if not frame.todo:
+            value = frame.find(frame.result)
+            frames.pop()
+            if not frames:
+                return value
+            frames[-1].values[id(frames[-1].todo[-1])] = value
+            continue
+        current = frame.todo[-1]
+        if frame.find(current) is not None:
+            frame.todo.pop()
+            continue
+        value = _step(frame, current, module)
+        if isinstance(value, _Frame):
+            frames.append(value)
+        elif value is not None:
+            frame.values[id(current)] = value
+
+
+def _enter(closure: _Closure, args: Sequence[Value]) -> _Frame:
+    params = closure.function.params
+    if len(params) != len(args):
+        raise CompileError(f"the function takes {len(params)} arguments, got {len(args)}")
+    frame = _Frame(closure.function.body, closure.frame)
+    for p, value in zip(params, args, strict=True):
+        frame.values[id(p)] = value
+    return frame
+
+
+def _step(frame: _Frame, e: Expr, module: IRModule) -> Value | _Frame | None:
+    """The value of `e`, a frame to run first, or None after scheduling operands."""
+    if isinstance(e, Call):
+        return _call(frame, e)
+    if isinstance(e, Constant):
+        return e.data
+    if isinstance(e, Tuple):
+        fields = frame.need(*e.fields)
+        return None if fields is None else tuple(fields)
+    if isinstance(e, TupleGetItem):
+        of = frame.need(e.tuple_value)
+        return None if of is None else of[0][e.index]
+    if isinstance(e, Function):
+        return _Closure(e, frame)
+    if isinstance(e, GlobalVar):
+        return _Closure(module[e.name], None)
+    if isinstance(e, If):
+        cond = frame.need(e.cond)
+        chosen = None if cond is None else frame.need(e.true_branch if bool(cond[0]) else e.false_branch)
+        return None if chosen is None else chosen[0]
+    if isinstance(e, Let):
+        value = frame.need(e.value)
+        if value is None:
+            return None
+        frame.values[id(e.var)] = value[0]
+        body = frame.need(e.body)
+        return None if body is None else body[0]
+    assert isinstance(e, Var)
+    raise CompileError(f"variable {e.name} has no value here")
+
+
+def _call(frame: _Frame, call: Call) -> Value | _Frame | None:
+    args = frame.need(*call.args)
+    if args is None:
+        return None
+    if isinstance(call.op, OpDef):
+        try:
+            return apply_reference(call.op, args, call.ty)
+        except CompileError as error:
+            if call.span is not None:
+                error.add_note(f"at {call.span}")
+            raise
+    closure = frame.need(call.op)
+    return None if closure is None else _enter(closure[0], args)
+
+
+class DebugExecutor:
+    """Runs a module's "main" by the references: slow, and right by definition."""
+
+    def __init__(self, module: IRModule, params: dict[str, np.ndarray[Any, Any]] | None = None) -> None:
+        self.module = module
+        self.params = dict(params or {})
+
+    def evaluate(self) -> Callable[..., Value]:
+        """The main function as a Python callable over arrays; parameters bound by name come from `params`."""
+        main: Function = self.module["main"]
+        names = [p.name for p in main.params]
+
+        def run(*args: Any, **named: Any) -> Value:
+            given = {**self.params, **named}
+            free = [n for n in names if n not in given]
+            if len(args) != len(free):
+                raise CompileError(f"expected {len(free)} arguments ({', '.join(free)}), got {len(args)}")
+            given.update(zip(free, args, strict=True))
+            return evaluate(self.module, [_as_value(given[n]) for n in names])
+
+        return run
+
+
+def _as_value(value: Any) -> Value:
+    return tuple(map(_as_value, value)) if isinstance(value, tuple | list) else np.asarray(value)
+
+
+def create_executor(
+    kind: str = "debug", mod: IRModule | None = None, params: dict[str, np.ndarray[Any, Any]] | None = None
+) -> DebugExecutor:
+    """An executor of `mod` (TVM: `relay.create_executor`). Kind "debug" evaluates by the references."""
+    if kind != "debug":
+        raise CompileError(f"unknown executor kind {kind!r}; known is: debug (compiled execution goes by relay.build)")
+    if mod is None:
+        raise CompileError("create_executor needs a module")
+    return DebugExecutor(mod, params)

@@ -1,0 +1,233 @@
+"""Text of graphs, in the manner of Relay: one numbered value a line, scopes in braces, large constants in a section.
+
+    def @main(%x: Tensor[(1, 8), float32]) -> Tensor[(1, 4), float32] {
+      %0 = nn.dense(%x, meta[0]) /* ty=Tensor[(1, 4), float32] */;
+      %1 = add(%0, float32(1));
+      %1
+    }
+
+`relay.parser` reads it back. Attributes at their default are left out. Importing this module gives expressions `str`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from relay.analysis import Scope, evaluation_order, scopes
+from relay.expr import Call, Constant, Expr, ExprOperators, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var
+from relay.op.base import OpDef
+from te.ir import IRModule
+from te.tir import PrimExpr
+
+__all__ = ["INLINE_ELEMENTS", "astext"]
+
+INLINE_ELEMENTS = 8
+"""Constants of at most this many elements are written in place."""
+
+Annotate = Callable[[Expr], str]
+
+
+def astext(program: Expr | IRModule, show_meta_data: bool = True, annotate: Annotate | None = None) -> str:
+    """The whole program as text.
+
+    `show_meta_data` adds the section with large constants, which the parser needs. `annotate` gives a comment for an
+    expression (TVM: `mod.astext(show_meta_data, annotate)`); the default comment is its type.
+    """
+    printer = _Printer(annotate if annotate is not None else _type_comment)
+    if isinstance(program, IRModule):
+        parts = [printer.global_function(name, f) for name, f in program.functions.items()]
+    elif isinstance(program, Function):
+        parts = [printer.function_value(program)]
+    else:
+        parts = ["\n".join(printer.scope_lines(program, scopes(program), ""))]
+    if show_meta_data and printer.constants:
+        parts.append(_metadata(printer.constants))
+    return "\n\n".join(parts) + ("\n" if isinstance(program, IRModule) else "")
+
+
+def _type_comment(e: Expr) -> str:
+    return f"ty={e.ty}" if isinstance(e, Call) else ""
+
+
+def attribute_text(value: Any) -> str:
+    """An attribute as it is written: Python literals, symbolic expressions as they print."""
+    if isinstance(value, str):
+        return json.dumps(str(value))
+    if isinstance(value, tuple):
+        inner = ", ".join(map(attribute_text, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return str(value) if isinstance(value, PrimExpr) else repr(value)
+
+
+class _Printer:
+    """Names and constants of one text."""
+
+    def __init__(self, annotate: Annotate) -> None:
+        self.annotate = annotate
+        self.names: dict[int, str] = {}
+        self.taken: set[str] = set()
+        self.constants: list[Constant] = []
+        self.counter = 0
+
+    def global_function(self, name: str, function: Function) -> str:
+        self.counter = 0
+        return f"def @{name}" + self._function(function, scopes(function), "")
+
+    def function_value(self, function: Function) -> str:
+        return "fn " + self._function(function, scopes(function), "")
+
+    def _function(self, function: Function, where: _Scopes, indent: str) -> str:
+        params = ", ".join(f"{self._variable(p)}: {p.ty}" for p in function.params)
+        attrs = ", ".join(f"{k}={attribute_text(v)}" for k, v in function.attrs.items())
+        head = f"({params}) -> {function.ret_type}" + (f" [{attrs}]" if attrs else "")
+        opened = where[1].get((id(function), "body"))
+        lines = self.scope_lines(function.body, where, indent + "  ", opened)
+        return "\n".join([head + " {", *lines, indent + "}"])
+
+    def scope_lines(self, root: Expr, where: _Scopes, indent: str, scope: Scope | None = None) -> list[str]:
+        """The lines of one scope: a line for each value evaluated in it, then the result."""
+        scope = where[0][id(root)] if scope is None else scope
+        lines: list[str] = []
+        for e in _evaluated_in(root, scope, where[0]):
+            line = self._line(e, where, indent)
+            if line is not None:
+                lines.append(indent + line)
+        return [*lines, indent + self.name(root)]
+
+    def _line(self, e: Expr, where: _Scopes, indent: str) -> str | None:
+        """The definition of a value; None for what is written where it is used."""
+        if isinstance(e, Let):
+            return f"let {self._variable(e.var)} = {self.name(e.value)};"
+        if isinstance(e, Call):
+            right = f"{self._callee(e)}({', '.join([*map(self.name, e.args), *_attributes(e.op)])})"
+        elif isinstance(e, Tuple):
+            inner = ", ".join(map(self.name, e.fields))
+            right = f"({inner},)" if len(e.fields) == 1 else f"({inner})"
+        elif isinstance(e, Function):
+            right = "fn " + self._function(e, where, indent)
+        elif isinstance(e, If):
+            right = self._if(e, where, indent)
+        else:
+            return None
+        comment = self.annotate(e)
+        name = self._fresh(e)
+        return f"{name} = {right}" + (f" /* {comment} */;" if comment else ";")
+
+    def _if(self, e: If, where: _Scopes, indent: str) -> str:
+        parts = [f"if ({self.name(e.cond)}) " + "{"]
+        for field, branch in (("true_branch", e.true_branch), ("false_branch", e.false_branch)):
+            scope = where[1][(id(e), field)]
+            parts.extend(self.scope_lines(branch, where, indent + "  ", scope))
+            parts.append(indent + ("} else {" if field == "true_branch" else "}"))
+        return "\n".join(parts)
+
+    def _callee(self, call: Call) -> str:
+        return call.op.name if isinstance(call.op, OpDef) else self.name(call.op)
+
+    def name(self, e: Expr) -> str:
+        """What an expression is called where it is used."""
+        suffix = ""
+        while isinstance(e, TupleGetItem | Let):
+            if isinstance(e, TupleGetItem):
+                suffix = f".{e.index}{suffix}"
+                e = e.tuple_value
+            else:
+                e = e.body
+        if isinstance(e, GlobalVar):
+            return f"@{e.name}"
+        if isinstance(e, Constant):
+            return self._constant(e)
+        if isinstance(e, Var):
+            return self._variable(e) + suffix
+        return self.names[id(e)] + suffix
+
+    def _fresh(self, e: Expr) -> str:
+        self.names[id(e)] = f"%{self.counter}"
+        self.counter += 1
+        return self.names[id(e)]
+
+    def _variable(self, v: Var) -> str:
+        known = self.names.get(id(v))
+        if known is None:
+            base = "".join(c if c.isalnum() or c == "_" else "_" for c in v.name) or "v"
+            base = f"v{base}" if base[0].isdigit() else base
+            known, n = f"%{base}", 0
+            while known in self.taken:
+                n += 1
+                known = f"%{base}_{n}"
+            self.taken.add(known)
+            self.names[id(v)] = known
+        return known
+
+    def _constant(self, e: Constant) -> str:
+        known = self.names.get(id(e))
+        if known is None:
+            known = _literal(e) if _is_inline(e) else f"meta[{len(self.constants)}]"
+            if not _is_inline(e):
+                self.constants.append(e)
+            self.names[id(e)] = known
+        return known
+
+
+_Scopes = tuple[dict[int, Scope], dict[tuple[int, str], Scope]]
+
+
+def _evaluated_in(root: Expr, scope: Scope, placed: dict[int, Scope]) -> Iterable[Expr]:
+    """The expressions below `root` that `scope` evaluates, operands first."""
+    return (e for e in evaluation_order(root) if placed[id(e)] is scope)
+
+
+def _attributes(op: Any) -> list[str]:
+    if not isinstance(op, OpDef):
+        return []
+    written: list[str] = []
+    for f in dataclasses.fields(op):  # type: ignore[arg-type]
+        value = getattr(op, f.name)
+        if f.default is dataclasses.MISSING or not _same_value(value, f.default):
+            written.append(f"{f.name}={attribute_text(value)}")
+    return written
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)
+
+
+def _is_inline(e: Constant) -> bool:
+    return e.data.size <= INLINE_ELEMENTS and e.data.ndim <= 1 and e.data.dtype.kind in "biufV"
+
+
+def _literal(e: Constant) -> str:
+    values = e.data.astype("float64") if e.ty.dtype.is_float or e.data.dtype.kind == "V" else e.data
+    return f"{e.ty.dtype}({values.tolist()!r})"
+
+
+def _metadata(constants: Iterable[Constant]) -> str:
+    """The section of large constants: JSON with base64 data, little-endian and row-major."""
+    rows = [
+        {"dtype": str(c.ty.dtype), "shape": list(c.data.shape), "data": _encode(c.data)} for c in constants
+    ]  # fmt: skip
+    return "#[metadata]\n" + json.dumps({"constants": rows}, indent=1)
+
+
+def _encode(data: np.ndarray[Any, Any]) -> Any:
+    if data.dtype.kind in "OSUT":
+        return [str(s) for s in data.ravel().tolist()]
+    return base64.b64encode(np.ascontiguousarray(data).tobytes()).decode("ascii")
+
+
+def _text(e: Any, _: Any) -> str:
+    return astext(e, show_meta_data=False)
+
+
+def _global_text(function: Any, name: str) -> str:
+    return _Printer(_type_comment).global_function(name, function)
+
+
+ExprOperators._operators["text"] = _text
+ExprOperators._operators["global_text"] = _global_text
