@@ -68,16 +68,14 @@ def _cost(tile: RegisterTile, rows: int, columns: int, steps: int) -> float:
 
 
 def best_tile(
-    target: Target, rows: int, columns: int, steps: int, *, row_groups: int = 1, lanes: int | None = None,
-    vectors: int | None = None,
-) -> RegisterTile:  # fmt: skip
-    """The cheapest tile for an output of `row_groups` groups of `rows` rows by `columns` columns.
+    target: Target, rows: int, columns: int, steps: int, *, lanes: int | None = None, vectors: int | None = None
+) -> RegisterTile:
+    """The cheapest tile for an output of `rows` rows by `columns` columns.
 
-    Tiles don't cross groups: a direct convolution's groups are its output lines, a GEMM has one. `vectors` fixes the
-    width where the packed operand decides it already.
+    Tiles don't cross lines of a direct convolution's output: there `rows` is the length of a line. `vectors` fixes
+    the width where the packed operand decides it already.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
-    del row_groups  # every group costs the same, so their number does not change the ranking
     candidates = [t for t in _tiles(target, lanes, vectors) if t.rows <= max(rows, 1)]
     return min(candidates, key=lambda t: (_cost(t, rows, columns, steps), -t.rows * t.vectors))
 

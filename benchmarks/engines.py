@@ -1,0 +1,175 @@
+"""One inference engine in a process of its own, driven over pipes.
+
+    python -m benchmarks.engines ENGINE MODEL.onnx THREADS INPUTS.npz
+
+reads commands, a line each: ``run SECONDS`` measures and answers with the run times as JSON, ``outputs FILE.npz``
+stores the outputs. Each engine has its own process because an idle thread pool that spins would slow whoever shares
+its process or its moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ENGINES", "Engine", "compare"]
+
+Runner = Callable[[], list[Any]]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _relayc(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
+    import onnx
+
+    import relay
+    from backend.runtime import device, graph_executor
+    from frontends.onnx import from_onnx
+
+    mod, params = from_onnx(onnx.load(path), shape={name: x.shape for name, x in feeds.items()})
+    lib = relay.build(mod, target="llvm", params=params)
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
+    for name, x in feeds.items():
+        module.set_input(name, x)
+
+    def run() -> list[Any]:
+        module.run()
+        return [module.get_output(i) for i in range(module.get_num_outputs())]
+
+    return run
+
+
+def _onnxruntime(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, feeds)
+
+
+def _openvino(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(path)
+    model.reshape({name: list(x.shape) for name, x in feeds.items()})
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+
+    def run() -> list[Any]:
+        results = request.infer(feeds, share_inputs=True)
+        return [results[i] for i in range(len(results))]
+
+    return run
+
+
+ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Runner]] = {
+    "relayc": _relayc,
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+}
+
+
+def _measure(run: Runner, seconds: float) -> list[float]:
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def _serve(engine: str, path: str, threads: int, inputs: str) -> None:
+    feeds = dict(np.load(inputs))
+    start = time.perf_counter()
+    run = ENGINES[engine](path, threads, feeds)
+    prepared = time.perf_counter() - start
+    run()
+    print(json.dumps({"prepare": prepared}), flush=True)
+    for line in sys.stdin:
+        command, _, argument = line.strip().partition(" ")
+        if command == "run":
+            print(json.dumps(_measure(run, float(argument))), flush=True)
+        elif command == "outputs":
+            np.savez(argument, *[x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in run()])
+            print("{}", flush=True)
+
+
+class Engine:
+    """A running engine process. Use as a context manager; at the end its input is closed and it is waited for."""
+
+    def __init__(self, name: str, model: Path, threads: int, inputs: Path) -> None:
+        environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "RELAYC_NUM_THREADS": str(threads)}
+        self.name = name
+        self.times: list[float] = []
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.engines", name, str(model), str(threads), str(inputs)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
+        )  # fmt: skip
+        self.prepare_seconds = float(self._read()["prepare"])
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line[0] in "[{":
+                return json.loads(line)
+        raise RuntimeError(f"{self.name} ended with exit status {self._process.wait()}; its message is above")
+
+    def _ask(self, command: str) -> Any:
+        assert self._process.stdin is not None
+        print(command, file=self._process.stdin, flush=True)
+        return self._read()
+
+    def turn(self, seconds: float) -> None:
+        """Measure for some seconds and keep the run times."""
+        self.times += self._ask(f"run {seconds}")
+
+    def outputs(self, file: Path) -> list[np.ndarray[Any, Any]]:
+        """The outputs of one run, stored in `file` on the way."""
+        self._ask(f"outputs {file}")
+        with np.load(file) as stored:
+            return [stored[key] for key in stored.files]
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+
+def compare(names: Sequence[str], model: Path, threads: int, inputs: Path, turns: int, seconds: float) -> list[Engine]:
+    """Measure the engines in turns with a short pause between; returns them, ended, with their times."""
+    engines: list[Engine] = []
+    try:
+        for name in names:
+            engines.append(Engine(name, model, threads, inputs))
+        for _ in range(turns):
+            for engine in engines:
+                time.sleep(0.2)
+                engine.turn(seconds)
+    finally:
+        for engine in engines:
+            engine.__exit__()
+    return engines
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

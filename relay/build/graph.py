@@ -1,0 +1,220 @@
+"""The execution graph of a fused function: kernels in order, tensors with their places in memory.
+
+The result is plain data (see `backend.runtime.graph_executor` for the format), made in three steps: number the values
+and the kernel calls, find out which tensors share memory (views), then place them: inputs, outputs and parameters
+where the caller puts them, everything else in the arena.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from relay.analysis import post_order
+from relay.build.lower import Workload, tensor_types
+from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.type import TensorType
+from te.errors import CompileError
+
+__all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "make_graph"]
+
+Value = int | tuple["Value", ...]
+
+
+@dataclass
+class GraphTensor:
+    """A tensor of the graph. A view has the number of the tensor whose memory it shows in `base`."""
+
+    name: str
+    ty: TensorType
+    storage: tuple[str, int | str] | None = None
+    base: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        if self.ty.size is None:
+            raise CompileError(f"tensor {self.name} has symbolic shape {self.ty}; give the model's inputs fixed sizes")
+        return self.ty.size * self.ty.dtype.nbytes
+
+
+@dataclass
+class GraphNode:
+    """One kernel call."""
+
+    workload: Workload
+    inputs: list[int]
+    outputs: list[int]
+    sources: list[str]
+
+
+@dataclass
+class ExecutionGraph:
+    """Kernels in order, tensors by number, the parameters' data by name."""
+
+    inputs: list[int]
+    outputs: list[int] = field(default_factory=list)
+    tensors: list[GraphTensor] = field(default_factory=list)
+    nodes: list[GraphNode] = field(default_factory=list)
+    params: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    plan: MemoryPlan = field(default_factory=lambda: MemoryPlan({}, 0, 0))
+
+    def base_of(self, tensor: int) -> int:
+        """The tensor that owns the memory this one shows."""
+        base = self.tensors[tensor].base
+        return tensor if base is None else base
+
+    def to_json(self, name: str, target: str, device: str, entry: str | None) -> dict[str, Any]:
+        """The graph as the executor reads it."""
+        return {
+            "version": 1,
+            "name": name,
+            "device": device,
+            "target": target,
+            "tensors": [
+                {"name": t.name, "shape": list(t.ty.shape), "dtype": str(t.ty.dtype), "storage": list(t.storage or ())}
+                for t in self.tensors
+            ],
+            "nodes": [self._node_json(i, n) for i, n in enumerate(self.nodes)],
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "arena_bytes": self.plan.arena_bytes,
+            "entry": entry,
+        }
+
+    def _node_json(self, index: int, node: GraphNode) -> dict[str, Any]:
+        return {
+            "name": f"{index}_{'_'.join(node.workload.operators)}"[:80],
+            "func": node.workload.name,
+            "inputs": node.inputs,
+            "outputs": node.outputs,
+            "ops": list(node.workload.operators),
+            "sources": node.sources,
+            "flops": node.workload.flops,
+            "bytes": node.workload.nbytes,
+        }
+
+
+class _Numbering:
+    """Walks the function once and numbers what it meets."""
+
+    def __init__(self, function: Function) -> None:
+        self.graph = ExecutionGraph(inputs=[])
+        self.values: dict[int, Value] = {}
+        self.workloads: dict[str, Workload] = {}
+        self.by_function: dict[int, Workload] = {}
+        self.params_by_data: dict[int, int] = {}
+        for i, param in enumerate(function.params):
+            number = self.add(param.name, param.tensor_type, ("input", i))
+            self.graph.inputs.append(number)
+            self.values[id(param)] = number
+        for expr in post_order(function.body):
+            if id(expr) not in self.values:
+                self.values[id(expr)] = self.visit(expr)
+        self.graph.outputs = _flatten(self.values[id(function.body)])
+
+    def add(self, name: str, ty: TensorType, storage: tuple[str, int | str] | None, base: int | None = None) -> int:
+        self.graph.tensors.append(GraphTensor(name, ty, storage, base))
+        return len(self.graph.tensors) - 1
+
+    def visit(self, expr: Expr) -> Value:
+        match expr:
+            case Constant():
+                return self.visit_constant(expr)
+            case Tuple():
+                return tuple(self.values[id(f)] for f in expr.fields)
+            case TupleGetItem():
+                whole = self.values[id(expr.tuple_value)]
+                assert isinstance(whole, tuple)
+                return whole[expr.index]
+            case Call(op=Function() as function):
+                return self.visit_kernel(expr, function)
+            case Function():
+                return ()
+            case Var():
+                raise CompileError(f"variable {expr.name} is free in the function to build")
+            case _:
+                raise CompileError(f"a {type(expr).__name__} can't be executed by the graph executor; "
+                                   "expected calls of fused functions, tuples and constants")  # fmt: skip
+
+    def visit_constant(self, constant: Constant) -> int:
+        number = self.params_by_data.get(id(constant.data))
+        if number is None:
+            name = f"p{len(self.graph.params)}"
+            self.graph.params[name] = constant.data
+            number = self.add(name, constant.ty, ("param", name))
+            self.params_by_data[id(constant.data)] = number
+        return number
+
+    def visit_kernel(self, call: Call, function: Function) -> Value:
+        inputs = [number for a in call.args for number in _flatten(self.values[id(a)])]
+        types = tensor_types(call.ty)
+        label = call.span.name if call.span is not None else ""
+        if is_view(function):
+            source = self.graph.tensors[inputs[0]]
+            return self.add(label, types[0], source.storage, self.graph.base_of(inputs[0]))
+        workload = self.workload(function)
+        outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
+        self.graph.nodes.append(GraphNode(workload, inputs, outputs, sources_of(function, label)))
+        return outputs[0] if isinstance(call.ty, TensorType) else tuple(outputs)
+
+    def workload(self, function: Function) -> Workload:
+        known = self.by_function.get(id(function))
+        if known is None:
+            made = Workload.of(function)
+            known = self.by_function[id(function)] = self.workloads.setdefault(made.key, made)
+        return known
+
+
+def _flatten(value: Value) -> list[int]:
+    return [value] if isinstance(value, int) else [n for v in value for n in _flatten(v)]
+
+
+def is_view(function: Function) -> bool:
+    """Does this fused function only give its one argument another shape?"""
+    calls = [e for e in post_order(function.body) if isinstance(e, Call)]
+    return len(function.params) == 1 and bool(calls) and all(call.op.is_view for call in calls)
+
+
+def sources_of(function: Function, label: str) -> list[str]:
+    """Names in the user's model of the operators of a group, without repetition."""
+    names = [e.span.name for e in post_order(function.body) if isinstance(e, Call) and e.span is not None]
+    return list(dict.fromkeys([n for n in (*names, label) if n]))
+
+
+def _place_outputs(graph: ExecutionGraph) -> None:
+    """Give outputs that a kernel writes the caller's memory."""
+    for i, number in enumerate(graph.outputs):
+        base = graph.tensors[graph.base_of(number)]
+        if base.storage is None:
+            base.storage = ("output", i)
+
+
+def _place_arena(graph: ExecutionGraph) -> None:
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, node in enumerate(graph.nodes):
+        for number in node.outputs:
+            first[number] = last[number] = step
+        for number in node.inputs:
+            last[graph.base_of(number)] = step
+    owned = [n for n in first if graph.tensors[n].storage is None]
+    graph.plan = plan_memory([Lifetime(n, graph.tensors[n].nbytes, first[n], last[n]) for n in owned])
+    for number, offset in graph.plan.offsets.items():
+        graph.tensors[number].storage = ("arena", offset)
+
+
+def make_graph(function: Function) -> ExecutionGraph:
+    """The execution graph of a function whose body calls fused functions.
+
+    Raises CompileError for what the executor can't run and for symbolic shapes.
+    """
+    graph = _Numbering(function).graph
+    _place_outputs(graph)
+    _place_arena(graph)
+    for tensor in graph.tensors:
+        if tensor.base is not None:
+            tensor.storage = graph.tensors[tensor.base].storage
+    return graph

@@ -1,0 +1,132 @@
+"""From a fused function to a loop function: computes, then a schedule, then loops."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import te
+import topi
+from backend.target import Target
+from relay.analysis import post_order
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.type import TensorType, TupleType, Type
+from te.errors import CompileError
+from te.tir import PrimFunc
+
+__all__ = ["Kernel", "Workload", "lower", "to_tensors"]
+
+_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A fused function as something to compile once: equal `key` means equal code."""
+
+    function: Function
+    key: str
+
+    @staticmethod
+    def of(function: Function) -> Workload:
+        """The workload of a primitive function; its text is the key, since it names types and attributes."""
+        return Workload(function, str(function))
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of the operators inside, producers first."""
+        return tuple(e.op.name for e in post_order(self.function.body) if isinstance(e, Call))
+
+    @property
+    def name(self) -> str:
+        """A linker name: the operators, and a hash of the key that keeps names apart."""
+        digest = hashlib.sha256(self.key.encode()).hexdigest()[:10]
+        words = "_".join(name.replace(".", "_") for name in self.operators)
+        return f"fused_{words[:_NAME_LENGTH]}_{digest}"
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds counted as two operations."""
+        calls = [e for e in post_order(self.function.body) if isinstance(e, Call)]
+        return sum(2 * call.op.macs([a.ty for a in call.args], call.ty) for call in calls)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read and written when every argument and result is touched once; symbolic sizes count as none."""
+        types = [*(p.ty for p in self.function.params), *tensor_types(self.function.body.ty)]
+        return sum((t.size or 0) * t.dtype.nbytes for t in types if isinstance(t, TensorType))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A lowered workload."""
+
+    name: str
+    function: PrimFunc
+
+
+def tensor_types(ty: Type) -> list[TensorType]:
+    """The tensors of a value, tuples flattened."""
+    if isinstance(ty, TensorType):
+        return [ty]
+    assert isinstance(ty, TupleType)
+    return [t for f in ty.fields for t in tensor_types(f)]
+
+
+def _scalar(constant: Constant) -> te.Tensor:
+    if constant.data.size != 1:
+        raise CompileError(f"a constant of shape {constant.data.shape} stands inside a fused function; only scalars "
+                           "may, others are arguments")  # fmt: skip
+    value = te.const(constant.data.reshape(-1)[0].item(), constant.dtype)
+    return te.compute(constant.data.shape, lambda *_: value, name="constant", tag="elemwise")
+
+
+def to_tensors(function: Function) -> tuple[list[te.Tensor], list[te.Tensor]]:
+    """The inputs and outputs of a primitive function as tensor expressions."""
+    values: dict[int, te.Tensor | Sequence[te.Tensor]] = {}
+    inputs: list[te.Tensor] = []
+    for param in function.params:
+        ty = param.tensor_type
+        placeholder = te.placeholder(ty.shape, ty.dtype, name=_identifier(param.name))
+        inputs.append(placeholder)
+        values[id(param)] = placeholder
+    for expr in post_order(function.body):
+        if id(expr) not in values:
+            values[id(expr)] = _evaluate(expr, values)
+    result = values[id(function.body)]
+    return inputs, [result] if isinstance(result, te.Tensor) else list(result)
+
+
+def _evaluate(expr: Expr, values: dict[int, te.Tensor | Sequence[te.Tensor]]) -> te.Tensor | Sequence[te.Tensor]:
+    match expr:
+        case Constant():
+            return _scalar(expr)
+        case Tuple():
+            return [values[id(f)] for f in expr.fields]
+        case TupleGetItem():
+            return values[id(expr.tuple_value)][expr.index]
+        case Call():
+            return expr.op.compute(*[values[id(a)] for a in expr.args])
+        case Var():
+            raise CompileError(f"variable {expr.name} in a fused function is none of its parameters")
+        case _:
+            raise CompileError(f"a fused function can't hold a {type(expr).__name__}")
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name) or "p"
+
+
+def lower(workload: Workload, target: Target) -> Kernel:
+    """Computes of the operators, the anchor's schedule, loops.
+
+    Raises CompileError with the group's operators and where they came from.
+    """
+    try:
+        inputs, outputs = to_tensors(workload.function)
+        schedule = topi.schedule_for(outputs, target)
+        module = te.lower(schedule, [*inputs, *outputs], name=workload.name)
+    except CompileError as error:
+        error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
+        raise
+    return Kernel(workload.name, module[workload.name].with_attr("packed_api", False))

@@ -1,0 +1,52 @@
+"""What the CPU schedules share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import te
+from topi.cpu.tiling import parallel_worthwhile
+from topi.registry import operations_behind
+
+__all__ = ["INJECTIVE_TAGS", "constant_size", "inline_injective", "is_injective", "local_accumulator", "parallel"]
+
+INJECTIVE_TAGS = frozenset({"elemwise", "broadcast", "injective", "pad"})
+
+
+def is_injective(op: te.Operation) -> bool:
+    """Does this operation only move and map elements, so that it can be inlined into its readers?"""
+    return isinstance(op, te.ComputeOp) and not op.reduce_axis and op.tag in INJECTIVE_TAGS
+
+
+def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[te.Operation] = ()) -> None:
+    """Inline every injective operation but the outputs and those to `keep`."""
+    kept = {id(t.op) for t in outs} | {id(op) for op in keep}
+    for op in operations_behind(outs):
+        if id(op) not in kept and is_injective(op):
+            s[op].compute_inline()
+
+
+def constant_size(extents: Sequence[te.Dim], default: int = 1 << 16) -> int:
+    """The product of sizes; symbolic ones count as `default` in all, for decisions only."""
+    known = [e for e in extents if isinstance(e, int)]
+    return math.prod(known) * (1 if len(known) == len(extents) else default)
+
+
+def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> te.Tensor:
+    """The anchor's result as a local tensor that is written out by `out`.
+
+    When the anchor is the output itself a local copy is computed in its place; otherwise the anchor becomes local and
+    the epilogue behind it reads it while it is still in registers.
+    """
+    result = anchor.output(0)
+    if anchor is out.op:
+        return s.cache_write(result, "local")
+    s[result].set_scope("local")
+    return result
+
+
+def parallel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: float, lanes: int) -> None:
+    """Share `axis` between threads when the kernel's `operations` are worth it."""
+    if parallel_worthwhile(operations, lanes):
+        s[tensor].parallel(axis)

@@ -1,0 +1,106 @@
+"""Convolutions on CPUs: direct, on NHWC data, a register tile of output columns x channels, no im2col.
+
+Weights are packed [OC/NR][KH][KW][IC][NR]. Padding is a copy of the input with a border, made once per kernel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel
+from topi.cpu.tiling import tile_rows, vector_lanes
+from topi.registry import operations_behind, register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_conv2d_nhwc_packed", "schedule_depthwise_conv2d_nhwc"]
+
+
+def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
+    """The pad stages that feed the anchor directly."""
+    feeding = {id(t.op) for t in anchor.input_tensors}
+    return [op for op in operations_behind(outs) if op.tag == "pad" and id(op) in feeding]
+
+
+def _schedule_pad(s: te.Schedule, pad: te.Operation, lanes: int) -> None:
+    """The bordered copy: lines in parallel, channels vectorised."""
+    result = pad.output(0)
+    n, h, w, c = s[result].op.axis
+    line = s[result].fuse(n, h)
+    parallel(s, result, line, constant_size(result.shape) * 4.0, lanes)
+    if isinstance(c.dom.extent, int) and c.dom.extent >= lanes:
+        c_outer, c_inner = s[result].split(c, factor=lanes)
+        s[result].vectorize(c_inner)
+    del w
+
+
+@register_schedule("conv2d_nhwc_packed", "cpu")
+def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[n, y, x, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR]."""
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    lanes = vector_lanes(target)
+    pads = _pads(outs, anchor)
+    inline_injective(s, outs, keep=[anchor, *pads])
+    for pad in pads:
+        _schedule_pad(s, pad, lanes)
+    panel = int(anchor.input_tensors[1].shape[-1])
+    steps = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    accumulator = local_accumulator(s, anchor, out)
+
+    n, y, x, channel = s[out].op.axis
+    width = constant_size([x.dom.extent], default=64)
+    x_outer, x_inner = s[out].split(x, factor=tile_rows(target, width, panel, steps), tail="shift")
+    channel_outer, channel_inner = s[out].split(channel, factor=panel)
+    s[out].reorder(n, channel_outer, y, x_outer, x_inner, channel_inner)
+    lines = s[out].fuse(n, channel_outer, y)
+    parallel(s, out, lines, 2.0 * constant_size(out.shape) * steps, lanes)
+    s[out].unroll(x_inner)
+    s[out].vectorize(channel_inner)
+
+    s[accumulator].compute_at(s[out], x_outer)
+    _, _, tile_x, tile_channel = s[accumulator].op.axis
+    s[accumulator].reorder(*s[accumulator].op.reduce_axis, tile_x, tile_channel)
+    s[accumulator].unroll(tile_x)
+    s[accumulator].vectorize(tile_channel)
+    return s
+
+
+@register_schedule("depthwise_conv2d_nhwc", "cpu")
+def schedule_depthwise_conv2d_nhwc(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[n, y, x, c] = sum over ky, kx of data[n, y*s + ky, x*s + kx, c] * W[ky, kx, c]: vectors of channels.
+
+    The window is unrolled, so that neighbouring output columns share the inputs they have in common in registers.
+    """
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    lanes = vector_lanes(target)
+    pads = _pads(outs, anchor)
+    inline_injective(s, outs, keep=[anchor, *pads])
+    for pad in pads:
+        _schedule_pad(s, pad, lanes)
+    window = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    accumulator = local_accumulator(s, anchor, out)
+
+    n, y, x, channel = s[out].op.axis
+    width = constant_size([x.dom.extent], default=64)
+    columns = min(width, 4)
+    x_outer, x_inner = s[out].split(x, factor=columns, tail="shift")
+    channel_outer, channel_inner = s[out].split(channel, factor=lanes)
+    s[out].reorder(n, y, channel_outer, x_outer, x_inner, channel_inner)
+    lines = s[out].fuse(n, y)
+    parallel(s, out, lines, 2.0 * constant_size(out.shape) * window, lanes)
+    s[out].unroll(x_inner)
+    s[out].vectorize(channel_inner)
+
+    s[accumulator].compute_at(s[out], x_outer)
+    _, _, tile_x, tile_channel = s[accumulator].op.axis
+    ky, kx = s[accumulator].op.reduce_axis
+    s[accumulator].reorder(ky, kx, tile_x, tile_channel)
+    for axis in (ky, kx) if window <= 25 else (kx,):
+        s[accumulator].unroll(axis)
+    s[accumulator].unroll(tile_x)
+    s[accumulator].vectorize(tile_channel)
+    return s

@@ -1,0 +1,77 @@
+"""Elementwise, broadcasting and index-mapping groups on CPUs: one pass over the output, vectorised, in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import te
+from te.ir import post_order
+from te.tir import Call
+from topi.cpu.common import constant_size, inline_injective, is_injective, parallel
+from topi.cpu.tiling import vector_lanes
+from topi.registry import Rank, operations_behind, register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["element_cost", "schedule_injective", "vectorize_elements"]
+
+_CALL_COST = 16
+"""Operations that a transcendental function is counted as."""
+
+
+def element_cost(ops: Sequence[te.Operation]) -> float:
+    """Scalar operations for one output element of injective operations computed together, roughly."""
+    cost = 0.0
+    for op in ops:
+        if isinstance(op, te.ComputeOp):
+            nodes = list(post_order(op.body))
+            cost += sum(_CALL_COST if isinstance(e, Call) else 1 for e in nodes)
+    return cost
+
+
+def _is_flat(outs: Sequence[te.Tensor]) -> bool:
+    """Does element i of the outputs depend on element i of every input only, so that shapes don't matter?"""
+    shape = tuple(outs[0].shape)
+    ops = operations_behind(outs)
+    tensors = [t for op in ops for t in op.outputs]
+    same_shape = all(tuple(t.shape) == shape or constant_size(t.shape) == 1 for t in tensors)
+    return same_shape and all(op.tag in ("elemwise", "broadcast", "") for op in ops)
+
+
+def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, extent: te.Dim, lanes: int) -> te.IterVar:
+    """Vectorise `axis` of `tensor`, two vectors at a time where it is long enough; returns what is left of it outside.
+
+    A last partial group of a long axis is shifted inwards: it computes a few elements twice instead of testing each.
+    """
+    if not isinstance(extent, int):
+        outer, inner = s[tensor].split(axis, factor=lanes)
+    elif extent >= lanes:
+        factor = 2 * lanes if extent >= 4 * lanes else lanes
+        outer, inner = s[tensor].split(axis, factor=factor, tail="shift")
+    else:
+        outer, inner = s[tensor].split(axis, nparts=1)
+    s[tensor].vectorize(inner)
+    return outer
+
+
+@register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
+def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Everything inlined into the outputs, each written in one vectorised pass."""
+    s = te.create_schedule([out.op for out in outs])
+    inline_injective(s, outs)
+    cost = element_cost([op for op in operations_behind(outs) if is_injective(op)])
+    for out in {id(o.op): o for o in outs}.values():
+        lanes = vector_lanes(target, max(out.dtype.nbytes, 4))
+        axes = list(s[out].op.axis)
+        if not axes:
+            continue
+        work = constant_size(out.shape) * cost
+        if _is_flat(outs):
+            axes = [s[out].fuse(*axes)]
+        extent = constant_size([a.dom.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].dom.extent
+        last = vectorize_elements(s, out, axes[-1], extent, lanes)
+        outer = s[out].fuse(*axes[:-1], last) if len(axes) > 1 else last
+        parallel(s, out, outer, work, lanes)
+    return s
