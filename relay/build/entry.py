@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relay.build.graph import ExecutionGraph
+from relay.build.graph import ExecutionGraph, GraphNode
 from te.dtype import HANDLE, dtype
 from te.tir import Evaluate, IntImm, PrimExpr, PrimFunc, StringImm, Var, call_intrin, const, seq
 
@@ -27,10 +27,10 @@ def make_entry(graph: ExecutionGraph) -> PrimFunc:
             return call_intrin("handle", "handle_add_byte_offset", arena, IntImm(dtype("int64"), int(place)))
         return call_intrin("handle", "load_at", table, const(graph.base_of(number) * _POINTER_BYTES, "int64"))
 
-    calls = [
-        Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name),
-                             *[address(number) for number in (*node.inputs, *node.outputs)]))  # fmt: skip
-        for node in graph.nodes
-    ]
+    def call(node: GraphNode) -> Evaluate:
+        addresses = [address(number) for number in (*node.inputs, *node.outputs)]
+        return Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *addresses))
+
+    calls = [call(node) for node in graph.nodes]
     attrs = {"global_symbol": ENTRY_NAME, "packed_api": False}
     return PrimFunc((arena, table), seq(calls), {}, attrs)

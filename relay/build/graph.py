@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from relay.analysis import post_order
+from relay.analysis import evaluation_order
 from relay.build.lower import Workload, tensor_types
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
@@ -110,7 +110,7 @@ class _Numbering:
             number = self.add(param.name, param.tensor_type, ("input", i))
             self.graph.inputs.append(number)
             self.values[id(param)] = number
-        for expr in post_order(function.body):
+        for expr in evaluation_order(function.body):
             if id(expr) not in self.values:
                 self.values[id(expr)] = self.visit(expr)
         self.graph.outputs = _flatten(self.values[id(function.body)])
@@ -174,13 +174,13 @@ def _flatten(value: Value) -> list[int]:
 
 def is_view(function: Function) -> bool:
     """Does this fused function only give its one argument another shape?"""
-    calls = [e for e in post_order(function.body) if isinstance(e, Call)]
+    calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     return len(function.params) == 1 and bool(calls) and all(call.op.is_view for call in calls)
 
 
 def sources_of(function: Function, label: str) -> list[str]:
     """Names in the user's model of the operators of a group, without repetition."""
-    names = [e.span.name for e in post_order(function.body) if isinstance(e, Call) and e.span is not None]
+    names = [e.span.name for e in evaluation_order(function.body) if isinstance(e, Call) and e.span is not None]
     return list(dict.fromkeys([n for n in (*names, label) if n]))
 
 

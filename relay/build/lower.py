@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import te
 import topi
 from backend.target import Target
-from relay.analysis import post_order
+from relay.analysis import evaluation_order
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
@@ -35,7 +35,7 @@ class Workload:
     @property
     def operators(self) -> tuple[str, ...]:
         """Names of the operators inside, producers first."""
-        return tuple(e.op.name for e in post_order(self.function.body) if isinstance(e, Call))
+        return tuple(e.op.name for e in evaluation_order(self.function.body) if isinstance(e, Call))
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Workload:
     @property
     def flops(self) -> int:
         """Multiply-adds counted as two operations."""
-        calls = [e for e in post_order(self.function.body) if isinstance(e, Call)]
+        calls = [e for e in evaluation_order(self.function.body) if isinstance(e, Call)]
         return sum(2 * call.op.macs([a.ty for a in call.args], call.ty) for call in calls)
 
     @property
@@ -90,7 +90,7 @@ def to_tensors(function: Function) -> tuple[list[te.Tensor], list[te.Tensor]]:
         placeholder = te.placeholder(ty.shape, ty.dtype, name=_identifier(param.name))
         inputs.append(placeholder)
         values[id(param)] = placeholder
-    for expr in post_order(function.body):
+    for expr in evaluation_order(function.body):
         if id(expr) not in values:
             values[id(expr)] = _evaluate(expr, values)
     result = values[id(function.body)]

@@ -27,13 +27,12 @@ def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
 def _schedule_pad(s: te.Schedule, pad: te.Operation, lanes: int) -> None:
     """The bordered copy: lines in parallel, channels vectorised."""
     result = pad.output(0)
-    n, h, w, c = s[result].op.axis
+    n, h, _, c = s[result].op.axis
     line = s[result].fuse(n, h)
     parallel(s, result, line, constant_size(result.shape) * 4.0, lanes)
     if isinstance(c.dom.extent, int) and c.dom.extent >= lanes:
-        c_outer, c_inner = s[result].split(c, factor=lanes)
+        _, c_inner = s[result].split(c, factor=lanes)
         s[result].vectorize(c_inner)
-    del w
 
 
 @register_schedule("conv2d_nhwc_packed", "cpu")

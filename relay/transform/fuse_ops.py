@@ -1,0 +1,259 @@
+"""FuseOps: operators that are computed together become one function, which becomes one kernel.
+
+What may be fused follows the operators' patterns and post-dominators, as in Chen et al., "TVM: An Automated End-to-End
+Optimizing Compiler for Deep Learning" (OSDI 2018): a node is merged with its immediate post-dominator, together with
+everything on the paths between them, when every node there is simple enough. The post-dominator condition makes each
+group convex with a single result, so nothing is computed twice and nothing inside is needed outside.
+
+- A heavy operator (`OUT_FUSABLE`) or a reduction takes the elementwise operators behind it as its epilogue, as long as
+  they keep its shape.
+- Elementwise and broadcasting operators merge with each other, with injective operators, and forward into reductions
+  and into heavy operators that read each input element a few times only (`reads_inputs_once`).
+- Injective operators merge with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import networkx as nx
+
+from relay.analysis import evaluation_order
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.op.base import OpDef, OpPattern
+from relay.type import TensorType, shapes_equal
+from te.ir import IRModule, Pass, PassContext
+
+__all__ = ["FuseOps"]
+
+_EXIT = -1
+"""The virtual node behind the graph's result."""
+
+Admits = Callable[[OpPattern, "_Group", bool], bool]
+
+
+class _Group:
+    """A set of nodes to fuse: union-find with the strongest pattern met."""
+
+    __slots__ = ("parent", "pattern", "reads_once", "size")
+
+    def __init__(self, pattern: OpPattern, reads_once: bool) -> None:
+        self.parent: _Group | None = None
+        self.pattern = pattern
+        self.reads_once = reads_once
+        self.size = 1
+
+    def find(self) -> _Group:
+        """The representative; paths are compressed."""
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        node = self
+        while node.parent is not None:
+            node.parent, node = root, node.parent
+        return root
+
+    def merge_into(self, other: _Group) -> None:
+        """Union; the stronger pattern wins."""
+        child, root = self.find(), other.find()
+        if child is not root:
+            child.parent = root
+            root.size += child.size
+            if child.pattern > root.pattern:
+                root.pattern, root.reads_once = child.pattern, child.reads_once
+
+
+def _pattern(expr: Expr) -> OpPattern:
+    match expr:
+        case Call(op=OpDef() as op):
+            return op.pattern
+        case Tuple():
+            return OpPattern.TUPLE
+        case TupleGetItem():
+            return OpPattern.INJECTIVE
+        case _:
+            return OpPattern.OPAQUE
+
+
+def _is_leaf(expr: Expr) -> bool:
+    return isinstance(expr, Var | Constant)
+
+
+class _Dataflow:
+    """The nodes of a body, their users and immediate post-dominators, all by position in evaluation order."""
+
+    def __init__(self, body: Expr) -> None:
+        self.nodes = [e for e in evaluation_order(body) if not _is_leaf(e)]
+        self.index = {id(e): i for i, e in enumerate(self.nodes)}
+        self.users: list[list[int]] = [[] for _ in self.nodes]
+        for i, e in enumerate(self.nodes):
+            for child in e.node_children():
+                if id(child) in self.index:
+                    self.users[self.index[id(child)]].append(i)
+        self.post_dominator = self._post_dominators()
+
+    def _post_dominators(self) -> dict[int, int]:
+        backwards = nx.DiGraph()
+        backwards.add_edge(_EXIT, len(self.nodes) - 1)
+        for i, users in enumerate(self.users):
+            backwards.add_edges_from((user, i) for user in users)
+        found = nx.immediate_dominators(backwards, _EXIT)
+        return {node: sink for node, sink in found.items() if node != _EXIT and sink not in (None, _EXIT)}
+
+    def between(self, source: int, sink: int) -> Iterator[int]:
+        """The nodes on all paths from `source` to its post-dominator `sink`, both left out."""
+        seen: set[int] = set()
+        stack = list(self.users[source])
+        while stack:
+            node = stack.pop()
+            if node != sink and node not in seen:
+                seen.add(node)
+                yield node
+                stack.extend(self.users[node])
+
+    def edge_pattern(self, producer: int, user: int) -> OpPattern:
+        """How `user` reads `producer`: broadcasting that does not change the shape counts as elementwise."""
+        pattern = _pattern(self.nodes[user])
+        if pattern == OpPattern.BROADCAST:
+            before, after = self.nodes[producer].ty, self.nodes[user].ty
+            both_tensors = isinstance(before, TensorType) and isinstance(after, TensorType)
+            if both_tensors and shapes_equal(before.shape, after.shape):
+                return OpPattern.ELEMWISE
+        return pattern
+
+    def path_pattern(self, source: int, sink: int) -> OpPattern:
+        """The strongest way of reading on the paths from `source` to `sink`."""
+        worst = OpPattern.ELEMWISE
+        for node in (source, *self.between(source, sink)):
+            worst = max(worst, *[self.edge_pattern(node, user) for user in self.users[node]])
+        return worst
+
+
+class _Partition:
+    """Decides the groups of one body."""
+
+    def __init__(self, body: Expr, max_size: int) -> None:
+        self.flow = _Dataflow(body)
+        self.max_size = max_size
+        self.groups = [_Group(_pattern(e), _reads_once(e)) for e in self.flow.nodes]
+        for rule in (self._epilogues, self._elementwise, self._injective):
+            for node in range(len(self.groups)):
+                sink = self.flow.post_dominator.get(node)
+                if sink is not None and self._open(node, sink):
+                    rule(node, sink)
+
+    def _open(self, node: int, sink: int) -> bool:
+        group, target = self.groups[node].find(), self.groups[sink].find()
+        closed = OpPattern.TUPLE in (group.pattern, target.pattern) or group.pattern == OpPattern.OPAQUE
+        return group is not target and not closed and group.size < self.max_size
+
+    def _epilogues(self, node: int, sink: int) -> None:
+        if self.groups[node].find().pattern not in (OpPattern.OUT_FUSABLE, OpPattern.COMM_REDUCE):
+            return
+        if self.flow.path_pattern(node, sink) == OpPattern.ELEMWISE:
+            self._fuse(node, sink, lambda pattern, group, is_sink: pattern <= OpPattern.BROADCAST)
+
+    def _elementwise(self, node: int, sink: int) -> None:
+        if self.groups[node].find().pattern > OpPattern.BROADCAST:
+            return
+
+        def admits(pattern: OpPattern, group: _Group, is_sink: bool) -> bool:
+            heavy = pattern in (OpPattern.COMM_REDUCE, OpPattern.OUT_FUSABLE) and group.reads_once
+            return pattern <= OpPattern.INJECTIVE or (is_sink and heavy)
+
+        self._fuse(node, sink, admits)
+
+    def _injective(self, node: int, sink: int) -> None:
+        if self.groups[node].find().pattern <= OpPattern.INJECTIVE:
+            self._fuse(node, sink, lambda pattern, group, is_sink: pattern <= OpPattern.INJECTIVE)
+
+    def _fuse(self, node: int, sink: int, admits: Admits) -> None:
+        path = list(self.flow.between(node, sink))
+        groups = [self.groups[i].find() for i in path]
+        target = self.groups[sink].find()
+        size = sum(g.size for g in {id(g): g for g in (*groups, target, self.groups[node].find())}.values())
+        if size > self.max_size or not admits(target.pattern, target, True):
+            return
+        if all(admits(g.pattern, g, False) for g in groups):
+            for i in (node, *path):
+                self.groups[i].merge_into(self.groups[sink])
+
+    def members(self) -> Iterator[list[Expr]]:
+        """The groups, each in evaluation order, ordered by their last node."""
+        by_group: dict[int, list[int]] = {}
+        for i, group in enumerate(self.groups):
+            by_group.setdefault(id(group.find()), []).append(i)
+        for positions in sorted(by_group.values(), key=lambda p: p[-1]):
+            yield [self.flow.nodes[i] for i in positions]
+
+
+def _reads_once(expr: Expr) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, OpDef) and expr.op.reads_inputs_once
+
+
+class _Rewriter:
+    """Replaces groups by calls of primitive functions."""
+
+    def __init__(self) -> None:
+        self.done: dict[int, Expr] = {}
+
+    def outer(self, expr: Expr) -> Expr:
+        """The rewritten form of an expression outside the group at hand."""
+        return self.done.get(id(expr), expr)
+
+    def replace_group(self, members: list[Expr]) -> None:
+        """Rewrite one group whose inputs are rewritten already."""
+        root = members[-1]
+        if not any(isinstance(e, Call) and isinstance(e.op, OpDef) for e in members):
+            for e in members:
+                self.done[id(e)] = e.rebuild(self.outer)
+            return
+        inside = {id(e) for e in members}
+        params: dict[int, Var] = {}
+        args: list[Expr] = []
+        local: dict[int, Expr] = {}
+
+        def parameter(expr: Expr) -> Expr:
+            if isinstance(expr, Constant) and expr.data.ndim == 0:
+                return expr
+            if id(expr) not in params:
+                params[id(expr)] = Var(f"p{len(params)}", expr.ty)
+                args.append(self.outer(expr))
+            return params[id(expr)]
+
+        def inner(expr: Expr) -> Expr:
+            return local[id(expr)] if id(expr) in local else parameter(expr)
+
+        for e in members:
+            if isinstance(e, TupleGetItem) and id(e.tuple_value) not in inside:
+                self.done[id(e)] = e.rebuild(self.outer)
+                local[id(e)] = parameter(e)
+            else:
+                local[id(e)] = e.rebuild(inner)
+        function = Function(tuple(params.values()), local[id(root)], {"primitive": True})
+        self.done[id(root)] = Call(function, tuple(args), span=root.span)
+
+
+def _fuse_function(function: Function, max_size: int) -> Function:
+    if _is_leaf(function.body):
+        return function
+    rewriter = _Rewriter()
+    for members in _Partition(function.body, max_size).members():
+        rewriter.replace_group(members)
+    return function.with_body(rewriter.outer(function.body))
+
+
+PassContext.declare_option("relay.FuseOps.max_size", 256, "most operators in one fused function; 1 turns fusion off")
+
+
+@dataclass(frozen=True)
+class FuseOps(Pass):
+    """Every operator call ends up in a call of a function with attribute "primitive"; see the module's docstring."""
+
+    opt_level: ClassVar[int] = 0
+
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        max_size = context.option("relay.FuseOps.max_size") if context.opt_level >= 1 else 1
+        return module.map_functions(lambda f: _fuse_function(f, max_size) if isinstance(f, Function) else f)
