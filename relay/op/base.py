@@ -62,8 +62,8 @@ class OpDef(ABC):
     inputs (`infer(self, *xs)`) takes them as arguments, not as a tuple. Several results are a TupleType.
 
     Traits of a class: `num_inputs` as (least, most), most None for any number; `is_view` (the output holds the
-    input's bytes in the same order: reshape); `reads_inputs_once` (a heavy operator or reduction that reads each input
-    element a few times only, so that cheap producers may be computed inside it); `has_side_effect` (random numbers,
+    input's bytes in the same order: reshape); `reads_inputs_once` (a heavy operator that reads each input element a
+    few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect` (random numbers,
     printing: calls are neither merged, folded nor dropped).
     """
 

@@ -160,8 +160,8 @@ class _Partition:
             return
 
         def admits(pattern: OpPattern, group: _Group, is_sink: bool) -> bool:
-            heavy = pattern in (OpPattern.COMM_REDUCE, OpPattern.OUT_FUSABLE) and group.reads_once
-            return pattern <= OpPattern.INJECTIVE or (is_sink and heavy)
+            reads_once = pattern == OpPattern.COMM_REDUCE or (pattern == OpPattern.OUT_FUSABLE and group.reads_once)
+            return pattern <= OpPattern.INJECTIVE or (is_sink and reads_once)
 
         self._fuse(node, sink, admits)
 
