@@ -63,8 +63,8 @@ class OpDef(ABC):
 
     Traits of a class: `num_inputs` as (least, most), most None for any number; `is_view` (the output holds the
     input's bytes in the same order: reshape); `reads_inputs_once` (a heavy operator that reads each input element a
-    few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect` (random numbers,
-    printing: calls are neither merged, folded nor dropped).
+    few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect`
+    (random numbers, printing: calls are neither merged, folded nor dropped).
     """
 
     name: ClassVar[str]
