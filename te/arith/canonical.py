@@ -1,0 +1,393 @@
+"""From expressions to canonical forms and back: the rewriting half of the analyzer.
+
+Only int32 and int64 scalars have a linear form. Arithmetic on variables (loop indices, sizes) is taken not to
+overflow; values read from memory may be anything, so quotients, comparisons and extrema look through arithmetic on
+them only when its bounds fit the type. Everything else is rebuilt over simplified children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import gcd
+from typing import Any, cast
+
+from te.arith.forms import Forms
+from te.arith.linear import Bound, Linear
+from te.dtype import BOOL, INT32, INT64, DType
+from te.ir.visitor import post_order
+from te.tir import ops
+from te.tir.expr import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    Binary,
+    Broadcast,
+    BufferLoad,
+    Call,
+    Cast,
+    Compare,
+    Div,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Let,
+    Logical,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Ramp,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+)  # fmt: skip
+from te.tir.intrinsics import INTRINSICS
+
+__all__ = ["Canonical"]
+
+
+class Canonical(Forms):
+    """Forms of expressions, memoised for as long as the facts stay the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forms: dict[PrimExpr, Linear] = {}
+        self._simple: dict[PrimExpr, PrimExpr] = {}
+
+    def linear(self, expr: PrimExpr) -> Linear:
+        """The canonical form of an int32 or int64 scalar."""
+        found = self._forms.get(expr)
+        if found is None:
+            rule = _FORM_RULES.get(expr.__class__)
+            found = self._forms[expr] = self._opaque(expr) if rule is None else rule(self, expr)
+        return found
+
+    def simplify(self, expr: PrimExpr) -> PrimExpr:
+        """An equal expression, usually smaller; the very same object when there is nothing to gain."""
+        found = self._simple.get(expr)
+        if found is None:
+            found = self._simplify(expr)
+            self._simple[expr] = self._simple[found] = found
+        return found
+
+    def _simplify(self, expr: PrimExpr) -> PrimExpr:
+        if isinstance(expr, Var | IntImm):
+            known = self._forms.get(expr)
+            return expr if known is None else self._keep(expr, self.render(known, expr.dtype))
+        if expr.dtype is INT32 or expr.dtype is INT64:
+            return self._keep(expr, self.render(self.linear(expr), expr.dtype))
+        rule = _VALUE_RULES.get(expr.__class__)
+        return expr.rebuild(self.simplify) if rule is None else rule(self, expr)
+
+    def _keep(self, old: PrimExpr, new: PrimExpr) -> PrimExpr:
+        return old if new is not old and same(old, new) else new
+
+    # ---- what arithmetic can't look into
+
+    def _opaque(self, expr: PrimExpr) -> Linear:
+        """A load, a call, a cast, ... as one atom over simplified children."""
+        simple = expr.rebuild(self.simplify)
+        bounds, data = self._opaque_bounds(simple)
+        variables = frozenset([n for n in post_order(simple) if isinstance(n, Var)])
+        return self.opaque(self.structural_key(simple), simple, bounds, variables, data)
+
+    def _opaque_bounds(self, expr: PrimExpr) -> tuple[tuple[Bound, Bound], bool]:
+        if isinstance(expr, Cast):
+            source = expr.value.dtype
+            if source is INT32 or source is INT64:
+                form = self.linear(expr.value)
+                if not form.data:
+                    return form.bounds(), False
+            if source.is_bool or (source.is_integral and source.bits < expr.dtype.bits):
+                return (source.min_value(), source.max_value()), False
+        if isinstance(expr, Select):
+            a, b = self.linear(expr.true_value), self.linear(expr.false_value)
+            (low, high), (low2, high2) = a.bounds(), b.bounds()
+            return (min(low, low2), max(high, high2)), a.data or b.data
+        if isinstance(expr, Call) and expr.op == "if_then_else":
+            return self._opaque_bounds(Select(*expr.args))
+        if isinstance(expr, Call) and expr.op == "likely":
+            form = self.linear(expr.args[0])
+            return form.bounds(), form.data
+        return (expr.dtype.min_value(), expr.dtype.max_value()), True
+
+    def structural_key(self, expr: PrimExpr) -> Any:
+        """Equal for expressions that are equal when simplified; an impure call equals only itself."""
+        if isinstance(expr, Var):
+            return expr
+        if isinstance(expr, Call) and not INTRINSICS[expr.op].pure:
+            return expr
+        if expr.dtype is INT32 or expr.dtype is INT64:
+            form = self._forms.get(expr)
+            if form is not None:
+                return form.key
+        data = [getattr(expr, name) for name in expr.data_fields]
+        children: list[Any] = []
+        for child in expr.node_children():
+            children.append(self.structural_key(cast(PrimExpr, child)))
+        return (expr.__class__, expr.dtype, *[d if isinstance(d, str | int | float | tuple) else id(d) for d in data],
+                *children)  # fmt: skip
+
+    def _exact(self, form: Linear, dtype: DType) -> bool:
+        """Does the form give the mathematical value, without overflow?"""
+        if not form.data:
+            return True
+        low, high = form.bounds()
+        return dtype.min_value() <= low and high <= dtype.max_value()
+
+    # ---- forms
+
+    def _form_const(self, expr: IntImm) -> Linear:
+        return Linear({}, expr.value)
+
+    def _form_var(self, expr: Var) -> Linear:
+        return Linear({self.variable(expr): 1}, 0)
+
+    def _form_add(self, expr: Add) -> Linear:
+        return self.add(self.linear(expr.a), self.linear(expr.b))
+
+    def _form_sub(self, expr: Sub) -> Linear:
+        return self.add(self.linear(expr.a), self.linear(expr.b), -1)
+
+    def _form_mul(self, expr: Mul) -> Linear:
+        return self.multiply(self.linear(expr.a), self.linear(expr.b))
+
+    def _form_division(self, expr: Binary) -> Linear:
+        """//, %, and C's division where it agrees: on operands that are not negative"""
+        x, m = self.linear(expr.a), self.linear(expr.b)
+        floor = isinstance(expr, FloorDiv | FloorMod)
+        agrees = floor or (self.nonnegative(x) and self.nonnegative(m))
+        if not agrees or not self._exact(x, expr.dtype) or not self._exact(m, expr.dtype):
+            return self._opaque(expr)
+        wants_quotient = isinstance(expr, FloorDiv | Div)
+        if not m.terms and m.const:
+            return self.floordiv(x, m.const) if wants_quotient else self.floormod(x, m.const)
+        if not m.terms:
+            return self._opaque(expr)
+        return self.divmod_symbolic(x, m)[0 if wants_quotient else 1]
+
+    def _form_extremum(self, expr: Binary) -> Linear:
+        a, b = self.linear(expr.a), self.linear(expr.b)
+        if not self._exact(a, expr.dtype) or not self._exact(b, expr.dtype):
+            return self._opaque(expr)
+        return self.extremum("min" if isinstance(expr, Min) else "max", (a, b))
+
+    def _form_select(self, expr: Select) -> Linear:
+        condition = self.simplify(expr.condition)
+        if isinstance(condition, IntImm):
+            return self.linear(expr.true_value if condition.value else expr.false_value)
+        a, b = self.linear(expr.true_value), self.linear(expr.false_value)
+        return a if a.key == b.key else self._opaque(expr)
+
+    def _form_call(self, expr: Call) -> Linear:
+        if expr.op == "if_then_else":
+            condition = self.simplify(expr.args[0])
+            if isinstance(condition, IntImm):
+                return self.linear(expr.args[1 if condition.value else 2])
+        if expr.op == "likely" and not self.linear(expr.args[0]).terms:
+            return self.linear(expr.args[0])
+        return self._opaque(expr)
+
+    def _form_cast(self, expr: Cast) -> Linear:
+        value = self.simplify(expr.value)
+        if isinstance(value, IntImm):
+            return Linear({}, cast(IntImm, ops.make_const(expr.dtype, value.value)).value)
+        return self._opaque(expr)
+
+    def _form_let(self, expr: Let) -> Linear:
+        if expr.value.dtype is INT32 or expr.value.dtype is INT64:
+            value = self.linear(expr.value)
+            if not value.data:
+                self._forms[expr.var] = value
+                return self.linear(expr.body)
+        return self._opaque(expr)
+
+    # ---- values that are not index arithmetic
+
+    def _value_compare(self, expr: Compare) -> PrimExpr:
+        kind = expr.a.dtype
+        if kind is not INT32 and kind is not INT64:
+            return self._folded(expr)
+        a, b = self.linear(expr.a), self.linear(expr.b)
+        if not self._exact(a, kind) or not self._exact(b, kind):
+            return self._folded(expr)
+        difference = self.add(a, b, -1)
+        truth = self.compare(expr.__class__, difference)
+        if truth is not None:
+            return IntImm(BOOL, int(truth))
+        if difference.data:  # bringing terms to the other side might overflow
+            return self._folded(expr)
+        return self._keep(expr, self._comparison(expr.__class__, difference, kind))
+
+    def compare(self, sign: type[Compare], d: Linear) -> bool | None:
+        """The truth of `d sign 0` when it is known."""
+        if sign is LT or sign is GE:
+            less = self._less(d)
+            return less if sign is LT or less is None else not less
+        if sign is GT or sign is LE:
+            more = self._less(d.scaled(-1))
+            return more if sign is GT or more is None else not more
+        if not d.terms:
+            return (d.const == 0) == (sign is EQ)
+        if self._less(d) or self._less(d.scaled(-1)) or self._parity_differs(d):
+            return sign is NE
+        return None
+
+    def _parity_differs(self, d: Linear) -> bool:
+        """g | every coefficient but not the constant  ==>  d != 0"""
+        g = 0
+        for c in d.terms.values():
+            g = gcd(g, c)
+        return d.const % g != 0
+
+    def _less(self, d: Linear) -> bool | None:
+        """Is d < 0?"""
+        if self.nonnegative(d):
+            return False
+        if self.nonnegative(d.scaled(-1).shifted(-1)):
+            return True
+        return None
+
+    def _comparison(self, sign: type[Compare], d: Linear, dtype: DType) -> PrimExpr:
+        """`d sign 0` as a comparison of two sums with positive terms, common factors divided out."""
+        g = 0
+        for c in d.terms.values():
+            g = gcd(g, c)
+        const = d.const
+        if g > 1:
+            if sign is EQ or sign is NE:
+                const //= g  # exact: _parity_differs has had its turn
+            elif sign is LT or sign is GE:  # g*t + const < 0  <=>  t < ceil(-const / g) = -(const // g)
+                const //= g
+            else:  # g*t + const > 0  <=>  t > floor(-const / g)
+                const = -(-const // g)
+        left = Linear({a: c // g for a, c in d.terms.items() if c > 0}, const if const > 0 else 0)
+        right = Linear({a: -c // g for a, c in d.terms.items() if c < 0}, -const if const < 0 else 0)
+        return sign(self.render(left, dtype), self.render(right, dtype))
+
+    def _folded(self, expr: Compare) -> PrimExpr:
+        simple = expr.rebuild(self.simplify)
+        folded = _COMPARISONS[expr.__class__](simple.a, simple.b)
+        return folded if isinstance(folded, IntImm) else simple
+
+    def _value_logical(self, expr: Logical) -> PrimExpr:
+        a = self.simplify(expr.a)
+        decided = isinstance(a, IntImm) and bool(a.value) == isinstance(expr, Or)
+        b = a if decided else self.simplify(expr.b)
+        if a is b:
+            return a
+        if isinstance(a, IntImm) or isinstance(b, IntImm):
+            return ops.logical_and(a, b) if isinstance(expr, And) else ops.logical_or(a, b)
+        return expr if a is expr.a and b is expr.b else expr.__class__(a, b)
+
+    def _value_not(self, expr: Not) -> PrimExpr:
+        a = self.simplify(expr.a)
+        if isinstance(a, Compare) and not a.a.dtype.is_float:
+            return self.simplify(_NEGATED[a.__class__](a.a, a.b))
+        if isinstance(a, IntImm | Not):
+            return ops.logical_not(a)
+        return expr if a is expr.a else Not(a)
+
+    def _value_select(self, expr: Select) -> PrimExpr:
+        condition = self.simplify(expr.condition)
+        if isinstance(condition, IntImm):
+            return self.simplify(expr.true_value if condition.value else expr.false_value)
+        a, b = self.simplify(expr.true_value), self.simplify(expr.false_value)
+        if condition is expr.condition and a is expr.true_value and b is expr.false_value:
+            return expr
+        return a if a is b else Select(condition, a, b)
+
+    def _value_call(self, expr: Call) -> PrimExpr:
+        args = tuple([self.simplify(a) for a in expr.args])
+        if expr.op == "likely" and isinstance(args[0], IntImm):
+            return args[0]
+        if expr.op == "if_then_else" and isinstance(args[0], IntImm):
+            return args[1] if args[0].value else args[2]
+        for old, new in zip(expr.args, args, strict=True):
+            if old is not new:
+                return Call(expr.dtype, expr.op, args)
+        return expr
+
+    def _value_binary(self, expr: Binary) -> PrimExpr:
+        a, b = self.simplify(expr.a), self.simplify(expr.b)
+        if isinstance(expr, Add | Sub | Mul | Min | Max) and (_constant(a) or _constant(b)):
+            folded = _ARITHMETIC[expr.__class__](a, b)
+            return self._keep(expr, folded)
+        return expr if a is expr.a and b is expr.b else expr.__class__(a, b)
+
+    def _value_load(self, expr: BufferLoad) -> PrimExpr:
+        indices = tuple([self.simplify(i) for i in expr.indices])
+        predicate = None if expr.predicate is None else self.simplify(expr.predicate)
+        if predicate is expr.predicate and all(a is b for a, b in zip(indices, expr.indices, strict=True)):
+            return expr
+        return BufferLoad(expr.buffer, indices, predicate)
+
+    def _value_cast(self, expr: Cast) -> PrimExpr:
+        value = self.simplify(expr.value)
+        return self._keep(expr, ops.cast(expr.dtype, value))
+
+    def _value_let(self, expr: Let) -> PrimExpr:
+        value = self.simplify(expr.value)
+        body = self.simplify(expr.body)
+        return expr if value is expr.value and body is expr.body else Let(expr.var, value, body)
+
+    def _value_ramp(self, expr: Ramp) -> PrimExpr:
+        base, stride = self.simplify(expr.base), self.simplify(expr.stride)
+        return expr if base is expr.base and stride is expr.stride else Ramp(base, stride, expr.lanes)
+
+
+def _constant(expr: PrimExpr) -> bool:
+    return isinstance(expr, IntImm | FloatImm) or (isinstance(expr, Broadcast) and _constant(expr.value))
+
+
+def same(a: PrimExpr, b: PrimExpr) -> bool:
+    """Are two expressions equal node by node?"""
+    if a is b:
+        return True
+    if a.__class__ is not b.__class__ or a.dtype != b.dtype:
+        return False
+    for name in a.data_fields:
+        if name != "dtype" and getattr(a, name) != getattr(b, name):
+            return False
+    if isinstance(a, Var | Let):
+        return False
+    mine, others = list(a.node_children()), list(b.node_children())
+    return len(mine) == len(others) and all(same(cast(PrimExpr, x), cast(PrimExpr, y))
+                                             for x, y in zip(mine, others, strict=True))  # fmt: skip
+
+
+_FORM_RULES: dict[type, Callable[[Canonical, Any], Linear]] = {
+    IntImm: Canonical._form_const, Var: Canonical._form_var, SizeVar: Canonical._form_var,
+    Add: Canonical._form_add, Sub: Canonical._form_sub, Mul: Canonical._form_mul,
+    FloorDiv: Canonical._form_division, FloorMod: Canonical._form_division,
+    Div: Canonical._form_division, Mod: Canonical._form_division,
+    Min: Canonical._form_extremum, Max: Canonical._form_extremum, Select: Canonical._form_select,
+    Call: Canonical._form_call, Cast: Canonical._form_cast, Let: Canonical._form_let,
+}  # fmt: skip
+
+_COMPARES = (EQ, NE, LT, LE, GT, GE)
+_BINARIES = (Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod, Min, Max)
+_VALUE_RULES: dict[type, Callable[[Canonical, Any], PrimExpr]] = {
+    **dict.fromkeys(_COMPARES, Canonical._value_compare),
+    **dict.fromkeys(_BINARIES, Canonical._value_binary),
+    And: Canonical._value_logical, Or: Canonical._value_logical, Not: Canonical._value_not,
+    Select: Canonical._value_select, Call: Canonical._value_call, BufferLoad: Canonical._value_load,
+    Cast: Canonical._value_cast, Let: Canonical._value_let, Ramp: Canonical._value_ramp,
+}  # fmt: skip
+_ARITHMETIC: dict[type, Callable[[Any, Any], PrimExpr]] = {
+    Add: ops.add, Sub: ops.sub, Mul: ops.mul, Min: ops.minimum, Max: ops.maximum,
+}  # fmt: skip
+_COMPARISONS: dict[type, Callable[[Any, Any], PrimExpr]] = {
+    EQ: ops.equal, NE: ops.not_equal, LT: ops.less, LE: ops.less_equal, GT: ops.greater, GE: ops.greater_equal,
+}  # fmt: skip
+_NEGATED: dict[type, type[Compare]] = {EQ: NE, NE: EQ, LT: GE, GE: LT, GT: LE, LE: GT}

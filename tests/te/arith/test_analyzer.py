@@ -1,0 +1,241 @@
+"""The analyzer against brute force: simplified, bounded, proved and relaxed expressions mean what they meant."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from te.arith import Analyzer
+from te.tir import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    Call,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    Not,
+    Or,
+    PrimExpr,
+    Range,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+    const,
+    decl_buffer,
+    likely,
+    maximum,
+    minimum,
+    select,
+)  # fmt: skip
+from te.tir.expr import BufferLoad
+
+X, J, K = Var("i"), Var("j"), Var("k")
+N, M = SizeVar("n"), SizeVar("m")
+EXTENTS = {X: 6, J: 4, K: 3}
+
+_MEANING = {
+    Add: lambda a, b: a + b, Sub: lambda a, b: a - b, Mul: lambda a, b: a * b, FloorDiv: lambda a, b: a // b,
+    FloorMod: lambda a, b: a % b, Min: min, Max: max, LT: lambda a, b: a < b, LE: lambda a, b: a <= b,
+    GT: lambda a, b: a > b, GE: lambda a, b: a >= b, EQ: lambda a, b: a == b, NE: lambda a, b: a != b,
+    And: lambda a, b: a and b, Or: lambda a, b: a or b,
+}  # fmt: skip
+
+
+def evaluate(expr: PrimExpr, env: Mapping[Var, int]) -> int:
+    if isinstance(expr, IntImm):
+        return expr.value
+    if isinstance(expr, Var):
+        return env[expr]
+    if isinstance(expr, Not):
+        return int(not evaluate(expr.a, env))
+    if isinstance(expr, Call) and expr.op == "likely":
+        return evaluate(expr.args[0], env)
+    if isinstance(expr, Select):
+        return evaluate(expr.true_value if evaluate(expr.condition, env) else expr.false_value, env)
+    return int(_MEANING[type(expr)](evaluate(expr.a, env), evaluate(expr.b, env)))
+
+
+def points(extents: Mapping[Var, int]):
+    for values in itertools.product(*[range(e) for e in extents.values()]):
+        yield dict(zip(extents, values, strict=True))
+
+
+def bound_analyzer() -> Analyzer:
+    analyzer = Analyzer()
+    for var, extent in EXTENTS.items():
+        analyzer.bind(var, Range(0, extent))
+    return analyzer
+
+
+_leaf = st.one_of(st.sampled_from([X, J, K]), st.integers(-9, 20).map(const))
+_divisor = st.sampled_from([2, 3, 4, 6, 8, 12, -3]).map(const)
+
+
+def _grow(inner):
+    return st.one_of(
+        st.builds(Add, inner, inner), st.builds(Sub, inner, inner),
+        st.builds(Mul, inner, st.sampled_from([2, 3, 4, 8, -1, -4]).map(const)),
+        st.builds(FloorDiv, inner, _divisor), st.builds(FloorMod, inner, _divisor),
+        st.builds(Min, inner, inner), st.builds(Max, inner, inner),
+        st.builds(lambda a, b, c: Select(LT(a, b), a, c), inner, inner, inner),
+    )  # fmt: skip
+
+
+INDEX = st.recursive(_leaf, _grow, max_leaves=9)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(INDEX)
+def test_simplify_keeps_the_value(expr):
+    analyzer = bound_analyzer()
+    simple = analyzer.simplify(expr)
+    low, high = analyzer.const_bounds(expr)
+    for env in points(EXTENTS):
+        value = evaluate(expr, env)
+        assert evaluate(simple, env) == value, str(simple)
+        assert low <= value <= high
+    assert Analyzer.simplify(analyzer, simple) is simple
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(INDEX, INDEX, st.sampled_from([LT, LE, GT, GE, EQ, NE]))
+def test_comparisons_keep_their_truth(a, b, sign):
+    analyzer = bound_analyzer()
+    condition = sign(a, b)
+    simple = analyzer.simplify(condition)
+    negated = analyzer.simplify(Not(condition))
+    truths = [evaluate(condition, env) for env in points(EXTENTS)]
+    assert truths == [evaluate(simple, env) for env in points(EXTENTS)], str(simple)
+    assert truths == [1 - evaluate(negated, env) for env in points(EXTENTS)], str(negated)
+    assert not analyzer.can_prove(condition) or all(truths)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(INDEX, st.sets(st.sampled_from([X, J, K]), min_size=1))
+def test_int_set_holds_every_value(expr, relaxed):
+    analyzer = bound_analyzer()
+    interval = analyzer.int_set(expr, {v: Range(0, EXTENTS[v]) for v in relaxed})
+    for env in points(EXTENTS):
+        value = evaluate(expr, env)
+        assert interval.min is None or evaluate(interval.min, env | dict.fromkeys(relaxed, -99)) <= value
+        assert interval.max is None or value <= evaluate(interval.max, env | dict.fromkeys(relaxed, -99))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(INDEX, INDEX, st.sampled_from([LT, LE, GT, GE]))
+def test_deduced_bounds_imply_the_condition(a, b, sign):
+    analyzer = bound_analyzer()
+    condition = sign(a, b)
+    interval = analyzer.deduce_bound(condition, X, {J: Range(0, 4), K: Range(0, 3)})
+    if interval is None:
+        return
+    for env in points(EXTENTS):
+        inside = (interval.min is None or evaluate(interval.min, env) <= env[X]) and (
+            interval.max is None or env[X] <= evaluate(interval.max, env)
+        )
+        assert not inside or evaluate(condition, env)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(INDEX, INDEX, INDEX)
+def test_constraints_are_used_soundly(a, b, expr):
+    analyzer = bound_analyzer()
+    condition = LT(a, b)
+    with analyzer.constraint(condition):
+        simple = analyzer.simplify(expr)
+        low, high = analyzer.const_bounds(expr)
+    for env in points(EXTENTS):
+        if evaluate(condition, env):
+            value = evaluate(expr, env)
+            assert evaluate(simple, env) == value
+            assert low <= value <= high
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        ((X * 4 + J) // 4, "i"),
+        ((X * 4 + J) % 4, "j"),
+        (X // 4 * 4 + X % 4, "i"),
+        (N // 8 * 8 + N // 4 % 2 * 4 + N % 4, "n"),
+        (N - N // 4 * 4, "n % 4"),
+        (N // 2 // 4, "n // 8"),
+        (N % 12 % 4, "n % 4"),
+        ((N * 4 + J) // 4, "n"),
+        ((X * 32 + J * 8 + K) // 64, "i // 2"),
+        (minimum(N, N + 1), "n"),
+        (maximum(minimum(N, 5), 7), "7"),
+        (minimum(minimum(N, 5), 3), "min(n, 3)"),
+        (minimum(X * 4 + 4, N) - X * 4, "min(4, n - i * 4)"),
+        (X * 4 + 3 < J * 8, "i < j * 2"),
+        (EQ(N * 2 + 1, M * 4), "False"),
+        (likely(X < 6), "True"),
+        (select(X < 6, X, J), "i"),
+        (N * M - M * N, "0"),
+    ],
+)
+def test_identities(expr, expected):
+    assert str(bound_analyzer().simplify(expr)) == expected
+
+
+def test_symbolic_ranges():
+    analyzer = Analyzer()
+    p, q, outer = Var("p"), Var("q"), Var("outer")
+    analyzer.bind(p, Range(0, N))
+    analyzer.bind(q, Range(0, M))
+    analyzer.bind(outer, Range(0, (N + 3) // 4))
+    assert str(analyzer.simplify((p * M + q) // M)) == "p"
+    assert str(analyzer.simplify((p * M + q) % M)) == "q"
+    assert analyzer.can_prove(p * M + q < N * M)
+    assert analyzer.can_prove(outer * 4 < N)
+    assert not analyzer.can_prove(outer * 4 + 1 < N)
+    interval = analyzer.int_set(p * M + q, {p: Range(0, N), q: Range(0, M)})
+    assert (str(interval.min), str(interval.max)) == ("0", "n * m - 1")
+    inner = Var("inner")
+    bound = analyzer.deduce_bound(likely(outer * 4 + inner < N), outer, {inner: Range(0, 4)})
+    assert bound is not None and str(bound.max) == "n // 4 - 1"
+
+
+def test_values_from_memory_may_overflow():
+    data = decl_buffer((8,), "int32", "data")
+    x = BufferLoad(data, (X,))
+    analyzer = bound_analyzer()
+    assert str(analyzer.simplify((x * 4) // 4)) == "data[i] * 4 // 4"
+    assert not analyzer.can_prove(x + 1 > x)
+    assert str(analyzer.simplify(x < 5)) == "data[i] < 5"
+    assert str(analyzer.simplify(x + 1 - x)) == "1"
+    with analyzer.constraint(And(x >= 0, x < 8)):
+        assert str(analyzer.simplify(x)) == "data[i]"
+
+
+def test_rebinding_a_variable_forgets_what_followed_from_its_range():
+    analyzer, x = Analyzer(), Var("x")
+    analyzer.bind(x, Range(0, 4))
+    assert str(analyzer.simplify(x // 4)) == "0"
+    analyzer.bind(x, Range(0, 8))
+    assert str(analyzer.simplify(x // 4)) == "x // 4"
+    analyzer.bind(x, X + 1)
+    assert str(analyzer.simplify(x - 1)) == "i"
+
+
+def test_detect_linear():
+    analyzer = Analyzer()
+    found = analyzer.detect_linear(X * 4 + N * J + K + 3, [X, J])
+    assert found is not None
+    assert [str(c) for c in found[0]] == ["4", "n"] and str(found[1]) == "k + 3"
+    assert analyzer.detect_linear(X // 2, [X]) is None
+    assert analyzer.modular(X * 4 + 3) == (4, 3)
