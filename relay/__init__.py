@@ -1,6 +1,6 @@
 """The graph IR: typed functional programs over operators, passes on them, and the build."""
 
-from relay import op, transform
+from relay import analysis, op, transform
 from relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
 from relay.interpreter import create_executor
@@ -30,6 +30,7 @@ __all__ = [
     "TypeInferenceError",
     "UnknownOperatorError",
     "Var",
+    "analysis",
     "astext",
     "const",
     "create_executor",

@@ -1,0 +1,57 @@
+"""EliminateCommonSubexpr: what is computed twice is computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from relay.analysis import scopes
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
+from relay.op.base import OpDef
+from relay.transform.function_pass import FunctionPass
+from te.ir import PassContext, post_order
+
+__all__ = ["EliminateCommonSubexpr"]
+
+_MERGED_CONSTANT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class EliminateCommonSubexpr(FunctionPass):
+    """Calls of one pure operator on the same arguments in the same scope become one; so do equal small constants.
+
+    Calls in different branches of an `If` stay apart: merging them would evaluate one that nobody asked for.
+    """
+
+    opt_level: ClassVar[int] = 2
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        placed, _ = scopes(function)
+        done: dict[int, Expr] = {}
+        known: dict[Hashable, Expr] = {}
+        for e in cast("list[Expr]", list(post_order(function))):
+            new = e.rebuild(lambda child: done[id(child)])
+            key = _key(new)
+            if key is not None:
+                where = 0 if isinstance(e, Constant) else id(placed[id(e)])
+                new = known.setdefault((where, key), new)
+            done[id(e)] = new
+        return cast(Function, done[id(function)])
+
+
+def _key(e: Expr) -> Hashable | None:
+    """Equal for expressions with equal values; None for those that are left alone."""
+    if isinstance(e, Call):
+        if not isinstance(e.op, OpDef) or e.op.has_side_effect:
+            return None
+        return (e.op, *[id(a) for a in e.args])
+    if isinstance(e, TupleGetItem):
+        return (TupleGetItem, id(e.tuple_value), e.index)
+    if isinstance(e, Tuple):
+        return (Tuple, *[id(f) for f in e.fields])
+    if isinstance(e, Constant):
+        data: Any = e.data
+        small = data.nbytes <= _MERGED_CONSTANT_BYTES and data.dtype.kind not in "OSUT"
+        return (Constant, e.ty, data.tobytes() if small else id(data))
+    return None

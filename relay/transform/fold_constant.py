@@ -1,0 +1,71 @@
+"""FoldConstant: what depends on constants alone is computed now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGetItem
+from relay.interpreter import apply_reference
+from relay.op.base import OpDef
+from relay.transform.function_pass import FunctionPass
+from relay.type import TensorType, TupleType, Type
+from te.ir import PassContext, rewrite_dag
+
+__all__ = ["FoldConstant"]
+
+PassContext.declare_option(
+    "relay.FoldConstant.max_bytes", 1 << 20, "constants larger than this are folded only if no bigger than their inputs"
+)
+PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 28, "contractions larger than this are not folded")
+
+
+@dataclass(frozen=True)
+class FoldConstant(FunctionPass):
+    """Calls of pure operators on constants become constants, by the operators' references.
+
+    A result may not grow: it is folded when it is small or at most twice its inputs, so that a broadcast of a scalar
+    stays a broadcast. Fields of known tuples and branches of known conditions are chosen.
+    """
+
+    opt_level: ClassVar[int] = 2
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        max_bytes: int = context.option("relay.FoldConstant.max_bytes")
+        max_macs: int = context.option("relay.FoldConstant.max_macs")
+
+        def fold(e: Expr) -> Expr:
+            if isinstance(e, Call):
+                return _fold_call(e, max_bytes, max_macs)
+            if isinstance(e, TupleGetItem) and isinstance(e.tuple_value, Tuple):
+                return e.tuple_value.fields[e.index]
+            if isinstance(e, If) and isinstance(e.cond, Constant):
+                return e.true_branch if bool(e.cond.data) else e.false_branch
+            return e
+
+        return cast(Function, rewrite_dag(function, fold))  # type: ignore[arg-type]
+
+
+def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
+    op, args = call.op, call.args
+    if not isinstance(op, OpDef) or op.has_side_effect or not all(isinstance(a, Constant) for a in args):
+        return call
+    if type(op).reference is OpDef.reference:
+        return call
+    given, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
+    if result > max(max_bytes, 2 * given) or op.macs([a.ty for a in args], call.ty) > max_macs:
+        return call
+    value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
+    return _as_expr(value, call)
+
+
+def _as_expr(value: Any, call: Call) -> Expr:
+    if isinstance(value, tuple):
+        return Tuple(tuple([Constant(v, span=call.span) for v in value]), span=call.span)
+    return Constant(value, span=call.span)
+
+
+def _nbytes(ty: Type) -> int:
+    if isinstance(ty, TupleType):
+        return sum(map(_nbytes, ty.fields))
+    return ty.nbytes if isinstance(ty, TensorType) and ty.is_static else 0
