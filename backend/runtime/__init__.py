@@ -1,0 +1,59 @@
+"""The runtime: what ships with a compiled model. It needs no compiler, and nothing of ours outside this package."""
+
+from __future__ import annotations
+
+from backend.runtime import nd
+from backend.runtime.context import Context, Ctx
+from backend.runtime.device import Device, DeviceAttrKind, cpu, cuda, device, get_device_api, register_device_kind
+from backend.runtime.device_api import DeviceAPI, WorkspacePool
+from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError, ModuleError, RegistryError, RelaycError
+from backend.runtime.module import Module, load_module_bytes, register_module_loader
+from backend.runtime.ndarray import NDArray
+from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
+from backend.runtime.registry import (
+    get_global_func,
+    list_global_func_names,
+    register_func,
+    register_provider,
+    remove_global_func,
+)
+from backend.runtime.threads import num_threads, set_num_threads
+from backend.runtime.timing import BenchmarkResult
+
+__all__ = [
+    "ArgumentError",
+    "ArtifactError",
+    "BenchmarkResult",
+    "Context",
+    "Ctx",
+    "Device",
+    "DeviceAPI",
+    "DeviceAttrKind",
+    "DeviceError",
+    "HostFunc",
+    "KernelFunc",
+    "Module",
+    "ModuleError",
+    "NDArray",
+    "PackedFunc",
+    "PythonFunc",
+    "RegistryError",
+    "RelaycError",
+    "WorkspacePool",
+    "convert",
+    "cpu",
+    "cuda",
+    "device",
+    "get_device_api",
+    "get_global_func",
+    "list_global_func_names",
+    "load_module_bytes",
+    "nd",
+    "num_threads",
+    "register_device_kind",
+    "register_func",
+    "register_module_loader",
+    "register_provider",
+    "remove_global_func",
+    "set_num_threads",
+]

@@ -1,0 +1,199 @@
+"""The execution context that compiled code is handed: its threads, its scratch memory, its way back into Python.
+
+Every compiled function takes a pointer to a `Ctx` first. Compiled code reads the struct's fields in place, so their
+order is part of the binary interface. A `Context` owns one; an executor has its own, other calls use their thread's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from backend.runtime.device import Device, cpu, device_kind_of, get_device_api
+from backend.runtime.dlpack import DLTensor
+from backend.runtime.dtype import from_dlpack_triple
+from backend.runtime.errors import ArgumentError
+from backend.runtime.ndarray import NDArray
+from backend.runtime.registry import get_global_func
+from backend.runtime.threads import num_threads, parallel_address, setting_version
+
+__all__ = [
+    "ARG_FLOAT",
+    "ARG_HANDLE",
+    "ARG_INT",
+    "ARG_NULL",
+    "ARG_STR",
+    "ARG_TENSOR",
+    "Context",
+    "Ctx",
+    "current_context",
+]
+
+# Kinds of the 8-byte argument values of packed functions; the numbers are TVM's.
+ARG_INT = 0  # int64
+ARG_FLOAT = 2  # the bits of a float64
+ARG_HANDLE = 3  # an address
+ARG_NULL = 4  # None
+ARG_TENSOR = 7  # DLTensor*
+ARG_STR = 11  # char*, UTF-8, ended by a zero byte
+
+_Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+_Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _Task, ctypes.c_void_p, ctypes.c_int32)
+_AllocWorkspace = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+_FreeWorkspace = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_CallPacked = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.POINTER(ctypes.c_int32),
+    ctypes.c_int32,
+)
+
+
+class Ctx(ctypes.Structure):
+    """The struct itself. All functions take the `Ctx*` first.
+
+    parallel(ctx, task, closure, max_tasks): fork-join; calls task(ctx, closure, i, n) for every i below
+        n = min(max_tasks, num_threads), from several threads, and returns when all are done.
+    alloc_workspace(ctx, nbytes): scratch of the calling thread, aligned to 64 bytes, freed in reverse order.
+    call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
+        0, or -1 when it raised. The exception is raised again where compiled code was entered.
+    """
+
+    _fields_ = (
+        ("parallel", ctypes.c_void_p),
+        ("num_threads", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("alloc_workspace", ctypes.c_void_p),
+        ("free_workspace", ctypes.c_void_p),
+        ("call_packed", ctypes.c_void_p),
+    )
+
+
+class Context:
+    """Owner of a `Ctx`, at `address`. Not to be used by two calls at a time.
+
+    `requested` is the number of threads asked for (None: as many as allowed, see `backend.runtime.threads`).
+    """
+
+    def __init__(self, requested: int | None = None) -> None:
+        pool = parallel_address()
+        self._requested = requested
+        self._failure: BaseException | None = None
+        self._version = setting_version()
+        self._ctx = Ctx(
+            _address_of(_serial_parallel) if pool is None else pool,
+            num_threads(requested),
+            0,
+            _address_of(_alloc_workspace),
+            _address_of(_free_workspace),
+            _address_of(_call_packed),
+        )
+        self.address = ctypes.addressof(self._ctx)
+        _contexts[self.address] = self
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that the next call may use."""
+        self.refresh()
+        return self._ctx.num_threads
+
+    def set_num_threads(self, requested: int | None) -> None:
+        """Asks for another number of threads. Raises `ArgumentError` unless it is positive or None."""
+        self._ctx.num_threads = num_threads(requested)
+        self._requested = requested
+
+    def refresh(self) -> None:
+        """Takes over a `set_num_threads` of the process since the last call."""
+        if self._version != setting_version():
+            self._version = setting_version()
+            self._ctx.num_threads = num_threads(self._requested)
+
+    def fail(self, error: BaseException) -> None:
+        """Notes the first exception of a Python function called from compiled code."""
+        if self._failure is None:
+            self._failure = error
+
+    def check(self) -> None:
+        """Raises what a Python function raised during the call that just returned."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+
+_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
+_of_thread = threading.local()
+_host = cpu()
+
+
+def current_context() -> Context:
+    """The context of this thread, for calls that don't come from an executor."""
+    context: Context | None = getattr(_of_thread, "context", None)
+    if context is None:
+        context = _of_thread.context = Context()
+    context.refresh()
+    return context
+
+
+@_Parallel
+def _serial_parallel(ctx: int, task: Callable[..., None], closure: int | None, max_tasks: int) -> None:
+    if max_tasks > 0:
+        task(ctx, closure, 0, 1)
+
+
+@_AllocWorkspace
+def _alloc_workspace(_ctx: int, nbytes: int) -> int:
+    return get_device_api("cpu").alloc_workspace(_host, nbytes)
+
+
+@_FreeWorkspace
+def _free_workspace(_ctx: int, handle: int) -> None:
+    get_device_api("cpu").free_workspace(_host, handle)
+
+
+@_CallPacked
+def _call_packed(ctx: int, name: bytes, values: Any, kinds: Any, count: int) -> int:
+    try:
+        get_global_func(name.decode())(*[_argument(values[i], kinds[i]) for i in range(count)])
+    except BaseException as error:  # noqa: BLE001 - compiled code can't unwind; the entry raises it again
+        _contexts[ctx].fail(error)
+        return -1
+    return 0
+
+
+def _argument(value: int, kind: int) -> Any:
+    """A packed value as Python sees it. A tensor is borrowed: it must not be used after the call."""
+    if kind == ARG_INT:
+        return value
+    if kind == ARG_FLOAT:
+        return ctypes.c_double.from_buffer(ctypes.c_int64(value)).value
+    if kind == ARG_TENSOR:
+        tensor = DLTensor.from_address(value)
+        rank = tensor.ndim
+        return NDArray(
+            tensor.data or 0,
+            tuple(tensor.shape[:rank]),
+            from_dlpack_triple(tensor.code, tensor.bits, tensor.lanes),
+            Device(device_kind_of(tensor.device_type), tensor.device_id),
+            None,
+            byte_offset=tensor.byte_offset,
+            strides=tuple(tensor.strides[:rank]) if tensor.strides else None,
+        )
+    if kind == ARG_STR:
+        return ctypes.string_at(value).decode()
+    if kind == ARG_NULL:
+        return None
+    if kind == ARG_HANDLE:
+        return value
+    known = (ARG_INT, ARG_FLOAT, ARG_HANDLE, ARG_NULL, ARG_TENSOR, ARG_STR)
+    raise ArgumentError(f"packed argument of kind {kind}; known are {known}")
+
+
+def _address_of(callback: Any) -> int:
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert address is not None
+    return address

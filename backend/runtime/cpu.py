@@ -1,0 +1,125 @@
+"""The device API of the host CPU: aligned memory of the C library, copies by memmove, one queue without waiting."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from backend.runtime.device import Device, DeviceAttrKind
+from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
+from backend.runtime.errors import DeviceError
+from backend.runtime.threads import available_cpus
+
+__all__ = ["CPUDeviceAPI", "cpu_device_api"]
+
+_CPU_FOLDER = Path("/sys/devices/system/cpu")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class CPUDeviceAPI(DeviceAPI):
+    """The host. Handles are addresses, aligned to 64 bytes at least; every stream is None."""
+
+    host_accessible = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        libc = ctypes.CDLL(None)
+        self._memalign = libc.posix_memalign
+        self._memalign.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t]
+        self._memalign.restype = ctypes.c_int
+        self._free = libc.free
+        self._free.argtypes = [ctypes.c_void_p]
+        self._free.restype = None
+
+    def get_attr(self, device: Device, kind: DeviceAttrKind) -> Any:
+        if kind == DeviceAttrKind.EXIST:
+            return device.index == 0
+        query = _ATTRIBUTES.get(kind)
+        return None if query is None else query()
+
+    def alloc_data_space(self, device: Device, nbytes: int, alignment: int = ALLOC_ALIGNMENT) -> int:
+        if nbytes < 0 or alignment < 1 or alignment & (alignment - 1):
+            raise DeviceError(
+                f"can't allocate {nbytes} bytes aligned to {alignment} on {device}: no size and power of 2"
+            )
+        address = ctypes.c_void_p()
+        if self._memalign(ctypes.byref(address), max(alignment, ALLOC_ALIGNMENT), max(nbytes, 1)) or not address.value:
+            raise DeviceError(f"out of memory: can't allocate {nbytes} bytes aligned to {alignment} on {device}")
+        return address.value
+
+    def free_data_space(self, device: Device, handle: int) -> None:
+        self._free(handle)
+
+    def copy_data_from_to(
+        self,
+        source: int,
+        source_offset: int,
+        target: int,
+        target_offset: int,
+        nbytes: int,
+        device_from: Device,
+        device_to: Device,
+        stream: Any = None,
+    ) -> None:
+        ctypes.memmove(target + target_offset, source + source_offset, nbytes)
+
+
+@lru_cache(maxsize=1)
+def cpu_device_api() -> CPUDeviceAPI:
+    """The one `CPUDeviceAPI` of the process."""
+    return CPUDeviceAPI()
+
+
+def _device_name() -> str | None:
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or None
+
+
+def _max_clock_khz() -> int | None:
+    lines = _lines(_CPU_FOLDER / "cpu0/cpufreq/cpuinfo_max_freq")
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _cache_bytes(level: int) -> int | None:
+    """Size of the data (or unified) cache of that level as the first core sees it."""
+    for folder in sorted((_CPU_FOLDER / "cpu0/cache").glob("index*")):
+        facts = ["".join(_lines(folder / name)[:1]).strip() for name in ("level", "type", "size")]
+        if facts[0] == str(level) and facts[1] != "Instruction" and facts[2][:-1].isdigit() and facts[2][-1] in _UNITS:
+            return int(facts[2][:-1]) * _UNITS[facts[2][-1]]
+    return None
+
+
+def _total_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _available_memory() -> int | None:
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+_ATTRIBUTES = {
+    DeviceAttrKind.DEVICE_NAME: _device_name,
+    DeviceAttrKind.MAX_CLOCK_RATE: _max_clock_khz,
+    DeviceAttrKind.MULTI_PROCESSOR_COUNT: available_cpus,
+    DeviceAttrKind.L1_CACHE_SIZE_BYTES: lambda: _cache_bytes(1),
+    DeviceAttrKind.L2_CACHE_SIZE_BYTES: lambda: _cache_bytes(2),
+    DeviceAttrKind.L3_CACHE_SIZE_BYTES: lambda: _cache_bytes(3),
+    DeviceAttrKind.TOTAL_GLOBAL_MEMORY: _total_memory,
+    DeviceAttrKind.AVAILABLE_GLOBAL_MEMORY: _available_memory,
+}

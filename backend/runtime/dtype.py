@@ -1,0 +1,133 @@
+"""Element types at run time: their spelling, their numpy type and their DLPack triple.
+
+A dtype travels as a string, spelled as numpy and TVM spell it, with `x<lanes>` appended for vectors: "float32",
+"bool", "bfloat16", "float8_e4m3fn", "int4", "float32x4".
+
+Types of less than a byte (int4, uint4, int2, uint2, float4_e2m1fn) are *packed* in an `NDArray`, as DLPack and ONNX
+have it: element 0 in the lowest bits of byte 0, rows not padded, the last byte filled with zero bits; n elements take
+`packed_nbytes(dtype, n)` bytes. numpy (`ml_dtypes`) holds them one to a byte; `pack` and `unpack` convert.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from backend.runtime.errors import ArgumentError
+
+__all__ = ["DataType", "data_type", "from_dlpack_triple", "from_numpy", "pack", "packed_nbytes", "to_numpy", "unpack"]
+
+_INT, _UINT, _FLOAT, _HANDLE, _BFLOAT, _BOOL = 0, 1, 2, 3, 4, 6  # DLDataTypeCode
+_SCALARS: dict[str, tuple[int, int, Any]] = {  # name: (DLPack code, bits, numpy type)
+    "bool": (_BOOL, 8, np.bool_),
+    "int2": (_INT, 2, ml_dtypes.int2),
+    "int4": (_INT, 4, ml_dtypes.int4),
+    "int8": (_INT, 8, np.int8),
+    "int16": (_INT, 16, np.int16),
+    "int32": (_INT, 32, np.int32),
+    "int64": (_INT, 64, np.int64),
+    "uint2": (_UINT, 2, ml_dtypes.uint2),
+    "uint4": (_UINT, 4, ml_dtypes.uint4),
+    "uint8": (_UINT, 8, np.uint8),
+    "uint16": (_UINT, 16, np.uint16),
+    "uint32": (_UINT, 32, np.uint32),
+    "uint64": (_UINT, 64, np.uint64),
+    "float16": (_FLOAT, 16, np.float16),
+    "float32": (_FLOAT, 32, np.float32),
+    "float64": (_FLOAT, 64, np.float64),
+    "bfloat16": (_BFLOAT, 16, ml_dtypes.bfloat16),
+    "float8_e4m3fn": (10, 8, ml_dtypes.float8_e4m3fn),
+    "float8_e4m3fnuz": (11, 8, ml_dtypes.float8_e4m3fnuz),
+    "float8_e5m2": (12, 8, ml_dtypes.float8_e5m2),
+    "float8_e5m2fnuz": (13, 8, ml_dtypes.float8_e5m2fnuz),
+    "float8_e8m0fnu": (14, 8, ml_dtypes.float8_e8m0fnu),
+    "float4_e2m1fn": (17, 4, ml_dtypes.float4_e2m1fn),
+    "handle": (_HANDLE, 64, np.uint64),
+}
+_NAMES_BY_CODE = {(code, bits): name for name, (code, bits, _) in _SCALARS.items()}
+_NAMES_BY_NUMPY = {np.dtype(scalar): name for name, (_, _, scalar) in _SCALARS.items() if name != "handle"}
+_VECTOR = re.compile(r"(.+?)x([1-9]\d{0,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class DataType:
+    """What the runtime knows of one dtype: DLPack's (code, bits, lanes) and the numpy type of one lane.
+
+    `bits` is the storage of one lane (8 for bool); `numpy` holds one lane per item, sub-byte types one to a byte.
+    """
+
+    name: str
+    code: int
+    bits: int
+    lanes: int
+    numpy: np.dtype[Any]
+
+    @property
+    def is_packed(self) -> bool:
+        """True for types of less than a byte, which lie several to a byte in an `NDArray`."""
+        return self.bits < 8
+
+
+@cache
+def data_type(name: str) -> DataType:
+    """The `DataType` spelled `name`. Raises `ArgumentError` for a spelling that names no type."""
+    scalar, lanes = name, 1
+    vector = _VECTOR.fullmatch(name)
+    if vector is not None and name not in _SCALARS:
+        scalar, lanes = vector[1], int(vector[2])
+    if scalar not in _SCALARS or (vector is not None and lanes == 1):
+        raise ArgumentError(f"unknown dtype {name!r}; known are {', '.join(_SCALARS)}, and vectors such as float32x4")
+    code, bits, numpy_type = _SCALARS[scalar]
+    return DataType(name, code, bits, lanes, np.dtype(numpy_type))
+
+
+def from_dlpack_triple(code: int, bits: int, lanes: int) -> str:
+    """The dtype of a DLPack (code, bits, lanes). Raises `ArgumentError` when the runtime has no such type."""
+    scalar = _NAMES_BY_CODE.get((code, bits))
+    if scalar is None or lanes < 1:
+        raise ArgumentError(f"DLPack dtype (code={code}, bits={bits}, lanes={lanes}) is not one the runtime has")
+    return scalar if lanes == 1 else f"{scalar}x{lanes}"
+
+
+def to_numpy(name: str) -> np.dtype[Any]:
+    """The numpy type of one lane of `name`. Raises `ArgumentError` for an unknown spelling."""
+    return data_type(name).numpy
+
+
+def from_numpy(dtype: npt.DTypeLike) -> str:
+    """The spelling of a numpy dtype, whatever its byte order. Raises `ArgumentError` for one the runtime lacks."""
+    found = _NAMES_BY_NUMPY.get(np.dtype(dtype).newbyteorder("="))
+    if found is None:
+        raise ArgumentError(f"numpy dtype {np.dtype(dtype)} has no counterpart; known are {', '.join(_SCALARS)}")
+    return found
+
+
+def packed_nbytes(name: str, count: int) -> int:
+    """Bytes of `count` elements of dtype `name` lying one after another; sub-byte types are packed."""
+    info = data_type(name)
+    return (count * info.bits * info.lanes + 7) // 8
+
+
+def pack(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
+    """The packed bytes of `values`, an array of the sub-byte dtype `name`, element 0 in the lowest bits of byte 0."""
+    bits = data_type(name).bits
+    codes = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
+    per_byte = 8 // bits
+    lanes = np.zeros((-(-codes.size // per_byte), per_byte), np.uint8)
+    lanes.reshape(-1)[: codes.size] = codes
+    return np.bitwise_or.reduce(lanes << (np.arange(per_byte, dtype=np.uint8) * bits), axis=1, dtype=np.uint8)
+
+
+def unpack(packed: npt.NDArray[np.uint8], name: str, count: int) -> npt.NDArray[Any]:
+    """The `count` elements of the sub-byte dtype `name` in `packed`, as a flat array of its `ml_dtypes` type."""
+    info = data_type(name)
+    per_byte = 8 // info.bits
+    shifts = np.arange(per_byte, dtype=np.uint8) * info.bits
+    codes = (packed.reshape(-1, 1) >> shifts) & ((1 << info.bits) - 1)
+    return codes.astype(np.uint8).reshape(-1)[:count].view(info.numpy)

@@ -1,0 +1,182 @@
+"""`Module`: a container of compiled functions, and of further modules they use. TVM: `tvm.runtime.Module`."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+from backend.runtime.device import Device
+from backend.runtime.errors import ModuleError
+from backend.runtime.packed_func import PackedFunc
+from backend.runtime.registry import resolve
+from backend.runtime.timing import BenchmarkResult, measure
+
+__all__ = ["Module", "load_module_bytes", "register_module_loader"]
+
+Loader = Callable[[bytes | memoryview], "Module"]
+
+_loaders: dict[str, str | Loader] = {
+    "c": "backend.c.runtime:load_from_bytes",
+    "cuda": "backend.cuda.runtime:load_from_bytes",
+    "interp": "backend.interp.runtime:load_from_bytes",
+    "llvm": "backend.llvm.runtime:load_from_bytes",
+}
+
+
+class Module(abc.ABC):
+    """Functions by name. A backend's module gives `type_key`, `function_names` and `_find`.
+
+    `entry_name` is the function that calling the module itself runs; None when there is no such function.
+    """
+
+    type_key: str
+
+    def __init__(self, entry_name: str | None = None) -> None:
+        self.entry_name = entry_name
+        self._imports: list[Module] = []
+        self._found: dict[str, PackedFunc] = {}
+
+    # -- for the backend to give
+
+    @abc.abstractmethod
+    def function_names(self) -> list[str]:
+        """Names of all functions of this module, imports left out."""
+
+    @abc.abstractmethod
+    def _find(self, name: str) -> PackedFunc | None:
+        """The function `name` of this module; None when it has none. Called once per name."""
+
+    def get_source(self, fmt: str = "") -> str:
+        """The generated code as text; `fmt` picks a form ("": the usual one). Raises `ModuleError` without one."""
+        raise ModuleError(f"module of type {self.type_key!r} has no source in format {fmt!r}")
+
+    def save_to_bytes(self) -> bytes:
+        """This module without its imports, for `load_module_bytes`; equal for equal modules."""
+        raise ModuleError(f"a module of type {self.type_key!r} can't be saved; it lives in its process only")
+
+    # -- for everyone
+
+    def get_function(self, name: str, query_imports: bool = False) -> PackedFunc:
+        """The function `name`, looked for in the imported modules too if `query_imports`.
+
+        Raises `ModuleError` naming the functions that there are.
+        """
+        found = self._lookup(name, query_imports)
+        if found is None:
+            names = self.function_names()
+            shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+            raise ModuleError(f"module of type {self.type_key!r} has no function {name!r}; it has: {shown or 'none'}")
+        return found
+
+    def __getitem__(self, name: str) -> PackedFunc:
+        return self.get_function(name)
+
+    def implements_function(self, name: str, query_imports: bool = False) -> bool:
+        """True when `get_function` would find it."""
+        return self._lookup(name, query_imports) is not None
+
+    @property
+    def entry_func(self) -> PackedFunc:
+        """The function that calling the module runs. Raises `ModuleError` when it names none."""
+        if self.entry_name is None:
+            raise ModuleError(
+                f"module of type {self.type_key!r} has no entry function; call one by name: "
+                f"{', '.join(self.function_names()[:20])}"
+            )
+        return self.get_function(self.entry_name, query_imports=True)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.entry_func(*args)
+
+    def import_module(self, module: Module) -> None:
+        """Makes the functions of `module` available to this one. Raises `ModuleError` for a cycle."""
+        if self in module._tree():
+            raise ModuleError(f"can't import module {module!r} into {self!r}: it imports that one already")
+        self._imports.append(module)
+
+    @property
+    def imported_modules(self) -> list[Module]:
+        return list(self._imports)
+
+    def time_evaluator(
+        self,
+        name: str,
+        dev: Device,
+        number: int = 10,
+        repeat: int = 1,
+        min_repeat_ms: float = 0,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+    ) -> Callable[..., BenchmarkResult]:
+        """A function of the arguments that times function `name` on them; see `timing.measure`.
+
+        Arguments are made ready once, so what is timed is the call alone. TVM: `Module.time_evaluator`.
+        """
+        function = self.get_function(name, query_imports=True)
+
+        def evaluate(*args: Any) -> BenchmarkResult:
+            return measure(
+                function.bind(*args),
+                [dev],
+                number=number,
+                repeat=repeat,
+                min_repeat_ms=min_repeat_ms,
+                cooldown_interval_ms=cooldown_interval_ms,
+                repeats_to_cooldown=repeats_to_cooldown,
+            )
+
+        return evaluate
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of type {self.type_key!r} with {len(self.function_names())} functions>"
+
+    def _lookup(self, name: str, query_imports: bool) -> PackedFunc | None:
+        found = self._found.get(name)
+        if found is None:
+            found = self._find(name)
+            if found is not None:
+                self._found[name] = found
+        if found is None and query_imports:
+            for module in self._imports:
+                found = module._lookup(name, query_imports=True)
+                if found is not None:
+                    break
+        return found
+
+    def _tree(self) -> list[Module]:
+        """This module and all it imports, each once."""
+        found: list[Module] = []
+        pending: list[Module] = [self]
+        while pending:
+            module = pending.pop()
+            if module not in found:
+                found.append(module)
+                pending += reversed(module._imports)
+        return found
+
+
+def register_module_loader(type_key: str, loader: Loader | str, override: bool = False) -> None:
+    """Registers what makes a module of `type_key` from its bytes: a function, or "module:attribute" to import on use.
+
+    Raises `ModuleError` when the type has a loader already, unless `override`.
+    """
+    if type_key in _loaders and not override:
+        raise ModuleError(f"modules of type {type_key!r} have a loader, {_loaders[type_key]}; pass override=True")
+    _loaders[type_key] = loader
+
+
+def load_module_bytes(type_key: str, data: bytes | memoryview) -> Module:
+    """The module that `save_to_bytes` of a module of `type_key` described.
+
+    Raises `ModuleError` for a type without a loader or whose package is missing, and what the loader raises.
+    """
+    loader = _loaders.get(type_key)
+    if loader is None:
+        raise ModuleError(f"no loader for modules of type {type_key!r}; known are {', '.join(sorted(_loaders))}")
+    if isinstance(loader, str):
+        try:
+            loader = _loaders[type_key] = resolve(loader)
+        except ImportError as error:
+            raise ModuleError(f"modules of type {type_key!r} can't be loaded here: {error}") from error
+    return loader(data)

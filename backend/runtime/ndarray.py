@@ -1,0 +1,458 @@
+"""`NDArray`: a typed, shaped piece of one device's memory. Meaning and names follow TVM's `tvm.nd.NDArray`.
+
+An array owns its memory, or holds on to whoever does (a numpy array, a mapped file, a DLPack producer, another
+NDArray). Exchange with any DLPack producer or consumer, numpy included, copies nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.runtime.device import Device, cpu, device, device_kind_of, get_device_api
+from backend.runtime.device_api import ALLOC_ALIGNMENT
+from backend.runtime.dlpack import DLTensor, ImportedTensor, export_capsule
+from backend.runtime.dtype import DataType, data_type, from_dlpack_triple, from_numpy, pack, packed_nbytes, unpack
+from backend.runtime.errors import ArgumentError, DeviceError
+
+__all__ = ["NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]
+
+_dimension_arrays: dict[int, Any] = {}  # rank -> ctypes array type
+
+
+class _DataSpace:
+    """An allocation of a device API, freed when nobody holds it any more."""
+
+    __slots__ = ("_api", "_device", "handle")
+
+    def __init__(self, where: Device, nbytes: int, alignment: int) -> None:
+        self.handle = 0
+        self._api = where.api
+        self._device = where
+        self.handle = self._api.alloc_data_space(where, nbytes, alignment)
+
+    def __del__(self) -> None:
+        if self.handle:
+            self._api.free_data_space(self._device, self.handle)
+
+
+class _HostMemory:
+    """Host memory as numpy's array interface; the numpy array made of it keeps `owner` alive."""
+
+    def __init__(self, owner: object, interface: dict[str, Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = interface
+
+
+class NDArray:
+    """A tensor on a device. Make it with `empty`, `zeros`, `array` or `from_dlpack`.
+
+    Attributes: `shape` (ints), `dtype` (a string, see `backend.runtime.dtype`), `device`, `strides` (in elements),
+    `read_only`, and `tensor`, the `DLTensor` that compiled functions are given. Memory is contiguous and aligned to 64
+    bytes unless it came from elsewhere (`from_dlpack`).
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_dims",
+        "_owner",
+        "device",
+        "dtype",
+        "is_contiguous",
+        "read_only",
+        "shape",
+        "strides",
+        "tensor",
+    )
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: Device
+    read_only: bool
+    is_contiguous: bool
+    tensor: DLTensor
+
+    def __init__(
+        self,
+        handle: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        where: Device,
+        owner: object,
+        *,
+        byte_offset: int = 0,
+        strides: tuple[int, ...] | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """A view of memory that `owner` keeps alive. For the runtime's own use; users call the functions above."""
+        info = data_type(dtype)
+        dense = _dense_strides(shape)
+        if byte_offset and where.api.addressable:
+            handle, byte_offset = handle + byte_offset, 0
+        rank = len(shape)
+        kind = _dimension_arrays.get(rank)
+        if kind is None:
+            kind = _dimension_arrays[rank] = ctypes.c_int64 * max(rank, 1)
+        self.shape, self.dtype, self.device, self.read_only = shape, dtype, where, read_only
+        self.strides = dense if strides is None else strides
+        self.is_contiguous = strides is None or _is_dense(shape, strides)
+        self._owner = owner
+        self._dims = kind(*shape), kind(*self.strides)
+        self.tensor = DLTensor(
+            handle, where.dlpack_type, where.index, rank, info.code, info.bits, info.lanes, *self._dims, byte_offset
+        )
+
+    # -- facts
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements laid out densely; sub-byte types are packed."""
+        return packed_nbytes(self.dtype, self.size)
+
+    @property
+    def handle(self) -> int:
+        """The address of element 0 where handles are addresses; elsewhere the data space (see `byte_offset`)."""
+        return self.tensor.data or 0
+
+    @property
+    def byte_offset(self) -> int:
+        """Bytes from `handle` to element 0; 0 on devices whose handles are addresses."""
+        return self.tensor.byte_offset
+
+    def same_as(self, other: object) -> bool:
+        """True for the very same array object."""
+        return self is other
+
+    def __repr__(self) -> str:
+        return f"<NDArray shape={self.shape}, dtype={self.dtype}, device={self.device}>\n{self.numpy()}"
+
+    # -- copies
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """A numpy copy, of the `ml_dtypes` type where numpy has none; vector lanes become a last dimension.
+
+        Waits for the device's current stream. Raises `DeviceError` for a strided array off the host.
+        """
+        info = data_type(self.dtype)
+        if get_device_api(self.device.kind).host_accessible:
+            return self._unpacked(self._host_view(), info) if info.is_packed else self._host_view().copy()
+        result = np.empty(_numpy_shape(self.shape, info), np.uint8 if info.is_packed else info.numpy)
+        self._copy_bytes(self._dense_handle(), result.ctypes.data, cpu(), to_host=True)
+        return self._unpacked(result, info) if info.is_packed else result
+
+    def copyfrom(self, source: NDArray | npt.ArrayLike) -> NDArray:
+        """Fills this array from another or from numpy values of the same shape and dtype; returns itself.
+
+        Raises `ArgumentError` for another shape or dtype, or when this array is read-only.
+        """
+        if self.read_only:
+            raise ArgumentError(f"{_brief(self)} is read-only; copy it first: array.copyto(array.device)")
+        if isinstance(source, NDArray):
+            source.copyto(self)
+        else:
+            self._copy_from_numpy(np.asarray(source))
+        return self
+
+    def copyto(self, target: NDArray | Device) -> NDArray:
+        """Copies into another array of the same shape and dtype, or into a new one on a device; returns the target."""
+        if isinstance(target, Device):
+            target = empty(self.shape, self.dtype, target)
+        elif target.read_only:
+            raise ArgumentError(f"{_brief(target)} is read-only; it can't be copied to")
+        if target.shape != self.shape or target.dtype != self.dtype:
+            raise ArgumentError(f"can't copy {_brief(self)} to {_brief(target)}: expected the same shape and dtype")
+        if _on_host(self) and _on_host(target) and not (self.is_contiguous and target.is_contiguous):
+            np.copyto(target._host_view(), self._host_view())
+        elif self.device.kind == target.device.kind or _on_host(self) or _on_host(target):
+            _copy(self, target)
+        else:  # between two kinds of device: by way of the host
+            target._copy_from_numpy(self.numpy())
+        return target
+
+    def __setitem__(self, index: object, value: NDArray | npt.ArrayLike) -> None:
+        """`x[:] = value` and `x[...] = value` fill the whole array, a scalar is spread; other indices are refused."""
+        if index is not Ellipsis and not (isinstance(index, slice) and index == slice(None)):
+            raise ArgumentError(f"NDArray index {index!r}: only x[:] = value is supported; index a numpy copy instead")
+        if not isinstance(value, NDArray) and np.ndim(value) == 0:
+            value = np.full(self.shape, value, data_type(self.dtype).numpy)
+        self.copyfrom(value)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """For `numpy.asarray`: a copy, unless `copy=False` asks for a view of host memory."""
+        if copy is False:
+            if not _on_host(self) or data_type(self.dtype).is_packed:
+                raise ValueError(f"{_brief(self)} can't be viewed by numpy without a copy")
+            return self._host_view() if dtype is None else np.asarray(self._host_view(), dtype, copy=False)
+        return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
+
+    # -- views and exchange
+
+    def _create_view(self, shape: Sequence[int], dtype: str | None = None, byte_offset: int = 0) -> NDArray:
+        """An array over part of the same memory, of another shape, perhaps another dtype. TVM: `_create_view`.
+
+        Raises `ArgumentError` when it would reach outside this array, or this array is strided.
+        """
+        wanted, kind = tuple(int(extent) for extent in shape), self.dtype if dtype is None else dtype
+        needed = packed_nbytes(kind, math.prod(wanted))
+        inside = min((byte_offset, *wanted)) >= 0 and byte_offset + needed <= self.nbytes
+        if not self.is_contiguous or not inside:
+            raise ArgumentError(
+                f"no view of shape {wanted}, dtype {kind} at byte {byte_offset} of {_brief(self)}: "
+                f"it takes {needed} of {self.nbytes} contiguous bytes"
+            )
+        return NDArray(
+            self.handle,
+            wanted,
+            kind,
+            self.device,
+            self,
+            byte_offset=self.byte_offset + byte_offset,
+            read_only=self.read_only,
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device.dlpack_type, self.device.index
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A DLPack capsule over this memory (the Python array API's protocol).
+
+        `stream` is the consumer's: work queued here is ordered before it (-1: no ordering wanted). `max_version` from
+        (1, 0) up gives a versioned capsule. `BufferError` for what can't be done without, or only with, a copy.
+        """
+        source = self
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            if copy is False:
+                raise BufferError(f"{_brief(self)} can't be exported to DLPack device {dl_device} without a copy")
+            source = self.copyto(Device(device_kind_of(int(dl_device[0])), int(dl_device[1])))
+        elif copy:
+            source = self.copyto(self.device)
+        elif stream != -1 and not get_device_api(self.device.kind).host_accessible:
+            if stream is None:
+                self.device.sync()
+            else:
+                self.device.api.sync_stream_from_to(self.device, None, stream)
+        versioned = max_version is not None and max_version[0] >= 1
+        if source.read_only and not versioned:
+            raise BufferError(f"{_brief(self)} is read-only, which an unversioned capsule can't say; pass max_version")
+        return export_capsule(source.tensor, source, versioned=versioned, read_only=source.read_only)
+
+    def to_dlpack(self) -> object:
+        """An unversioned DLPack capsule."""
+        return self.__dlpack__()
+
+    # -- inner workings
+
+    def _host_view(self) -> npt.NDArray[Any]:
+        """This host array's memory as numpy; of packed types, the bytes."""
+        info = data_type(self.dtype)
+        if info.is_packed:
+            interface: dict[str, Any] = {"shape": (self.nbytes,), "typestr": "|u1"}
+            kind: np.dtype[Any] = np.dtype(np.uint8)
+            if not self.is_contiguous:
+                raise ArgumentError(f"{_brief(self)} is strided, which packed types can't be")
+        else:
+            kind = info.numpy
+            width = kind.itemsize
+            native = kind.kind in "biuf" and kind.isbuiltin == 1
+            interface = {"shape": _numpy_shape(self.shape, info), "typestr": kind.str if native else f"<u{width}"}
+            if not self.is_contiguous:
+                lanes = (width,) if info.lanes > 1 else ()
+                interface["strides"] = tuple(stride * width * info.lanes for stride in self.strides) + lanes
+        interface |= {"data": (self.handle + self.byte_offset, self.read_only), "version": 3}
+        view = np.asarray(_HostMemory(self, interface))
+        return view if view.dtype == kind else view.view(kind)
+
+    def _unpacked(self, packed: npt.NDArray[Any], info: DataType) -> npt.NDArray[Any]:
+        shape = _unpacked_shape(self.shape, info)
+        return unpack(packed, info.name, math.prod(shape)).reshape(shape)
+
+    def _copy_from_numpy(self, values: npt.NDArray[Any]) -> None:
+        info = data_type(self.dtype)
+        expected = _unpacked_shape(self.shape, info)
+        if values.shape != expected or values.dtype.newbyteorder("=") != info.numpy:
+            raise ArgumentError(
+                f"can't copy numpy values of shape {values.shape}, dtype {values.dtype} to {_brief(self)}: expected "
+                f"shape {expected}, dtype {info.numpy}"
+            )
+        source = pack(values, info.name) if info.is_packed else values
+        if _on_host(self):
+            np.copyto(self._host_view(), source)
+            return
+        dense = np.ascontiguousarray(source, dtype=source.dtype.newbyteorder("="))
+        self._copy_bytes(self._dense_handle(), dense.ctypes.data, cpu(), to_host=False)
+
+    def _copy_bytes(self, handle: int, address: int, host: Device, *, to_host: bool) -> None:
+        api = self.device.api
+        if to_host:
+            api.copy_data_from_to(handle, self.byte_offset, address, 0, self.nbytes, self.device, host)
+            api.stream_sync(self.device)
+        else:
+            api.copy_data_from_to(address, 0, handle, self.byte_offset, self.nbytes, host, self.device)
+
+    def _dense_handle(self) -> int:
+        if not self.is_contiguous:
+            raise DeviceError(
+                f"{_brief(self)} has strides {self.strides}; off the host only contiguous arrays are copied"
+            )
+        return self.handle
+
+
+def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | str | None = None) -> NDArray:
+    """A new array of undefined values; on the CPU unless a device is given. TVM: `tvm.nd.empty`.
+
+    Raises `ArgumentError` for a bad shape or dtype, `DeviceError` when memory is short.
+    """
+    where = _as_device(device)
+    extents = tuple(int(extent) for extent in ([shape] if isinstance(shape, int | np.integer) else shape))
+    if min(extents, default=0) < 0:
+        raise ArgumentError(f"shape {extents}: expected no negative extent")
+    space = _DataSpace(where, packed_nbytes(dtype, math.prod(extents)), ALLOC_ALIGNMENT)
+    return NDArray(space.handle, extents, dtype, where, space)
+
+
+def zeros(shape: int | Sequence[int], dtype: str = "float32", device: Device | str | None = None) -> NDArray:
+    """A new array of zeros."""
+    result = empty(shape, dtype, device)
+    result[:] = 0
+    return result
+
+
+def array(values: NDArray | npt.ArrayLike, device: Device | str | None = None, dtype: str | None = None) -> NDArray:
+    """A new array with a copy of `values`, converted to `dtype` when given. TVM: `tvm.nd.array`."""
+    source = values.numpy() if isinstance(values, NDArray) and dtype is not None else values
+    if isinstance(source, NDArray):
+        return source.copyto(_as_device(device))
+    plain = np.asarray(source, dtype=None if dtype is None else data_type(dtype).numpy)
+    return empty(plain.shape, from_numpy(plain.dtype), device).copyfrom(plain)
+
+
+def from_dlpack(source: Any) -> NDArray:
+    """An array over the memory of `source`, without a copy; `source` lives as long as needed.
+
+    `source` is a numpy array, any object with `__dlpack__`, or a capsule. A read-only producer makes a read-only array.
+    Raises `ArgumentError` for a dtype or device that the runtime has not, and for what is none of these.
+    """
+    if isinstance(source, np.ndarray):
+        return wrap_numpy(source)
+    if hasattr(source, "__dlpack__"):
+        try:
+            capsule = source.__dlpack__(max_version=(1, 1))
+        except TypeError:  # a producer of before DLPack 1.0
+            capsule = source.__dlpack__()
+    else:
+        capsule = source
+    imported = ImportedTensor(capsule)
+    tensor, rank = imported.tensor, imported.tensor.ndim
+    return NDArray(
+        tensor.data or 0,
+        tuple(tensor.shape[:rank]),
+        from_dlpack_triple(tensor.code, tensor.bits, tensor.lanes),
+        Device(device_kind_of(tensor.device_type), tensor.device_id),
+        imported,
+        byte_offset=tensor.byte_offset,
+        strides=tuple(tensor.strides[:rank]) if tensor.strides else None,
+        read_only=imported.read_only,
+    )
+
+
+def wrap_numpy(values: npt.NDArray[Any]) -> NDArray:
+    """An array over a numpy array's memory, without a copy; `ml_dtypes` types of a byte or more included.
+
+    Raises `ArgumentError` for types that the runtime packs or lacks, foreign byte order, and odd strides.
+    """
+    dtype = from_numpy(values.dtype)
+    width = values.itemsize
+    odd = any(stride % width for stride in values.strides)
+    if data_type(dtype).is_packed or not values.dtype.isnative or odd:
+        raise ArgumentError(
+            f"numpy array of dtype {values.dtype}, strides {values.strides} can't be used without a copy: use nd.array"
+        )
+    return NDArray(
+        values.ctypes.data,
+        values.shape,
+        dtype,
+        cpu(),
+        values,
+        strides=None if values.flags.c_contiguous else tuple(stride // width for stride in values.strides),
+        read_only=not values.flags.writeable,
+    )
+
+
+def _as_device(where: Device | str | None) -> Device:
+    return cpu() if where is None else device(where)
+
+
+def _on_host(array: NDArray) -> bool:
+    return get_device_api(array.device.kind).host_accessible
+
+
+def _copy(source: NDArray, target: NDArray) -> None:
+    """Contiguous to contiguous, at most one of them off the host or both on one kind of device."""
+    runner = source if _on_host(target) else target
+    runner.device.api.copy_data_from_to(
+        source._dense_handle(),
+        source.byte_offset,
+        target._dense_handle(),
+        target.byte_offset,
+        source.nbytes,
+        source.device,
+        target.device,
+    )
+    if _on_host(target):
+        source.device.sync()
+
+
+def _dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """True when elements lie densely in row-major order; strides of extents 1, or of no elements, don't matter."""
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return 0 in shape
+        step *= extent
+    return True
+
+
+def _numpy_shape(shape: tuple[int, ...], info: DataType) -> tuple[int, ...]:
+    """The shape of the numpy array that holds these elements as stored."""
+    if info.is_packed:
+        return (packed_nbytes(info.name, math.prod(shape)),)
+    return _unpacked_shape(shape, info)
+
+
+def _unpacked_shape(shape: tuple[int, ...], info: DataType) -> tuple[int, ...]:
+    return (*shape, info.lanes) if info.lanes > 1 else shape
+
+
+def _brief(array: NDArray) -> str:
+    return f"NDArray of shape {array.shape}, dtype {array.dtype} on {array.device}"

@@ -1,0 +1,211 @@
+"""Functions of a compiled module as Python calls them.
+
+`PackedFunc` is any of them. A `KernelFunc` is a raw kernel, `void f(Ctx*, pointers and scalars...)`, which checks
+nothing. A `HostFunc` checks its arguments itself,
+`int32 f(Ctx*, void* values, int32* kinds, int32 n, int64* error)`, and says by number which check failed.
+"""
+
+from __future__ import annotations
+
+import abc
+import ctypes
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.runtime.context import ARG_FLOAT, ARG_INT, ARG_NULL, ARG_STR, ARG_TENSOR, current_context
+from backend.runtime.errors import ArgumentError
+from backend.runtime.ndarray import NDArray, array, from_dlpack
+
+__all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert"]
+
+BUFFER = "buffer"  # the kind of a kernel parameter that is a data pointer; a scalar's kind is its dtype
+
+_C_TYPES: dict[str, Any] = {
+    BUFFER: ctypes.c_void_p,
+    "handle": ctypes.c_void_p,
+    "bool": ctypes.c_bool,
+    "int8": ctypes.c_int8,
+    "int16": ctypes.c_int16,
+    "int32": ctypes.c_int32,
+    "int64": ctypes.c_int64,
+    "uint8": ctypes.c_uint8,
+    "uint16": ctypes.c_uint16,
+    "uint32": ctypes.c_uint32,
+    "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "float64": ctypes.c_double,
+}
+_HostEntry = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p
+)
+_MAX_ERROR_VALUES = 8
+
+
+class PackedFunc(abc.ABC):
+    """A function of a module. Call it with NDArrays (or anything that speaks DLPack), numbers, strings and None.
+
+    Compiled functions write their results into arguments and return None.
+    """
+
+    name: str
+
+    def __call__(self, *args: Any) -> Any:
+        return self.bind(*args)()
+
+    @abc.abstractmethod
+    def bind(self, *args: Any) -> Callable[[], Any]:
+        """The call with these arguments made ready, to be repeated cheaply by the thread that bound it.
+
+        Raises `ArgumentError` for arguments that can't be passed; the arrays live as long as the result.
+        """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+class PythonFunc(PackedFunc):
+    """A Python callable as a `PackedFunc`."""
+
+    def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        self.name = name if name is not None else getattr(function, "__name__", repr(function))
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self._function(*args)
+
+    def bind(self, *args: Any) -> Callable[[], Any]:
+        return lambda: self._function(*args)
+
+
+class KernelFunc(PackedFunc):
+    """A raw kernel at `address`; `params` holds "buffer" or a scalar's dtype for each parameter, in order.
+
+    Shapes and dtypes of buffers are not known here, so not checked: the caller answers for them. `keep_alive` is
+    whatever owns the code.
+    """
+
+    def __init__(self, name: str, address: int, params: Sequence[str], keep_alive: object = None) -> None:
+        unknown = [kind for kind in params if kind not in _C_TYPES]
+        if unknown:
+            raise ArgumentError(f"kernel {name!r} has parameters of kind {unknown}; known are {', '.join(_C_TYPES)}")
+        self.name = name
+        self.address = address
+        self.params = tuple(params)
+        self._keep_alive = keep_alive
+        self._entry: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *(_C_TYPES[kind] for kind in self.params))(address)
+
+    def bind(self, *args: Any) -> Callable[[], None]:
+        if len(args) != len(self.params):
+            raise ArgumentError(f"{self.name}: got {len(args)} arguments; expected {len(self.params)}: {self.params}")
+        values = [_as_kernel_value(self, i, value) for i, value in enumerate(args)]
+        entry, context = self._entry, current_context()
+        raw = [value.handle if isinstance(value, NDArray) else value for value in values]
+        keep = (values, self._keep_alive)
+
+        def call(_keep: object = keep) -> None:
+            entry(context.address, *raw)
+            context.check()
+
+        return call
+
+    def bind_addresses(self, context_address: int, addresses: Sequence[int]) -> Callable[[], None]:
+        """The call with these data pointers for all parameters; nothing is checked or kept alive."""
+        entry, raw = self._entry, (context_address, *addresses)
+        return lambda: entry(*raw)
+
+
+class HostFunc(PackedFunc):
+    """A compiled function that checks its arguments.
+
+    `messages[k]` is the text of check k > 0, with a "{}" for each value that the check stores when it fails.
+    """
+
+    def __init__(self, name: str, address: int, messages: Mapping[int, str], keep_alive: object = None) -> None:
+        self.name = name
+        self.address = address
+        self._messages = messages
+        self._keep_alive = keep_alive
+        self._entry: Any = _HostEntry(address)
+
+    def bind(self, *args: Any) -> Callable[[], None]:
+        count = len(args)
+        values, kinds = (ctypes.c_int64 * max(count, 1))(), (ctypes.c_int32 * max(count, 1))()
+        error = (ctypes.c_int64 * _MAX_ERROR_VALUES)()
+        keep: list[Any] = [values, kinds, error, self._keep_alive]
+        for i, value in enumerate(args):
+            kinds[i], values[i], kept = _pack(self, i, value)
+            keep.append(kept)
+        entry, context = self._entry, current_context()
+        pointers = ctypes.addressof(values), ctypes.addressof(kinds), count, ctypes.addressof(error)
+
+        def call(_keep: object = keep) -> None:
+            status = entry(context.address, *pointers)
+            context.check()
+            if status:
+                raise ArgumentError(self._explain(status, error[:]))
+
+        return call
+
+    def _explain(self, check: int, values: Sequence[int]) -> str:
+        template = self._messages.get(check, f"argument check {check} failed with values {list(values)}")
+        return f"{self.name}: {template.format(*values)}"
+
+
+def convert(value: Any) -> Any:
+    """A Python callable as a `PackedFunc`, a numpy array or nested numbers as an `NDArray`, other values as they are.
+
+    TVM: `tvm.runtime.convert`.
+    """
+    if isinstance(value, PackedFunc | NDArray | str | int | float) or value is None:
+        return value
+    if callable(value):
+        return PythonFunc(value)
+    return array(value)
+
+
+def _pack(function: PackedFunc, position: int, value: Any) -> tuple[int, int, object]:
+    """(kind, 8-byte value, what to keep alive) of one argument."""
+    if isinstance(value, NDArray):
+        return ARG_TENSOR, ctypes.addressof(value.tensor), value
+    if isinstance(value, bool | int | np.integer | np.bool_):
+        number = int(value)
+        if not -(1 << 63) <= number < 1 << 64:
+            raise ArgumentError(f"{function.name}: argument {position} is {number}, which does not fit 64 bits")
+        return ARG_INT, number - (1 << 64) if number >= 1 << 63 else number, None
+    if isinstance(value, float | np.floating):
+        return ARG_FLOAT, struct.unpack("q", struct.pack("d", float(value)))[0], None
+    if value is None:
+        return ARG_NULL, 0, None
+    if isinstance(value, str):
+        text = ctypes.create_string_buffer(value.encode())
+        return ARG_STR, ctypes.addressof(text), text
+    tensor = _as_tensor(function, position, value)
+    return ARG_TENSOR, ctypes.addressof(tensor.tensor), tensor
+
+
+def _as_kernel_value(kernel: KernelFunc, position: int, value: Any) -> Any:
+    kind = kernel.params[position]
+    if kind == BUFFER:
+        tensor = value if isinstance(value, NDArray) else _as_tensor(kernel, position, value)
+        if not tensor.is_contiguous:
+            raise ArgumentError(f"{kernel.name}: argument {position} has strides {tensor.strides}; expected contiguous")
+        return tensor
+    if not isinstance(value, bool | int | float | np.number | np.bool_):
+        raise ArgumentError(f"{kernel.name}: argument {position} is {type(value).__name__}; expected a number ({kind})")
+    return float(value) if kind.startswith("float") else int(value)
+
+
+def _as_tensor(function: PackedFunc, position: int, value: Any) -> NDArray:
+    """A foreign array as an NDArray over its memory."""
+    if not hasattr(value, "__dlpack__"):
+        raise ArgumentError(
+            f"{function.name}: argument {position} is {type(value).__name__}; expected an NDArray, an object with "
+            "__dlpack__, a number, a string or None"
+        )
+    tensor = from_dlpack(value)
+    if tensor.read_only:
+        raise ArgumentError(f"{function.name}: argument {position} is read-only memory; pass nd.array(x), a copy")
+    return tensor

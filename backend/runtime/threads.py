@@ -1,0 +1,127 @@
+"""How many threads compiled code may use, and where its fork-join lives.
+
+The count is the least of: the CPUs this process may run on (affinity), the whole CPUs of its cgroup quota (v1 or v2,
+every ancestor counted), the environment variable `RELAYC_NUM_THREADS`, `set_num_threads(n)`, and what an executor asks
+for. A fraction of a CPU in the quota is not used: the thread on it would be throttled, and every fork-join would wait
+for it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from backend.runtime.errors import ArgumentError
+from backend.runtime.registry import get_global_func
+
+__all__ = [
+    "available_cpus",
+    "cgroup_cpu_quota",
+    "num_threads",
+    "parallel_address",
+    "set_num_threads",
+    "setting_version",
+]
+
+_VARIABLE = "RELAYC_NUM_THREADS"
+_PARALLEL = "runtime.thread_pool.parallel_address"
+
+_limit: int | None = None
+_version = 0
+
+
+def num_threads(requested: int | None = None) -> int:
+    """The number of threads for one execution that asks for `requested` (None: as many as allowed).
+
+    Raises `ArgumentError` for a request or a `RELAYC_NUM_THREADS` that is not a positive integer.
+    """
+    counts = [available_cpus()]
+    variable = os.environ.get(_VARIABLE)
+    if variable is not None:
+        counts.append(_positive(variable, f"environment variable {_VARIABLE}"))
+    if _limit is not None:
+        counts.append(_limit)
+    if requested is not None:
+        counts.append(_positive(requested, "num_threads"))
+    return min(counts)
+
+
+def set_num_threads(count: int | None) -> None:
+    """Limits the threads of every later execution of this process; None takes the limit away.
+
+    Raises `ArgumentError` for a count that is not a positive integer.
+    """
+    global _limit, _version  # noqa: PLW0603 - a setting of the process
+    _limit = None if count is None else _positive(count, "set_num_threads")
+    _version += 1
+
+
+def setting_version() -> int:
+    """A number that changes with every `set_num_threads`."""
+    return _version
+
+
+def available_cpus() -> int:
+    """CPUs that this process may keep busy: its affinity within its cgroup quota, at least 1."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = cgroup_cpu_quota()
+    return max(1, min(affinity if affinity is not None else 1, int(quota) if quota is not None else 1 << 16))
+
+
+def parallel_address() -> int | None:
+    """The address of the fork-join function of the thread pool (see `context.Ctx`); None when no pool is installed."""
+    find = get_global_func(_PARALLEL, allow_missing=True)
+    return None if find is None else int(find())
+
+
+@lru_cache(maxsize=4)
+def cgroup_cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs granted by the tightest cgroup quota above this process; None without a quota. Read once."""
+    found: list[float] = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and controllers == "":
+            for folder in _ancestors(root / "sys/fs/cgroup", path):
+                found += _quota_v2(folder)
+        elif "cpu" in controllers.split(","):
+            for mount in {controllers, "cpu", "cpu,cpuacct"}:
+                for folder in _ancestors(root / "sys/fs/cgroup" / mount, path):
+                    found += _quota_v1(folder)
+    return min(found, default=None)
+
+
+def _ancestors(mount: Path, path: str) -> list[Path]:
+    """The group's folder and all above it. In a container the path may not exist below the mount; the mount does."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _quota_v2(folder: Path) -> list[float]:
+    words = _read(folder / "cpu.max").split()
+    return _ratio(words[0], words[1]) if len(words) == 2 else []
+
+
+def _quota_v1(folder: Path) -> list[float]:
+    return _ratio(_read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip())
+
+
+def _ratio(quota: str, period: str) -> list[float]:
+    return [int(quota) / int(period)] if quota.isdigit() and period.isdigit() and int(period) and int(quota) else []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _positive(value: int | str, what: str) -> int:
+    try:
+        count = int(value)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise ArgumentError(f"{what} is {value!r}; expected a positive integer")
+    return count

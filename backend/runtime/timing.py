@@ -1,0 +1,91 @@
+"""Measuring how long a call takes, devices waited for. TVM: `time_evaluator`, `BenchmarkResult`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from backend.runtime.device import Device
+from backend.runtime.errors import ArgumentError
+
+__all__ = ["BenchmarkResult", "measure"]
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Seconds per call, one figure per repeat. Prints as a table in milliseconds."""
+
+    results: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.results)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.results)
+
+    @property
+    def min(self) -> float:
+        return min(self.results)
+
+    @property
+    def max(self) -> float:
+        return max(self.results)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation over the repeats (population)."""
+        return statistics.pstdev(self.results)
+
+    def __str__(self) -> str:
+        names = ("mean", "median", "min", "max", "std")
+        head = "  ".join(f"{name + ' (ms)':>12}" for name in names)
+        return head + "\n" + "  ".join(f"{getattr(self, name) * 1e3:12.4f}" for name in names)
+
+
+def measure(
+    call: Callable[[], object],
+    devices: Sequence[Device],
+    *,
+    number: int = 10,
+    repeat: int = 1,
+    min_repeat_ms: float = 0,
+    cooldown_interval_ms: float = 0,
+    repeats_to_cooldown: int = 1,
+) -> BenchmarkResult:
+    """Times `call`: one warm-up, then `repeat` figures, each the mean of `number` calls in a row.
+
+    `number` grows until a repeat lasts `min_repeat_ms`. After every `repeats_to_cooldown` repeats there is a pause of
+    `cooldown_interval_ms`. Raises `ArgumentError` for counts below 1.
+    """
+    if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
+        raise ArgumentError(
+            f"number={number}, repeat={repeat}, repeats_to_cooldown={repeats_to_cooldown}: expected 1 or more of each"
+        )
+    _timed(call, devices, 1)
+    results: list[float] = []
+    for index in range(repeat):
+        if index and cooldown_interval_ms > 0 and index % repeats_to_cooldown == 0:
+            time.sleep(cooldown_interval_ms * 1e-3)
+        elapsed = _timed(call, devices, number)
+        while elapsed * 1e3 < min_repeat_ms:
+            shortage = min_repeat_ms * 1e-3 / max(elapsed, 1e-9)
+            number = max(number + 1, int(number * min(shortage * 1.1, 1000.0)))
+            elapsed = _timed(call, devices, number)
+        results.append(elapsed / number)
+    return BenchmarkResult(tuple(results))
+
+
+def _timed(call: Callable[[], object], devices: Sequence[Device], number: int) -> float:
+    """Seconds of `number` calls."""
+    for device in devices:
+        device.sync()
+    start = time.perf_counter()
+    for _ in range(number):
+        call()
+    for device in devices:
+        device.sync()
+    return time.perf_counter() - start

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from backend.runtime import Device, DeviceError, cpu, device, get_device_api, register_device_kind
+from backend.runtime.device_api import WORKSPACE_PAGE
+
+
+def test_spellings():
+    assert device("cpu") == device("cpu", 0) == device("cpu:0") == cpu() == device(cpu())
+    assert device("llvm") == cpu()
+    assert device("cuda", 1) == device("cuda:1") == Device("cuda", 1)
+    assert str(device("cuda", 1)) == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "text"),
+    [
+        ("warp", 0, "unknown device kind 'warp'; known are cpu"),
+        ("cpu", -1, "expected 0 or more"),
+        ("cpu:", 0, "expected"),
+    ],
+)
+def test_what_is_no_device_is_refused(kind, index, text):
+    with pytest.raises(DeviceError, match=text):
+        device(kind, index)
+
+
+def test_the_kinds_are_open_and_unique(toy):
+    register_device_kind("toy", 77)
+    with pytest.raises(DeviceError, match="'toy' has DLPack type 77; can't make it 78"):
+        register_device_kind("toy", 78)
+    with pytest.raises(DeviceError, match="taken by device kind 'toy'"):
+        register_device_kind("other", 77)
+    with pytest.raises(DeviceError, match="reserved"):
+        register_device_kind("other", 7)
+    assert toy[0].dlpack_type == 77
+
+
+def test_attributes_that_do_not_apply_are_none(toy):
+    where, _ = toy
+    assert where.exist and where.warp_size == 4
+    assert where.max_threads_per_block is None and where.device_name is None
+    assert not device("toy", 5).exist
+
+
+def test_attributes_of_the_cpu():
+    assert cpu().exist
+    assert cpu().multi_processor_count >= 1
+    assert cpu().total_global_memory > 1 << 20
+    assert cpu().warp_size is None and cpu().max_shared_memory_per_block is None and cpu().compute_version is None
+    assert not cpu(1).exist
+
+
+def test_a_kind_without_an_api_says_so():
+    register_device_kind("bare", 78)
+    assert not device("bare").exist
+    with pytest.raises(DeviceError, match=r"no device API for 'bare'.*device_api\.bare"):
+        device("bare").sync()
+
+
+@pytest.mark.parametrize("alignment", [1, 64, 4096])
+@pytest.mark.parametrize("nbytes", [0, 1, 100_000])
+def test_data_space_is_aligned(nbytes, alignment):
+    api = get_device_api("cpu")
+    handle = api.alloc_data_space(cpu(), nbytes, alignment)
+    assert handle % max(alignment, 64) == 0
+    api.free_data_space(cpu(), handle)
+
+
+def test_an_impossible_allocation_is_an_error():
+    with pytest.raises(DeviceError, match="out of memory: can't allocate"):
+        get_device_api("cpu").alloc_data_space(cpu(), 1 << 60)
+    with pytest.raises(DeviceError, match="no size and power of 2"):
+        get_device_api("cpu").alloc_data_space(cpu(), 64, 48)
+
+
+def test_workspace_reuses_its_blocks(toy):
+    where, api = toy
+    before = len(api.spaces)
+    first = api.alloc_workspace(where, 10)
+    second = api.alloc_workspace(where, WORKSPACE_PAGE + 1)
+    assert first != second and len(api.spaces[second]) == 2 * WORKSPACE_PAGE
+    api.free_workspace(where, second)
+    assert api.alloc_workspace(where, 2 * WORKSPACE_PAGE) == second
+    api.free_workspace(where, second)
+    api.free_workspace(where, first)
+    assert api.alloc_workspace(where, 1) == first, "the smallest that fits"
+    large = api.alloc_workspace(where, 5 * WORKSPACE_PAGE)
+    assert second not in api.spaces, "the largest free block gives way to a larger one"
+    api.free_workspace(where, first)  # not in reverse order: allowed, only slower
+    api.free_workspace(where, large)
+    assert len(api.spaces) == before + 2
+    api._pool(where).release()
+    assert len(api.spaces) == before
+
+
+def test_foreign_workspace_is_refused(toy):
+    where, api = toy
+    with pytest.raises(DeviceError, match="not one that this thread allocated"):
+        api.free_workspace(where, 12345)
+    with pytest.raises(DeviceError, match="expected 0 or more"):
+        api.alloc_workspace(where, -1)
+
+
+def test_workspace_belongs_to_its_thread():
+    api, found = get_device_api("cpu"), []
+    handle = api.alloc_workspace(cpu(), 100)
+
+    def other():
+        try:
+            api.free_workspace(cpu(), handle)
+        except DeviceError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert found and "not one that this thread allocated" in found[0]
+    api.free_workspace(cpu(), handle)

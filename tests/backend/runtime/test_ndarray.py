@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import gc
+import weakref
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from backend.runtime import ArgumentError, DeviceError, cpu, device, nd
+from backend.runtime.ndarray import wrap_numpy
+
+EVERY_DTYPE = [
+    "bool",
+    "int2",
+    "int4",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint2",
+    "uint4",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn",
+]
+
+
+class Producer:
+    """A DLPack producer that notes how it was asked."""
+
+    def __init__(self, values, legacy=False):
+        self.values, self.legacy, self.asked = values, legacy, None
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, **options):
+        if self.legacy and options:
+            raise TypeError("unexpected keyword")
+        self.asked = options
+        return self.values.__dlpack__(**options)
+
+
+class Consumer:
+    """Takes a capsule's tensor the way numpy does."""
+
+    def __init__(self, capsule, where=(1, 0)):
+        self.capsule, self.where = capsule, where
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+    def __dlpack_device__(self):
+        return self.where
+
+
+@pytest.mark.parametrize("name", EVERY_DTYPE)
+@pytest.mark.parametrize("on_toy", [False, True])
+def test_every_dtype_round_trips(name, on_toy, toy):
+    where = toy[0] if on_toy else cpu()
+    values = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]]).astype(nd.empty((), name).numpy().dtype)
+    x = nd.array(values, where)
+    assert (x.shape, x.dtype, x.device) == ((3, 3), name, where)
+    assert x.numpy().dtype == values.dtype
+    np.testing.assert_array_equal(x.numpy().astype("f8"), values.astype("f8"))
+    np.testing.assert_array_equal(x.copyto(cpu()).numpy().astype("f8"), values.astype("f8"))
+
+
+def test_facts_of_an_array():
+    x = nd.empty((2, 3, 4), "float16")
+    assert (x.ndim, x.size, x.nbytes, x.strides, x.byte_offset) == (3, 24, 48, (12, 4, 1), 0)
+    assert x.handle % 64 == 0 and x.is_contiguous and x.same_as(x)
+    assert nd.empty(5).shape == (5,) and nd.empty((), "int8").numpy().shape == ()
+    assert nd.empty((0, 3)).numpy().shape == (0, 3)
+    assert nd.zeros((2,), "int4").numpy().tolist() == [0, 0]
+    assert nd.array(3.5).numpy() == 3.5
+    assert nd.array([1, 2], dtype="bfloat16").dtype == "bfloat16"
+
+
+def test_vector_lanes_are_a_last_dimension_in_numpy():
+    x = nd.empty((2,), "float32x4")
+    x[:] = np.arange(8, dtype="float32").reshape(2, 4)
+    assert x.numpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]] and x.nbytes == 32
+
+
+def test_array_copies_and_numpy_copies():
+    source = np.arange(4.0)
+    x = nd.array(source)
+    source[0] = 9
+    out = x.numpy()
+    out[1] = 9
+    assert x.numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_full_assignment_only():
+    x = nd.zeros((2, 2))
+    x[:] = 3
+    x[...] = x.numpy() + 1
+    assert x.numpy().tolist() == [[4, 4], [4, 4]]
+    with pytest.raises(ArgumentError, match="only x\\[:\\] = value"):
+        x[0] = 1
+
+
+@pytest.mark.parametrize("values", [np.zeros((2, 3), "float64"), np.zeros((3, 2), "float32"), np.float32(1)])
+def test_copies_want_the_same_shape_and_dtype(values):
+    x = nd.zeros((2, 3))
+    with pytest.raises(ArgumentError, match=r"to NDArray of shape \(2, 3\), dtype float32 on cpu:0"):
+        x.copyfrom(values)
+    with pytest.raises(ArgumentError, match="expected the same shape and dtype"):
+        nd.array(values).copyto(x)
+
+
+def test_copies_between_devices(toy):
+    where, api = toy
+    values = np.arange(6, dtype="int32").reshape(2, 3)
+    there = nd.array(values, where)
+    again = there.copyto(device("toy", 0))
+    back = nd.zeros((2, 3), "int32")
+    again.copyto(back)
+    assert back.numpy().tolist() == values.tolist()
+    assert [entry[1:3] for entry in api.log if entry[0] == "copy"] == [
+        ("cpu:0", "toy:1"),
+        ("toy:1", "toy:0"),
+        ("toy:0", "cpu:0"),
+    ]
+    assert api.log[-1] == ("sync", None), "a copy to the host is waited for"
+
+
+def test_memory_of_a_device_is_freed(toy):
+    where, api = toy
+    before = len(api.spaces)
+    x = nd.empty((10,), device=where)
+    view = x._create_view((2,), byte_offset=8)
+    del x
+    assert len(api.spaces) == before + 1, "a view keeps its memory"
+    del view
+    assert len(api.spaces) == before
+    with pytest.raises(DeviceError, match="out of memory"):
+        nd.empty((1 << 20,), device=where)
+
+
+def test_views(toy):
+    x = nd.array(np.arange(12, dtype="float32"))
+    view = x._create_view((2, 2), byte_offset=16)
+    view[:] = 0
+    assert x.numpy().tolist() == [0, 1, 2, 3, 0, 0, 0, 0, 8, 9, 10, 11]
+    assert view.handle == x.handle + 16 and view.byte_offset == 0
+    assert x._create_view((3,), "int32").dtype == "int32"
+    for shape, offset in (((13,), 0), ((12,), 4), ((2,), -4), ((-1,), 0)):
+        with pytest.raises(ArgumentError, match="no view of shape"):
+            x._create_view(shape, byte_offset=offset)
+    there = nd.array(np.arange(12, dtype="float32"), toy[0])
+    part = there._create_view((3,), byte_offset=12)._create_view((2,), byte_offset=4)
+    assert part.handle == there.handle and part.byte_offset == 16 and part.numpy().tolist() == [4, 5]
+
+
+def test_numpy_shares_memory_both_ways():
+    x = nd.zeros((2, 3))
+    seen = np.from_dlpack(x)
+    seen[1, 2] = 5
+    assert x.numpy()[1, 2] == 5
+    source = np.zeros((2, 3), "float32")
+    taken = nd.from_dlpack(source)
+    taken[:] = 4
+    assert source.sum() == 24
+    assert np.asarray(x, copy=False).ctypes.data == x.handle
+    assert np.asarray(x).ctypes.data != x.handle
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_any_producer_is_taken_without_a_copy(legacy):
+    values = np.arange(6, dtype="int16").reshape(2, 3)
+    producer = Producer(values, legacy)
+    x = nd.from_dlpack(producer)
+    assert x.handle == values.ctypes.data
+    assert producer.asked == ({} if legacy else {"max_version": (1, 1)})
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    values=hnp.arrays(
+        dtype=st.sampled_from(["bool", "int8", "int64", "uint16", "float16", "float32", "float64"]),
+        shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4),
+    ),
+    data=st.data(),
+)
+def test_dlpack_keeps_values_and_strides(values, data):
+    order = data.draw(st.permutations(range(values.ndim)))
+    strided = values.transpose(order)
+    x = nd.from_dlpack(Producer(strided))
+    assert x.shape == strided.shape
+    np.testing.assert_array_equal(x.numpy(), strided)
+    np.testing.assert_array_equal(np.from_dlpack(x), strided)
+    np.testing.assert_array_equal(x.copyto(cpu()).numpy(), strided)
+
+
+def test_a_consumer_keeps_the_memory_alive_and_lets_go():
+    x = nd.array(np.arange(4.0))
+    alive = weakref.ref(x)
+    seen = np.from_dlpack(x)
+    del x
+    gc.collect()
+    assert alive() is not None and seen.tolist() == [0, 1, 2, 3]
+    del seen
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("max_version", [None, (1, 0), (1, 1)])
+def test_an_unused_capsule_lets_go(max_version):
+    x = nd.zeros((2,))
+    alive = weakref.ref(x)
+    capsule = x.__dlpack__(max_version=max_version)
+    del x
+    assert alive() is not None
+    del capsule
+    assert alive() is None
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int4", "float8_e5m2"])
+def test_a_consumer_that_refuses_lets_go(name):
+    x = nd.zeros((4,), name)
+    alive = weakref.ref(x)
+    with pytest.raises((RuntimeError, BufferError)):
+        np.from_dlpack(x)
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("name", EVERY_DTYPE)
+@pytest.mark.parametrize("versioned", [False, True])
+def test_a_capsule_comes_back_as_it_went(name, versioned):
+    x = nd.zeros((3, 2), name)
+    y = nd.from_dlpack(x.__dlpack__(max_version=(1, 1)) if versioned else x.to_dlpack())
+    assert (y.handle, y.shape, y.dtype, y.device) == (x.handle, x.shape, x.dtype, x.device)
+
+
+def test_a_producer_is_let_go_when_the_array_dies():
+    class Array(np.ndarray):
+        pass
+
+    values = np.zeros(3).view(Array)
+    alive = weakref.ref(values)
+    x = nd.from_dlpack(Producer(values))
+    view = x._create_view((2,))
+    del values, x
+    gc.collect()
+    assert alive() is not None
+    del view
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_capsule_is_taken_once():
+    capsule = nd.zeros((2,)).to_dlpack()
+    nd.from_dlpack(capsule)
+    for used in (capsule, 3, "x"):
+        with pytest.raises(ArgumentError, match="not an unused DLPack capsule"):
+            nd.from_dlpack(used)
+
+
+def test_read_only_memory_stays_read_only():
+    values = np.arange(3.0)
+    values.flags.writeable = False
+    for x in (nd.from_dlpack(values), nd.from_dlpack(Producer(values))):
+        assert x.read_only and x._create_view((2,)).read_only
+        with pytest.raises(ArgumentError, match="read-only"):
+            x[:] = 0
+        with pytest.raises(ArgumentError, match="read-only"):
+            nd.zeros((3,), "float64").copyto(x)
+        with pytest.raises(BufferError, match="unversioned"):
+            x.to_dlpack()
+        assert not np.from_dlpack(Consumer(x.__dlpack__(max_version=(1, 0)))).flags.writeable
+        assert not x.copyto(cpu()).read_only
+
+
+def test_numpy_arrays_that_need_a_copy_say_so():
+    for values in (np.zeros(3, ">f4"), np.zeros(3, ml_dtypes.int4), np.zeros(3, "i4,i1")["f0"]):
+        with pytest.raises(ArgumentError, match="without a copy"):
+            wrap_numpy(values)
+    assert nd.array(np.arange(3, dtype=">f4")).numpy().tolist() == [0, 1, 2]
+    assert wrap_numpy(np.ones(3, ml_dtypes.bfloat16)).dtype == "bfloat16"
+
+
+def test_dlpack_device_and_copy():
+    x = nd.zeros((2,))
+    assert x.__dlpack_device__() == (1, 0)
+    assert nd.from_dlpack(x.__dlpack__(copy=True)).handle != x.handle
+    assert nd.from_dlpack(x.__dlpack__(copy=False, dl_device=(1, 0))).handle == x.handle
+
+
+def test_dlpack_from_a_device(toy):
+    where, api = toy
+    x = nd.array(np.arange(3.0), where)
+    api.log.clear()
+    x.__dlpack__()
+    x.__dlpack__(stream=5)
+    x.__dlpack__(stream=-1)
+    assert api.log == [("sync", None), ("order", None, 5)]
+    here = nd.from_dlpack(x.__dlpack__(dl_device=(1, 0)))
+    assert here.device == cpu() and here.numpy().tolist() == [0, 1, 2]
+    with pytest.raises(BufferError, match="without a copy"):
+        x.__dlpack__(dl_device=(1, 0), copy=False)
+    part = x._create_view((2,), byte_offset=8)
+    again = nd.from_dlpack(part.__dlpack__())
+    assert again.byte_offset == 8 and again.numpy().tolist() == [1, 2]
+
+
+def test_strided_memory_is_copied_on_the_host_only(toy):
+    strided = nd.from_dlpack(np.arange(6.0).reshape(2, 3).T)
+    assert not strided.is_contiguous
+    target = nd.zeros((3, 2), "float64")
+    strided.copyto(target)
+    assert target.numpy().tolist() == [[0, 3], [1, 4], [2, 5]]
+    with pytest.raises(DeviceError, match="only contiguous arrays"):
+        strided.copyto(toy[0])
+
+
+def test_nothing_leaks():
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(200):
+        x = nd.array(np.arange(8.0))
+        np.from_dlpack(x)
+        nd.from_dlpack(x.to_dlpack())
+        x._create_view((2,))
+        nd.from_dlpack(np.zeros(3))
+    del x
+    gc.collect()
+    assert len(gc.get_objects()) - before < 50

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.runtime.dtype import (
+    data_type,
+    from_dlpack_triple,
+    from_numpy,
+    pack,
+    packed_nbytes,
+    to_numpy,
+    unpack,
+)
+from backend.runtime.errors import ArgumentError
+
+SCALARS = [
+    "bool",
+    "int2",
+    "int4",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint2",
+    "uint4",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn",
+]
+PACKED = ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"]
+
+
+@pytest.mark.parametrize("name", SCALARS)
+@pytest.mark.parametrize("lanes", [1, 2, 16])
+def test_every_dtype_survives_numpy_and_dlpack(name, lanes):
+    spelling = name if lanes == 1 else f"{name}x{lanes}"
+    info = data_type(spelling)
+    assert info.lanes == lanes
+    assert from_dlpack_triple(info.code, info.bits, info.lanes) == spelling
+    assert from_numpy(to_numpy(spelling)) == name
+
+
+def test_dlpack_codes_are_those_of_dlpack_h():
+    triples = {
+        name: (data_type(name).code, data_type(name).bits) for name in ("bool", "bfloat16", "float8_e5m2", "uint4")
+    }
+    assert triples == {"bool": (6, 8), "bfloat16": (4, 16), "float8_e5m2": (12, 8), "uint4": (1, 4)}
+
+
+@pytest.mark.parametrize("bad", ["", "float", "float31", "int8x1", "x4", "float32x0", "Float32", "float32x4x4"])
+def test_a_spelling_that_names_no_type_is_refused(bad):
+    with pytest.raises(ArgumentError, match=r"unknown dtype .*known are bool"):
+        data_type(bad)
+
+
+def test_types_without_counterpart_are_refused():
+    with pytest.raises(ArgumentError, match="no counterpart"):
+        from_numpy(np.complex64)
+    with pytest.raises(ArgumentError, match=r"code=5, bits=64"):
+        from_dlpack_triple(5, 64, 1)
+
+
+def test_byte_order_does_not_matter_to_the_name():
+    assert from_numpy(np.dtype(">f4")) == "float32"
+
+
+def test_packed_sizes():
+    assert [packed_nbytes("int4", n) for n in range(5)] == [0, 1, 1, 2, 2]
+    assert [packed_nbytes("uint2", n) for n in (1, 4, 5)] == [1, 1, 2]
+    assert packed_nbytes("float32x4", 3) == 48
+    assert packed_nbytes("bool", 3) == 3
+
+
+def test_the_first_element_lies_in_the_lowest_bits():
+    assert pack(np.array([1, 2, -1], ml_dtypes.int4), "int4").tolist() == [0x21, 0x0F]
+    assert pack(np.array([1, 2, 3, 0, 1], ml_dtypes.uint2), "uint2").tolist() == [0b00111001, 1]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(name=st.sampled_from(PACKED), codes=st.lists(st.integers(0, 15), max_size=33))
+def test_packing_round_trips(name, codes):
+    info = data_type(name)
+    values = (np.array(codes, np.uint8) & ((1 << info.bits) - 1)).view(info.numpy)
+    packed = pack(values, name)
+    assert packed.nbytes == packed_nbytes(name, len(codes))
+    assert unpack(packed, name, len(codes)).view(np.uint8).tolist() == values.view(np.uint8).tolist()
