@@ -1,0 +1,190 @@
+"""CPUs as targets: what instruction-set features mean, what a named processor has, what this machine is.
+
+The kinds that run on a CPU share these options. Their parser makes everything explicit: `mcpu` names a processor,
+`mattr` says how the features that code may use (`features`) differ from that processor's own.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from backend.runtime.threads import available_cpus
+from backend.target import CacheBytes, TargetError, TargetKind
+
+__all__ = ["CPU_FEATURES", "HostCPU", "add_cpu_options", "host_cpu", "resolve_cpu"]
+
+_V1 = frozenset({"cx8", "fxsr", "mmx", "sse", "sse2"})
+_V2 = _V1 | {"cx16", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3"}
+_V3 = _V2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_CRYPTO = {"aes", "pclmul"}
+_HASWELL = _V3 | _CRYPTO
+_SKYLAKE_X = _V4 | _CRYPTO | {"adx"}
+_CASCADE = _SKYLAKE_X | {"avx512vnni"}
+_ICE = _CASCADE | {"avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq", "gfni", "sha", "vaes",
+                   "vpclmulqdq"}  # fmt: skip
+_SAPPHIRE = _ICE | {"amx-bf16", "amx-int8", "amx-tile", "avx512bf16", "avx512fp16", "avxvnni"}
+_ZEN = _V3 | _CRYPTO | {"adx", "sha", "sse4a"}
+_ZEN3 = _ZEN | {"vaes", "vpclmulqdq"}
+_ZEN4 = _ZEN3 | _V4 | {"avx512bf16", "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni",
+                       "avx512vpopcntdq", "gfni"}  # fmt: skip
+_ZEN5 = _ZEN4 | {"avx512vp2intersect", "avxvnni"}
+_ARMV8 = frozenset({"fp-armv8", "neon"})
+_ARMV82 = _ARMV8 | {"aes", "crc", "dotprod", "fullfp16", "lse", "rdm", "sha2"}
+_NEOVERSE_V1 = _ARMV82 | {"bf16", "i8mm", "sve"}
+
+CPU_FEATURES: dict[str, frozenset[str]] = {
+    "x86-64": _V1, "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4,
+    "haswell": _HASWELL, "broadwell": _HASWELL | {"adx"}, "skylake": _HASWELL | {"adx"}, "skylake-avx512": _SKYLAKE_X,
+    "cascadelake": _CASCADE, "cooperlake": _CASCADE | {"avx512bf16"}, "icelake-client": _ICE, "icelake-server": _ICE,
+    "alderlake": _ZEN3 - {"sse4a"} | {"avxvnni", "gfni"}, "sapphirerapids": _SAPPHIRE, "emeraldrapids": _SAPPHIRE,
+    "graniterapids": _SAPPHIRE | {"amx-fp16"},
+    "znver1": _ZEN, "znver2": _ZEN, "znver3": _ZEN3, "znver4": _ZEN4, "znver5": _ZEN5,
+    "generic": _ARMV8, "neoverse-n1": _ARMV82, "neoverse-v1": _NEOVERSE_V1, "neoverse-n2": _NEOVERSE_V1 | {"sve2"},
+    "neoverse-v2": _NEOVERSE_V1 | {"sve2"}, "apple-m1": _ARMV82,
+}  # fmt: skip
+"""Features of a processor that matter to generated code, by the names LLVM and GCC share ("generic": any AArch64)."""
+
+_KNOWN_FEATURES = frozenset[str]().union(*CPU_FEATURES.values())
+_ARM_NAMES = {"asimd": "neon", "asimddp": "dotprod", "asimdhp": "fullfp16", "asimdrdm": "rdm", "atomics": "lse",
+              "crc32": "crc", "fp": "fp-armv8"}  # fmt: skip
+_X86_NAMES = {"abm": "lzcnt", "avx_vnni": "avxvnni", "bmi1": "bmi", "pclmulqdq": "pclmul", "pni": "sse3",
+              "sha_ni": "sha"}  # fmt: skip
+_ASSUMED_CACHES = CacheBytes(32 << 10, 1 << 20, 16 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCPU:
+    """This machine: LLVM triple, the processor's name, its features (those of `CPU_FEATURES`), caches, usable cores."""
+
+    triple: str
+    name: str
+    features: frozenset[str]
+    caches: CacheBytes
+    cores: int
+
+
+@lru_cache(maxsize=1)
+def host_cpu() -> HostCPU:
+    """This machine, found without LLVM: the processor is named by the highest x86-64 level it has."""
+    features = _host_features()
+    machine = platform.machine().lower()
+    if machine in ("aarch64", "arm64"):
+        name, features, arch = "generic", features | _ARMV8, "aarch64"
+    else:
+        levels = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+        name, arch = next((level for level in levels if CPU_FEATURES[level] <= features), "x86-64"), "x86_64"
+        features |= _V1
+    system = "apple-darwin" if platform.system() == "Darwin" else "unknown-linux-gnu"
+    return HostCPU(f"{arch}-{system}", name, features, _host_caches(), available_cpus())
+
+
+def _host_features() -> frozenset[str]:
+    words = _first_line(Path("/proc/cpuinfo"), ("flags", "Features")).split()
+    names = {_X86_NAMES.get(w, _ARM_NAMES.get(w, w.replace("_", "."))) for w in words}
+    names |= {name.replace(".", "") for name in names if name.startswith("avx512")}  # avx512_vnni -> avx512vnni
+    names |= {name.replace("amx.", "amx-") for name in names}
+    return frozenset(names & _KNOWN_FEATURES)
+
+
+def _first_line(path: Path, keys: tuple[str, ...]) -> str:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2] for line in lines if line.split(":")[0].strip() in keys), "")
+
+
+def _host_caches() -> CacheBytes:
+    """Sizes that Linux tells of the first CPU; assumed ones where it tells nothing."""
+    found: dict[str, int] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction":
+            found[level] = int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]] if not size.isdigit() else int(size)
+    if "1" not in found:
+        return _ASSUMED_CACHES
+    return CacheBytes(found["1"], found.get("2", 0), found.get("3", 0))
+
+
+def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) -> TargetKind:
+    """Give a kind the options of CPUs and the parser that resolves them; `host` says what this machine is."""
+    options: tuple[tuple[str, type, str], ...] = (
+        ("mtriple", str, "LLVM triple of the machine"),
+        ("mcpu", str, "processor; this machine's when neither it nor a triple is given"),
+        ("mattr", list, "features added (+avx2) to or taken (-avx512f) from the processor's own"),
+        ("num-cores", int, "cores that a parallel loop is shared between"),
+        ("vector-bytes", int, "width of a vector register that schedules aim at"),
+        ("vector-registers", int, "number of vector registers"),
+        ("l1-bytes", int, "first-level data cache of one core"),
+        ("l2-bytes", int, "second-level cache of one core"),
+        ("l3-bytes", int, "third-level cache, shared"),
+    )
+    for name, type_, doc in options:
+        kind.add_attr_option(name, type_, doc=doc)
+    kind.add_attr_option("features", list, doc="all features code may use", derived=True)
+    return kind.set_default_keys(["cpu"]).set_parser(lambda attrs: resolve_cpu(attrs, host()))
+
+
+def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
+    """The attributes given, with every option of `add_cpu_options` made explicit.
+
+    Raises TargetError for a processor that is not in `CPU_FEATURES` and comes without `mattr`, a `mattr` entry without
+    sign, and sizes that make no sense.
+    """
+    attrs = {"mtriple": host.triple, **attrs}
+    native = "mcpu" not in attrs and attrs["mtriple"] == host.triple
+    baseline = _baseline(attrs["mtriple"])
+    attrs.setdefault("mcpu", host.name if native else baseline)
+    own = CPU_FEATURES.get(attrs["mcpu"], CPU_FEATURES[baseline])
+    if attrs["mcpu"] not in CPU_FEATURES and not native and not attrs.get("mattr"):
+        raise TargetError(f"unknown processor {attrs['mcpu']!r}; known are: {', '.join(CPU_FEATURES)}. "
+                          "For another one say what it has: -mattr=+feature,+feature")  # fmt: skip
+    features = _adjust(host.features if native else own, attrs.get("mattr", []))
+    attrs["features"] = sorted(features)
+    attrs["mattr"] = sorted(f"+{f}" for f in features - own) + sorted(f"-{f}" for f in own - features)
+    width, count = _vector_unit(features)
+    caches = host.caches if attrs["mcpu"] == host.name else _ASSUMED_CACHES
+    filled = {"vector-bytes": width, "vector-registers": count, "num-cores": host.cores,
+              "l1-bytes": caches.l1, "l2-bytes": caches.l2, "l3-bytes": caches.l3}  # fmt: skip
+    attrs = {**filled, **attrs}
+    if attrs["num-cores"] < 1 or attrs["vector-bytes"] not in (4, 8, 16, 32, 64, 128, 256):
+        raise TargetError(f"num-cores {attrs['num-cores']}, vector-bytes {attrs['vector-bytes']}: expected at least "
+                          "one core and a power of two from 4 to 256")  # fmt: skip
+    return attrs
+
+
+def _baseline(triple: str) -> str:
+    return "generic" if triple.startswith(("aarch64", "arm64")) else "x86-64"
+
+
+def _adjust(features: frozenset[str], mattr: list[str]) -> frozenset[str]:
+    for entry in mattr:
+        if entry[:1] not in ("+", "-") or len(entry) < 2:
+            raise TargetError(f"-mattr has {entry!r}; expected +feature or -feature, such as +avx2,-avx512f")
+        features = features | {entry[1:]} if entry[0] == "+" else features - _with_dependents(entry[1:])
+    return features
+
+
+def _with_dependents(feature: str) -> frozenset[str]:
+    """A feature and those that need it: without avx512f there is no avx512bw, without avx no avx2 either."""
+    families = {"avx512f": ("avx512",), "avx2": ("avx2", "avx512"), "avx": ("avx", "fma", "f16c", "vaes", "vpclmulqdq")}
+    prefixes = families.get(feature, ())
+    return frozenset({feature} | {f for f in _KNOWN_FEATURES if f.startswith(prefixes) and prefixes})
+
+
+def _vector_unit(features: frozenset[str]) -> tuple[int, int]:
+    """Bytes of a vector register and how many there are."""
+    if "avx512f" in features:
+        return 64, 32
+    if "avx" in features:
+        return 32, 16
+    return 16, 32 if "neon" in features else 16

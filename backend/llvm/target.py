@@ -1,0 +1,28 @@
+"""The "llvm" target kind: native code for CPUs through LLVM. Bare "llvm" means this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+
+from backend.cpu import CPU_FEATURES, HostCPU, add_cpu_options, host_cpu
+from backend.target import register_target_kind
+
+__all__ = ["llvm_host_cpu"]
+
+
+@lru_cache(maxsize=1)
+def llvm_host_cpu() -> HostCPU:
+    """This machine as LLVM names it, which gives the code generator its scheduling model."""
+    host = host_cpu()
+    known = frozenset[str]().union(*CPU_FEATURES.values())
+    present = frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    features = (present & known) | (host.features - set(llvm.get_host_cpu_features()))
+    return replace(host, triple=llvm.get_process_triple(), name=llvm.get_host_cpu_name(), features=features)
+
+
+add_cpu_options(register_target_kind("llvm", device="cpu"), llvm_host_cpu).add_attr_option(
+    "opt-level", int, 3, "effort of LLVM's optimiser, 0 to 3"
+)

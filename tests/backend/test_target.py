@@ -1,0 +1,185 @@
+"""Targets: their forms, what parsers fill in, what is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from backend.cpu import CPU_FEATURES, HostCPU, host_cpu, resolve_cpu
+from backend.target import (
+    AttrOption,
+    CacheBytes,
+    Target,
+    TargetError,
+    list_target_kinds,
+    register_target_kind,
+    target_kind,
+)
+
+SKYLAKE_X = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-cores=8"
+HASWELL_HOST = HostCPU("x86_64-unknown-linux-gnu", "haswell", CPU_FEATURES["haswell"], CacheBytes(1, 2, 3), 4)
+
+
+def test_three_forms_mean_the_same():
+    words = Target(SKYLAKE_X)
+    fields = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "skylake-avx512", "num-cores": 8}
+    assert words == Target(fields) == Target(json.dumps(fields))
+    assert hash(words) == hash(Target(fields))
+    assert words != Target(SKYLAKE_X + " -mattr=-avx512f")
+
+
+@pytest.mark.parametrize("text", ["llvm", SKYLAKE_X, "llvm -mcpu=neoverse-n1 -mtriple=aarch64-unknown-linux-gnu",
+                                  "llvm -host='llvm -mcpu=haswell' -libs=a,b"])  # fmt: skip
+def test_every_form_round_trips(text):
+    target = Target(text)
+    assert Target(str(target)) == target
+    assert Target(target.to_json()) == target
+    assert Target(target.to_dict()) == target
+    assert pickle.loads(pickle.dumps(target)) == target
+    assert Target(target) == target
+
+
+def test_avx512_processor():
+    target = Target(SKYLAKE_X)
+    assert (target.vector_bytes, target.vector_registers, target.num_cores) == (64, 32, 8)
+    assert target.has_fma and "avx512f" in target.features
+    assert target.keys == ("cpu",) and target.device_kind == "cpu" and target.mcpu == "skylake-avx512"
+
+
+@pytest.mark.parametrize(
+    ("mattr", "expected"),
+    [("-avx512f", (32, 16, True)), ("-fma", (64, 32, False)), ("-avx", (16, 16, False)), ("-avx2", (32, 16, True))],
+)
+def test_taking_features_away_takes_what_needs_them(mattr, expected):
+    target = Target(f"{SKYLAKE_X} -mattr={mattr}")
+    assert (target.vector_bytes, target.vector_registers, target.has_fma) == expected
+    assert not {f for f in target.features if f.startswith("avx512")} or mattr == "-fma"
+
+
+def test_adding_a_feature():
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64 -mattr=+avx2,+fma")
+    assert {"avx2", "fma"} <= target.features and target.get("mattr") == ["+avx2", "+fma"]
+
+
+def test_bare_kind_means_this_machine():
+    target, host = Target("llvm"), host_cpu()
+    assert target.num_cores == host.cores
+    assert target.cache_bytes == host.caches
+    assert target.features >= host.features & CPU_FEATURES["x86-64-v2"]
+    assert target.mcpu and target.get("mtriple")
+
+
+def test_host_is_resolved_to_explicit_attributes():
+    attrs = resolve_cpu({}, HASWELL_HOST)
+    elsewhere = HostCPU("aarch64-unknown-linux-gnu", "generic", CPU_FEATURES["generic"], CacheBytes(9, 9, 9), 64)
+    printed = {name: value for name, value in attrs.items() if name != "features"}
+    assert resolve_cpu(printed, elsewhere) == attrs
+    assert resolve_cpu(printed, HASWELL_HOST) == attrs
+
+
+def test_masked_host_feature_is_explicit():
+    host = HostCPU("x86_64-unknown-linux-gnu", "skylake-avx512",
+                   frozenset(f for f in CPU_FEATURES["skylake-avx512"] if not f.startswith("avx512")),
+                   CacheBytes(1, 2, 3), 4)  # fmt: skip
+    attrs = resolve_cpu({}, host)
+    assert "-avx512f" in attrs["mattr"] and attrs["vector-bytes"] == 32
+
+
+def test_host_that_the_table_does_not_know():
+    host = HostCPU("x86_64-unknown-linux-gnu", "newlake", CPU_FEATURES["x86-64-v3"], CacheBytes(1, 2, 3), 4)
+    attrs = resolve_cpu({}, host)
+    assert attrs["mcpu"] == "newlake" and "+avx2" in attrs["mattr"] and attrs["vector-bytes"] == 32
+    printed = {name: value for name, value in attrs.items() if name != "features"}
+    assert resolve_cpu(printed, HASWELL_HOST)["features"] == attrs["features"]
+
+
+def test_detection_agrees_with_llvm():
+    llvm = pytest.importorskip("llvmlite.binding")
+    present = {name for name, has in llvm.get_host_cpu_features().items() if has}
+    assert host_cpu().features <= present | CPU_FEATURES["x86-64"] | CPU_FEATURES["apple-m1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lvm", ["unknown target kind 'lvm'", "did you mean 'llvm'", "cuda", "interp"]),
+        ("", ["names no kind"]),
+        ("-mcpu=x", ["names no kind"]),
+        ("llvm -mcup=haswell", ["no option 'mcup'", "did you mean 'mcpu'", "num-cores"]),
+        ("llvm -mcpu=pentium9", ["unknown processor 'pentium9'", "skylake-avx512", "-mattr"]),
+        ("llvm -mattr=avx2", ["'avx2'", "+feature"]),
+        ("llvm -num-cores=many", ["num-cores", "'many'", "int"]),
+        ("llvm -num-cores=0", ["num-cores 0", "at least one core"]),
+        ("llvm -num-cores", ["wants a value"]),
+        ("llvm haswell", ["'haswell' is no option", "-name=value"]),
+        ("llvm -mcpu=haswell -mcpu=skylake", ["-mcpu twice"]),
+        ("llvm -mcpu='", ["can't be split"]),
+        ('{"kind": "llvm"', ["looks like JSON"]),
+        ('{"mcpu": "haswell"}', ["names no kind"]),
+        ({"kind": "llvm", "num-cores": "8"}, ["'num-cores'", "'8'", "int"]),
+        ({"kind": "llvm", "num-cores": True}, ["'num-cores'", "True", "int"]),
+        ({"kind": "llvm", "mattr": "+avx2"}, ["'mattr'", "list of str"]),
+        ({"kind": "llvm", "features": ["avx2"]}, ["'features'", "follows from others"]),
+        (7, ["string, a dictionary or a Target"]),
+    ],
+)
+def test_refused(text, words):
+    with pytest.raises(TargetError) as caught:
+        Target(text)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_current_target_is_the_innermost():
+    assert Target.current() is None
+    with pytest.raises(TargetError, match="no current target"):
+        Target.current(allow_none=False)
+    outer, inner = Target("llvm"), Target(SKYLAKE_X)
+    with outer:
+        with inner:
+            assert Target.current() is inner
+        with outer:
+            assert Target.current() is outer
+        assert Target.current() is outer
+    assert Target.current() is None
+
+
+def test_host_target():
+    target = Target("llvm", host="llvm -mcpu=haswell")
+    assert target.host is not None and target.host.mcpu == "haswell"
+    assert target.with_host(SKYLAKE_X).host == Target(SKYLAKE_X)
+    assert Target("llvm").host is None
+
+
+def test_with_attrs():
+    assert Target(SKYLAKE_X).with_attrs(num_cores=3).num_cores == 3
+    assert Target(SKYLAKE_X).with_attrs(mattr=["-avx512f"]).features.isdisjoint({"avx512f", "avx512bw"})
+
+
+def test_from_device():
+    assert Target.from_device("cpu") == Target("llvm")
+
+
+def test_kinds_are_an_open_set():
+    kind = register_target_kind("test_npu", device="cpu")
+    kind.add_attr_option("lanes", int, 8, "lanes").add_attr_option("fast", bool, False)
+    kind.add_attr_option("scale", float, 1.0).add_attr_option("twice", int).set_default_keys(["npu"])
+    kind.set_parser(lambda attrs: {**attrs, "twice": 2 * attrs["lanes"]})
+    assert "test_npu" in list_target_kinds() and target_kind("test_npu") is kind
+    target = Target("test_npu -keys=mine -fast -scale=2")
+    assert target.keys == ("mine", "npu") and target.get("fast") is True and target.get("scale") == 2.0
+    assert target.get("twice") == 16 and target.get("absent", 5) == 5 and target.num_cores == 1
+    assert Target(str(target)) == target
+    with pytest.raises(TargetError, match="registered already"):
+        register_target_kind("test_npu", device="cpu")
+    with pytest.raises(TargetError, match="option 'lanes' already"):
+        kind.add_attr_option("lanes", int)
+
+
+def test_boolean_option_spellings():
+    option = AttrOption("fast", bool)
+    assert option.read("true") is True and option.read("0") is False
+    with pytest.raises(TargetError, match="true or false"):
+        option.read("maybe")
