@@ -5,6 +5,7 @@ from relay.errors import MalformedGraphError, ParseError, TypeInferenceError, Un
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
 from relay.interpreter import create_executor
 from relay.op import nn
+from relay.parser import fromtext, parse
 from relay.printer import astext
 from relay.type import FuncType, TensorType, TupleType, Type, scalar_type
 from te.ir import IRModule, Span
@@ -34,8 +35,10 @@ __all__ = [
     "astext",
     "const",
     "create_executor",
+    "fromtext",
     "nn",
     "op",
+    "parse",
     "scalar_type",
     "transform",
     "var",

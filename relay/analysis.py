@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from relay.errors import MalformedGraphError
-from relay.expr import Call, Expr, Function, GlobalVar, If, Let, Var
+from relay.expr import Call, Expr, Function, GlobalVar, Let, Var
 from relay.op.base import OpDef
 from te.ir import IRModule
 from te.ir import post_order as te_post_order
@@ -89,7 +89,7 @@ def count_uses(root: Expr) -> Counter[int]:
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A region evaluated as a whole: a function's body or one branch of an `If`."""
+    """A region evaluated as a whole: the body of a function or of a `Let`, or one branch of an `If`."""
 
     owner: Expr | None
     parent: Scope | None
@@ -111,8 +111,8 @@ class Scope:
 def scopes(root: Expr) -> tuple[dict[int, Scope], dict[tuple[int, str], Scope]]:
     """Where each expression is evaluated: the innermost scope around all its uses.
 
-    Gives id of expression -> scope, and (id of owner, field name) -> the scope that a Function's "body" or an If's
-    "true_branch" or "false_branch" opens.
+    Gives id of expression -> scope, and (id of owner, field name) -> the scope that the "body" of a Function or Let or
+    the "true_branch" or "false_branch" of an If opens.
     """
     top = Scope(None, None, 0)
     placed: dict[int, Scope] = {id(root): top}
@@ -126,7 +126,7 @@ def scopes(root: Expr) -> tuple[dict[int, Scope], dict[tuple[int, str], Scope]]:
         scope = placed[id(e)]
         for name in e.child_fields:
             inner = scope
-            if (isinstance(e, Function) and name == "body") or (isinstance(e, If) and name != "cond"):
+            if name in ("body", "true_branch", "false_branch"):
                 inner = opened.setdefault((id(e), name), Scope(e, scope, scope.depth + 1))
             value = getattr(e, name)
             for child in value if isinstance(value, tuple) else (value,):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
 from relay.errors import TypeInferenceError
@@ -42,6 +43,7 @@ __all__ = [
     "TupleGetItem",
     "Var",
     "const",
+    "numpy_dtype",
     "numpy_dtype_name",
     "var",
 ]
@@ -322,6 +324,11 @@ def numpy_dtype_name(of: np.dtype[Any]) -> DType:
     return found
 
 
+def numpy_dtype(of: str) -> np.dtype[Any]:
+    """The numpy (or ml_dtypes) element type with the compiler's name `of`; "string" is Python objects."""
+    return np.dtype(object) if of == "string" else np.dtype(getattr(ml_dtypes, of, of))
+
+
 def var(name: str, shape: Sequence[Dim] = (), dtype: str = "float32", *, ty: Type | None = None) -> Var:
     """A fresh tensor variable (TVM: `relay.var`); `ty` gives a type that is not a tensor."""
     return Var(name, TensorType(shape, dtype) if ty is None else ty)
@@ -338,5 +345,5 @@ def const(value: Any, dtype: str | None = None) -> Constant:
     if not isinstance(value, np.ndarray | np.generic) and dtype is None:
         array = array.astype({"f": "float32", "i": "int32"}.get(array.dtype.kind, array.dtype))
     elif dtype is not None:
-        array = array.astype(np.dtype(dtype))
+        array = array.astype(numpy_dtype(dtype))
     return Constant(array)

@@ -45,7 +45,8 @@ def astext(program: Expr | IRModule, show_meta_data: bool = True, annotate: Anno
     elif isinstance(program, Function):
         parts = [printer.function_value(program)]
     else:
-        parts = ["\n".join(printer.scope_lines(program, scopes(program), ""))]
+        where = _Layout(program)
+        parts = ["\n".join(printer.scope_lines(program, where, "", where.placed[id(program)]))]
     if show_meta_data and printer.constants:
         parts.append(_metadata(printer.constants))
     return "\n\n".join(parts) + ("\n" if isinstance(program, IRModule) else "")
@@ -65,6 +66,18 @@ def attribute_text(value: Any) -> str:
     return str(value) if isinstance(value, PrimExpr) else repr(value)
 
 
+class _Layout:
+    """Which scope evaluates what, in evaluation order."""
+
+    def __init__(self, root: Expr) -> None:
+        self.placed, self.opened = scopes(root)
+        self.evaluated_in: dict[int, list[Expr]] = {}
+        for scope in (*self.placed.values(), *self.opened.values()):
+            self.evaluated_in.setdefault(id(scope), [])
+        for e in evaluation_order(root):
+            self.evaluated_in[id(self.placed[id(e)])].append(e)
+
+
 class _Printer:
     """Names and constants of one text."""
 
@@ -77,33 +90,37 @@ class _Printer:
 
     def global_function(self, name: str, function: Function) -> str:
         self.counter = 0
-        return f"def @{name}" + self._function(function, scopes(function), "")
+        return f"def @{name}" + self._function(function, _Layout(function), "")
 
     def function_value(self, function: Function) -> str:
-        return "fn " + self._function(function, scopes(function), "")
+        return "fn " + self._function(function, _Layout(function), "")
 
-    def _function(self, function: Function, where: _Scopes, indent: str) -> str:
+    def _function(self, function: Function, where: _Layout, indent: str) -> str:
         params = ", ".join(f"{self._variable(p)}: {p.ty}" for p in function.params)
         attrs = ", ".join(f"{k}={attribute_text(v)}" for k, v in function.attrs.items())
         head = f"({params}) -> {function.ret_type}" + (f" [{attrs}]" if attrs else "")
-        opened = where[1].get((id(function), "body"))
+        opened = where.opened[(id(function), "body")]
         lines = self.scope_lines(function.body, where, indent + "  ", opened)
         return "\n".join([head + " {", *lines, indent + "}"])
 
-    def scope_lines(self, root: Expr, where: _Scopes, indent: str, scope: Scope | None = None) -> list[str]:
-        """The lines of one scope: a line for each value evaluated in it, then the result."""
-        scope = where[0][id(root)] if scope is None else scope
+    def scope_lines(self, root: Expr, where: _Layout, indent: str, scope: Scope) -> list[str]:
+        """The lines of one scope: a line for each value evaluated in it, then the result. A `Let` result runs on."""
         lines: list[str] = []
-        for e in _evaluated_in(root, scope, where[0]):
-            line = self._line(e, where, indent)
-            if line is not None:
-                lines.append(indent + line)
-        return [*lines, indent + self.name(root)]
+        while True:
+            for e in where.evaluated_in[id(scope)]:
+                line = None if e is root and isinstance(e, Let) else self._line(e, where, indent)
+                if line is not None:
+                    lines.append(indent + line)
+            if not isinstance(root, Let):
+                return [*lines, indent + self.name(root)]
+            lines.append(self._let(root, indent))
+            root, scope = root.body, where.opened[(id(root), "body")]
 
-    def _line(self, e: Expr, where: _Scopes, indent: str) -> str | None:
+    def _let(self, e: Let, indent: str) -> str:
+        return f"{indent}let {self._variable(e.var)} = {self.name(e.value)};"
+
+    def _line(self, e: Expr, where: _Layout, indent: str) -> str | None:
         """The definition of a value; None for what is written where it is used."""
-        if isinstance(e, Let):
-            return f"let {self._variable(e.var)} = {self.name(e.value)};"
         if isinstance(e, Call):
             right = f"{self._callee(e)}({', '.join([*map(self.name, e.args), *_attributes(e.op)])})"
         elif isinstance(e, Tuple):
@@ -111,6 +128,9 @@ class _Printer:
             right = f"({inner},)" if len(e.fields) == 1 else f"({inner})"
         elif isinstance(e, Function):
             right = "fn " + self._function(e, where, indent)
+        elif isinstance(e, Let):
+            body = self.scope_lines(e.body, where, indent + "  ", where.opened[(id(e), "body")])
+            right = "\n".join(["{", self._let(e, indent + "  "), *body, indent + "}"])
         elif isinstance(e, If):
             right = self._if(e, where, indent)
         else:
@@ -119,10 +139,10 @@ class _Printer:
         name = self._fresh(e)
         return f"{name} = {right}" + (f" /* {comment} */;" if comment else ";")
 
-    def _if(self, e: If, where: _Scopes, indent: str) -> str:
+    def _if(self, e: If, where: _Layout, indent: str) -> str:
         parts = [f"if ({self.name(e.cond)}) " + "{"]
         for field, branch in (("true_branch", e.true_branch), ("false_branch", e.false_branch)):
-            scope = where[1][(id(e), field)]
+            scope = where.opened[(id(e), field)]
             parts.extend(self.scope_lines(branch, where, indent + "  ", scope))
             parts.append(indent + ("} else {" if field == "true_branch" else "}"))
         return "\n".join(parts)
@@ -133,12 +153,9 @@ class _Printer:
     def name(self, e: Expr) -> str:
         """What an expression is called where it is used."""
         suffix = ""
-        while isinstance(e, TupleGetItem | Let):
-            if isinstance(e, TupleGetItem):
-                suffix = f".{e.index}{suffix}"
-                e = e.tuple_value
-            else:
-                e = e.body
+        while isinstance(e, TupleGetItem):
+            suffix = f".{e.index}{suffix}"
+            e = e.tuple_value
         if isinstance(e, GlobalVar):
             return f"@{e.name}"
         if isinstance(e, Constant):
@@ -173,14 +190,6 @@ class _Printer:
                 self.constants.append(e)
             self.names[id(e)] = known
         return known
-
-
-_Scopes = tuple[dict[int, Scope], dict[tuple[int, str], Scope]]
-
-
-def _evaluated_in(root: Expr, scope: Scope, placed: dict[int, Scope]) -> Iterable[Expr]:
-    """The expressions below `root` that `scope` evaluates, operands first."""
-    return (e for e in evaluation_order(root) if placed[id(e)] is scope)
 
 
 def _attributes(op: Any) -> list[str]:
