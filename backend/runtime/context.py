@@ -78,12 +78,17 @@ class Context:
     """Owner of a `Ctx`, at `address`. Not to be used by two calls at a time.
 
     `requested` is the number of threads asked for (None: as many as allowed, see `backend.runtime.threads`).
+    `find_function` says what a name means that compiled code calls: a global function, unless the running function's
+    module knows better.
     """
+
+    find_function: Callable[[str], Callable[..., Any]]
 
     def __init__(self, requested: int | None = None) -> None:
         pool = parallel_address()
         self._requested = requested
         self._failure: BaseException | None = None
+        self.find_function = get_global_func
         self._version = setting_version()
         self._ctx = Ctx(
             _address_of(_serial_parallel) if pool is None else pool,
@@ -158,7 +163,8 @@ def _free_workspace(_ctx: int, handle: int) -> None:
 @_CallPacked
 def _call_packed(ctx: int, name: bytes, values: Any, kinds: Any, count: int) -> int:
     try:
-        get_global_func(name.decode())(*[_argument(values[i], kinds[i]) for i in range(count)])
+        find = _contexts[ctx].find_function
+        find(name.decode())(*[_argument(values[i], kinds[i]) for i in range(count)])
     except BaseException as error:  # noqa: BLE001 - compiled code can't unwind; the entry raises it again
         _contexts[ctx].fail(error)
         return -1

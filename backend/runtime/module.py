@@ -9,7 +9,7 @@ from typing import Any
 from backend.runtime.device import Device
 from backend.runtime.errors import ModuleError
 from backend.runtime.packed_func import PackedFunc
-from backend.runtime.registry import resolve
+from backend.runtime.registry import get_global_func, resolve
 from backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["Module", "load_module_bytes", "register_module_loader"]
@@ -75,6 +75,17 @@ class Module(abc.ABC):
     def implements_function(self, name: str, query_imports: bool = False) -> bool:
         """True when `get_function` would find it."""
         return self._lookup(name, query_imports) is not None
+
+    def find_function(self, name: str) -> Callable[..., Any]:
+        """What a name called by compiled code of this module means: a function of its imports, or a global one.
+
+        Raises `RegistryError` when it is neither.
+        """
+        for module in self._imports:
+            found = module._lookup(name, query_imports=True)
+            if found is not None:
+                return found
+        return get_global_func(name)
 
     @property
     def entry_func(self) -> PackedFunc:

@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.context import ARG_FLOAT, ARG_INT, ARG_NULL, ARG_STR, ARG_TENSOR, current_context
-from backend.runtime.errors import ArgumentError
+from backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_NULL, ARG_STR, ARG_TENSOR, current_context
+from backend.runtime.device import device_kind_of
+from backend.runtime.dtype import from_dlpack_triple
+from backend.runtime.errors import ArgumentError, RelaycError
 from backend.runtime.ndarray import NDArray, array, from_dlpack
+from backend.runtime.registry import get_global_func
 
 __all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert"]
 
@@ -42,6 +45,8 @@ _HostEntry = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p
 )
 _MAX_ERROR_VALUES = 8
+_ARG_NAMES = {ARG_INT: "int", ARG_FLOAT: "float", ARG_HANDLE: "handle", ARG_NULL: "None", ARG_TENSOR: "tensor",
+              ARG_STR: "str"}  # fmt: skip
 
 
 class PackedFunc(abc.ABC):
@@ -120,14 +125,24 @@ class KernelFunc(PackedFunc):
 class HostFunc(PackedFunc):
     """A compiled function that checks its arguments.
 
-    `messages[k]` is the text of check k > 0, with a "{}" for each value that the check stores when it fails.
+    `messages[k]` is the text of check k > 0, with a placeholder for each value that the check stores when it fails:
+    "{}", or "{:dtype}", "{:device}", "{:kind}" for a number that stands for one (see `ErrorValue`). `find_function`
+    says what the names of packed functions called in it mean; by default those of the global registry.
     """
 
-    def __init__(self, name: str, address: int, messages: Mapping[int, str], keep_alive: object = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: int,
+        messages: Mapping[int, str],
+        keep_alive: object = None,
+        find_function: Callable[[str], Callable[..., Any]] = get_global_func,
+    ) -> None:
         self.name = name
         self.address = address
         self._messages = messages
         self._keep_alive = keep_alive
+        self._find_function = find_function
         self._entry: Any = _HostEntry(address)
 
     def bind(self, *args: Any) -> Callable[[], None]:
@@ -142,7 +157,9 @@ class HostFunc(PackedFunc):
         pointers = ctypes.addressof(values), ctypes.addressof(kinds), count, ctypes.addressof(error)
 
         def call(_keep: object = keep) -> None:
+            outer, context.find_function = context.find_function, self._find_function
             status = entry(context.address, *pointers)
+            context.find_function = outer
             context.check()
             if status:
                 raise ArgumentError(self._explain(status, error[:]))
@@ -151,7 +168,30 @@ class HostFunc(PackedFunc):
 
     def _explain(self, check: int, values: Sequence[int]) -> str:
         template = self._messages.get(check, f"argument check {check} failed with values {list(values)}")
-        return f"{self.name}: {template.format(*values)}"
+        return f"{self.name}: {template.format(*map(ErrorValue, values))}"
+
+
+class ErrorValue(int):
+    """A value in the message of a failed check, where it can be shown as what it stands for.
+
+    Format "dtype": code | bits << 8 | lanes << 16 of a `DLTensor`. "device": a DLPack device type. "kind": an `ARG_*`.
+    """
+
+    def __format__(self, spec: str) -> str:
+        if spec == "dtype":
+            return _or_number(lambda: from_dlpack_triple(self & 0xFF, self >> 8 & 0xFF, self >> 16 & 0xFFFF), self)
+        if spec == "device":
+            return _or_number(lambda: device_kind_of(int(self)), self)
+        if spec == "kind":
+            return _ARG_NAMES.get(int(self), f"number {int(self)}")
+        return format(int(self), spec)
+
+
+def _or_number(name: Callable[[], str], number: int) -> str:
+    try:
+        return name()
+    except RelaycError:
+        return f"number {int(number)}"
 
 
 def convert(value: Any) -> Any:

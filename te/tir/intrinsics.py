@@ -87,6 +87,7 @@ intrinsic("load_at", 2, pure=False, doc="the value of the call's type at (handle
 intrinsic("call_extern", None, pure=False, doc="(name, args...): a C function")
 intrinsic("call_kernel", None, pure=False, doc="(name, args...): a function of the same module, raw convention")
 intrinsic("call_packed", None, pure=False, doc="(name, args...): a registered packed function, by name at run time")
+intrinsic("call_packed_args", 4, pure=False, doc="(name, args, type_codes, num_args): already packed")
 intrinsic("prefetch", 2, pure=False, doc="(address, locality 0..3): a hint")
 intrinsic("storage_sync", 1, pure=False, doc='(scope "shared", "warp" or "global"): a barrier of the thread group')
 intrinsic("atomic_add", 2, pure=False, doc="(address, value): adds to memory atomically, gives the old value")
