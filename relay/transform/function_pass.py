@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import cast
 
 from relay.expr import Call, Expr, Function
-from te.ir import IRModule, Pass, PassContext, rewrite_dag
+from relay.expr_functor import rewrite_calls
+from te.ir import IRModule, Pass, PassContext
 
-__all__ = ["FunctionPass", "RewritePass", "rewrite_calls"]
+__all__ = ["FunctionPass", "RewritePass"]
 
 
 class FunctionPass(Pass):
@@ -33,15 +32,3 @@ class RewritePass(FunctionPass):
     def transform(self, function: Function, context: PassContext) -> Function:
         return rewrite_calls(function, self.rewrite)
 
-
-def rewrite_calls(function: Function, rewrite: Callable[[Call], Expr]) -> Function:
-    """`function` with every call, operands first, replaced by `rewrite(call)`."""
-
-    def visit(e: Expr) -> Expr:
-        if not isinstance(e, Call):
-            return e
-        result = rewrite(e)
-        assert result.ty is e.ty, f"a rewrite changed the type of {e.op} from {e.ty} to {result.ty}"
-        return result
-
-    return cast(Function, rewrite_dag(function, visit))  # type: ignore[arg-type]

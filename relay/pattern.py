@@ -1,0 +1,317 @@
+"""Patterns over graphs (TVM: `relay.dataflow_pattern`).
+
+    x, w, b = wildcard(), is_constant(), is_constant()
+    conv_bias = is_op("add")(is_op("nn.conv2d")(x, w).has_attr({"groups": 1}), b)
+
+    class Rule(PatternRule):
+        pattern = conv_bias
+        def replace(self, call, found): return ...found[x]...
+
+    rewrite([Rule()], function)
+
+A pattern object that occurs twice must meet the same expression twice. Calls of `add`, `multiply`, `maximum` and
+`minimum` match in either order of their operands. `rewrite` looks rules up by the operator at their root.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relay.op.base import OpDef, get_op
+from relay.type import TensorType, Type, shapes_equal
+from te.tir import Dim
+
+__all__ = [
+    "Found",
+    "Pattern",
+    "PatternRule",
+    "is_constant",
+    "is_expr",
+    "is_op",
+    "is_tuple",
+    "is_tuple_get_item",
+    "is_var",
+    "match",
+    "rewrite",
+    "wildcard",
+]
+
+COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
+_MAX_REWRITES_OF_ONE_NODE = 16
+
+Bindings = dict["Pattern", Expr]
+
+
+class Found(Mapping["Pattern", Expr]):
+    """What each pattern of a match stands for. A pattern under an `optional` that was absent has no entry.
+
+    `shared(e)`: during a rewrite, is the expression `e` used outside of the match as well?
+    """
+
+    def __init__(self, bindings: Bindings, shared: Sharing | None = None) -> None:
+        self._bindings = bindings
+        self.shared = Sharing() if shared is None else shared
+
+    def __getitem__(self, pattern: Pattern) -> Expr:
+        return self._bindings[pattern]
+
+    def __iter__(self) -> Iterator[Pattern]:
+        return iter(self._bindings)
+
+    def __len__(self) -> int:
+        return len(self._bindings)
+
+    def call(self, pattern: Pattern) -> Call:
+        """What `pattern` stands for, a call."""
+        found = self._bindings[pattern]
+        assert isinstance(found, Call)
+        return found
+
+
+class Pattern(ABC):
+    """Base of patterns. Compared by identity."""
+
+    @abstractmethod
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        """Every way to match `e`, given what is bound already."""
+
+    def roots(self) -> frozenset[str] | None:
+        """Names of the operators that a match can have at its root; None when there is no such restriction."""
+        return None
+
+    def attempt(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        """`solve`, with this pattern itself bound to one expression."""
+        known = bound.get(self)
+        if known is not None:
+            if known is e:
+                yield bound
+            return
+        for solution in self.solve(e, bound):
+            yield {**solution, self: e}
+
+    def match(self, e: Expr, shared: Sharing | None = None) -> Found | None:
+        """The first match of `e`, or None."""
+        return match(self, e, shared)
+
+    def __or__(self, other: Pattern) -> Pattern:
+        return _Either(self, other)
+
+    def optional(self, wrap: Callable[[Pattern], Pattern]) -> Pattern:
+        """`wrap(self)` if it matches, else `self`."""
+        return _Either(wrap(self), self)
+
+    def has_attr(self, attrs: Mapping[str, Any]) -> Pattern:
+        """A call whose operator has these attributes."""
+
+        def check(e: Expr) -> bool:
+            op = e.op if isinstance(e, Call) else None
+            return isinstance(op, OpDef) and all(getattr(op, k, None) == v for k, v in attrs.items())
+
+        return _Where(self, check)
+
+    def has_dtype(self, dtype: str) -> Pattern:
+        """A tensor of this element type."""
+        return _Where(self, lambda e: isinstance(e.ty, TensorType) and e.ty.dtype == dtype)
+
+    def has_shape(self, shape: Sequence[Dim]) -> Pattern:
+        """A tensor of this shape."""
+        return _Where(self, lambda e: isinstance(e.ty, TensorType) and shapes_equal(e.ty.shape, shape))
+
+    def has_type(self, ty: Type) -> Pattern:
+        """A value of this type."""
+        return _Where(self, lambda e: e.ty is ty)
+
+    def where(self, check: Callable[[Expr], bool]) -> Pattern:
+        """An expression for which `check` holds."""
+        return _Where(self, check)
+
+    def __call__(self, *args: Pattern) -> Pattern:
+        raise TypeError("only is_op(...) takes argument patterns")
+
+
+class _Leaf(Pattern):
+    def __init__(self, check: Callable[[Expr], bool]) -> None:
+        self.check = check
+
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        if self.check(e):
+            yield bound
+
+
+class _Op(Pattern):
+    """A call of one of several operators; without `args`, whatever its arguments."""
+
+    def __init__(self, names: tuple[str, ...], args: tuple[Pattern, ...] | None = None) -> None:
+        self.names = names
+        self.args = args
+
+    def __call__(self, *args: Pattern) -> Pattern:
+        return _Op(self.names, args)
+
+    def roots(self) -> frozenset[str]:
+        return frozenset(self.names)
+
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.name not in self.names:
+            return
+        if self.args is None:
+            yield bound
+            return
+        yield from _solve_all(self.args, e.args, bound)
+        if e.op.name in COMMUTATIVE:
+            yield from _solve_all(self.args, e.args[::-1], bound)
+
+
+class _Either(Pattern):
+    def __init__(self, first: Pattern, second: Pattern) -> None:
+        self.first, self.second = first, second
+
+    def roots(self) -> frozenset[str] | None:
+        a, b = self.first.roots(), self.second.roots()
+        return None if a is None or b is None else a | b
+
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        yield from self.first.attempt(e, bound)
+        yield from self.second.attempt(e, bound)
+
+
+class _Where(Pattern):
+    def __init__(self, inner: Pattern, check: Callable[[Expr], bool]) -> None:
+        self.inner, self.check = inner, check
+
+    def roots(self) -> frozenset[str] | None:
+        return self.inner.roots()
+
+    def __call__(self, *args: Pattern) -> Pattern:
+        return _Where(self.inner(*args), self.check)
+
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        if self.check(e):
+            yield from self.inner.attempt(e, bound)
+
+
+class _TuplePattern(Pattern):
+    def __init__(self, fields: Sequence[Pattern]) -> None:
+        self.fields = tuple(fields)
+
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        if isinstance(e, Tuple):
+            yield from _solve_all(self.fields, e.fields, bound)
+
+
+class _Field(Pattern):
+    def __init__(self, of: Pattern, index: int | None) -> None:
+        self.of, self.index = of, index
+
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        if isinstance(e, TupleGetItem) and self.index in (None, e.index):
+            yield from self.of.attempt(e.tuple_value, bound)
+
+
+def _solve_all(patterns: Sequence[Pattern], parts: Sequence[Expr], bound: Bindings) -> Iterator[Bindings]:
+    if len(patterns) != len(parts):
+        return
+    if not patterns:
+        yield bound
+        return
+    for solution in patterns[0].attempt(parts[0], bound):
+        yield from _solve_all(patterns[1:], parts[1:], solution)
+
+
+def wildcard() -> Pattern:
+    """Anything."""
+    return _Leaf(lambda e: True)
+
+
+def is_op(*names: str) -> Pattern:
+    """A call of one of the operators; call the pattern to give patterns for the arguments."""
+    for name in names:
+        get_op(name)
+    return _Op(names)
+
+
+def is_constant(check: Callable[[Constant], bool] | None = None) -> Pattern:
+    """A constant (for which `check` holds)."""
+    return _Leaf(lambda e: isinstance(e, Constant) and (check is None or check(e)))
+
+
+def is_var(name: str | None = None) -> Pattern:
+    """A variable (of this name)."""
+    return _Leaf(lambda e: isinstance(e, Var) and name in (None, e.name))
+
+
+def is_expr(expr: Expr) -> Pattern:
+    """This very expression."""
+    return _Leaf(lambda e: e is expr)
+
+
+def is_tuple(fields: Sequence[Pattern]) -> Pattern:
+    """A tuple with these fields."""
+    return _TuplePattern(fields)
+
+
+def is_tuple_get_item(of: Pattern, index: int | None = None) -> Pattern:
+    """A field of a tuple."""
+    return _Field(of, index)
+
+
+def match(pattern: Pattern, e: Expr, shared: Sharing | None = None) -> Found | None:
+    """The first way in which `pattern` matches `e`, or None."""
+    for bindings in pattern.attempt(e, {}):
+        return Found(bindings, shared)
+    return None
+
+
+class PatternRule(ABC):
+    """A pattern and what replaces it."""
+
+    pattern: Pattern
+
+    @abstractmethod
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        """What replaces the matched `call`, of the same type; None to leave it (a condition does not hold)."""
+
+
+def rewrite(rules: Sequence[PatternRule], function: Function) -> Function:
+    """`function` with the rules applied bottom-up, at each call until none fits any more."""
+    table = index_rules(rules)
+    return rewrite_calls_knowing_uses(function, lambda call, shared: apply_rules(table, call, shared))
+
+
+RuleTable = dict[str | None, list[PatternRule]]
+
+
+def index_rules(rules: Sequence[PatternRule]) -> RuleTable:
+    """Rules by the operator at their root; those that fit any operator under None."""
+    table: RuleTable = {}
+    for rule in rules:
+        roots = rule.pattern.roots()
+        for name in (None,) if roots is None else sorted(roots):
+            table.setdefault(name, []).append(rule)
+    return table
+
+
+def apply_rules(table: RuleTable, call: Call, shared: Sharing) -> Expr:
+    """`call` rewritten by the first rule that fits, and the result likewise, a bounded number of times."""
+    current: Expr = call
+    for _ in range(_MAX_REWRITES_OF_ONE_NODE):
+        replaced = _apply_once(table, current, shared)
+        if replaced is None:
+            break
+        current = replaced
+    return current
+
+
+def _apply_once(table: RuleTable, e: Expr, shared: Sharing) -> Expr | None:
+    if not isinstance(e, Call) or not isinstance(e.op, OpDef):
+        return None
+    for rule in (*table.get(e.op.name, ()), *table.get(None, ())):
+        found = rule.pattern.match(e, shared)
+        replaced = None if found is None else rule.replace(e, found)
+        if replaced is not None and replaced is not e:
+            return replaced
+    return None

@@ -1,0 +1,88 @@
+"""The pattern language: what matches, and rewriting by rules."""
+
+from __future__ import annotations
+
+import pytest
+
+import relay
+from relay.op import add, nn
+from relay.pattern import (
+    Found,
+    PatternRule,
+    is_constant,
+    is_expr,
+    is_op,
+    is_tuple,
+    is_tuple_get_item,
+    is_var,
+    rewrite,
+    wildcard,
+)
+from te.ir import first_difference
+
+
+def x4(name: str = "x") -> relay.Var:
+    return relay.var(name, (4,))
+
+
+def test_calls_match_with_their_arguments_in_either_order():
+    x, c = wildcard(), is_constant()
+    pattern = is_op("add")(is_op("nn.relu")(x), c)
+    a = x4()
+    one = relay.const([1.0])
+    for call in (add(nn.relu(a), one), add(one, nn.relu(a))):
+        found = pattern.match(call)
+        assert found is not None and found[x] is a and found[c] is one
+    assert pattern.match(add(nn.relu(a), a)) is None
+    assert pattern.match(nn.relu(a)) is None
+
+
+def test_a_pattern_met_twice_is_one_expression():
+    x = wildcard()
+    pattern = is_op("add")(x, x)
+    a, b = x4(), x4("b")
+    assert pattern.match(add(a, a)) is not None
+    assert pattern.match(add(a, b)) is None
+
+
+def test_alternatives_and_options():
+    pattern = (is_op("add")(wildcard(), is_constant()) | is_var("x")).optional(is_op("nn.relu"))
+    x = x4()
+    for e in (x, nn.relu(x), add(x, relay.const([1.0])), nn.relu(add(x, relay.const([1.0])))):
+        assert pattern.match(e) is not None
+    assert pattern.match(x4("y")) is None
+    assert pattern.match(nn.relu(nn.relu(x))) is None
+
+
+def test_conditions_on_types_and_tuples():
+    x = x4()
+    assert wildcard().has_dtype("float32").has_shape((4,)).has_type(x.ty).match(x) is not None
+    assert wildcard().has_shape((5,)).match(x) is None
+    assert is_op("nn.relu").has_attr({"no_such": 1}).match(nn.relu(x)) is None
+    pair = relay.Tuple((x, nn.relu(x)))
+    assert is_tuple([is_expr(x), is_op("nn.relu")]).match(pair) is not None
+    assert is_tuple_get_item(wildcard(), 1).match(relay.TupleGetItem(pair, 1)) is not None
+    assert is_tuple_get_item(wildcard(), 0).match(relay.TupleGetItem(pair, 1)) is None
+
+
+def test_an_unknown_operator_in_a_pattern_is_refused():
+    with pytest.raises(relay.UnknownOperatorError, match="unknown operator"):
+        is_op("no.such.op")
+
+
+class ReluOfRelu(PatternRule):
+    x = wildcard()
+    pattern = is_op("nn.relu")(is_op("nn.relu")(x))
+
+    def replace(self, call: relay.Call, found: Found) -> relay.Expr:
+        return nn.relu(found[self.x])
+
+
+def test_rules_apply_until_none_fits_and_take_no_stack():
+    x = x4()
+    y: relay.Expr = x
+    for _ in range(10_000):
+        y = nn.relu(y)
+    after = rewrite([ReluOfRelu()], relay.Function((x,), y))
+    z = x4()
+    assert first_difference(after, relay.Function((z,), nn.relu(z))) is None
