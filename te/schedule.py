@@ -1,0 +1,192 @@
+"""Schedules: how the operations of a tensor expression are computed. (TVM: `te.create_schedule`, `te.Schedule`.)"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from te import staging
+from te.errors import ScheduleError
+from te.ir.visitor import post_order
+from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
+from te.rewrite import replace_inputs
+from te.stage import LoopAttrs, Stage
+from te.tensor import Tensor
+from te.tir.expr import IterVar, ProducerLoad, Var
+
+__all__ = ["AutoInlineBroadcast", "AutoInlineElemWise", "AutoInlineInjective", "Schedule", "create_schedule"]
+
+
+class Schedule:
+    """One stage for each operation, producers first. ``s[tensor]`` and ``s[operation]`` are stages.
+
+    `cache_read`, `cache_write` and `rfactor` rewrite the graph of operations; the tensors a user holds keep naming
+    the stages they named before.
+    """
+
+    def __init__(self, outputs: Sequence[Operation]) -> None:
+        self.outputs = list(outputs)
+        self.stages: list[Stage] = []
+        self.stage_map: dict[Operation, Stage] = {}
+        for op in _operations(self.outputs):
+            stage = Stage(op, is_output=op in self.outputs)
+            self.stages.append(stage)
+            self.stage_map[op] = stage
+
+    def __getitem__(self, key: Tensor | Operation) -> Stage:
+        op = key.op if isinstance(key, Tensor) else key
+        stage = self.stage_map.get(op)
+        if stage is None:
+            names = ", ".join(s.name for s in self.stages)
+            raise ScheduleError(f"{key} is not computed by this schedule; its stages are: {names}")
+        return stage
+
+    def current(self, tensor: Tensor) -> Tensor:
+        """The tensor that stands for `tensor` in the graph as it has been rewritten."""
+        return self[tensor].op.output(tensor.value_index)
+
+    def cache_read(self, tensor: Tensor, scope: str, readers: Iterable[Tensor | Operation] | Tensor) -> Tensor:
+        """A stage that copies `tensor` into `scope`, read by `readers` in its place. Gives the copy."""
+        return staging.cache_read(self, tensor, scope, [readers] if isinstance(readers, Tensor) else list(readers))
+
+    def cache_write(self, tensor: Tensor | Sequence[Tensor], scope: str) -> Tensor | list[Tensor]:
+        """A stage that computes `tensor` in `scope`, from where it is copied to its place. Gives the cached tensor.
+
+        All outputs of an operation of several must be given together, as a list. Call it before scheduling the
+        reduce axes, which move to the new stage.
+        """
+        if isinstance(tensor, Tensor):
+            return staging.cache_write(self, [tensor], scope)[0]
+        return staging.cache_write(self, list(tensor), scope)
+
+    def rfactor(self, tensor: Tensor, axis: IterVar, factor_axis: int = 0) -> Tensor | list[Tensor]:
+        """Partial reductions for each value of the reduce axis `axis`, then a reduction of them. Gives the partials.
+
+        `axis` becomes dimension `factor_axis` of the partial results.
+        """
+        made = staging.rfactor(self, tensor, axis, factor_axis)
+        return made[0] if len(made) == 1 else made
+
+    def normalize(self) -> Schedule:
+        """A copy with inlined stages gone and attachments at loops that were split or fused moved to their parts."""
+        return staging.normalize(self)
+
+    def copy(self) -> Schedule:
+        """A schedule that can be changed without changing this one; the operations and axes are shared."""
+        new = copy.copy(self)
+        twins = {stage: copy.copy(stage) for stage in self.stages}
+        new.outputs, new.stages = list(self.outputs), [twins[s] for s in self.stages]
+        new.stage_map = {op: twins[s] for op, s in self.stage_map.items() if s in twins}
+        for stage in new.stages:
+            stage.all_iter_vars, stage.leaf_iter_vars = list(stage.all_iter_vars), list(stage.leaf_iter_vars)
+            stage.relations = list(stage.relations)
+            stage.loop_attrs = {iv: _copy_attrs(attrs) for iv, attrs in stage.loop_attrs.items()}
+            if stage.attach_stage is not None:
+                stage.attach_stage = twins[stage.attach_stage]
+        return new
+
+    def replace_tensors(self, tensors: Mapping[Tensor, Tensor], stages: Iterable[Stage]) -> None:
+        """Let the operations of `stages` read other tensors, and all that follows from it."""
+        mapping = dict(tensors)
+        chosen = set(stages)
+        for stage in self.stages:
+            if stage in chosen:
+                self.set_op(stage, replace_inputs(stage.op, mapping), mapping)
+            else:
+                follow = {old: new for old, new in mapping.items() if old not in tensors}
+                self.set_op(stage, replace_inputs(stage.op, follow), mapping)
+
+    def set_op(self, stage: Stage, op: Operation, mapping: dict[Tensor, Tensor]) -> None:
+        """Let `stage` compute `op`; its outputs are noted in `mapping` as standing for the old ones."""
+        if op is stage.op:
+            return
+        for old, new in zip(stage.op.outputs, op.outputs, strict=True):
+            mapping[old] = new
+        self.outputs = [op if o is stage.op else o for o in self.outputs]
+        stage.op = op
+        self.stage_map[op] = stage
+
+
+def _copy_attrs(attrs: LoopAttrs) -> LoopAttrs:
+    new = copy.copy(attrs)
+    new.pragmas, new.prefetches = dict(attrs.pragmas), list(attrs.prefetches)
+    return new
+
+
+def _operations(outputs: Iterable[Operation]) -> list[Operation]:
+    """All operations that `outputs` need, producers first. Iterative: a long chain must not overflow the stack."""
+    done: dict[Operation, None] = {}
+    stack: list[tuple[Operation, bool]] = [(op, False) for op in reversed(list(outputs))]
+    while stack:
+        op, ready = stack.pop()
+        if op in done:
+            continue
+        if ready:
+            done[op] = None
+            continue
+        stack.append((op, True))
+        inputs = [t.op for t in op.input_tensors]
+        if isinstance(op, ScanOp):
+            inputs = [*[t.op for t in op.inputs], *[t.op for t in op.state_placeholder], *inputs]
+        stack.extend((source, False) for source in reversed(inputs) if source not in done)
+    return list(done)
+
+
+def create_schedule(ops: Operation | Tensor | Sequence[Operation | Tensor]) -> Schedule:
+    """The default schedule of the given outputs: every stage at root, its loops in order. (TVM: `te.create_schedule`.)
+
+    Raises ScheduleError for an output that is an input.
+    """
+    given = [ops] if isinstance(ops, Operation | Tensor) else list(ops)
+    outputs = list(dict.fromkeys([o.op if isinstance(o, Tensor) else o for o in given]))
+    if not outputs:
+        raise ScheduleError("create_schedule needs at least one output operation")
+    for op in outputs:
+        if isinstance(op, PlaceholderOp):
+            raise ScheduleError(f"output {op.name} is an input; expected the result of a compute, scan or extern")
+    return Schedule(outputs)
+
+
+def AutoInlineInjective(schedule: Schedule) -> None:
+    """Inline every stage whose elements are formulas without a reduction, outputs apart."""
+    _inline_where(schedule, lambda op: True)
+
+
+def AutoInlineElemWise(schedule: Schedule) -> None:
+    """Inline the stages that read every tensor at exactly their own indices."""
+    _inline_where(schedule, lambda op: all(_same_axes(load, op.axis) for load in _loads(op)))
+
+
+def AutoInlineBroadcast(schedule: Schedule) -> None:
+    """Inline the stages that read every tensor at some of their own indices, in order."""
+    _inline_where(schedule, lambda op: all(_axes_in_order(load, op.axis) for load in _loads(op)))
+
+
+def _inline_where(schedule: Schedule, wanted: Callable[[ComputeOp], bool]) -> None:
+    for stage in schedule.stages:
+        op = stage.op
+        plain = isinstance(op, ComputeOp) and not op.reduce_axis and not stage.is_output and stage.attach == "root"
+        untouched = not stage.relations and not stage.loop_attrs and not stage.scope
+        if plain and untouched and isinstance(op, ComputeOp) and _inlinable(schedule, op) and wanted(op):
+            stage.compute_inline()
+
+
+def _inlinable(schedule: Schedule, op: ComputeOp) -> bool:
+    """Formulas can only be written into formulas: no scan or extern may read them."""
+    return all(
+        isinstance(stage.op, ComputeOp) for stage in schedule.stages if any(t.op is op for t in stage.op.input_tensors)
+    )
+
+
+def _loads(op: ComputeOp) -> list[ProducerLoad]:
+    return [e for e in post_order(op.body) if isinstance(e, ProducerLoad)]
+
+
+def _same_axes(load: ProducerLoad, axis: tuple[IterVar, ...]) -> bool:
+    pairs = zip(load.indices, axis, strict=False)
+    return len(load.indices) == len(axis) and all(index is iv.var for index, iv in pairs)
+
+
+def _axes_in_order(load: ProducerLoad, axis: tuple[IterVar, ...]) -> bool:
+    remaining = iter(axis)
+    return all(isinstance(i, Var) and any(i is iv.var for iv in remaining) for i in load.indices)

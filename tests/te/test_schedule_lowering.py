@@ -1,0 +1,330 @@
+"""From schedules to loops: text of whole nests, and values through the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import te
+from te.errors import LoweringError, ScheduleError
+from te.tir.interpreter import Interpreter
+
+RNG = np.random.default_rng(7)
+
+
+def run(module, *arrays):
+    Interpreter(module, check_uninitialized=True)("main", *arrays)
+
+
+def matmul(m, n, k):
+    a, b = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B")
+    r = te.reduce_axis((0, k), name="k")
+    return a, b, te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="C")
+
+
+def check_matmul(schedule, a, b, c, m, n, k):
+    x, y = RNG.random((m, k), dtype=np.float32), RNG.random((k, n), dtype=np.float32)
+    z = np.full((m, n), np.nan, np.float32)
+    run(te.lower(schedule, [a, b, c], simple_mode=True), x, y, z)
+    np.testing.assert_allclose(z, x @ y, rtol=1e-5)
+
+
+def test_register_tile_has_constant_offsets_and_starts_before_the_reduction():
+    m, n, k = 14, 32, 8
+    a = te.placeholder((m, k), name="A")
+    b = te.placeholder((n // 16, k, 16), name="B")
+    r = te.reduce_axis((0, k), name="k")
+    c = te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[j // 16, r, j % 16], axis=r), name="C")
+    s = te.create_schedule(c)
+    cc = s.cache_write(c, "local")
+    io, jo, ii, ji = s[c].tile(*c.op.axis, 6, 16)
+    s[c].reorder(jo, io, ii, ji)
+    s[c].unroll(ii)
+    s[c].vectorize(ji)
+    s[cc].compute_at(s[c], io)
+    ci, cj = s[cc].op.axis
+    s[cc].reorder(r, ci, cj)
+    s[cc].unroll(ci)
+    s[cc].vectorize(cj)
+    expected = """
+    for j.outer in range(2):
+        for i.outer in range(3):
+            C.local = allocate([6, 16], "float32", scope="local")
+            for i.c.init in unrolled(6):
+                if likely(i.outer * 6 + i.c.init < 14):
+                    for j.c.init in vectorized(16):
+                        C.local[i.c.init, j.c.init] = 0.0
+            for k in range(8):
+                for i.c in unrolled(6):
+                    if likely(i.outer * 6 + i.c < 14):
+                        for j.c in vectorized(16):
+                            C.local[i.c, j.c] = C.local[i.c, j.c] + A[i.outer * 6 + i.c, k] * B[j.outer, k, j.c]
+            for i.inner in unrolled(6):
+                if likely(i.outer * 6 + i.inner < 14):
+                    for j.inner in vectorized(16):
+                        C[i.outer * 6 + i.inner, j.outer * 16 + j.inner] = C.local[i.inner, j.inner]
+"""
+    assert expected.strip("\n") in str(te.lower(s, [a, b, c], simple_mode=True))
+
+
+def test_fused_axes_stay_correlated_with_the_axes_they_came_from():
+    """A 1x1 convolution over fused n, h, w reads exactly one tile of the flat matrix product."""
+    n, h, w, channels = 2, 7, 5, 32
+    flat = te.placeholder((n * h * w, channels), name="X")
+    dense = te.compute((n * h * w, channels), lambda p, o: flat[p, o] * 2.0, name="D")
+    out = te.compute((n, h, w, channels), lambda b, y, x, o: dense[(b * h + y) * w + x, o] + 1.0, name="Y")
+    s = te.create_schedule(out)
+    b, y, x, o = out.op.axis
+    fused = s[out].fuse(b, y, x)
+    fo, fi = s[out].split(fused, 6)
+    oo, oi = s[out].split(o, 16)
+    s[out].reorder(oo, fo, fi, oi)
+    s[dense].compute_at(s[out], fo)
+    s[dense].set_scope("local")
+    module = te.lower(s, [flat, out], simple_mode=True)
+    assert 'D = allocate([6, 16], "float32", scope="local")' in str(module)
+    v = RNG.random((n * h * w, channels), dtype=np.float32)
+    r = np.empty((n, h, w, channels), np.float32)
+    run(module, v, r)
+    np.testing.assert_array_equal(r, (v * np.float32(2) + np.float32(1)).reshape(r.shape))
+
+
+@pytest.mark.parametrize("factor", [1, 3, 4, 16])
+def test_splits_that_do_not_divide_are_guarded(factor):
+    a, b, c = matmul(5, 7, 6)
+    s = te.create_schedule(c)
+    i, j = c.op.axis
+    (k,) = c.op.reduce_axis
+    io, ii = s[c].split(i, factor)
+    jo, ji = s[c].split(j, nparts=factor)
+    ko, ki = s[c].split(k, factor)
+    s[c].reorder(ko, io, jo, ki, ii, ji)
+    check_matmul(s, a, b, c, 5, 7, 6)
+
+
+def test_shifted_tails_need_no_guard():
+    a, b, c = matmul(14, 9, 5)
+    s = te.create_schedule(c)
+    cc = s.cache_write(c, "local")
+    io, ii = s[c].split(c.op.axis[0], 6, tail="shift")
+    jo, ji = s[c].split(c.op.axis[1], 4, tail="shift")
+    s[c].reorder(io, jo, ii, ji)
+    s[c].parallel(s[c].fuse(io, jo))
+    s[cc].compute_at(s[c], s[c].leaf_iter_vars[0])
+    text = str(te.lower(s, [a, b, c], simple_mode=True))
+    assert "likely" not in text
+    assert 'allocate([6, 4], "float32", scope="local")' in text
+    check_matmul(s, a, b, c, 14, 9, 5)
+
+
+def test_shifted_tails_refuse_what_would_compute_twice():
+    a, b, c = matmul(14, 9, 5)
+    s = te.create_schedule(c)
+    io, ii = s[c].split(c.op.axis[0], 6, tail="shift")
+    (k,) = c.op.reduce_axis
+    with pytest.raises(ScheduleError, match="data axes only"):
+        s[c].split(k, 2, tail="shift")
+    check_matmul(s, a, b, c, 14, 9, 5)
+    s[c].reorder(k, io, ii)
+    with pytest.raises(ScheduleError, match=r"reduce loop k stands outside .* updated twice"):
+        te.lower(s, [a, b, c], simple_mode=True)
+    s[c].reorder(io, ii, k)
+    s[c].parallel(io)
+    with pytest.raises(ScheduleError, match=r"parallel .* cache_write"):
+        te.lower(s, [a, b, c], simple_mode=True)
+    n = te.var("n")
+    x = te.placeholder((n,), name="x")
+    y = te.compute((n,), lambda i: x[i] + 1, name="y")
+    t = te.create_schedule(y)
+    t[y].split(y.op.axis[0], 4, tail="shift")
+    with pytest.raises(ScheduleError, match="constant extent"):
+        te.lower(t, [x, y], simple_mode=True)
+
+
+def test_symbolic_sizes():
+    m, n, k = te.var("m"), te.var("n"), te.var("k")
+    a, b, c = matmul(m, n, k)
+    s = te.create_schedule(c)
+    cc = s.cache_write(c, "local")
+    _, jo, _, _ = s[c].tile(*c.op.axis, 2, 4)
+    s[cc].compute_at(s[c], jo)
+    (r,) = s[cc].op.reduce_axis
+    ko, _ = s[cc].split(r, 3)
+    s[cc].reorder(ko, *s[cc].op.axis)
+    assert 'C.local = allocate([2, 4], "float32", scope="local")' in str(te.lower(s, [a, b, c], simple_mode=True))
+    check_matmul(s, a, b, c, 5, 7, 4)
+
+
+def test_padding_and_stencil_attached_at_a_tile():
+    x = te.placeholder((9,), name="X")
+    pad = te.compute((11,), lambda i: te.if_then_else(te.all(i >= 1, i < 10), x[i - 1], 0.0), name="pad")
+    y = te.compute((9,), lambda i: pad[i] + pad[i + 1] + pad[i + 2], name="Y")
+    s = te.create_schedule(y)
+    yo, _ = s[y].split(y.op.axis[0], 4)
+    s[pad].compute_at(s[y], yo)
+    module = te.lower(s, [x, y], simple_mode=True)
+    assert 'pad = allocate([6], "float32"' in str(module)
+    v, r = RNG.random(9, dtype=np.float32), np.empty(9, np.float32)
+    run(module, v, r)
+    padded = np.pad(v, 1)
+    np.testing.assert_allclose(r, padded[:-2] + padded[1:-1] + padded[2:], rtol=1e-6)
+
+
+def test_rfactor_and_cache_read():
+    a, b, c = matmul(4, 5, 12)
+    s = te.create_schedule(c)
+    _, ki = s[c].split(c.op.reduce_axis[0], 5)
+    cf = s.rfactor(c, ki)
+    copy = s.cache_read(a, "local", [cf])
+    s[copy].compute_at(s[cf], s[cf].op.axis[0])
+    s[cf].compute_at(s[c], c.op.axis[0])
+    check_matmul(s, a, b, c, 4, 5, 12)
+
+
+def test_argmax_updates_both_values_at_once():
+    a = te.placeholder((3, 6), name="a")
+    argmax = te.comm_reducer(
+        lambda x, y: (te.select(x[1] >= y[1], x[0], y[0]), te.select(x[1] >= y[1], x[1], y[1])),
+        lambda i, v: (te.const(-1, i), te.min_value(v)),
+    )
+    k = te.reduce_axis((0, 6), name="k")
+    index, value = te.compute((3,), lambda i: argmax((k.var, a[i, k]), axis=k), name="arg")
+    s = te.create_schedule(index)
+    x = RNG.random((3, 6), dtype=np.float32)
+    p, v = np.empty(3, np.int32), np.empty(3, np.float32)
+    run(te.lower(s, [a, index, value], simple_mode=True), x, p, v)
+    np.testing.assert_array_equal(p, x.argmax(1))
+    run(te.lower(s, [a, index], simple_mode=True), x, p)
+    np.testing.assert_array_equal(p, x.argmax(1))
+
+
+def test_inlining_a_chain_leaves_one_nest():
+    a = te.placeholder((4, 6), name="a")
+    b = te.compute((4, 6), lambda i, j: te.exp(a[i, j]), name="b")
+    c = te.compute((6, 4), lambda i, j: b[j, i] + 1.0, name="c")
+    d = te.compute((24,), lambda i: c[i // 4, i % 4] * 2.0, name="d")
+    s = te.create_schedule(d)
+    te.AutoInlineInjective(s)
+    module = te.lower(s, [a, d], simple_mode=True)
+    assert "allocate" not in str(module)
+    x, r = RNG.random((4, 6), dtype=np.float32), np.empty(24, np.float32)
+    run(module, x, r)
+    np.testing.assert_allclose(r, (np.exp(x).T + 1).reshape(-1) * 2, rtol=1e-6)
+
+
+def test_threads_share_regions_by_storage_scope():
+    n = 64
+    a = te.placeholder((n,), name="a")
+    b = te.compute((n,), lambda i: a[i] * 2.0, name="b")
+    c = te.compute((n,), lambda i: b[i] + 1.0, name="c")
+    s = te.create_schedule(c)
+    bx, tx = s[c].split(c.op.axis[0], 16)
+    s[c].bind(bx, te.thread_axis("blockIdx.x"))
+    s[c].bind(tx, te.thread_axis("threadIdx.x"))
+    s[b].compute_at(s[c], bx)
+    s[b].set_scope("shared")
+    s[b].bind(s[b].op.axis[0], te.thread_axis("threadIdx.x"))
+    text = str(te.lower(s, [a, c], simple_mode=True))
+    assert 'allocate([16], "float32", scope="shared")' in text
+    assert text.count("threadIdx.x") < 8
+    s[b].set_scope("local")
+    s2 = te.create_schedule(c)
+    bx, tx = s2[c].split(c.op.axis[0], 16)
+    s2[c].bind(bx, te.thread_axis("blockIdx.x"))
+    s2[c].bind(tx, te.thread_axis("threadIdx.x"))
+    s2[b].compute_at(s2[c], tx)
+    module = te.lower(s2, [a, c], simple_mode=True)
+    assert 'allocate([1], "float32", scope="local")' in str(module)
+    x, r = RNG.random(n, dtype=np.float32), np.empty(n, np.float32)
+    run(module, x, r)
+    np.testing.assert_array_equal(r, x * np.float32(2) + np.float32(1))
+
+
+def stages():
+    a, _, c = matmul(8, 8, 8)
+    d = te.compute((8, 8), lambda i, j: c[i, j] + 1.0, name="D")
+    e = te.compute((8, 8), lambda i, j: a[i, j] * 2.0, name="E")
+    return te.create_schedule([d, e]), a, c, d, e
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda s, a, c, d, e: s[d].split(c.op.axis[0], 2), "split on stage D: .* no axis of stage D; its loops are i"),
+        (lambda s, a, c, d, e: (s[d].split(d.op.axis[0], 2), s[d].split(d.op.axis[0], 2)), "split or fused already"),
+        (lambda s, a, c, d, e: s[d].split(d.op.axis[0]), "exactly one of factor= and nparts="),
+        (lambda s, a, c, d, e: s[d].split(d.op.axis[0], 0), "at least 1"),
+        (lambda s, a, c, d, e: s[c].fuse(c.op.axis[0], c.op.reduce_axis[0]), "not adjacent.*reorder them first"),
+        (lambda s, a, c, d, e: s[c].fuse(c.op.axis[1], c.op.reduce_axis[0]), "fuse axes of one kind"),
+        (lambda s, a, c, d, e: s[d].reorder(d.op.axis[0], d.op.axis[0]), "names an axis twice"),
+        (lambda s, a, c, d, e: s[c].compute_at(s[e], e.op.axis[0]), "does not consume C"),
+        (lambda s, a, c, d, e: s[c].compute_at(s[c], c.op.axis[0]), "at itself"),
+        (lambda s, a, c, d, e: s[d].compute_at(s[e], e.op.axis[0]), "outputs are computed at root"),
+        (lambda s, a, c, d, e: s[c].compute_inline(), "only plain formulas"),
+        (lambda s, a, c, d, e: s[a].compute_inline(), "inputs are not computed"),
+        (lambda s, a, c, d, e: s[c].parallel(c.op.reduce_axis[0]), "reduce axis k.*use rfactor"),
+        (lambda s, a, c, d, e: s[c].vectorize(c.op.reduce_axis[0]), "reduce axis k.*use rfactor"),
+        (lambda s, a, c, d, e: (s[d].vectorize(d.op.axis[1]), s[d].unroll(d.op.axis[1])), "has one kind"),
+        (lambda s, a, c, d, e: [s[d].bind(d.op.axis[0], te.thread_axis("threadIdx.x")) for _ in "12"], "bound to thre"),
+        (lambda s, a, c, d, e: [s[d].bind(x, te.thread_axis("threadIdx.x")) for x in d.op.axis], "thread axis once"),
+        (lambda s, a, c, d, e: s[d].bind(d.op.axis[0], d.op.axis[1]), "expected one made by te.thread_axis"),
+        (lambda s, a, c, d, e: (s[d].vectorize(d.op.axis[1]), s[d].split(d.op.axis[1], 2)), "split first"),
+        (lambda s, a, c, d, e: s[d].set_scope("shared"), "outputs are in global memory"),
+        (lambda s, a, c, d, e: s.cache_read(a, "local", [d]), "does not read it; it reads C"),
+        (lambda s, a, c, d, e: (s[c].split(c.op.reduce_axis[0], 2), s.cache_write(c, "local")), "cache_write first"),
+        (lambda s, a, c, d, e: s.rfactor(d, d.op.axis[0]), "is no reduction"),
+        (lambda s, a, c, d, e: s.rfactor(c, c.op.axis[0]), "expected a reduce axis"),
+        (lambda s, a, c, d, e: s[te.compute((3,), lambda i: i)], "its stages are: A, B, C, D, E"),
+    ],
+)
+def test_misused_primitives_say_what_and_what_to_do(misuse, message):
+    with pytest.raises(ScheduleError, match=message):
+        misuse(*stages())
+
+
+def lower_with(prepare):
+    s, a, c, d, e = stages()
+    prepare(s, a, c, d, e)
+    te.lower(s, [a, c.op.input_tensors[1], d, e], simple_mode=True)
+
+
+def wide_vector(s, a, c, d, e):
+    s[d].vectorize(s[d].fuse(*d.op.axis))
+    n = te.var("n")
+    x = te.placeholder((n,), name="x")
+    y = te.compute((n,), lambda i: x[i] + 1, name="y")
+    t = te.create_schedule(y)
+    t[y].vectorize(y.op.axis[0])
+    te.lower(t, [x, y], simple_mode=True)
+
+
+def test_vector_loops_must_be_short_and_constant():
+    with pytest.raises(ScheduleError, match="vectorize on stage y: loop i runs n times, which is not a constant"):
+        lower_with(wide_vector)
+    x = te.placeholder((100, 100), name="x")
+    y = te.compute((100, 100), lambda i, j: x[i, j] + 1, name="y")
+    s = te.create_schedule(y)
+    s[y].vectorize(s[y].fuse(*y.op.axis))
+    with pytest.raises(ScheduleError, match=r"runs 10000 times; at most 1024 lanes.*split it"):
+        te.lower(s, [x, y], simple_mode=True)
+
+
+def test_attachments_must_cover_all_readers():
+    a = te.placeholder((8,), name="a")
+    b = te.compute((8,), lambda i: a[i] + 1, name="b")
+    c = te.compute((8,), lambda i: b[i] * 2, name="c")
+    d = te.compute((8,), lambda i: c[i] + b[i], name="d")
+    s = te.create_schedule(d)
+    s[b].compute_at(s[c], c.op.axis[0])
+    with pytest.raises(ScheduleError, match="d reads it outside that loop"):
+        te.lower(s, [a, d], simple_mode=True)
+
+
+def test_arguments_are_checked():
+    a = te.placeholder((8,), name="a")
+    b = te.compute((8,), lambda i: a[i] + 1, name="b")
+    s = te.create_schedule(b)
+    with pytest.raises(LoweringError, match="input a is read but is not among the arguments"):
+        te.lower(s, [b])
+    with pytest.raises(LoweringError, match="expected a tensor, variable or buffer"):
+        te.lower(s, [a, b, "n"])
