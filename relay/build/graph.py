@@ -1,12 +1,13 @@
 """The execution graph of a fused function: kernels in order, tensors with their places in memory.
 
-The result is plain data (see `backend.runtime.graph_executor` for the format), made in three steps: number the values
-and the kernel calls, find out which tensors share memory (views), then place them: inputs, outputs and parameters
-where the caller puts them, everything else in the arena.
+The result is plain data (see `backend.runtime.graph_executor` for the format), made in steps: number the values and the
+kernel calls and note which tensors share memory (views); add the kernels' scratch; place the tensors: inputs, outputs
+and parameters where the caller puts them, everything else in the arena.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType
 from te.errors import CompileError
 
-__all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "make_graph"]
+__all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "add_workspaces", "make_graph", "place_tensors"]
 
 Value = int | tuple["Value", ...]
 
@@ -207,14 +208,25 @@ def _place_arena(graph: ExecutionGraph) -> None:
 
 
 def make_graph(function: Function) -> ExecutionGraph:
-    """The execution graph of a function whose body calls fused functions.
+    """The execution graph of a function whose body calls fused functions; `place_tensors` comes next.
 
-    Raises CompileError for what the executor can't run and for symbolic shapes.
+    Raises CompileError for what the executor can't run.
     """
-    graph = _Numbering(function).graph
+    return _Numbering(function).graph
+
+
+def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[int]]) -> None:
+    """Give the nodes scratch tensors: `workspaces` holds sizes in bytes by the name of the kernel."""
+    for node in graph.nodes:
+        for nbytes in workspaces[node.workload.name]:
+            node.outputs.append(len(graph.tensors))
+            graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", TensorType((nbytes,), "uint8")))
+
+
+def place_tensors(graph: ExecutionGraph) -> None:
+    """Decide where every tensor lies. Raises CompileError for symbolic shapes."""
     _place_outputs(graph)
     _place_arena(graph)
     for tensor in graph.tensors:
         if tensor.base is not None:
             tensor.storage = graph.tensors[tensor.base].storage
-    return graph

@@ -10,6 +10,7 @@ import te
 import topi
 from backend.target import Target
 from relay.analysis import evaluation_order
+from relay.build.workspace import lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
@@ -59,10 +60,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A lowered workload."""
+    """A lowered workload. `workspaces`: bytes of the scratch buffers it takes as parameters after its results."""
 
     name: str
     function: PrimFunc
+    workspaces: tuple[int, ...]
 
 
 def tensor_types(ty: Type) -> list[TensorType]:
@@ -129,4 +131,5 @@ def lower(workload: Workload, target: Target) -> Kernel:
     except CompileError as error:
         error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
         raise
-    return Kernel(workload.name, module[workload.name].with_attr("packed_api", False))
+    function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
+    return Kernel(workload.name, function, tuple(workspaces))
