@@ -1,0 +1,136 @@
+"""`relay.build`: a module of graph functions to a compiled model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import backend
+from backend.runtime.artifact import CompiledModel
+from backend.target import Target
+from relay.build.entry import ENTRY_NAME, make_entry
+from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors
+from relay.build.lower import Kernel, Workload, lower
+from relay.expr import Constant, Function, Var
+from relay.transform import default_pipeline
+from te.errors import CompileError
+from te.ir import IRModule, PassContext, Sequential, rewrite_dag
+
+__all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with a step's name, what is done and how much there is."""
+
+
+@dataclass
+class BuildReport:
+    """What a build did: seconds of each step, in order, and what came out."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    kernels: int = 0
+    nodes: int = 0
+    arena_bytes: int = 0
+    param_bytes: int = 0
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def __str__(self) -> str:
+        lines = [f"{name:<12} {seconds:8.3f} s" for name, seconds in self.seconds.items()]
+        lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
+                     f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
+        return "\n".join(lines)
+
+
+def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
+    """Parameters of `function` that `params` names become constants (TVM: `bind_params_by_name`).
+
+    Raises CompileError for a name that is no parameter, or data of another shape or type.
+    """
+    by_name = {p.name: p for p in function.params}
+    unknown = sorted(set(params) - set(by_name))
+    if unknown:
+        raise CompileError(f"params name {', '.join(unknown)}, which are no inputs; they are: {', '.join(by_name)}")
+    constants: dict[int, Constant] = {}
+    for name, value in params.items():
+        constant = Constant(np.asarray(value.numpy() if hasattr(value, "numpy") else value))
+        if constant.ty is not by_name[name].ty:
+            raise CompileError(f"params[{name!r}] is a {constant.ty}; the input is a {by_name[name].ty}")
+        constants[id(by_name[name])] = constant
+    if not constants:
+        return function
+    body = rewrite_dag(function.body, lambda e: constants.get(id(e), e) if isinstance(e, Var) else e)
+    return Function(tuple(p for p in function.params if id(p) not in constants), body, function.attrs)
+
+
+def optimize(mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None) -> IRModule:
+    """The module after all graph passes of the current `PassContext`, fused and ready to lower (TVM: `relay.optimize`)."""
+    module = IRModule({"main": mod}) if isinstance(mod, Function) else mod
+    if params:
+        bound = bind_params_by_name(module["main"], params)
+        module = module.with_functions({**module.functions, "main": bound})
+    passes = default_pipeline(PassContext.current().opt_level, Target(target))
+    return Sequential(passes, "optimize")(module)
+
+
+def build(
+    mod: IRModule | Function,
+    target: str | dict[str, Any] | Target = "llvm",
+    params: Mapping[str, Any] | None = None,
+    *,
+    mod_name: str = "default",
+    progress: Progress | None = None,
+) -> CompiledModel:
+    """Compile a module whose "main" is the model (TVM: `relay.build`).
+
+    `params` are weights by the name of the input they stand for. `progress` is told what is going on. The result's
+    `build_report` says how long each step took. Raises CompileError with the operator, its shapes and its place in the
+    user's model for what can't be compiled.
+    """
+    target = Target(target)
+    report = BuildReport()
+    with report.step("optimize"):
+        module = optimize(mod, target, params)
+    with report.step("plan"):
+        graph = make_graph(module["main"])
+    workloads = list({node.workload.key: node.workload for node in graph.nodes}.values())
+    with report.step("lower"):
+        kernels = _lower_all(workloads, target, progress)
+    with report.step("plan"):
+        add_workspaces(graph, {kernel.name: kernel.workspaces for kernel in kernels})
+        place_tensors(graph)
+    with report.step("compile"):
+        functions = {kernel.name: kernel.function for kernel in kernels}
+        entry = make_entry(graph) if target.device_kind == "cpu" else None
+        if entry is not None:
+            functions[entry.name] = entry
+        library = backend.build(IRModule(functions), target=target)
+    _describe(report, graph, kernels)
+    compiled = CompiledModel(graph.to_json(mod_name, str(target), target.device_kind,
+                                           ENTRY_NAME if entry is not None else None), graph.params, library)  # fmt: skip
+    compiled.build_report = report
+    return compiled
+
+
+def _lower_all(workloads: list[Workload], target: Target, progress: Progress | None) -> list[Kernel]:
+    kernels: list[Kernel] = []
+    for i, workload in enumerate(workloads):
+        if progress is not None:
+            progress(f"lowering {workload.name}", i, len(workloads))
+        kernels.append(lower(workload, target))
+    return kernels
+
+
+def _describe(report: BuildReport, graph: ExecutionGraph, kernels: list[Kernel]) -> None:
+    report.kernels, report.nodes = len(kernels), len(graph.nodes)
+    report.arena_bytes = graph.plan.arena_bytes
+    report.param_bytes = sum(data.nbytes for data in graph.params.values())
