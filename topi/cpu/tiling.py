@@ -4,7 +4,8 @@ A matrix-like kernel keeps a tile of `rows` x `vectors` accumulators in register
 step loads `vectors` vectors of the packed operand, broadcasts `rows` scalars of the other and issues
 rows * vectors fused multiply-adds. The model counts the cycles of a step on a core with two multiply-add ports, two
 load ports and a latency of four cycles (all x86 server cores since Haswell, and close for Neoverse), and sums them
-over the tiles of a problem, edges included. It is a ranking, not a prediction.
+over the tiles of a problem, edges included. The packed operand streams from the second-level cache, which is counted
+as a part of a cycle for each of its vectors. It is a ranking, not a prediction.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _FMA_PORTS = 2
 _LOAD_PORTS = 2
 _FMA_LATENCY = 4
 _LOOP_OVERHEAD = 0.25
+_STREAM_CYCLES = 0.25
+"""Cycles that a vector of the packed operand costs beside its load: it comes from the second-level cache."""
 _TILE_OVERHEAD_STEPS = 12
 """Steps of the reduction that entering and leaving a tile costs: clearing, epilogue, stores."""
 
@@ -44,7 +47,7 @@ class RegisterTile:
         """Cycles for one step of the reduction axis, operands in the first-level cache."""
         multiply_adds = self.rows * self.vectors / _FMA_PORTS
         loads = (self.rows + self.vectors) / _LOAD_PORTS
-        return max(multiply_adds, loads, _FMA_LATENCY) + _LOOP_OVERHEAD
+        return max(multiply_adds, loads, _FMA_LATENCY) + self.vectors * _STREAM_CYCLES + _LOOP_OVERHEAD
 
 
 def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
