@@ -13,7 +13,7 @@ import numpy as np
 import backend
 from backend.runtime.artifact import CompiledModel
 from backend.target import Target
-from relay.build.entry import ENTRY_NAME, make_entry
+from relay.build.entry import make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors
 from relay.build.lower import Kernel, Workload, lower
 from relay.expr import Constant, Function, Var
@@ -72,8 +72,10 @@ def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Functi
     return Function(tuple(p for p in function.params if id(p) not in constants), body, function.attrs)
 
 
-def optimize(mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None) -> IRModule:
-    """The module after all graph passes of the current `PassContext`, fused and ready to lower (TVM: `relay.optimize`)."""
+def optimize(
+    mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
+) -> IRModule:
+    """The module after all graph passes of the current `PassContext`: fused, ready to lower (TVM: `relay.optimize`)."""
     module = IRModule({"main": mod}) if isinstance(mod, Function) else mod
     if params:
         bound = bind_params_by_name(module["main"], params)
@@ -115,8 +117,9 @@ def build(
             functions[entry.name] = entry
         library = backend.build(IRModule(functions), target=target)
     _describe(report, graph, kernels)
-    compiled = CompiledModel(graph.to_json(mod_name, str(target), target.device_kind,
-                                           ENTRY_NAME if entry is not None else None), graph.params, library)  # fmt: skip
+    entry_name = None if entry is None else entry.name
+    description = graph.to_json(mod_name, str(target), target.device_kind, entry_name)
+    compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
 

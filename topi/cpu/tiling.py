@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["RegisterTile", "best_tile", "packed_columns", "parallel_worthwhile", "tile_rows", "vector_lanes"]
 
 _FMA_PORTS = 2
-_LOAD_PORTS = 2
+_LOAD_CYCLES = 0.6
+"""Cycles of one load: two ports, which broadcasts and the next tile's lines don't fill perfectly."""
 _FMA_LATENCY = 4
 _LOOP_OVERHEAD = 0.25
 _STREAM_CYCLES = 0.25
@@ -46,7 +47,7 @@ class RegisterTile:
     def cycles_per_step(self) -> float:
         """Cycles for one step of the reduction axis, operands in the first-level cache."""
         multiply_adds = self.rows * self.vectors / _FMA_PORTS
-        loads = (self.rows + self.vectors) / _LOAD_PORTS
+        loads = (self.rows + self.vectors) * _LOAD_CYCLES
         return max(multiply_adds, loads, _FMA_LATENCY) + self.vectors * _STREAM_CYCLES + _LOOP_OVERHEAD
 
 
