@@ -43,15 +43,16 @@ class Analyzer(Canonical):
         """
         if not isinstance(value, Range):
             expr = ops.cast(var.dtype, value)
-            if self._substitutes.get(var) is not expr:
+            known = self._forms.get(var)
+            if known is None or known.key != self.linear(expr).key:
                 self._forget_if_seen(var)
                 self._substitutes[var] = expr
                 self._forms[var] = self.linear(expr)
             return
         low = self._dim(value.min)
         high = self.add(low, self._dim(value.extent)).shifted(-1)
-        known = self._ranges.get(var)
-        if known is not None and known[0].key == low.key and known[1].key == high.key:
+        known_range = self._ranges.get(var)
+        if known_range is not None and known_range[0].key == low.key and known_range[1].key == high.key:
             return
         self._forget_if_seen(var)
         self._ranges[var] = (low, high)

@@ -1,0 +1,26 @@
+"""What the passes on loop functions share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from te.ir.module import IRModule
+from te.ir.transform import Pass, PassContext
+from te.tir.function import PrimFunc
+
+__all__ = ["FunctionPass"]
+
+
+class FunctionPass(Pass):
+    """A pass that treats each loop function alone; other functions of the module pass through."""
+
+    @abstractmethod
+    def function(self, func: PrimFunc) -> PrimFunc:
+        """The transformed function; the very same object when nothing changed."""
+
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        def apply(func: Any) -> Any:
+            return self.function(func) if isinstance(func, PrimFunc) else func
+
+        return module.map_functions(apply)

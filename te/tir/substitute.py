@@ -1,0 +1,102 @@
+"""Substitution of variables and buffers, and fresh copies of statements that are used twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from te.ir.node import Node
+from te.ir.visitor import Mutator
+from te.tir.buffer import Buffer
+from te.tir.expr import BufferLoad, Let, PrimExpr, Var
+from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, LetStmt, Stmt
+
+__all__ = ["fresh_copy", "substitute"]
+
+_N = TypeVar("_N", bound=Node)
+
+
+class Substitution(Mutator):
+    """Replaces variables by expressions and buffers by buffers; a shared expression is visited once.
+
+    With `fresh`, every variable and buffer that the statement defines is replaced by a new one of the same name, so
+    that the copy can stand beside the original.
+    """
+
+    def __init__(self, variables: Mapping[Var, Any], buffers: Mapping[Buffer, Buffer], fresh: bool) -> None:
+        self.variables = dict(variables)
+        self.buffers = dict(buffers)
+        self.fresh = fresh
+        self._done: dict[PrimExpr, Any] = {}
+
+    def visit(self, node: Any) -> Any:
+        if not isinstance(node, PrimExpr):
+            return self._dispatch[node.__class__](self, node)
+        found = self._done.get(node)
+        if found is None:
+            found = self._done[node] = self._dispatch[node.__class__](self, node)
+        return found
+
+    def _define(self, var: Var) -> Var:
+        if not self.fresh:
+            return var
+        self._done.pop(var, None)
+        new = self.variables[var] = var.__class__(var.name, var.dtype)
+        return new
+
+    def visit_Var(self, node: Var) -> PrimExpr:
+        return self.variables.get(node, node)
+
+    def visit_BufferLoad(self, node: BufferLoad) -> BufferLoad:
+        new = node.rebuild(self.visit)
+        buffer = self.buffers.get(node.buffer)
+        return new if buffer is None else BufferLoad(buffer, new.indices, new.predicate)
+
+    def visit_BufferStore(self, node: BufferStore) -> BufferStore:
+        new = node.rebuild(self.visit)
+        buffer = self.buffers.get(node.buffer)
+        return new if buffer is None else BufferStore(buffer, new.value, new.indices, new.predicate)
+
+    def visit_For(self, node: For) -> For:
+        if not self.fresh:
+            return node.rebuild(self.visit)
+        start, extent = self.visit(node.min), self.visit(node.extent)
+        var = self._define(node.loop_var)
+        return For(var, start, extent, node.kind, self.visit(node.body), node.annotations)
+
+    def visit_Let(self, node: Let) -> Let:
+        if not self.fresh:
+            return node.rebuild(self.visit)
+        value = self.visit(node.value)
+        return Let(self._define(node.var), value, self.visit(node.body))
+
+    def visit_LetStmt(self, node: LetStmt) -> LetStmt:
+        if not self.fresh:
+            return node.rebuild(self.visit)
+        value = self.visit(node.value)
+        return LetStmt(self._define(node.var), value, self.visit(node.body))
+
+    def visit_Allocate(self, node: Allocate) -> Allocate:
+        if not self.fresh:
+            return node.rebuild(self.visit)
+        old = node.buffer
+        shape = [self.visit(d) if isinstance(d, PrimExpr) else d for d in old.shape]
+        new = self.buffers[old] = old.with_(shape=shape, data=self._define(old.data))
+        return Allocate(new, self.visit(node.body))
+
+    def visit_AttrStmt(self, node: AttrStmt) -> AttrStmt:
+        new = node.rebuild(self.visit)
+        subject = self.buffers.get(node.subject) if isinstance(node.subject, Buffer) else None
+        return new if subject is None else new.replace(subject=subject)
+
+
+def substitute(
+    node: _N, variables: Mapping[Var, Any], buffers: Mapping[Buffer, Buffer] | None = None
+) -> _N:
+    """`node` with variables and buffers replaced, all at once; definitions stay."""
+    return Substitution(variables, buffers or {}, fresh=False).visit(node)
+
+
+def fresh_copy(stmt: Stmt, variables: Mapping[Var, Any] | None = None) -> Stmt:
+    """A copy of `stmt` that defines variables and buffers of its own, with `variables` replaced on the way."""
+    return Substitution(variables or {}, {}, fresh=True).visit(stmt)

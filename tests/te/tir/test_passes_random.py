@@ -1,0 +1,25 @@
+"""Every pass, alone and in the order of lowering, keeps the meaning of random programs under the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from te.tir.passes.flatten import flatten
+from te.tir.passes.remove_no_op import remove_no_op
+from te.tir.passes.simplify import simplify
+from tests.te.tir.random_loops import random_program
+
+PIPELINE = [flatten, simplify, remove_no_op, simplify]
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_lowering_keeps_the_meaning(seed):
+    program = random_program(seed)
+    expected = program.run()
+    func = program.func
+    for step in PIPELINE:
+        before, func = func, step(func)
+        np.testing.assert_array_equal(program.run(func), expected, f"{step.__name__}:\n{before}\n->\n{func}")
+        if step in (flatten, simplify, remove_no_op):
+            assert step(func) is func, f"{step.__name__} is not idempotent:\n{func}"
