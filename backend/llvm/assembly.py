@@ -1,0 +1,139 @@
+"""LLVM assembly as text, one function at a time.
+
+Writing text is several times faster than building `llvmlite.ir` objects that are turned into text afterwards, and LLVM
+has to parse text either way. `FunctionText.pure` numbers values: an instruction without side effects which already
+stands on every path to here is not written again, so the text stays short however often a schedule repeats an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["FunctionText", "ModuleText"]
+
+
+class ModuleText:
+    """Functions, declarations, constants and metadata of one LLVM module."""
+
+    def __init__(self) -> None:
+        self.functions: list[str] = []
+        self._declarations: dict[str, str] = {}
+        self._strings: dict[str, str] = {}
+        self._metadata: list[str] = []
+        self._numbers = 0
+
+    def fresh_number(self) -> int:
+        """A number not given before, for names of outlined functions."""
+        self._numbers += 1
+        return self._numbers
+
+    def declare(self, name: str, result: str, args: str) -> None:
+        """Declare an external function or an intrinsic, once."""
+        self._declarations.setdefault(name, f"declare {result} @{name}({args})")
+
+    def string(self, text: str) -> str:
+        """The address of a zero-terminated constant string, as an operand."""
+        name = self._strings.get(text)
+        if name is None:
+            name = self._strings[text] = f"@.str{len(self._strings)}"
+        return name
+
+    def loop_metadata(self, *options: str) -> str:
+        """A fresh loop identity with the given options, such as ``!{!"llvm.loop.unroll.disable"}``."""
+        first = len(self._metadata)
+        for option in options:
+            self._metadata.append(f"!{len(self._metadata)} = {option}")
+        own = len(self._metadata)
+        operands = ", ".join([f"!{own}", *[f"!{first + i}" for i in range(len(options))]])
+        self._metadata.append(f"!{own} = distinct !{{{operands}}}")
+        return f"!{own}"
+
+    def text(self, defined: set[str]) -> str:
+        """The whole module. Declarations of the functions in `defined` are left out."""
+        strings = [_string_constant(name, text) for text, name in self._strings.items()]
+        declarations = [line for name, line in self._declarations.items() if name not in defined]
+        return "\n".join([*strings, *declarations, *self.functions, *self._metadata, ""])
+
+
+def _string_constant(name: str, text: str) -> str:
+    data = text.encode() + b"\0"
+    body = "".join([chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:02X}" for b in data])
+    return f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}"'
+
+
+class FunctionText:
+    """The body of one function: instructions are appended to the current block."""
+
+    def __init__(self, module: ModuleText, name: str, signature: str) -> None:
+        self.module = module
+        self.name = name
+        self.block = "entry"
+        self._signature = signature
+        self._allocas: list[str] = []
+        self._lines: list[str] = []
+        self._count = 0
+        self._known: dict[str, str] = {}
+        self._trail: list[str] = []
+
+    def value(self, instruction: str) -> str:
+        """Append an instruction that gives a value; returns the value's name."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self._lines.append(f"  {name} = {instruction}")
+        return name
+
+    def pure(self, instruction: str) -> str:
+        """As `value`, for an instruction without effects; an equal one that dominates this place is used instead."""
+        name = self._known.get(instruction)
+        if name is None:
+            name = self._known[instruction] = self.value(instruction)
+            self._trail.append(instruction)
+        return name
+
+    def effect(self, instruction: str) -> None:
+        """Append an instruction without a value."""
+        self._lines.append("  " + instruction)
+
+    def alloca(self, kind: str, align: int) -> str:
+        """Stack memory of the whole call, reserved in the entry block."""
+        self._count += 1
+        name = f"%v{self._count}"
+        self._allocas.append(f"  {name} = alloca {kind}, align {align}")
+        return name
+
+    def label(self, hint: str) -> str:
+        """A fresh block name."""
+        self._count += 1
+        return f"{hint}{self._count}"
+
+    def place(self, label: str) -> None:
+        """Start block `label`; the one before must have been ended."""
+        self._lines.append(f"{label}:")
+        self.block = label
+
+    def goto(self, label: str) -> None:
+        """End the block with a jump."""
+        self._lines.append(f"  br label %{label}")
+
+    def branch(self, condition: str, then: str, otherwise: str, metadata: str = "") -> None:
+        """End the block with a conditional jump."""
+        self._lines.append(f"  br i1 {condition}, label %{then}, label %{otherwise}{metadata}")
+
+    @contextmanager
+    def region(self) -> Iterator[None]:
+        """Blocks that may not run: values found inside are not known to exist after it."""
+        mark = len(self._trail)
+        yield
+        for instruction in self._trail[mark:]:
+            del self._known[instruction]
+        del self._trail[mark:]
+
+    def set_signature(self, signature: str) -> None:
+        """Everything of the definition between ``define`` and the body."""
+        self._signature = signature
+
+    def finish(self) -> None:
+        """Add the function to its module."""
+        text = "\n".join([f"define {self._signature} {{", "entry:", *self._allocas, *self._lines, "}", ""])
+        self.module.functions.append(text)

@@ -1,0 +1,13 @@
+"""Loop IR to LLVM assembly: `emit_module`.
+
+    index.py   addresses: index arithmetic in 64 bits, constants folded
+    expr.py    values
+    memory.py  loads and stores, scalar and vector, masked or not
+    calls.py   intrinsics, one function each
+    stmt.py    statements, parallel regions
+    module.py  functions and modules
+"""
+
+from backend.llvm.codegen.module import EmittedModule, emit_module
+
+__all__ = ["EmittedModule", "emit_module"]

@@ -1,0 +1,355 @@
+"""Intrinsics and calls: a table from the name of a `tir.Call` to the function that emits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backend.llvm.codegen.memory import MemoryEmitter
+from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
+from te.dtype import INT32, DType, dtype
+from te.errors import CompileError
+from te.tir import BufferLoad, Call, IntImm, PrimExpr, StringImm
+
+__all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
+
+CTX_PARALLEL, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED = 0, 16, 24, 32
+"""Byte offsets of the function pointers in the execution context (see backend/runtime/context.py)."""
+
+DLPACK_FIELDS: dict[str, tuple[int, str]] = {
+    "data": (0, "handle"), "device_type": (8, "int32"), "device_id": (12, "int32"), "ndim": (16, "int32"),
+    "type_code": (20, "uint8"), "type_bits": (21, "uint8"), "type_lanes": (22, "uint16"), "shape": (24, "handle"),
+    "strides": (32, "handle"), "byte_offset": (40, "uint64"),
+}  # fmt: skip
+"""DLPack's DLTensor: byte offset and type of each field."""
+
+_LLVM_UNARY = {
+    "sqrt": "sqrt", "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "roundeven", "fabs": "fabs",
+    # Library functions, for what the legalization pass leaves: scalar calls, of any accuracy the C library has.
+    "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos",
+    "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
+}  # fmt: skip
+_LLVM_BINARY = {"pow": "pow", "atan2": "atan2"}
+_C_UNARY = ("expm1", "log1p", "asinh", "acosh", "atanh", "erf")
+_BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl"}
+_REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_reduce_min": "min"}
+
+
+class CallEmitter(MemoryEmitter):
+    """Emits `Call` expressions."""
+
+    def visit_Call(self, call: Call) -> str:
+        emit = _TABLE.get(call.op)
+        if emit is None:
+            raise CompileError(f"the llvm target does not know the intrinsic {call.op!r}: {call}")
+        return emit(self, call)
+
+    def emit_if_then_else(self, call: Call) -> str:
+        condition = self.visit(call.args[0])
+        if condition in ("true", "false", "splat (i1 true)"):
+            return self.visit(call.args[2 if condition == "false" else 1])
+        if call.args[0].dtype.lanes > 1:
+            return self._choose_lanes(call, condition)
+        if self.is_harmless(call.args[1]) and self.is_harmless(call.args[2]):
+            kind = register_type(call.dtype)
+            a, b = self.visit(call.args[1]), self.visit(call.args[2])
+            return self.text.pure(f"select i1 {condition}, {kind} {a}, {kind} {b}")
+        return self._branch_value(call, condition)
+
+    def _branch_value(self, call: Call, condition: str) -> str:
+        text, kind = self.text, register_type(call.dtype)
+        then, otherwise, done = text.label("then"), text.label("else"), text.label("join")
+        text.branch(condition, then, otherwise)
+        arms: list[str] = []
+        for label, side in ((then, call.args[1]), (otherwise, call.args[2])):
+            text.place(label)
+            with text.region():
+                value = self.visit(side)
+            arms.append(f"[ {value}, %{text.block} ]")
+            text.goto(done)
+        text.place(done)
+        return text.value(f"phi {kind} {', '.join(arms)}")
+
+    def _choose_lanes(self, call: Call, condition: str) -> str:
+        """Both sides are evaluated, each touching memory only in the lanes that want it."""
+        lanes, outer, kind = call.dtype.lanes, self.mask, register_type(call.dtype)
+        flag, pure = f"<{lanes} x i1>", self.text.pure
+        values: list[str] = []
+        for side, wanted in ((call.args[1], True), (call.args[2], False)):
+            if self.is_harmless(side):
+                values.append(self.visit(side))
+                continue
+            mask = condition if wanted else pure(f"xor {flag} {condition}, splat (i1 true)")
+            if outer is not None and outer[1] == lanes:
+                mask = pure(f"and {flag} {mask}, {outer[0]}")
+            self.mask = (mask, lanes)
+            values.append(self.visit(side))
+            self.mask = outer
+        return pure(f"select {flag} {condition}, {kind} {values[0]}, {kind} {values[1]}")
+
+    # Math
+
+    def emit_llvm_math(self, call: Call) -> str:
+        name = _LLVM_UNARY.get(call.op) or _LLVM_BINARY[call.op]
+        operands = [self.computed(a) for a in call.args]
+        return self.rounded(self.intrinsic(name, compute_type(call.dtype), *operands), call.dtype)
+
+    def emit_c_math(self, call: Call) -> str:
+        """A C library function, lane by lane."""
+        of = compute_type(call.dtype)
+        operands = [self.computed(a) for a in call.args]
+        element = of.element
+        name, kind = call.op + ("f" if element.bits == 32 else ""), register_type(element)
+        self.text.module.declare(name, kind, ", ".join([kind] * len(operands)))
+        results = []
+        for i in range(of.lanes):
+            lane = ", ".join([f"{kind} {self.lane(x, of, i)}" for x in operands])
+            results.append(self.text.pure(f"call {kind} @{name}({lane})"))
+        return self.rounded(results[0] if of.lanes == 1 else self.pack(results, of), call.dtype)
+
+    def emit_rsqrt(self, call: Call) -> str:
+        of = compute_type(call.dtype)
+        root = self.intrinsic("sqrt", of, self.computed(call.args[0]))
+        one = self._constant(of, 1.0)
+        return self.rounded(self.text.pure(f"fdiv {register_type(of)} {one}, {root}"), call.dtype)
+
+    def emit_fma(self, call: Call) -> str:
+        of = compute_type(call.dtype)
+        a, b, c = (self.computed(x) for x in call.args)
+        if self.fma:
+            return self.rounded(self.fused(of, a, b, c), call.dtype)
+        kind = register_type(of)
+        product = self.text.pure(f"fmul {self.fast}{kind} {a}, {b}")
+        return self.rounded(self.text.pure(f"fadd {self.fast}{kind} {product}, {c}"), call.dtype)
+
+    def emit_fmod(self, call: Call) -> str:
+        of = compute_type(call.dtype)
+        a, b = self.computed(call.args[0]), self.computed(call.args[1])
+        return self.rounded(self.text.pure(f"frem {register_type(of)} {a}, {b}"), call.dtype)
+
+    def emit_isnan(self, call: Call) -> str:
+        x, of = self.computed(call.args[0]), compute_type(call.args[0].dtype)
+        return self.text.pure(f"fcmp uno {register_type(of)} {x}, {x}")
+
+    def emit_isinf(self, call: Call) -> str:
+        return self._compare_magnitude(call, "oeq")
+
+    def emit_isfinite(self, call: Call) -> str:
+        return self._compare_magnitude(call, "olt")
+
+    def _compare_magnitude(self, call: Call, predicate: str) -> str:
+        x, of = self.computed(call.args[0]), compute_type(call.args[0].dtype)
+        size = self.intrinsic("fabs", of, x)
+        return self.text.pure(f"fcmp {predicate} {register_type(of)} {size}, {self._constant(of, float('inf'))}")
+
+    def _constant(self, of: DType, value: float) -> str:
+        return self.splat(constant(of.element, value), of) if of.lanes > 1 else constant(of, value)
+
+    # Bits
+
+    def emit_bitwise(self, call: Call) -> str:
+        kind = register_type(call.dtype)
+        a, b = self.visit(call.args[0]), self.visit(call.args[1])
+        return self.text.pure(f"{_BITWISE[call.op]} {kind} {a}, {b}")
+
+    def emit_shift_right(self, call: Call) -> str:
+        name, kind = "ashr" if call.dtype.is_int else "lshr", register_type(call.dtype)
+        return self.text.pure(f"{name} {kind} {self.visit(call.args[0])}, {self.visit(call.args[1])}")
+
+    def emit_bitwise_not(self, call: Call) -> str:
+        ones = self._constant(call.dtype, -1) if not call.dtype.is_bool else self._constant(call.dtype, 1)
+        return self.text.pure(f"xor {register_type(call.dtype)} {self.visit(call.args[0])}, {ones}")
+
+    def emit_popcount(self, call: Call) -> str:
+        of = call.args[0].dtype
+        return self.convert(self.intrinsic("ctpop", of, self.visit(call.args[0])), of, call.dtype)
+
+    def emit_clz(self, call: Call) -> str:
+        of = call.args[0].dtype
+        kind, name = register_type(of), f"llvm.ctlz.{suffix(of)}"
+        self.text.module.declare(name, kind, f"{kind}, i1 immarg")
+        return self.convert(
+            self.text.pure(f"call {kind} @{name}({kind} {self.visit(call.args[0])}, i1 false)"), of, call.dtype
+        )
+
+    def emit_reinterpret(self, call: Call) -> str:
+        value, source, target = self.visit(call.args[0]), register_type(call.args[0].dtype), register_type(call.dtype)
+        if source == target:
+            return value
+        if "ptr" in (source, target):
+            return self.text.pure(f"{'ptrtoint' if source == 'ptr' else 'inttoptr'} {source} {value} to {target}")
+        return self.text.pure(f"bitcast {source} {value} to {target}")
+
+    def emit_vector_reduce(self, call: Call) -> str:
+        of, operation = call.args[0].dtype, _REDUCTIONS[call.op]
+        if of.lanes == 1:
+            return self.visit(call.args[0])
+        through = compute_type(of)
+        value = self.computed(call.args[0])
+        if through.is_float and operation != "add":
+            return self.rounded(self._reduce_floats(value, through, operation), of.element)
+        kind, element = register_type(through), register_type(through.element)
+        start = f"{element} {constant(through.element, -0.0)}, " if through.is_float else ""
+        sign = "" if operation == "add" else "s" if of.is_int else "u"
+        name = f"llvm.vector.reduce.{'f' if through.is_float else sign}{operation}.{suffix(through)}"
+        self.text.module.declare(name, element, f"{element}, {kind}" if start else kind)
+        flags = "reassoc " if through.is_float else ""
+        return self.rounded(
+            self.text.pure(f"call {flags}{element} @{name}({start}{kind} {value})"), of.element
+        )
+
+    def _reduce_floats(self, value: str, of: DType, operation: str) -> str:
+        """The extreme lane by halving; a NaN in any lane is the result."""
+        ordered = "ogt" if operation == "max" else "olt"
+        while of.lanes > 1:
+            half = of.lanes // 2
+            part = of.element.with_lanes(half)
+            low = self._slice(value, of, 0, half)
+            high = self._slice(value, of, half, half)
+            merged = self.float_extremum(part, ordered, low, high, False)
+            if of.lanes % 2:
+                rest = self.lane(value, of, of.lanes - 1)
+                first = self.float_extremum(of.element, ordered, self.lane(merged, part, 0), rest, False)
+                kind = register_type(part)
+                merged = first if half == 1 else self.text.pure(
+                    f"insertelement {kind} {merged}, {register_type(of.element)} {first}, i64 0"
+                )  # fmt: skip
+            value, of = merged, part
+        return value
+
+    def _slice(self, value: str, of: DType, start: int, count: int) -> str:
+        if count == 1:
+            return self.lane(value, of, start)
+        kind = register_type(of)
+        picks = ", ".join([f"i32 {start + i}" for i in range(count)])
+        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{count} x i32> <{picks}>")
+
+    # Memory and addresses
+
+    def emit_address_of(self, call: Call) -> str:
+        load = call.args[0]
+        if not isinstance(load, BufferLoad):
+            raise CompileError(f"address_of takes an element of a buffer, not {load}")
+        return self.address(load.buffer, self.locate(load.buffer, load.indices))
+
+    def emit_handle_add_byte_offset(self, call: Call) -> str:
+        return self.byte_offset(self.visit(call.args[0]), self.operand(self.index(call.args[1])))
+
+    def byte_offset(self, pointer: str, offset: str | int) -> str:
+        """A pointer moved by bytes."""
+        return pointer if offset in ("0", 0) else self.text.pure(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+
+    def emit_load_at(self, call: Call) -> str:
+        address = self.byte_offset(self.visit(call.args[0]), self.operand(self.index(call.args[1])))
+        align = element_bytes(call.dtype)
+        value = self.text.value(f"load {memory_type(call.dtype)}, ptr {address}, align {align}")
+        return self.from_memory(value, call.dtype)
+
+    def emit_dlpack_field(self, call: Call) -> str:
+        offset, spelling = DLPACK_FIELDS[_string(call.args[1], call)]
+        stored = dtype(spelling)
+        address = self.byte_offset(self.visit(call.args[0]), offset)
+        value = self.text.value(f"load {memory_type(stored)}, ptr {address}, align {element_bytes(stored)}")
+        return self.convert(value, stored, call.dtype)
+
+    def emit_prefetch(self, call: Call) -> str:
+        locality = call.args[1].value if isinstance(call.args[1], IntImm) else 3
+        self.text.module.declare("llvm.prefetch.p0", "void", "ptr, i32 immarg, i32 immarg, i32 immarg")
+        self.text.effect(f"call void @llvm.prefetch.p0(ptr {self.visit(call.args[0])}, i32 0, i32 {locality}, i32 1)")
+        return "0"
+
+    def emit_atomic_add(self, call: Call) -> str:
+        return self._atomic(call, "fadd" if call.args[1].dtype.is_float else "add")
+
+    def emit_atomic_max(self, call: Call) -> str:
+        of = call.args[1].dtype
+        return self._atomic(call, "fmax" if of.is_float else "max" if of.is_int else "umax")
+
+    def _atomic(self, call: Call, operation: str) -> str:
+        pointer, value, kind = self.visit(call.args[0]), self.visit(call.args[1]), register_type(call.args[1].dtype)
+        return self.text.value(f"atomicrmw {operation} ptr {pointer}, {kind} {value} monotonic")
+
+    def emit_likely(self, call: Call) -> str:
+        return self.visit(call.args[0])
+
+    def emit_assume(self, call: Call) -> str:
+        self.text.module.declare("llvm.assume", "void", "i1")
+        self.text.effect(f"call void @llvm.assume(i1 {self.visit(call.args[0])})")
+        return "0"
+
+    # Calls of functions
+
+    def emit_call_extern(self, call: Call) -> str:
+        return self._call(call.dtype, _name(call), [self._typed(a) for a in call.args[1:]])
+
+    def emit_call_kernel(self, call: Call) -> str:
+        """Kernels return nothing and can't fail: the call's value is 0."""
+        self._call(dtype("void"), _name(call), [("ptr", "%ctx"), *[self._typed(a) for a in call.args[1:]]])
+        return "0"
+
+    def _typed(self, expr: PrimExpr) -> tuple[str, str]:
+        if isinstance(expr, StringImm):
+            return "ptr", self.text.module.string(expr.value)
+        return register_type(expr.dtype), self.visit(expr)
+
+    def _call(self, of: DType, name: str, args: list[tuple[str, str]]) -> str:
+        result = register_type(of)
+        self.text.module.declare(name, result, ", ".join([kind for kind, _ in args]))
+        line = f"call {result} @{name}({', '.join([f'{kind} {value}' for kind, value in args])})"
+        if result == "void":
+            self.text.effect(line)
+            return "0"
+        return self.text.value(line)
+
+    def emit_call_packed(self, call: Call) -> str:
+        """`ctx->call_packed(ctx, name, args, type_codes, n)`: each argument in 8 bytes, its kind beside it."""
+        values, count = call.args[1:], len(call.args) - 1
+        slots = self.text.alloca(f"[{max(count, 1)} x i64]", 8)
+        codes = self.text.alloca(f"[{max(count, 1)} x i32]", 4)
+        for i, value in enumerate(values):
+            kind, operand, code = self._packed_argument(value)
+            self.text.effect(f"store {kind} {operand}, ptr {self.byte_offset(slots, 8 * i)}, align 8")
+            self.text.effect(f"store i32 {code}, ptr {self.byte_offset(codes, 4 * i)}, align 4")
+        return self._call_python(call, slots, codes, str(count))
+
+    def emit_call_packed_args(self, call: Call) -> str:
+        """As call_packed, with the argument arrays of the caller: (name, args, type_codes, count)."""
+        slots, codes, count = (self.visit(a) for a in call.args[1:])
+        return self._call_python(call, slots, codes, count)
+
+    def _call_python(self, call: Call, slots: str, codes: str, count: str) -> str:
+        target = self.text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_CALL_PACKED)}, align 8")
+        name = self.text.module.string(_name(call))
+        result = self.text.value(f"call i32 {target}(ptr %ctx, ptr {name}, ptr {slots}, ptr {codes}, i32 {count})")
+        return self.convert(result, INT32, call.dtype) if call.dtype.is_integral else result
+
+    def _packed_argument(self, value: PrimExpr) -> tuple[str, str, int]:
+        of = value.dtype
+        if isinstance(value, StringImm):
+            return "ptr", self.text.module.string(value.value), TYPE_CODE_STRING
+        if of.is_handle:
+            return "ptr", self.visit(value), TYPE_CODE_HANDLE
+        if of.is_float:
+            return "double", self.convert(self.visit(value), of, dtype("float64")), TYPE_CODE_FLOAT
+        return "i64", self.convert(self.visit(value), of, dtype("int64")), TYPE_CODE_INT
+
+
+TYPE_CODE_INT, TYPE_CODE_FLOAT, TYPE_CODE_HANDLE, TYPE_CODE_STRING = 0, 2, 3, 11
+
+
+def _name(call: Call) -> str:
+    return _string(call.args[0], call)
+
+
+def _string(expr: PrimExpr, call: Call) -> str:
+    if not isinstance(expr, StringImm):
+        raise CompileError(f"{call.op} takes a name here, not {expr}")
+    return expr.value
+
+
+_TABLE: dict[str, Callable[[CallEmitter, Call], str]] = {
+    name.removeprefix("emit_"): emit for name, emit in vars(CallEmitter).items() if name.startswith("emit_")
+}
+_TABLE.update(dict.fromkeys((*_LLVM_UNARY, *_LLVM_BINARY), CallEmitter.emit_llvm_math))
+_TABLE.update(dict.fromkeys(_C_UNARY, CallEmitter.emit_c_math))
+_TABLE.update(dict.fromkeys(_BITWISE, CallEmitter.emit_bitwise))
+_TABLE.update(dict.fromkeys(_REDUCTIONS, CallEmitter.emit_vector_reduce))

@@ -1,0 +1,451 @@
+"""Values: every expression of the loop IR except memory accesses (memory.py) and calls (calls.py)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from backend.llvm.assembly import FunctionText
+from backend.llvm.codegen.index import IndexEmitter, is_nonnegative
+from backend.llvm.types import compute_type, constant, register_type, suffix, vector_constant
+from te.dtype import DType, dtype
+from te.errors import CompileError
+from te.tir import (
+    EQ,
+    GE,
+    GT,
+    LE,
+    LT,
+    NE,
+    Add,
+    And,
+    Binary,
+    Broadcast,
+    BufferLoad,
+    Call,
+    Cast,
+    Compare,
+    Div,
+    FloatImm,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Let,
+    Logical,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Not,
+    PrimExpr,
+    Ramp,
+    Select,
+    Shuffle,
+    Sub,
+    Var,
+)
+
+__all__ = ["ExprEmitter"]
+
+_FLOAT_OPS: dict[type, str] = {Add: "fadd", Sub: "fsub", Mul: "fmul", Div: "fdiv", Mod: "frem"}
+_INT_OPS: dict[type, str] = {Add: "add", Sub: "sub", Mul: "mul"}
+_PREDICATES: dict[type, tuple[str, str, str]] = {
+    EQ: ("oeq", "eq", "eq"), NE: ("une", "ne", "ne"), LT: ("olt", "slt", "ult"),
+    LE: ("ole", "sle", "ule"), GT: ("ogt", "sgt", "ugt"), GE: ("oge", "sge", "uge"),
+}  # fmt: skip
+
+
+class ExprEmitter(IndexEmitter):
+    """Emits expressions; `visit` gives the operand that holds the value.
+
+    `fma`: the target multiplies and adds in one instruction, rounding once. `fast`: LLVM's fast-math flags for every
+    float operation.
+    """
+
+    mask: tuple[str, int] | None = None
+    """While a side of a vector if_then_else is emitted: the mask of wanted lanes and their number. Loads touch no
+    other lanes."""
+
+    def __init__(self, text: FunctionText, *, fma: bool, fast: str) -> None:
+        super().__init__(text)
+        self.fma = fma
+        self.fast = f"{fast} " if fast else ""
+
+    def visit_default(self, node: Any) -> str:
+        raise CompileError(f"the llvm target has no code for {type(node).__name__}: {node}; lower it first")
+
+    # Leaves
+
+    def visit_Var(self, var: Var) -> str:
+        held = self.env.get(var)
+        if held is not None:
+            return held
+        wide = self.wide.get(var)
+        if wide is None:
+            raise CompileError(f"variable {var.name} is used before it has a value")
+        if wide.value is None:
+            return str(wide.constant)
+        value, kind = self.operand(wide), register_type(var.dtype)
+        return value if kind == "i64" else self.text.pure(f"trunc i64 {value} to {kind}")
+
+    def visit_IntImm(self, imm: IntImm) -> str:
+        return constant(imm.dtype, imm.value)
+
+    def visit_FloatImm(self, imm: FloatImm) -> str:
+        return constant(imm.dtype, imm.value)
+
+    # Vectors
+
+    def splat(self, value: str, of: DType) -> str:
+        """The vector of type `of` whose lanes all hold the scalar operand `value`."""
+        kind, vector = register_type(of.element), register_type(of)
+        if value[0] != "%":
+            return "zeroinitializer" if value == "0" else f"splat ({kind} {value})"
+        one = self.text.pure(f"insertelement {vector} poison, {kind} {value}, i64 0")
+        return self.text.pure(
+            f"shufflevector {vector} {one}, {vector} poison, <{of.lanes} x i32> zeroinitializer"
+        )
+
+    def visit_Broadcast(self, expr: Broadcast) -> str:
+        return self.splat(self.visit(expr.value), expr.dtype)
+
+    def visit_Ramp(self, expr: Ramp) -> str:
+        of, kind = expr.dtype, register_type(expr.dtype)
+        base = self.splat(self.visit(expr.base), of)
+        if isinstance(expr.stride, IntImm):
+            steps = vector_constant(of, [i * expr.stride.value for i in range(of.lanes)])
+        else:
+            stride = self.splat(self.visit(expr.stride), of)
+            steps = self.text.pure(f"mul {kind} {stride}, {vector_constant(of, list(range(of.lanes)))}")
+        return self.text.pure(f"add {kind} {base}, {steps}")
+
+    def visit_Shuffle(self, expr: Shuffle) -> str:
+        vectors = [(self.visit(v), v.dtype) for v in expr.vectors]
+        lanes = [(value, of, i) for value, of in vectors for i in range(of.lanes)]
+        if expr.dtype.lanes == 1:
+            value, of, i = lanes[expr.indices[0]]
+            return self.lane(value, of, i)
+        if len(vectors) <= 2 and vectors[0][1].lanes > 1 and vectors[0][1] == vectors[-1][1]:
+            kind = register_type(vectors[0][1])
+            second = vectors[1][0] if len(vectors) == 2 else "poison"
+            picks = ", ".join([f"i32 {i}" for i in expr.indices])
+            mask = f"<{len(expr.indices)} x i32> <{picks}>"
+            return self.text.pure(f"shufflevector {kind} {vectors[0][0]}, {kind} {second}, {mask}")
+        return self.pack([self.lane(*lanes[i]) for i in expr.indices], expr.dtype)
+
+    def lane(self, value: str, of: DType, i: int) -> str:
+        """Lane `i` of a vector operand; a scalar is its own lane."""
+        return value if of.lanes == 1 else self.text.pure(f"extractelement {register_type(of)} {value}, i64 {i}")
+
+    def pack(self, lanes: list[str], of: DType) -> str:
+        """The vector of the given scalar operands."""
+        kind, element, vector = register_type(of), register_type(of.element), "poison"
+        for i, value in enumerate(lanes):
+            vector = self.text.pure(f"insertelement {kind} {vector}, {element} {value}, i64 {i}")
+        return vector
+
+    # Arithmetic
+
+    def computed(self, expr: PrimExpr) -> str:
+        """A value in the type its arithmetic happens in."""
+        return self.convert(self.visit(expr), expr.dtype, compute_type(expr.dtype))
+
+    def rounded(self, value: str, of: DType) -> str:
+        """A result of arithmetic on `of`, back in `of`."""
+        return self.convert(value, compute_type(of), of)
+
+    def visit_Binary(self, expr: Binary) -> str:
+        if not expr.dtype.is_float:
+            return self._int_binary(expr)
+        operation = _FLOAT_OPS.get(expr.__class__)
+        if operation is None:
+            raise CompileError(f"{type(expr).__name__} is defined on integers, not on {expr.dtype}: {expr}")
+        kind = register_type(compute_type(expr.dtype))
+        if self.fma and (expr.__class__ is Add or expr.__class__ is Sub):
+            fused = self._contract(expr, kind)
+            if fused is not None:
+                return self.rounded(fused, expr.dtype)
+        a, b = self.computed(expr.a), self.computed(expr.b)
+        return self.rounded(self.text.pure(f"{operation} {self.fast}{kind} {a}, {b}"), expr.dtype)
+
+    def _contract(self, expr: Any, kind: str) -> str | None:
+        """a * b + c, a * b - c and c - a * b as one fused instruction, or None for another form.
+
+        16-bit floats are left alone: their product has to be rounded on its own."""
+        if expr.dtype.bits == 16:
+            return None
+        if expr.b.__class__ is Mul:
+            product, other, product_sign, other_sign = expr.b, expr.a, expr.__class__ is Add, True
+        elif expr.a.__class__ is Mul:
+            product, other, product_sign, other_sign = expr.a, expr.b, True, expr.__class__ is Add
+        else:
+            return None
+        a, b, c = self.visit(product.a), self.visit(product.b), self.visit(other)
+        if not product_sign:
+            a = self.text.pure(f"fneg {kind} {a}")
+        if not other_sign:
+            c = self.text.pure(f"fneg {kind} {c}")
+        return self.fused(expr.dtype, a, b, c)
+
+    def fused(self, of: DType, a: str, b: str, c: str) -> str:
+        """llvm.fma of operands of type `of`."""
+        return self.intrinsic("fma", of, a, b, c, flags=self.fast)
+
+    def intrinsic(self, name: str, of: DType, *operands: str, flags: str = "") -> str:
+        """An LLVM intrinsic whose operands and result all have type `of`."""
+        kind, full = register_type(of), f"llvm.{name}.{suffix(of)}"
+        self.text.module.declare(full, kind, ", ".join([kind] * len(operands)))
+        return self.text.pure(f"call {flags}{kind} @{full}({', '.join([f'{kind} {x}' for x in operands])})")
+
+    def _int_binary(self, expr: Binary) -> str:
+        operation, kind = _INT_OPS.get(expr.__class__), register_type(expr.dtype)
+        if operation is not None:
+            return self.text.pure(f"{operation} {kind} {self.visit(expr.a)}, {self.visit(expr.b)}")
+        return self._int_division(expr)
+
+    def _int_division(self, expr: Any) -> str:
+        of, kind = expr.dtype, register_type(expr.dtype)
+        divisor = self.splatted_int(expr.b)
+        if divisor == 0:
+            raise CompileError(f"division by the constant 0: {expr}")
+        x, y = self.visit(expr.a), self.visit(expr.b)
+        is_quotient, floors = isinstance(expr, FloorDiv | Div), isinstance(expr, FloorDiv | FloorMod)
+        unsigned = of.is_uint or (
+            is_nonnegative(expr.a, self.nonnegative) and is_nonnegative(expr.b, self.nonnegative)
+        )  # fmt: skip
+        if unsigned:
+            name = "udiv" if is_quotient else "urem"
+        elif floors and divisor is not None and divisor > 0:
+            scalar_divisor = divisor if of.lanes == 1 else None
+            return self.floor_division(kind, is_quotient, x, y, scalar_divisor)
+        else:
+            name = "sdiv" if is_quotient else "srem"
+        if divisor is not None and divisor != -1:
+            if floors and not unsigned:
+                return self.floor_division(kind, is_quotient, x, y, None)
+            return self.text.pure(f"{name} {kind} {x}, {y}")
+        return self._guarded_division(of, is_quotient, floors and not unsigned, name, x, y)
+
+    def _guarded_division(self, of: DType, is_quotient: bool, floors: bool, name: str, x: str, y: str) -> str:
+        """Division of data by data: the processor would trap on x / 0 (0 here, as in numpy) and on min / -1 (wraps)."""
+        pure, kind, flag = self.text.pure, register_type(of), register_type(dtype("bool").with_lanes(of.lanes))
+        one, zero = ("1", "0") if of.lanes == 1 else (f"splat ({register_type(of.element)} 1)", "zeroinitializer")
+        by_zero = pure(f"icmp eq {kind} {y}, {zero}")
+        unsafe, negated = by_zero, None
+        if name[0] == "s":
+            minus_one = "-1" if of.lanes == 1 else f"splat ({register_type(of.element)} -1)"
+            negated = pure(f"icmp eq {kind} {y}, {minus_one}")
+            unsafe = pure(f"or {flag} {by_zero}, {negated}")
+        safe = pure(f"select {flag} {unsafe}, {kind} {one}, {kind} {y}")
+        if floors:
+            result = self.floor_division(kind, is_quotient, x, safe, None)
+        else:
+            result = pure(f"{name} {kind} {x}, {safe}")
+        if negated is not None and is_quotient:
+            minus_x = pure(f"sub {kind} {zero}, {x}")
+            result = pure(f"select {flag} {negated}, {kind} {minus_x}, {kind} {result}")
+        return pure(f"select {flag} {by_zero}, {kind} {zero}, {kind} {result}")
+
+    def splatted_int(self, expr: PrimExpr) -> int | None:
+        """The value of an integer constant, scalar or broadcast; None when it is not constant."""
+        if isinstance(expr, Broadcast):
+            expr = expr.value
+        if isinstance(expr, Var) and expr in self.wide and self.wide[expr].value is None:
+            return self.wide[expr].constant
+        return expr.value if isinstance(expr, IntImm) else None
+
+    def visit_Min(self, expr: Min) -> str:
+        return self._extremum(expr, "olt", "smin", "umin")
+
+    def visit_Max(self, expr: Max) -> str:
+        return self._extremum(expr, "ogt", "smax", "umax")
+
+    def _extremum(self, expr: Binary, ordered: str, signed: str, unsigned: str) -> str:
+        of = expr.dtype
+        if not of.is_float:
+            name = signed if of.is_int else unsigned
+            return self.intrinsic(name, of, self.visit(expr.a), self.visit(expr.b))
+        a, b = expr.a, expr.b
+        if _never_nan(b):
+            a, b = b, a
+        return self.rounded(self.float_extremum(of, ordered, self.computed(a), self.computed(b), _never_nan(a)), of)
+
+    def float_extremum(self, of: DType, ordered: str, a: str, b: str, a_is_number: bool) -> str:
+        """The smaller or larger of two floats, NaN if either is.
+
+        A compare that fails on NaN chooses b, which is the processor's own min and max instruction: a NaN in b
+        survives, one in a has to be put back.
+        """
+        pure, kind = self.text.pure, register_type(compute_type(of))
+        flag = register_type(dtype("bool").with_lanes(of.lanes))
+        better = pure(f"fcmp {ordered} {kind} {a}, {b}")
+        chosen = pure(f"select {flag} {better}, {kind} {a}, {kind} {b}")
+        if a_is_number:
+            return chosen
+        bad = pure(f"fcmp uno {kind} {a}, {a}")
+        return pure(f"select {flag} {bad}, {kind} {a}, {kind} {chosen}")
+
+    # Conditions
+
+    def visit_Compare(self, expr: Compare) -> str:
+        ordered, signed, unsigned = _PREDICATES[expr.__class__]
+        of = expr.a.dtype
+        if of.is_int and of.lanes == 1 and self.is_index(expr.a) and self.is_index(expr.b):
+            return self._compare_index(expr, signed)
+        kind = register_type(compute_type(of))
+        if of.is_float:
+            return self.text.pure(f"fcmp {ordered} {kind} {self.computed(expr.a)}, {self.computed(expr.b)}")
+        predicate = signed if of.is_int else unsigned
+        return self.text.pure(f"icmp {predicate} {kind} {self.visit(expr.a)}, {self.visit(expr.b)}")
+
+    def _compare_index(self, expr: Compare, predicate: str) -> str:
+        a, b = self.index(expr.a), self.index(expr.b)
+        if a.value == b.value:
+            return "true" if _COMPARE_INTS[predicate](a.constant, b.constant) else "false"
+        return self.text.pure(f"icmp {predicate} i64 {self.operand(a)}, {self.operand(b)}")
+
+    def visit_Logical(self, expr: Logical) -> str:
+        is_and, kind = isinstance(expr, And), register_type(expr.dtype)
+        a = self.visit(expr.a)
+        decided, neutral = ("false", "true") if is_and else ("true", "false")
+        if a == decided:
+            return a
+        if a == neutral:
+            return self.visit(expr.b)
+        if expr.dtype.lanes > 1 or self.is_harmless(expr.b):
+            b = self.visit(expr.b)
+            if b in (decided, neutral):
+                return b if b == decided else a
+            return self.text.pure(f"{'and' if is_and else 'or'} {kind} {a}, {b}")
+        return self._short_circuit(expr.b, a, is_and)
+
+    def _short_circuit(self, second: PrimExpr, a: str, is_and: bool) -> str:
+        text = self.text
+        before, more, done = text.block, text.label("more"), text.label("decided")
+        text.branch(a, *((more, done) if is_and else (done, more)))
+        text.place(more)
+        with text.region():
+            b = self.visit(second)
+        last = text.block
+        text.goto(done)
+        text.place(done)
+        return text.value(f"phi i1 [ {'false' if is_and else 'true'}, %{before} ], [ {b}, %{last} ]")
+
+    def visit_Not(self, expr: Not) -> str:
+        a = self.visit(expr.a)
+        if a in ("true", "false"):
+            return "false" if a == "true" else "true"
+        ones = "true" if expr.dtype.lanes == 1 else "splat (i1 true)"
+        return self.text.pure(f"xor {register_type(expr.dtype)} {a}, {ones}")
+
+    def visit_Select(self, expr: Select) -> str:
+        condition = self.visit(expr.condition)
+        if condition in ("true", "false"):
+            return self.visit(expr.true_value if condition == "true" else expr.false_value)
+        kind, flag = register_type(expr.dtype), register_type(expr.condition.dtype)
+        a, b = self.visit(expr.true_value), self.visit(expr.false_value)
+        return self.text.pure(f"select {flag} {condition}, {kind} {a}, {kind} {b}")
+
+    def is_harmless(self, expr: PrimExpr) -> bool:
+        """May this be evaluated where the program would not? No memory access, no call, no division by data."""
+        if isinstance(expr, BufferLoad | Call):
+            return isinstance(expr, Call) and expr.op == "likely" and self.is_harmless(expr.args[0])
+        if isinstance(expr, Div | Mod | FloorDiv | FloorMod) and not self.splatted_int(expr.b):
+            return expr.dtype.is_float and self.is_harmless(expr.a) and self.is_harmless(expr.b)
+        return all(self.is_harmless(child) for child in expr.node_children())  # type: ignore[arg-type]
+
+    # Conversions
+
+    def visit_Let(self, expr: Let) -> str:
+        self.bind(expr.var, expr.value)
+        return self.visit(expr.body)
+
+    def visit_Cast(self, expr: Cast) -> str:
+        return self.convert(self.visit(expr.value), expr.value.dtype, expr.dtype)
+
+    def convert(self, value: str, source: DType, target: DType) -> str:
+        """A value of type `source` as type `target`."""
+        if source == target:
+            return value
+        if target.is_bool:
+            return self._to_bool(value, source)
+        if source.is_float:
+            convert = self._float_to_float if target.is_float else self._to_int
+            return convert(value, source, target)
+        if target.is_float:
+            through = compute_type(target)
+            how = "sitofp" if source.is_int else "uitofp"
+            return self.convert(self._cast(how, value, source, through), through, target)
+        if source.is_handle != target.is_handle:
+            return self._cast("ptrtoint" if source.is_handle else "inttoptr", value, source, target)
+        if source.bits == target.bits:
+            return value
+        narrower = target.bits < source.bits
+        return self._cast("trunc" if narrower else "sext" if source.is_int else "zext", value, source, target)
+
+    def _cast(self, how: str, value: str, source: DType, target: DType) -> str:
+        return self.text.pure(f"{how} {register_type(source)} {value} to {register_type(target)}")
+
+    def _to_bool(self, value: str, source: DType) -> str:
+        zero = constant(source.element, 0) if source.lanes == 1 else "zeroinitializer"
+        if source.is_float and source.code != "bfloat":
+            return self.text.pure(f"fcmp une {register_type(source)} {value}, {zero}")
+        if source.code == "bfloat":
+            return self._to_bool(self._widen_bfloat(value, source), compute_type(source))
+        return self.text.pure(f"icmp ne {register_type(source)} {value}, {zero}")
+
+    def _to_int(self, value: str, source: DType, target: DType) -> str:
+        value, source = self.convert(value, source, compute_type(source)), compute_type(source)
+        if target.bits < 32:  # values outside the narrow type wrap, as they do from int32
+            through = dtype("int32").with_lanes(target.lanes)
+            return self._cast("trunc", self._cast("fptosi", value, source, through), through, target)
+        if target.element == "uint32":
+            through = dtype("int64").with_lanes(target.lanes)
+            return self._cast("trunc", self._cast("fptosi", value, source, through), through, target)
+        return self._cast("fptosi" if target.is_int else "fptoui", value, source, target)
+
+    def _float_to_float(self, value: str, source: DType, target: DType) -> str:
+        if source.code == "bfloat":
+            return self.convert(self._widen_bfloat(value, source), compute_type(source), target)
+        if target.code == "bfloat":
+            through = compute_type(target)
+            return self._round_bfloat(self.convert(value, source, through), through, target)
+        if source.bits + target.bits == 80:  # float64 <-> float16: no instruction, LLVM would call a library
+            through = dtype("float32").with_lanes(source.lanes)
+            return self.convert(self.convert(value, source, through), through, target)
+        return self._cast("fpext" if target.bits > source.bits else "fptrunc", value, source, target)
+
+    def _widen_bfloat(self, value: str, source: DType) -> str:
+        words, target = dtype("int32").with_lanes(source.lanes), compute_type(source)
+        kind = register_type(words)
+        wide = self.text.pure(f"zext {register_type(source)} {value} to {kind}")
+        shifted = self.text.pure(f"shl {kind} {wide}, {self._ints(words, 16)}")
+        return self._cast("bitcast", shifted, words, target)
+
+    def _round_bfloat(self, value: str, source: DType, target: DType) -> str:
+        """Round to nearest, ties to even, on the bits; a NaN stays one."""
+        words, pure = dtype("int32").with_lanes(source.lanes), self.text.pure
+        kind, flag = register_type(words), register_type(dtype("bool").with_lanes(source.lanes))
+        bits = self._cast("bitcast", value, source, words)
+        upper = pure(f"lshr {kind} {bits}, {self._ints(words, 16)}")
+        odd = pure(f"and {kind} {upper}, {self._ints(words, 1)}")
+        bias = pure(f"add {kind} {odd}, {self._ints(words, 0x7FFF)}")
+        biased = pure(f"add {kind} {bits}, {bias}")
+        rounded = pure(f"lshr {kind} {biased}, {self._ints(words, 16)}")
+        bad = pure(f"fcmp uno {register_type(source)} {value}, {value}")
+        chosen = pure(f"select {flag} {bad}, {kind} {self._ints(words, 0x7FC0)}, {kind} {rounded}")
+        return pure(f"trunc {kind} {chosen} to {register_type(target)}")
+
+    def _ints(self, of: DType, value: int) -> str:
+        return str(value) if of.lanes == 1 else f"splat ({register_type(of.element)} {value})"
+
+
+_COMPARE_INTS: dict[str, Any] = {
+    "eq": int.__eq__, "ne": int.__ne__, "slt": int.__lt__, "sle": int.__le__, "sgt": int.__gt__, "sge": int.__ge__,
+}  # fmt: skip
+
+
+def _never_nan(expr: PrimExpr) -> bool:
+    if isinstance(expr, Broadcast):
+        expr = expr.value
+    return isinstance(expr, FloatImm) and not math.isnan(expr.value)

@@ -1,0 +1,212 @@
+"""Index arithmetic.
+
+An index is computed in 64 bits: the loop IR writes it in int32, but an index never overflows, so the widened program
+means the same and LLVM needs no proof to address memory with it. It is kept as ``value + constant``, so that the
+elements of a register tile share one address and differ by a displacement.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any, NamedTuple
+
+from backend.llvm.assembly import FunctionText
+from backend.llvm.types import register_type
+from te.ir.visitor import Visitor
+from te.tir import (
+    Add,
+    Broadcast,
+    Cast,
+    Div,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Let,
+    Mod,
+    Mul,
+    PrimExpr,
+    Ramp,
+    SizeVar,
+    Sub,
+    Var,
+)
+
+__all__ = ["Index", "IndexEmitter", "is_nonnegative"]
+
+_ARITHMETIC = (Add, Sub, Mul, FloorDiv, FloorMod, Div, Mod)
+
+
+class Index(NamedTuple):
+    """``value + constant`` in 64 bits; no `value` means 0. `factor` divides the value (0: the value is 0)."""
+
+    value: str | None
+    constant: int
+    factor: int = 1
+
+    @property
+    def multiple(self) -> int:
+        """A number that divides the whole index; 0 when the index is 0."""
+        return gcd(self.factor if self.value is not None else 0, self.constant)
+
+
+class IndexEmitter(Visitor[str]):
+    """Emits values (`visit`, see expr.py) and scalar indices (`index`)."""
+
+    text: FunctionText
+
+    def __init__(self, text: FunctionText) -> None:
+        self.text = text
+        self.env: dict[Var, str] = {}
+        """Variables: the operand that holds each one's value."""
+        self.wide: dict[Var, Index] = {}
+        """Loop variables, sizes and what is computed from them: their 64-bit form; they have no entry in `env`."""
+        self.nonnegative: set[Var] = set()
+
+    def is_index(self, expr: PrimExpr) -> bool:
+        """Is this arithmetic on positions, sizes and constants alone? Data is not: it may wrap around."""
+        if not expr.dtype.is_int or expr.dtype.lanes > 1:
+            return False
+        if isinstance(expr, IntImm):
+            return True
+        if isinstance(expr, Var):
+            return expr in self.wide
+        if isinstance(expr, _ARITHMETIC):
+            return self.is_index(expr.a) and self.is_index(expr.b)
+        return isinstance(expr, Cast) and self.is_index(expr.value)
+
+    def index(self, expr: PrimExpr) -> Index:
+        """The scalar integer `expr` in 64 bits."""
+        cls = expr.__class__
+        if cls is IntImm:
+            return Index(None, expr.value, 0)  # type: ignore[attr-defined]
+        if cls is Add or cls is Sub or cls is Mul:
+            return self._arithmetic(expr)
+        if isinstance(expr, Var):
+            known = self.wide.get(expr)
+            return self._widen(expr) if known is None else known
+        if cls is FloorDiv or cls is FloorMod or cls is Div or cls is Mod:
+            return self._division(expr)
+        if cls is Cast and expr.value.dtype.is_int:  # type: ignore[attr-defined]
+            return self.index(expr.value)  # type: ignore[attr-defined]
+        if cls is Let:
+            return self._let(expr)
+        return self._widen(expr)
+
+    def operand(self, index: Index) -> str:
+        """An index as one 64-bit operand."""
+        if index.value is None:
+            return str(index.constant)
+        return self.text.pure(f"add nsw i64 {index.value}, {index.constant}") if index.constant else index.value
+
+    def _arithmetic(self, expr: Any) -> Index:
+        a, b = self.index(expr.a), self.index(expr.b)
+        if expr.__class__ is Mul:
+            return self.product(a, b)
+        return self.sum(a, b, 1 if expr.__class__ is Add else -1)
+
+    def sum(self, a: Index, b: Index, sign: int = 1) -> Index:
+        """a + sign * b"""
+        constant = a.constant + sign * b.constant
+        if b.value is None:
+            return Index(a.value, constant, a.factor)
+        if a.value is None and sign == 1:
+            return Index(b.value, constant, b.factor)
+        value = self.text.pure(f"{'add' if sign == 1 else 'sub'} nsw i64 {a.value or 0}, {b.value}")
+        return Index(value, constant, gcd(a.factor, b.factor))
+
+    def product(self, a: Index, b: Index) -> Index:
+        """a * b"""
+        if a.value is None:
+            a, b = b, a
+        if b.value is not None:
+            value = self.text.pure(f"mul nsw i64 {self.operand(a)}, {self.operand(b)}")
+            return Index(value, 0, (a.multiple or 1) * (b.multiple or 1))
+        scale = b.constant
+        if scale == 0 or a.value is None:
+            return Index(None, a.constant * scale, 0)
+        value = a.value if scale == 1 else self.text.pure(f"mul nsw i64 {a.value}, {scale}")
+        return Index(value, a.constant * scale, a.factor * abs(scale))
+
+    def _division(self, expr: Any) -> Index:
+        a, b = self.index(expr.a), self.index(expr.b)
+        cls = expr.__class__
+        if a.value is None and b.value is None and b.constant != 0:
+            return Index(None, _fold_division(cls, a.constant, b.constant), 0)
+        is_quotient = cls is FloorDiv or cls is Div
+        x, y = self.operand(a), self.operand(b)
+        if is_nonnegative(expr.a, self.nonnegative) and is_nonnegative(expr.b, self.nonnegative):
+            return Index(self.text.pure(f"{'udiv' if is_quotient else 'urem'} i64 {x}, {y}"), 0)
+        if cls is Div or cls is Mod:
+            return Index(self.text.pure(f"{'sdiv' if is_quotient else 'srem'} i64 {x}, {y}"), 0)
+        return Index(self.floor_division("i64", is_quotient, x, y, b.constant if b.value is None else None), 0)
+
+    def floor_division(self, kind: str, is_quotient: bool, x: str, y: str, divisor: int | None) -> str:
+        """The rounded-down quotient or remainder of signed integers (vectors too when `divisor` is None)."""
+        pure = self.text.pure
+        if divisor is not None and divisor > 0 and divisor & (divisor - 1) == 0:
+            if is_quotient:
+                return pure(f"ashr {kind} {x}, {divisor.bit_length() - 1}")
+            return pure(f"and {kind} {x}, {divisor - 1}")
+        zero = "0" if kind[0] == "i" else "zeroinitializer"
+        bit = "i1" if kind[0] == "i" else f"{kind.split(' x ')[0]} x i1>"
+        remainder = pure(f"srem {kind} {x}, {y}")
+        # The truncated remainder has the sign of x: where that is not y's, one more step down is due.
+        signs = pure(f"xor {kind} {remainder}, {y}")
+        differ = pure(f"icmp slt {kind} {signs}, {zero}")
+        inexact = pure(f"icmp ne {kind} {remainder}, {zero}")
+        due = pure(f"and {bit} {differ}, {inexact}")
+        if is_quotient:
+            step = pure(f"sext {bit} {due} to {kind}")
+            return pure(f"add {kind} {pure(f'sdiv {kind} {x}, {y}')}, {step}")
+        step = pure(f"select {bit} {due}, {kind} {y}, {kind} {zero}")
+        return pure(f"add {kind} {remainder}, {step}")
+
+    def _let(self, expr: Any) -> Index:
+        self.bind(expr.var, expr.value)
+        return self.index(expr.body)
+
+    def bind(self, var: Var, value: PrimExpr) -> None:
+        """Give `var` the value of an expression; indices stay indices."""
+        if self.is_index(value):
+            if is_nonnegative(value, self.nonnegative):
+                self.nonnegative.add(var)
+            self.wide[var] = self.index(value)
+        else:
+            self.env[var] = self.visit(value)
+
+    def _widen(self, expr: PrimExpr) -> Index:
+        value, of = self.visit(expr), expr.dtype
+        if of.bits == 64:
+            return Index(value, 0)
+        if value in ("true", "false"):
+            return Index(None, int(value == "true"), 0)
+        how = "sext" if of.is_int else "zext"
+        return Index(self.text.pure(f"{how} {register_type(of)} {value} to i64"), 0)
+
+
+def _fold_division(cls: type, a: int, b: int) -> int:
+    if cls is FloorDiv:
+        return a // b
+    if cls is FloorMod:
+        return a % b
+    quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    return quotient if cls is Div else a - quotient * b
+
+
+def is_nonnegative(expr: PrimExpr, known: set[Var]) -> bool:
+    """Is this index certainly at least 0? `known` are variables that are."""
+    if isinstance(expr, IntImm):
+        return expr.value >= 0
+    if isinstance(expr, Var):
+        return expr in known or isinstance(expr, SizeVar)
+    if isinstance(expr, Add | Mul | FloorDiv | Div):
+        return is_nonnegative(expr.a, known) and is_nonnegative(expr.b, known)
+    if isinstance(expr, FloorMod):
+        return is_nonnegative(expr.b, known)
+    if isinstance(expr, Mod):
+        return is_nonnegative(expr.a, known)
+    if isinstance(expr, Cast):
+        return expr.dtype.is_int and expr.value.dtype.is_int and is_nonnegative(expr.value, known)
+    if isinstance(expr, Ramp):
+        return is_nonnegative(expr.base, known) and is_nonnegative(expr.stride, known)
+    return isinstance(expr, Broadcast) and is_nonnegative(expr.value, known)

@@ -1,0 +1,295 @@
+"""Loads and stores of flat buffers.
+
+A vector index is split into ``base + lane * stride``; the stride decides the instructions: one vector access for 1,
+a splat for 0, shuffled vectors for 2 and -1, one element at a time otherwise. Other indices gather or scatter.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from backend.llvm.codegen.expr import ExprEmitter
+from backend.llvm.codegen.index import Index
+from backend.llvm.types import element_bytes, memory_type, register_type, suffix
+from te.dtype import DType, dtype
+from te.errors import CompileError
+from te.tir import Add, Broadcast, Buffer, BufferLoad, BufferStore, IntImm, Mul, PrimExpr, Ramp, Sub, Var
+
+__all__ = ["MemoryEmitter"]
+
+
+class MemoryEmitter(ExprEmitter):
+    """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
+
+    alignment: dict[Var, int]
+
+    def address(self, buffer: Buffer, index: Index) -> str:
+        """The address of an element. Not `inbounds`: a part of an index, or one of a masked lane, may lie outside."""
+        base, kind = self.visit(buffer.data), memory_type(buffer.dtype)
+        if index.value is not None:
+            base = self.text.pure(f"getelementptr {kind}, ptr {base}, i64 {index.value}")
+        if index.constant:
+            base = self.text.pure(f"getelementptr {kind}, ptr {base}, i64 {index.constant}")
+        return base
+
+    def locate(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> Index:
+        """The position of a scalar access."""
+        if len(indices) != 1:
+            raise CompileError(f"buffer {buffer.name} is accessed with {len(indices)} indices; flatten it first")
+        return self.index(indices[0])
+
+    def align_of(self, buffer: Buffer, index: Index) -> int:
+        """Bytes the address of an element is certainly aligned to: a power of two."""
+        size = element_bytes(buffer.dtype)
+        known = self.alignment.get(buffer.data, size)
+        offset = index.multiple * size
+        return gcd(known, offset) if offset else known
+
+    # Loads
+
+    def visit_BufferLoad(self, load: BufferLoad) -> str:
+        buffer, of = load.buffer, load.dtype
+        if of.lanes == 1:
+            return self._load_scalar(load)
+        mask = self._combined_mask(load.predicate, of.lanes)
+        ramp = self.as_ramp(load.indices[-1]) if len(load.indices) == 1 else None
+        if ramp is None:
+            return self._gather(buffer, load.indices[-1], of, mask)
+        base, stride = ramp
+        if mask is not None:
+            if stride.value is None and stride.constant == 1:
+                return self._masked_load(buffer, base, of, mask)
+            return self._gather_ramp(buffer, base, stride, of, mask)
+        if stride.value is not None:
+            return self._load_lanes(buffer, base, stride, of)
+        return self._load_ramp(buffer, base, stride.constant, of)
+
+    def _load_scalar(self, load: BufferLoad) -> str:
+        buffer, mask = load.buffer, self.mask
+        if mask is None:
+            condition = None if load.predicate is None else self.visit(load.predicate)
+        else:  # one element for all lanes: wanted when any lane is
+            condition = self._any_lane(mask[0], mask[1])
+        if condition is None:
+            return self.load(buffer, self.locate(buffer, load.indices), load.dtype)
+        text = self.text
+        before, then, done = text.block, text.label("load"), text.label("loaded")
+        text.branch(condition, then, done)
+        text.place(then)
+        with text.region():
+            value = self.load(buffer, self.locate(buffer, load.indices), load.dtype)
+        last = text.block
+        text.goto(done)
+        text.place(done)
+        kind = register_type(load.dtype)
+        zero = "null" if load.dtype.is_handle else "0.0" if kind in ("float", "double", "half") else "0"
+        return text.value(f"phi {kind} [ {'false' if load.dtype.is_bool else zero}, %{before} ], [ {value}, %{last} ]")
+
+    def load(self, buffer: Buffer, index: Index, of: DType) -> str:
+        """Load consecutive elements as a value of type `of`."""
+        address, align = self.address(buffer, index), self.align_of(buffer, index)
+        return self.from_memory(self.text.value(f"load {memory_type(of)}, ptr {address}, align {align}"), of)
+
+    def from_memory(self, value: str, of: DType) -> str:
+        """A value as memory holds it, as registers do."""
+        return self.text.pure(f"trunc {memory_type(of)} {value} to {register_type(of)}") if of.is_bool else value
+
+    def to_memory(self, value: str, of: DType) -> str:
+        """A value as registers hold it, as memory does."""
+        return self.text.pure(f"zext {register_type(of)} {value} to {memory_type(of)}") if of.is_bool else value
+
+    def _load_ramp(self, buffer: Buffer, base: Index, stride: int, of: DType) -> str:
+        lanes = of.lanes
+        if stride == 1:
+            return self.load(buffer, base, of)
+        if stride == 0:
+            return self.splat(self.load(buffer, base, of.element), of)
+        if stride == -1:
+            start = Index(base.value, base.constant - (lanes - 1), base.factor)
+            return self._permute(self.load(buffer, start, of), None, list(reversed(range(lanes))), of)
+        if stride == 2 and lanes > 2:
+            # Two overlapping vectors that end at the last wanted element, so that nothing past it is touched.
+            half, start = (lanes + 1) // 2, lanes - 1
+            first = self.load(buffer, base, of)
+            second = self.load(buffer, Index(base.value, base.constant + start, base.factor), of)
+            picks = [2 * i if i < half else lanes + 2 * i - start for i in range(lanes)]
+            return self._permute(first, second, picks, of)
+        return self._load_lanes(buffer, base, Index(None, stride, 0), of)
+
+    def _permute(self, first: str, second: str | None, picks: list[int], of: DType) -> str:
+        kind = register_type(of)
+        mask = ", ".join([f"i32 {p}" for p in picks])
+        other = second or "poison"
+        return self.text.pure(f"shufflevector {kind} {first}, {kind} {other}, <{len(picks)} x i32> <{mask}>")
+
+    def _load_lanes(self, buffer: Buffer, base: Index, stride: Index, of: DType) -> str:
+        return self.pack([self.load(buffer, at, of.element) for at in self._lane_indices(base, stride, of.lanes)], of)
+
+    def _lane_indices(self, base: Index, stride: Index, lanes: int) -> list[Index]:
+        if stride.value is None:
+            step = stride.constant
+            return [Index(base.value, base.constant + i * step, base.factor) for i in range(lanes)]
+        found = [base]
+        for _ in range(lanes - 1):
+            last = found[-1]
+            value = self.text.pure(f"add nsw i64 {last.value or 0}, {stride.value}")
+            found.append(Index(value, last.constant + stride.constant))
+        return found
+
+    # Masks
+
+    def _combined_mask(self, predicate: PrimExpr | None, lanes: int) -> str | None:
+        own = None if predicate is None else self._mask_vector(self.visit(predicate), predicate.dtype.lanes, lanes)
+        if self.mask is None or self.mask[1] != lanes:
+            return own
+        if own is None:
+            return self.mask[0]
+        return self.text.pure(f"and <{lanes} x i1> {own}, {self.mask[0]}")
+
+    def _mask_vector(self, value: str, have: int, lanes: int) -> str | None:
+        if value in ("true", "splat (i1 true)"):
+            return None
+        return value if have == lanes else self.splat(value, dtype("bool").with_lanes(lanes))
+
+    def _any_lane(self, mask: str, lanes: int) -> str:
+        name = f"llvm.vector.reduce.or.v{lanes}i1"
+        self.text.module.declare(name, "i1", f"<{lanes} x i1>")
+        return self.text.pure(f"call i1 @{name}(<{lanes} x i1> {mask})")
+
+    def _masked_load(self, buffer: Buffer, base: Index, of: DType, mask: str) -> str:
+        kind, align = memory_type(of), self.align_of(buffer, base)
+        name = f"llvm.masked.load.{_memory_suffix(of)}.p0"
+        self.text.module.declare(name, kind, f"ptr, i32 immarg, <{of.lanes} x i1>, {kind}")
+        operands = f"ptr {self.address(buffer, base)}, i32 {align}, <{of.lanes} x i1> {mask}, {kind} zeroinitializer"
+        return self.from_memory(self.text.value(f"call {kind} @{name}({operands})"), of)
+
+    def _gather_ramp(self, buffer: Buffer, base: Index, stride: Index, of: DType, mask: str) -> str:
+        return self._gather_at(self._ramp_addresses(buffer, base, stride, of.lanes), of, mask)
+
+    def _ramp_addresses(self, buffer: Buffer, base: Index, stride: Index, lanes: int) -> str:
+        kind, steps = memory_type(buffer.dtype), ", ".join([f"i64 {i}" for i in range(lanes)])
+        step = self.splat(self.operand(stride), dtype("int64").with_lanes(lanes))
+        offsets = self.text.pure(f"mul <{lanes} x i64> {step}, <{steps}>")
+        return self.text.pure(f"getelementptr {kind}, ptr {self.address(buffer, base)}, <{lanes} x i64> {offsets}")
+
+    def _addresses(self, buffer: Buffer, index: PrimExpr) -> str:
+        value, base = self.visit(index), self.visit(buffer.data)
+        return self.text.pure(
+            f"getelementptr {memory_type(buffer.dtype)}, ptr {base}, {register_type(index.dtype)} {value}"
+        )
+
+    def _gather(self, buffer: Buffer, index: PrimExpr, of: DType, mask: str | None) -> str:
+        return self._gather_at(self._addresses(buffer, index), of, mask)
+
+    def _gather_at(self, addresses: str, of: DType, mask: str | None) -> str:
+        kind, lanes = memory_type(of), of.lanes
+        name = f"llvm.masked.gather.{_memory_suffix(of)}.v{lanes}p0"
+        self.text.module.declare(name, kind, f"<{lanes} x ptr>, i32 immarg, <{lanes} x i1>, {kind}")
+        operands = (
+            f"<{lanes} x ptr> {addresses}, i32 {element_bytes(of)}, "
+            f"<{lanes} x i1> {mask or 'splat (i1 true)'}, {kind} zeroinitializer"
+        )
+        return self.from_memory(self.text.value(f"call {kind} @{name}({operands})"), of)
+
+    # Stores
+
+    def visit_BufferStore(self, store: BufferStore) -> None:
+        buffer, of = store.buffer, store.value.dtype
+        if store.indices[-1].dtype.lanes == 1 and of.lanes == 1:
+            self._store_scalar(store)
+            return
+        lanes = store.indices[-1].dtype.lanes
+        value = self.visit(store.value)
+        if of.lanes == 1:
+            of = of.with_lanes(lanes)
+            value = self.splat(value, of)
+        value, kind = self.to_memory(value, of), memory_type(of)
+        mask = None
+        if store.predicate is not None:
+            mask = self._mask_vector(self.visit(store.predicate), store.predicate.dtype.lanes, lanes)
+        ramp = self.as_ramp(store.indices[-1]) if len(store.indices) == 1 else None
+        if ramp is None:
+            self._scatter(self._addresses(buffer, store.indices[-1]), value, of, mask)
+            return
+        base, stride = ramp
+        if stride.value is None and stride.constant == 1:
+            self._store_contiguous(buffer, base, value, of, mask)
+        elif mask is not None:
+            self._scatter(self._ramp_addresses(buffer, base, stride, lanes), value, of, mask)
+        else:
+            for i, at in enumerate(self._lane_indices(base, stride, lanes)):
+                lane = self.text.pure(f"extractelement {kind} {value}, i64 {i}")
+                align = self.align_of(buffer, at)
+                self.text.effect(
+                    f"store {memory_type(of.element)} {lane}, ptr {self.address(buffer, at)}, align {align}"
+                )
+
+    def _store_scalar(self, store: BufferStore) -> None:
+        value = self.to_memory(self.visit(store.value), store.value.dtype)
+        index = self.locate(store.buffer, store.indices)
+        condition = None if store.predicate is None else self.visit(store.predicate)
+        address, align = self.address(store.buffer, index), self.align_of(store.buffer, index)
+        line = f"store {memory_type(store.value.dtype)} {value}, ptr {address}, align {align}"
+        if condition is None or condition == "true":
+            self.text.effect(line)
+            return
+        then, done = self.text.label("store"), self.text.label("stored")
+        self.text.branch(condition, then, done)
+        self.text.place(then)
+        self.text.effect(line)
+        self.text.goto(done)
+        self.text.place(done)
+
+    def _store_contiguous(self, buffer: Buffer, base: Index, value: str, of: DType, mask: str | None) -> None:
+        kind, address, align = memory_type(of), self.address(buffer, base), self.align_of(buffer, base)
+        if mask is None:
+            self.text.effect(f"store {kind} {value}, ptr {address}, align {align}")
+            return
+        name = f"llvm.masked.store.{_memory_suffix(of)}.p0"
+        self.text.module.declare(name, "void", f"{kind}, ptr, i32 immarg, <{of.lanes} x i1>")
+        self.text.effect(
+            f"call void @{name}({kind} {value}, ptr {address}, i32 {align}, <{of.lanes} x i1> {mask})"
+        )
+
+    def _scatter(self, addresses: str, value: str, of: DType, mask: str | None) -> None:
+        kind, lanes = memory_type(of), of.lanes
+        name = f"llvm.masked.scatter.{_memory_suffix(of)}.v{lanes}p0"
+        self.text.module.declare(name, "void", f"{kind}, <{lanes} x ptr>, i32 immarg, <{lanes} x i1>")
+        self.text.effect(
+            f"call void @{name}({kind} {value}, <{lanes} x ptr> {addresses}, i32 {element_bytes(of)}, "
+            f"<{lanes} x i1> {mask or 'splat (i1 true)'})"
+        )
+
+    # Vector indices
+
+    def as_ramp(self, index: PrimExpr) -> tuple[Index, Index] | None:
+        """A vector index as (base, stride); None when its lanes are not evenly spaced."""
+        if isinstance(index, Ramp):
+            return self.index(index.base), self.index(index.stride)
+        if isinstance(index, Broadcast):
+            return self.index(index.value), Index(None, 0, 0)
+        if isinstance(index, Add | Sub):
+            return self._combine_ramps(index)
+        if isinstance(index, Mul):
+            return self._scale_ramp(index)
+        return None
+
+    def _combine_ramps(self, index: Any) -> tuple[Index, Index] | None:
+        a, b = self.as_ramp(index.a), self.as_ramp(index.b)
+        if a is None or b is None:
+            return None
+        sign = 1 if isinstance(index, Add) else -1
+        base, stride = self.sum(a[0], b[0], sign), self.sum(a[1], b[1], sign)
+        return base, stride
+
+    def _scale_ramp(self, index: Any) -> tuple[Index, Index] | None:
+        for vector, factor in ((index.a, index.b), (index.b, index.a)):
+            if isinstance(factor, Broadcast) and isinstance(factor.value, IntImm):
+                ramp, scale = self.as_ramp(vector), self.index(factor.value)
+                return None if ramp is None else (self.product(ramp[0], scale), self.product(ramp[1], scale))
+        return None
+
+
+def _memory_suffix(of: DType) -> str:
+    return f"v{of.lanes}i8" if of.is_bool else suffix(of)
