@@ -1,0 +1,146 @@
+"""The cache of compiled code on disk: what was compiled once is not compiled again, in this process or another.
+
+A cache lives in the user's cache folder, readable by its owner only. Entries are found by a hash of their key and hold
+the whole key, which is compared, and a hash of their value; a damaged or foreign entry counts as absent. Writing goes
+to a temporary file that takes the entry's place at once, so that readers see whole entries only. Past its size limit
+the cache drops the entries unused for longest. No failure of the cache ever fails a compilation.
+
+`RELAYC_CACHE_DIR` names another folder; "off" (or "0") turns caching off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+
+__all__ = ["DiskCache", "default_cache", "source_version"]
+
+_VARIABLE = "RELAYC_CACHE_DIR"
+_LIMIT_BYTES = 1 << 30
+_HEADER = struct.Struct("<8s32sQQ")  # magic, sha256 of key and value, their sizes
+_MAGIC = b"RLYCACH1"
+_PACKAGES = ("te", "backend", "topi", "relay")
+
+
+class DiskCache:
+    """Bytes by text keys in `folder`; at most about `limit` bytes. `hits` and `misses` count look-ups."""
+
+    def __init__(self, folder: Path, limit: int = _LIMIT_BYTES) -> None:
+        self.folder = folder
+        self.limit = limit
+        self.hits = 0
+        self.misses = 0
+        self._written = 0
+
+    def get(self, key: str) -> bytes | None:
+        """The value stored under `key`, or None."""
+        path, name = self._path(key), key.encode()
+        try:
+            data = path.read_bytes()
+        except OSError:
+            self.misses += 1
+            return None
+        value = _decode(data, name)
+        if value is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        with suppress(OSError):
+            os.utime(path)  # used now: see `_trim`
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Store `value` under `key`. Does nothing when the folder can't be written."""
+        path = self._path(key)
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            _write_whole(path, _encode(key.encode(), value))
+            self._written += len(value)
+            if self._written > self.limit // 16:
+                self._written = 0
+                self._trim()
+
+    def _path(self, key: str) -> Path:
+        name = hashlib.sha256(key.encode()).hexdigest()
+        return self.folder / name[:2] / name[2:]
+
+    def _trim(self) -> None:
+        """Drop the entries unused for longest until three quarters of the limit are left. One process at a time."""
+        try:
+            with FileLock(self.folder / "lock", timeout=0):
+                entries = [(path.stat(), path) for path in self.folder.glob("??/*")]
+                total = sum(stat.st_size for stat, _ in entries)
+                if total <= self.limit:
+                    return
+                for stat, path in sorted(entries, key=lambda e: e[0].st_mtime):
+                    path.unlink(missing_ok=True)
+                    total -= stat.st_size
+                    if total <= self.limit * 3 // 4:
+                        return
+        except Timeout:
+            return
+
+
+def _encode(key: bytes, value: bytes) -> bytes:
+    digest = hashlib.sha256(key + value).digest()
+    return b"".join([_HEADER.pack(_MAGIC, digest, len(key), len(value)), key, value])
+
+
+def _decode(data: bytes, key: bytes) -> bytes | None:
+    if len(data) < _HEADER.size:
+        return None
+    magic, digest, key_size, value_size = _HEADER.unpack_from(data)
+    if magic != _MAGIC or len(data) != _HEADER.size + key_size + value_size:
+        return None
+    body = data[_HEADER.size :]
+    if body[:key_size] != key or hashlib.sha256(body).digest() != digest:
+        return None
+    return body[key_size:]
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def default_cache() -> DiskCache | None:
+    """The cache of this user; None when it is turned off."""
+    place = os.environ.get(_VARIABLE, "")
+    if place.lower() in ("off", "0", "none"):
+        return None
+    return _cache_in(Path(place) if place else user_cache_path("relayc") / "objects")
+
+
+@lru_cache(maxsize=8)
+def _cache_in(folder: Path) -> DiskCache:
+    return DiskCache(folder)
+
+
+@lru_cache(maxsize=1)
+def source_version() -> str:
+    """A hash of the compiler's own sources: part of the key of whatever they decide."""
+    digest = hashlib.sha256()
+    for package in _PACKAGES:
+        with suppress(ModuleNotFoundError):
+            root = Path(str(resources.files(package)))
+            for path in sorted(root.rglob("*.py")):
+                digest.update(path.relative_to(root).as_posix().encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
