@@ -35,7 +35,7 @@ _providers: dict[str, str] = {
     "target.build.c": "backend.c.codegen:build",
     "target.build.cuda": "backend.cuda.codegen:build",
     "target.build.interp": "backend.interp.target:build",
-    "target.build.llvm": "backend.llvm.codegen:build",
+    "target.build.llvm": "backend.llvm.build:build",
 }
 
 

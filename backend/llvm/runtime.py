@@ -1,0 +1,198 @@
+"""The run half of the llvm backend: `LLVMModule` loads object code and gives its functions by name.
+
+Imports nothing of ours but backend.runtime, so that a compiled model runs without the compiler. The byte form is a JSON
+header (format, triple, features, functions) and the object files; it is checked before any of it is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from backend.runtime.errors import ArtifactError, ModuleError
+from backend.runtime.module import Module
+from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
+
+__all__ = ["FunctionEntry", "LLVMModule", "ObjectCode", "load_from_bytes"]
+
+_MAGIC = b"RLLVM\x00\x00\x01"
+_HEADER = struct.Struct("<8sQ")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionEntry:
+    """A function in object code: the kinds of its parameters (see `KernelFunc`), and, for one that checks its
+    arguments (see `HostFunc`), the texts of its checks; None for a raw kernel."""
+
+    name: str
+    params: tuple[str, ...]
+    messages: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCode:
+    """One object file and the functions in it that can be called from outside."""
+
+    code: bytes
+    functions: tuple[FunctionEntry, ...]
+
+
+class LLVMModule(Module):
+    """Functions compiled by LLVM. Parts may call each other's functions; they are loaded at the first look-up.
+
+    `features` are the instruction-set features that the code uses; loading it where one is missing raises
+    `ArtifactError` instead of crashing later. `sources` gives `get_source` its texts: format -> function, for modules
+    compiled in this process.
+    """
+
+    type_key = "llvm"
+
+    def __init__(
+        self,
+        parts: Sequence[ObjectCode],
+        triple: str,
+        features: Iterable[str],
+        sources: Mapping[str, Callable[[], str]] | None = None,
+    ) -> None:
+        self._entries = {entry.name: entry for part in parts for entry in part.functions}
+        host = next((name for name in self._entries if self._entries[name].messages is not None), None)
+        super().__init__(host)
+        self._parts = tuple(parts)
+        self._triple = triple
+        self._features = tuple(sorted(features))
+        self._sources = dict(sources or {})
+        self._engine: llvm.ExecutionEngine | None = None
+        self._loading = threading.Lock()
+
+    def function_names(self) -> list[str]:
+        return list(self._entries)
+
+    def address_of(self, name: str) -> int:
+        """The address of a function's code. Raises `ModuleError` for an unknown one."""
+        if name not in self._entries:
+            raise ModuleError(f"llvm module has no function {name!r}; it has: {', '.join(self._entries)}")
+        return self._loaded().get_function_address(name)
+
+    def get_source(self, fmt: str = "") -> str:
+        """LLVM assembly after optimisation ("", "ll"), before it ("raw-ll"), or the processor's assembly ("asm")."""
+        make = self._sources.get(fmt or "ll")
+        if make is None:
+            known = ", ".join(self._sources) or "none: a loaded module holds machine code only"
+            raise ModuleError(f"llvm module has no source in format {fmt!r}; it has {known}")
+        return make()
+
+    def save_to_bytes(self) -> bytes:
+        parts = [
+            {
+                "size": len(part.code),
+                "sha256": hashlib.sha256(part.code).hexdigest(),
+                "functions": [[e.name, list(e.params), e.messages and list(e.messages)] for e in part.functions],
+            }
+            for part in self._parts
+        ]
+        header = {"triple": self._triple, "features": list(self._features), "parts": parts}
+        text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+        return b"".join([_HEADER.pack(_MAGIC, len(text)), text, *[part.code for part in self._parts]])
+
+    def _find(self, name: str) -> PackedFunc | None:
+        entry = self._entries.get(name)
+        if entry is None:
+            return None
+        address = self.address_of(name)
+        if entry.messages is None:
+            return KernelFunc(name, address, entry.params, keep_alive=self)
+        return HostFunc(name, address, dict(enumerate(entry.messages, 1)), keep_alive=self)
+
+    def _loaded(self) -> llvm.ExecutionEngine:
+        with self._loading:
+            if self._engine is None:
+                check_machine(self._triple, self._features)
+                self._engine = _link([part.code for part in self._parts])
+            return self._engine
+
+
+def _link(objects: Iterable[bytes]) -> llvm.ExecutionEngine:
+    engine = _new_engine()
+    for code in objects:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine
+
+
+def _new_engine() -> llvm.ExecutionEngine:
+    """An execution engine without code; what it loads is freed with it."""
+    _initialize_llvm()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+@lru_cache(maxsize=1)
+def _initialize_llvm() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@lru_cache(maxsize=1)
+def _host_features() -> frozenset[str]:
+    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+
+
+def check_machine(triple: str, features: Iterable[str]) -> None:
+    """Raises `ArtifactError` when code for this architecture and these features can't run here."""
+    here = llvm.get_process_triple()
+    if _platform(triple) != _platform(here):
+        raise ArtifactError(f"this code was compiled for {triple}, this machine is {here}; compile it for this machine")
+    known = llvm.get_host_cpu_features()
+    missing = sorted(f for f in features if f in known and f not in _host_features())
+    if missing:
+        raise ArtifactError(
+            f"this code needs the instructions {', '.join(missing)}, which this processor ({llvm.get_host_cpu_name()}) "
+            "has not; compile it for this machine (target llvm), or for all (target llvm -mcpu=x86-64-v2)"
+        )
+
+
+def _platform(triple: str) -> tuple[str, str]:
+    words = triple.split("-")
+    system = next((s for s in ("linux", "darwin", "windows") if any(w.startswith(s) for w in words)), "")
+    if not system and any(w.startswith("macosx") for w in words):
+        system = "darwin"
+    return {"arm64": "aarch64", "amd64": "x86_64"}.get(words[0], words[0]), system
+
+
+def load_from_bytes(data: bytes | memoryview) -> LLVMModule:
+    """The module that `LLVMModule.save_to_bytes` wrote. Raises `ArtifactError` for anything else."""
+    data = bytes(data)
+    try:
+        magic, size = _HEADER.unpack_from(data)
+        if magic != _MAGIC:
+            raise ArtifactError(f"not an llvm module: it begins with {data[:8]!r}, expected {_MAGIC!r}")
+        header = json.loads(data[_HEADER.size : _HEADER.size + size])
+        parts = _read_parts(header["parts"], data, _HEADER.size + size)
+        return LLVMModule(parts, str(header["triple"]), [str(f) for f in header["features"]])
+    except (struct.error, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"damaged llvm module of {len(data)} bytes: {error!r}; compile the model again") from error
+
+
+def _read_parts(described: list[dict[str, Any]], data: bytes, at: int) -> list[ObjectCode]:
+    parts: list[ObjectCode] = []
+    for part in described:
+        code = data[at : at + part["size"]]
+        if len(code) != part["size"] or hashlib.sha256(code).hexdigest() != part["sha256"]:
+            raise ArtifactError("damaged llvm module: its object code differs from what was saved")
+        entries = tuple(
+            FunctionEntry(str(name), tuple(map(str, params)), None if texts is None else tuple(map(str, texts)))
+            for name, params, texts in part["functions"]
+        )
+        parts.append(ObjectCode(code, entries))
+        at += part["size"]
+    if at != len(data):
+        raise ArtifactError(f"damaged llvm module: {len(data) - at} bytes too many")
+    return parts

@@ -1,0 +1,46 @@
+"""Running one program through the interpreter of the loop IR and through LLVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from backend.llvm.build import build
+from backend.runtime import nd
+from backend.target import Target
+from te.ir import IRModule
+from te.tir import PrimFunc
+from te.tir.interpreter import interpret
+
+RunBoth = Callable[..., list[tuple[np.ndarray, np.ndarray]]]
+
+
+@pytest.fixture(scope="session")
+def host() -> Target:
+    return Target("llvm")
+
+
+@pytest.fixture
+def run_llvm(host: Target) -> Callable[..., list[np.ndarray]]:
+    """Runs a kernel on copies of arrays; gives the arrays afterwards."""
+
+    def run(func: PrimFunc, *args: np.ndarray | int | float, target: Target = host) -> list[np.ndarray]:
+        placed = [nd.array(a) if isinstance(a, np.ndarray) else a for a in args]
+        build(IRModule({func.name: func}), target)[func.name](*placed)
+        return [a.numpy() if isinstance(a, nd.NDArray) else np.asarray(a) for a in placed]
+
+    return run
+
+
+@pytest.fixture
+def run_both(run_llvm: Callable[..., list[np.ndarray]]) -> RunBoth:
+    """Pairs (LLVM's, the interpreter's) of every array after the run."""
+
+    def run(func: PrimFunc, *args: np.ndarray | int | float) -> list[tuple[np.ndarray, np.ndarray]]:
+        expected = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        interpret(func, *expected)
+        return list(zip(run_llvm(func, *args), [np.asarray(e) for e in expected], strict=True))
+
+    return run

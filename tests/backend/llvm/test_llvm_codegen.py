@@ -1,0 +1,485 @@
+"""Every node of the loop IR through LLVM, against the interpreter."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from backend.llvm.build import build
+from backend.runtime import nd
+from backend.target import Target
+from te.dtype import dtype as dtype_of
+from te.errors import CompileError
+from te.ir import IRModule
+from te.tir import (
+    Add,
+    Allocate,
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    Call,
+    Cast,
+    Div,
+    Evaluate,
+    FloorDiv,
+    FloorMod,
+    For,
+    ForKind,
+    IfThenElse,
+    Let,
+    LetStmt,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    PrimFunc,
+    Ramp,
+    Select,
+    Shuffle,
+    SizeVar,
+    StringImm,
+    Sub,
+    Var,
+    While,
+    call_intrin,
+    cast,
+    const,
+    convert,
+    decl_buffer,
+    if_then_else,
+    ramp,
+    select,
+    seq,
+)
+from te.tir.ops import all as all_of
+from te.tir.ops import any as any_of
+from te.tir.ops import logical_not
+
+rng = np.random.default_rng(7)
+
+
+def make(body, *params, **attrs):
+    """A function over buffers and scalar variables."""
+    handles = [p.data if isinstance(p, Buffer) else p for p in params]
+    buffers = {p.data: p for p in params if isinstance(p, Buffer)}
+    return PrimFunc(tuple(handles), body, buffers, {"global_symbol": "f", **attrs})
+
+
+def loop(extent, body, kind=ForKind.SERIAL, start=0, dtype="int32"):
+    i = Var("i", dtype_of(dtype))
+    return For(i, convert(start), convert(extent), kind, body(i))
+
+
+def elementwise(compute, inputs, result, lanes, count):
+    """result[...] = compute(loads of inputs...) in vectors of `lanes`."""
+    buffers = [decl_buffer((count,), d, name=f"A{k}") for k, d in enumerate(inputs)]
+    out = decl_buffer((count,), result, name="C")
+
+    def body(i):
+        at = (ramp(i * lanes, 1, lanes),)
+        return BufferStore(out, compute(*[BufferLoad(b, at) for b in buffers]), at)
+
+    return make(loop(count // lanes, body), *buffers, out)
+
+
+def sample(dtype, count, low=-100, high=100):
+    dtype = np.dtype(getattr(ml_dtypes, dtype)) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, count).astype(bool)
+    if dtype.kind == "u":
+        return rng.integers(0, high, count).astype(dtype)
+    if dtype.kind == "i":
+        return rng.integers(low, high, count).astype(dtype)
+    return rng.uniform(low, high, count).astype(dtype)
+
+
+def assert_same(pairs, rtol=0.0):
+    for mine, expected in pairs:
+        assert mine.dtype == expected.dtype
+        if rtol and mine.dtype.kind not in "iub":
+            np.testing.assert_allclose(mine.astype("f8"), expected.astype("f8"), rtol=rtol, atol=rtol)
+        else:
+            exact = mine.dtype.kind in "iub"
+            np.testing.assert_array_equal(*(x if exact else x.astype("f8") for x in (mine, expected)))
+
+
+LANES = [1, 3, 4, 5, 7, 8, 16]
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8", "int64", "float16", "bfloat16"])
+def test_arithmetic_of_every_type_and_width(run_both, dtype, lanes):
+    count = lanes * 3
+    for node in (Add, Sub, Mul):
+        f = elementwise(lambda a, b, node=node: node(a, b), [dtype, dtype], dtype, lanes, count)
+        assert_same(run_both(f, sample(dtype, count), sample(dtype, count), np.zeros_like(sample(dtype, count))))
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 5])
+@pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
+@pytest.mark.parametrize("dtype", ["int32", "int8", "int64"])
+def test_integer_division_has_the_right_sign(run_both, dtype, node, lanes):
+    values = np.array(list(range(-9, 10)), dtype)
+    pairs = [(a, b) for a, b in itertools.product(values, values) if b != 0]
+    pairs = pairs[: len(pairs) // lanes * lanes]
+    a, b = (np.array([p[k] for p in pairs], dtype) for k in (0, 1))
+    f = elementwise(node, [dtype, dtype], dtype, lanes, len(a))
+    assert_same(run_both(f, a, b, np.zeros_like(a)))
+    for divisor in (1, 2, 3, 8, -2, -3):
+        g = elementwise(lambda x, d=divisor: node(x, cast(x.dtype, const(d, "int64"))), [dtype], dtype, lanes, len(a))
+        assert_same(run_both(g, a, np.zeros_like(a)))
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("node", [Div, FloorDiv, Mod, FloorMod])
+def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes):
+    lowest = np.iinfo("int32").min
+    a = np.array([5, -5, lowest, lowest], "int32")
+    b = np.array([0, 0, -1, 0], "int32")
+    c = run_llvm(elementwise(node, ["int32", "int32"], "int32", lanes, 4), a, b, np.ones(4, "int32"))
+    is_quotient = node in (Div, FloorDiv)
+    np.testing.assert_array_equal(c[2], [0, 0, lowest if is_quotient else 0, 0])
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "uint8"])
+def test_min_and_max_keep_nan(run_both, dtype, lanes):
+    a, b = sample(dtype, 24), sample(dtype, 24)
+    if a.dtype.kind not in "iu":
+        a[:4] = np.nan
+        b[3:8] = np.nan
+    for node in (Min, Max):
+        f = elementwise(lambda x, y, node=node: node(x, y), [dtype, dtype], dtype, lanes, 24)
+        assert_same(run_both(f, a, b, np.zeros_like(a)))
+        g = elementwise(lambda x, node=node: node(x, cast(x.dtype, const(0))), [dtype], dtype, lanes, 24)
+        assert_same(run_both(g, a, np.zeros_like(a)))
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 5])
+def test_comparisons_logic_and_bool_memory(run_both, lanes):
+    def truth(a, b, p):
+        return any_of(all_of(a < b, p), all_of(a >= b, logical_not(p)), a == b)
+
+    for dtype in ("float32", "int16", "uint64", "bfloat16"):
+        f = elementwise(truth, [dtype, dtype, "bool"], "bool", lanes, 20)
+        a, b = sample(dtype, 20, -3, 3), sample(dtype, 20, -3, 3)
+        assert_same(run_both(f, a, b, sample("bool", 20), np.zeros(20, bool)))
+
+
+CAST_TYPES = ["bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32",
+              "float64"]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", CAST_TYPES)
+@pytest.mark.parametrize("lanes", [1, 5, 8])
+def test_casts(run_both, source, lanes):
+    values = sample(source, 40, -60, 60)
+    for target in CAST_TYPES:
+        if target == source or (target[0] == "u" and values.dtype.kind not in "iub"):
+            continue
+        f = elementwise(lambda a, to=target: cast(to, a), [source], target, lanes, 40)
+        assert_same(run_both(f, values, np.zeros(40, sample(target, 1).dtype)))
+
+
+def test_bfloat16_rounds_to_nearest_even(run_both):
+    bits = rng.integers(0, 1 << 32, 4096, dtype=np.uint64).astype(np.uint32)
+    values = bits.view(np.float32)
+    f = elementwise(lambda a: cast("bfloat16", a), ["float32"], "bfloat16", 8, 4096)
+    ((_, _), (mine, expected)) = run_both(f, values, np.zeros(4096, ml_dtypes.bfloat16))
+    finite = ~np.isnan(values)
+    np.testing.assert_array_equal(mine[finite].view(np.uint16), expected[finite].view(np.uint16))
+    assert np.isnan(mine[~finite].astype("f4")).all()
+
+
+def test_multiply_add_is_contracted_where_the_target_fuses(run_llvm):
+    def compute(a, b, c):
+        return a * b + c
+
+    f = elementwise(compute, ["float32"] * 3, "float32", 8, 8)
+    fused = build(IRModule({"f": f}), Target("llvm -mcpu=haswell"))
+    assert "vfmadd" in fused.get_source("asm")
+    plain = build(IRModule({"f": f}), Target("llvm -mcpu=x86-64-v2"))
+    assert "mulps" in plain.get_source("asm")
+    for form, reference in ((lambda a, b, c: c - a * b, lambda a, b, c: c - a * b),
+                            (lambda a, b, c: a * b - c, lambda a, b, c: a * b - c)):  # fmt: skip
+        a, b, c = (sample("float32", 16) for _ in range(3))
+        g = elementwise(form, ["float32"] * 3, "float32", 8, 16)
+        got = run_llvm(g, a, b, c, np.zeros(16, "float32"))[3]
+        np.testing.assert_allclose(got, reference(*(x.astype("f8") for x in (a, b, c))), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("stride", [-1, 0, 1, 2, 3])
+@pytest.mark.parametrize("lanes", [3, 4, 7, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int8"])
+def test_strided_vectors(run_both, stride, lanes, dtype):
+    a, c = decl_buffer((64,), dtype, name="A"), decl_buffer((64,), dtype, name="C")
+    base = 40 if stride == -1 else 5
+    read = BufferStore(c, BufferLoad(a, (ramp(base, stride, lanes),)), (ramp(3, 1, lanes),))
+    assert_same(run_both(make(read, a, c), sample(dtype, 64), np.zeros(64, sample(dtype, 1).dtype)))
+    if stride:
+        write = BufferStore(c, BufferLoad(a, (ramp(3, 1, lanes),)), (ramp(base, stride, lanes),))
+        assert_same(run_both(make(write, a, c), sample(dtype, 64), np.zeros(64, sample(dtype, 1).dtype)))
+
+
+def test_a_strided_load_stays_inside_the_buffer(run_llvm):
+    a, c = decl_buffer((15,), name="A"), decl_buffer((8,), name="C")
+    f = make(BufferStore(c, BufferLoad(a, (ramp(0, 2, 8),)), (ramp(0, 1, 8),)), a, c)
+    text = build(IRModule({"f": f}), Target("llvm")).get_source("raw-ll")
+    assert "i64 7" in text and "i64 8\n" not in text
+    x = sample("float32", 15)
+    np.testing.assert_array_equal(run_llvm(f, x, np.zeros(8, "float32"))[1], x[::2])
+
+
+@pytest.mark.parametrize("lanes", [3, 4, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "int64"])
+def test_masked_and_gathered_accesses(run_both, lanes, dtype):
+    a, c = decl_buffer((64,), dtype, name="A"), decl_buffer((64,), dtype, name="C")
+    index = decl_buffer((lanes,), "int32", name="I")
+    n = Var("n", dtype_of("int32"))
+    mask = ramp(0, 1, lanes) < n
+    at = (ramp(7, 1, lanes),)
+    positions = BufferLoad(index, (ramp(0, 1, lanes),))
+    body = seq(
+        BufferStore(c, BufferLoad(a, at, mask), (ramp(0, 1, lanes),)),
+        BufferStore(c, BufferLoad(a, at), (ramp(10, 1, lanes),), mask),
+        BufferStore(c, BufferLoad(a, (ramp(2, 3, lanes),), mask), (ramp(20, 1, lanes),)),
+        BufferStore(c, BufferLoad(a, (positions,)), (ramp(30, 1, lanes),)),
+        BufferStore(c, BufferLoad(a, (positions,), mask), (ramp(40, 1, lanes),)),
+        BufferStore(c, BufferLoad(a, at), (positions + 50,), mask),
+    )
+    f = make(body, a, c, index, n)
+    where = rng.permutation(lanes).astype("int32")
+    for count in range(lanes + 1):
+        zeros = np.zeros(64, sample(dtype, 1).dtype)
+        assert_same(run_both(f, sample(dtype, 64), zeros, where, count))
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_lazy_choice_touches_only_what_it_chose(run_llvm, lanes):
+    # a[i - 2] for i < 2 would lie before the buffer
+    a, c = decl_buffer((16,), name="A"), decl_buffer((16,), name="C")
+
+    def body(i):
+        at = ramp(i * lanes, 1, lanes)
+        inside = at >= (const(2) if lanes == 1 else convert(2))
+        shifted = at - 2
+        value = if_then_else(inside, BufferLoad(a, (shifted,)), const(-1.0))
+        return BufferStore(c, value, (at,))
+
+    f = make(loop(16 // lanes, body), a, c)
+    x = sample("float32", 16)
+    got = run_llvm(f, x, np.zeros(16, "float32"))[1]
+    np.testing.assert_array_equal(got, np.concatenate([[-1, -1], x[:-2]]).astype("f4"))
+
+
+def test_short_circuit_guards_a_load(run_both):
+    a, c = decl_buffer((8,), "int32", name="A"), decl_buffer((8,), "bool", name="C")
+    f = make(loop(8, lambda i: BufferStore(c, all_of(i >= 3, BufferLoad(a, (i - 3,)) > 0), (i,))), a, c)
+    assert_same(run_both(f, sample("int32", 8), np.zeros(8, bool)))
+
+
+def test_index_arithmetic(run_both):
+    a, c = decl_buffer((4096,), "int32", name="A"), decl_buffer((64,), "int32", name="C")
+
+    def body(i):
+        position = (i // 8) * 16 + (i % 8) * 3 - (i - 40) // 4 + (i - 30) % 7 + Div(i - 40, const(3)) + 50
+        return BufferStore(c, BufferLoad(a, (position + Mod(i - 40, const(5)),)), (i,))
+
+    assert_same(run_both(make(loop(64, body), a, c), np.arange(4096, dtype="int32"), np.zeros(64, "int32")))
+
+
+@pytest.mark.parametrize("kind", [ForKind.SERIAL, ForKind.UNROLLED, ForKind.PARALLEL])
+@pytest.mark.parametrize("extent", [0, 1, 5, 33])
+def test_loops_of_constant_extent(run_both, kind, extent):
+    c = decl_buffer((64,), "int32", name="C")
+    f = make(loop(extent, lambda i: BufferStore(c, i * i + 1, (i - 7,)), kind, start=7), c)
+    assert_same(run_both(f, np.zeros(64, "int32")))
+
+
+@pytest.mark.parametrize("kind", list(ForKind)[:2])
+def test_loops_of_symbolic_extent(run_both, kind):
+    n, c = SizeVar("n"), decl_buffer((64,), "int32", name="C")
+    f = make(loop(n, lambda i: BufferStore(c, i % n + (n - i) // 3, (i,)), kind), c, n)
+    for extent in (0, 1, 7, 64):
+        assert_same(run_both(f, np.zeros(64, "int32"), extent))
+
+
+def test_nested_parallel_loops_with_captured_values(run_both):
+    n, scale = Var("n", dtype_of("int32")), Var("scale", dtype_of("float32"))
+    a, c = decl_buffer((256,), name="A"), decl_buffer((256,), name="C")
+    scratch = decl_buffer((8,), name="scratch", scope="local")
+    shift = Var("shift", dtype_of("int32"))
+
+    def inner(i):
+        def row(j):
+            at = (i * 8 + j * 4 + shift - n,)
+            return seq(
+                BufferStore(scratch, BufferLoad(a, at) * scale, (j,)),
+                BufferStore(c, BufferLoad(scratch, (j,)) + cast("float32", n), at),
+            )
+
+        return Allocate(scratch, loop(2, row, ForKind.PARALLEL))
+
+    body = LetStmt(shift, n + 0, loop(32, inner, ForKind.PARALLEL))
+    f = make(body, a, c, n, scale)
+    assert_same(run_both(f, sample("float32", 256), np.zeros(256, "float32"), 3, 1.5), rtol=1e-6)
+
+
+def test_large_scratch_memory_comes_from_the_context(run_both):
+    a, c = decl_buffer((8,), name="A"), decl_buffer((8,), name="C")
+    big = decl_buffer((1 << 16,), name="big")
+    f = make(
+        Allocate(big, seq(loop(8, lambda i: BufferStore(big, BufferLoad(a, (i,)), (i * 8000,))),
+                          loop(8, lambda i: BufferStore(c, BufferLoad(big, (i * 8000,)), (i,))))),
+        a, c,
+    )  # fmt: skip
+    assert_same(run_both(f, sample("float32", 8), np.zeros(8, "float32")))
+
+
+def test_while_let_and_conditions(run_both):
+    c = decl_buffer((8,), "int32", name="C")
+    x, y = Var("x", dtype_of("int32")), Var("y", dtype_of("int32"))
+    load = BufferLoad(c, (const(0),))
+    body = seq(
+        BufferStore(c, const(1), (const(0),)),
+        While(load < 100, seq(BufferStore(c, load * 3, (const(0),)))),
+        LetStmt(x, load + 1, BufferStore(c, Let(y, x * x, y + y * x), (const(1),))),
+        IfThenElse(load > 200, BufferStore(c, const(5), (const(2),)), BufferStore(c, const(6), (const(2),))),
+        IfThenElse(load == 243, BufferStore(c, const(7), (const(3),))),
+    )
+    assert_same(run_both(make(body, c), np.zeros(8, "int32")))
+
+
+@pytest.mark.parametrize("indices", [(0, 5, 2, 7), (3,), (7, 6, 5, 4, 3, 2, 1, 0), (1, 1, 6)])
+def test_shuffles(run_both, indices):
+    a, c = decl_buffer((8,), name="A"), decl_buffer((8,), name="C")
+    low, high = (BufferLoad(a, (ramp(k, 1, 4),)) for k in (0, 4))
+    value = Shuffle((low, high), indices)
+    f = make(BufferStore(c, value, (ramp(0, 1, len(indices)),)), a, c)
+    assert_same(run_both(f, sample("float32", 8), np.zeros(8, "float32")))
+    parts = tuple(BufferLoad(a, (const(k),)) for k in range(8))
+    g = make(BufferStore(c, Shuffle(parts, indices), (ramp(0, 1, len(indices)),)), a, c)
+    assert_same(run_both(g, sample("float32", 8), np.zeros(8, "float32")))
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 5])
+def test_bit_operations(run_both, lanes):
+    def mix(a, b):
+        return ((a & b) | (a ^ (b >> 3))) + (call_intrin(a.dtype, "bitwise_not", a) << 2) + call_intrin(
+            a.dtype, "popcount", a
+        )  # fmt: skip
+
+    for dtype in ("int32", "uint8", "uint64"):
+        f = elementwise(mix, [dtype, dtype], dtype, lanes, 20)
+        assert_same(run_both(f, sample(dtype, 20), sample(dtype, 20), np.zeros(20, dtype)))
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 5])
+@pytest.mark.parametrize("op", ["sqrt", "floor", "ceil", "trunc", "round", "fabs"])
+def test_exact_float_functions(run_both, op, lanes):
+    for dtype in ("float32", "float64", "float16"):
+        f = elementwise(lambda a: call_intrin(a.dtype, op, a), [dtype], dtype, lanes, 20)
+        assert_same(run_both(f, np.abs(sample(dtype, 20)) if op == "sqrt" else sample(dtype, 20), np.zeros(20, dtype)))
+
+
+@pytest.mark.parametrize("op", ["isnan", "isinf", "isfinite"])
+def test_float_classes(run_both, op):
+    values = np.array([0, -1, np.nan, np.inf, -np.inf, 1e38, -0.0, 3], "float32")
+    f = elementwise(lambda a: call_intrin("bool" if a.dtype.lanes == 1 else "boolx4", op, a), ["float32"], "bool", 4, 8)
+    assert_same(run_both(f, values, np.zeros(8, bool)))
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 4, 7, 16])
+@pytest.mark.parametrize("op", ["add", "max", "min"])
+def test_reductions_of_vectors(run_both, op, lanes):
+    for dtype in ("float32", "int32", "uint8"):
+        a, c = decl_buffer((lanes,), dtype, name="A"), decl_buffer((1,), dtype, name="C")
+        value = call_intrin(dtype, f"vector_reduce_{op}", BufferLoad(a, (ramp(0, 1, lanes),)))
+        f = make(BufferStore(c, value, (const(0),)), a, c)
+        x = sample(dtype, lanes, -10, 10)
+        assert_same(run_both(f, x, np.zeros(1, dtype)), rtol=1e-5)
+        if dtype == "float32" and op != "add":
+            for k in range(lanes):
+                y = x.copy()
+                y[k] = np.nan
+                assert np.isnan(run_both(f, y, np.zeros(1, dtype))[1][0])
+
+
+def test_atomics_in_a_parallel_loop(run_both):
+    a, c = decl_buffer((1000,), "int32", name="A"), decl_buffer((4,), "int32", name="C")
+
+    def body(i):
+        def address(k):
+            return call_intrin("handle", "address_of", BufferLoad(c, (convert(k),)))
+
+        value = BufferLoad(a, (i,))
+        return seq(
+            Evaluate(call_intrin("int32", "atomic_add", address(0), value)),
+            Evaluate(call_intrin("int32", "atomic_max", address(1), value)),
+        )
+
+    f = make(loop(1000, body, ForKind.PARALLEL), a, c)
+    assert_same(run_both(f, sample("int32", 1000), np.zeros(4, "int32")))
+
+
+def test_kernels_call_each_other(host):
+    a, c = decl_buffer((16,), name="A"), decl_buffer((16,), name="C")
+    inner = make(loop(4, lambda i: BufferStore(c, BufferLoad(a, (i,)) + 1.0, (i,))), a, c).with_attr(
+        "global_symbol", "inner"
+    )
+    x, y = decl_buffer((16,), name="X"), decl_buffer((16,), name="Y")
+
+    def call(i):
+        def at(b):
+            return call_intrin("handle", "address_of", BufferLoad(b, (i * 4,)))
+
+        return Evaluate(Call(convert(0).dtype, "call_kernel", (StringImm("inner"), at(x), at(y))))
+
+    outer = make(loop(4, call), x, y).with_attr("global_symbol", "outer")
+    module = build(IRModule({"inner": inner, "outer": outer}), host)
+    values, result = sample("float32", 16), nd.array(np.zeros(16, "float32"))
+    module["outer"](nd.array(values), result)
+    np.testing.assert_array_equal(result.numpy(), values + 1)
+
+
+def test_vector_values_of_ramps(run_both):
+    c, n = decl_buffer((8,), "int64", name="C"), Var("n", dtype_of("int32"))
+    value = cast("int64", Ramp(n, n + 1, 8) * 3 + ramp(0, 2, 8))
+    assert_same(run_both(make(BufferStore(c, value, (ramp(0, 1, 8),)), c, n), np.zeros(8, "int64"), 5))
+
+
+def test_select_evaluates_lane_by_lane(run_both):
+    f = elementwise(lambda a, b: select(a > b, a - b, Select(a < b, b, a)), ["float32"] * 2, "float32", 5, 20)
+    assert_same(run_both(f, sample("float32", 20), sample("float32", 20), np.zeros(20, "float32")))
+
+
+def test_reinterpret(run_both):
+    f = elementwise(lambda a: call_intrin("int32x4", "reinterpret", a), ["float32"], "int32", 4, 8)
+    assert_same(run_both(f, sample("float32", 8), np.zeros(8, "int32")))
+
+
+def test_what_the_target_has_no_code_for_is_an_error(host):
+    c = decl_buffer((8,), name="C")
+    f = make(loop(8, lambda i: BufferStore(c, Cast(c.dtype, i), (i,)), ForKind.VECTORIZED), c)
+    with pytest.raises(CompileError, match="still vectorized") as info:
+        build(IRModule({"f": f}), host)
+    assert "in function f" in info.value.__notes__
+    g = make(Evaluate(Call(convert(0).dtype, "storage_sync", (StringImm("shared"),))), c)
+    with pytest.raises(CompileError, match="does not know the intrinsic 'storage_sync'"):
+        build(IRModule({"f": g}), host)
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v2", "haswell", "skylake-avx512", "znver5"])
+def test_code_for_other_processors(cpu):
+    f = elementwise(lambda a, b: Max(a * b + a, b), ["float32"] * 2, "float32", 16, 64)
+    text = build(IRModule({"f": f}), Target(f"llvm -mcpu={cpu}")).get_source("asm")
+    assert ("zmm" in text) == (cpu in ("skylake-avx512", "znver5"))
+
+
+def test_code_for_another_architecture():
+    f = elementwise(lambda a, b: a * b + a, ["float32"] * 2, "float32", 4, 64)
+    module = build(IRModule({"f": f}), Target("llvm -mtriple=aarch64-unknown-linux-gnu"))
+    assert "fmla" in module.get_source("asm") or "fmadd" in module.get_source("asm")
