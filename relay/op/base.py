@@ -64,7 +64,8 @@ class OpDef(ABC):
     Traits of a class: `num_inputs` as (least, most), most None for any number; `is_view` (the output holds the
     input's bytes in the same order: reshape); `reads_inputs_once` (a heavy operator that reads each input element a
     few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect`
-    (random numbers, printing: calls are neither merged, folded nor dropped).
+    (random numbers, printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs
+    that a change of layout concerns, the others being weights and the like; None: all).
     """
 
     name: ClassVar[str]
@@ -73,6 +74,7 @@ class OpDef(ABC):
     is_view: ClassVar[bool] = False
     reads_inputs_once: ClassVar[bool] = False
     has_side_effect: ClassVar[bool] = False
+    num_data_inputs: ClassVar[int | None] = None
 
     @abstractmethod
     def infer(self, *types: Any) -> Type:
@@ -93,8 +95,9 @@ class OpDef(ABC):
     def transposed(self, perm: Permutation, types: Sequence[Type]) -> OpDef | None:
         """The operator `t` with ``t(T(x), ...) == T(self(x, ...))``, T transposing by `perm`; None if there is none.
 
-        The permutation applies to every input of the output's rank; it is what layout conversion moves through. The
-        default serves elementwise operators; one with an axis attribute renumbers it.
+        The permutation applies to the data inputs (see `num_data_inputs`) that have its rank, and to the result or each
+        field of it; layout conversion moves through it. The default serves elementwise operators; one with an axis
+        attribute renumbers it, a convolution changes its `data_layout`.
         """
         return self if self.pattern == OpPattern.ELEMWISE else None
 

@@ -45,7 +45,6 @@ from te.tir.expr import (
     Not,
     Or,
     PrimExpr,
-    ProducerLoad,
     Ramp,
     Select,
     SizeVar,
@@ -99,9 +98,7 @@ class Canonical(Forms):
         """A load, a call, a cast, ... as one atom over simplified children."""
         simple = expr.rebuild(self.simplify)
         bounds, data = self._opaque_bounds(simple)
-        nodes = list(post_order(simple))
-        variables = frozenset([n for n in nodes if isinstance(n, Var)])
-        data = data or any(isinstance(n, BufferLoad | ProducerLoad) for n in nodes)
+        variables = frozenset([n for n in post_order(simple) if isinstance(n, Var)])
         return self.opaque(self.structural_key(simple), simple, bounds, variables, data)
 
     def _opaque_bounds(self, expr: PrimExpr) -> tuple[tuple[Bound, Bound], bool]:

@@ -1,0 +1,58 @@
+"""Calls that simplify themselves: what rewriting passes build with. Constants are computed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr
+from relay.op.base import OpDef, make_call
+from te.ir import Span
+from te.tir import Dim
+
+__all__ = ["array_of", "is_call_of", "reshaped", "transposed"]
+
+
+def is_call_of(e: Expr, *names: str) -> bool:
+    """Is `e` a call of one of these operators?"""
+    return isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.name in names
+
+
+def array_of(e: Expr) -> np.ndarray[Any, Any]:
+    """The data of a constant."""
+    assert isinstance(e, Constant)
+    return e.data
+
+
+def reshaped(x: Expr, shape: Sequence[Dim], span: Span | None = None) -> Expr:
+    """x under another shape; views of views and views of constants are resolved."""
+    if isinstance(x, Call) and is_call_of(x, "reshape"):
+        x = x.args[0]
+    if tuple(x.shape) == tuple(shape):
+        return x
+    if isinstance(x, Constant):
+        return Constant(x.data.reshape([int(d) for d in shape]), span=x.span)  # type: ignore[arg-type]
+    return make_call("reshape", (x,), span or x.span, newshape=tuple(shape))
+
+
+def transposed(x: Expr, axes: Sequence[int], span: Span | None = None) -> Expr:
+    """x with its dimensions in the order `axes`; a permutation that moves no element is a view."""
+    axes = tuple(axes)
+    if isinstance(x, Call) and is_call_of(x, "transpose"):
+        first: tuple[int, ...] = x.op.axes  # type: ignore[union-attr]
+        axes, x = tuple([first[a] for a in axes]), x.args[0]
+    if axes == tuple(range(len(axes))):
+        return x
+    if isinstance(x, Constant):
+        return Constant(np.ascontiguousarray(x.data.transpose(axes)), span=x.span)
+    if x.tensor_type.is_static and keeps_order(axes, x.shape):
+        return reshaped(x, [x.shape[a] for a in axes], span)
+    return make_call("transpose", (x,), span or x.span, axes=axes)
+
+
+def keeps_order(axes: Sequence[int], shape: Sequence[Dim]) -> bool:
+    """Does the permutation keep the order of all dimensions that are not 1?"""
+    moved = [a for a in axes if not (isinstance(shape[a], int) and shape[a] == 1)]
+    return moved == sorted(moved)
