@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from backend.runtime import nd
+from backend.runtime import graph_executor, nd
+from backend.runtime.artifact import BoundModel, CompiledModel, load_model
 from backend.runtime.context import Context, Ctx
 from backend.runtime.device import Device, DeviceAttrKind, cpu, cuda, device, get_device_api, register_device_kind
 from backend.runtime.device_api import DeviceAPI, WorkspacePool
 from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError, ModuleError, RegistryError, RelaycError
+from backend.runtime.graph_executor import GraphModule
 from backend.runtime.module import Module, load_module_bytes, register_module_loader
 from backend.runtime.ndarray import NDArray
 from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
@@ -24,12 +26,15 @@ __all__ = [
     "ArgumentError",
     "ArtifactError",
     "BenchmarkResult",
+    "BoundModel",
+    "CompiledModel",
     "Context",
     "Ctx",
     "Device",
     "DeviceAPI",
     "DeviceAttrKind",
     "DeviceError",
+    "GraphModule",
     "HostFunc",
     "KernelFunc",
     "Module",
@@ -46,7 +51,9 @@ __all__ = [
     "device",
     "get_device_api",
     "get_global_func",
+    "graph_executor",
     "list_global_func_names",
+    "load_model",
     "load_module_bytes",
     "nd",
     "num_threads",

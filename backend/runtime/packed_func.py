@@ -15,7 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_NULL, ARG_STR, ARG_TENSOR, current_context
+from backend.runtime.context import (
+    ARG_FLOAT,
+    ARG_HANDLE,
+    ARG_INT,
+    ARG_NULL,
+    ARG_STR,
+    ARG_TENSOR,
+    Context,
+    current_context,
+)
 from backend.runtime.device import device_kind_of
 from backend.runtime.dtype import from_dlpack_triple
 from backend.runtime.errors import ArgumentError, RelaycError
@@ -61,8 +70,10 @@ class PackedFunc(abc.ABC):
         return self.bind(*args)()
 
     @abc.abstractmethod
-    def bind(self, *args: Any) -> Callable[[], Any]:
-        """The call with these arguments made ready, to be repeated cheaply by the thread that bound it.
+    def bind(self, *args: Any, context: Context | None = None) -> Callable[[], Any]:
+        """The call with these arguments made ready, to be repeated cheaply.
+
+        It runs in `context`, or in that of the thread that binds, which then must be the one that calls.
 
         Raises `ArgumentError` for arguments that can't be passed; the arrays live as long as the result.
         """
@@ -81,15 +92,15 @@ class PythonFunc(PackedFunc):
     def __call__(self, *args: Any) -> Any:
         return self._function(*args)
 
-    def bind(self, *args: Any) -> Callable[[], Any]:
+    def bind(self, *args: Any, context: Context | None = None) -> Callable[[], Any]:
         return lambda: self._function(*args)
 
 
 class KernelFunc(PackedFunc):
     """A raw kernel at `address`; `params` holds "buffer" or a scalar's dtype for each parameter, in order.
 
-    Shapes and dtypes of buffers are not known here, so not checked: the caller answers for them. `keep_alive` is
-    whatever owns the code.
+    Shapes and dtypes of buffers are not known here, so not checked: the caller answers for them. `raw` is
+    the ctypes function; `keep_alive` is whatever owns the code.
     """
 
     def __init__(self, name: str, address: int, params: Sequence[str], keep_alive: object = None) -> None:
@@ -100,26 +111,21 @@ class KernelFunc(PackedFunc):
         self.address = address
         self.params = tuple(params)
         self._keep_alive = keep_alive
-        self._entry: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *(_C_TYPES[kind] for kind in self.params))(address)
+        self.raw: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, *(_C_TYPES[kind] for kind in self.params))(address)
 
-    def bind(self, *args: Any) -> Callable[[], None]:
+    def bind(self, *args: Any, context: Context | None = None) -> Callable[[], None]:
         if len(args) != len(self.params):
             raise ArgumentError(f"{self.name}: got {len(args)} arguments; expected {len(self.params)}: {self.params}")
         values = [_as_kernel_value(self, i, value) for i, value in enumerate(args)]
-        entry, context = self._entry, current_context()
+        entry, where = self.raw, current_context() if context is None else context
         raw = [value.handle if isinstance(value, NDArray) else value for value in values]
         keep = (values, self._keep_alive)
 
         def call(_keep: object = keep) -> None:
-            entry(context.address, *raw)
-            context.check()
+            entry(where.address, *raw)
+            where.check()
 
         return call
-
-    def bind_addresses(self, context_address: int, addresses: Sequence[int]) -> Callable[[], None]:
-        """The call with these data pointers for all parameters; nothing is checked or kept alive."""
-        entry, raw = self._entry, (context_address, *addresses)
-        return lambda: entry(*raw)
 
 
 class HostFunc(PackedFunc):
@@ -145,7 +151,7 @@ class HostFunc(PackedFunc):
         self._find_function = find_function
         self._entry: Any = _HostEntry(address)
 
-    def bind(self, *args: Any) -> Callable[[], None]:
+    def bind(self, *args: Any, context: Context | None = None) -> Callable[[], None]:
         count = len(args)
         values, kinds = (ctypes.c_int64 * max(count, 1))(), (ctypes.c_int32 * max(count, 1))()
         error = (ctypes.c_int64 * _MAX_ERROR_VALUES)()
@@ -153,14 +159,14 @@ class HostFunc(PackedFunc):
         for i, value in enumerate(args):
             kinds[i], values[i], kept = _pack(self, i, value)
             keep.append(kept)
-        entry, context = self._entry, current_context()
+        entry, where = self._entry, current_context() if context is None else context
         pointers = ctypes.addressof(values), ctypes.addressof(kinds), count, ctypes.addressof(error)
 
         def call(_keep: object = keep) -> None:
-            outer, context.find_function = context.find_function, self._find_function
-            status = entry(context.address, *pointers)
-            context.find_function = outer
-            context.check()
+            outer, where.find_function = where.find_function, self._find_function
+            status = entry(where.address, *pointers)
+            where.find_function = outer
+            where.check()
             if status:
                 raise ArgumentError(self._explain(status, error[:]))
 

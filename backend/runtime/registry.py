@@ -28,7 +28,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _lock = threading.Lock()
 _functions: dict[str, Callable[..., Any]] = {}
 _providers: dict[str, str] = {
-    "device_api.cpu": "backend.runtime.cpu:cpu_device_api",
+    "device_api.cpu": "backend.runtime.cpu_device:cpu_device_api",
     "device_api.cuda": "backend.cuda.runtime:cuda_device_api",
     "device_api.interp": "backend.interp.runtime:interp_device_api",
     "runtime.thread_pool.parallel_address": "backend.llvm.pool:parallel_address",

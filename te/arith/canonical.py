@@ -45,6 +45,7 @@ from te.tir.expr import (
     Not,
     Or,
     PrimExpr,
+    ProducerLoad,
     Ramp,
     Select,
     SizeVar,
@@ -98,7 +99,9 @@ class Canonical(Forms):
         """A load, a call, a cast, ... as one atom over simplified children."""
         simple = expr.rebuild(self.simplify)
         bounds, data = self._opaque_bounds(simple)
-        variables = frozenset([n for n in post_order(simple) if isinstance(n, Var)])
+        nodes = list(post_order(simple))
+        variables = frozenset([n for n in nodes if isinstance(n, Var)])
+        data = data or any(isinstance(n, BufferLoad | ProducerLoad) for n in nodes)
         return self.opaque(self.structural_key(simple), simple, bounds, variables, data)
 
     def _opaque_bounds(self, expr: PrimExpr) -> tuple[tuple[Bound, Bound], bool]:

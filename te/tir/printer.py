@@ -92,6 +92,11 @@ class Printer(Visitor[str]):
         known = self._names.get(id(definition))
         if known is not None:
             return known
+        if isinstance(definition, Buffer):  # another view of named memory goes by the memory's name
+            memory = self._names.get(id(definition.data), "").removesuffix(".data")
+            if memory and memory.startswith(definition.name):
+                self._names[id(definition)] = memory
+                return memory
         wanted, count = definition.name or "v", 0
         unique = wanted
         while unique in self._taken:

@@ -8,9 +8,11 @@ import pytest
 from te.tir.passes.flatten import flatten
 from te.tir.passes.remove_no_op import remove_no_op
 from te.tir.passes.simplify import simplify
+from te.tir.passes.unroll import unroll
+from te.tir.passes.vectorize import vectorize
 from tests.te.tir.random_loops import random_program
 
-PIPELINE = [flatten, simplify, remove_no_op, simplify]
+PIPELINE = [flatten, simplify, remove_no_op, vectorize, simplify, unroll, simplify]
 
 
 @pytest.mark.parametrize("seed", range(120))

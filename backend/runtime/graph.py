@@ -1,0 +1,200 @@
+"""The graph of a compiled model: tensors with their storage, and kernel calls in the order they run.
+
+Storage of a tensor is one of `["input", i]` (the i-th graph input), `["output", i]` (the buffer of the i-th output),
+`["param", name]` (a weight), `["arena", byte_offset]` (the executor's one block of scratch). An output whose storage is
+not its own output buffer is copied when it is fetched.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from backend.runtime.dtype import data_type, packed_nbytes
+from backend.runtime.errors import ArgumentError, ArtifactError
+from backend.runtime.fields import Record, damaged
+
+__all__ = ["GRAPH_VERSION", "Graph", "GraphNode", "GraphTensor"]
+
+GRAPH_VERSION = 1
+_MAX_BYTES = 1 << 48
+_STORAGE = ("input", "output", "param", "arena")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTensor:
+    """`place` is a byte offset (arena), a position (input, output) or a weight's name (param), as `storage` says."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+    place: int | str
+
+    @property
+    def nbytes(self) -> int:
+        return packed_nbytes(self.dtype, math.prod(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """One kernel call: function `func` of the module on the input tensors, then the output tensors.
+
+    `ops` and `sources` say which operators and which nodes of the imported model it computes; `flops` and `bytes` what
+    that takes.
+    """
+
+    name: str
+    func: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ops: tuple[str, ...]
+    sources: tuple[str, ...]
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """`entry` names the compiled function that runs all nodes at once; None where nodes are called one by one."""
+
+    name: str
+    device: str
+    target: str
+    tensors: tuple[GraphTensor, ...]
+    nodes: tuple[GraphNode, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    arena_bytes: int
+    entry: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The graph as JSON values; `from_json` reads them back."""
+        return {
+            "version": GRAPH_VERSION,
+            "name": self.name,
+            "device": self.device,
+            "target": self.target,
+            "tensors": [
+                {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "storage": [t.storage, t.place]}
+                for t in self.tensors
+            ],
+            "nodes": [
+                {
+                    "name": n.name,
+                    "func": n.func,
+                    "inputs": list(n.inputs),
+                    "outputs": list(n.outputs),
+                    "ops": list(n.ops),
+                    "sources": list(n.sources),
+                    "flops": n.flops,
+                    "bytes": n.bytes,
+                }
+                for n in self.nodes
+            ],
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "arena_bytes": self.arena_bytes,
+            "entry": self.entry,
+        }
+
+    @staticmethod
+    def from_json(value: object, where: str = "graph") -> Graph:
+        """The graph that `value` describes. Raises `ArtifactError` naming the first field that is wrong."""
+        record = Record(value, where)
+        record.only(
+            "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry"
+        )
+        version = record.number("version")
+        if version != GRAPH_VERSION:
+            raise ArtifactError(
+                f"{where} has version {version}; this runtime reads version {GRAPH_VERSION}. "
+                "Compile the model again, or install the relayc that wrote it"
+            )
+        arena_bytes = record.number("arena_bytes", 0, _MAX_BYTES)
+        tensors = tuple(_tensor(item, arena_bytes) for item in record.records("tensors"))
+        last = len(tensors) - 1
+        graph = Graph(
+            name=record.get("name", str),
+            device=record.get("device", str),
+            target=record.get("target", str),
+            tensors=tensors,
+            nodes=tuple(_node(item, last) for item in record.records("nodes")),
+            inputs=record.numbers("inputs", 0, last),
+            outputs=record.numbers("outputs", 0, last),
+            arena_bytes=arena_bytes,
+            entry=None if record.value.get("entry") is None else record.get("entry", str),
+        )
+        _check_places(graph, where)
+        return graph
+
+
+def _tensor(record: Record, arena_bytes: int) -> GraphTensor:
+    record.only("name", "shape", "dtype", "storage")
+    shape, dtype = record.numbers("shape"), record.get("dtype", str)
+    try:
+        data_type(dtype)
+    except ArgumentError as error:
+        raise damaged(f"{record.where}.dtype", dtype, "a dtype") from error
+    pair = record.get("storage", list)
+    if len(pair) != 2 or pair[0] not in _STORAGE or type(pair[1]) is not (str if pair[0] == "param" else int):
+        raise damaged(
+            f"{record.where}.storage", pair, '["input", i], ["output", i], ["param", name] or ["arena", offset]'
+        )
+    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1])
+    if tensor.nbytes > _MAX_BYTES:
+        raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
+    if tensor.storage == "arena" and not 0 <= int(tensor.place) <= arena_bytes - tensor.nbytes:
+        raise damaged(f"{record.where}.storage", pair, f"{tensor.nbytes} bytes inside an arena of {arena_bytes}")
+    return tensor
+
+
+def _node(record: Record, last: int) -> GraphNode:
+    record.only("name", "func", "inputs", "outputs", "ops", "sources", "flops", "bytes")
+    return GraphNode(
+        name=record.get("name", str),
+        func=record.get("func", str),
+        inputs=record.numbers("inputs", 0, last),
+        outputs=record.numbers("outputs", 0, last),
+        ops=record.strings("ops"),
+        sources=record.strings("sources"),
+        flops=record.number("flops"),
+        bytes=record.number("bytes"),
+    )
+
+
+def _check_places(graph: Graph, where: str) -> None:
+    """Graph inputs are input tensors in order, and input and output places exist."""
+    for position, index in enumerate(graph.inputs):
+        tensor = graph.tensors[index]
+        if (tensor.storage, tensor.place) != ("input", position):
+            raise damaged(f"{where}.inputs[{position}]", tensor.storage, f'a tensor stored as ["input", {position}]')
+    names = [graph.tensors[index].name for index in graph.inputs]
+    if len(set(names)) != len(names):
+        raise damaged(f"{where}.inputs", names, "distinct names")
+    for index, tensor in enumerate(graph.tensors):
+        rank = {"input": len(graph.inputs), "output": len(graph.outputs)}.get(tensor.storage)
+        if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):
+            raise damaged(f"{where}.tensors[{index}].storage", tensor.place, f"a position below {rank}")
+        twin = _home(graph, tensor)
+        if twin is not None and twin.nbytes != tensor.nbytes:
+            raise damaged(f"{where}.tensors[{index}].shape", tensor.shape, f"the {twin.nbytes} bytes of its storage")
+    for position, index in enumerate(graph.outputs):
+        tensor = graph.tensors[index]
+        if tensor.storage == "output" and tensor.place != position:
+            raise damaged(f"{where}.outputs[{position}]", tensor.place, "its own output buffer")
+    for index, node in enumerate(graph.nodes):
+        for output in node.outputs:
+            if graph.tensors[output].storage in ("input", "param"):
+                raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
+
+
+def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor | None:
+    """The graph input or output whose memory `tensor` names; None elsewhere."""
+    if tensor.storage == "input":
+        return graph.tensors[graph.inputs[int(tensor.place)]]
+    if tensor.storage == "output":
+        home = graph.tensors[graph.outputs[int(tensor.place)]]
+        return home if home.storage == "output" else None
+    return None

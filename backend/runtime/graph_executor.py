@@ -1,0 +1,395 @@
+"""The graph executor: runs a compiled model on one device. Names follow TVM's `graph_executor`.
+
+Everything is laid out when the executor is made: one block of scratch, a buffer for every input and output, a table of
+their addresses. A run is then a single call of the model's compiled entry function, or one call per node where the
+model has none. Weights are shared with every other executor of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backend.runtime.artifact import BoundModel, CompiledModel
+from backend.runtime.context import Context
+from backend.runtime.device import Device
+from backend.runtime.device_api import ALLOC_ALIGNMENT
+from backend.runtime.dtype import to_numpy
+from backend.runtime.errors import ArgumentError
+from backend.runtime.graph import GraphTensor
+from backend.runtime.module import Module
+from backend.runtime.ndarray import NDArray, empty, from_dlpack
+from backend.runtime.profiler import NodeTiming, Report
+from backend.runtime.runners import EntryRunner, NodeRunner, OutputBuffer
+from backend.runtime.timing import BenchmarkResult, measure
+
+__all__ = ["GraphModule", "create"]
+
+
+def create(
+    graph: str | dict[str, Any],
+    lib: Module,
+    where: Device | str,
+    params: Mapping[str, npt.NDArray[Any]] | None = None,
+    num_threads: int | None = None,
+) -> GraphModule:
+    """An executor from a graph (JSON text or values), the module of its kernels, and its weights.
+
+    TVM: `graph_executor.create`.
+    """
+    record = json.loads(graph) if isinstance(graph, str) else graph
+    model = CompiledModel(record, {} if params is None else params, lib)
+    return GraphModule(model.bind(where), num_threads)
+
+
+class GraphModule:
+    """An executor: `GraphModule(lib["default"](device("cpu", 0)))`.
+
+    `num_threads` limits the threads of its runs (None: as many as the process may use). Any Python thread may call any
+    method; calls on one executor wait for each other. For runs side by side, `clone` it. Calling the executor itself
+    sets inputs, runs and fetches outputs in one step that no other thread comes between.
+
+    An array from `get_output` keeps its values as long as it is held: later runs write elsewhere.
+    """
+
+    def __init__(self, bound: BoundModel, num_threads: int | None = None) -> None:
+        if not isinstance(bound, BoundModel):
+            raise ArgumentError(
+                f"GraphModule takes lib['default'](device), a model on a device; got {type(bound).__name__}"
+            )
+        graph, where = bound.model.graph, bound.device
+        self._bound = bound
+        self._graph = graph
+        self._requested_threads = num_threads
+        self._context = Context(num_threads)
+        self._context.find_function = bound.model.module.find_function
+        self._lock = threading.RLock()
+        self._positions = {graph.tensors[index].name: position for position, index in enumerate(graph.inputs)}
+        self._own_inputs = [empty(graph.tensors[i].shape, graph.tensors[i].dtype, where) for i in graph.inputs]
+        self._inputs = list(self._own_inputs)
+        self._outputs = [OutputBuffer(graph.tensors[index], where) for index in graph.outputs]
+        self._unset = set(range(len(graph.inputs)))
+        self._params = bound.model.params_on(where)
+        self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
+        self._node_runner: NodeRunner | None = None
+        self._runner: EntryRunner | NodeRunner = self._make_runner()
+        _executors.add(self)
+
+    # -- inputs and outputs
+
+    def set_input(self, key: int | str | None = None, value: Any = None, **inputs: Any) -> None:
+        """Copies values into inputs: `set_input("x", x)`, `set_input(0, x)`, `set_input(x=x, mask=m)`.
+
+        A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers. Raises `ArgumentError`
+        naming the input when there is none of that name, or when shape or dtype are not its own.
+        """
+        with self._lock:
+            if key is not None:
+                self._set_input(key, value)
+            for name, given in inputs.items():
+                self._set_input(name, given)
+
+    def set_input_zero_copy(self, key: int | str, value: Any) -> None:
+        """Makes runs read the input straight from `value`'s memory, which is kept alive until the input is set again.
+
+        It must be contiguous, aligned to 64 bytes and on the executor's device; otherwise `ArgumentError`.
+        """
+        with self._lock:
+            position = self.get_input_index(key)
+            tensor = self._input_tensor(position)
+            given = value if isinstance(value, NDArray) else from_dlpack(value)
+            self._check(tensor, given.shape, given.dtype)
+            misplaced = given.device != self._bound.device or not given.is_contiguous
+            if misplaced or (given.device.api.addressable and given.handle % ALLOC_ALIGNMENT):
+                raise ArgumentError(
+                    f"input {tensor.name!r} of model {self._graph.name!r}: memory on {given.device} with strides "
+                    f"{given.strides} at {given.handle:#x} can't be used in place; expected contiguous memory on "
+                    f"{self._bound.device} aligned to {ALLOC_ALIGNMENT} bytes. Use set_input, which copies"
+                )
+            self._place_input(position, given)
+
+    def get_input(self, key: int | str) -> NDArray:
+        """The buffer that runs read the input from. Writing into it sets the input."""
+        with self._lock:
+            position = self.get_input_index(key)
+            self._unset.discard(position)
+            return self._inputs[position]
+
+    def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> NDArray:
+        """The output number `index`, or of that name, of the last run; copied into `out`, if given, which is returned.
+
+        Raises `ArgumentError` for an unknown output, or an `out` of another shape or dtype.
+        """
+        with self._lock:
+            position = self._output_position(index)
+            tensor = self._graph.tensors[self._graph.outputs[position]]
+            if out is not None:
+                target = out if isinstance(out, NDArray) else from_dlpack(out)
+                self._check(tensor, target.shape, target.dtype)
+                return self._array_of(self._graph.outputs[position]).copyto(target)
+            if tensor.storage == "output":
+                return self._outputs[position].lend()
+            return self._array_of(self._graph.outputs[position]).copyto(self.device)
+
+    def get_num_inputs(self) -> int:
+        """Number of inputs, weights not counted."""
+        return len(self._graph.inputs)
+
+    def get_num_outputs(self) -> int:
+        return len(self._graph.outputs)
+
+    def get_input_index(self, key: int | str) -> int:
+        """The position of an input. Raises `ArgumentError` listing the inputs for an unknown one."""
+        position = self._positions.get(key, -1) if isinstance(key, str) else int(key)
+        if not 0 <= position < len(self._graph.inputs):
+            hint = (
+                f"; {key!r} is a weight, bound when the model was compiled" if key in self._bound.model.params else ""
+            )
+            raise ArgumentError(
+                f"model {self._graph.name!r} has no input {key!r}{hint}. Its inputs are: {self._signature()}"
+            )
+        return position
+
+    def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+        """(name -> shape, name -> dtype) of the inputs, in order. TVM: `get_input_info`."""
+        tensors = [self._graph.tensors[index] for index in self._graph.inputs]
+        return {t.name: t.shape for t in tensors}, {t.name: t.dtype for t in tensors}
+
+    def get_output_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+        """(name -> shape, name -> dtype) of the outputs, in order."""
+        tensors = [self._graph.tensors[index] for index in self._graph.outputs]
+        return {t.name: t.shape for t in tensors}, {t.name: t.dtype for t in tensors}
+
+    # -- running
+
+    def run(self, **inputs: Any) -> None:
+        """Runs the model on the inputs set before and those given. Raises `ArgumentError` naming inputs never set."""
+        with self._lock:
+            for name, value in inputs.items():
+                self._set_input(name, value)
+            self._run()
+
+    def __call__(self, *args: Any, **inputs: Any) -> list[NDArray]:
+        """Sets inputs by position and by name, runs, and returns all outputs, in one step."""
+        with self._lock:
+            for position, value in enumerate(args):
+                self._set_input(position, value)
+            self.run(**inputs)
+            return [self.get_output(index) for index in range(len(self._graph.outputs))]
+
+    def set_num_threads(self, num_threads: int | None) -> None:
+        """Limits the threads of later runs; None: as many as the process may use."""
+        with self._lock:
+            self._context.set_num_threads(num_threads)
+            self._requested_threads = num_threads
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that the next run may use."""
+        return self._context.num_threads
+
+    @property
+    def device(self) -> Device:
+        return self._bound.device
+
+    @property
+    def module(self) -> Module:
+        """The module of the kernels."""
+        return self._bound.model.module
+
+    def clone(self, num_threads: int | None = None) -> GraphModule:
+        """Another executor of the same model, with inputs and outputs of its own and the same weights."""
+        return GraphModule(self._bound, self._requested_threads if num_threads is None else num_threads)
+
+    def benchmark(
+        self,
+        dev: Device | None = None,
+        func_name: str = "run",
+        repeat: int = 5,
+        number: int = 5,
+        min_repeat_ms: float = 0,
+        end_to_end: bool = False,
+        cooldown_interval_ms: float = 0,
+        repeats_to_cooldown: int = 1,
+        **inputs: Any,
+    ) -> BenchmarkResult:
+        """Times `run` (see `timing.measure`); with `end_to_end`, with setting the inputs and fetching the outputs.
+
+        `dev` and `func_name` are those of TVM's method and may only be the executor's device and "run".
+        """
+        if func_name != "run" or (dev is not None and dev != self.device):
+            raise ArgumentError(f"benchmark of {func_name!r} on {dev}: expected 'run' on {self.device}")
+        with self._lock:
+            self.set_input(**inputs)
+
+            def everything() -> None:
+                for result in self(**inputs):
+                    result.numpy()
+
+            return measure(
+                everything if end_to_end else self._run,
+                [self.device],
+                number=number,
+                repeat=repeat,
+                min_repeat_ms=min_repeat_ms,
+                cooldown_interval_ms=cooldown_interval_ms,
+                repeats_to_cooldown=repeats_to_cooldown,
+            )
+
+    def profile(self, repeat: int = 5, **inputs: Any) -> Report:
+        """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
+
+        Every node is waited for, so the whole takes longer than `run` does.
+        """
+        with self._lock:
+            self.set_input(**inputs)
+            self._prepare()
+            runner = self._by_node()
+            seconds = [runner.time(self.device) for _ in range(repeat + 1)][1:]
+            self._context.check()
+        graph, nodes = self._graph, self._graph.nodes
+        medians = np.median(np.array(seconds).reshape(repeat, len(nodes)), axis=0)
+        facts = {"model": graph.name, "target": graph.target, "device": str(self.device), "threads": self.num_threads}
+        return Report([NodeTiming.of(graph, node, float(s)) for node, s in zip(nodes, medians, strict=True)], facts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its model, weights included; inputs and outputs stay behind."""
+        return _revive, (self._bound.model, self._bound.device, self._requested_threads)
+
+    def __repr__(self) -> str:
+        return f"<GraphModule {self._graph.name!r} on {self.device}({self._signature()})>"
+
+    # -- inner workings; the lock is held
+
+    def _set_input(self, key: int | str, value: Any) -> None:
+        position = self.get_input_index(key)
+        tensor = self._input_tensor(position)
+        if isinstance(value, np.ndarray | NDArray):
+            given: Any = value
+        elif hasattr(value, "__dlpack__"):
+            given = from_dlpack(value)
+        else:
+            given = self._as_array(tensor, value)
+        self._check(tensor, given.shape, given.dtype)
+        own = self._own_inputs[position]
+        own.copyfrom(given)
+        if self._inputs[position] is not own:
+            self._place_input(position, own)
+        self._unset.discard(position)
+
+    def _as_array(self, tensor: GraphTensor, value: Any) -> npt.NDArray[Any]:
+        try:
+            return np.asarray(value, dtype=to_numpy(tensor.dtype))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"input {tensor.name!r} of model {self._graph.name!r}: no array of numbers: {error}"
+            ) from error
+
+    def _check(self, tensor: GraphTensor, shape: tuple[int, ...], dtype: object) -> None:
+        """Refuses an array of another shape or dtype than the graph's input or output has."""
+        wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
+        if shape != tensor.shape or dtype != wanted:
+            raise ArgumentError(
+                f"{tensor.storage} {tensor.name!r} of model {self._graph.name!r}: got shape {shape}, dtype {dtype}; "
+                f"expected shape {tensor.shape}, dtype {tensor.dtype}"
+            )
+
+    def _place_input(self, position: int, array: NDArray) -> None:
+        self._inputs[position] = array
+        self._unset.discard(position)
+        self._moved("input", position)
+
+    def _output_position(self, key: int | str) -> int:
+        names = [self._graph.tensors[index].name for index in self._graph.outputs]
+        if isinstance(key, str):
+            key = names.index(key) if key in names else -1
+        if not 0 <= key < len(names):
+            raise ArgumentError(
+                f"model {self._graph.name!r} has no output {key!r}. Its {len(names)} outputs are: {names}"
+            )
+        return key
+
+    def _make_runner(self) -> EntryRunner | NodeRunner:
+        graph = self._graph
+        if graph.entry is None:
+            return self._by_node()
+        runner = EntryRunner(graph, self.module, self._context, self._arena)
+        for index, tensor in enumerate(graph.tensors):
+            if tensor.storage != "arena":
+                runner.move(index, self._array_of(index))
+        return runner
+
+    def _by_node(self) -> NodeRunner:
+        if self._node_runner is None:
+            self._node_runner = NodeRunner(self._graph, self.module, self._context, self._array_of)
+        return self._node_runner
+
+    def _array_of(self, index: int) -> NDArray:
+        """The array that a tensor of the graph lives in now."""
+        tensor = self._graph.tensors[index]
+        if tensor.storage == "arena":
+            return self._arena._create_view(tensor.shape, tensor.dtype, int(tensor.place))
+        if tensor.storage == "param":
+            home = self._params[str(tensor.place)]
+        elif tensor.storage == "input":
+            home = self._inputs[int(tensor.place)]
+        else:
+            home = self._outputs[int(tensor.place)].array
+        same = (home.shape, home.dtype) == (tensor.shape, tensor.dtype)
+        return home if same else home._create_view(tensor.shape, tensor.dtype)
+
+    def _moved(self, storage: str, place: int) -> None:
+        """Tells the runners that an input or output lives elsewhere now."""
+        runners = {runner for runner in (self._runner, self._node_runner) if runner is not None}
+        for index, tensor in enumerate(self._graph.tensors):
+            if tensor.storage == storage and tensor.place == place:
+                for runner in runners:
+                    runner.move(index, self._array_of(index))
+
+    def _prepare(self) -> None:
+        """Before a run: all inputs set, no output buffer in a user's hands."""
+        if self._unset:
+            missing = [self._input_tensor(position).name for position in sorted(self._unset)]
+            raise ArgumentError(
+                f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self._signature()}"
+            )
+        for position, buffer in enumerate(self._outputs):
+            if buffer.renew():
+                self._moved("output", position)
+        self._context.refresh()
+
+    def _run(self) -> None:
+        self._prepare()
+        self._runner()
+        self._context.check()
+
+    def _input_tensor(self, position: int) -> GraphTensor:
+        return self._graph.tensors[self._graph.inputs[position]]
+
+    def _signature(self) -> str:
+        tensors = [self._graph.tensors[index] for index in self._graph.inputs]
+        return ", ".join(f"{t.name}: {t.dtype}{list(t.shape)}" for t in tensors)
+
+
+_executors: weakref.WeakSet[GraphModule] = weakref.WeakSet()
+
+
+def _revive(model: CompiledModel, where: Device, num_threads: int | None) -> GraphModule:
+    return GraphModule(model.bind(where), num_threads)
+
+
+def _unlock_after_fork() -> None:
+    """In a forked child no other thread runs that could hold an executor's lock."""
+    for executor in list(_executors):
+        executor._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_after_fork)

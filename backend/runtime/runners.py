@@ -1,0 +1,141 @@
+"""How a graph is run once its tensors have places: in one call of compiled code, or node by node."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from backend.runtime.context import Context
+from backend.runtime.device import Device
+from backend.runtime.errors import ModuleError
+from backend.runtime.graph import Graph, GraphTensor
+from backend.runtime.module import Module
+from backend.runtime.ndarray import NDArray, empty
+from backend.runtime.packed_func import KernelFunc, PackedFunc
+
+__all__ = ["EntryRunner", "NodeRunner", "OutputBuffer"]
+
+_MAX_SPARE = 2
+
+
+class EntryRunner:
+    """Runs all nodes in one call: `void entry(Ctx*, uint8* arena, void** tensors)`.
+
+    `tensors[id]` is the address of a graph input, output or weight; compiled code knows the offsets in the arena.
+    """
+
+    def __init__(self, graph: Graph, module: Module, context: Context, arena: NDArray) -> None:
+        entry = module.get_function(str(graph.entry), query_imports=True)
+        if not isinstance(entry, KernelFunc) or len(entry.params) != 2:
+            raise ModuleError(
+                f"entry {graph.entry!r} of model {graph.name!r} is {entry!r}; expected a kernel of two pointers"
+            )
+        self._table = (ctypes.c_void_p * max(len(graph.tensors), 1))()
+        self._call = entry.raw
+        self._arguments = context.address, arena.handle, ctypes.addressof(self._table)
+        self._arena = arena
+
+    def move(self, tensor: int, array: NDArray) -> None:
+        """The tensor lives in `array` from now on."""
+        self._table[tensor] = array.handle
+
+    def __call__(self) -> None:
+        self._call(*self._arguments)
+
+
+class NodeRunner:
+    """Runs the nodes one after another, each as a call of its function on its input and output arrays.
+
+    `array_of(tensor)` gives the array that a tensor lives in now.
+    """
+
+    def __init__(self, graph: Graph, module: Module, context: Context, array_of: Callable[[int], NDArray]) -> None:
+        functions: dict[str, PackedFunc] = {}
+        for node in graph.nodes:
+            if node.func not in functions:
+                functions[node.func] = module.get_function(node.func, query_imports=True)
+        self._functions = [functions[node.func] for node in graph.nodes]
+        self._tensors: list[Sequence[int]] = [(*node.inputs, *node.outputs) for node in graph.nodes]
+        self._calls: list[Callable[[], object] | None] = [None] * len(graph.nodes)
+        self._users: dict[int, list[int]] = {}
+        for index, tensors in enumerate(self._tensors):
+            for tensor in tensors:
+                self._users.setdefault(tensor, []).append(index)
+        self._context = context
+        self._array_of = array_of
+
+    def move(self, tensor: int, array: NDArray) -> None:
+        """The tensor lives in `array` from now on."""
+        for index in self._users.get(tensor, ()):
+            self._calls[index] = None
+
+    def __call__(self) -> None:
+        for index, call in enumerate(self._calls):
+            (call or self._bind(index))()
+
+    def time(self, device: Device) -> list[float]:
+        """Runs once, waiting for every node; the seconds that each took."""
+        calls = [call or self._bind(index) for index, call in enumerate(self._calls)]
+        sync, clock = device.api.stream_sync, time.perf_counter
+        seconds: list[float] = []
+        sync(device)
+        for call in calls:
+            start = clock()
+            call()
+            sync(device)
+            seconds.append(clock() - start)
+        return seconds
+
+    def _bind(self, index: int) -> Callable[[], object]:
+        arrays = [self._array_of(tensor) for tensor in self._tensors[index]]
+        call = self._calls[index] = self._functions[index].bind(*arrays, context=self._context)
+        return call
+
+
+class _Lease:
+    """Held by every array given to a user; while it lives, the buffer is not written again."""
+
+    __slots__ = ("__weakref__", "array")
+
+    def __init__(self, array: NDArray) -> None:
+        self.array = array
+
+
+class OutputBuffer:
+    """The memory of one output. Arrays lent to users keep their values: a run in the meantime gets another buffer."""
+
+    def __init__(self, tensor: GraphTensor, device: Device) -> None:
+        self._tensor = tensor
+        self._device = device
+        self._lease: weakref.ref[_Lease] | None = None
+        self._spare: list[tuple[NDArray, weakref.ref[_Lease]]] = []
+        self.array = empty(tensor.shape, tensor.dtype, device)
+
+    def lend(self) -> NDArray:
+        """The current buffer as an array of the user's."""
+        lease = self._lease() if self._lease is not None else None
+        if lease is None:
+            lease = _Lease(self.array)
+            self._lease = weakref.ref(lease)
+        array = self.array
+        return NDArray(array.handle, array.shape, array.dtype, self._device, lease, byte_offset=array.byte_offset)
+
+    def renew(self) -> bool:
+        """Makes `array` a buffer that nobody else holds; true when it is another one than before."""
+        if self._lease is None:
+            return False
+        if self._lease() is None:
+            self._lease = None
+            return False
+        lent = self.array, self._lease
+        free = next((pair for pair in self._spare if pair[1]() is None), None)
+        if free is None:
+            self.array = empty(self._tensor.shape, self._tensor.dtype, self._device)
+        else:
+            self.array = free[0]
+            self._spare.remove(free)
+        self._spare = [*self._spare, lent][-_MAX_SPARE:]
+        self._lease = None
+        return True

@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from backend.runtime import ArgumentError, DeviceError, ModuleError, device, nd, register_func, remove_global_func
+from backend.runtime.artifact import CompiledModel
+from backend.runtime.graph_executor import GraphModule, create
+
+X = np.array([[1, 2, 3], [-1, 0, 1]], "float32")
+
+
+@pytest.fixture
+def executor(model):
+    return GraphModule(model["default"](device(model.graph.device, 0)))
+
+
+@pytest.fixture
+def compiled(small, c_library):
+    return CompiledModel(small.graph(), small.weights, small.CLibrary(c_library))
+
+
+@pytest.fixture
+def fast(compiled):
+    return GraphModule(compiled["default"](device("cpu", 0)))
+
+
+def test_a_model_runs(executor, small):
+    executor.set_input("x", X)
+    executor.run()
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))
+    executor.run(x=-X)
+    np.testing.assert_array_equal(executor.get_output("y").numpy(), small.expected(-X))
+
+
+@pytest.mark.parametrize("give", ["numpy", "ndarray", "list", "dlpack", "strided", "position"])
+def test_inputs_of_every_kind(executor, small, give):
+    value = {
+        "ndarray": nd.array(X),
+        "list": X.tolist(),
+        "strided": np.ascontiguousarray(X.T).T,
+        "dlpack": type("P", (), {"__dlpack__": lambda _, **o: X.__dlpack__(**o)})(),
+    }.get(give, X)
+    executor.set_input(0 if give == "position" else "x", value)
+    executor.run()
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))
+
+
+def test_what_the_executor_says_of_itself(executor):
+    assert executor.get_num_inputs() == 1 and executor.get_num_outputs() == 1
+    assert executor.get_input_index("x") == 0
+    assert executor.get_input_info() == ({"x": (2, 3)}, {"x": "float32"})
+    assert executor.get_output_info() == ({"y": (2, 4)}, {"y": "float32"})
+    assert "x: float32[2, 3]" in repr(executor)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("xx", X, r"model 'small' has no input 'xx'\. Its inputs are: x: float32\[2, 3\]"),
+        ("w", X, r"no input 'w'; 'w' is a weight, bound when the model was compiled"),
+        (1, X, r"has no input 1"),
+        (
+            "x",
+            X.T,
+            r"input 'x' of model 'small': got shape \(3, 2\), dtype float32; expected shape \(2, 3\), dtype float",
+        ),
+        ("x", X.astype("f8"), r"got shape \(2, 3\), dtype float64; expected shape \(2, 3\), dtype float32"),
+        ("x", nd.array(X.astype("i4")), r"dtype int32; expected"),
+        ("x", [[1, 2], [3]], r"input 'x' of model 'small': no array of numbers"),
+        ("x", "text", r"no array of numbers"),
+        ("x", 1.0, r"got shape \(\), dtype float32"),
+    ],
+)
+def test_bad_inputs_are_named(executor, key, value, text):
+    with pytest.raises(ArgumentError, match=text):
+        executor.set_input(key, value)
+
+
+def test_an_input_never_set_is_named(executor):
+    with pytest.raises(ArgumentError, match=r"model 'small': inputs \['x'\] were never set"):
+        executor.run()
+    executor.get_input("x").copyfrom(X)
+    executor.run()
+
+
+def test_unknown_outputs_are_refused(fast):
+    fast.run(x=X)
+    for key in ("z", 1, -1):
+        with pytest.raises(ArgumentError, match=r"has no output .* outputs are: \['y'\]"):
+            fast.get_output(key)
+
+
+def test_an_output_is_copied_where_asked(executor, small):
+    executor.run(x=X)
+    out, plain = nd.zeros((2, 4)), np.zeros((2, 4), "float32")
+    assert executor.get_output(0, out) is out
+    executor.get_output(0, plain)
+    np.testing.assert_array_equal(out.numpy(), small.expected(X))
+    np.testing.assert_array_equal(plain, small.expected(X))
+    with pytest.raises(ArgumentError, match=r"output 'y' of model 'small': got shape \(2, 3\)"):
+        executor.get_output(0, nd.zeros((2, 3)))
+
+
+def test_an_output_keeps_its_values_while_it_is_held(executor, small):
+    held = []
+    for scale in range(1, 6):
+        executor.run(x=X * scale)
+        held.append(executor.get_output(0))
+    for scale, output in enumerate(held, 1):
+        np.testing.assert_array_equal(output.numpy(), small.expected(X * scale))
+
+
+def test_output_buffers_are_used_again(fast):
+    seen = set()
+    for _ in range(20):
+        fast.run(x=X)
+        output = fast.get_output(0)
+        seen.add(output.handle)
+    assert len(seen) == 2, "one in the user's hands, one being written"
+    view = np.from_dlpack(output)
+    del output
+    fast.run(x=-X)
+    assert view.ctypes.data != fast.get_output(0).handle, "a consumer of the memory counts as holding it"
+
+
+def test_zero_copy_input(fast, small):
+    memory = nd.array(X)
+    fast.set_input_zero_copy("x", memory)
+    fast.run()
+    np.testing.assert_array_equal(fast.get_output(0).numpy(), small.expected(X))
+    memory[:] = -X
+    fast.run()
+    np.testing.assert_array_equal(fast.get_output(0).numpy(), small.expected(-X))
+    fast.set_input("x", X)
+    assert memory.numpy().tolist() == (-X).tolist(), "set_input does not write to the user's memory"
+    fast.run()
+    np.testing.assert_array_equal(fast.get_output(0).numpy(), small.expected(X))
+
+
+def test_zero_copy_wants_fitting_memory(fast):
+    strided = nd.from_dlpack(np.zeros((3, 2), "float32").T)
+    shifted = nd.empty((7,))._create_view((2, 3), byte_offset=4)
+    for bad in (strided, shifted):
+        with pytest.raises(
+            ArgumentError, match=r"can't be used in place; expected contiguous memory on cpu:0"
+        ):
+            fast.set_input_zero_copy("x", bad)
+    with pytest.raises(ArgumentError, match="got shape"):
+        fast.set_input_zero_copy("x", nd.empty((3, 2)))
+
+
+def test_zero_copy_on_nodes(model, small):
+    where = device(model.graph.device)
+    executor = GraphModule(model["default"](where))
+    executor.run(x=X)
+    executor.set_input_zero_copy(0, nd.array(-X, where))
+    executor.run()
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
+
+
+def test_outputs_that_are_inputs_or_weights_are_copied(small):
+    graph = small.graph(None)
+    graph["outputs"] = [4, 0, 1, 3]
+    executor = create(graph, small.Python(), "cpu", small.weights)
+    y, x, w, h = executor(X)
+    np.testing.assert_array_equal(x.numpy(), X)
+    np.testing.assert_array_equal(w.numpy(), small.weights["w"])
+    np.testing.assert_array_equal(h.numpy() + 1, y.numpy())
+    x[:] = 0
+    w[:] = 0
+    np.testing.assert_array_equal(executor(X)[0].numpy(), small.expected(X))
+
+
+def test_weights_are_shared_by_clones(compiled):
+    first = GraphModule(compiled["default"](device("cpu")))
+    second = first.clone()
+    assert first._params["w"] is second._params["w"]
+    first.run(x=X)
+    second.run(x=-X)
+    assert first.get_output(0).numpy().tolist() != second.get_output(0).numpy().tolist()
+
+
+def test_a_model_runs_on_its_device_only(compiled, toy):
+    with pytest.raises(DeviceError, match=r"compiled for 'cpu' \(target 'test'\) and can't run on toy:1"):
+        compiled["default"](toy[0])
+    with pytest.raises(ArgumentError, match="expected 'default'"):
+        compiled["other"]
+    with pytest.raises(ArgumentError, match="GraphModule takes lib"):
+        GraphModule(compiled)
+
+
+def test_a_wrong_entry_is_refused(small, c_library):
+    for entry, text in (("nothing", "no function 'nothing'"), ("dense_relu", "expected a kernel of two pointers")):
+        model = CompiledModel(small.graph(entry), small.weights, small.CLibrary(c_library))
+        with pytest.raises(ModuleError, match=text):
+            GraphModule(model["default"]("cpu"))
+
+
+def test_the_number_of_threads_is_the_executors(small, c_library):
+    model = CompiledModel(small.graph("run_threads"), small.weights, small.CLibrary(c_library))
+    executor = GraphModule(model["default"]("cpu"), num_threads=1)
+    executor.run(x=X)
+    assert executor.num_threads == 1 and executor.get_output(0).numpy()[0, 0] == 1
+    executor.set_num_threads(None)
+    executor.run()
+    assert executor.get_output(0).numpy()[0, 0] == executor.num_threads
+    assert executor.clone(num_threads=1).num_threads == 1
+
+
+def test_an_exception_of_a_python_function_reaches_the_caller(small, c_library):
+    def shout():
+        raise RuntimeError("loud")
+
+    register_func("test.executor.shout", shout, override=True)
+    try:
+        executor = create(small.graph("run_shout"), small.CLibrary(c_library), "cpu", small.weights)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="loud"):
+                executor.run(x=X)
+    finally:
+        remove_global_func("test.executor.shout")
+
+
+def test_several_python_threads_may_share_an_executor(executor, small):
+    wrong = []
+
+    def work(seed):
+        x = np.random.default_rng(seed).integers(-3, 4, (2, 3)).astype("float32")
+        for _ in range(40):
+            if executor(x)[0].numpy().tolist() != small.expected(x).tolist():
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_forked_child_is_not_locked_out(fast, small):
+    fast.run(x=X)
+    holding, done = threading.Event(), threading.Event()
+
+    def hold():
+        with fast._lock:
+            holding.set()
+            done.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holding.wait()
+    child = os.fork()
+    if child == 0:
+        ok = fast(-X)[0].numpy().tolist() == small.expected(-X).tolist()
+        os._exit(0 if ok else 1)
+    deadline = time.monotonic() + 10
+    status = None
+    while status is None and time.monotonic() < deadline:
+        pid, code = os.waitpid(child, os.WNOHANG)
+        status = code if pid else None
+        time.sleep(0.01)
+    done.set()
+    thread.join()
+    if status is None:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert status == 0
+
+
+def test_an_executor_is_pickled_as_its_model(executor, small):
+    again = pickle.loads(pickle.dumps(executor))
+    np.testing.assert_array_equal(again(X)[0].numpy(), small.expected(X))
+
+
+def test_benchmark(executor):
+    result = executor.benchmark(executor.device, repeat=3, number=2, x=X)
+    assert len(result.results) == 3 and result.min > 0
+    assert executor.benchmark(repeat=1, number=1, end_to_end=True, x=X).mean > 0
+    with pytest.raises(ArgumentError, match="expected 'run' on"):
+        executor.benchmark(device("cuda", 7))
+
+
+def test_profile(executor, small):
+    report = executor.profile(repeat=2, x=X)
+    assert [call.name for call in report] == ["dense_relu_0", "add_one_0"]
+    assert all(call.us > 0 for call in report)
+    assert report.configuration["model"] == "small" and report.configuration["device"] == str(executor.device)
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))
+    executor.run(x=-X)
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(-X))
+    executor.set_input("x", X)
+    executor.profile(repeat=1)
+    np.testing.assert_array_equal(executor.get_output(0).numpy(), small.expected(X))
+
+
+def test_an_executor_frees_all_it_took(small, toy):
+    where, api = toy
+    model = CompiledModel(small.graph(None, "toy"), small.weights, small.Python())
+    gc.collect()
+    before = len(api.spaces)
+    executor = GraphModule(model["default"](where))
+    executor(X)
+    assert len(api.spaces) > before
+    del executor, model
+    gc.collect()
+    assert len(api.spaces) == before

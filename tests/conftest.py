@@ -1,0 +1,22 @@
+"""Options of the test suite."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--random-schedules",
+        type=int,
+        default=200,
+        metavar="N",
+        help="how many random schedules tests/te/test_random_schedules.py tries (default 200)",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "schedule_seeds" in metafunc.fixturenames:
+        count, batch = metafunc.config.getoption("random_schedules"), 20
+        ranges = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
+        metafunc.parametrize("schedule_seeds", ranges, ids=[f"{r.start}-{r.stop - 1}" for r in ranges])
