@@ -17,7 +17,38 @@ from topi.registry import register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_dense_packed"]
+__all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed"]
+
+
+def _tile_output(
+    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
+    column: te.IterVar,
+    rows: int, panel: int, work: float, lanes: int,
+) -> None:  # fmt: skip
+    """Tile `row` x `column` of the output; the accumulator is computed tile by tile.
+
+    With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
+    the panel loop apart, so that its guard can be peeled off.
+    """
+    row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
+    column_outer, column_inner = s[out].split(column, factor=panel)
+    extent = column.dom.extent
+    if isinstance(extent, int) and extent % panel == 0:
+        s[out].reorder(*batch, column_outer, row_outer, row_inner, column_inner)
+        tile = s[out].fuse(*batch, column_outer, row_outer)
+        parallel(s, out, tile, work, lanes)
+    else:
+        s[out].reorder(*batch, row_outer, column_outer, row_inner, column_inner)
+        parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
+        tile = column_outer
+    s[out].unroll(row_inner)
+    s[out].vectorize(column_inner)
+
+    s[accumulator].compute_at(s[out], tile)
+    *_, m, n = s[accumulator].op.axis
+    s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
+    s[accumulator].unroll(m)
+    s[accumulator].vectorize(n)
 
 
 @register_schedule("dense_packed", "cpu")
@@ -29,21 +60,38 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     panel = int(anchor.input_tensors[1].shape[-1])
     steps = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
-
     *row_axes, column = s[out].op.axis
     rows = constant_size([axis.dom.extent for axis in row_axes])
-    row = s[out].fuse(*row_axes)
-    row_outer, row_inner = s[out].split(row, factor=tile_rows(target, rows, panel, steps), tail="shift")
-    column_outer, column_inner = s[out].split(column, factor=panel)
-    s[out].reorder(column_outer, row_outer, row_inner, column_inner)
-    tile = s[out].fuse(column_outer, row_outer)
-    parallel(s, out, tile, 2.0 * rows * constant_size([column.dom.extent]) * steps, vector_lanes(target))
-    s[out].unroll(row_inner)
-    s[out].vectorize(column_inner)
-
-    s[accumulator].compute_at(s[out], tile)
-    m, n = s[accumulator].op.axis
-    s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
-    s[accumulator].unroll(m)
-    s[accumulator].vectorize(n)
+    work = 2.0 * rows * constant_size([column.dom.extent]) * steps
+    height = tile_rows(target, rows, panel, steps)
+    _tile_output(s, out, accumulator, [], s[out].fuse(*row_axes), column, height, panel, work, vector_lanes(target))
     return s
+
+
+@register_schedule("batch_matmul_packed", "cpu")
+def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[b, m, n] = sum_k A[b, m, k] * P[b, n // NR, k, n % NR]; P, tagged "pack_panels", is packed first."""
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    lanes = vector_lanes(target)
+    packs = [t.op for t in anchor.input_tensors if t.op.tag == "pack_panels"]
+    inline_injective(s, outs, keep=[anchor])
+    for pack in packs:
+        _schedule_pack(s, pack.output(0), lanes)
+    panel = int(anchor.input_tensors[1].shape[-1])
+    steps = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    accumulator = local_accumulator(s, anchor, out)
+    *batch, row, column = s[out].op.axis
+    rows = constant_size([row.dom.extent])
+    height = tile_rows(target, rows, panel, steps)
+    work = 2.0 * constant_size(out.shape) * steps
+    _tile_output(s, out, accumulator, list(batch), row, column, height, panel, work, lanes)
+    return s
+
+
+def _schedule_pack(s: te.Schedule, packed: te.Tensor, lanes: int) -> None:
+    """Lines of a panel as vectors, panels in parallel."""
+    *outer, _, column = s[packed].op.axis
+    panels = s[packed].fuse(*outer)
+    parallel(s, packed, panels, constant_size(packed.shape) * 4.0, lanes)
+    s[packed].vectorize(column)
