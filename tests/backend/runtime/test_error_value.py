@@ -16,7 +16,7 @@ from backend.runtime.packed_func import ErrorValue
         ("dtype", 0 | 8 << 8 | 4 << 16, "int8x4"),
         ("dtype", 99, "number 99"),
         ("device", 2, "cuda"),
-        ("device", 77, "number 77"),
+        ("device", 9999, "number 9999"),
         ("kind", ARG_TENSOR, "tensor"),
         ("kind", 55, "number 55"),
     ],

@@ -1,0 +1,101 @@
+"""`build`: scheduled tensors or loop functions to a runtime Module.
+
+    functions of the loop IR
+      -> for each: a raw kernel, and a host function that checks the arguments and calls it   (`packed_api`)
+      -> kinds on "cpu": both go to the code generator "target.build.<kind>"
+         other devices:  kernels go to the device's generator, host functions to that of the host target, and the
+                         host's Module imports the device's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from backend.packed_api import make_host_function, make_kernel
+from backend.runtime.errors import RegistryError
+from backend.runtime.module import Module
+from backend.runtime.registry import get_global_func
+from backend.target import Target, TargetError
+from te.errors import CompileError
+from te.ir import IRModule
+from te.lower import lower
+from te.schedule import Schedule
+from te.tir import PrimFunc
+
+__all__ = ["build", "host_target", "split_host_device"]
+
+
+def build(
+    inputs: Schedule | PrimFunc | IRModule,
+    args: Sequence[Any] | None = None,
+    target: str | dict[str, Any] | Target | None = None,
+    name: str = "main",
+) -> Module:
+    """Native code for a schedule with its `args` (tensors and variables), a loop function, or a module of them.
+
+    `target` defaults to the current one, or "llvm". Every function of the input is reachable by its name in the result;
+    when there is one only, calling the result calls it. A function whose attribute "packed_api" is False has no host
+    function: it checks nothing. Raises CompileError for what can't be compiled. TVM: `tvm.build`.
+    """
+    target = Target(target) if target is not None else Target.current() or Target("llvm")
+    module = _lowered(inputs, args, name)
+    host, device = split_host_device(module, target)
+    library = _generate(host, host_target(target))
+    if device is not None:
+        library.import_module(_generate(device, target))
+    exposed = list(module)
+    library.entry_name = exposed[0] if len(exposed) == 1 else ("main" if "main" in exposed else None)
+    return library
+
+
+def host_target(target: Target) -> Target:
+    """The target of the code that checks arguments and launches: the given host, or this very target on a CPU."""
+    if target.host is not None:
+        return target.host
+    return target if target.device_kind == "cpu" else Target("llvm")
+
+
+def split_host_device(module: IRModule, target: Target) -> tuple[IRModule, IRModule | None]:
+    """The host's part of a module of loop functions and the device's; None for a device whose code the host runs."""
+    local = target.device_kind == "cpu"
+    kernels: dict[str, PrimFunc] = {}
+    hosts: dict[str, PrimFunc] = {}
+    for name in module:
+        function = module[name].with_attr("target", target)
+        kernels[name] = make_kernel(function)
+        if function.attrs.get("packed_api", True):
+            host = make_host_function(function, target.device_kind, remote=not local)
+            hosts[host.name] = host.with_attr("target", host_target(target))
+    if local:
+        return module.with_functions({**kernels, **hosts}), None
+    return module.with_functions(hosts), module.with_functions(kernels)
+
+
+def _lowered(inputs: Schedule | PrimFunc | IRModule, args: Sequence[Any] | None, name: str) -> IRModule:
+    if isinstance(inputs, Schedule):
+        if args is None:
+            raise CompileError("build of a schedule wants its arguments: build(s, [A, B, C], target)")
+        module = lower(inputs, args, name=name)
+    elif args is not None:
+        raise CompileError(f"build of a {type(inputs).__name__} takes no argument list: its functions have parameters")
+    elif isinstance(inputs, PrimFunc):
+        module = IRModule({inputs.name: inputs})
+    else:
+        module = inputs
+    for key in module:
+        if not isinstance(module[key], PrimFunc):
+            raise CompileError(f"build takes functions of the loop IR; {key!r} is a {type(module[key]).__name__}")
+    return module.with_functions({key: module[key].with_attr("global_symbol", key) for key in module})
+
+
+def _generate(module: IRModule, target: Target) -> Module:
+    """What the code generator of the target makes of a module."""
+    try:
+        generate = get_global_func(f"target.build.{target.kind.name}")
+    except RegistryError as error:
+        raise TargetError(
+            f"no code generator for target kind {target.kind.name!r}: {error}; register a function of "
+            f"(IRModule, Target) under 'target.build.{target.kind.name}'"
+        ) from error
+    return generate(module, target)

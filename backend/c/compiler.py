@@ -1,0 +1,61 @@
+"""The system's C compiler, run on generated source."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from backend.target import Target
+from te.errors import CompileError
+
+__all__ = ["compile_shared_library", "compiler_flags", "find_compiler"]
+
+_CANDIDATES = ("cc", "gcc", "clang")
+_FLAG_FEATURES = (
+    "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2", "lzcnt", "movbe",
+    "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512ifma", "avx512vbmi",
+    "avx512vbmi2", "avx512bitalg", "avx512vpopcntdq",
+)  # fmt: skip
+"""x86 features that the compilers take by name and use of their own accord."""
+
+
+def find_compiler(target: Target) -> str:
+    """The path of the compiler that the target names, or of the first one there is. Raises CompileError without one."""
+    wanted = target.get("compiler")
+    names = (wanted,) if wanted is not None else _CANDIDATES
+    for name in names:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise CompileError(
+        f"target kind 'c' needs a C compiler: none of {', '.join(names)} is on the search path; install one "
+        "(for instance the package gcc), name it with -compiler=..., or use target llvm"
+    )
+
+
+def compiler_flags(target: Target) -> list[str]:
+    """Options that make the compiler produce code for the target: its features, nothing of this machine's."""
+    flags = [f"-O{target.get('opt-level')}", "-std=gnu11", "-fPIC", "-shared", "-fwrapv", "-fno-strict-aliasing",
+             "-fno-math-errno", "-fno-trapping-math", "-w"]  # fmt: skip
+    if str(target.get("mtriple")).startswith("x86_64"):
+        flags += ["-march=x86-64", *[f"-m{f}" for f in _FLAG_FEATURES if f in target.features]]
+        if target.vector_bytes == 64:
+            flags.append("-mprefer-vector-width=512")
+    return flags
+
+
+def compile_shared_library(source: str, target: Target) -> bytes:
+    """The bytes of a shared library made of `source`.
+
+    Raises CompileError when there is no compiler, and with the compiler's words when it fails.
+    """
+    compiler = find_compiler(target)
+    with tempfile.TemporaryDirectory(prefix="relayc-") as folder:
+        Path(folder, "module.c").write_text(source)
+        command = [compiler, *compiler_flags(target), "module.c", "-o", "module.so", "-lm"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise CompileError(f"{' '.join(command)} failed with status {done.returncode}:\n{done.stderr.strip()}")
+        return Path(folder, "module.so").read_bytes()

@@ -1,0 +1,109 @@
+"""Modules of target kind "c": a shared library, and the C text it was made of."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from backend.runtime.errors import ModuleError
+from backend.runtime.module import Module
+from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
+
+__all__ = ["CFunction", "CModule", "load_from_bytes"]
+
+_MAGIC = b"RELAYC-C"
+_HEADER = struct.Struct("<8sIII")  # magic; bytes of the table, the source, the library
+
+
+@dataclass(frozen=True, slots=True)
+class CFunction:
+    """One function of a library: its name, its symbol, and either a kernel's parameter kinds or a host function's
+    messages (see `HostFunc`)."""
+
+    name: str
+    symbol: str
+    params: tuple[str, ...]
+    messages: tuple[str, ...] | None
+
+
+class CModule(Module):
+    """A loaded shared library. A kernel that has a host function is reached through it, by the kernel's name."""
+
+    type_key = "c"
+
+    def __init__(self, source: str, library: bytes, functions: Sequence[CFunction], host_suffix: str) -> None:
+        super().__init__()
+        self._source = source
+        self._library = library
+        self._host_suffix = host_suffix
+        self._functions = {function.name: function for function in functions}
+        self._loaded = _load_library(library)
+
+    def function_names(self) -> list[str]:
+        return [name for name in self._functions if not name.endswith(self._host_suffix)]
+
+    def _find(self, name: str) -> PackedFunc | None:
+        entry = self._functions.get(name + self._host_suffix, self._functions.get(name))
+        if entry is None:
+            return None
+        address = ctypes.cast(getattr(self._loaded, entry.symbol), ctypes.c_void_p).value
+        assert address is not None
+        if entry.messages is None:
+            return KernelFunc(name, address, entry.params, self)
+        messages = dict(enumerate(entry.messages, 1))
+        return HostFunc(name, address, messages, self, self.find_function)
+
+    def get_source(self, fmt: str = "") -> str:
+        if fmt not in ("", "c"):
+            raise ModuleError(f"module of type 'c' has its source in format 'c', not {fmt!r}")
+        return self._source
+
+    def save_to_bytes(self) -> bytes:
+        table = {"host_suffix": self._host_suffix, "functions": [asdict(f) for f in self._functions.values()]}
+        parts = [json.dumps(table, sort_keys=True).encode(), self._source.encode(), self._library]
+        return _HEADER.pack(_MAGIC, *[len(part) for part in parts]) + b"".join(parts)
+
+
+def load_from_bytes(data: bytes | memoryview) -> CModule:
+    """The module that `CModule.save_to_bytes` described. Raises ModuleError for bytes that are none."""
+    data = bytes(data)
+    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
+        raise ModuleError("these bytes are no module of type 'c'; build it again")
+    _, *sizes = _HEADER.unpack_from(data)
+    if _HEADER.size + sum(sizes) != len(data):
+        raise ModuleError(f"module of type 'c' has {len(data)} bytes, expected {_HEADER.size + sum(sizes)}: damaged")
+    parts: list[bytes] = []
+    start = _HEADER.size
+    for size in sizes:
+        parts.append(data[start : start + size])
+        start += size
+    try:
+        table: dict[str, Any] = json.loads(parts[0])
+        functions = [_function_of(row) for row in table["functions"]]
+        return CModule(parts[1].decode(), parts[2], functions, table["host_suffix"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModuleError(f"the table of a module of type 'c' is damaged: {error!r}; build it again") from error
+
+
+def _function_of(row: dict[str, Any]) -> CFunction:
+    messages = row["messages"]
+    return CFunction(row["name"], row["symbol"], tuple(row["params"]), None if messages is None else tuple(messages))
+
+
+def _load_library(library: bytes) -> ctypes.CDLL:
+    """A shared library loaded from memory by way of a file, which is removed at once."""
+    number, path = tempfile.mkstemp(prefix="relayc-", suffix=".so")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(library)
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise ModuleError(f"a library of target kind 'c' can't be loaded on this machine: {error}") from error
+    finally:
+        os.unlink(path)
