@@ -14,6 +14,11 @@ from te.tensor import Tensor
 from te.tir.buffer import Buffer, decl_buffer
 from te.tir.expr import Var
 from te.tir.function import PrimFunc
+from te.tir.passes.flatten import Flatten
+from te.tir.passes.remove_no_op import RemoveNoOp
+from te.tir.passes.simplify import Simplify
+from te.tir.passes.unroll import Unroll
+from te.tir.passes.vectorize import Vectorize
 
 __all__ = ["lower", "lowering_passes", "schedule_to_function"]
 
@@ -62,9 +67,9 @@ def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buff
     return bound if bound is not None else decl_buffer(argument.shape, argument.dtype, argument.name)
 
 
-def lowering_passes(simple_mode: bool = False) -> tuple[Pass, ...]:
-    """The passes from scheduled loops to flat loops, in order. In simple mode loops stay as the schedule made them."""
-    return ()
+def lowering_passes() -> tuple[Pass, ...]:
+    """The passes from scheduled loops to flat loops, in order."""
+    return (Flatten(), Simplify(), Vectorize(), Unroll(), Simplify(), RemoveNoOp())
 
 
 def lower(

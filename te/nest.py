@@ -221,11 +221,14 @@ class _StageNest:
     def _loop(self, leaf: IterVar, var: Var, body: Stmt) -> Stmt:
         attrs = self.stage.attrs_of(leaf)
         extent = self.loops.extents[leaf]
+        pragmas = {f"pragma_{name}": value for name, value in attrs.pragmas.items()}
         if attrs.thread is not None or extent.const == 1:
+            for key, value in pragmas.items():
+                body = AttrStmt(key, None, convert(True if value is None else value), body)
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
-        return For(var, ops.const(0), self.math.expr(extent), kind, body, dict(attrs.pragmas))
+        return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
 
     def _check_kind(self, leaf: IterVar, kind: ForKind, extent: Poly) -> None:
         if kind not in (ForKind.VECTORIZED, ForKind.UNROLLED):
