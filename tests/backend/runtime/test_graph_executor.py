@@ -148,9 +148,7 @@ def test_zero_copy_wants_fitting_memory(fast):
     strided = nd.from_dlpack(np.zeros((3, 2), "float32").T)
     shifted = nd.empty((7,))._create_view((2, 3), byte_offset=4)
     for bad in (strided, shifted):
-        with pytest.raises(
-            ArgumentError, match=r"can't be used in place; expected contiguous memory on cpu:0"
-        ):
+        with pytest.raises(ArgumentError, match=r"can't be used in place; expected contiguous memory on cpu:0"):
             fast.set_input_zero_copy("x", bad)
     with pytest.raises(ArgumentError, match="got shape"):
         fast.set_input_zero_copy("x", nd.empty((3, 2)))

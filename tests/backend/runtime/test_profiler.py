@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from backend.runtime.graph import Graph
+from backend.runtime.profiler import NodeTiming, Report
+
+CALLS = [
+    NodeTiming("conv_0", "conv", "nn.conv2d+nn.relu", "/c0 /r0", "float32[1,8]", 30e-6, 60_000, 30_000),
+    NodeTiming("add_0", "add", "add", "/a0", "float32[1,8]", 10e-6, 8, 1_000_000),
+    NodeTiming("conv_1", "conv", "nn.conv2d+nn.relu", "/c1 /r1", "float32[1,8]", 60e-6, 60_000, 0),
+]
+REPORT = Report(CALLS, {"model": "m", "threads": 2})
+
+
+def test_rates():
+    assert round(CALLS[0].gflops, 6) == 2 and round(CALLS[0].gbs, 6) == 1 and round(CALLS[1].us, 6) == 10
+    assert NodeTiming("", "", "", "", "", 0.0, 5, 5).gflops == 0
+    assert round(REPORT.total_us, 6) == 100
+
+
+def test_the_table_shows_the_slowest_first():
+    lines = REPORT.table().splitlines()
+    assert lines[0].split() == ["node", "operators", "output", "us", "%", "GFLOP/s", "GB/s"]
+    assert [line.split()[0] for line in lines[2:]] == ["conv_1", "conv_0", "add_0", "total"]
+    assert lines[2].split()[1:] == ["nn.conv2d+nn.relu", "float32[1,8]", "60.0", "60.0", "1.0", "0.0"]
+    assert lines[-1].split()[:3] == ["total", "100.0", "100.0"]
+    assert len({line.index("us") for line in lines[:1]}) == 1
+    assert [line.split()[0] for line in REPORT.table(sort=False).splitlines()[2:5]] == ["conv_0", "add_0", "conv_1"]
+
+
+def test_the_table_may_be_cut():
+    rows = REPORT.table(top=1).splitlines()[2:]
+    assert rows[1].split() == ["(2", "more)", "40.0", "40.0"]
+    assert len(rows) == 3
+
+
+def test_long_cells_are_cut():
+    long = NodeTiming("n" * 100, "f", "", "", "", 1e-6, 0, 0)
+    assert "n" * 45 + "..." in Report([long], {}).table()
+
+
+def test_sums_by_a_key():
+    groups = REPORT.by(lambda call: call.func)
+    assert [(call.name, call.count) for call in groups] == [("conv", 2), ("add", 1)]
+    assert round(groups.calls[0].us, 6) == 90 and groups.calls[0].flops == 120_000
+    assert "2 x conv" in groups.table()
+
+
+def test_csv_and_json_hold_every_node():
+    rows = list(csv.DictReader(io.StringIO(REPORT.csv())))
+    assert [row["name"] for row in rows] == ["conv_0", "add_0", "conv_1"]
+    assert [round(float(row["percent"])) for row in rows] == [30, 10, 60]
+    found = json.loads(REPORT.json())
+    assert found["configuration"] == {"model": "m", "threads": 2}
+    assert [call["name"] for call in found["calls"]] == [row["name"] for row in rows]
+    assert str(REPORT).startswith("model m, threads 2\n")
+
+
+def test_an_empty_report():
+    empty = Report([], {})
+    assert len(empty) == 0 and "total" in empty.table() and empty.csv() == "name\n"
+
+
+def test_a_node_of_a_graph(small):
+    graph = Graph.from_json(small.graph())
+    timing = NodeTiming.of(graph, graph.nodes[0], 1e-6)
+    assert (timing.name, timing.func, timing.ops) == ("dense_relu_0", "dense_relu", "nn.dense+add+nn.relu")
+    assert timing.shapes == "float32[2,4]" and timing.sources == "/fc/MatMul /fc/Add /Relu"
