@@ -289,7 +289,7 @@ def _places(value, path=()):
 )
 @given(data=st.data())
 def test_a_manifest_with_any_other_value_is_refused_or_means_something(saved, small, data):
-    """With its hash made right again, a field of another type or out of bounds is refused; no other exception leaves."""
+    """With its hash made right again, a field of another type or out of bounds is refused; nothing else is raised."""
     path = data.draw(st.sampled_from(list(_places(_manifest(saved)))[1:]))
     value = data.draw(JSON)
 
