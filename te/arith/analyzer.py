@@ -129,6 +129,8 @@ class Analyzer(Canonical):
             atom.lo = max(atom.lo, -(fact.const // c))
         else:
             atom.hi = min(atom.hi, fact.const // -c)
+        if atom.lo == atom.hi and isinstance(atom.expr, Var):
+            self._forms[atom.expr] = Linear({}, int(atom.lo))
 
     def _facts_of(self, condition: PrimExpr) -> list[Linear]:
         """Forms that are >= 0 when the condition holds."""
@@ -281,6 +283,22 @@ class Analyzer(Canonical):
         high = self.extremum("min", highs) if highs else None
         return Interval(None if low is None else self.render(low, var.dtype),
                         None if high is None else self.render(high, var.dtype))  # fmt: skip
+
+    def worst_case(self, condition: PrimExpr, domains: Mapping[Var, Range | Interval]) -> PrimExpr | None:
+        """A condition free of the variables of `domains` that implies `condition` wherever they are in their ranges.
+
+        None when there is none to be found.
+        """
+        ends = self._ends(domains)
+        result = ops.convert(True)
+        for fact in self._conjuncts(condition):
+            worst = None if fact is None else interval_of(self, fact, ends)[0]
+            if worst is None or not worst.vars.isdisjoint(domains):
+                return None
+            zero = ops.make_const(self.dtype_of(worst), 0)
+            holds = ops.greater(self.render(worst.shifted(1), zero.dtype), zero)
+            result = ops.logical_and(result, self.simplify(holds))
+        return result
 
     def _conjuncts(self, condition: PrimExpr) -> list[Linear | None]:
         if isinstance(condition, Call) and condition.op == "likely":

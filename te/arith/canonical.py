@@ -276,6 +276,9 @@ class Canonical(Forms):
                 const = -(-const // g)
         left = Linear({a: c // g for a, c in d.terms.items() if c > 0}, const if const > 0 else 0)
         right = Linear({a: -c // g for a, c in d.terms.items() if c < 0}, -const if const < 0 else 0)
+        swap = not left.terms if sign is LT or sign is LE else (sign is GT or sign is GE) and bool(right.terms)
+        if swap:  # constants stand on the right, otherwise `<` is preferred
+            left, right, sign = right, left, _SWAPPED[sign]
         return sign(self.render(left, dtype), self.render(right, dtype))
 
     def _folded(self, expr: Compare) -> PrimExpr:
@@ -393,4 +396,5 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], PrimExpr]] = {
 _COMPARISONS: dict[type, Callable[[Any, Any], PrimExpr]] = {
     EQ: ops.equal, NE: ops.not_equal, LT: ops.less, LE: ops.less_equal, GT: ops.greater, GE: ops.greater_equal,
 }  # fmt: skip
+_SWAPPED: dict[type, type[Compare]] = {LT: GT, GT: LT, LE: GE, GE: LE}
 _NEGATED: dict[type, type[Compare]] = {EQ: NE, NE: EQ, LT: GE, GE: LT, GT: LE, LE: GT}

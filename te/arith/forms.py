@@ -283,6 +283,7 @@ class Forms:
                 x, d = atom.args
                 if isinstance(d, int) and c % d == 0 and not x.vars.isdisjoint(form.without(atom).vars):
                     yield form.without(atom).plus(x, c // d).plus(self.floormod(x, d), -(c // d))
+                yield from self._rounded_difference(form, atom, c)
             for factor in set(_factors(atom)):
                 bound = factor.lower if c > 0 else factor.upper
                 others = list(_factors(atom))
@@ -290,6 +291,15 @@ class Forms:
                 if bound is not None and all(o.lo >= 0 for o in others):
                     scale = Linear({self._product(others): 1}, 0) if others else Linear({}, 1)
                     yield self.add(form.without(atom), self.multiply(bound, scale), c)
+
+    def _rounded_difference(self, form: Linear, atom: Atom, k: int) -> Iterable[Linear]:
+        """x - y >= l  ==>  x // d - y // d >= l // d"""
+        x, d = atom.args
+        for other, c in form.terms.items():
+            if c == -k and k > 0 and other.kind == "//" and other.args[1] == d and isinstance(d, int):
+                low = x.plus(other.args[0], -1).bounds()[0]
+                if low != -inf:
+                    yield form.without(atom).without(other).shifted(k * int(low // d))
 
 
 def _uid(atom: Atom) -> int:

@@ -19,8 +19,12 @@ from te.tir.expr import (
     Call,
     Cast,
     Compare,
+    Div,
+    FloorDiv,
+    FloorMod,
     Let,
     Logical,
+    Mod,
     Not,
     Or,
     PrimExpr,
@@ -50,6 +54,7 @@ __all__ = ["Vectorize", "vectorize"]
 _LANEWISE_CALLS = frozenset(
     n for n, row in INTRINSICS.items() if row.pure and row.reference is not None and not n.startswith("vector_")
 )
+_DIVISIONS = (Div, Mod, FloorDiv, FloorMod)
 
 
 class _NotVectorizable(Exception):
@@ -70,6 +75,7 @@ class _LaneRewriter(Mutator):
         self.mask: PrimExpr | None = None
         self.vector_vars: dict[Var, Var] = {}
         self.expanded: dict[Buffer, Buffer] = {}
+        self.private: set[Buffer] = set()  # memory with room for every lane: accesses need no mask
 
     # ---- expressions
 
@@ -102,6 +108,8 @@ class _LaneRewriter(Mutator):
         a, b = self.visit(node.a), self.visit(node.b)
         if a is node.a and b is node.b:
             return node
+        if self.mask is not None and isinstance(node, _DIVISIONS) and b.dtype.lanes > 1 and b.dtype.is_integral:
+            b = Select(self.mask, b, ops.make_const(b.dtype, 1))  # lanes that are off must not divide by 0
         if a.dtype.is_integral and (a.dtype.lanes == 1) != (b.dtype.lanes == 1):
             ramp = _ramp_arithmetic(node.__class__, a, b)
             if ramp is not None:
@@ -160,9 +168,11 @@ class _LaneRewriter(Mutator):
             indices = (*indices[:-1], self.widen(indices[-1]))
         if node.dtype.lanes > 1:
             raise _NotVectorizable
-        return BufferLoad(buffer, indices, self._masked(predicate), span=node.span)
+        return BufferLoad(buffer, indices, self._masked(buffer, predicate), span=node.span)
 
-    def _masked(self, predicate: PrimExpr | None) -> PrimExpr | None:
+    def _masked(self, buffer: Buffer, predicate: PrimExpr | None) -> PrimExpr | None:
+        if buffer in self.private:
+            return predicate
         if predicate is None or self.mask is None:
             return self.mask if predicate is None else self.widen(predicate)
         return And(self.mask, self.widen(predicate))
@@ -230,7 +240,7 @@ class _LaneRewriter(Mutator):
         if not moves or node.predicate is not None:
             raise _NotVectorizable  # all lanes would store to one element
         value = self.widen(self.visit(node.value))
-        return BufferStore(buffer, value, indices, self.mask, span=node.span)
+        return BufferStore(buffer, value, indices, self._masked(buffer, None), span=node.span)
 
     def visit_For(self, node: For) -> Stmt:
         start, extent = self.visit(node.min), self.visit(node.extent)
@@ -243,6 +253,10 @@ class _LaneRewriter(Mutator):
         if condition.dtype.lanes == 1:
             else_case = None if node.else_case is None else self.visit(node.else_case)
             return IfThenElse(condition, self.visit(node.then_case), else_case, span=node.span)
+        scalars, vectors = self._split_conjuncts(node.condition)
+        if scalars and node.else_case is None:
+            inner = IfThenElse(ops.all(*vectors), node.then_case)
+            return IfThenElse(ops.all(*scalars), self.visit(inner), span=node.span)
         condition = _without_likely(condition)
         outer = self.mask
         self.mask = condition if outer is None else And(outer, condition)
@@ -252,6 +266,13 @@ class _LaneRewriter(Mutator):
             stmts.append(self.visit(node.else_case))
         self.mask = outer
         return ops.seq(stmts)
+
+    def _split_conjuncts(self, condition: PrimExpr) -> tuple[list[PrimExpr], list[PrimExpr]]:
+        """The conjuncts that are the same in every lane, and the others, as they were."""
+        if isinstance(condition, And):
+            parts = [self._split_conjuncts(c) for c in (condition.a, condition.b)]
+            return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
+        return ([condition], []) if self.visit(condition).dtype.lanes == 1 else ([], [condition])
 
     def visit_SeqStmt(self, node: SeqStmt) -> Stmt:
         return ops.seq([self.visit(s) for s in node.stmts])
@@ -267,6 +288,7 @@ class _LaneRewriter(Mutator):
             raise _NotVectorizable
         size = ops.as_dim(ops.mul(node.buffer.shape[0], self.lanes))
         wide = self.expanded[node.buffer] = node.buffer.with_(shape=(size,))
+        self.private.add(wide)
         return Allocate(wide, self.visit(node.body), span=node.span)
 
     def visit_While(self, node: While) -> Stmt:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from te.tir import For
 from te.tir.passes.flatten import flatten
+from te.tir.passes.loop_partition import loop_partition
 from te.tir.passes.remove_no_op import remove_no_op
 from te.tir.passes.simplify import simplify
 from te.tir.passes.unroll import unroll
 from te.tir.passes.vectorize import vectorize
 from tests.te.tir.random_loops import random_program
 
-PIPELINE = [flatten, simplify, remove_no_op, vectorize, simplify, unroll, simplify]
+PIPELINE = [flatten, simplify, remove_no_op, loop_partition, vectorize, simplify, unroll, simplify]
+
+
+def hinted(stmt):
+    """Every loop with a partition hint."""
+    if isinstance(stmt, For):
+        return stmt.replace(body=hinted(stmt.body), annotations={"loop_partition_hint": 1})
+    return stmt
 
 
 @pytest.mark.parametrize("seed", range(120))
 def test_lowering_keeps_the_meaning(seed):
     program = random_program(seed)
+    if seed % 2:  # padding is partitioned too
+        program.func = program.func.with_body(hinted(program.func.body))
     expected = program.run()
     func = program.func
     for step in PIPELINE:

@@ -1,0 +1,281 @@
+"""Loops with guards are cut where the guards hold: the hot part runs without them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from te.arith import Analyzer
+from te.ir.visitor import Mutator, Visitor, post_order
+from te.tir import ops
+from te.tir.expr import And, Call, Compare, IntImm, IterVar, Not, PrimExpr, Range, Select, Var
+from te.tir.function import PrimFunc
+from te.tir.passes.base import FunctionPass
+from te.tir.passes.simplify import simplify_stmt
+from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, SeqStmt, Stmt, While
+from te.tir.substitute import fresh_copy
+
+__all__ = ["LoopPartition", "loop_partition"]
+
+_HINT = "loop_partition_hint"
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """One conjunct of a condition, and the loops between the partitioned loop and the condition."""
+
+    condition: PrimExpr
+    inner: Mapping[Var, Range]
+
+
+class _GuardCollector(Visitor[None]):
+    """The guards in the body of a loop that its variable decides: those marked `likely`, with a hint all of them."""
+
+    def __init__(self, hinted: bool) -> None:
+        self.hinted = hinted
+        self.inner: dict[Var, Range] = {}
+        self.guards: list[_Guard] = []
+
+    def visit_For(self, node: For) -> None:
+        self.inner[node.loop_var] = Range(node.min, node.extent)
+        self.visit(node.body)
+        del self.inner[node.loop_var]
+
+    def visit_IfThenElse(self, node: IfThenElse) -> None:
+        self._condition(node.condition)
+        self.visit(node.then_case)
+        if node.else_case is not None:
+            self.visit(node.else_case)
+
+    def visit_SeqStmt(self, node: SeqStmt) -> None:
+        for stmt in node.stmts:
+            self.visit(stmt)
+
+    def visit_AttrStmt(self, node: AttrStmt) -> None:
+        if isinstance(node.subject, IterVar) and node.key in ("thread_extent", "virtual_thread"):
+            self.inner[node.subject.var] = Range(0, node.value)
+            self.visit(node.body)
+            del self.inner[node.subject.var]
+        else:
+            self.visit(node.body)
+
+    def visit_Allocate(self, node: Allocate) -> None:
+        self.visit(node.body)
+
+    def visit_LetStmt(self, node: LetStmt) -> None:
+        self.visit(node.body)
+
+    def visit_While(self, node: While) -> None:
+        self.visit(node.body)
+
+    def visit_BufferStore(self, node: BufferStore) -> None:
+        for n in post_order((node.value, *node.indices)):
+            if isinstance(n, Call) and n.op == "if_then_else":
+                self._condition(n.args[0])
+            elif isinstance(n, Select):
+                self._condition(n.condition)
+
+    def visit_default(self, node: object) -> None:
+        """Other statements hold no guards."""
+
+    def _condition(self, condition: PrimExpr) -> None:
+        if isinstance(condition, And):
+            self._condition(condition.a)
+            self._condition(condition.b)
+        elif (isinstance(condition, Call) and condition.op == "likely") or (
+            self.hinted and isinstance(condition, Compare)
+        ):
+            self.guards.append(_Guard(condition, dict(self.inner)))
+
+
+class _Assume(Mutator):
+    """Replaces the given condition nodes by their known truth."""
+
+    def __init__(self, conditions: set[int], truth: bool) -> None:
+        self.conditions = conditions
+        self.truth = ops.convert(truth)
+
+    def visit(self, node: Any) -> Any:
+        return self.truth if id(node) in self.conditions else super().visit(node)
+
+
+class _Partitioner(Mutator):
+    """Outer loops first, so that the inner loops of each part are cut under what is known there."""
+
+    def __init__(self, options: LoopPartition) -> None:
+        self.options = options
+        self.analyzer = Analyzer()
+        self.copies = 1
+        self.cut_vars: set[Var] = set()
+        self.lane_vars: set[Var] = set()
+
+    def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
+        return node
+
+    def visit_AttrStmt(self, node: AttrStmt) -> Stmt:
+        if node.key != "thread_extent" or not isinstance(node.subject, IterVar):
+            return node.rebuild(self.visit)
+        axis = node.subject
+        self.analyzer.bind(axis.var, Range(0, node.value))
+        if axis.thread_tag.startswith("blockIdx"):
+            # the threads of a block take the same side, so barriers inside stay legal
+            body = self._versioned(axis.var, node.body, hinted=False)
+            return node if body is node.body else AttrStmt(node.key, axis, node.value, body, span=node.span)
+        return node.rebuild(self.visit)
+
+    def visit_For(self, node: For) -> Stmt:
+        self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
+        hinted = bool(node.annotations.get(_HINT))
+        if node.kind is ForKind.PARALLEL:
+            body = self._versioned(node.loop_var, node.body, hinted)
+            return node if body is node.body else node.replace(body=body)
+        if node.kind is ForKind.VECTORIZED:
+            self.lane_vars.add(node.loop_var)
+        if node.kind is ForKind.VECTORIZED and ops.as_int(node.extent) is None:
+            return node.rebuild(self.visit)
+        parts = self._parts(node, hinted)
+        if parts is None or (node.kind is ForKind.VECTORIZED and len(parts) > 1):  # a mask is better than two loops
+            return node.rebuild(self.visit)
+        self.copies += len(parts) - 1
+        return ops.seq([self._inside(part) for part in parts])
+
+    def _inside(self, part: Stmt) -> Stmt:
+        """A part of a loop with its inner loops cut; the part itself is not cut again."""
+        if not isinstance(part, For) or part.loop_var not in self.cut_vars:
+            return self.visit(part)
+        self.analyzer.bind(part.loop_var, Range(part.min, part.extent))
+        return part.rebuild(self.visit)
+
+    def _guards(self, var: Var, body: Stmt, hinted: bool) -> list[_Guard]:
+        if self.copies >= self.options.max_copies:
+            return []
+        collector = _GuardCollector(hinted)
+        collector.visit(body)
+        return [g for g in collector.guards if _mentions(g.condition, (var,))]
+
+    def _parts(self, loop: For, hinted: bool) -> list[Stmt] | None:
+        """The loop before, where, and after all the guards that can be solved for its variable hold."""
+        solved: set[int] = set()
+        lows: list[PrimExpr] = []
+        highs: list[PrimExpr] = []
+        exact = True  # does a guard fail everywhere outside its bounds?
+        for guard in self._guards(loop.loop_var, loop.body, hinted):
+            bound = self.analyzer.deduce_bound(guard.condition, loop.loop_var, guard.inner)
+            if bound is None:
+                continue
+            low = None if bound.min is None else bound.min
+            high = None if bound.max is None else ops.add(bound.max, 1)
+            if not self._leaves_something(loop, low, high) or self._mentions_lanes(low, high):
+                continue
+            exact = exact and not _mentions(guard.condition, guard.inner)
+            solved.add(id(guard.condition))
+            lows += [] if low is None else [low]
+            highs += [] if high is None else [high]
+        if not lows and not highs:
+            return None
+        exact = exact and not lows and all(self.analyzer.can_prove_equal(highs[0], h) for h in highs[1:])
+        return self._cut(loop, solved, lows, highs, exact)
+
+    def _mentions_lanes(self, *bounds: PrimExpr | None) -> bool:
+        """Does a bound depend on the lane of a vectorized loop around? Such a loop could not become vectors."""
+        return any(b is not None and _mentions(b, self.lane_vars) for b in bounds)
+
+    def _leaves_something(self, loop: For, low: PrimExpr | None, high: PrimExpr | None) -> bool:
+        """May the part where a guard always holds have an iteration?"""
+        end = ops.add(loop.min, loop.extent)
+        empty = [ops.less_equal(end, low)] if low is not None else []
+        empty += [ops.less_equal(high, loop.min)] if high is not None else []
+        empty += [ops.less_equal(high, low)] if low is not None and high is not None else []
+        return not any(self.analyzer.can_prove(e) for e in empty)
+
+    def _cut(
+        self, loop: For, solved: set[int], lows: list[PrimExpr], highs: list[PrimExpr], exact: bool
+    ) -> list[Stmt] | None:
+        simplify = self.analyzer.simplify
+        start, end = simplify(loop.min), simplify(ops.add(loop.min, loop.extent))
+        first = start
+        for low in lows:
+            first = simplify(ops.maximum(first, low))
+        first = simplify(ops.minimum(first, end))
+        last = end
+        for high in highs:
+            last = simplify(ops.minimum(last, high))
+        last = simplify(ops.maximum(last, first))
+        if self.analyzer.can_prove_equal(first, last):
+            return None
+        hot = _Assume(solved, True).visit(loop.body)
+        cold = _Assume(solved, False).visit(loop.body) if exact else loop.body
+        parts = [self._part(loop, start, first, cold), self._part(loop, first, last, hot),
+                 self._part(loop, last, end, cold)]  # fmt: skip
+        return [p for p in parts if not ops.is_no_op(p)]
+
+    def _part(self, loop: For, start: PrimExpr, end: PrimExpr, body: Stmt) -> Stmt:
+        """The iterations [start, end) of a loop with variables of their own, simplified under that range."""
+        extent = self.analyzer.simplify(ops.sub(end, start))
+        if isinstance(extent, IntImm) and extent.value <= 0:
+            return ops.no_op()
+        var = Var(loop.loop_var.name, loop.loop_var.dtype)
+        self.cut_vars.add(var)
+        if loop.kind is ForKind.VECTORIZED:
+            self.lane_vars.add(var)
+        own = fresh_copy(body, {loop.loop_var: var})
+        return simplify_stmt(For(var, start, extent, loop.kind, own, loop.annotations, span=loop.span), self.analyzer)
+
+    def _versioned(self, var: Var, body: Stmt, hinted: bool) -> Stmt:
+        """`if (the guards hold whatever the inner loops do): body without guards; else: body`
+
+        For loops that must stay one loop: parallel ones and hardware axes.
+        """
+        solved: set[int] = set()
+        tests: list[PrimExpr] = []
+        for guard in self._guards(var, body, hinted):
+            holds = self.analyzer.worst_case(guard.condition, guard.inner)
+            if holds is None or (isinstance(holds, IntImm) and not holds.value):
+                continue
+            solved.add(id(guard.condition))
+            if not isinstance(holds, IntImm) and not any(_same_test(holds, t) for t in tests):
+                tests.append(holds)
+        if not solved:
+            return self.visit(body)
+        hot = _Assume(solved, True).visit(body)
+        if not tests:
+            return self.visit(hot)
+        self.copies += 1
+        condition = ops.all(*tests)
+        with self.analyzer.constraint(condition):
+            then_case = self.visit(simplify_stmt(fresh_copy(hot), self.analyzer))
+        with self.analyzer.constraint(Not(condition)):
+            else_case = self.visit(simplify_stmt(body, self.analyzer))
+        return IfThenElse(condition, then_case, else_case)
+
+
+def _mentions(expr: PrimExpr, variables: Collection[Var]) -> bool:
+    return bool(variables) and any(isinstance(n, Var) and n in variables for n in post_order(expr))
+
+
+def _same_test(a: PrimExpr, b: PrimExpr) -> bool:
+    return a is b or str(a) == str(b)
+
+
+def loop_partition(func: PrimFunc, max_copies: int = 16) -> PrimFunc:
+    """The function with guarded loops cut into parts: see `LoopPartition`."""
+    return LoopPartition(max_copies).function(func)
+
+
+@dataclass(frozen=True)
+class LoopPartition(FunctionPass):
+    """Peels the iterations in which a guard may fail off the loops that decide it.
+
+    Guards are the conditions marked `likely`; under a loop annotated "loop_partition_hint" also the comparisons in
+    `if_then_else`, `Select` and branches (the masks of padding). A serial, unrolled or constant vectorized loop is cut
+    in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
+    loops and block axes stay one loop with a fast and a general body. Extents may be symbolic. At most `max_copies`
+    copies of code are made. (TVM: `LoopPartition`.)
+    """
+
+    max_copies: int = 16
+
+    def function(self, func: PrimFunc) -> PrimFunc:
+        body = _Partitioner(self).visit(func.body)
+        return func if body is func.body else func.with_body(simplify_stmt(body))
