@@ -1,0 +1,159 @@
+"""Elementwise functions of several tensors, with numpy's broadcasting (TVM: `topi.broadcast`).
+
+Operands have one dtype. Integer division by zero gives 0, as does the remainder: a kernel never traps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.errors import CompileError
+from te.tir import Dim, PrimExpr, as_int, is_const, ops
+from topi.tag import BROADCAST, ELEMWISE
+from topi.utils import broadcast_index, full_precision, same_dim
+
+__all__ = [
+    "add", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_shape", "broadcast_to", "divide", "equal",
+    "floor_divide", "floor_mod", "greater", "greater_equal", "left_shift", "less", "less_equal", "logical_and",
+    "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "not_equal", "power", "right_shift",
+    "subtract", "where",
+]  # fmt: skip
+
+
+def broadcast_shape(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The shape that all `shapes` broadcast to, by numpy's rule. Raises CompileError when they do not fit."""
+    rank = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, start=rank - len(shape)):
+            if as_int(result[axis]) == 1:
+                result[axis] = dim
+            elif as_int(dim) != 1 and not _may_be_equal(result[axis], dim):
+                raise CompileError(f"shapes {shapes} do not broadcast: {result[axis]} against {dim} on axis {axis}")
+    return tuple(result)
+
+
+def _may_be_equal(a: Dim, b: Dim) -> bool:
+    return same_dim(a, b) or as_int(a) is None or as_int(b) is None
+
+
+def _apply(f: Callable[..., PrimExpr], inputs: Sequence[Tensor], name: str) -> Tensor:
+    shape = broadcast_shape(*[x.shape for x in inputs])
+    same = all(
+        len(x.shape) == len(shape) and all(same_dim(a, b) for a, b in zip(x.shape, shape, strict=True)) for x in inputs
+    )
+
+    def body(*i: Any) -> PrimExpr:
+        return f(*[x(*broadcast_index(i, x.shape)) for x in inputs])
+
+    return te.compute(shape, body, name=name, tag=ELEMWISE if same else BROADCAST)
+
+
+def _binary(name: str, f: Callable[[Any, Any], PrimExpr], doc: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def apply(a: Tensor, b: Tensor) -> Tensor:
+        return _apply(f, (a, b), name)
+
+    apply.__name__ = apply.__qualname__ = name
+    apply.__doc__ = doc
+    return apply
+
+
+def _guarded(
+    divide: Callable[[Any, Any], PrimExpr], by_minus_one: Callable[[PrimExpr], PrimExpr]
+) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
+    """Integer `divide` made total: 0 for a divisor of 0, `by_minus_one(a)` for -1 (whose quotient may overflow)."""
+
+    def apply(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        if a.dtype.is_float or (is_const(b) and not ops.is_zero(b)):
+            return divide(a, b)
+        zero, one = te.const(0, b.dtype), te.const(1, b.dtype)
+        if b.dtype.is_uint:
+            return te.select(b == zero, zero, divide(a, te.select(b == zero, one, b)))
+        minus_one = te.const(-1, b.dtype)
+        safe = te.select(te.any(b == zero, b == minus_one), one, b)
+        return te.select(b == zero, zero, te.select(b == minus_one, by_minus_one(a), divide(a, safe)))
+
+    return apply
+
+
+def _zero_like(a: PrimExpr) -> PrimExpr:
+    return te.const(0, a.dtype)
+
+
+def _integer_power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """a ** b by repeated squaring; exact modulo 2**bits for exponents below 64, parity and zeros kept above."""
+    zero, one = te.const(0, b.dtype), te.const(1, b.dtype)
+    most = te.const(63, b.dtype)
+    exponent = te.select(b > most, te.const(62, b.dtype) + ops.bitwise_and(b, one), b)
+    result, square = te.const(1, a.dtype), a
+    for bit in range(6):
+        used = ops.bitwise_and(exponent, te.const(1 << bit, b.dtype)) != zero
+        result = te.select(used, result * square, result)
+        square = square * square
+    return result
+
+
+def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return full_precision(te.power, a, b) if a.dtype.is_float else _integer_power(a, b)
+
+
+def _fmod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return full_precision(te.fmod, a, b)
+
+
+def _floor_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return full_precision(ops.floordiv, a, b)
+
+
+def _floor_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    if not a.dtype.is_float:
+        return ops.floormod(a, b)
+    return full_precision(_float_floor_mod, a, b)
+
+
+def _float_floor_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """The exact C remainder, moved to the sign of the divisor."""
+    rest = te.fmod(a, b)
+    zero = te.const(0, a.dtype)
+    return te.select(te.all(rest != zero, (rest < zero) != (b < zero)), rest + b, rest)
+
+
+add = _binary("add", ops.add, "a + b")
+subtract = _binary("subtract", ops.sub, "a - b")
+multiply = _binary("multiply", ops.mul, "a * b")
+divide = _binary("divide", _guarded(ops.div, ops.neg), "a / b; integers truncate towards zero.")
+floor_divide = _binary("floor_divide", _guarded(_floor_divide, ops.neg), "a / b rounded down.")
+mod = _binary("mod", _guarded(_fmod, _zero_like), "C remainder: the sign of a.")
+floor_mod = _binary("floor_mod", _guarded(_floor_mod, _zero_like), "Python remainder: the sign of b.")
+power = _binary("power", _power, "a to the power b; integer exponents must not be negative.")
+maximum = _binary("maximum", te.maximum, "The larger value; NaN if either is NaN.")
+minimum = _binary("minimum", te.minimum, "The smaller value; NaN if either is NaN.")
+left_shift = _binary("left_shift", ops.left_shift, "a << b of integers.")
+right_shift = _binary("right_shift", ops.right_shift, "a >> b of integers; arithmetic on signed ones.")
+bitwise_and = _binary("bitwise_and", ops.bitwise_and, "a & b of integers.")
+bitwise_or = _binary("bitwise_or", ops.bitwise_or, "a | b of integers.")
+bitwise_xor = _binary("bitwise_xor", ops.bitwise_xor, "a ^ b of integers.")
+logical_and = _binary("logical_and", ops.logical_and, "a and b, of bool.")
+logical_or = _binary("logical_or", ops.logical_or, "a or b, of bool.")
+logical_xor = _binary("logical_xor", ops.not_equal, "exactly one of a and b, of bool.")
+equal = _binary("equal", ops.equal, "a == b, bool.")
+not_equal = _binary("not_equal", ops.not_equal, "a != b, bool.")
+less = _binary("less", ops.less, "a < b, bool.")
+less_equal = _binary("less_equal", ops.less_equal, "a <= b, bool.")
+greater = _binary("greater", ops.greater, "a > b, bool.")
+greater_equal = _binary("greater_equal", ops.greater_equal, "a >= b, bool.")
+
+
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x where the bool `condition` holds, else y; all three broadcast."""
+    return _apply(te.select, (condition, x, y), "where")
+
+
+def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """x repeated along its dimensions of size 1, and along new leading ones, to `shape`."""
+    return te.compute(
+        tuple(shape), lambda *i: x(*broadcast_index(i, x.shape)), name="broadcast_to", tag=BROADCAST
+    )

@@ -1,0 +1,173 @@
+"""Reductions over axes (TVM: `topi.reduction`).
+
+`axis`: an int, a tuple of them, or None for all; negative ones count from the back. Sums of narrow floats are kept in
+float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Dim, IterVar, PrimExpr
+from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
+from topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
+
+__all__ = ["all", "any", "argmax", "argmin", "max", "mean", "min", "prod", "reduced_shape", "sum"]
+
+Axis = int | Sequence[int] | None
+
+
+def reduced_shape(shape: Sequence[Dim], axes: Sequence[int], keepdims: bool) -> tuple[Dim, ...]:
+    """`shape` without `axes`, or with 1 in their place."""
+    if keepdims:
+        return tuple([1 if a in axes else d for a, d in enumerate(shape)])
+    return tuple([d for a, d in enumerate(shape) if a not in axes])
+
+
+def _axes_of(x: Tensor, axes: Sequence[int]) -> list[IterVar]:
+    return [te.reduce_axis((0, x.shape[a]), name=f"k{a}") for a in axes]
+
+
+def _source_index(i: Sequence[Any], ks: Sequence[IterVar], axes: Sequence[int], ndim: int, keepdims: bool) -> list[Any]:
+    """The index into the input: `ks` on `axes`, the output's index elsewhere."""
+    kept = iter([v for a, v in enumerate(i) if a not in axes] if keepdims else i)
+    reduced = iter(ks)
+    return [next(reduced) if a in axes else next(kept) for a in range(ndim)]
+
+
+def _reduce(
+    reducer: Callable[..., Any],
+    x: Tensor,
+    axis: Axis,
+    keepdims: bool,
+    name: str,
+    before: Callable[[PrimExpr], PrimExpr] = lambda v: v,
+) -> Tensor:
+    axes = normalize_axes(axis, x.ndim)
+    ks = _axes_of(x, axes)
+
+    def body(*i: Any) -> PrimExpr:
+        value = before(x(*_source_index(i, ks, axes, x.ndim, keepdims)))
+        return reducer(value, axis=ks) if ks else value
+
+    return te.compute(reduced_shape(x.shape, axes, keepdims), body, name=name, tag=COMM_REDUCE if ks else ELEMWISE)
+
+
+def _widened(reducer: Callable[..., Any], x: Tensor, axis: Axis, keepdims: bool, name: str) -> Tensor:
+    wide = accumulator_type(x.dtype)
+    if wide == x.dtype:
+        return _reduce(reducer, x, axis, keepdims, name)
+    total = _reduce(reducer, x, axis, keepdims, name, lambda v: te.cast(wide, v))
+    return te.compute(total.shape, lambda *i: te.cast(x.dtype, total(*i)), name=f"{name}_rounded", tag=ELEMWISE)
+
+
+def sum(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The sum; integers wrap."""
+    return _widened(te.sum, x, axis, keepdims, "sum")
+
+
+def prod(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The product; integers wrap."""
+    return _widened(te.prod, x, axis, keepdims, "prod")
+
+
+def max(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The largest value; NaN if any is NaN."""
+    return _reduce(te.max, x, axis, keepdims, "max")
+
+
+def min(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The smallest value; NaN if any is NaN."""
+    return _reduce(te.min, x, axis, keepdims, "min")
+
+
+_all = te.comm_reducer(lambda a, b: te.all(a, b), lambda _: te.const(True), name="all")
+_any = te.comm_reducer(lambda a, b: te.any(a, b), lambda _: te.const(False), name="any")
+
+
+def all(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Does every bool value hold?"""
+    return _reduce(_all, x, axis, keepdims, "all")
+
+
+def any(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Does some bool value hold?"""
+    return _reduce(_any, x, axis, keepdims, "any")
+
+
+def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The sum divided by the number of values; integers truncate towards zero."""
+    axes = normalize_axes(axis, x.ndim)
+    wide = accumulator_type(x.dtype)
+    count = num_elements([x.shape[a] for a in axes])
+    total = _reduce(te.sum, x, axes, keepdims, "mean_sum", lambda v: te.cast(wide, v))
+    return te.compute(
+        total.shape, lambda *i: te.cast(x.dtype, total(*i) / te.cast(wide, count)), name="mean", tag=ELEMWISE
+    )
+
+
+def _arg_reducer(better: Callable[[PrimExpr, PrimExpr], PrimExpr], last: bool, name: str) -> Callable[..., Any]:
+    """Keeps the (index, value) pair whose value is `better`; NaN beats every number, ties go by index.
+
+    Index -1 marks the identity: no value yet.
+    """
+
+    def combine(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
+        (ai, av), (bi, bv) = a, b
+        a_nan, b_nan = te.isnan(av), te.isnan(bv)
+        tied = te.any(av == bv, te.all(a_nan, b_nan))
+        earlier = ai > bi if last else ai < bi
+        a_wins = te.any(better(av, bv), te.all(a_nan, ~b_nan), te.all(tied, earlier))
+        take_a = te.any(bi < 0, te.all(ai >= 0, a_wins))
+        return te.select(take_a, ai, bi), te.select(take_a, av, bv)
+
+    def identity(index_type: str, value_type: str) -> tuple[PrimExpr, PrimExpr]:
+        return te.const(-1, index_type), te.const(0, value_type)
+
+    return te.comm_reducer(combine, identity, name=name)
+
+
+def _arg_reduce(
+    better: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    x: Tensor,
+    axis: Axis,
+    keepdims: bool,
+    select_last_index: bool,
+    dtype: str,
+    name: str,
+) -> Tensor:
+    axes = normalize_axes(axis, x.ndim)
+    ks = _axes_of(x, axes)
+    reducer = _arg_reducer(better, select_last_index, name)
+    extents = [x.shape[a] for a in axes]
+
+    def body(*i: Any) -> Any:
+        position = te.cast(dtype, ravel_index(ks, extents))
+        return reducer((position, x(*_source_index(i, ks, axes, x.ndim, keepdims))), axis=ks)
+
+    shape = reduced_shape(x.shape, axes, keepdims)
+    indices, _ = te.compute(shape, body, name=name, tag=COMM_REDUCE_IDX)
+    return te.compute(shape, lambda *i: indices(*i), name=f"{name}_index", tag=ELEMWISE)
+
+
+def argmax(
+    x: Tensor, axis: Axis = None, keepdims: bool = False, select_last_index: bool = False, dtype: str = "int64"
+) -> Tensor:
+    """The row-major position, within `axis`, of the largest value (the first NaN if there is one).
+
+    Among equal values the first position wins, the last with `select_last_index`.
+    """
+    return _arg_reduce(lambda a, b: a > b, x, axis, keepdims, select_last_index, dtype, "argmax")
+
+
+def argmin(
+    x: Tensor, axis: Axis = None, keepdims: bool = False, select_last_index: bool = False, dtype: str = "int64"
+) -> Tensor:
+    """The row-major position, within `axis`, of the smallest value (the first NaN if there is one).
+
+    Among equal values the first position wins, the last with `select_last_index`.
+    """
+    return _arg_reduce(lambda a, b: a < b, x, axis, keepdims, select_last_index, dtype, "argmin")

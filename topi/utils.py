@@ -1,0 +1,95 @@
+"""Shapes and indices, shared by the compute definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import te
+from te.errors import CompileError
+from te.tir import Dim, PrimExpr, as_dim, as_int, convert, product
+
+__all__ = [
+    "accumulator_type",
+    "broadcast_index",
+    "ceil_div",
+    "full_precision",
+    "normalize_axes",
+    "normalize_axis",
+    "ravel_index",
+    "same_dim",
+    "unravel_index",
+]
+
+Index = Sequence[Any]
+
+
+def normalize_axis(axis: int, ndim: int) -> int:
+    """`axis` counted from the front. Raises CompileError when a tensor of `ndim` dimensions has no such axis."""
+    if not -ndim <= axis < ndim:
+        raise CompileError(f"axis {axis} is out of range for {ndim} dimensions")
+    return axis + ndim if axis < 0 else axis
+
+
+def normalize_axes(axes: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Axes counted from the front, ascending; None means all of them."""
+    if axes is None:
+        return tuple(range(ndim))
+    return tuple(sorted({normalize_axis(a, ndim) for a in ([axes] if isinstance(axes, int) else axes)}))
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    """Are two sizes known to be equal?"""
+    x, y = as_int(a), as_int(b)
+    return x == y if x is not None and y is not None else a is b
+
+
+def ceil_div(a: Dim, b: int) -> Dim:
+    """a / b rounded up."""
+    return as_dim((a + (b - 1)) // b)
+
+
+def ravel_index(index: Index, shape: Sequence[Dim]) -> PrimExpr:
+    """The row-major position of `index` in a tensor of `shape`."""
+    position: Any = convert(0)
+    for i, (value, dim) in enumerate(zip(index, shape, strict=True)):
+        position = convert(value) if i == 0 else position * dim + value
+    return position
+
+
+def unravel_index(position: Any, shape: Sequence[Dim]) -> list[Any]:
+    """The index of row-major `position` in a tensor of `shape`."""
+    index: list[Any] = [convert(0)] * len(shape)
+    rest = position
+    for axis in range(len(shape) - 1, -1, -1):
+        if axis == 0:
+            index[axis] = rest
+        elif as_int(shape[axis]) != 1:
+            index[axis] = rest % shape[axis]
+            rest = rest // shape[axis]
+    return index
+
+
+def broadcast_index(index: Index, shape: Sequence[Dim]) -> list[Any]:
+    """The index into a tensor of `shape` that output element `index` reads, by numpy's broadcasting."""
+    tail = list(index)[len(index) - len(shape) :]
+    return [0 if as_int(dim) == 1 else i for i, dim in zip(tail, shape, strict=True)]
+
+
+def accumulator_type(dtype: str) -> str:
+    """The type that long sums of `dtype` values are kept in: float32 for the narrow floats, the type itself otherwise."""
+    kind = te.const(0, dtype).dtype
+    return "float32" if kind.is_float and kind.bits < 32 else dtype
+
+
+def full_precision(f: Callable[..., PrimExpr], *args: PrimExpr) -> PrimExpr:
+    """``f(*args)`` computed in float32 when the arguments are narrower floats, and rounded once."""
+    kind = args[0].dtype
+    if not kind.is_float or kind.bits >= 32:
+        return f(*args)
+    return te.cast(kind, f(*[te.cast("float32", a) for a in args]))
+
+
+def num_elements(shape: Sequence[Dim]) -> Dim:
+    """The number of elements of a tensor of `shape`."""
+    return product(shape)
