@@ -1,0 +1,117 @@
+"""Reads and writes at positions held in tensors (TVM: `topi.transform`, `topi.scatter`).
+
+Positions are always brought inside the tensor, so a wrong index reads a wrong element but never foreign memory. Modes:
+"clip" limits to [0, n); "wrap" takes the remainder; "numpy" counts negative positions from the end, then limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.errors import CompileError
+from te.tir import Buffer, BufferLoad, BufferStore, Dim, PrimExpr, Stmt, convert, seq
+from topi.loops import loop_nest
+from topi.tag import INJECTIVE
+
+__all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "scatter_elements", "scatter_nd", "take"]
+
+SCATTER_REDUCTIONS: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
+    "update": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "mul": lambda old, new: old * new,
+    "min": te.minimum,
+    "max": te.maximum,
+}
+"""How a scattered value meets the old one, by name."""
+
+
+def inside(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
+    """`position` brought into [0, size) by `mode`, as an int32 index."""
+    if position.dtype.bits < 32:
+        position = te.cast("int32", position)
+    extent = te.cast(position.dtype, size)
+    if mode == "wrap":
+        return te.cast("int32", position % extent)
+    if mode == "numpy" and not position.dtype.is_uint:
+        position = te.select(position < 0, position + extent, position)
+    return te.cast("int32", te.maximum(te.minimum(position, extent - 1), te.const(0, position.dtype)))
+
+
+def take(x: Tensor, indices: Tensor, axis: int, batch_dims: int = 0, mode: str = "clip") -> Tensor:
+    """Slices of x along `axis`: shape ``x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]``."""
+    lead = axis + indices.ndim - batch_dims
+    shape = (*x.shape[:axis], *indices.shape[batch_dims:], *x.shape[axis + 1 :])
+
+    def body(*i: Any) -> PrimExpr:
+        position = indices(*i[:batch_dims], *i[axis:lead])
+        return x(*i[:axis], inside(position, x.shape[axis], mode), *i[lead:])
+
+    return te.compute(shape, body, name="take", tag=INJECTIVE)
+
+
+def gather(x: Tensor, axis: int, indices: Tensor, mode: str = "numpy") -> Tensor:
+    """Element (i, j, ...) is x at (i, j, ...) with coordinate `axis` replaced by ``indices[i, j, ...]``."""
+
+    def body(*i: Any) -> PrimExpr:
+        return x(*i[:axis], inside(indices(*i), x.shape[axis], mode), *i[axis + 1 :])
+
+    return te.compute(indices.shape, body, name="gather", tag=INJECTIVE)
+
+
+def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0, mode: str = "numpy") -> Tensor:
+    """Slices of x at the coordinate tuples along the last dimension of `indices`, batch by batch."""
+    depth = indices.shape[-1]
+    if not isinstance(depth, int):
+        raise CompileError(f"gather_nd: the length of an index tuple must be known, got {depth}")
+    lead = indices.ndim - 1
+    shape = (*indices.shape[:-1], *x.shape[batch_dims + depth :])
+
+    def body(*i: Any) -> PrimExpr:
+        at = [inside(indices(*i[:lead], k), x.shape[batch_dims + k], mode) for k in range(depth)]
+        return x(*i[:batch_dims], *at, *i[lead:])
+
+    return te.compute(shape, body, name="gather_nd", tag=INJECTIVE)
+
+
+def _copy(source: Buffer, target: Buffer) -> Stmt:
+    return loop_nest(source.shape, lambda *i: BufferStore(target, BufferLoad(source, i), i))
+
+
+def _combine(target: Buffer, at: tuple[PrimExpr, ...], value: PrimExpr, reduction: str) -> Stmt:
+    return BufferStore(target, SCATTER_REDUCTIONS[reduction](BufferLoad(target, at), value), at)
+
+
+def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str = "update") -> Tensor:
+    """A copy of x where element (i, j, ...) of `updates` is combined into coordinate ``indices[i, j, ...]`` of `axis`.
+
+    Updates are made in row-major order. `reduction`: a key of `SCATTER_REDUCTIONS`.
+    """
+
+    def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        def update(*i: PrimExpr) -> Stmt:
+            at = inside(BufferLoad(ins[1], i), x.shape[axis], "numpy")
+            return _combine(outs[0], (*i[:axis], at, *i[axis + 1 :]), BufferLoad(ins[2], i), reduction)
+
+        return seq(_copy(ins[0], outs[0]), loop_nest(updates.shape, update))
+
+    return te.extern(x.shape, [x, indices, updates], body, name="scatter_elements", dtype=x.dtype, tag="scatter")
+
+
+def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "update") -> Tensor:
+    """A copy of x where the slices `updates` are combined at the coordinate tuples ``indices[..., :]``."""
+    depth = indices.shape[-1]
+    if not isinstance(depth, int):
+        raise CompileError(f"scatter_nd: the length of an index tuple must be known, got {depth}")
+    lead = indices.ndim - 1
+
+    def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        def update(*i: PrimExpr) -> Stmt:
+            tuple_at = [inside(BufferLoad(ins[1], (*i[:lead], convert(k))), x.shape[k], "numpy") for k in range(depth)]
+            return _combine(outs[0], (*tuple_at, *i[lead:]), BufferLoad(ins[2], i), reduction)
+
+        return seq(_copy(ins[0], outs[0]), loop_nest(updates.shape, update))
+
+    return te.extern(x.shape, [x, indices, updates], body, name="scatter_nd", dtype=x.dtype, tag="scatter")

@@ -1,0 +1,201 @@
+"""Convolutions of 1, 2 or 3 spatial dimensions, in any order of the axes.
+
+A convolution is a border stage (tag "pad", a schedule may inline it or compute it at an outer axis) and a reduction
+over kernel positions and the input channels of a group. Tags name what a schedule can be written for:
+"conv2d_nhwc", "depthwise_conv2d_nhwc", "conv2d_nchw", "conv2d_nhwc_packed", ...; attributes carry strides, dilation
+and groups. Sums of narrow floats are kept in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
+from topi.layout import Layout
+from topi.nn.pad import pad_spatial
+from topi.tag import ELEMWISE
+from topi.utils import accumulator_type
+
+__all__ = ["conv", "conv2d_nhwc_packed", "conv_transpose", "output_size"]
+
+
+def output_size(size: Dim, kernel: Dim, stride: int, dilation: int, padding: int) -> Dim:
+    """Positions of a window of `kernel` taps along `size` elements with `padding` more on both sides together."""
+    span = (kernel - 1) * dilation + 1
+    return as_dim((size + padding - span) // stride + 1)
+
+
+def _rounded(total: Tensor, dtype: str) -> Tensor:
+    """`total` as `dtype`; itself when it is that already."""
+    if total.dtype == dtype:
+        return total
+    return te.compute(total.shape, lambda *i: te.cast(dtype, total(*i)), name=f"{total.op.name}_rounded", tag=ELEMWISE)
+
+
+def _sum(terms: PrimExpr, axes: Sequence[IterVar]) -> PrimExpr:
+    return te.sum(terms, axis=list(axes)) if axes else terms
+
+
+def _kernel_axes(names: Sequence[str], sizes: Sequence[Dim]) -> list[IterVar]:
+    return [te.reduce_axis((0, size), name=f"k{name.lower()}") for name, size in zip(names, sizes, strict=True)]
+
+
+def _taps(outputs: Sequence[Any], taps: Sequence[Any], strides: Sequence[int], dilation: Sequence[int]) -> list[Any]:
+    """Positions in the bordered input that kernel positions `taps` of output positions `outputs` read."""
+    return [o * s + t * d for o, t, s, d in zip(outputs, taps, strides, dilation, strict=True)]
+
+
+def conv(
+    data: Tensor,
+    weight: Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    out_dtype: str | None = None,
+) -> Tensor:
+    """Convolution (cross-correlation) of `data` with `weight`.
+
+    `data_layout` orders N, C and the spatial axes ("NCHW", "NHWC", "NCW", "NCDHW", ...), `kernel_layout` orders O, I (the
+    channels of one group) and the same spatial axes. `padding` is (begin..., end...) of the spatial axes in the
+    order of `data_layout`.
+    """
+    layout, kernel = Layout(data_layout), Layout(kernel_layout)
+    spatial = [a for a in layout.axes if a not in "NC"]
+    rank = len(spatial)
+    sizes, weights = layout.axis_sizes(data.shape), kernel.axis_sizes(weight.shape)
+    begin, end = padding[:rank], padding[rank:]
+    padded = pad_spatial(data, [layout.index(a) for a in spatial], begin, end, 0)
+    out_dtype = out_dtype or data.dtype
+    wide = accumulator_type(out_dtype)
+
+    taps = _kernel_axes(spatial, [weights[a] for a in spatial])
+    rc = te.reduce_axis((0, weights["I"]), name="rc")
+    reduced = taps if as_int(weights["I"]) == 1 else [*taps, rc]
+    out_sizes: dict[str, Dim] = {"N": sizes["N"], "C": weights["O"]}
+    for a, s, d, b, e in zip(spatial, strides, dilation, begin, end, strict=True):
+        out_sizes[a] = output_size(sizes[a], weights[a], s, d, b + e)
+    outputs_per_group = as_dim(weights["O"] // groups)
+
+    def body(*i: Any) -> PrimExpr:
+        at = layout.axis_positions(i)
+        channel = _group_channel(at["C"], outputs_per_group, groups, weights["I"], rc)
+        positions = _taps([at[a] for a in spatial], taps, strides, dilation)
+        source = {"N": at["N"], "C": channel, **dict(zip(spatial, positions, strict=True))}
+        inner = te.const(0) if as_int(weights["I"]) == 1 else rc
+        tap = {"O": at["C"], "I": inner, **dict(zip(spatial, taps, strict=True))}
+        value = te.cast(wide, padded(*layout.index_of(source))) * te.cast(wide, weight(*kernel.index_of(tap)))
+        return _sum(value, reduced)
+
+    depthwise = groups > 1 and as_int(weights["I"]) == 1
+    tag = f"{'depthwise_' if depthwise else ''}conv{rank}d_{data_layout.lower()}"
+    attrs = _attributes(strides, dilation, groups, data_layout=data_layout, kernel_layout=kernel_layout)
+    total = te.compute(layout.shape_of(out_sizes), body, name=f"conv{rank}d", tag=tag, attrs=attrs)
+    return _rounded(total, out_dtype)
+
+
+def _group_channel(out_channel: Any, outputs_per_group: Dim, groups: int, group_size: Dim, rc: IterVar) -> Any:
+    """The input channel that `out_channel` reads at position `rc` within its group."""
+    if groups == 1:
+        return rc if as_int(group_size) != 1 else te.const(0)
+    group = out_channel if as_int(outputs_per_group) == 1 else out_channel // outputs_per_group
+    return group if as_int(group_size) == 1 else group * group_size + rc
+
+
+def _attributes(strides: Sequence[int], dilation: Sequence[int], groups: int, **more: Any) -> Mapping[str, Any]:
+    return {"strides": tuple(strides), "dilation": tuple(dilation), "groups": groups, **more}
+
+
+def conv2d_nhwc_packed(
+    data: Tensor,
+    weight: Tensor,
+    channels: int,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """2-D convolution of NHWC `data` with weights (ceil(O / NR), KH, KW, I, NR), the form register tiles read in order.
+
+    `channels` is the true O; a block of NR outputs lies within one group.
+    """
+    blocks, kh, kw, group_size, nr = weight.shape
+    padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], 0)
+    out_dtype = out_dtype or data.dtype
+    wide = accumulator_type(out_dtype)
+    n, h, w, _ = data.shape
+    oh = output_size(h, kh, strides[0], dilation[0], padding[0] + padding[2])
+    ow = output_size(w, kw, strides[1], dilation[1], padding[1] + padding[3])
+    ry, rx = te.reduce_axis((0, kh), name="kh"), te.reduce_axis((0, kw), name="kw")
+    rc = te.reduce_axis((0, group_size), name="rc")
+    outputs_per_group = channels // groups
+
+    def body(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
+        channel = _group_channel(c, outputs_per_group, groups, group_size, rc) if groups > 1 else rc
+        value = padded(b, y * strides[0] + ry * dilation[0], x * strides[1] + rx * dilation[1], channel)
+        return te.sum(te.cast(wide, value) * te.cast(wide, weight(c // nr, ry, rx, rc, c % nr)), axis=[ry, rx, rc])
+
+    attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr)
+    total = te.compute((n, oh, ow, channels), body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)
+    return _rounded(total, out_dtype)
+
+
+def conv_transpose(
+    data: Tensor,
+    weight: Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int = 1,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "IOHW",
+    out_dtype: str | None = None,
+) -> Tensor:
+    """The gradient of a convolution with respect to its input, as a gather: no zeros are multiplied in memory.
+
+    Output position y sums the taps t for which y + begin - t * dilation is a multiple of the stride, read from input
+    position (y + begin - t * dilation) / stride. `kernel_layout` orders I (all input channels), O (the outputs of one
+    group) and the spatial axes.
+    """
+    layout, kernel = Layout(data_layout), Layout(kernel_layout)
+    spatial = [a for a in layout.axes if a not in "NC"]
+    rank = len(spatial)
+    sizes, weights = layout.axis_sizes(data.shape), kernel.axis_sizes(weight.shape)
+    begin, end = padding[:rank], padding[rank:]
+    out_dtype = out_dtype or data.dtype
+    wide = accumulator_type(out_dtype)
+    inputs_per_group = as_dim(sizes["C"] // groups)
+    taps = _kernel_axes(spatial, [weights[a] for a in spatial])
+    rc = te.reduce_axis((0, inputs_per_group), name="rc")
+    out_sizes: dict[str, Dim] = {"N": sizes["N"], "C": as_dim(weights["O"] * groups)}
+    for k, a in enumerate(spatial):
+        span = (weights[a] - 1) * dilation[k] + 1
+        out_sizes[a] = as_dim((sizes[a] - 1) * strides[k] + span - (begin[k] + end[k]) + output_padding[k])
+
+    def body(*i: Any) -> PrimExpr:
+        at = layout.axis_positions(i)
+        channel = rc if groups == 1 else at["C"] // weights["O"] * inputs_per_group + rc
+        source: dict[str, Any] = {"N": at["N"], "C": channel}
+        read: list[PrimExpr] = []
+        for k, (a, tap) in enumerate(zip(spatial, taps, strict=True)):
+            position = at[a] + begin[k] - tap * dilation[k]
+            source[a] = position // strides[k]
+            read += [position >= 0, source[a] < sizes[a]]
+            if strides[k] > 1:
+                read.append(position % strides[k] == 0)
+        tap_at = {"I": channel, "O": at["C"] % weights["O"] if groups > 1 else at["C"]}
+        factor = weight(*kernel.index_of({**tap_at, **dict(zip(spatial, taps, strict=True))}))
+        value = te.if_then_else(te.all(*read), data(*layout.index_of(source)), te.const(0, data.dtype))
+        return te.sum(te.cast(wide, value) * te.cast(wide, factor), axis=[*taps, rc])
+
+    attrs = _attributes(strides, dilation, groups, padding=tuple(padding), kernel_layout=kernel_layout)
+    tag = f"conv{rank}d_transpose_{data_layout.lower()}"
+    total = te.compute(layout.shape_of(out_sizes), body, name=f"conv{rank}d_transpose", tag=tag, attrs=attrs)
+    return _rounded(total, out_dtype)

@@ -1,0 +1,199 @@
+"""Normalisations: several stages, one kernel. Statistics are kept in float32 for narrow floats.
+
+Stages: "<name>_mean", "<name>_variance" (mean of the squared distance from the mean: two passes, no cancellation),
+"<name>_scale" (1 / sqrt(variance + epsilon), one for each row), and the anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Dim, PrimExpr
+from topi.nn.pad import pad_spatial
+from topi.tag import BROADCAST, ELEMWISE
+from topi.utils import accumulator_type, num_elements
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm"]
+
+IndexOf = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+
+
+def _mean_of(
+    x: Tensor, rows: Sequence[Dim], reduced: Sequence[Dim], element: Callable[..., PrimExpr], name: str
+) -> Tensor:
+    """The mean of ``element(row, taps)`` over the index space `reduced`, for each row."""
+    ks = [te.reduce_axis((0, d), name=f"k{n}") for n, d in enumerate(reduced)]
+    wide = accumulator_type(x.dtype)
+    total = te.compute(tuple(rows), lambda *i: te.sum(element(i, ks), axis=ks), name=f"{name}_sum", tag=f"{name}_sum")
+    count = te.cast(wide, num_elements(reduced))
+    return te.compute(tuple(rows), lambda *i: total(*i) / count, name=name, tag=ELEMWISE)
+
+
+def _inverse_deviation(variance: Tensor, epsilon: float, name: str) -> Tensor:
+    return te.compute(
+        variance.shape,
+        lambda *i: te.rsqrt(variance(*i) + te.const(epsilon, variance.dtype)),
+        name=f"{name}_scale",
+        tag=ELEMWISE,
+    )
+
+
+def _standardized(
+    x: Tensor, rows: Sequence[Dim], reduced: Sequence[Dim], source: IndexOf, epsilon: float, name: str
+) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / standard deviation of each row; ``source(row, taps)`` is an element's index in x."""
+    wide = accumulator_type(x.dtype)
+
+    def distance_squared(i: Sequence[Any], ks: Sequence[Any]) -> PrimExpr:
+        distance = te.cast(wide, x(*source(i, ks))) - mean(*i)
+        return distance * distance
+
+    mean = _mean_of(x, rows, reduced, lambda i, ks: te.cast(wide, x(*source(i, ks))), f"{name}_mean")
+    variance = _mean_of(x, rows, reduced, distance_squared, f"{name}_variance")
+    return mean, _inverse_deviation(variance, epsilon, name)
+
+
+def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, axis: int, epsilon: float) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta over dimensions `axis` and later ones.
+
+    gamma and beta have the shape of those dimensions.
+    """
+    rows, reduced = x.shape[:axis], x.shape[axis:]
+    mean, scale = _standardized(x, rows, reduced, lambda i, ks: (*i, *ks), epsilon, "layer_norm")
+    wide = mean.dtype
+
+    def body(*i: Any) -> PrimExpr:
+        row, column = i[:axis], i[axis:]
+        value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row) * te.cast(wide, gamma(*column))
+        return te.cast(x.dtype, value if beta is None else value + te.cast(wide, beta(*column)))
+
+    return te.compute(x.shape, body, name="layer_norm", tag="layer_norm", attrs={"axis": axis})
+
+
+def rms_norm(x: Tensor, gamma: Tensor, axis: int, epsilon: float) -> Tensor:
+    """x / sqrt(mean of squares + epsilon) * gamma over dimensions `axis` and later ones."""
+    wide = accumulator_type(x.dtype)
+
+    def square(i: Sequence[Any], ks: Sequence[Any]) -> PrimExpr:
+        value = te.cast(wide, x(*i, *ks))
+        return value * value
+
+    squares = _mean_of(x, x.shape[:axis], x.shape[axis:], square, "rms_norm_variance")
+    scale = _inverse_deviation(squares, epsilon, "rms_norm")
+
+    def body(*i: Any) -> PrimExpr:
+        return te.cast(x.dtype, te.cast(wide, x(*i)) * scale(*i[:axis]) * te.cast(wide, gamma(*i[axis:])))
+
+    return te.compute(x.shape, body, name="rms_norm", tag="rms_norm", attrs={"axis": axis})
+
+
+def instance_norm(x: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: float) -> Tensor:
+    """Each (batch, channel) standardised over the other dimensions, then * gamma + beta of the channel."""
+    others = [a for a in range(x.ndim) if a not in (0, axis)]
+    rows, reduced = (x.shape[0], x.shape[axis]), [x.shape[a] for a in others]
+
+    def source(i: Sequence[Any], ks: Sequence[Any]) -> Sequence[Any]:
+        at = {0: i[0], axis: i[1], **dict(zip(others, ks, strict=True))}
+        return [at[a] for a in range(x.ndim)]
+
+    mean, scale = _standardized(x, rows, reduced, source, epsilon, "instance_norm")
+    wide = mean.dtype
+
+    def body(*i: Any) -> PrimExpr:
+        row, c = (i[0], i[axis]), i[axis]
+        value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row)
+        return te.cast(x.dtype, value * te.cast(wide, gamma(c)) + te.cast(wide, beta(c)))
+
+    return te.compute(x.shape, body, name="instance_norm", tag="instance_norm", attrs={"axis": axis})
+
+
+def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: int, epsilon: float) -> Tensor:
+    """Each (batch, group of channels) standardised over its channels and the other dimensions, then * gamma + beta."""
+    others = [a for a in range(x.ndim) if a not in (0, axis)]
+    size = x.shape[axis] // num_groups
+    rows, reduced = (x.shape[0], num_groups), [size, *[x.shape[a] for a in others]]
+
+    def source(i: Sequence[Any], ks: Sequence[Any]) -> Sequence[Any]:
+        at = {0: i[0], axis: i[1] * size + ks[0], **dict(zip(others, ks[1:], strict=True))}
+        return [at[a] for a in range(x.ndim)]
+
+    mean, scale = _standardized(x, rows, reduced, source, epsilon, "group_norm")
+    wide = mean.dtype
+
+    def body(*i: Any) -> PrimExpr:
+        row, c = (i[0], i[axis] // size), i[axis]
+        value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row)
+        return te.cast(x.dtype, value * te.cast(wide, gamma(c)) + te.cast(wide, beta(c)))
+
+    return te.compute(x.shape, body, name="group_norm", tag="group_norm", attrs={"axis": axis})
+
+
+def batch_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, variance: Tensor, axis: int, epsilon: float
+) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon) * gamma + beta with given statistics, all per channel (`axis`)."""
+    wide = accumulator_type(x.dtype)
+
+    def body(*i: Any) -> PrimExpr:
+        c = i[axis]
+        scale = te.rsqrt(te.cast(wide, variance(c)) + te.const(epsilon, wide)) * te.cast(wide, gamma(c))
+        return te.cast(x.dtype, (te.cast(wide, x(*i)) - te.cast(wide, mean(c))) * scale + te.cast(wide, beta(c)))
+
+    return te.compute(x.shape, body, name="batch_norm", tag=BROADCAST)
+
+
+def l2_normalize(x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
+    """x / sqrt(max(sum of squares over `axes`, epsilon))"""
+    wide = accumulator_type(x.dtype)
+    ks = [te.reduce_axis((0, x.shape[a]), name=f"k{a}") for a in axes]
+    rows = tuple([1 if a in axes else d for a, d in enumerate(x.shape)])
+
+    def square(*i: Any) -> PrimExpr:
+        taps = iter(ks)
+        value = te.cast(wide, x(*[next(taps) if a in axes else v for a, v in enumerate(i)]))
+        return te.sum(value * value, axis=ks)
+
+    total = te.compute(rows, square, name="l2_sum", tag="l2_sum")
+
+    def body(*i: Any) -> PrimExpr:
+        norm = te.sqrt(te.maximum(total(*[0 if a in axes else v for a, v in enumerate(i)]), te.const(epsilon, wide)))
+        return te.cast(x.dtype, te.cast(wide, x(*i)) / norm)
+
+    return te.compute(x.shape, body, name="l2_normalize", tag="l2_normalize", attrs={"axes": tuple(axes)})
+
+
+def lrn(x: Tensor, size: int, axis: int, alpha: float, beta: float, bias: float) -> Tensor:
+    """x / (bias + alpha / size * sum of squares over `size` neighbours along `axis`) ^ beta
+
+    The window of channel c is [c - floor((size - 1) / 2), c + ceil((size - 1) / 2)].
+    """
+    before, after = (size - 1) // 2, size // 2
+    wide = accumulator_type(x.dtype)
+    bordered = pad_spatial(x, (axis,), (before,), (after,), 0)
+    k = te.reduce_axis((0, size), name="k")
+
+    def square(*i: Any) -> PrimExpr:
+        value = te.cast(wide, bordered(*i[:axis], i[axis] + k, *i[axis + 1 :]))
+        return te.sum(value * value, axis=k)
+
+    total = te.compute(x.shape, square, name="lrn_sum", tag="lrn_sum")
+
+    def body(*i: Any) -> PrimExpr:
+        base = te.const(bias, wide) + te.const(alpha / size, wide) * total(*i)
+        return te.cast(x.dtype, te.cast(wide, x(*i)) / _power(base, beta))
+
+    return te.compute(x.shape, body, name="lrn", tag="lrn", attrs={"axis": axis})
+
+
+def _power(base: PrimExpr, exponent: float) -> PrimExpr:
+    """base ^ exponent; by square roots for multiples of a quarter that are cheap so."""
+    if exponent == 1:
+        return base
+    if exponent == 0.5:
+        return te.sqrt(base)
+    if exponent == 0.75:
+        return te.sqrt(base) * te.sqrt(te.sqrt(base))
+    return te.power(base, te.const(exponent, base.dtype))

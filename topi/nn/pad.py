@@ -1,0 +1,70 @@
+"""Borders around tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Dim, PrimExpr, as_dim, as_int
+from topi.tag import PAD
+
+__all__ = ["mirror_pad", "pad", "pad_spatial"]
+
+
+def pad(x: Tensor, before: Sequence[int], after: Sequence[int], value: float, name: str = "pad") -> Tensor:
+    """x with borders of `value`; a negative width cuts elements off."""
+    shape = [as_dim(d + (b + a)) for d, b, a in zip(x.shape, before, after, strict=True)]
+
+    def body(*i: Any) -> PrimExpr:
+        source = [v - b if b else v for v, b in zip(i, before, strict=True)]
+        inside: list[PrimExpr] = []
+        for s, v, d, b, a in zip(source, i, x.shape, before, after, strict=True):
+            if b > 0:
+                inside.append(v >= b)
+            if a > 0:
+                inside.append(s < d)
+        return te.if_then_else(te.all(*inside), x(*source), te.const(value, x.dtype)) if inside else x(*source)
+
+    return te.compute(tuple(shape), body, name=name, tag=PAD)
+
+
+def pad_spatial(
+    x: Tensor, axes: Sequence[int], before: Sequence[int], after: Sequence[int], value: float
+) -> Tensor:
+    """`pad` along `axes` only; x itself when there is nothing to add."""
+    if not any((*before, *after)):
+        return x
+    front, back = [0] * x.ndim, [0] * x.ndim
+    for axis, b, a in zip(axes, before, after, strict=True):
+        front[axis], back[axis] = b, a
+    return pad(x, front, back, value)
+
+
+def mirror_pad(x: Tensor, before: Sequence[int], after: Sequence[int], mode: str) -> Tensor:
+    """x with borders taken from x: "edge", "reflect" (the border element not repeated), "symmetric" or "wrap"."""
+    shape = [as_dim(d + (b + a)) for d, b, a in zip(x.shape, before, after, strict=True)]
+
+    def body(*i: Any) -> PrimExpr:
+        return x(*[
+            _source(v - b if b else v, d, mode) if b > 0 or a > 0 else v - b if b else v
+            for v, d, b, a in zip(i, x.shape, before, after, strict=True)
+        ])  # fmt: skip
+
+    return te.compute(tuple(shape), body, name="mirror_pad", tag=PAD)
+
+
+def _source(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
+    """The position within [0, size) that stands at `position` of the endless continuation."""
+    if mode == "edge":
+        return te.maximum(te.minimum(position, size - 1), 0)
+    if mode == "wrap":
+        return position % size
+    if mode == "symmetric":
+        folded = position % (2 * size)
+        return te.minimum(folded, 2 * size - 1 - folded)
+    if as_int(size) == 1:
+        return te.const(0)
+    folded = position % (2 * size - 2)
+    return te.minimum(folded, 2 * size - 2 - folded)

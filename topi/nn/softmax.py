@@ -1,0 +1,61 @@
+"""Softmax and its logarithm: several stages, one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import PrimExpr
+from topi.utils import accumulator_type
+
+__all__ = ["log_softmax", "softmax"]
+
+
+def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest value of each row along `axis`, exp(x - largest), and its sum (rows: the other dimensions)."""
+    wide = accumulator_type(x.dtype)
+    rows = (*x.shape[:axis], *x.shape[axis + 1 :])
+    k_max = te.reduce_axis((0, x.shape[axis]), name="k")
+    k_sum = te.reduce_axis((0, x.shape[axis]), name="k")
+    largest = te.compute(
+        rows, lambda *i: te.max(x(*i[:axis], k_max, *i[axis:]), axis=k_max), name="softmax_max", tag="softmax_max"
+    )
+    scaled = te.compute(
+        x.shape,
+        lambda *i: te.exp(te.cast(wide, x(*i)) - te.cast(wide, largest(*_row(i, axis)))),
+        name="softmax_exp",
+        tag="softmax_exp",
+    )
+    total = te.compute(
+        rows, lambda *i: te.sum(scaled(*i[:axis], k_sum, *i[axis:]), axis=k_sum), name="softmax_sum", tag="softmax_sum"
+    )
+    return largest, scaled, total
+
+
+def _row(i: Sequence[Any], axis: int) -> tuple[Any, ...]:
+    return (*i[:axis], *i[axis + 1 :])
+
+
+def softmax(x: Tensor, axis: int) -> Tensor:
+    """exp(x - max) / sum along `axis`. Stages: "softmax_max", "softmax_exp", "softmax_sum", and the anchor "softmax"."""
+    _, scaled, total = _row_stages(x, axis)
+
+    def body(*i: Any) -> PrimExpr:
+        return te.cast(x.dtype, scaled(*i) / total(*_row(i, axis)))
+
+    return te.compute(x.shape, body, name="softmax", tag="softmax", attrs={"axis": axis})
+
+
+def log_softmax(x: Tensor, axis: int) -> Tensor:
+    """x - max - log(sum(exp(x - max))) along `axis`."""
+    largest, _, total = _row_stages(x, axis)
+    wide = total.dtype
+
+    def body(*i: Any) -> PrimExpr:
+        row = _row(i, axis)
+        shifted = te.cast(wide, x(*i)) - te.cast(wide, largest(*row))
+        return te.cast(x.dtype, shifted - te.log(total(*row)))
+
+    return te.compute(x.shape, body, name="log_softmax", tag="softmax", attrs={"axis": axis, "log": True})

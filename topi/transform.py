@@ -1,0 +1,232 @@
+"""Rearrangements: each output element is one input element (TVM: `topi.transform`).
+
+Arguments are canonical: axes count from the front, shapes and slices are resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Dim, PrimExpr, as_dim, as_int
+from topi.layout import Layout
+from topi.tag import INJECTIVE
+from topi.utils import normalize_axis, ravel_index, unravel_index
+
+__all__ = [
+    "arange", "concatenate", "depth_to_space", "expand_dims", "flip", "full", "layout_transform", "meshgrid_axis",
+    "one_hot", "repeat", "reshape", "reverse_sequence", "space_to_depth", "split", "squeeze", "stack",
+    "strided_slice", "tile", "transpose", "trilu",
+]  # fmt: skip
+
+
+def _injective(shape: Sequence[Dim], f: Any, name: str, attrs: dict[str, Any] | None = None) -> Tensor:
+    return te.compute(tuple(shape), f, name=name, tag=INJECTIVE, attrs=attrs)
+
+
+def reshape(x: Tensor, newshape: Sequence[Dim]) -> Tensor:
+    """The elements in row-major order under another shape of the same size."""
+    return _injective(newshape, lambda *i: x(*unravel_index(ravel_index(i, newshape), x.shape)), "reshape")
+
+
+def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Dimension d of the result is dimension ``axes[d]`` of x."""
+    source = [axes.index(d) for d in range(x.ndim)]
+    return _injective([x.shape[a] for a in axes], lambda *i: x(*[i[s] for s in source]), "transpose")
+
+
+def expand_dims(x: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:
+    """`num_newaxis` dimensions of size 1 put in front of dimension `axis`."""
+    shape = (*x.shape[:axis], *[1] * num_newaxis, *x.shape[axis:])
+    return _injective(shape, lambda *i: x(*i[:axis], *i[axis + num_newaxis :]), "expand_dims")
+
+
+def squeeze(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Without dimensions `axes`, which have size 1."""
+    shape = [d for a, d in enumerate(x.shape) if a not in axes]
+
+    def body(*i: Any) -> PrimExpr:
+        rest = iter(i)
+        return x(*[0 if a in axes else next(rest) for a in range(x.ndim)])
+
+    return _injective(shape, body, "squeeze")
+
+
+def concatenate(inputs: Sequence[Tensor], axis: int) -> Tensor:
+    """The inputs one after another along `axis`."""
+    axis = normalize_axis(axis, inputs[0].ndim)
+    starts: list[Dim] = [0]
+    for x in inputs:
+        starts.append(as_dim(x.shape[axis] + starts[-1]))
+    shape = (*inputs[0].shape[:axis], starts[-1], *inputs[0].shape[axis + 1 :])
+
+    def body(*i: Any) -> PrimExpr:
+        result = inputs[0](*i)
+        for x, start in zip(inputs[1:], starts[1:-1], strict=True):
+            result = te.if_then_else(i[axis] < start, result, x(*i[:axis], i[axis] - start, *i[axis + 1 :]))
+        return result
+
+    return _injective(shape, body, "concatenate", {"axis": axis})
+
+
+def stack(inputs: Sequence[Tensor], axis: int) -> Tensor:
+    """The inputs, all of one shape, along a new dimension `axis`."""
+    shape = (*inputs[0].shape[:axis], len(inputs), *inputs[0].shape[axis:])
+
+    def body(*i: Any) -> PrimExpr:
+        rest = (*i[:axis], *i[axis + 1 :])
+        result = inputs[-1](*rest)
+        for k in range(len(inputs) - 2, -1, -1):
+            result = te.if_then_else(i[axis] == k, inputs[k](*rest), result)
+        return result
+
+    return _injective(shape, body, "stack")
+
+
+def split(x: Tensor, sizes: Sequence[Dim], axis: int) -> tuple[Tensor, ...]:
+    """x cut along `axis` into pieces of `sizes`."""
+    pieces: list[Tensor] = []
+    start: Dim = 0
+    for size in sizes:
+        begin = [start if a == axis else 0 for a in range(x.ndim)]
+        shape = [size if a == axis else d for a, d in enumerate(x.shape)]
+        pieces.append(strided_slice(x, begin, [1] * x.ndim, shape, name="split"))
+        start = as_dim(size + start)
+    return tuple(pieces)
+
+
+def strided_slice(
+    x: Tensor, begin: Sequence[Dim], strides: Sequence[int], shape: Sequence[Dim], name: str = "strided_slice"
+) -> Tensor:
+    """The `shape` elements at ``begin + i * strides``; strides may be negative."""
+    return _injective(
+        shape, lambda *i: x(*[v * s + b for v, b, s in zip(i, begin, strides, strict=True)]), name
+    )
+
+
+def flip(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """In reverse order along `axes`."""
+    return _injective(
+        x.shape, lambda *i: x(*[x.shape[a] - 1 - v if a in axes else v for a, v in enumerate(i)]), "flip"
+    )
+
+
+def tile(x: Tensor, reps: Sequence[int]) -> Tensor:
+    """The whole tensor repeated ``reps[d]`` times along dimension d; one count for each dimension, after padding."""
+    lead = len(reps) - x.ndim
+    shape = [as_dim(d * r) for d, r in zip((*[1] * lead, *x.shape), reps, strict=True)]
+
+    def body(*i: Any) -> PrimExpr:
+        return x(*[v if reps[lead + a] == 1 else v % x.shape[a] for a, v in enumerate(i[lead:])])
+
+    return _injective(shape, body, "tile")
+
+
+def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
+    """Each element repeated `repeats` times along `axis`."""
+    shape = [as_dim(d * repeats) if a == axis else d for a, d in enumerate(x.shape)]
+    return _injective(
+        shape, lambda *i: x(*[v // repeats if a == axis else v for a, v in enumerate(i)]), "repeat"
+    )
+
+
+def full(shape: Sequence[Dim], dtype: str, value: float) -> Tensor:
+    """A tensor of one value."""
+    return _injective(shape, lambda *_: te.const(value, dtype), "full")
+
+
+def arange(start: float, step: float, count: Dim, dtype: str) -> Tensor:
+    """start, start + step, ..., `count` of them."""
+    return _injective(
+        (count,), lambda i: te.const(start, dtype) + te.cast(dtype, i) * te.const(step, dtype), "arange"
+    )
+
+
+def meshgrid_axis(x: Tensor, axis: int, shape: Sequence[Dim]) -> Tensor:
+    """Vector x laid along dimension `axis` of `shape` and repeated along the others."""
+    return _injective(shape, lambda *i: x(i[axis]), "meshgrid")
+
+
+def one_hot(indices: Tensor, on: Tensor, off: Tensor, depth: int, axis: int) -> Tensor:
+    """`on` (scalar) where the new dimension `axis`, `depth` long, equals the index, else `off`.
+
+    Negative indices count from the end; an index outside [-depth, depth) gives a row of `off`.
+    """
+    shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
+
+    def body(*i: Any) -> PrimExpr:
+        index = indices(*i[:axis], *i[axis + 1 :])
+        here = te.cast(index.dtype, i[axis])
+        return te.select(te.any(index == here, index + depth == here), on(), off())
+
+    return _injective(shape, body, "one_hot")
+
+
+def trilu(x: Tensor, k: int, upper: bool) -> Tensor:
+    """The upper (or lower) triangle of the last two dimensions from diagonal `k`; 0 elsewhere."""
+
+    def body(*i: Any) -> PrimExpr:
+        row, column = i[-2], i[-1]
+        keep = column >= row + k if upper else column <= row + k
+        return te.select(keep, x(*i), te.const(0, x.dtype))
+
+    return _injective(x.shape, body, "trilu")
+
+
+def depth_to_space(x: Tensor, block: int, mode: str) -> Tensor:
+    """(N, C, H, W) to (N, C / block^2, H * block, W * block); `mode` "DCR" or "CRD" (column-row-depth)."""
+    n, c, h, w = x.shape
+    channels = as_dim(c // (block * block))
+
+    def body(b: Any, ch: Any, y: Any, z: Any) -> PrimExpr:
+        sub = (y % block) * block + z % block
+        source = sub * channels + ch if mode == "DCR" else ch * (block * block) + sub
+        return x(b, source, y // block, z // block)
+
+    return _injective((n, channels, as_dim(h * block), as_dim(w * block)), body, "depth_to_space")
+
+
+def space_to_depth(x: Tensor, block: int) -> Tensor:
+    """(N, C, H, W) to (N, C * block^2, H / block, W / block), the block's position outermost."""
+    n, c, h, w = x.shape
+
+    def body(b: Any, ch: Any, y: Any, z: Any) -> PrimExpr:
+        sub, source = ch // c, ch % c
+        return x(b, source, y * block + sub // block, z * block + sub % block)
+
+    return _injective((n, as_dim(c * (block * block)), as_dim(h // block), as_dim(w // block)), body, "space_to_depth")
+
+
+def reverse_sequence(x: Tensor, lengths: Tensor, seq_axis: int, batch_axis: int) -> Tensor:
+    """The first ``lengths[b]`` elements along `seq_axis` in reverse order, for each b along `batch_axis`."""
+
+    def body(*i: Any) -> PrimExpr:
+        length = te.cast("int32", lengths(i[batch_axis]))
+        bounded = te.minimum(te.maximum(length, 0), x.shape[seq_axis])
+        position = te.select(i[seq_axis] < bounded, bounded - 1 - i[seq_axis], i[seq_axis])
+        return x(*[position if a == seq_axis else v for a, v in enumerate(i)])
+
+    return _injective(x.shape, body, "reverse_sequence")
+
+
+def layout_transform(x: Tensor, src: Layout, dst: Layout) -> Tensor:
+    """x in another layout, blocks filled up with 0 (see `topi.layout`)."""
+    sizes = src.axis_sizes(x.shape)
+    shape = dst.shape_of(sizes)
+
+    def body(*i: Any) -> PrimExpr:
+        position = dst.axis_positions(i)
+        value = x(*src.index_of(position))
+        outside = [
+            position[a] < sizes[a] for a, block in dst.blocks.items() if not _divides(block, sizes[a])
+        ]
+        return te.if_then_else(te.all(*outside), value, te.const(0, x.dtype)) if outside else value
+
+    return _injective(shape, body, "layout_transform")
+
+
+def _divides(block: int, size: Dim) -> bool:
+    known = as_int(size)
+    return known is not None and known % block == 0
