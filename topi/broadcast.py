@@ -18,8 +18,8 @@ from topi.utils import broadcast_index, full_precision, same_dim
 __all__ = [
     "add", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_shape", "broadcast_to", "divide", "equal",
     "floor_divide", "floor_mod", "greater", "greater_equal", "left_shift", "less", "less_equal", "logical_and",
-    "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply", "not_equal", "power", "right_shift",
-    "subtract", "where",
+    "logical_or", "logical_xor", "maximum", "minimum", "multiply", "not_equal", "power", "right_shift", "subtract",
+    "trunc_divide", "trunc_mod", "where",
 ]  # fmt: skip
 
 
@@ -104,6 +104,10 @@ def _fmod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return full_precision(te.fmod, a, b)
 
 
+def _trunc_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return full_precision(lambda x, y: te.trunc(ops.div(x, y)), a, b)
+
+
 def _floor_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return full_precision(ops.floordiv, a, b)
 
@@ -126,7 +130,8 @@ subtract = _binary("subtract", ops.sub, "a - b")
 multiply = _binary("multiply", ops.mul, "a * b")
 divide = _binary("divide", _guarded(ops.div, ops.neg), "a / b; integers truncate towards zero.")
 floor_divide = _binary("floor_divide", _guarded(_floor_divide, ops.neg), "a / b rounded down.")
-mod = _binary("mod", _guarded(_fmod, _zero_like), "C remainder: the sign of a.")
+trunc_divide = _binary("trunc_divide", _guarded(_trunc_divide, ops.neg), "a / b rounded towards zero.")
+trunc_mod = _binary("trunc_mod", _guarded(_fmod, _zero_like), "C remainder: the sign of a.")
 floor_mod = _binary("floor_mod", _guarded(_floor_mod, _zero_like), "Python remainder: the sign of b.")
 power = _binary("power", _power, "a to the power b; integer exponents must not be negative.")
 maximum = _binary("maximum", te.maximum, "The larger value; NaN if either is NaN.")

@@ -1,7 +1,8 @@
 """Reads and writes at positions held in tensors (TVM: `topi.transform`, `topi.scatter`).
 
-Positions are always brought inside the tensor, so a wrong index reads a wrong element but never foreign memory. Modes:
-"clip" limits to [0, n); "wrap" takes the remainder; "numpy" counts negative positions from the end, then limits.
+Positions are brought inside the tensor, so a wrong index reads a wrong element but never foreign memory. Modes:
+"clip" limits to [0, n); "wrap" takes the remainder; "numpy" counts negative positions from the end, then limits;
+"fast" trusts the caller.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def inside(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
     """`position` brought into [0, size) by `mode`, as an int32 index."""
     if position.dtype.bits < 32:
         position = te.cast("int32", position)
+    if mode == "fast":
+        return te.cast("int32", position)
     extent = te.cast(position.dtype, size)
     if mode == "wrap":
         return te.cast("int32", position % extent)
@@ -61,16 +64,23 @@ def gather(x: Tensor, axis: int, indices: Tensor, mode: str = "numpy") -> Tensor
     return te.compute(indices.shape, body, name="gather", tag=INJECTIVE)
 
 
+def _tuple_length(indices: Tensor) -> int:
+    length = indices.shape[0]
+    if not isinstance(length, int):
+        raise CompileError(f"{indices.name}: the length of an index tuple must be known at compile time, got {length}")
+    return length
+
+
 def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0, mode: str = "numpy") -> Tensor:
-    """Slices of x at the coordinate tuples along the last dimension of `indices`, batch by batch."""
-    depth = indices.shape[-1]
-    if not isinstance(depth, int):
-        raise CompileError(f"gather_nd: the length of an index tuple must be known, got {depth}")
-    lead = indices.ndim - 1
-    shape = (*indices.shape[:-1], *x.shape[batch_dims + depth :])
+    """Slices of x at the coordinate tuples along dimension 0 of `indices`, batch by batch.
+
+    x (B..., X_0, ..., X_{M-1}, rest...), indices (M, B..., Y...): (B..., Y..., rest...).
+    """
+    depth, lead = _tuple_length(indices), indices.ndim - 1
+    shape = (*indices.shape[1:], *x.shape[batch_dims + depth :])
 
     def body(*i: Any) -> PrimExpr:
-        at = [inside(indices(*i[:lead], k), x.shape[batch_dims + k], mode) for k in range(depth)]
+        at = [inside(indices(k, *i[:lead]), x.shape[batch_dims + k], mode) for k in range(depth)]
         return x(*i[:batch_dims], *at, *i[lead:])
 
     return te.compute(shape, body, name="gather_nd", tag=INJECTIVE)
@@ -101,16 +111,16 @@ def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, red
 
 
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "update") -> Tensor:
-    """A copy of x where the slices `updates` are combined at the coordinate tuples ``indices[..., :]``."""
-    depth = indices.shape[-1]
-    if not isinstance(depth, int):
-        raise CompileError(f"scatter_nd: the length of an index tuple must be known, got {depth}")
-    lead = indices.ndim - 1
+    """A copy of x where the slices `updates` are combined at the coordinate tuples along dimension 0 of `indices`.
+
+    x (X_0, ..., X_{M-1}, rest...), indices (M, Y...), updates (Y..., rest...); updates are made in row-major order.
+    """
+    depth, lead = _tuple_length(indices), indices.ndim - 1
 
     def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         def update(*i: PrimExpr) -> Stmt:
-            tuple_at = [inside(BufferLoad(ins[1], (*i[:lead], convert(k))), x.shape[k], "numpy") for k in range(depth)]
-            return _combine(outs[0], (*tuple_at, *i[lead:]), BufferLoad(ins[2], i), reduction)
+            at = [inside(BufferLoad(ins[1], (convert(k), *i[:lead])), x.shape[k], "numpy") for k in range(depth)]
+            return _combine(outs[0], (*at, *i[lead:]), BufferLoad(ins[2], i), reduction)
 
         return seq(_copy(ins[0], outs[0]), loop_nest(updates.shape, update))
 

@@ -12,6 +12,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr
+from topi.elementwise import elementwise
 from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
 from topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
 
@@ -84,8 +85,8 @@ def min(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return _reduce(te.min, x, axis, keepdims, "min")
 
 
-_all = te.comm_reducer(lambda a, b: te.all(a, b), lambda _: te.const(True), name="all")
-_any = te.comm_reducer(lambda a, b: te.any(a, b), lambda _: te.const(False), name="any")
+_all = te.comm_reducer(te.all, lambda _: te.const(True), name="all")
+_any = te.comm_reducer(te.any, lambda _: te.const(False), name="any")
 
 
 def all(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -150,7 +151,7 @@ def _arg_reduce(
 
     shape = reduced_shape(x.shape, axes, keepdims)
     indices, _ = te.compute(shape, body, name=name, tag=COMM_REDUCE_IDX)
-    return te.compute(shape, lambda *i: indices(*i), name=f"{name}_index", tag=ELEMWISE)
+    return elementwise(lambda v: v, indices, f"{name}_index")
 
 
 def argmax(

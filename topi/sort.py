@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import te
 from te import Tensor
 from te.errors import CompileError
-from te.tir import Allocate, Buffer, BufferLoad, BufferStore, Dim, PrimExpr, Stmt, as_int, convert, decl_buffer, seq
+from te.tir import Allocate, Buffer, BufferLoad, BufferStore, Dim, PrimExpr, Stmt, as_int, decl_buffer, seq
 from topi.loops import Cell, loop, loop_nest
 from topi.tag import INJECTIVE
 
@@ -120,33 +119,25 @@ def topk(x: Tensor, k: int, axis: int, largest: bool = True, dtype: str = "int64
     return values, positions
 
 
-def _running(
-    combine: Callable[[PrimExpr, PrimExpr], PrimExpr], start: int, name: str
-) -> Callable[[Tensor, int, bool, bool], Tensor]:
-    def running(x: Tensor, axis: int, exclusive: bool = False, reverse: bool = False) -> Tensor:
-        n = x.shape[axis]
+def _running(combine: Callable[[PrimExpr, PrimExpr], PrimExpr], start: int, name: str) -> Callable[..., Tensor]:
+    def running(x: Tensor, axis: int, dtype: str | None = None, exclusive: bool = False) -> Tensor:
+        kind = dtype or x.dtype
 
         def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
             def step(*i: PrimExpr) -> Stmt:
-                def at(k: Any) -> tuple[PrimExpr, ...]:
-                    position = n - 1 - k if reverse else k
-                    return (*i[:axis], convert(position), *i[axis + 1 :])
-
-                k = i[axis]
-                value = BufferLoad(ins[0], at(k - 1 if exclusive else k))
-                first = te.const(start, x.dtype) if exclusive else value
+                before = (*i[:axis], i[axis] - 1, *i[axis + 1 :])
+                value = te.cast(kind, BufferLoad(ins[0], before if exclusive else i))
+                first = te.const(start, kind) if exclusive else value
                 return BufferStore(
-                    outs[0], te.if_then_else(k == 0, first, combine(BufferLoad(outs[0], at(k - 1)), value)), at(k)
+                    outs[0], te.if_then_else(i[axis] == 0, first, combine(BufferLoad(outs[0], before), value)), i
                 )
 
             return loop_nest(x.shape, step)
 
-        return te.extern(x.shape, [x], body, name=name, dtype=x.dtype, tag="scan")
+        return te.extern(x.shape, [x], body, name=name, dtype=kind, tag="scan")
 
     running.__name__ = running.__qualname__ = name
-    running.__doc__ = (
-        f"The {name} along `axis`; `exclusive` leaves the element itself out, `reverse` runs from the end."
-    )
+    running.__doc__ = f"The {name} along `axis`, in type `dtype`; `exclusive` leaves the element itself out."
     return running
 
 

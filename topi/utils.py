@@ -77,7 +77,7 @@ def broadcast_index(index: Index, shape: Sequence[Dim]) -> list[Any]:
 
 
 def accumulator_type(dtype: str) -> str:
-    """The type that long sums of `dtype` values are kept in: float32 for the narrow floats, the type itself otherwise."""
+    """The type that long sums of `dtype` values are kept in: float32 for the narrow floats, else `dtype`."""
     kind = te.const(0, dtype).dtype
     return "float32" if kind.is_float and kind.bits < 32 else dtype
 

@@ -61,8 +61,8 @@ def conv(
 ) -> Tensor:
     """Convolution (cross-correlation) of `data` with `weight`.
 
-    `data_layout` orders N, C and the spatial axes ("NCHW", "NHWC", "NCW", "NCDHW", ...), `kernel_layout` orders O, I (the
-    channels of one group) and the same spatial axes. `padding` is (begin..., end...) of the spatial axes in the
+    `data_layout` orders N, C and the spatial axes ("NCHW", "NHWC", "NCW", "NCDHW", ...), `kernel_layout` orders O, I
+    (the channels of one group) and the same spatial axes. `padding` is (begin..., end...) of the spatial axes in the
     order of `data_layout`.
     """
     layout, kernel = Layout(data_layout), Layout(kernel_layout)

@@ -8,10 +8,10 @@ import te
 from te import Tensor
 from te.tir import Dim, PrimExpr
 from topi.broadcast import broadcast_shape
-from topi.tag import ELEMWISE
+from topi.tag import BROADCAST, ELEMWISE
 from topi.utils import accumulator_type, broadcast_index
 
-__all__ = ["batch_matmul", "dense", "dense_packed"]
+__all__ = ["batch_matmul", "bias_add", "dense", "dense_packed"]
 
 
 def _rounded(total: Tensor, dtype: str) -> Tensor:
@@ -72,3 +72,8 @@ def batch_matmul(
     attrs = {"transpose_a": transpose_a, "transpose_b": transpose_b}
     total = te.compute((*batch, rows, columns), body, name="batch_matmul", tag="batch_matmul", attrs=attrs)
     return _rounded(total, out_dtype)
+
+
+def bias_add(x: Tensor, bias: Tensor, axis: int) -> Tensor:
+    """x + bias, one number for each position along `axis`."""
+    return te.compute(x.shape, lambda *i: x(*i) + bias(i[axis]), name="bias_add", tag=BROADCAST)

@@ -16,7 +16,7 @@ __all__ = ["adaptive_pool", "avg_pool", "lp_pool", "max_pool", "pooled_size"]
 
 
 def pooled_size(size: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil_mode: bool) -> Dim:
-    """Number of windows along a dimension. With `ceil_mode` a last window that sticks out counts, if it starts inside."""
+    """Windows along a dimension. With `ceil_mode` a last window that sticks out counts, if it starts inside."""
     room = size + (begin + end - (kernel - 1) * dilation - 1)
     if not ceil_mode:
         return as_dim(room // stride + 1)

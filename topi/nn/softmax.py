@@ -39,7 +39,7 @@ def _row(i: Sequence[Any], axis: int) -> tuple[Any, ...]:
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:
-    """exp(x - max) / sum along `axis`. Stages: "softmax_max", "softmax_exp", "softmax_sum", and the anchor "softmax"."""
+    """exp(x - max) / sum along `axis`; stages "softmax_max", "softmax_exp", "softmax_sum", anchor "softmax"."""
     _, scaled, total = _row_stages(x, axis)
 
     def body(*i: Any) -> PrimExpr:

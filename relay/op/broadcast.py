@@ -1,0 +1,422 @@
+"""Elementwise operators of several tensors, with numpy's broadcasting. Operands have one element type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+import te
+import topi
+from relay.errors import TypeInferenceError
+from relay.expr import Call, Expr, ExprOperators
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, as_expr, require, require_same_dtype, widened
+from relay.op.elementwise import negative
+from relay.type import TensorType, Type, broadcast_shapes, dims_equal
+from te.tir import Dim
+
+__all__ = [
+    "Add", "Binary", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BroadcastTo", "Divide", "Equal", "FloorDivide",
+    "FloorMod", "Greater", "GreaterEqual", "LeftShift", "Less", "LessEqual", "LogicalAnd", "LogicalOr", "LogicalXor",
+    "Maximum", "Minimum", "Multiply", "NotEqual", "Power", "RightShift", "Subtract", "TruncDivide", "TruncMod",
+    "Where", "add", "bitwise_and", "bitwise_or", "bitwise_xor", "broadcast_to", "divide", "equal", "floor_divide",
+    "floor_mod", "greater", "greater_equal", "left_shift", "less", "less_equal", "logical_and", "logical_or",
+    "logical_xor", "maximum", "minimum", "multiply", "not_equal", "power", "right_shift", "subtract", "trunc_divide",
+    "trunc_mod", "where",
+]  # fmt: skip
+
+
+class Binary(OpDef):
+    """Base of broadcasting operators: `define` is the compute, `evaluate` its meaning in numpy.
+
+    (C1) the element type is one of `domain`; (C2) both inputs have it; (C3) the shapes broadcast.
+    """
+
+    domain: ClassVar[tuple[str, ...]] = ("float", "int", "uint")
+    """Kinds of element types taken: "float", "int", "uint", "bool"."""
+    define: ClassVar[Callable[[te.Tensor, te.Tensor], te.Tensor]]
+    evaluate: ClassVar[Callable[[Any, Any], Any]]
+    result_dtype: ClassVar[str | None] = None
+    """The element type of the result; None: that of the inputs."""
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        kind = "float" if a.dtype.is_float else a.dtype.code
+        if kind not in self.domain:
+            raise TypeInferenceError(f"(C1) the element type must be a {' or '.join(self.domain)}; got {a.dtype}")
+        require_same_dtype(2, a, b)
+        return TensorType(_broadcast(3, a, b), self.result_dtype or a.dtype)
+
+    def compute(self, a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        return type(self).define(a, b)
+
+    def reference(self, a: Array, b: Array) -> Array:
+        return np.asarray(widened(type(self).evaluate, a, b))
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return _moves_with(self, perm, types)
+
+
+def _broadcast(number: int, *types: TensorType) -> tuple[Dim, ...]:
+    try:
+        return broadcast_shapes(*[t.shape for t in types])
+    except TypeInferenceError as error:
+        raise TypeInferenceError(f"(C{number}) {error.constraint}") from None
+
+
+def _moves_with(op: OpDef, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+    """`op` itself when every input is transposed with the output, or is a scalar."""
+    ranks = [t.ndim for t in types if isinstance(t, TensorType)]
+    return op if all(rank in (0, len(perm)) for rank in ranks) else None
+
+
+class Comparison(Binary):
+    """A bool for each pair of elements."""
+
+    domain = ("float", "int", "uint", "bool")
+    result_dtype = "bool"
+
+    def reference(self, a: Array, b: Array) -> Array:
+        return np.asarray(type(self).evaluate(a, b), np.bool_)
+
+
+class BoolBinary(Binary):
+    """A connective of bools."""
+
+    domain = ("bool",)
+
+
+class IntBinary(Binary):
+    """An operation on the bits of integers."""
+
+    domain = ("int", "uint")
+
+
+@register_op("add", pattern=OpPattern.BROADCAST)
+class Add(Binary):
+    """a + b (ONNX: Add)."""
+
+    define = staticmethod(topi.add)
+    evaluate = staticmethod(np.add)
+
+
+@register_op("subtract", pattern=OpPattern.BROADCAST)
+class Subtract(Binary):
+    """a - b (ONNX: Sub)."""
+
+    define = staticmethod(topi.subtract)
+    evaluate = staticmethod(np.subtract)
+
+
+@register_op("multiply", pattern=OpPattern.BROADCAST)
+class Multiply(Binary):
+    """a * b (ONNX: Mul)."""
+
+    define = staticmethod(topi.multiply)
+    evaluate = staticmethod(np.multiply)
+
+
+def _integer_quotient(a: Array, b: Array, rounded_down: bool) -> Array:
+    """a / b of integers, rounded down or towards zero; 0 where b is 0."""
+    quotient = np.floor_divide(a, b)
+    if not rounded_down:
+        remainder = a - quotient * b
+        quotient = np.where((remainder != 0) & ((a < 0) != (b < 0)), quotient + 1, quotient)
+    return np.where(b == 0, 0, quotient).astype(a.dtype)
+
+
+@register_op("divide", pattern=OpPattern.BROADCAST)
+class Divide(Binary):
+    """a / b (ONNX: Div); integers truncate towards zero, and give 0 for b = 0."""
+
+    define = staticmethod(topi.divide)
+
+    @staticmethod
+    def evaluate(a: Array, b: Array) -> Array:
+        return np.divide(a, b) if a.dtype.kind not in "iu" else _integer_quotient(a, b, rounded_down=False)
+
+
+@register_op("trunc_divide", pattern=OpPattern.BROADCAST)
+class TruncDivide(Binary):
+    """a / b rounded towards zero; integers give 0 for b = 0."""
+
+    define = staticmethod(topi.trunc_divide)
+
+    @staticmethod
+    def evaluate(a: Array, b: Array) -> Array:
+        return np.trunc(np.divide(a, b)) if a.dtype.kind not in "iu" else _integer_quotient(a, b, rounded_down=False)
+
+
+@register_op("floor_divide", pattern=OpPattern.BROADCAST)
+class FloorDivide(Binary):
+    """a / b rounded down; integers give 0 for b = 0."""
+
+    define = staticmethod(topi.floor_divide)
+
+    @staticmethod
+    def evaluate(a: Array, b: Array) -> Array:
+        return np.floor(np.divide(a, b)) if a.dtype.kind not in "iu" else _integer_quotient(a, b, rounded_down=True)
+
+
+@register_op("trunc_mod", pattern=OpPattern.BROADCAST)
+class TruncMod(Binary):
+    """C remainder, with the sign of a (ONNX: Mod with fmod = 1); integers give 0 for b = 0."""
+
+    define = staticmethod(topi.trunc_mod)
+    evaluate = staticmethod(np.fmod)
+
+
+@register_op("floor_mod", pattern=OpPattern.BROADCAST)
+class FloorMod(Binary):
+    """Python remainder, with the sign of b (ONNX: Mod); integers give 0 for b = 0."""
+
+    define = staticmethod(topi.floor_mod)
+    evaluate = staticmethod(np.mod)
+
+
+@register_op("power", pattern=OpPattern.BROADCAST)
+class Power(Binary):
+    """a to the power b (ONNX: Pow). Integer powers wrap; a negative integer exponent is unspecified."""
+
+    define = staticmethod(topi.power)
+
+    @staticmethod
+    def evaluate(a: Array, b: Array) -> Array:
+        return np.power(a, b if a.dtype.kind == "f" else np.maximum(b, 0))
+
+
+@register_op("maximum", pattern=OpPattern.BROADCAST)
+class Maximum(Binary):
+    """The larger value, NaN if either is NaN (ONNX: Max)."""
+
+    define = staticmethod(topi.maximum)
+    evaluate = staticmethod(np.maximum)
+
+
+@register_op("minimum", pattern=OpPattern.BROADCAST)
+class Minimum(Binary):
+    """The smaller value, NaN if either is NaN (ONNX: Min)."""
+
+    define = staticmethod(topi.minimum)
+    evaluate = staticmethod(np.minimum)
+
+
+@register_op("left_shift", pattern=OpPattern.BROADCAST)
+class LeftShift(IntBinary):
+    """a << b (ONNX: BitShift); b is at least 0 and below the width."""
+
+    define = staticmethod(topi.left_shift)
+    evaluate = staticmethod(np.left_shift)
+
+
+@register_op("right_shift", pattern=OpPattern.BROADCAST)
+class RightShift(IntBinary):
+    """a >> b, arithmetic on signed integers (ONNX: BitShift); b is at least 0 and below the width."""
+
+    define = staticmethod(topi.right_shift)
+    evaluate = staticmethod(np.right_shift)
+
+
+@register_op("bitwise_and", pattern=OpPattern.BROADCAST)
+class BitwiseAnd(IntBinary):
+    """a & b (ONNX: BitwiseAnd)."""
+
+    define = staticmethod(topi.bitwise_and)
+    evaluate = staticmethod(np.bitwise_and)
+
+
+@register_op("bitwise_or", pattern=OpPattern.BROADCAST)
+class BitwiseOr(IntBinary):
+    """a | b (ONNX: BitwiseOr)."""
+
+    define = staticmethod(topi.bitwise_or)
+    evaluate = staticmethod(np.bitwise_or)
+
+
+@register_op("bitwise_xor", pattern=OpPattern.BROADCAST)
+class BitwiseXor(IntBinary):
+    """a ^ b (ONNX: BitwiseXor)."""
+
+    define = staticmethod(topi.bitwise_xor)
+    evaluate = staticmethod(np.bitwise_xor)
+
+
+@register_op("logical_and", pattern=OpPattern.BROADCAST)
+class LogicalAnd(BoolBinary):
+    """a and b (ONNX: And)."""
+
+    define = staticmethod(topi.logical_and)
+    evaluate = staticmethod(np.logical_and)
+
+
+@register_op("logical_or", pattern=OpPattern.BROADCAST)
+class LogicalOr(BoolBinary):
+    """a or b (ONNX: Or)."""
+
+    define = staticmethod(topi.logical_or)
+    evaluate = staticmethod(np.logical_or)
+
+
+@register_op("logical_xor", pattern=OpPattern.BROADCAST)
+class LogicalXor(BoolBinary):
+    """Exactly one of a and b (ONNX: Xor)."""
+
+    define = staticmethod(topi.logical_xor)
+    evaluate = staticmethod(np.logical_xor)
+
+
+@register_op("equal", pattern=OpPattern.BROADCAST)
+class Equal(Comparison):
+    """a == b (ONNX: Equal)."""
+
+    define = staticmethod(topi.equal)
+    evaluate = staticmethod(np.equal)
+
+
+@register_op("not_equal", pattern=OpPattern.BROADCAST)
+class NotEqual(Comparison):
+    """a != b"""
+
+    define = staticmethod(topi.not_equal)
+    evaluate = staticmethod(np.not_equal)
+
+
+@register_op("less", pattern=OpPattern.BROADCAST)
+class Less(Comparison):
+    """a < b (ONNX: Less)."""
+
+    define = staticmethod(topi.less)
+    evaluate = staticmethod(np.less)
+
+
+@register_op("less_equal", pattern=OpPattern.BROADCAST)
+class LessEqual(Comparison):
+    """a <= b (ONNX: LessOrEqual)."""
+
+    define = staticmethod(topi.less_equal)
+    evaluate = staticmethod(np.less_equal)
+
+
+@register_op("greater", pattern=OpPattern.BROADCAST)
+class Greater(Comparison):
+    """a > b (ONNX: Greater)."""
+
+    define = staticmethod(topi.greater)
+    evaluate = staticmethod(np.greater)
+
+
+@register_op("greater_equal", pattern=OpPattern.BROADCAST)
+class GreaterEqual(Comparison):
+    """a >= b (ONNX: GreaterOrEqual)."""
+
+    define = staticmethod(topi.greater_equal)
+    evaluate = staticmethod(np.greater_equal)
+
+
+@register_op("where", pattern=OpPattern.BROADCAST)
+class Where(OpDef):
+    """x where `condition`, else y (ONNX: Where).
+
+    (C1) condition is bool; (C2) x and y have one element type; (C3) the three shapes broadcast.
+    """
+
+    def infer(self, condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
+        require(condition.dtype.is_bool, f"(C1) the condition must be bool; got {condition.dtype}")
+        require_same_dtype(2, x, y)
+        return TensorType(_broadcast(3, condition, x, y), x.dtype)
+
+    def compute(self, condition: te.Tensor, x: te.Tensor, y: te.Tensor) -> te.Tensor:
+        return topi.where(condition, x, y)
+
+    def reference(self, condition: Array, x: Array, y: Array) -> Array:
+        return np.where(condition, x, y)
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return _moves_with(self, perm, types)
+
+
+@register_op("broadcast_to", pattern=OpPattern.BROADCAST)
+class BroadcastTo(OpDef):
+    """x repeated to `shape` by numpy's rule (ONNX: Expand). (C1) x broadcasts to `shape`."""
+
+    shape: tuple[Dim, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        target = TensorType(self.shape, x.dtype)
+        result = _broadcast(1, x, target)
+        fits = len(result) == target.ndim and all(map(dims_equal, result, target.shape))
+        require(fits, f"(C1) {x} does not broadcast to {target}")
+        return target
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.broadcast_to(x, self.shape)
+
+    def reference(self, x: Array) -> Array:
+        return np.broadcast_to(x, tuple([int(d) for d in self.shape])).copy()  # type: ignore[arg-type]
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        if _moves_with(self, perm, types) is None:
+            return None
+        return self.replace(shape=tuple([self.shape[p] for p in perm]))
+
+
+def _helper(operator: type[Binary]) -> Callable[[Expr, Expr], Call]:
+    def call(lhs: Expr, rhs: Expr) -> Call:
+        return operator()(lhs, rhs)
+
+    call.__name__ = call.__qualname__ = operator.name
+    call.__doc__ = operator.__doc__
+    return call
+
+
+add = _helper(Add)
+subtract = _helper(Subtract)
+multiply = _helper(Multiply)
+divide = _helper(Divide)
+trunc_divide = _helper(TruncDivide)
+floor_divide = _helper(FloorDivide)
+trunc_mod = _helper(TruncMod)
+floor_mod = _helper(FloorMod)
+power = _helper(Power)
+maximum = _helper(Maximum)
+minimum = _helper(Minimum)
+left_shift = _helper(LeftShift)
+right_shift = _helper(RightShift)
+bitwise_and = _helper(BitwiseAnd)
+bitwise_or = _helper(BitwiseOr)
+bitwise_xor = _helper(BitwiseXor)
+logical_and = _helper(LogicalAnd)
+logical_or = _helper(LogicalOr)
+logical_xor = _helper(LogicalXor)
+equal = _helper(Equal)
+not_equal = _helper(NotEqual)
+less = _helper(Less)
+less_equal = _helper(LessEqual)
+greater = _helper(Greater)
+greater_equal = _helper(GreaterEqual)
+
+
+def where(condition: Expr, x: Expr, y: Expr) -> Call:
+    """x where `condition`, else y; all three broadcast."""
+    return Where()(condition, x, y)
+
+
+def broadcast_to(data: Expr, shape: Sequence[Dim]) -> Call:
+    """`data` repeated to `shape` by numpy's rule."""
+    return BroadcastTo(shape=tuple(shape))(data)
+
+
+def _operator(function: Callable[[Expr, Expr], Call]) -> Callable[[Any, Any], Call]:
+    """`function` for Python operators: a number takes the other side's element type."""
+
+    def apply(a: Any, b: Any) -> Call:
+        return function(as_expr(a, b), as_expr(b, a))
+
+    return apply
+
+
+ExprOperators._operators.update(
+    add=_operator(add), subtract=_operator(subtract), multiply=_operator(multiply), divide=_operator(divide),
+    negative=lambda x, _: negative(x),
+)  # fmt: skip

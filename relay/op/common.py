@@ -1,0 +1,109 @@
+"""What operator definitions share: checks, axes, and numpy computed in wide types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from relay.errors import TypeInferenceError
+from relay.expr import Constant, Expr, const
+from relay.type import TensorType, shape_text
+from te.tir import Dim
+
+__all__ = [
+    "Array",
+    "as_expr",
+    "check_axes",
+    "check_axis",
+    "ints",
+    "numpy_dtype",
+    "require",
+    "require_float",
+    "require_same_dtype",
+    "widened",
+    "with_dim",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+def require(condition: bool, constraint: str) -> None:
+    """Raise TypeInferenceError with the sentence of the constraint, unless `condition`."""
+    if not condition:
+        raise TypeInferenceError(constraint)
+
+
+def require_same_dtype(number: int, *types: TensorType) -> None:
+    """Constraint `number`: all inputs have one element type."""
+    if any(t.dtype != types[0].dtype for t in types):
+        found = " and ".join(str(t.dtype) for t in types)
+        raise TypeInferenceError(f"(C{number}) inputs must have one element type; got {found}: cast one")
+
+
+def require_float(number: int, x: TensorType) -> None:
+    """Constraint `number`: x is a tensor of floats."""
+    if not x.dtype.is_float:
+        raise TypeInferenceError(f"(C{number}) the element type must be a float; got {x.dtype}: cast it")
+
+
+def check_axis(number: int, axis: int, ndim: int) -> int:
+    """Constraint `number`: `axis` is in [-ndim, ndim). Returns it counted from the front."""
+    if not -ndim <= axis < ndim:
+        raise TypeInferenceError(f"(C{number}) axis {axis} must be at least {-ndim} and below {ndim}")
+    return axis + ndim if axis < 0 else axis
+
+
+def check_axes(number: int, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
+    """Constraint `number`: `axes` are different axes in [-ndim, ndim). Returns them counted from the front."""
+    found = tuple([check_axis(number, a, ndim) for a in axes])
+    require(len(set(found)) == len(found), f"(C{number}) an axis is given twice in {tuple(axes)}")
+    return found
+
+
+def with_dim(shape: Sequence[Dim], axis: int, dim: Dim) -> tuple[Dim, ...]:
+    """`shape` with dimension `axis` set to `dim`."""
+    return (*shape[:axis], dim, *shape[axis + 1 :])
+
+
+def ints(value: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """A number for each of `count` dimensions: one number serves all of them."""
+    if isinstance(value, int):
+        return (value,) * count
+    return tuple([int(v) for v in value])
+
+
+def padding_pairs(value: int | Sequence[int], rank: int) -> tuple[int, ...]:
+    """Padding as (begin..., end...) of `rank` dimensions; one number, or one for each dimension, pads both ends."""
+    amounts = ints(value, rank)
+    return (*amounts, *amounts) if len(amounts) == rank else amounts
+
+
+def as_expr(value: Any, like: Expr) -> Expr:
+    """`value` as an expression; a Python number becomes a constant of the element type of `like`."""
+    return value if isinstance(value, Expr) else const(value, str(like.dtype))
+
+
+def constant_like(value: Any) -> Expr:
+    """`value` as an expression; arrays become constants."""
+    return value if isinstance(value, Expr) else Constant(np.asarray(value))
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy (or ml_dtypes) type that the compiler calls `name`."""
+    return const(0, name).data.dtype
+
+
+def widened(f: Callable[..., Array], *arrays: Array) -> Array:
+    """``f(*arrays)``, of narrow floats computed in float32 and rounded once; without numpy's warnings."""
+    kind = arrays[0].dtype
+    with np.errstate(all="ignore"):
+        if kind.itemsize < 4 and kind.kind in "fV":
+            return f(*[a.astype(np.float32) if a.dtype == kind else a for a in arrays]).astype(kind)
+        return f(*arrays)
+
+
+def shapes_text(types: Sequence[TensorType]) -> str:
+    """The shapes of `types`, as they are printed in messages."""
+    return " and ".join(shape_text(t.shape) for t in types)

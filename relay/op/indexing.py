@@ -1,0 +1,416 @@
+"""Reads and writes at positions held in tensors; sorting; running sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+import te
+import topi
+from relay.expr import Call, Expr, TupleGetItem
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, as_expr, check_axis, numpy_dtype, require, require_same_dtype, with_dim
+from relay.type import TensorType, TupleType, Type, shapes_equal
+
+__all__ = [
+    "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND", "Sort", "Take",
+    "TopK", "argsort", "cumprod", "cumsum", "gather", "gather_nd", "one_hot", "scatter_elements", "scatter_nd",
+    "sort", "take", "topk",
+]  # fmt: skip
+
+
+def _require_integers(number: int, indices: TensorType) -> None:
+    require(indices.dtype.is_integral, f"(C{number}) indices must be integers; got {indices.dtype}")
+
+
+def _inside(positions: Array, size: int, mode: str) -> Array:
+    """Positions brought into [0, size) as `topi.indexing` does."""
+    at = positions.astype(np.int64)
+    if mode == "wrap":
+        return at % size
+    if mode == "numpy":
+        at = np.where(at < 0, at + size, at)
+    return at if mode == "fast" else np.clip(at, 0, size - 1)
+
+
+@register_op("take", pattern=OpPattern.INJECTIVE)
+class Take(OpDef):
+    """Slices of x along `axis` (ONNX: Gather); shape x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:].
+
+    `mode` says what a position outside does: "clip" limits it to [0, size), "wrap" takes the remainder, "numpy" counts
+    negative ones from the end and then limits, "fast" trusts the caller. (C1) indices are integers; (C2) axis is in
+    range; (C3) the first `batch_dims` dimensions of both are equal, and come before `axis`; (C4) the mode is known.
+    """
+
+    axis: int
+    batch_dims: int = 0
+    mode: str = "clip"
+
+    def infer(self, x: TensorType, indices: TensorType) -> TensorType:
+        _require_integers(1, indices)
+        axis, batch = check_axis(2, self.axis, x.ndim), self.batch_dims
+        fits = 0 <= batch <= min(axis, indices.ndim) and shapes_equal(x.shape[:batch], indices.shape[:batch])
+        require(fits, f"(C3) {x} and {indices} must agree in {batch} batch dimensions in front of axis {axis}")
+        require(self.mode in ("clip", "wrap", "numpy", "fast"), f"(C4) mode {self.mode!r} is not clip, wrap, numpy or fast")
+        return x.with_shape((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
+
+    def compute(self, x: te.Tensor, indices: te.Tensor) -> te.Tensor:
+        return topi.take(x, indices, check_axis(2, self.axis, x.ndim), self.batch_dims, self.mode)
+
+    def reference(self, x: Array, indices: Array) -> Array:
+        axis, batch = check_axis(2, self.axis, x.ndim), self.batch_dims
+        at = _inside(indices, x.shape[axis], self.mode)
+        if batch == 0:
+            return np.take(x, at, axis)
+        flat = x.reshape((-1, *x.shape[batch:]))
+        rows = [np.take(f, a, axis - batch) for f, a in zip(flat, at.reshape((-1, *at.shape[batch:])), strict=True)]
+        return np.stack(rows).reshape((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
+
+
+@register_op("gather", pattern=OpPattern.INJECTIVE)
+class Gather(OpDef):
+    """Element (i, j, ...) is x with coordinate `axis` replaced by ``indices[i, j, ...]`` (ONNX: GatherElements).
+
+    Negative positions count from the end; those outside are limited. (C1) indices are integers; (C2) axis is in range;
+    (C3) both have the same rank.
+    """
+
+    axis: int
+
+    def infer(self, x: TensorType, indices: TensorType) -> TensorType:
+        _require_integers(1, indices)
+        check_axis(2, self.axis, x.ndim)
+        require(x.ndim == indices.ndim, f"(C3) {x} and {indices} must have the same rank")
+        return x.with_shape(indices.shape)
+
+    def compute(self, x: te.Tensor, indices: te.Tensor) -> te.Tensor:
+        return topi.gather(x, check_axis(2, self.axis, x.ndim), indices)
+
+    def reference(self, x: Array, indices: Array) -> Array:
+        axis = check_axis(2, self.axis, x.ndim)
+        corner = tuple([slice(None) if a == axis else slice(n) for a, n in enumerate(indices.shape)])
+        return np.take_along_axis(x[corner], _inside(indices, x.shape[axis], "numpy"), axis)
+
+
+@register_op("gather_nd", pattern=OpPattern.INJECTIVE)
+class GatherND(OpDef):
+    """Slices of x at coordinate tuples, which lie along dimension 0 of indices (ONNX: GatherND, transposed).
+
+    x (B..., X_0, ..., X_{M-1}, rest...), indices (M, B..., Y...): (B..., Y..., rest...). Negative positions count from
+    the end; those outside are limited. (C1) indices are integers; (C2) M is known and x has that many dimensions after
+    the batch; (C3) the `batch_dims` dimensions B of both are equal.
+    """
+
+    batch_dims: int = 0
+
+    def infer(self, x: TensorType, indices: TensorType) -> TensorType:
+        _require_integers(1, indices)
+        depth, batch = indices.shape[0] if indices.ndim else -1, self.batch_dims
+        fits = isinstance(depth, int) and 0 <= depth <= x.ndim - batch
+        require(fits, f"(C2) tuples of length {depth} do not index {x} after {batch} batch dimensions")
+        assert isinstance(depth, int)
+        same = 0 <= batch < indices.ndim and shapes_equal(x.shape[:batch], indices.shape[1 : 1 + batch])
+        require(same, f"(C3) {x} and {indices} must agree in {batch} batch dimensions")
+        return x.with_shape((*indices.shape[1:], *x.shape[batch + depth :]))
+
+    def compute(self, x: te.Tensor, indices: te.Tensor) -> te.Tensor:
+        return topi.gather_nd(x, indices, self.batch_dims)
+
+    def reference(self, x: Array, indices: Array) -> Array:
+        batch = self.batch_dims
+        at: list[Any] = [_inside(p, x.shape[batch + k], "numpy") for k, p in enumerate(indices)]
+        grid = np.indices(indices.shape[1:])[:batch]
+        return np.asarray(x[(*grid, *at)]) if at or batch else np.broadcast_to(x, (*indices.shape[1:], *x.shape)).copy()
+
+
+_REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "update": lambda old, new: new, "add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+}  # fmt: skip
+
+
+def _require_reduction(number: int, reduction: str) -> None:
+    known = ", ".join(_REDUCTIONS)
+    require(reduction in _REDUCTIONS, f"(C{number}) reduction {reduction!r} is unknown; known are {known}")
+
+
+@register_op("scatter_elements", pattern=OpPattern.OPAQUE)
+class ScatterElements(OpDef):
+    """A copy of x where element (i, j, ...) of updates is combined in at coordinate ``indices[i, j, ...]`` of `axis`.
+
+    (ONNX: ScatterElements.) Made in row-major order; negative positions count from the end. (C1) indices are integers;
+    (C2) axis is in range; (C3) indices and updates have one shape, of x's rank; (C4) x and updates have one element
+    type; (C5) `reduction` is update, add, mul, min or max.
+    """
+
+    axis: int = 0
+    reduction: str = "update"
+
+    def infer(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
+        _require_integers(1, indices)
+        check_axis(2, self.axis, x.ndim)
+        fits = x.ndim == indices.ndim and shapes_equal(indices.shape, updates.shape)
+        require(fits, f"(C3) {indices} and {updates} must have one shape, of the rank of {x}")
+        require_same_dtype(4, x, updates)
+        _require_reduction(5, self.reduction)
+        return x
+
+    def compute(self, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
+        return topi.scatter_elements(x, indices, updates, check_axis(2, self.axis, x.ndim), self.reduction)
+
+    def reference(self, x: Array, indices: Array, updates: Array) -> Array:
+        axis, result = check_axis(2, self.axis, x.ndim), x.copy()
+        at = _inside(indices, x.shape[axis], "numpy")
+        for index in np.ndindex(*updates.shape):
+            target = (*index[:axis], at[index], *index[axis + 1 :])
+            result[target] = _REDUCTIONS[self.reduction](result[target], updates[index])
+        return result
+
+
+@register_op("scatter_nd", pattern=OpPattern.OPAQUE)
+class ScatterND(OpDef):
+    """A copy of x where slices of updates are combined in at coordinate tuples along dimension 0 of indices.
+
+    (ONNX: ScatterND, transposed.) x (X_0, ..., X_{M-1}, rest...), indices (M, Y...), updates (Y..., rest...); made in
+    row-major order. (C1) indices are integers; (C2) M is known and not above x's rank; (C3) updates has that shape;
+    (C4) x and updates have one element type; (C5) `reduction` is update, add, mul, min or max.
+    """
+
+    reduction: str = "update"
+
+    def infer(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
+        _require_integers(1, indices)
+        depth = indices.shape[0] if indices.ndim else -1
+        require(isinstance(depth, int) and 0 <= depth <= x.ndim, f"(C2) tuples of length {depth} do not index {x}")
+        assert isinstance(depth, int)
+        shape = (*indices.shape[1:], *x.shape[depth:])
+        require(shapes_equal(updates.shape, shape), f"(C3) updates must be {x.with_shape(shape)}; got {updates}")
+        require_same_dtype(4, x, updates)
+        _require_reduction(5, self.reduction)
+        return x
+
+    def compute(self, x: te.Tensor, indices: te.Tensor, updates: te.Tensor) -> te.Tensor:
+        return topi.scatter_nd(x, indices, updates, self.reduction)
+
+    def reference(self, x: Array, indices: Array, updates: Array) -> Array:
+        result = x.copy()
+        for index in np.ndindex(*indices.shape[1:]):
+            at = tuple([int(_inside(p[index], x.shape[k], "numpy")) for k, p in enumerate(indices)])
+            result[at] = _REDUCTIONS[self.reduction](result[at], updates[index])
+        return result
+
+
+@register_op("one_hot", pattern=OpPattern.INJECTIVE)
+class OneHot(OpDef):
+    """`on` where the new dimension `axis`, `depth` long, equals the index, else `off` (ONNX: OneHot).
+
+    Negative indices count from the end; one outside [-depth, depth) gives a row of `off`. (C1) indices are integers;
+    (C2) on and off are scalars of one element type; (C3) axis is in [-ndim - 1, ndim].
+    """
+
+    depth: int
+    axis: int = -1
+
+    def infer(self, indices: TensorType, on: TensorType, off: TensorType) -> TensorType:
+        _require_integers(1, indices)
+        require(on is off and on.ndim == 0, f"(C2) the two values must be scalars of one element type; got {on} and {off}")
+        axis = check_axis(3, self.axis, indices.ndim + 1)
+        return TensorType((*indices.shape[:axis], self.depth, *indices.shape[axis:]), on.dtype)
+
+    def compute(self, indices: te.Tensor, on: te.Tensor, off: te.Tensor) -> te.Tensor:
+        return topi.one_hot(indices, on, off, self.depth, check_axis(3, self.axis, indices.ndim + 1))
+
+    def reference(self, indices: Array, on: Array, off: Array) -> Array:
+        axis = check_axis(3, self.axis, indices.ndim + 1)
+        at = np.expand_dims(indices.astype(np.int64), axis)
+        line = np.arange(self.depth).reshape([-1 if a == axis else 1 for a in range(at.ndim)])
+        return np.where((at == line) | (at + self.depth == line), on, off)
+
+
+def _descending_or_not(x: Array, axis: int, ascending: bool) -> Array:
+    """A stable argsort; NaN is the greatest value, equal values keep their order."""
+    if ascending:
+        return np.argsort(x, axis=axis, kind="stable")
+    turned = np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    return x.shape[axis] - 1 - turned
+
+
+@register_op("argsort", pattern=OpPattern.OPAQUE)
+class ArgSort(OpDef):
+    """Positions along `axis` in sorted order; equal values keep their order, NaN is the greatest value.
+
+    (C1) the element type is a number; (C2) axis is in range.
+    """
+
+    axis: int = -1
+    is_ascend: bool = True
+    dtype: str = "int32"
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(not x.dtype.is_bool, f"(C1) the element type must be a number; got {x.dtype}")
+        check_axis(2, self.axis, x.ndim)
+        return x.with_dtype(self.dtype)
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.argsort(x, check_axis(2, self.axis, x.ndim), self.is_ascend, self.dtype)
+
+    def reference(self, x: Array) -> Array:
+        return _descending_or_not(x, self.axis, self.is_ascend).astype(numpy_dtype(self.dtype))
+
+
+@register_op("sort", pattern=OpPattern.OPAQUE)
+class Sort(OpDef):
+    """x sorted along `axis`; NaN is the greatest value. (C1) the element type is a number; (C2) axis is in range."""
+
+    axis: int = -1
+    is_ascend: bool = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(not x.dtype.is_bool, f"(C1) the element type must be a number; got {x.dtype}")
+        check_axis(2, self.axis, x.ndim)
+        return x
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.sort(x, check_axis(2, self.axis, x.ndim), self.is_ascend)
+
+    def reference(self, x: Array) -> Array:
+        return np.take_along_axis(x, _descending_or_not(x, self.axis, self.is_ascend), self.axis)
+
+
+@register_op("topk", pattern=OpPattern.OPAQUE)
+class TopK(OpDef):
+    """The k largest (smallest, with `is_ascend`) values along `axis` in order, and their positions (ONNX: TopK).
+
+    Gives a tuple (values, positions); among equal values the first position comes first. (C1) the element type is a
+    number; (C2) axis is in range; (C3) k is in [0, size].
+    """
+
+    k: int
+    axis: int = -1
+    is_ascend: bool = False
+    dtype: str = "int32"
+
+    def infer(self, x: TensorType) -> TupleType:
+        require(not x.dtype.is_bool, f"(C1) the element type must be a number; got {x.dtype}")
+        axis = check_axis(2, self.axis, x.ndim)
+        size = x.shape[axis]
+        require(self.k >= 0 and (not isinstance(size, int) or self.k <= size), f"(C3) k = {self.k} must be in [0, {size}]")
+        values = x.with_shape(with_dim(x.shape, axis, self.k))
+        return TupleType([values, values.with_dtype(self.dtype)])
+
+    def compute(self, x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+        return topi.topk(x, self.k, check_axis(2, self.axis, x.ndim), not self.is_ascend, self.dtype)
+
+    def reference(self, x: Array) -> tuple[Array, Array]:
+        order = np.take(_descending_or_not(x, self.axis, self.is_ascend), np.arange(self.k), self.axis)
+        return np.take_along_axis(x, order, self.axis), order.astype(numpy_dtype(self.dtype))
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Running(OpDef):
+    """Base of running sums and products. (C1) axis is in range; (C2) the element type is a number."""
+
+    axis: int
+    dtype: str
+    exclusive: bool = False
+
+    define: ClassVar[Callable[..., te.Tensor]]
+    evaluate: ClassVar[Callable[..., Array]]
+    start: ClassVar[int]
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_axis(1, self.axis, x.ndim)
+        require(not x.dtype.is_bool, f"(C2) the element type must be a number; got {x.dtype}")
+        return x.with_dtype(self.dtype)
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return type(self).define(x, check_axis(1, self.axis, x.ndim), self.dtype, self.exclusive)
+
+    def reference(self, x: Array) -> Array:
+        kind = numpy_dtype(self.dtype)
+        values = x.astype(kind)
+        if self.exclusive:
+            first = np.full_like(values.take([0], self.axis), self.start) if x.shape[self.axis] else values
+            values = np.concatenate([first, values.take(range(x.shape[self.axis] - 1), self.axis)], self.axis)
+        return type(self).evaluate(values, axis=self.axis, dtype=kind)
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(1, self.axis, len(perm))))
+
+
+@register_op("cumsum", pattern=OpPattern.OPAQUE)
+class CumSum(Running):
+    """The sum of the elements up to each one along `axis`, in type `dtype` (ONNX: CumSum); `exclusive` of it."""
+
+    define = staticmethod(topi.cumsum)
+    evaluate = staticmethod(np.cumsum)
+    start = 0
+
+
+@register_op("cumprod", pattern=OpPattern.OPAQUE)
+class CumProd(Running):
+    """The product of the elements up to each one along `axis`, in type `dtype`; `exclusive` of it."""
+
+    define = staticmethod(topi.cumprod)
+    evaluate = staticmethod(np.cumprod)
+    start = 1
+
+
+def take(data: Expr, indices: Expr, axis: int, batch_dims: int = 0, mode: str = "clip") -> Call:
+    """Slices of `data` along `axis`."""
+    return Take(axis=axis, batch_dims=batch_dims, mode=mode)(data, indices)
+
+
+def gather(data: Expr, axis: int, indices: Expr) -> Call:
+    """`data` with coordinate `axis` replaced by `indices`, element by element."""
+    return Gather(axis=axis)(data, indices)
+
+
+def gather_nd(data: Expr, indices: Expr, batch_dims: int = 0) -> Call:
+    """Slices of `data` at the coordinate tuples along dimension 0 of `indices`."""
+    return GatherND(batch_dims=batch_dims)(data, indices)
+
+
+def scatter_elements(data: Expr, indices: Expr, updates: Expr, axis: int = 0, reduction: str = "update") -> Call:
+    """A copy of `data` with elements of `updates` combined in."""
+    return ScatterElements(axis=axis, reduction=reduction)(data, indices, updates)
+
+
+def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
+    """A copy of `data` with slices of `updates` combined in at the tuples along dimension 0 of `indices`."""
+    return ScatterND(reduction=mode)(data, indices, updates)
+
+
+def one_hot(indices: Expr, on_value: Expr, off_value: Expr, depth: int, axis: int = -1) -> Call:
+    """`on_value` where the new dimension equals the index, else `off_value`; both scalar tensors."""
+    return OneHot(depth=depth, axis=axis)(indices, on_value, as_expr(off_value, on_value))
+
+
+def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Call:
+    """Positions along `axis` in sorted order."""
+    return ArgSort(axis=axis, is_ascend=is_ascend, dtype=dtype)(data)
+
+
+def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
+    """`data` sorted along `axis`."""
+    return Sort(axis=axis, is_ascend=is_ascend)(data)
+
+
+def topk(
+    data: Expr, k: int = 1, axis: int = -1, is_ascend: bool = False, dtype: str = "int32"
+) -> tuple[TupleGetItem, TupleGetItem]:
+    """The k largest (smallest) values along `axis`, in order, and their positions."""
+    call = TopK(k=k, axis=axis, is_ascend=is_ascend, dtype=dtype)(data)
+    return TupleGetItem(call, 0), TupleGetItem(call, 1)
+
+
+def cumsum(data: Expr, axis: int, dtype: str | None = None, exclusive: bool = False) -> Call:
+    """Running sums along `axis`."""
+    return CumSum(axis=axis, dtype=str(dtype or data.dtype), exclusive=exclusive)(data)
+
+
+def cumprod(data: Expr, axis: int, dtype: str | None = None, exclusive: bool = False) -> Call:
+    """Running products along `axis`."""
+    return CumProd(axis=axis, dtype=str(dtype or data.dtype), exclusive=exclusive)(data)

@@ -1,0 +1,91 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import te
+import topi
+from relay.errors import TypeInferenceError
+from relay.expr import Call, Expr
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, require, require_float, require_same_dtype
+from relay.type import TensorType, Type, broadcast_shapes, dims_equal, shapes_equal
+
+__all__ = ["Attention", "attention"]
+
+
+@register_op("nn.attention", pattern=OpPattern.OUT_FUSABLE)
+class Attention(OpDef):
+    """softmax(query key^T * scale + mask) value, one computation (ONNX: Attention).
+
+    query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h uses key and value number h // (H / G).
+    A bool mask keeps where True, another is added; `causal` lets position s see keys up to s + T - S; a row that sees
+    nothing gives 0. (C1) the element type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that
+    agree as above, H a multiple of G; (C4) the mask is bool or of the same element type, and broadcasts to (B, H, S, T).
+    """
+
+    scale: float
+    causal: bool = False
+
+    def infer(
+        self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
+    ) -> TensorType:
+        require_float(1, query)
+        require_same_dtype(2, query, key, value)
+        expected = f"(C3) query (B, H, S, D), key (B, G, T, D), value (B, G, T, E); got {query}, {key}, {value}"
+        require(query.ndim == key.ndim == value.ndim == 4, expected)
+        batch, heads, length, depth = query.shape
+        groups = key.shape[1]
+        agree = dims_equal(batch, key.shape[0]) and dims_equal(depth, key.shape[3])
+        agree = agree and shapes_equal(key.shape[:3], value.shape[:3])
+        even = isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
+        require(agree and even, expected)
+        if mask is not None:
+            self._check_mask(mask, query, TensorType((batch, heads, length, key.shape[2])))
+        return query.with_shape((batch, heads, length, value.shape[3]))
+
+    def _check_mask(self, mask: TensorType, query: TensorType, scores: TensorType) -> None:
+        require(mask.dtype.is_bool or mask.dtype == query.dtype, f"(C4) a mask of {mask.dtype}; expected bool or {query.dtype}")
+        try:
+            fits = shapes_equal(broadcast_shapes(mask.shape, scores.shape), scores.shape)
+        except TypeInferenceError:
+            fits = False
+        require(fits, f"(C4) mask {mask} does not broadcast to {scores}")
+
+    def compute(
+        self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None
+    ) -> te.Tensor:
+        return topi.nn.attention(query, key, value, mask, self.scale, self.causal)
+
+    def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
+        repeats = query.shape[1] // key.shape[1]
+        q, k, v = (a.astype(np.float64) for a in (query, key.repeat(repeats, 1), value.repeat(repeats, 1)))
+        score = q @ np.swapaxes(k, -1, -2) * self.scale
+        if mask is not None:
+            score = np.where(mask, score, -np.inf) if mask.dtype == np.bool_ else score + mask.astype(np.float64)
+        if self.causal:
+            length, keys = score.shape[-2:]
+            score = np.where(np.tri(length, keys, keys - length, dtype=bool), score, -np.inf)
+        top = score.max(-1, keepdims=True, initial=-np.inf)
+        weight = np.exp(score - np.where(np.isneginf(top), 0, top))
+        total = weight.sum(-1, keepdims=True)
+        return (weight / np.where(total == 0, 1, total) @ v).astype(query.dtype)
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        query, key = types[:2]
+        assert isinstance(query, TensorType) and isinstance(key, TensorType) and isinstance(result, TensorType)
+        if query.size is None or key.size is None or result.size is None:
+            return 0
+        return (query.size + result.size) * key.static_shape[2]
+
+
+def attention(
+    query: Expr, key: Expr, value: Expr, mask: Expr | None = None, scale: float | None = None, causal: bool = False
+) -> Call:
+    """softmax(query key^T * scale + mask) value; `scale` is 1 / sqrt(D) by default."""
+    depth = query.tensor_type.static_shape[-1]
+    factor = depth**-0.5 if scale is None else scale
+    return Attention(scale=factor, causal=causal)(query, key, value, *([] if mask is None else [mask]))

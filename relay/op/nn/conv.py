@@ -1,0 +1,543 @@
+"""Convolutions. Layouts order the axes N, C and D, H, W of data, and O, I (channels of one group) of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import te
+import topi
+from relay.errors import TypeInferenceError
+from relay.expr import Call, Expr
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, ints, numpy_dtype, padding_pairs, require, require_same_dtype
+from relay.op.nn.windows import window_view
+from relay.type import TensorType, Type, dims_equal
+from te.errors import CompileError
+from te.tir import Dim, as_dim
+from topi.layout import Layout
+from topi.nn.conv import output_size
+
+__all__ = [
+    "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DNHWCPacked", "Conv2DTranspose", "Conv3D", "Conv3DTranspose",
+    "conv1d", "conv1d_transpose", "conv2d", "conv2d_nhwc_packed", "conv2d_transpose", "conv3d", "conv3d_transpose",
+]  # fmt: skip
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Convolution(OpDef):
+    """What all convolutions have. `padding` is (begin..., end...) of the spatial axes."""
+
+    strides: Ints
+    padding: Ints
+    dilation: Ints
+    groups: int = 1
+    data_layout: str
+    kernel_layout: str
+    out_dtype: str | None = None
+
+    rank: ClassVar[int]
+
+    def _layouts(self) -> tuple[Layout, Layout, list[str]]:
+        """Data layout, kernel layout, spatial axes in order. (C1), (C2)."""
+        try:
+            data, kernel = Layout(self.data_layout), Layout(self.kernel_layout)
+        except CompileError as error:
+            raise TypeInferenceError(f"(C1) {error}") from None
+        spatial = [a for a in data.axes if a not in "NC"]
+        valid = not data.blocks and not kernel.blocks and len(spatial) == self.rank
+        valid = valid and set(data.axes) == {"N", "C", *spatial} and set(kernel.axes) == {"O", "I", *spatial}
+        require(valid, f"(C1) layouts {self.data_layout} and {self.kernel_layout} do not name N, C, {self.rank} spatial axes "
+                       "and O, I, the same ones")  # fmt: skip
+        counts = (len(self.strides), len(self.dilation), len(self.padding))
+        require(counts == (self.rank, self.rank, 2 * self.rank), f"(C2) strides {self.strides}, dilation {self.dilation} and "
+                f"padding {self.padding} need {self.rank}, {self.rank} and {2 * self.rank} numbers")  # fmt: skip
+        require(min(*self.strides, *self.dilation) >= 1, "(C2) strides and dilation must be at least 1")
+        return data, kernel, spatial
+
+    def _sizes(self, data: TensorType, weight: TensorType) -> tuple[dict[str, Dim], dict[str, Dim], list[str]]:
+        layout, kernel, spatial = self._layouts()
+        require_same_dtype(3, data, weight)
+        fits = data.ndim == layout.ndim and weight.ndim == kernel.ndim
+        require(fits, f"(C4) data and weight must have {layout.ndim} dimensions; got {data} and {weight}")
+        return layout.axis_sizes(data.shape), kernel.axis_sizes(weight.shape), spatial
+
+    def _result_dtype(self, data: TensorType) -> str:
+        return self.out_dtype or data.dtype
+
+
+class _Forward(_Convolution):
+    """Convolution of data with weight, as a cross-correlation (ONNX: Conv).
+
+    (C1) layouts name the right axes; (C2) strides and dilation have one positive number for each spatial axis, padding
+    two; (C3) both inputs have one element type; (C4) both have the layouts' ranks; (C5) C = I * groups and O is a
+    multiple of groups; (C6) the dilated kernel fits into the padded input.
+    """
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        sizes, weights, spatial = self._sizes(data, weight)
+        channels, outputs = sizes["C"], weights["O"]
+        matches = self.groups >= 1 and dims_equal(channels, as_dim(weights["I"] * self.groups))
+        matches = matches and (not isinstance(outputs, int) or outputs % self.groups == 0)
+        require(matches, f"(C5) {channels} input channels, weights for {weights['I']} in each of {self.groups} groups of "
+                         f"{outputs} outputs")  # fmt: skip
+        result: dict[str, Dim] = {"N": sizes["N"], "C": outputs}
+        for k, a in enumerate(spatial):
+            padding = self.padding[k] + self.padding[k + self.rank]
+            result[a] = output_size(sizes[a], weights[a], self.strides[k], self.dilation[k], padding)
+            fits = not isinstance(result[a], int) or result[a] >= 1
+            require(fits, f"(C6) the kernel reaches over more than the {sizes[a]} + {padding} elements of axis {a}")
+        return TensorType(Layout(self.data_layout).shape_of(result), self._result_dtype(data))
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.conv(
+            data, weight, self.strides, self.padding, self.dilation, self.groups, self.data_layout,
+            self.kernel_layout, self.out_dtype,
+        )  # fmt: skip
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        layout, kernel, spatial = self._layouts()
+        plain = ("N", "C", *spatial)
+        x = data.transpose([layout.index(a) for a in plain])
+        w = weight.transpose([kernel.index(a) for a in ("O", "I", *spatial)])
+        y = convolve(x, w, self.strides, self.padding, self.dilation, self.groups)
+        order = [plain.index(a) for a in layout.axes]
+        return np.ascontiguousarray(y.transpose(order)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        _, weight = types
+        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
+        outputs = Layout(self.kernel_layout).axis_sizes(weight.shape)["O"]
+        if weight.size is None or result.size is None or not isinstance(outputs, int):
+            return 0
+        return result.size * (weight.size // max(outputs, 1))
+
+
+def convolve(
+    x: Array, w: Array, strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> Array:
+    """Convolution of (N, C, spatial...) with (O, I, spatial...), summed in float64 (integers: in int64)."""
+    rank = len(strides)
+    wide = np.int64 if x.dtype.kind in "iu" else np.float64
+    borders = [(0, 0), (0, 0), *zip(padding[:rank], padding[rank:], strict=True)]
+    windows = window_view(np.pad(x.astype(wide), borders), w.shape[2:], strides, dilation)
+    n, _, *out = windows.shape[: 2 + rank]
+    group_in, group_out = w.shape[1], w.shape[0] // groups
+    parts: list[Array] = []
+    for g in range(groups):
+        rows = windows[:, g * group_in : (g + 1) * group_in]
+        rows = np.moveaxis(rows, 1, 1 + rank).reshape(n * math.prod(out), -1)
+        columns = w[g * group_out : (g + 1) * group_out].astype(wide).reshape(group_out, -1)
+        parts.append(np.moveaxis((rows @ columns.T).reshape(n, *out, group_out), -1, 1))
+    return np.concatenate(parts, 1)
+
+
+@register_op("nn.conv1d", pattern=OpPattern.OUT_FUSABLE)
+class Conv1D(_Forward):
+    __doc__ = _Forward.__doc__
+    strides: Ints = (1,)
+    padding: Ints = (0, 0)
+    dilation: Ints = (1,)
+    data_layout: str = "NCW"
+    kernel_layout: str = "OIW"
+    rank = 1
+
+
+@register_op("nn.conv2d", pattern=OpPattern.OUT_FUSABLE)
+class Conv2D(_Forward):
+    __doc__ = _Forward.__doc__
+    strides: Ints = (1, 1)
+    padding: Ints = (0, 0, 0, 0)
+    dilation: Ints = (1, 1)
+    data_layout: str = "NCHW"
+    kernel_layout: str = "OIHW"
+    rank = 2
+
+
+@register_op("nn.conv3d", pattern=OpPattern.OUT_FUSABLE)
+class Conv3D(_Forward):
+    __doc__ = _Forward.__doc__
+    strides: Ints = (1, 1, 1)
+    padding: Ints = (0, 0, 0, 0, 0, 0)
+    dilation: Ints = (1, 1, 1)
+    data_layout: str = "NCDHW"
+    kernel_layout: str = "OIDHW"
+    rank = 3
+
+
+@register_op("nn.conv2d_nhwc_packed", pattern=OpPattern.OUT_FUSABLE)
+class Conv2DNHWCPacked(OpDef):
+    """2-D convolution of NHWC data with weights (ceil(O / NR), KH, KW, I, NR), filled up with 0.
+
+    ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights so. `channels` is the true O, `padding` is (top, left,
+    bottom, right). (C1) strides and dilation have 2 numbers, padding 4; (C2) both inputs have one element type; (C3)
+    ranks are 4 and 5; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block lies in
+    one group; (C6) the dilated kernel fits into the padded input.
+    """
+
+    strides: Ints = (1, 1)
+    padding: Ints = (0, 0, 0, 0)
+    dilation: Ints = (1, 1)
+    groups: int = 1
+    channels: int
+    out_dtype: str | None = None
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        counts = (len(self.strides), len(self.dilation), len(self.padding))
+        require(counts == (2, 2, 4), "(C1) strides, dilation and padding need 2, 2 and 4 numbers")
+        require_same_dtype(2, data, weight)
+        require(data.ndim == 4 and weight.ndim == 5, f"(C3) data needs 4 dimensions, weight 5; got {data} and {weight}")
+        n, h, w, c = data.shape
+        blocks, kh, kw, group_size, nr = weight.shape
+        require(dims_equal(c, as_dim(group_size * self.groups)), f"(C4) {c} channels, {group_size} in each of {self.groups} "
+                                                                 "groups")  # fmt: skip
+        assert isinstance(blocks, int) and isinstance(nr, int)
+        holds = 0 < self.channels <= blocks * nr and self.channels > (blocks - 1) * nr
+        inside = self.groups == 1 or (self.channels % self.groups == 0 and self.channels // self.groups % nr == 0)
+        require(holds and inside, f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups")
+        top, left, bottom, right = self.padding
+        oh = output_size(h, kh, self.strides[0], self.dilation[0], top + bottom)
+        ow = output_size(w, kw, self.strides[1], self.dilation[1], left + right)
+        fits = all(not isinstance(d, int) or d >= 1 for d in (oh, ow))
+        require(fits, f"(C6) the {kh} x {kw} kernel reaches over more than the padded input")
+        return TensorType((n, oh, ow, self.channels), self.out_dtype or data.dtype)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.conv2d_nhwc_packed(
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups, self.out_dtype
+        )
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        blocks, kh, kw, group_size, nr = weight.shape
+        w = weight.transpose(0, 4, 3, 1, 2).reshape(blocks * nr, group_size, kh, kw)[: self.channels]
+        y = convolve(data.transpose(0, 3, 1, 2), w, self.strides, self.padding, self.dilation, self.groups)
+        return np.ascontiguousarray(y.transpose(0, 2, 3, 1)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        _, weight = types
+        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
+        if result.size is None:
+            return 0
+        _, kh, kw, group_size, _ = weight.static_shape
+        return result.size * kh * kw * group_size
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Transposed(_Convolution):
+    """The gradient of a convolution with respect to its data (ONNX: ConvTranspose).
+
+    The kernel's I counts all input channels, O the outputs of one group. Size: (size - 1) * stride + dilated kernel
+    - padding + output_padding. (C1) to (C4) as for convolutions; (C5) C = I, a multiple of groups; (C6) the result is
+    not empty, and output_padding is not negative.
+    """
+
+    output_padding: Ints
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        sizes, weights, spatial = self._sizes(data, weight)
+        channels = sizes["C"]
+        divides = self.groups >= 1 and (not isinstance(channels, int) or channels % self.groups == 0)
+        require(dims_equal(channels, weights["I"]) and divides, f"(C5) {channels} input channels, weights for {weights['I']} "
+                                                                f"in {self.groups} groups")  # fmt: skip
+        result: dict[str, Dim] = {"N": sizes["N"], "C": as_dim(weights["O"] * self.groups)}
+        for k, a in enumerate(spatial):
+            span = (weights[a] - 1) * self.dilation[k] + 1
+            grown = (sizes[a] - 1) * self.strides[k] + span + self.output_padding[k]
+            result[a] = as_dim(grown - (self.padding[k] + self.padding[k + self.rank]))
+            valid = self.output_padding[k] >= 0 and (not isinstance(result[a], int) or result[a] >= 1)
+            require(valid, f"(C6) axis {a} would have {result[a]} elements with output_padding {self.output_padding[k]}")
+        return TensorType(Layout(self.data_layout).shape_of(result), self._result_dtype(data))
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.conv_transpose(
+            data, weight, self.strides, self.padding, self.dilation, self.output_padding, self.groups,
+            self.data_layout, self.kernel_layout, self.out_dtype,
+        )  # fmt: skip
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        layout, kernel, spatial = self._layouts()
+        plain = ("N", "C", *spatial)
+        x = data.transpose([layout.index(a) for a in plain])
+        w = weight.transpose([kernel.index(a) for a in ("I", "O", *spatial)])
+        shape = self.infer(TensorType(data.shape, str(data.dtype)), TensorType(weight.shape, str(data.dtype))).shape
+        sizes = dict(zip(layout.axes, shape, strict=True))
+        y = _scatter_taps(x, w, [int(sizes[a]) for a in spatial], self)  # type: ignore[arg-type]
+        order = [plain.index(a) for a in layout.axes]
+        return np.ascontiguousarray(y.transpose(order)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        data, weight = types
+        assert isinstance(data, TensorType) and isinstance(weight, TensorType)
+        if data.size is None or weight.size is None:
+            return 0
+        inputs = Layout(self.kernel_layout).axis_sizes(weight.shape)["I"]
+        assert isinstance(inputs, int)
+        return data.size * (weight.size // max(inputs, 1))
+
+
+def _scatter_taps(x: Array, w: Array, out: Sequence[int], op: _Transposed) -> Array:
+    """Each input element spread over the outputs it reaches, tap by tap, in float64 (integers: in int64)."""
+    wide = np.int64 if x.dtype.kind in "iu" else np.float64
+    rank, groups = len(out), op.groups
+    group_in, group_out = w.shape[0] // groups, w.shape[1]
+    full = [max(o + b + e, 0) for o, b, e in zip(out, op.padding[:rank], op.padding[rank:], strict=True)]
+    y = np.zeros((x.shape[0], groups * group_out, *full), wide)
+    for tap in np.ndindex(*w.shape[2:]):
+        into = tuple([
+            slice(t * d, t * d + (n - 1) * s + 1, s)
+            for t, d, s, n in zip(tap, op.dilation, op.strides, x.shape[2:], strict=True)
+        ])  # fmt: skip
+        for g in range(groups):
+            part = x[:, g * group_in : (g + 1) * group_in].astype(wide)
+            factor = w[(slice(g * group_in, (g + 1) * group_in), slice(None), *tap)].astype(wide)
+            y[(slice(None), slice(g * group_out, (g + 1) * group_out), *into)] += np.einsum("nc...,co->no...", part, factor)
+    return y[(slice(None), slice(None), *[slice(b, b + o) for b, o in zip(op.padding[:rank], out, strict=True)])]
+
+
+@register_op("nn.conv1d_transpose", pattern=OpPattern.OUT_FUSABLE)
+class Conv1DTranspose(_Transposed):
+    __doc__ = _Transposed.__doc__
+    strides: Ints = (1,)
+    padding: Ints = (0, 0)
+    dilation: Ints = (1,)
+    output_padding: Ints = (0,)
+    data_layout: str = "NCW"
+    kernel_layout: str = "IOW"
+    rank = 1
+
+
+@register_op("nn.conv2d_transpose", pattern=OpPattern.OUT_FUSABLE)
+class Conv2DTranspose(_Transposed):
+    __doc__ = _Transposed.__doc__
+    strides: Ints = (1, 1)
+    padding: Ints = (0, 0, 0, 0)
+    dilation: Ints = (1, 1)
+    output_padding: Ints = (0, 0)
+    data_layout: str = "NCHW"
+    kernel_layout: str = "IOHW"
+    rank = 2
+
+
+@register_op("nn.conv3d_transpose", pattern=OpPattern.OUT_FUSABLE)
+class Conv3DTranspose(_Transposed):
+    __doc__ = _Transposed.__doc__
+    strides: Ints = (1, 1, 1)
+    padding: Ints = (0, 0, 0, 0, 0, 0)
+    dilation: Ints = (1, 1, 1)
+    output_padding: Ints = (0, 0, 0)
+    data_layout: str = "NCDHW"
+    kernel_layout: str = "IODHW"
+    rank = 3
+
+
+IntOrInts = int | Sequence[int]
+
+
+def _check_weight(
+    weight: Expr, kernel_layout: str, channels: int | None, kernel_size: IntOrInts | None, groups: int
+) -> None:
+    """`channels` and `kernel_size`, where given, must be those of the weights (whose O counts one of `groups`)."""
+    layout = Layout(kernel_layout)
+    sizes = layout.axis_sizes(weight.shape)
+    spatial = [sizes[a] for a in layout.axes if a not in "OI"]
+    if channels is not None and not dims_equal(sizes["O"] * groups, channels):
+        raise TypeInferenceError(f"channels={channels}, but the weights {weight.ty} make {sizes['O'] * groups}")
+    if kernel_size is not None and not all(map(dims_equal, ints(kernel_size, len(spatial)), spatial)):
+        raise TypeInferenceError(f"kernel_size={kernel_size}, but the weights are {weight.ty}")
+
+
+def _forward(
+    operator: type[Conv1D | Conv2D | Conv3D],
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts,
+    padding: IntOrInts,
+    dilation: IntOrInts,
+    groups: int,
+    data_layout: str,
+    kernel_layout: str,
+    out_dtype: str | None,
+) -> Call:
+    rank = operator.rank
+    return operator(
+        strides=ints(strides, rank),
+        padding=padding_pairs(padding, rank),
+        dilation=ints(dilation, rank),
+        groups=groups,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )(data, weight)
+
+
+def conv1d(
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: IntOrInts | None = None,
+    data_layout: str = "NCW",
+    kernel_layout: str = "OIW",
+    out_dtype: str | None = None,
+) -> Call:
+    """1-D convolution; `padding` is one number or (left, right)."""
+    _check_weight(weight, kernel_layout, channels, kernel_size, 1)
+    return _forward(Conv1D, data, weight, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype)
+
+
+def conv2d(
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: IntOrInts | None = None,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
+    out_dtype: str | None = None,
+) -> Call:
+    """2-D convolution; `padding` is one number, (vertical, horizontal) or (top, left, bottom, right)."""
+    _check_weight(weight, kernel_layout, channels, kernel_size, 1)
+    return _forward(Conv2D, data, weight, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype)
+
+
+def conv3d(
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: IntOrInts | None = None,
+    data_layout: str = "NCDHW",
+    kernel_layout: str = "OIDHW",
+    out_dtype: str | None = None,
+) -> Call:
+    """3-D convolution; `padding` is one number, one for each axis, or (front, top, left, back, bottom, right)."""
+    _check_weight(weight, kernel_layout, channels, kernel_size, 1)
+    return _forward(Conv3D, data, weight, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype)
+
+
+def conv2d_nhwc_packed(
+    data: Expr,
+    weight: Expr,
+    channels: int,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    out_dtype: str | None = None,
+) -> Call:
+    """2-D convolution of NHWC `data` with weights packed OHWI<NR>o."""
+    return Conv2DNHWCPacked(
+        strides=ints(strides, 2),
+        padding=padding_pairs(padding, 2),
+        dilation=ints(dilation, 2),
+        groups=groups,
+        channels=channels,
+        out_dtype=out_dtype,
+    )(data, weight)
+
+
+def _backward(
+    operator: type[Conv1DTranspose | Conv2DTranspose | Conv3DTranspose],
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts,
+    padding: IntOrInts,
+    dilation: IntOrInts,
+    output_padding: IntOrInts,
+    groups: int,
+    data_layout: str,
+    kernel_layout: str,
+    out_dtype: str | None,
+) -> Call:
+    rank = operator.rank
+    return operator(
+        strides=ints(strides, rank),
+        padding=padding_pairs(padding, rank),
+        dilation=ints(dilation, rank),
+        output_padding=ints(output_padding, rank),
+        groups=groups,
+        data_layout=data_layout,
+        kernel_layout=kernel_layout,
+        out_dtype=out_dtype,
+    )(data, weight)
+
+
+def conv1d_transpose(
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: IntOrInts | None = None,
+    data_layout: str = "NCW",
+    kernel_layout: str = "IOW",
+    out_dtype: str | None = None,
+) -> Call:
+    """1-D transposed convolution."""
+    _check_weight(weight, kernel_layout, channels, kernel_size, groups)
+    return _backward(
+        Conv1DTranspose, data, weight, strides, padding, dilation, output_padding, groups, data_layout,
+        kernel_layout, out_dtype,
+    )  # fmt: skip
+
+
+def conv2d_transpose(
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: IntOrInts | None = None,
+    data_layout: str = "NCHW",
+    kernel_layout: str = "IOHW",
+    out_dtype: str | None = None,
+) -> Call:
+    """2-D transposed convolution."""
+    _check_weight(weight, kernel_layout, channels, kernel_size, groups)
+    return _backward(
+        Conv2DTranspose, data, weight, strides, padding, dilation, output_padding, groups, data_layout,
+        kernel_layout, out_dtype,
+    )  # fmt: skip
+
+
+def conv3d_transpose(
+    data: Expr,
+    weight: Expr,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    output_padding: IntOrInts = 0,
+    groups: int = 1,
+    channels: int | None = None,
+    kernel_size: IntOrInts | None = None,
+    data_layout: str = "NCDHW",
+    kernel_layout: str = "IODHW",
+    out_dtype: str | None = None,
+) -> Call:
+    """3-D transposed convolution."""
+    _check_weight(weight, kernel_layout, channels, kernel_size, groups)
+    return _backward(
+        Conv3DTranspose, data, weight, strides, padding, dilation, output_padding, groups, data_layout,
+        kernel_layout, out_dtype,
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import te
+import topi
+from relay.errors import TypeInferenceError
+from relay.expr import Call, Expr
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, numpy_dtype, require, require_same_dtype
+from relay.type import TensorType, Type, broadcast_shapes, dims_equal
+
+__all__ = ["BatchMatmul", "Dense", "DensePacked", "batch_matmul", "dense", "dense_packed", "matmul"]
+
+
+def _product(a: Array, b: Array, out_dtype: str) -> Array:
+    """a @ b summed in float64 (integers: in int64) and rounded once."""
+    wide = np.int64 if a.dtype.kind in "iu" else np.float64
+    return np.matmul(a.astype(wide), b.astype(wide)).astype(numpy_dtype(out_dtype))
+
+
+def _macs(result: Type, depth: Any) -> int:
+    assert isinstance(result, TensorType)
+    return 0 if result.size is None or not isinstance(depth, int) else result.size * depth
+
+
+@register_op("nn.dense", pattern=OpPattern.OUT_FUSABLE)
+class Dense(OpDef):
+    """data (..., K) times weight (N, K) transposed: (..., N) (ONNX: Gemm with transB).
+
+    (C1) both inputs have one element type; (C2) data has one dimension or more and weight two; (C3) their K are equal.
+    """
+
+    out_dtype: str | None = None
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        require_same_dtype(1, data, weight)
+        require(data.ndim >= 1 and weight.ndim == 2, f"(C2) data (..., K) and weight (N, K) expected; got {data} and {weight}")
+        require(dims_equal(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
+        return TensorType((*data.shape[:-1], weight.shape[0]), self.out_dtype or data.dtype)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.dense(data, weight, self.out_dtype)
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        return _product(data, weight.T, self.out_dtype or str(data.dtype))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        weight = types[1]
+        assert isinstance(weight, TensorType)
+        return _macs(result, weight.shape[1])
+
+
+@register_op("nn.dense_packed", pattern=OpPattern.OUT_FUSABLE)
+class DensePacked(OpDef):
+    """data (..., K) times weights packed (ceil(N / NR), K, NR), filled up with 0: (..., N) with N = `units`.
+
+    ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K) so. (C1) both inputs have one element type; (C2) data
+    has one dimension or more and weight three; (C3) their K are equal; (C4) the blocks hold `units` columns.
+    """
+
+    units: int
+    out_dtype: str | None = None
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        require_same_dtype(1, data, weight)
+        require(data.ndim >= 1 and weight.ndim == 3, f"(C2) data (..., K) and weight (N / NR, K, NR) expected; got {data} and "
+                                                     f"{weight}")  # fmt: skip
+        require(dims_equal(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
+        blocks, _, nr = weight.shape
+        assert isinstance(blocks, int) and isinstance(nr, int)
+        holds = (blocks - 1) * nr < self.units <= blocks * nr
+        require(holds, f"(C4) {blocks} blocks of {nr} do not hold {self.units} columns")
+        return TensorType((*data.shape[:-1], self.units), self.out_dtype or data.dtype)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.dense_packed(data, weight, self.units, self.out_dtype)
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        columns = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)[:, : self.units]
+        return _product(data, columns, self.out_dtype or str(data.dtype))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        weight = types[1]
+        assert isinstance(weight, TensorType)
+        return _macs(result, weight.shape[1])
+
+
+@register_op("nn.batch_matmul", pattern=OpPattern.OUT_FUSABLE)
+class BatchMatmul(OpDef):
+    """Products of the matrices in the last two dimensions, leading ones broadcast (ONNX: MatMul).
+
+    a is (..., M, K), with `transpose_a` (..., K, M); b is (..., K, N), with `transpose_b` (..., N, K): (..., M, N).
+    (C1) both inputs have one element type; (C2) two dimensions or more; (C3) their K are equal; (C4) the leading
+    dimensions broadcast.
+    """
+
+    transpose_a: bool = False
+    transpose_b: bool = True
+    out_dtype: str | None = None
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        require_same_dtype(1, a, b)
+        require(a.ndim >= 2 and b.ndim >= 2, f"(C2) two dimensions or more are needed; got {a} and {b}")
+        rows, depth = a.shape[-2:][::-1] if self.transpose_a else a.shape[-2:]
+        other, columns = b.shape[-2:][::-1] if self.transpose_b else b.shape[-2:]
+        require(dims_equal(depth, other), f"(C3) K differs, {depth} and {other}: {a} and {b}")
+        try:
+            batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        except TypeInferenceError as error:
+            raise TypeInferenceError(f"(C4) {error.constraint}") from None
+        return TensorType((*batch, rows, columns), self.out_dtype or a.dtype)
+
+    def compute(self, a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        return topi.nn.batch_matmul(a, b, self.transpose_a, self.transpose_b, self.out_dtype)
+
+    def reference(self, a: Array, b: Array) -> Array:
+        left = np.swapaxes(a, -1, -2) if self.transpose_a else a
+        right = np.swapaxes(b, -1, -2) if self.transpose_b else b
+        return _product(left, right, self.out_dtype or str(a.dtype))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        a = types[0]
+        assert isinstance(a, TensorType)
+        return _macs(result, a.shape[-2] if self.transpose_a else a.shape[-1])
+
+
+def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str | None = None) -> Call:
+    """`data` (..., K) times `weight` (N, K) transposed; `units`, where given, must be N."""
+    if units is not None and not dims_equal(weight.shape[0], units):
+        raise TypeInferenceError(f"units={units}, but the weights are {weight.ty}")
+    return Dense(out_dtype=out_dtype)(data, weight)
+
+
+def dense_packed(data: Expr, weight: Expr, units: int, out_dtype: str | None = None) -> Call:
+    """`data` (..., K) times weights packed NC<NR>n, `units` columns."""
+    return DensePacked(units=units, out_dtype=out_dtype)(data, weight)
+
+
+def batch_matmul(
+    tensor_a: Expr,
+    tensor_b: Expr,
+    out_dtype: str | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = True,
+) -> Call:
+    """Products of matrices; `tensor_b` is (..., N, K) unless `transpose_b` is False."""
+    return BatchMatmul(transpose_a=transpose_a, transpose_b=transpose_b, out_dtype=out_dtype)(tensor_a, tensor_b)
+
+
+def matmul(
+    tensor_a: Expr,
+    tensor_b: Expr,
+    out_dtype: str | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+) -> Call:
+    """Products of matrices (..., M, K) by (..., K, N)."""
+    return batch_matmul(tensor_a, tensor_b, out_dtype, transpose_a, transpose_b)

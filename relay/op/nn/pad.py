@@ -1,0 +1,89 @@
+"""Borders around tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import te
+import topi
+from relay.errors import TypeInferenceError
+from relay.expr import Call, Expr
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, require
+from relay.type import TensorType, Type
+from te.tir import as_dim
+
+__all__ = ["Pad", "pad"]
+
+_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+@register_op("nn.pad", pattern=OpPattern.INJECTIVE)
+class Pad(OpDef):
+    """x with borders (ONNX: Pad): `pad_width` is (before, after) of each dimension, negative to cut off.
+
+    `pad_mode`: "constant" (`pad_value`), "edge", "reflect" (the border element not repeated), "symmetric", "wrap".
+    (C1) one pair for each dimension; (C2) the mode is known; (C3) no dimension becomes negative; (C4) an empty dimension
+    grows by "constant" only.
+    """
+
+    pad_width: tuple[tuple[int, int], ...]
+    pad_value: float = 0
+    pad_mode: str = "constant"
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(len(self.pad_width) == x.ndim, f"(C1) {x} needs {x.ndim} pairs of widths; got {self.pad_width}")
+        require(self.pad_mode in _MODES, f"(C2) mode {self.pad_mode!r} is unknown; known are {', '.join(_MODES)}")
+        for size, (before, after) in zip(x.shape, self.pad_width, strict=True):
+            if not isinstance(size, int):
+                continue
+            require(size + before + after >= 0, f"(C3) a size of {size} can't lose {-before} and {-after} elements")
+            grows = max(before, after) > 0
+            if size + min(before, 0) + min(after, 0) <= 0 and grows and self.pad_mode != "constant":
+                raise TypeInferenceError(f"(C4) an empty dimension of {x} can't grow by mode {self.pad_mode}")
+        return x.with_shape([as_dim(d + (b + a)) for d, (b, a) in zip(x.shape, self.pad_width, strict=True)])
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        before, after = [b for b, _ in self.pad_width], [a for _, a in self.pad_width]
+        if self.pad_mode == "constant":
+            return topi.nn.pad(x, before, after, self.pad_value)
+        return topi.nn.mirror_pad(x, before, after, self.pad_mode)
+
+    def reference(self, x: Array) -> Array:
+        if self.pad_mode == "constant":
+            return _with_constant(x, self.pad_width, self.pad_value)
+        for axis, (before, after) in enumerate(self.pad_width):
+            position = np.arange(-before, x.shape[axis] + after)
+            inside = _continued(position, x.shape[axis], self.pad_mode) if max(before, after) > 0 else position
+            x = x.take(inside, axis)
+        return x.copy()
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return self.replace(pad_width=tuple([self.pad_width[p] for p in perm]))
+
+
+def _with_constant(x: Array, widths: Sequence[tuple[int, int]], value: float) -> Array:
+    grown = np.pad(x, [(max(b, 0), max(a, 0)) for b, a in widths], constant_values=np.asarray(value, x.dtype))
+    cut = tuple([slice(max(-b, 0), n - max(-a, 0)) for n, (b, a) in zip(grown.shape, widths, strict=True)])
+    return grown[cut].copy()
+
+
+def _continued(position: Array, size: int, mode: str) -> Array:
+    """The position within [0, size) that stands at `position` of the endless continuation."""
+    if mode == "edge":
+        return np.clip(position, 0, size - 1)
+    if mode == "wrap":
+        return position % size
+    period = 2 * size if mode == "symmetric" else max(2 * size - 2, 1)
+    folded = position % period
+    return np.minimum(folded, period - folded - (1 if mode == "symmetric" else 0))
+
+
+def pad(
+    data: Expr, pad_width: Sequence[Sequence[int]], pad_value: float = 0, pad_mode: str = "constant"
+) -> Call:
+    """`data` with borders of (before, after) elements around each dimension."""
+    widths = tuple([(int(before), int(after)) for before, after in pad_width])
+    return Pad(pad_width=widths, pad_value=pad_value, pad_mode=pad_mode)(data)

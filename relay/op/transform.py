@@ -1,0 +1,628 @@
+"""Operators that rearrange elements, and those that make constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import te
+import topi
+from relay.errors import TypeInferenceError
+from relay.expr import Call, Constant, Expr, TupleGetItem
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, check_axes, check_axis, numpy_dtype, require, require_same_dtype, with_dim
+from relay.op.slicing import slice_axis
+from relay.type import TensorType, TupleType, Type, dims_equal, shape_text
+from te.errors import CompileError
+from te.tir import Dim, PrimExpr, as_dim
+from topi.layout import Layout
+
+__all__ = [
+    "Arange", "Concatenate", "ExpandDims", "Full", "LayoutTransform", "Repeat", "Reshape", "Reverse",
+    "ReverseSequence", "Split", "Squeeze", "Stack", "StridedSlice", "Tile", "Transpose", "Trilu", "arange",
+    "concatenate", "expand_dims", "full", "full_like", "layout_transform", "ones", "ones_like", "repeat", "reshape",
+    "reverse", "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
+    "zeros", "zeros_like",
+]  # fmt: skip
+
+Perm = tuple[int, ...]
+
+
+@register_op("reshape", pattern=OpPattern.INJECTIVE)
+class Reshape(OpDef):
+    """The elements in row-major order under another shape (ONNX: Reshape, Flatten).
+
+    (C1) at most one dimension of `newshape` is -1, which stands for what is left; (C2) both shapes have the same size.
+    """
+
+    newshape: tuple[Dim, ...]
+    is_view = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        unknown = [a for a, d in enumerate(self.newshape) if isinstance(d, int) and d == -1]
+        require(len(unknown) <= 1, f"(C1) at most one dimension may be -1; got {shape_text(self.newshape)}")
+        given = [d for a, d in enumerate(self.newshape) if a not in unknown]
+        rest = _quotient(x.shape, given)
+        sizes = f"(C2) {x} can't be reshaped to {shape_text(self.newshape)}: the numbers of elements differ"
+        if not unknown:
+            require(rest == 1, sizes)
+            return x.with_shape(self.newshape)
+        require(rest is not None, sizes)
+        assert rest is not None
+        return x.with_shape(with_dim(self.newshape, unknown[0], rest))
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.reshape(x, self.infer(TensorType(x.shape, x.dtype)).shape)
+
+    def reference(self, x: Array) -> Array:
+        return x.reshape([int(d) for d in self.newshape])  # type: ignore[arg-type]
+
+
+def _quotient(total: Sequence[Dim], parts: Sequence[Dim]) -> Dim | None:
+    """The product of `total` divided by that of `parts`; None when it does not divide, or can't be known to."""
+    above, below = list(total), list[Dim]()
+    for d in parts:
+        match = next((i for i, t in enumerate(above) if isinstance(d, PrimExpr) and dims_equal(t, d)), None)
+        if match is None:
+            below.append(d)
+        else:
+            del above[match]
+    numbers = [math.prod(d for d in dims if isinstance(d, int)) for dims in (above, below)]
+    symbols = [[d for d in dims if isinstance(d, PrimExpr)] for dims in (above, below)]
+    if symbols[1]:
+        return None
+    if numbers[1] == 0:
+        return 1 if numbers[0] == 0 else None
+    if numbers[0] % numbers[1]:
+        return None
+    result: Dim = numbers[0] // numbers[1]
+    for d in symbols[0]:
+        result = as_dim(d * result)
+    return result
+
+
+@register_op("transpose", pattern=OpPattern.INJECTIVE)
+class Transpose(OpDef):
+    """Dimension d of the result is dimension ``axes[d]`` of x (ONNX: Transpose). (C1) `axes` is a permutation."""
+
+    axes: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        valid = sorted(self.axes) == list(range(x.ndim))
+        require(valid, f"(C1) axes {self.axes} must be a permutation of the {x.ndim} dimensions of {x}")
+        return x.with_shape([x.shape[a] for a in self.axes])
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.transpose(x, self.axes)
+
+    def reference(self, x: Array) -> Array:
+        return np.ascontiguousarray(x.transpose(self.axes))
+
+
+@register_op("expand_dims", pattern=OpPattern.INJECTIVE)
+class ExpandDims(OpDef):
+    """`num_newaxis` dimensions of size 1 in front of dimension `axis` (ONNX: Unsqueeze).
+
+    (C1) axis is in [-ndim - 1, ndim]; (C2) num_newaxis is at least 0.
+    """
+
+    axis: int
+    num_newaxis: int = 1
+    is_view = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        axis = check_axis(1, self.axis, x.ndim + 1)
+        require(self.num_newaxis >= 0, f"(C2) num_newaxis must be at least 0; got {self.num_newaxis}")
+        return x.with_shape((*x.shape[:axis], *[1] * self.num_newaxis, *x.shape[axis:]))
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.expand_dims(x, check_axis(1, self.axis, x.ndim + 1), self.num_newaxis)
+
+    def reference(self, x: Array) -> Array:
+        return x.reshape(self.infer(TensorType(x.shape)).static_shape)
+
+
+@register_op("squeeze", pattern=OpPattern.INJECTIVE)
+class Squeeze(OpDef):
+    """Without dimensions `axis`, by default all those of size 1 (ONNX: Squeeze). (C1) their sizes are 1."""
+
+    axis: tuple[int, ...] | None = None
+    is_view = True
+
+    def _axes(self, shape: Sequence[Dim]) -> tuple[int, ...]:
+        if self.axis is None:
+            return tuple([a for a, d in enumerate(shape) if isinstance(d, int) and d == 1])
+        axes = check_axes(1, self.axis, len(shape))
+        for a in axes:
+            if isinstance(shape[a], int) and shape[a] != 1:
+                raise TypeInferenceError(f"(C1) dimension {a} of {shape_text(shape)} is {shape[a]}, not 1")
+        return axes
+
+    def infer(self, x: TensorType) -> TensorType:
+        axes = self._axes(x.shape)
+        return x.with_shape([d for a, d in enumerate(x.shape) if a not in axes])
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.squeeze(x, self._axes(x.shape))
+
+    def reference(self, x: Array) -> Array:
+        return x.reshape(self.infer(TensorType(x.shape)).static_shape)
+
+
+@register_op("concatenate", pattern=OpPattern.INJECTIVE)
+class Concatenate(OpDef):
+    """The inputs one after another along `axis` (ONNX: Concat).
+
+    (C1) at least one input; (C2) one element type; (C3) axis in [-ndim, ndim); (C4) the other dimensions are equal.
+    """
+
+    axis: int = 0
+
+    def infer(self, *xs: TensorType) -> TensorType:
+        require(len(xs) > 0, "(C1) at least one input is needed")
+        require_same_dtype(2, *xs)
+        axis = check_axis(3, self.axis, xs[0].ndim)
+        total: Dim = 0
+        for x in xs:
+            same = x.ndim == xs[0].ndim and all(
+                a == axis or dims_equal(d, e) for a, (d, e) in enumerate(zip(x.shape, xs[0].shape, strict=True))
+            )
+            require(same, f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
+            total = as_dim(x.shape[axis] + total)
+        return xs[0].with_shape(with_dim(xs[0].shape, axis, total))
+
+    def compute(self, *xs: te.Tensor) -> te.Tensor:
+        return topi.concatenate(xs, self.axis)
+
+    def reference(self, *xs: Array) -> Array:
+        return np.concatenate(xs, self.axis)
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm))))
+
+
+@register_op("stack", pattern=OpPattern.INJECTIVE)
+class Stack(OpDef):
+    """The inputs along a new dimension `axis`. (C1) they have one type; (C2) axis is in [-ndim - 1, ndim]."""
+
+    axis: int = 0
+
+    def infer(self, *xs: TensorType) -> TensorType:
+        require(len(xs) > 0 and all(x is xs[0] for x in xs), "(C1) all inputs must have one type; got none, or several")
+        axis = check_axis(2, self.axis, xs[0].ndim + 1)
+        return xs[0].with_shape((*xs[0].shape[:axis], len(xs), *xs[0].shape[axis:]))
+
+    def compute(self, *xs: te.Tensor) -> te.Tensor:
+        return topi.stack(xs, check_axis(2, self.axis, xs[0].ndim + 1))
+
+    def reference(self, *xs: Array) -> Array:
+        return np.stack(xs, self.axis)
+
+
+@register_op("split", pattern=OpPattern.INJECTIVE)
+class Split(OpDef):
+    """x cut along `axis` (ONNX: Split). Gives a tuple.
+
+    `indices_or_sections`: a number of equal parts, or the positions of the cuts. (C1) axis in [-ndim, ndim);
+    (C2) the size divides into so many parts; (C3) cuts ascend within [0, size].
+    """
+
+    indices_or_sections: int | tuple[int, ...]
+    axis: int = 0
+
+    def _sizes(self, size: Dim) -> tuple[Dim, ...]:
+        if isinstance(self.indices_or_sections, int):
+            count = self.indices_or_sections
+            divides = count > 0 and (isinstance(size, PrimExpr) or size % count == 0)
+            require(divides, f"(C2) a size of {size} can't be cut into {count} equal parts")
+            return (as_dim(size // count),) * count
+        cuts: list[Dim] = [0, *self.indices_or_sections, size]
+        known = [c for c in cuts if isinstance(c, int)]
+        require(known == sorted(known), f"(C3) cuts {self.indices_or_sections} must ascend within [0, {size}]")
+        return tuple([as_dim(b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)])
+
+    def infer(self, x: TensorType) -> TupleType:
+        axis = check_axis(1, self.axis, x.ndim)
+        return TupleType([x.with_shape(with_dim(x.shape, axis, s)) for s in self._sizes(x.shape[axis])])
+
+    def compute(self, x: te.Tensor) -> tuple[te.Tensor, ...]:
+        axis = check_axis(1, self.axis, x.ndim)
+        return topi.split(x, self._sizes(x.shape[axis]), axis)
+
+    def reference(self, x: Array) -> tuple[Array, ...]:
+        cuts = self.indices_or_sections
+        return tuple([np.ascontiguousarray(part) for part in np.split(x, cuts if isinstance(cuts, int) else list(cuts),
+                                                                      self.axis)])  # fmt: skip
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(1, self.axis, len(perm))))
+
+
+@register_op("strided_slice", pattern=OpPattern.INJECTIVE)
+class StridedSlice(OpDef):
+    """x[begin : end : strides] along `axes`, as Python slices (ONNX: Slice): negative positions count from the end.
+
+    (C1) axes are different and in range; (C2) begin, end and strides have one number for each axis; (C3) no stride is
+    0; (C4) along a symbolic dimension a slice begins at 0 or later, ends at its end, and its stride is positive.
+    """
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    strides: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def _resolved(self, shape: Sequence[Dim]) -> tuple[list[int], list[int], list[Dim]]:
+        """(first positions, strides, sizes) of all dimensions."""
+        axes = check_axes(1, self.axes, len(shape))
+        same = len(self.begin) == len(self.end) == len(self.strides) == len(axes)
+        require(same, f"(C2) begin {self.begin}, end {self.end} and strides {self.strides} need {len(axes)} numbers each")
+        first, steps, sizes = [0] * len(shape), [1] * len(shape), list(shape)
+        for axis, begin, end, stride in zip(axes, self.begin, self.end, self.strides, strict=True):
+            require(stride != 0, "(C3) a stride must not be 0")
+            first[axis], sizes[axis] = slice_axis(4, shape[axis], begin, end, stride)
+            steps[axis] = stride
+        return first, steps, sizes
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x.with_shape(self._resolved(x.shape)[2])
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.strided_slice(x, *self._resolved(x.shape))
+
+    def reference(self, x: Array) -> Array:
+        first, steps, sizes = self._resolved(x.shape)
+        for axis, (begin, step, size) in enumerate(zip(first, steps, sizes, strict=True)):
+            x = x.take(begin + step * np.arange(size), axis)  # type: ignore[arg-type]
+        return x.copy()
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axes=tuple([perm.index(a) for a in check_axes(1, self.axes, len(perm))]))
+
+
+@register_op("reverse", pattern=OpPattern.INJECTIVE)
+class Reverse(OpDef):
+    """In reverse order along `axis`. (C1) the axes are different and in range."""
+
+    axis: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_axes(1, self.axis, x.ndim)
+        return x
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.flip(x, check_axes(1, self.axis, x.ndim))
+
+    def reference(self, x: Array) -> Array:
+        return np.flip(x, self.axis).copy()
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=tuple([perm.index(a) for a in check_axes(1, self.axis, len(perm))]))
+
+
+@register_op("reverse_sequence", pattern=OpPattern.INJECTIVE)
+class ReverseSequence(OpDef):
+    """The first ``lengths[b]`` elements along `seq_axis` reversed, for each b along `batch_axis` (ONNX: ReverseSequence).
+
+    (C1) both axes are in range and different; (C2) lengths is an integer vector with one number for each b.
+    """
+
+    seq_axis: int = 1
+    batch_axis: int = 0
+
+    def infer(self, x: TensorType, lengths: TensorType) -> TensorType:
+        _, batch = check_axes(1, (self.seq_axis, self.batch_axis), x.ndim)
+        fits = lengths.ndim == 1 and lengths.dtype.is_integral and dims_equal(lengths.shape[0], x.shape[batch])
+        require(fits, f"(C2) lengths must be {x.shape[batch]} integers; got {lengths}")
+        return x
+
+    def compute(self, x: te.Tensor, lengths: te.Tensor) -> te.Tensor:
+        return topi.reverse_sequence(x, lengths, *check_axes(1, (self.seq_axis, self.batch_axis), x.ndim))
+
+    def reference(self, x: Array, lengths: Array) -> Array:
+        seq, batch = check_axes(1, (self.seq_axis, self.batch_axis), x.ndim)
+        result = x.copy()
+        for b, length in enumerate(np.clip(lengths.astype(np.int64), 0, x.shape[seq])):
+            part = np.moveaxis(np.moveaxis(x, batch, 0)[b], seq - (seq > batch), 0)
+            into = np.moveaxis(np.moveaxis(result, batch, 0)[b], seq - (seq > batch), 0)
+            into[:length] = part[:length][::-1]
+        return result
+
+
+@register_op("tile", pattern=OpPattern.INJECTIVE)
+class Tile(OpDef):
+    """The whole tensor repeated ``reps`` times along the last dimensions, or along new leading ones (ONNX: Tile).
+
+    (C1) no count is negative.
+    """
+
+    reps: tuple[int, ...]
+
+    def _full(self, ndim: int) -> tuple[int, ...]:
+        require(all(r >= 0 for r in self.reps), f"(C1) counts must be at least 0; got {self.reps}")
+        return (*[1] * (ndim - len(self.reps)), *self.reps)
+
+    def infer(self, x: TensorType) -> TensorType:
+        reps = self._full(x.ndim)
+        shape = (*[1] * (len(reps) - x.ndim), *x.shape)
+        return x.with_shape([as_dim(d * r) for d, r in zip(shape, reps, strict=True)])
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.tile(x, self._full(x.ndim))
+
+    def reference(self, x: Array) -> Array:
+        return np.tile(x, self.reps)
+
+
+@register_op("repeat", pattern=OpPattern.INJECTIVE)
+class Repeat(OpDef):
+    """Each element repeated `repeats` times along `axis`. (C1) axis is in range; (C2) repeats is at least 0."""
+
+    repeats: int
+    axis: int
+
+    def infer(self, x: TensorType) -> TensorType:
+        axis = check_axis(1, self.axis, x.ndim)
+        require(self.repeats >= 0, f"(C2) repeats must be at least 0; got {self.repeats}")
+        return x.with_shape(with_dim(x.shape, axis, as_dim(x.shape[axis] * self.repeats)))
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.repeat(x, self.repeats, check_axis(1, self.axis, x.ndim))
+
+    def reference(self, x: Array) -> Array:
+        return np.repeat(x, self.repeats, self.axis)
+
+
+@register_op("trilu", pattern=OpPattern.INJECTIVE)
+class Trilu(OpDef):
+    """The upper (or lower) triangle of the last two dimensions from diagonal `k`, else 0 (ONNX: Trilu).
+
+    (C1) there are two dimensions or more.
+    """
+
+    k: int = 0
+    upper: bool = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(x.ndim >= 2, f"(C1) two dimensions or more are needed; got {x}")
+        return x
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.trilu(x, self.k, self.upper)
+
+    def reference(self, x: Array) -> Array:
+        return np.triu(x, self.k) if self.upper else np.tril(x, self.k)
+
+
+@register_op("full", pattern=OpPattern.ELEMWISE)
+class Full(OpDef):
+    """A tensor of one value (ONNX: ConstantOfShape)."""
+
+    shape: tuple[Dim, ...]
+    dtype: str
+    fill_value: float
+
+    def infer(self) -> TensorType:
+        return TensorType(self.shape, self.dtype)
+
+    def compute(self) -> te.Tensor:
+        return topi.full(self.shape, self.dtype, self.fill_value)
+
+    def reference(self) -> Array:
+        return np.full(self.infer().static_shape, self.fill_value, numpy_dtype(self.dtype))
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return None
+
+
+@register_op("arange", pattern=OpPattern.INJECTIVE)
+class Arange(OpDef):
+    """start, start + step, ... below (above, for a negative step) stop (ONNX: Range). (C1) step is not 0."""
+
+    start: float = 0
+    stop: float
+    step: float = 1
+    dtype: str = "float32"
+
+    def _count(self) -> int:
+        require(self.step != 0, "(C1) step must not be 0")
+        return max(0, math.ceil((self.stop - self.start) / self.step))
+
+    def infer(self) -> TensorType:
+        return TensorType((self._count(),), self.dtype)
+
+    def compute(self) -> te.Tensor:
+        return topi.arange(self.start, self.step, self._count(), self.dtype)
+
+    def reference(self) -> Array:
+        kind = numpy_dtype(self.dtype)
+        index = np.arange(self._count()).astype(kind)
+        return np.asarray(self.start, kind) + index * np.asarray(self.step, kind)
+
+
+@register_op("layout_transform", pattern=OpPattern.INJECTIVE)
+class LayoutTransform(OpDef):
+    """x in another layout, such as NCHW to NHWC or OIHW to OHWI16o; blocks are filled up with 0 (see `topi.layout`).
+
+    (C1) both layouts name the same axes; (C2) the input has the rank of `src_layout`, and its blocks.
+    """
+
+    src_layout: str
+    dst_layout: str
+
+    def _layouts(self, ndim: int) -> tuple[Layout, Layout]:
+        try:
+            src, dst = Layout(self.src_layout), Layout(self.dst_layout)
+        except CompileError as error:
+            raise TypeInferenceError(str(error)) from None
+        require(set(src.axes) == set(dst.axes), f"(C1) layouts {src.name} and {dst.name} must name the same axes")
+        require(src.ndim == ndim, f"(C2) layout {src.name} has {src.ndim} dimensions, the input {ndim}")
+        return src, dst
+
+    def infer(self, x: TensorType) -> TensorType:
+        src, dst = self._layouts(x.ndim)
+        for (letter, size), dim in zip(src.parts, x.shape, strict=True):
+            if size and dim != size:
+                raise TypeInferenceError(f"(C2) dimension {letter} of {x} must be the block size {size}")
+        return x.with_shape(dst.shape_of(src.axis_sizes(x.shape)))
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.layout_transform(x, *self._layouts(x.ndim))
+
+    def reference(self, x: Array) -> Array:
+        src, dst = self._layouts(x.ndim)
+        return _pack(_unpack(x, src, dst.axes), dst)
+
+
+def _unpack(x: Array, layout: Layout, axes: Sequence[str]) -> Array:
+    """x in the plain layout `axes`, fill included."""
+    order, shape = list[int](), list[int]()
+    for axis in axes:
+        outer, inner = layout.index(axis), layout.index(axis.lower())
+        order += [outer] if inner < 0 else [outer, inner]
+        shape.append(x.shape[outer] * (1 if inner < 0 else x.shape[inner]))
+    return x.transpose(order).reshape(shape)
+
+
+def _pack(x: Array, layout: Layout) -> Array:
+    """Plain x, dimensions in the order of ``layout.axes``, in `layout`."""
+    split, labels, padding = list[int](), list[str](), list[tuple[int, int]]()
+    for axis, size in zip(layout.axes, x.shape, strict=True):
+        block = layout.blocks.get(axis, 1)
+        padding.append((0, -size % block))
+        split += [-(-size // block)] if axis not in layout.blocks else [-(-size // block), block]
+        labels += [axis] if axis not in layout.blocks else [axis, axis.lower()]
+    if any(after for _, after in padding):
+        x = np.pad(x, padding)
+    order = [labels.index(letter) for letter, _ in layout.parts]
+    return np.ascontiguousarray(x.reshape(split).transpose(order))
+
+
+def reshape(data: Expr, newshape: Sequence[Dim]) -> Call:
+    """`data` under another shape; -1 stands for what is left, 0 for the dimension of `data` at that place."""
+    shape = data.shape
+    copied = tuple([
+        shape[a] if isinstance(d, int) and d == 0 and a < len(shape) and data.tensor_type.size != 0 else d
+        for a, d in enumerate(newshape)
+    ])  # fmt: skip
+    resolved = Reshape(newshape=copied).result_type([data.ty])
+    assert isinstance(resolved, TensorType)
+    return Reshape(newshape=resolved.shape)(data)
+
+
+def transpose(data: Expr, axes: Sequence[int] | None = None) -> Call:
+    """`data` with dimensions in the order `axes`; by default reversed."""
+    rank = len(data.shape)
+    order = range(rank - 1, -1, -1) if axes is None else [a + rank if a < 0 else a for a in axes]
+    return Transpose(axes=tuple(order))(data)
+
+
+def expand_dims(data: Expr, axis: int, num_newaxis: int = 1) -> Call:
+    """`num_newaxis` dimensions of size 1 in front of dimension `axis`."""
+    rank = len(data.shape) + 1
+    return ExpandDims(axis=axis + rank if -rank <= axis < 0 else axis, num_newaxis=num_newaxis)(data)
+
+
+def squeeze(data: Expr, axis: int | Sequence[int] | None = None) -> Call:
+    """Without dimensions `axis` of size 1; by default all of them."""
+    return Squeeze(axis=(axis,) if isinstance(axis, int) else None if axis is None else tuple(axis))(data)
+
+
+def concatenate(data: Sequence[Expr], axis: int = 0) -> Call:
+    """The tensors one after another along `axis`."""
+    return Concatenate(axis=axis)(*data)
+
+
+def stack(data: Sequence[Expr], axis: int = 0) -> Call:
+    """The tensors along a new dimension `axis`."""
+    return Stack(axis=axis)(*data)
+
+
+def split(data: Expr, indices_or_sections: int | Sequence[int], axis: int = 0) -> tuple[TupleGetItem, ...]:
+    """`data` cut along `axis` into so many equal parts, or at so many positions."""
+    cuts = indices_or_sections if isinstance(indices_or_sections, int) else tuple(indices_or_sections)
+    call = Split(indices_or_sections=cuts, axis=axis)(data)
+    assert isinstance(call.ty, TupleType)
+    return tuple([TupleGetItem(call, i) for i in range(len(call.ty.fields))])
+
+
+def strided_slice(
+    data: Expr,
+    begin: Sequence[int],
+    end: Sequence[int],
+    strides: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
+) -> Call:
+    """data[begin : end : strides] along `axes`, by default the first ones."""
+    steps = (1,) * len(begin) if strides is None else tuple(strides)
+    along = tuple(range(len(begin))) if axes is None else tuple(axes)
+    return StridedSlice(begin=tuple(begin), end=tuple(end), strides=steps, axes=along)(data)
+
+
+def reverse(data: Expr, axis: int | Sequence[int]) -> Call:
+    """`data` in reverse order along `axis`."""
+    return Reverse(axis=(axis,) if isinstance(axis, int) else tuple(axis))(data)
+
+
+def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
+    """The first ``seq_lengths[b]`` elements along `seq_axis` in reverse order, for each b along `batch_axis`."""
+    return ReverseSequence(seq_axis=seq_axis, batch_axis=batch_axis)(data, seq_lengths)
+
+
+def tile(data: Expr, reps: Sequence[int]) -> Call:
+    """`data` as a whole repeated ``reps`` times along each dimension."""
+    return Tile(reps=tuple(reps))(data)
+
+
+def repeat(data: Expr, repeats: int, axis: int) -> Call:
+    """Each element repeated `repeats` times along `axis`."""
+    return Repeat(repeats=repeats, axis=axis)(data)
+
+
+def trilu(data: Expr, k: int = 0, upper: bool = True) -> Call:
+    """The triangle of the last two dimensions above (below) diagonal `k`."""
+    return Trilu(k=k, upper=upper)(data)
+
+
+def full(fill_value: Any, shape: Sequence[Dim], dtype: str = "float32") -> Call:
+    """A tensor of one value, a Python number or a scalar constant."""
+    value = fill_value.data.item() if isinstance(fill_value, Constant) else fill_value
+    return Full(shape=tuple(shape), dtype=dtype, fill_value=value)()
+
+
+def full_like(data: Expr, fill_value: Any) -> Call:
+    """A tensor of one value, of the type of `data`."""
+    return full(fill_value, data.shape, str(data.dtype))
+
+
+def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Call:
+    """A tensor of zeros."""
+    return full(0, shape, dtype)
+
+
+def ones(shape: Sequence[Dim], dtype: str = "float32") -> Call:
+    """A tensor of ones."""
+    return full(1, shape, dtype)
+
+
+def zeros_like(data: Expr) -> Call:
+    """Zeros of the type of `data`."""
+    return full_like(data, 0)
+
+
+def ones_like(data: Expr) -> Call:
+    """Ones of the type of `data`."""
+    return full_like(data, 1)
+
+
+def arange(start: float, stop: float | None = None, step: float = 1, dtype: str = "float32") -> Call:
+    """start, start + step, ... below stop; with one argument from 0 to it."""
+    first, last = (0, start) if stop is None else (start, stop)
+    return Arange(start=first, stop=last, step=step, dtype=dtype)()
+
+
+def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Call:
+    """`data` in layout `dst_layout`."""
+    return LayoutTransform(src_layout=src_layout, dst_layout=dst_layout)(data)
