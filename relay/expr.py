@@ -52,7 +52,7 @@ Attrs = Mapping[str, Any]
 
 
 class ExprOperators:
-    """Python operators on expressions; `relay.op.tensor` installs their meaning."""
+    """Python operators on expressions; `relay.op.broadcast` installs their meaning."""
 
     __slots__ = ()
     _operators: ClassVar[dict[str, Callable[..., Any]]] = {}

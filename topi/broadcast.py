@@ -159,6 +159,4 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """x repeated along its dimensions of size 1, and along new leading ones, to `shape`."""
-    return te.compute(
-        tuple(shape), lambda *i: x(*broadcast_index(i, x.shape)), name="broadcast_to", tag=BROADCAST
-    )
+    return te.compute(tuple(shape), lambda *i: x(*broadcast_index(i, x.shape)), name="broadcast_to", tag=BROADCAST)

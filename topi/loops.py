@@ -9,9 +9,7 @@ from te.tir import Allocate, Buffer, BufferLoad, BufferStore, Dim, For, ForKind,
 __all__ = ["Cell", "loop", "loop_nest"]
 
 
-def loop(
-    extent: Dim, body: Callable[[PrimExpr], Stmt], name: str = "i", kind: ForKind = ForKind.SERIAL
-) -> Stmt:
+def loop(extent: Dim, body: Callable[[PrimExpr], Stmt], name: str = "i", kind: ForKind = ForKind.SERIAL) -> Stmt:
     """`body(i)` for each i below `extent`."""
     var = Var(name)
     return For(var, convert(0), convert(extent), kind, body(var))

@@ -113,9 +113,7 @@ def topk(x: Tensor, k: int, axis: int, largest: bool = True, dtype: str = "int64
     """The k largest (or smallest) values along `axis`, in order, and their positions; ties go to the first position."""
     order = argsort(x, axis, ascending=not largest)
     values = _take_sorted(x, order, axis, k)
-    positions = te.compute(
-        values.shape, lambda *i: te.cast(dtype, order(*i)), name="positions", tag=INJECTIVE
-    )
+    positions = te.compute(values.shape, lambda *i: te.cast(dtype, order(*i)), name="positions", tag=INJECTIVE)
     return values, positions
 
 

@@ -101,16 +101,12 @@ def strided_slice(
     x: Tensor, begin: Sequence[Dim], strides: Sequence[int], shape: Sequence[Dim], name: str = "strided_slice"
 ) -> Tensor:
     """The `shape` elements at ``begin + i * strides``; strides may be negative."""
-    return _injective(
-        shape, lambda *i: x(*[v * s + b for v, b, s in zip(i, begin, strides, strict=True)]), name
-    )
+    return _injective(shape, lambda *i: x(*[v * s + b for v, b, s in zip(i, begin, strides, strict=True)]), name)
 
 
 def flip(x: Tensor, axes: Sequence[int]) -> Tensor:
     """In reverse order along `axes`."""
-    return _injective(
-        x.shape, lambda *i: x(*[x.shape[a] - 1 - v if a in axes else v for a, v in enumerate(i)]), "flip"
-    )
+    return _injective(x.shape, lambda *i: x(*[x.shape[a] - 1 - v if a in axes else v for a, v in enumerate(i)]), "flip")
 
 
 def tile(x: Tensor, reps: Sequence[int]) -> Tensor:
@@ -127,9 +123,7 @@ def tile(x: Tensor, reps: Sequence[int]) -> Tensor:
 def repeat(x: Tensor, repeats: int, axis: int) -> Tensor:
     """Each element repeated `repeats` times along `axis`."""
     shape = [as_dim(d * repeats) if a == axis else d for a, d in enumerate(x.shape)]
-    return _injective(
-        shape, lambda *i: x(*[v // repeats if a == axis else v for a, v in enumerate(i)]), "repeat"
-    )
+    return _injective(shape, lambda *i: x(*[v // repeats if a == axis else v for a, v in enumerate(i)]), "repeat")
 
 
 def full(shape: Sequence[Dim], dtype: str, value: float) -> Tensor:
@@ -139,9 +133,7 @@ def full(shape: Sequence[Dim], dtype: str, value: float) -> Tensor:
 
 def arange(start: float, step: float, count: Dim, dtype: str) -> Tensor:
     """start, start + step, ..., `count` of them."""
-    return _injective(
-        (count,), lambda i: te.const(start, dtype) + te.cast(dtype, i) * te.const(step, dtype), "arange"
-    )
+    return _injective((count,), lambda i: te.const(start, dtype) + te.cast(dtype, i) * te.const(step, dtype), "arange")
 
 
 def meshgrid_axis(x: Tensor, axis: int, shape: Sequence[Dim]) -> Tensor:
@@ -219,9 +211,7 @@ def layout_transform(x: Tensor, src: Layout, dst: Layout) -> Tensor:
     def body(*i: Any) -> PrimExpr:
         position = dst.axis_positions(i)
         value = x(*src.index_of(position))
-        outside = [
-            position[a] < sizes[a] for a, block in dst.blocks.items() if not _divides(block, sizes[a])
-        ]
+        outside = [position[a] < sizes[a] for a, block in dst.blocks.items() if not _divides(block, sizes[a])]
         return te.if_then_else(te.all(*outside), value, te.const(0, x.dtype)) if outside else value
 
     return _injective(shape, body, "layout_transform")

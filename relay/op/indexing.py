@@ -54,7 +54,9 @@ class Take(OpDef):
         axis, batch = check_axis(2, self.axis, x.ndim), self.batch_dims
         fits = 0 <= batch <= min(axis, indices.ndim) and shapes_equal(x.shape[:batch], indices.shape[:batch])
         require(fits, f"(C3) {x} and {indices} must agree in {batch} batch dimensions in front of axis {axis}")
-        require(self.mode in ("clip", "wrap", "numpy", "fast"), f"(C4) mode {self.mode!r} is not clip, wrap, numpy or fast")
+        require(
+            self.mode in ("clip", "wrap", "numpy", "fast"), f"(C4) mode {self.mode!r} is not clip, wrap, numpy or fast"
+        )
         return x.with_shape((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
 
     def compute(self, x: te.Tensor, indices: te.Tensor) -> te.Tensor:
@@ -215,7 +217,9 @@ class OneHot(OpDef):
 
     def infer(self, indices: TensorType, on: TensorType, off: TensorType) -> TensorType:
         _require_integers(1, indices)
-        require(on is off and on.ndim == 0, f"(C2) the two values must be scalars of one element type; got {on} and {off}")
+        require(
+            on is off and on.ndim == 0, f"(C2) the two values must be scalars of one element type; got {on} and {off}"
+        )
         axis = check_axis(3, self.axis, indices.ndim + 1)
         return TensorType((*indices.shape[:axis], self.depth, *indices.shape[axis:]), on.dtype)
 
@@ -296,7 +300,9 @@ class TopK(OpDef):
         require(not x.dtype.is_bool, f"(C1) the element type must be a number; got {x.dtype}")
         axis = check_axis(2, self.axis, x.ndim)
         size = x.shape[axis]
-        require(self.k >= 0 and (not isinstance(size, int) or self.k <= size), f"(C3) k = {self.k} must be in [0, {size}]")
+        require(
+            self.k >= 0 and (not isinstance(size, int) or self.k <= size), f"(C3) k = {self.k} must be in [0, {size}]"
+        )
         values = x.with_shape(with_dim(x.shape, axis, self.k))
         return TupleType([values, values.with_dtype(self.dtype)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -222,7 +223,7 @@ class Split(OpDef):
         cuts: list[Dim] = [0, *self.indices_or_sections, size]
         known = [c for c in cuts if isinstance(c, int)]
         require(known == sorted(known), f"(C3) cuts {self.indices_or_sections} must ascend within [0, {size}]")
-        return tuple([as_dim(b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)])
+        return tuple([as_dim(b - a) for a, b in itertools.pairwise(cuts)])
 
     def infer(self, x: TensorType) -> TupleType:
         axis = check_axis(1, self.axis, x.ndim)
@@ -258,7 +259,9 @@ class StridedSlice(OpDef):
         """(first positions, strides, sizes) of all dimensions."""
         axes = check_axes(1, self.axes, len(shape))
         same = len(self.begin) == len(self.end) == len(self.strides) == len(axes)
-        require(same, f"(C2) begin {self.begin}, end {self.end} and strides {self.strides} need {len(axes)} numbers each")
+        require(
+            same, f"(C2) begin {self.begin}, end {self.end} and strides {self.strides} need {len(axes)} numbers each"
+        )
         first, steps, sizes = [0] * len(shape), [1] * len(shape), list(shape)
         for axis, begin, end, stride in zip(axes, self.begin, self.end, self.strides, strict=True):
             require(stride != 0, "(C3) a stride must not be 0")
@@ -304,9 +307,10 @@ class Reverse(OpDef):
 
 @register_op("reverse_sequence", pattern=OpPattern.INJECTIVE)
 class ReverseSequence(OpDef):
-    """The first ``lengths[b]`` elements along `seq_axis` reversed, for each b along `batch_axis` (ONNX: ReverseSequence).
+    """The first ``lengths[b]`` elements along `seq_axis` reversed, for each b along `batch_axis`.
 
-    (C1) both axes are in range and different; (C2) lengths is an integer vector with one number for each b.
+    (ONNX: ReverseSequence.) (C1) both axes are in range and different; (C2) lengths is an integer vector with one
+    number for each b.
     """
 
     seq_axis: int = 1

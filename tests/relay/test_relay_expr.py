@@ -45,8 +45,8 @@ def test_an_ill_typed_call_names_operator_types_constraint_and_place():
     with pytest.raises(relay.TypeInferenceError) as caught:
         relay.op.make_call("add", (x, y), Span("model.onnx", "Add_7", "Add"))
     assert str(caught.value) == (
-        "add(Tensor[(2, 3), float32], Tensor[(2, 3), int32]): both inputs must have one element type; "
-        "got float32 and int32\n  at model.onnx Add_7 (Add)"
+        "add(Tensor[(2, 3), float32], Tensor[(2, 3), int32]): (C2) inputs must have one element type; "
+        "got float32 and int32: cast one\n  at model.onnx Add_7 (Add)"
     )
     with pytest.raises(relay.TypeInferenceError, match=r"takes 2 inputs, got 1"):
         relay.op.make_call("add", (x,))

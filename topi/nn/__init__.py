@@ -25,9 +25,9 @@ from topi.nn.pool import adaptive_pool, avg_pool, lp_pool, max_pool
 from topi.nn.softmax import log_softmax, softmax
 
 __all__ = [
-    "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_norm", "bias_add", "celu", "conv", "conv2d_nhwc_packed",
-    "conv_transpose", "dense", "dense_packed", "elu", "gelu", "group_norm", "hard_sigmoid", "hard_swish",
-    "instance_norm", "l2_normalize", "layer_norm", "leaky_relu", "log_softmax", "lp_pool", "lrn", "max_pool",
-    "mirror_pad", "mish", "pad", "prelu", "relu", "rms_norm", "selu", "silu", "softmax", "softplus", "softsign",
-    "thresholded_relu",
+    "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_norm", "bias_add", "celu", "conv",
+    "conv2d_nhwc_packed", "conv_transpose", "dense", "dense_packed", "elu", "gelu", "group_norm", "hard_sigmoid",
+    "hard_swish", "instance_norm", "l2_normalize", "layer_norm", "leaky_relu", "log_softmax", "lp_pool", "lrn",
+    "max_pool", "mirror_pad", "mish", "pad", "prelu", "relu", "rms_norm", "selu", "silu", "softmax", "softplus",
+    "softsign", "thresholded_relu",
 ]  # fmt: skip

@@ -36,9 +36,7 @@ def attention(
 
     product = te.compute(
         (batch, heads, length, keys),
-        lambda b, h, s, t: te.sum(
-            te.cast(wide, query(b, h, s, kd)) * te.cast(wide, key(b, group(h), t, kd)), axis=kd
-        ),
+        lambda b, h, s, t: te.sum(te.cast(wide, query(b, h, s, kd)) * te.cast(wide, key(b, group(h), t, kd)), axis=kd),
         name="attention_product",
         tag="attention_product",
     )
@@ -67,9 +65,7 @@ def attention(
     attrs = {"causal": causal, "scale": scale}
     mixed = te.compute(
         (batch, heads, length, width),
-        lambda b, h, s, e: te.sum(
-            weight(b, h, s, k_out) * te.cast(wide, value(b, group(h), k_out, e)), axis=k_out
-        ),
+        lambda b, h, s, e: te.sum(weight(b, h, s, k_out) * te.cast(wide, value(b, group(h), k_out, e)), axis=k_out),
         name="attention",
         tag="attention",
         attrs=attrs,

@@ -30,9 +30,7 @@ def pad(x: Tensor, before: Sequence[int], after: Sequence[int], value: float, na
     return te.compute(tuple(shape), body, name=name, tag=PAD)
 
 
-def pad_spatial(
-    x: Tensor, axes: Sequence[int], before: Sequence[int], after: Sequence[int], value: float
-) -> Tensor:
+def pad_spatial(x: Tensor, axes: Sequence[int], before: Sequence[int], after: Sequence[int], value: float) -> Tensor:
     """`pad` along `axes` only; x itself when there is nothing to add."""
     if not any((*before, *after)):
         return x

@@ -21,10 +21,10 @@ __all__ = ["Attention", "attention"]
 class Attention(OpDef):
     """softmax(query key^T * scale + mask) value, one computation (ONNX: Attention).
 
-    query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h uses key and value number h // (H / G).
+    query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G).
     A bool mask keeps where True, another is added; `causal` lets position s see keys up to s + T - S; a row that sees
     nothing gives 0. (C1) the element type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that
-    agree as above, H a multiple of G; (C4) the mask is bool or of the same element type, and broadcasts to (B, H, S, T).
+    agree as above, H a multiple of G; (C4) the mask is bool or of that element type, and broadcasts to (B, H, S, T).
     """
 
     scale: float
@@ -48,16 +48,17 @@ class Attention(OpDef):
         return query.with_shape((batch, heads, length, value.shape[3]))
 
     def _check_mask(self, mask: TensorType, query: TensorType, scores: TensorType) -> None:
-        require(mask.dtype.is_bool or mask.dtype == query.dtype, f"(C4) a mask of {mask.dtype}; expected bool or {query.dtype}")
+        require(
+            mask.dtype.is_bool or mask.dtype == query.dtype,
+            f"(C4) a mask of {mask.dtype}; expected bool or {query.dtype}",
+        )
         try:
             fits = shapes_equal(broadcast_shapes(mask.shape, scores.shape), scores.shape)
         except TypeInferenceError:
             fits = False
         require(fits, f"(C4) mask {mask} does not broadcast to {scores}")
 
-    def compute(
-        self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None
-    ) -> te.Tensor:
+    def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
         return topi.nn.attention(query, key, value, mask, self.scale, self.causal)
 
     def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:

@@ -53,11 +53,12 @@ class _Convolution(OpDef):
         spatial = [a for a in data.axes if a not in "NC"]
         valid = not data.blocks and not kernel.blocks and len(spatial) == self.rank
         valid = valid and set(data.axes) == {"N", "C", *spatial} and set(kernel.axes) == {"O", "I", *spatial}
-        require(valid, f"(C1) layouts {self.data_layout} and {self.kernel_layout} do not name N, C, {self.rank} spatial axes "
-                       "and O, I, the same ones")  # fmt: skip
+        named = f"N, C, {self.rank} spatial axes and O, I, the same ones"
+        require(valid, f"(C1) layouts {self.data_layout} and {self.kernel_layout} must name {named}")
         counts = (len(self.strides), len(self.dilation), len(self.padding))
-        require(counts == (self.rank, self.rank, 2 * self.rank), f"(C2) strides {self.strides}, dilation {self.dilation} and "
-                f"padding {self.padding} need {self.rank}, {self.rank} and {2 * self.rank} numbers")  # fmt: skip
+        given = f"strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
+        needed = f"{self.rank}, {self.rank} and {2 * self.rank} numbers"
+        require(counts == (self.rank, self.rank, 2 * self.rank), f"(C2) {given} need {needed}")
         require(min(*self.strides, *self.dilation) >= 1, "(C2) strides and dilation must be at least 1")
         return data, kernel, spatial
 
@@ -85,8 +86,8 @@ class _Forward(_Convolution):
         channels, outputs = sizes["C"], weights["O"]
         matches = self.groups >= 1 and dims_equal(channels, as_dim(weights["I"] * self.groups))
         matches = matches and (not isinstance(outputs, int) or outputs % self.groups == 0)
-        require(matches, f"(C5) {channels} input channels, weights for {weights['I']} in each of {self.groups} groups of "
-                         f"{outputs} outputs")  # fmt: skip
+        groups = f"{weights['I']} in each of {self.groups} groups of {outputs} outputs"
+        require(matches, f"(C5) {channels} input channels, weights for {groups}")
         result: dict[str, Dim] = {"N": sizes["N"], "C": outputs}
         for k, a in enumerate(spatial):
             padding = self.padding[k] + self.padding[k + self.rank]
@@ -195,12 +196,15 @@ class Conv2DNHWCPacked(OpDef):
         require(data.ndim == 4 and weight.ndim == 5, f"(C3) data needs 4 dimensions, weight 5; got {data} and {weight}")
         n, h, w, c = data.shape
         blocks, kh, kw, group_size, nr = weight.shape
-        require(dims_equal(c, as_dim(group_size * self.groups)), f"(C4) {c} channels, {group_size} in each of {self.groups} "
-                                                                 "groups")  # fmt: skip
+        matches = dims_equal(c, as_dim(group_size * self.groups))
+        require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
         assert isinstance(blocks, int) and isinstance(nr, int)
         holds = 0 < self.channels <= blocks * nr and self.channels > (blocks - 1) * nr
         inside = self.groups == 1 or (self.channels % self.groups == 0 and self.channels // self.groups % nr == 0)
-        require(holds and inside, f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups")
+        require(
+            holds and inside,
+            f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
+        )
         top, left, bottom, right = self.padding
         oh = output_size(h, kh, self.strides[0], self.dilation[0], top + bottom)
         ow = output_size(w, kw, self.strides[1], self.dilation[1], left + right)
@@ -243,15 +247,17 @@ class _Transposed(_Convolution):
         sizes, weights, spatial = self._sizes(data, weight)
         channels = sizes["C"]
         divides = self.groups >= 1 and (not isinstance(channels, int) or channels % self.groups == 0)
-        require(dims_equal(channels, weights["I"]) and divides, f"(C5) {channels} input channels, weights for {weights['I']} "
-                                                                f"in {self.groups} groups")  # fmt: skip
+        matches = dims_equal(channels, weights["I"]) and divides
+        require(matches, f"(C5) {channels} input channels, weights for {weights['I']} in {self.groups} groups")
         result: dict[str, Dim] = {"N": sizes["N"], "C": as_dim(weights["O"] * self.groups)}
         for k, a in enumerate(spatial):
             span = (weights[a] - 1) * self.dilation[k] + 1
             grown = (sizes[a] - 1) * self.strides[k] + span + self.output_padding[k]
             result[a] = as_dim(grown - (self.padding[k] + self.padding[k + self.rank]))
             valid = self.output_padding[k] >= 0 and (not isinstance(result[a], int) or result[a] >= 1)
-            require(valid, f"(C6) axis {a} would have {result[a]} elements with output_padding {self.output_padding[k]}")
+            require(
+                valid, f"(C6) axis {a} would have {result[a]} elements with output_padding {self.output_padding[k]}"
+            )
         return TensorType(Layout(self.data_layout).shape_of(result), self._result_dtype(data))
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -296,7 +302,9 @@ def _scatter_taps(x: Array, w: Array, out: Sequence[int], op: _Transposed) -> Ar
         for g in range(groups):
             part = x[:, g * group_in : (g + 1) * group_in].astype(wide)
             factor = w[(slice(g * group_in, (g + 1) * group_in), slice(None), *tap)].astype(wide)
-            y[(slice(None), slice(g * group_out, (g + 1) * group_out), *into)] += np.einsum("nc...,co->no...", part, factor)
+            y[(slice(None), slice(g * group_out, (g + 1) * group_out), *into)] += np.einsum(
+                "nc...,co->no...", part, factor
+            )
     return y[(slice(None), slice(None), *[slice(b, b + o) for b, o in zip(op.padding[:rank], out, strict=True)])]
 
 

@@ -40,7 +40,10 @@ class Dense(OpDef):
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         require_same_dtype(1, data, weight)
-        require(data.ndim >= 1 and weight.ndim == 2, f"(C2) data (..., K) and weight (N, K) expected; got {data} and {weight}")
+        require(
+            data.ndim >= 1 and weight.ndim == 2,
+            f"(C2) data (..., K) and weight (N, K) expected; got {data} and {weight}",
+        )
         require(dims_equal(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
         return TensorType((*data.shape[:-1], weight.shape[0]), self.out_dtype or data.dtype)
 
@@ -69,8 +72,8 @@ class DensePacked(OpDef):
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         require_same_dtype(1, data, weight)
-        require(data.ndim >= 1 and weight.ndim == 3, f"(C2) data (..., K) and weight (N / NR, K, NR) expected; got {data} and "
-                                                     f"{weight}")  # fmt: skip
+        ranks = data.ndim >= 1 and weight.ndim == 3
+        require(ranks, f"(C2) data (..., K) and weight (N / NR, K, NR) expected; got {data} and {weight}")
         require(dims_equal(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
         blocks, _, nr = weight.shape
         assert isinstance(blocks, int) and isinstance(nr, int)

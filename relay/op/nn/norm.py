@@ -128,7 +128,9 @@ class LayerNorm(OpDef):
 
     def reference(self, x: Array, gamma: Array, beta: Array) -> Array:
         axes = tuple(range(check_axis(3, self.axis, x.ndim), x.ndim))
-        return (_standardized(x, axes, self.epsilon) * gamma.astype(np.float64) + beta.astype(np.float64)).astype(x.dtype)
+        return (_standardized(x, axes, self.epsilon) * gamma.astype(np.float64) + beta.astype(np.float64)).astype(
+            x.dtype
+        )
 
 
 @register_op("nn.rms_norm", pattern=OpPattern.OUT_FUSABLE)
@@ -377,8 +379,6 @@ def l2_normalize(data: Expr, eps: float = 1e-10, axis: int | Sequence[int] = -1)
     return L2Normalize(axis=(axis,) if isinstance(axis, int) else tuple(axis), eps=eps)(data)
 
 
-def lrn(
-    data: Expr, size: int = 5, axis: int = 1, bias: float = 2.0, alpha: float = 1e-5, beta: float = 0.75
-) -> Call:
+def lrn(data: Expr, size: int = 5, axis: int = 1, bias: float = 2.0, alpha: float = 1e-5, beta: float = 0.75) -> Call:
     """Local response normalisation along `axis`."""
     return LRN(size=size, axis=axis, bias=bias, alpha=alpha, beta=beta)(data)

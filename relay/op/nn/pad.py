@@ -25,8 +25,8 @@ class Pad(OpDef):
     """x with borders (ONNX: Pad): `pad_width` is (before, after) of each dimension, negative to cut off.
 
     `pad_mode`: "constant" (`pad_value`), "edge", "reflect" (the border element not repeated), "symmetric", "wrap".
-    (C1) one pair for each dimension; (C2) the mode is known; (C3) no dimension becomes negative; (C4) an empty dimension
-    grows by "constant" only.
+    (C1) one pair for each dimension; (C2) the mode is known; (C3) no dimension becomes negative; (C4) an empty
+    dimension grows by "constant" only.
     """
 
     pad_width: tuple[tuple[int, int], ...]
@@ -81,9 +81,7 @@ def _continued(position: Array, size: int, mode: str) -> Array:
     return np.minimum(folded, period - folded - (1 if mode == "symmetric" else 0))
 
 
-def pad(
-    data: Expr, pad_width: Sequence[Sequence[int]], pad_value: float = 0, pad_mode: str = "constant"
-) -> Call:
+def pad(data: Expr, pad_width: Sequence[Sequence[int]], pad_value: float = 0, pad_mode: str = "constant") -> Call:
     """`data` with borders of (before, after) elements around each dimension."""
     widths = tuple([(int(before), int(after)) for before, after in pad_width])
     return Pad(pad_width=widths, pad_value=pad_value, pad_mode=pad_mode)(data)

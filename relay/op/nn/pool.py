@@ -65,16 +65,21 @@ class _Pool(OpDef):
         axes = spatial_axes(1, self.layout, x.ndim)
         rank = len(axes)
         counts = [len(v) for v in (self.pool_size, self.strides, self.dilation, self.padding)]
-        positive = min((*self.pool_size, *self.strides, *self.dilation), default=1) >= 1 and min(self.padding, default=0) >= 0
-        require(counts == [rank, rank, rank, 2 * rank] and positive, f"(C2) pool_size {self.pool_size}, strides {self.strides}, "
-                f"dilation {self.dilation} and padding {self.padding} need {rank}, {rank}, {rank} and {2 * rank} numbers, "
-                "padding of 0 or more, the others of 1 or more")  # fmt: skip
+        positive = (
+            min((*self.pool_size, *self.strides, *self.dilation), default=1) >= 1 and min(self.padding, default=0) >= 0
+        )
+        given = f"{self.pool_size}, strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
+        needed = f"{rank}, {rank}, {rank} and {2 * rank} numbers, padding of 0 or more, the others of 1 or more"
+        require(counts == [rank, rank, rank, 2 * rank] and positive, f"(C2) pool_size {given} need {needed}")
         shape = list(x.shape)
         for k, a in enumerate(axes):
             begin, end = self.padding[k], self.padding[k + rank]
-            size = pooled_size(x.shape[a], self.pool_size[k], self.strides[k], self.dilation[k], begin, end, self.ceil_mode)
-            require(not isinstance(size, int) or size >= 1, f"(C3) dimension {a} of {x} padded by {begin} and {end} holds no "
-                                                            f"window of {self.pool_size[k]}")  # fmt: skip
+            size = pooled_size(
+                x.shape[a], self.pool_size[k], self.strides[k], self.dilation[k], begin, end, self.ceil_mode
+            )
+            holds = not isinstance(size, int) or size >= 1
+            kernel = self.pool_size[k]
+            require(holds, f"(C3) dimension {a} of {x} padded by {begin} and {end} holds no window of {kernel}")
             shape[a] = size
         return x.with_shape(shape)
 
@@ -93,7 +98,9 @@ class _Pool(OpDef):
         borders: list[tuple[int, int]] = [(0, 0), (0, 0)]
         for k, a in enumerate(spatial):
             last = (out[layout.index(a)] - 1) * self.strides[k] + (self.pool_size[k] - 1) * self.dilation[k] + 1
-            borders.append((self.padding[k], max(self.padding[k + rank], last - x.shape[layout.index(a)] - self.padding[k])))
+            borders.append(
+                (self.padding[k], max(self.padding[k + rank], last - x.shape[layout.index(a)] - self.padding[k]))
+            )
         view = window_view(np.pad(moved, borders, constant_values=fill), self.pool_size, self.strides, self.dilation)
         kept = view[(slice(None), slice(None), *[slice(out[layout.index(a)]) for a in spatial])]
         order = [plain.index(a) for a in layout.axes]
@@ -188,8 +195,8 @@ class LpPool(_Pool):
 class _AdaptivePool(OpDef):
     """Base of pooling to a given size: window o of n covers [floor(o * size / n), ceil((o + 1) * size / n)).
 
-    (C1) the layout fits the input; (C2) output_size has one positive number for each spatial axis; (C3) the element type
-    is a float.
+    (C1) the layout fits the input; (C2) output_size has one positive number for each spatial axis; (C3) the element
+    type is a float.
     """
 
     output_size: Ints

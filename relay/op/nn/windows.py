@@ -17,5 +17,10 @@ def window_view(x: Array, kernel: Sequence[int], strides: Sequence[int], dilatio
     rank = len(reach)
     axes = tuple(range(2, 2 + rank))
     windows = np.lib.stride_tricks.sliding_window_view(x, tuple(reach), axes)  # type: ignore[call-overload]
-    picked = (slice(None), slice(None), *[slice(None, None, s) for s in strides], *[slice(None, None, d) for d in dilation])
+    picked = (
+        slice(None),
+        slice(None),
+        *[slice(None, None, s) for s in strides],
+        *[slice(None, None, d) for d in dilation],
+    )
     return windows[picked]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from relay.analysis import evaluation_order
 from relay.expr import Call, Expr, Function, Tuple, const, var
-from relay.op.nn import relu
 from relay.op.broadcast import add
+from relay.op.nn import relu
 from relay.transform.fuse_ops import FuseOps
 from te.ir import IRModule, PassContext
 

@@ -1,0 +1,415 @@
+"""Every operator: types against numpy's results, and the compute definition, lowered and interpreted, against numpy.
+
+One row says which operator, with which attributes, on which inputs. A registered operator without a row fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import te
+from relay.expr import numpy_dtype_name
+from relay.op import get_op, list_op_names
+from relay.type import TensorType, TupleType
+from te.tir.interpreter import interpret
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: operator `op` with `attrs` on `inputs`; results may differ by `tolerance` of the largest value."""
+
+    op: str
+    inputs: tuple[Array, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-6
+
+    def __str__(self) -> str:
+        shapes = ",".join("x".join(map(str, x.shape)) or "scalar" for x in self.inputs)
+        attrs = ",".join(f"{k}={v}" for k, v in self.attrs.items())
+        return f"{self.op}({shapes}){{{attrs}}}"
+
+
+_random = np.random.default_rng(7)
+
+
+def f32(*shape: int, low: float = -2.0, high: float = 2.0) -> Array:
+    return _random.uniform(low, high, shape).astype(np.float32)
+
+
+def i32(*shape: int, low: int = -9, high: int = 9) -> Array:
+    return _random.integers(low, high, shape).astype(np.int32)
+
+
+def i64(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def bools(*shape: int) -> Array:
+    return _random.integers(0, 2, shape).astype(np.bool_)
+
+
+def special() -> Array:
+    return np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.5, 0.5], np.float32)
+
+
+def bf16(x: Array) -> Array:
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def row(op: str, *inputs: Array, tolerance: float = 1e-6, **attrs: Any) -> Row:
+    return Row(op, inputs, attrs, tolerance)
+
+
+_UNIT, _ABOVE_ONE, _POSITIVE = f32(2, 3, low=-0.9, high=0.9), f32(2, 3, low=1.1, high=3), f32(2, 3, low=0.1, high=3)
+
+ELEMENTWISE = [
+    *[row(op, f32(2, 3)) for op in ("atan", "asinh", "cos", "cosh", "erf", "exp", "sigmoid", "sin", "sinh", "tanh")],
+    *[row(op, _UNIT) for op in ("acos", "asin", "atanh", "tan")],
+    *[row(op, _POSITIVE) for op in ("log", "log1p", "log2", "log10", "rsqrt", "sqrt")],
+    row("acosh", _ABOVE_ONE),
+    *[row(op, special()) for op in ("isnan", "isinf", "isfinite", "abs", "sign", "ceil", "floor", "round", "trunc")],
+    row("round", np.array([0.5, 1.5, 2.5, -0.5, -1.5, 2.4], np.float32)),
+    row("abs", i32(5)),
+    row("sign", i32(5)),
+    row("sign", np.array([0, 3, 200], np.uint8)),
+    row("negative", f32(3)),
+    row("negative", i32(3)),
+    row("bitwise_not", i32(4)),
+    row("logical_not", bools(4)),
+    row("copy", f32(2, 2)),
+    row("copy", f32()),
+    row("exp", f32(5).astype(np.float16), tolerance=1e-3),
+    row("tanh", bf16(f32(5)), tolerance=1e-2),
+    row("cast", f32(4, low=-9, high=9), dtype="int32"),
+    row("cast", i32(4), dtype="float32"),
+    row("cast", f32(4), dtype="bool"),
+    row("cast", bools(4), dtype="float32"),
+    row("cast", i32(4), dtype="int8"),
+    row("cast", f32(4), dtype="bfloat16"),
+    row("reinterpret", f32(4), dtype="int32"),
+    row("clip", f32(6), a_min=-0.5, a_max=1.0),
+    row("clip", i32(6), a_min=0),
+    row("clip", f32(6), a_max=0.25),
+]
+
+_FLOAT_PAIR = (f32(2, 3), f32(2, 3, low=0.5, high=2))
+_INT_PAIR = (np.array([7, -7, 7, -7, 5, -(2**31)], np.int32), np.array([2, 2, -2, -2, 0, -1], np.int32))
+
+BROADCAST = [
+    *[
+        row(op, *_FLOAT_PAIR, tolerance=2e-6)
+        for op in ("add", "subtract", "multiply", "divide", "trunc_divide", "floor_divide", "trunc_mod", "floor_mod")
+    ],
+    *[
+        row(op, *_INT_PAIR)
+        for op in ("add", "subtract", "multiply", "divide", "trunc_divide", "floor_divide", "trunc_mod", "floor_mod")
+    ],
+    row("trunc_mod", np.array([5.5, -5.5, 5.5], np.float32), np.array([2, 2, -2], np.float32)),
+    row("floor_mod", np.array([5.5, -5.5, 5.5], np.float32), np.array([2, 2, -2], np.float32)),
+    row("divide", np.array([7, 9, 3], np.uint8), np.array([2, 0, 5], np.uint8)),
+    row("power", _POSITIVE, f32(2, 3), tolerance=1e-5),
+    row("power", np.array([2, -3, 0, 0, 1, -1], np.int32), np.array([10, 3, 0, 5, 60, 7], np.int32)),
+    row("power", np.array([3, 2], np.int64), np.array([30, 40], np.int64)),
+    *[row(op, f32(2, 1, 3), f32(4, 1)) for op in ("maximum", "minimum", "add")],
+    row("maximum", special(), special()[::-1].copy()),
+    row("minimum", special(), special()[::-1].copy()),
+    row("add", f32(2, 3), f32()),
+    *[row(op, i32(3, low=0), i32(3, low=0, high=5)) for op in ("left_shift", "right_shift")],
+    row("right_shift", i32(3), i32(3, low=0, high=5)),
+    *[row(op, i32(2, 3), i32(3)) for op in ("bitwise_and", "bitwise_or", "bitwise_xor")],
+    *[row(op, bools(2, 3), bools(3)) for op in ("logical_and", "logical_or", "logical_xor", "equal", "not_equal")],
+    *[
+        row(op, i32(8, low=0, high=3), i32(8, low=0, high=3))
+        for op in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+    ],
+    row("less", special(), f32(8)),
+    row("not_equal", special(), special()),
+    row("where", bools(3, 1), f32(2), f32(1, 2)),
+    row("where", bools(), i32(2), i32(2)),
+    row("broadcast_to", f32(3, 1), shape=(2, 3, 4)),
+]
+
+TRANSFORM = [
+    row("reshape", f32(2, 6), newshape=(3, 4)),
+    row("reshape", f32(2, 6), newshape=(4, -1)),
+    row("reshape", f32(1, 1), newshape=()),
+    row("transpose", f32(2, 3, 4), axes=(2, 0, 1)),
+    row("expand_dims", f32(2, 3), axis=1, num_newaxis=2),
+    row("expand_dims", f32(2, 3), axis=-1),
+    row("squeeze", f32(1, 3, 1)),
+    row("squeeze", f32(1, 3, 1), axis=(-1,)),
+    row("concatenate", f32(2, 3), f32(2, 1), f32(2, 2), axis=1),
+    row("concatenate", f32(2, 3), f32(4, 3), axis=-2),
+    row("concatenate", f32(2, 3)),
+    row("stack", f32(2, 3), f32(2, 3), f32(2, 3), axis=1),
+    row("stack", f32(2), f32(2), axis=-1),
+    row("split", f32(2, 6), indices_or_sections=3, axis=1),
+    row("split", f32(7, 2), indices_or_sections=(2, 3)),
+    row("strided_slice", f32(5, 6), begin=(1, 5), end=(4, -7), strides=(2, -2), axes=(0, 1)),
+    row("strided_slice", f32(5, 6), begin=(-3,), end=(100,), strides=(1,), axes=(-1,)),
+    row("strided_slice", f32(5), begin=(4,), end=(2,), strides=(1,), axes=(0,)),
+    row("reverse", f32(3, 4), axis=(1,)),
+    row("reverse", f32(3, 4), axis=(0, -1)),
+    row("reverse_sequence", f32(4, 3, 2), i64(1, 4, 0), seq_axis=0, batch_axis=1),
+    row("reverse_sequence", f32(2, 5), i64(3, 9)),
+    row("tile", f32(2, 3), reps=(2, 1)),
+    row("tile", f32(2, 3), reps=(2, 1, 3)),
+    row("tile", f32(2, 3), reps=(2,)),
+    row("repeat", f32(2, 3), repeats=2, axis=0),
+    row("repeat", f32(2, 3), repeats=3, axis=-1),
+    row("trilu", f32(2, 3, 4), k=1),
+    row("trilu", i32(4, 3), k=-1, upper=False),
+    row("full", shape=(2, 3), dtype="float32", fill_value=1.5),
+    row("full", shape=(), dtype="int64", fill_value=7),
+    row("arange", start=1, stop=2, step=0.25),
+    row("arange", start=5, stop=-2, step=-3, dtype="int64"),
+    row("layout_transform", f32(2, 3, 4, 5), src_layout="NCHW", dst_layout="NHWC"),
+    row("layout_transform", f32(1, 6, 2, 2), src_layout="NCHW", dst_layout="NCHW4c"),
+    row("layout_transform", f32(1, 2, 2, 2, 4), src_layout="NCHW4c", dst_layout="NHWC"),
+    row("layout_transform", f32(6, 3, 2, 1), src_layout="OIHW", dst_layout="OHWI4o"),
+    row("layout_transform", f32(5, 3), src_layout="NC", dst_layout="NC4n"),
+]
+
+_SMALL = f32(2, 3, 4)
+
+REDUCE = [
+    *[row(op, _SMALL, axis=(1,)) for op in ("sum", "prod", "max", "min", "mean")],
+    *[row(op, _SMALL, axis=(0, -1), keepdims=True) for op in ("sum", "max", "mean")],
+    *[row(op, _SMALL) for op in ("sum", "max", "mean")],
+    row("sum", i32(3, 4), axis=(0,)),
+    row("mean", i32(3, 4), axis=(1,)),
+    row("sum", f32(2, 3), axis=()),
+    row("sum", f32(4, 50).astype(np.float16), axis=(1,), tolerance=1e-3),
+    row("max", np.full((2, 2), -np.inf, np.float32), axis=(1,)),
+    row("max", special()),
+    row("min", i32(2, 3), axis=(-1,)),
+    row("all", bools(3, 4), axis=(1,)),
+    row("any", bools(3, 4), axis=(0,), keepdims=True),
+    *[row(op, i32(3, 7, low=0, high=3), axis=(1,)) for op in ("argmax", "argmin")],
+    *[row(op, i32(3, 7, low=0, high=3), axis=(1,), select_last_index=True) for op in ("argmax", "argmin")],
+    row("argmax", _SMALL),
+    row("argmax", _SMALL, axis=(0, 2), keepdims=True, dtype="int64"),
+    row("argmax", special()),
+    row("argmin", np.array([np.nan, 1, np.nan], np.float32), select_last_index=True),
+]
+
+INDEXING = [
+    row("take", f32(5, 3), i64(0, 4, 7, -2), axis=0),
+    row("take", f32(5, 3), i32(2, 2), axis=-1, mode="wrap"),
+    row("take", f32(5, 3), i64(-1, -9, 3), axis=0, mode="numpy"),
+    row("take", f32(4, 3), i64(1, 3), axis=0, mode="fast"),
+    row("take", f32(2, 5, 3), i32(2, 4, low=0, high=5), axis=1, batch_dims=1),
+    row("take", f32(4), np.array(2), axis=0),
+    row("gather", f32(4, 3), i64(0, -1, 2, 1, 9, 0).reshape(2, 3), axis=0),
+    row("gather", f32(4, 3), i32(4, 2, low=-3, high=3), axis=1),
+    row("gather_nd", f32(3, 4, 2), i32(2, 5, low=0, high=3)),
+    row("gather_nd", f32(3, 4), i32(1, 2, 2, low=-3, high=3)),
+    row("gather_nd", f32(2, 3, 4), i32(1, 2, 3, low=0, high=3), batch_dims=1),
+    row("scatter_elements", f32(4, 3), i32(2, 3, low=-4, high=4), f32(2, 3)),
+    row("scatter_elements", f32(4, 3), i32(4, 2, low=0, high=3), f32(4, 2), axis=1, reduction="add"),
+    *[
+        row("scatter_elements", f32(4), i32(6, low=0, high=4), f32(6), reduction=reduction)
+        for reduction in ("mul", "min", "max")
+    ],
+    row("scatter_nd", f32(4, 3), i32(2, 3, low=0, high=3), f32(3)),
+    row("scatter_nd", f32(4, 3), i32(1, 3, low=-4, high=4), f32(3, 3), reduction="add"),
+    row("one_hot", i64(0, 2, -1, 3, -4), np.float32(5), np.float32(-1), depth=3),
+    row("one_hot", i32(2, 2, low=0, high=3), np.int32(1), np.int32(0), depth=3, axis=0),
+    row("argsort", i32(3, 7, low=0, high=4), axis=1),
+    row("argsort", i32(5, 2, low=0, high=3), axis=0, is_ascend=False, dtype="int64"),
+    row("argsort", special()),
+    row("argsort", special(), is_ascend=False),
+    row("sort", f32(2, 9)),
+    row("sort", f32(6, 2), axis=0, is_ascend=False),
+    row("sort", f32(1)),
+    row("topk", i32(2, 9, low=0, high=5), k=4),
+    row("topk", f32(6, 2), k=3, axis=0, is_ascend=True, dtype="int64"),
+    row("cumsum", f32(3, 4), axis=1, dtype="float32"),
+    row("cumsum", i32(3, 4), axis=0, dtype="int64", exclusive=True),
+    row("cumprod", f32(2, 4), axis=-1, dtype="float32"),
+    row("cumprod", f32(2, 4), axis=1, dtype="float32", exclusive=True),
+]
+
+_X = f32(2, 6, low=-8, high=8)
+
+ACTIVATION = [
+    *[row(f"nn.{op}", _X) for op in ("relu", "silu", "softsign", "hard_swish", "hard_sigmoid", "thresholded_relu")],
+    *[row(f"nn.{op}", _X, tolerance=2e-6) for op in ("mish", "softplus", "elu", "celu", "selu", "gelu", "leaky_relu")],
+    row("nn.relu", i32(5)),
+    row("nn.gelu", _X, approximate=True, tolerance=2e-6),
+    row("nn.leaky_relu", _X, alpha=0.3),
+    row("nn.celu", _X, alpha=2.0),
+    row("nn.gelu", _X.astype(np.float16), tolerance=1e-3),
+    row("nn.prelu", f32(2, 3, 2), f32(3)),
+    row("nn.prelu", f32(2, 3), f32(3), axis=-1),
+    row("nn.bias_add", f32(2, 3, 2), f32(3)),
+    row("nn.bias_add", f32(2, 3), f32(3), axis=-1),
+]
+
+CONVOLUTION = [
+    row("nn.conv2d", f32(1, 3, 5, 6), f32(4, 3, 3, 3), padding=(1, 1, 1, 1)),
+    row("nn.conv2d", f32(1, 3, 7, 6), f32(4, 3, 3, 2), strides=(2, 1), padding=(1, 0, 2, 1), dilation=(2, 1)),
+    row("nn.conv2d", f32(2, 4, 5, 5), f32(6, 2, 3, 3), groups=2, padding=(1, 1, 1, 1)),
+    row("nn.conv2d", f32(1, 4, 5, 5), f32(8, 1, 3, 3), groups=4),
+    row("nn.conv2d", f32(1, 5, 5, 3), f32(3, 3, 3, 4), data_layout="NHWC", kernel_layout="HWIO"),
+    row("nn.conv2d", f32(1, 5, 5, 4), f32(3, 3, 1, 4), groups=4, data_layout="NHWC", kernel_layout="HWIO"),
+    row("nn.conv2d", i32(1, 2, 4, 4).astype(np.int8), i32(2, 2, 2, 2).astype(np.int8), out_dtype="int32"),
+    row("nn.conv2d", f32(1, 2, 4, 4).astype(np.float16), f32(2, 2, 3, 3).astype(np.float16), tolerance=1e-3),
+    row("nn.conv1d", f32(2, 3, 8), f32(4, 3, 3), padding=(1, 1), strides=(2,)),
+    row("nn.conv3d", f32(1, 2, 3, 4, 3), f32(3, 2, 2, 2, 2), padding=(0, 1, 0, 1, 0, 1)),
+    row("nn.conv2d_nhwc_packed", f32(1, 4, 5, 3), f32(2, 3, 3, 3, 4), channels=6, padding=(1, 1, 1, 1), strides=(1, 2)),
+    row("nn.conv2d_nhwc_packed", f32(1, 3, 3, 4), f32(2, 1, 1, 2, 3), channels=6, groups=2),
+    row("nn.conv2d_transpose", f32(1, 3, 3, 4), f32(3, 2, 3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
+    row("nn.conv2d_transpose", f32(1, 4, 3, 3), f32(4, 2, 2, 3), groups=2, dilation=(2, 1), output_padding=(1, 0)),
+    row("nn.conv2d_transpose", f32(1, 3, 3, 2), f32(2, 2, 2, 3), data_layout="NHWC", kernel_layout="IHWO"),
+    row("nn.conv1d_transpose", f32(2, 3, 4), f32(3, 2, 3), strides=(3,), padding=(1, 0), output_padding=(2,)),
+    row("nn.conv3d_transpose", f32(1, 2, 2, 2, 3), f32(2, 1, 2, 2, 2), strides=(2, 1, 2)),
+    row("nn.dense", f32(3, 5), f32(4, 5)),
+    row("nn.dense", f32(2, 2, 5), f32(4, 5)),
+    row("nn.dense", i32(2, 5).astype(np.int8), i32(3, 5).astype(np.int8), out_dtype="int32"),
+    row("nn.dense_packed", f32(3, 5), f32(2, 5, 4), units=7),
+    row("nn.batch_matmul", f32(2, 3, 4), f32(2, 5, 4)),
+    row("nn.batch_matmul", f32(2, 1, 3, 4), f32(3, 4, 2), transpose_b=False),
+    row("nn.batch_matmul", f32(4, 3), f32(5, 4), transpose_a=True),
+    row("nn.batch_matmul", bf16(f32(3, 4)), bf16(f32(5, 4)), tolerance=1e-2),
+]
+
+_WINDOW = {"pool_size": (3, 2), "strides": (2, 1), "dilation": (1, 1), "padding": (1, 0, 1, 1)}
+_DILATED = {"pool_size": (2, 2), "strides": (1, 2), "dilation": (2, 3), "padding": (1, 1, 1, 1)}
+_CEIL = {"pool_size": (3, 3), "strides": (2, 2), "dilation": (1, 1), "padding": (1, 1, 1, 1), "ceil_mode": True}
+_LINE = {"pool_size": (3,), "strides": (2,), "dilation": (1,), "padding": (1, 1)}
+
+POOLING = [
+    *[
+        row(f"nn.{op}", f32(1, 2, 6, 6), **window)
+        for op in ("max_pool", "avg_pool", "lp_pool")
+        for window in (_WINDOW, _DILATED, _CEIL)
+    ],
+    *[row("nn.avg_pool", f32(1, 2, 6, 6), **window, count_include_pad=True) for window in (_WINDOW, _DILATED, _CEIL)],
+    *[row(f"nn.{op}", f32(1, 2, 7), **_LINE, layout="NCW") for op in ("max_pool", "avg_pool", "lp_pool")],
+    row("nn.max_pool", i32(1, 5, 5, 2).astype(np.uint8), **_WINDOW, layout="NHWC"),
+    row("nn.max_pool", i32(1, 2, 5, 5).astype(np.int8), **_WINDOW),
+    row("nn.avg_pool", f32(1, 5, 6, 2), **_WINDOW, layout="NHWC"),
+    row("nn.avg_pool", f32(1, 2, 5, 5).astype(np.float16), **_WINDOW, tolerance=1e-3),
+    row("nn.lp_pool", f32(1, 2, 5, 5), **_WINDOW, p=3, tolerance=2e-6),
+    row("nn.lp_pool", f32(1, 2, 5, 5), **_WINDOW, p=1),
+    row("nn.adaptive_avg_pool", f32(1, 2, 5, 7), output_size=(3, 4)),
+    row("nn.adaptive_avg_pool", f32(1, 5, 4, 2), output_size=(1, 1), layout="NHWC"),
+    row("nn.adaptive_max_pool", f32(1, 2, 5, 6), output_size=(2, 3)),
+    row("nn.adaptive_max_pool", f32(1, 2, 5), output_size=(1,), layout="NCW"),
+    row("nn.pad", f32(2, 3), pad_width=((1, 0), (2, 1)), pad_value=7.0),
+    row("nn.pad", f32(4, 5), pad_width=((-1, 2), (1, -2))),
+    row("nn.pad", i32(3), pad_width=((0, 2),), pad_value=-3),
+    *[
+        row("nn.pad", f32(3, 4), pad_width=((2, 1), (1, 3)), pad_mode=mode)
+        for mode in ("edge", "reflect", "symmetric", "wrap")
+    ],
+    row("nn.pad", f32(2), pad_width=((5, 4),), pad_mode="reflect"),
+    row("nn.pad", f32(1, 3), pad_width=((2, 1), (-1, 1)), pad_mode="reflect"),
+]
+
+_C = 4
+_CHANNELS = (f32(_C), f32(_C))
+
+NORMALIZATION = [
+    row("nn.softmax", f32(2, 5)),
+    row("nn.softmax", f32(2, 5, 3), axis=1),
+    row("nn.softmax", f32(2, 5).astype(np.float16), tolerance=1e-3),
+    row("nn.log_softmax", f32(2, 5)),
+    row("nn.log_softmax", f32(2, 5, 3), axis=0),
+    row("nn.layer_norm", f32(2, 3, _C), *_CHANNELS),
+    row("nn.layer_norm", f32(2, 3, _C), f32(3, _C), f32(3, _C), axis=1, epsilon=1e-3),
+    row("nn.rms_norm", f32(2, 3, _C), f32(_C)),
+    row("nn.batch_norm", f32(2, _C, 3), *_CHANNELS, f32(_C), f32(_C, low=0.5)),
+    row("nn.batch_norm", f32(2, 3, _C), *_CHANNELS, f32(_C), f32(_C, low=0.5), axis=-1, epsilon=0.1),
+    row("nn.instance_norm", f32(2, _C, 3, 2), *_CHANNELS),
+    row("nn.instance_norm", f32(2, 3, 2, _C), *_CHANNELS, axis=3),
+    row("nn.group_norm", f32(2, _C, 3, 2), *_CHANNELS, num_groups=2),
+    row("nn.group_norm", f32(2, 3, _C), *_CHANNELS, num_groups=2, axis=-1),
+    row("nn.l2_normalize", f32(2, 5), axis=(1,)),
+    row("nn.l2_normalize", f32(2, 3, 2), axis=(0, 2)),
+    row("nn.lrn", f32(1, 6, 2, 2)),
+    row("nn.lrn", f32(1, 2, 6), size=4, axis=2, bias=1.0, alpha=0.5, beta=0.4),
+    row("nn.attention", f32(1, 2, 3, 4), f32(1, 2, 5, 4), f32(1, 2, 5, 3), scale=0.5),
+    row("nn.attention", f32(1, 4, 3, 4), f32(1, 2, 3, 4), f32(1, 2, 3, 4), scale=0.5, causal=True),
+    row("nn.attention", f32(2, 2, 3, 4), f32(2, 2, 5, 4), f32(2, 2, 5, 4), f32(2, 1, 1, 5), scale=0.5),
+    row("nn.attention", *[f32(1, 1, 2, 4)] * 3, np.array([[True, False], [False, False]]), scale=1.0),
+]
+
+ROWS = [
+    *ELEMENTWISE,
+    *BROADCAST,
+    *TRANSFORM,
+    *REDUCE,
+    *INDEXING,
+    *ACTIVATION,
+    *CONVOLUTION,
+    *POOLING,
+    *NORMALIZATION,
+]
+
+
+def types_of(arrays: Sequence[Array]) -> list[TensorType]:
+    return [TensorType(x.shape, numpy_dtype_name(x.dtype)) for x in arrays]
+
+
+def results_of(value: Any) -> tuple[Array, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def fields_of(ty: Any) -> tuple[TensorType, ...]:
+    return ty.fields if isinstance(ty, TupleType) else (ty,)
+
+
+def interpreted(row: Row) -> tuple[Array, ...]:
+    """The results of the compute definition, lowered by the default schedule and interpreted."""
+    op = get_op(row.op)(**row.attrs)
+    inputs = [te.placeholder(t.shape, t.dtype, f"x{k}") for k, t in enumerate(types_of(row.inputs))]
+    outputs = results_of(op.compute(*inputs))
+    expected = fields_of(op.result_type(types_of(row.inputs)))
+    assert [(tuple(map(int, t.shape)), t.dtype) for t in outputs] == [(t.static_shape, t.dtype) for t in expected]
+    schedule = te.create_schedule([t.op for t in outputs])
+    function = te.lower(schedule, [*inputs, *outputs])["main"]
+    results = [np.zeros(r.shape, r.dtype) for r in results_of(op.reference(*row.inputs))]
+    interpret(function, *[np.array(x, order="C") for x in row.inputs], *results)
+    return tuple(results)
+
+
+def assert_close(actual: Array, expected: Array, tolerance: float) -> None:
+    if expected.dtype.kind in "iub":
+        np.testing.assert_array_equal(actual, expected)
+        return
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
+    finite = np.abs(b[np.isfinite(b)])
+    np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * float(finite.max(initial=1e-30)))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_the_inferred_type_is_that_of_the_reference(row: Row) -> None:
+    op = get_op(row.op)(**row.attrs)
+    expected = types_of(results_of(op.reference(*row.inputs)))
+    assert list(fields_of(op.result_type(types_of(row.inputs)))) == expected
+
+
+_EXTERN = ("scatter_elements", "scatter_nd", "argsort", "sort", "topk", "cumsum", "cumprod")
+_NOT_LOWERED = pytest.mark.xfail(reason="te.lower does not take extern operations yet", strict=False)
+
+
+@pytest.mark.parametrize("row", [pytest.param(r, marks=_NOT_LOWERED) if r.op in _EXTERN else r for r in ROWS], ids=str)
+def test_the_compute_definition_agrees_with_the_reference(row: Row) -> None:
+    expected = results_of(get_op(row.op)(**row.attrs).reference(*row.inputs))
+    for actual, wanted in zip(interpreted(row), expected, strict=True):
+        assert_close(actual, wanted, row.tolerance)
+
+
+def test_every_operator_has_a_row() -> None:
+    missing = set(list_op_names()) - {r.op for r in ROWS} - {n for n in list_op_names() if n.startswith("test.")}
+    assert not missing, f"add a row for {sorted(missing)}"
