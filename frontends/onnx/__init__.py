@@ -1,0 +1,8 @@
+"""ONNX models into the graph IR."""
+
+from __future__ import annotations
+
+from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
+from frontends.onnx.importer import from_onnx
+
+__all__ = ["OnnxImportError", "UnsupportedOperatorError", "ValueNeededError", "from_onnx"]

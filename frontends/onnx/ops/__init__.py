@@ -1,0 +1,30 @@
+"""Converters of ONNX operators, one module per family. Importing a module registers its converters."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+__all__ = ["load_converters"]
+
+_FAMILIES = (
+    "constant",
+    "control",
+    "convolution",
+    "einsum",
+    "elementwise",
+    "gather",
+    "linear",
+    "normalization",
+    "pooling",
+    "recurrent",
+    "reduction",
+    "resize",
+    "shape",
+    "softmax",
+)
+
+
+def load_converters() -> None:
+    """Register all converters; again is free."""
+    for family in _FAMILIES:
+        import_module(f"frontends.onnx.ops.{family}")

@@ -1,0 +1,107 @@
+"""Constant folding while importing: shape arithmetic becomes numbers before the next converter asks for them.
+
+Calls on constants are evaluated by the operators' numpy references. Only small results are folded eagerly (weights
+are the business of the FoldConstant pass, which runs after the graph was simplified).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from frontends.onnx.errors import OnnxImportError
+from frontends.onnx.tensors import MAX_ELEMENTS
+from relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
+from relay.interpreter import apply_reference
+from relay.op.base import OpDef
+from relay.type import TensorType, TupleType, Type
+from te.ir import Span
+
+__all__ = ["EAGER_ELEMENTS", "Folder", "graph_inputs_of"]
+
+EAGER_ELEMENTS = 1 << 14
+"""Results of at most this many elements are folded as the graph is built."""
+
+ON_DEMAND_ELEMENTS = 1 << 24
+"""Results of at most this many elements are computed when a converter asks for their value."""
+
+
+class Folder:
+    """Finishes the expressions of a converter: gives them their span and replaces constant calls by their value."""
+
+    def __init__(self) -> None:
+        self._done: dict[Expr, Expr] = {}
+
+    def finish(self, expr: Expr, span: Span) -> Expr:
+        """`expr` with every new node in it spanned and small constant calls folded."""
+        for node in self._new_nodes(expr):
+            if node.span is None:
+                node.span = span  # type: ignore[misc]  # born in this converter and not shared yet
+            new = node.rebuild(lambda child: self._done.get(child, child))
+            _check_size(new.ty)
+            folded = _folded(new, EAGER_ELEMENTS)
+            self._done[node] = self._done[folded] = folded
+        return self._done[expr]
+
+    def value(self, expr: Expr) -> np.ndarray | None:
+        """The value of `expr`, if it depends on constants only and is not past the budget; else None."""
+        if isinstance(expr, Constant):
+            return expr.data
+        memo: dict[Expr, Expr] = {}
+        for node in _post_order(expr, frozenset()):
+            memo[node] = _folded(node.rebuild(lambda child: memo.get(child, child)), ON_DEMAND_ELEMENTS)
+        result = memo[expr]
+        return result.data if isinstance(result, Constant) else None
+
+    def _new_nodes(self, expr: Expr) -> Iterable[Expr]:
+        return _post_order(expr, self._done)
+
+
+def graph_inputs_of(expr: Expr) -> list[str]:
+    """Names of the graph inputs that `expr` depends on, in the order they are met."""
+    return [node.name for node in _post_order(expr, frozenset()) if isinstance(node, Var)]
+
+
+def _check_size(ty: Type) -> None:
+    if isinstance(ty, TensorType) and ty.size is not None and ty.size > MAX_ELEMENTS:
+        raise OnnxImportError(
+            f"it makes a tensor of {ty.size} elements, {ty}; expected at most {MAX_ELEMENTS} elements"
+        )
+
+
+def _post_order(root: Expr, known: Iterable[Expr]) -> list[Expr]:
+    """Expressions under `root` that are not in `known`, operands first. Functions are not entered."""
+    order: list[Expr] = []
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif node not in seen and node not in known:  # type: ignore[operator]
+            seen.add(node)
+            stack.append((node, True))
+            if not isinstance(node, Function | GlobalVar):
+                stack.extend((child, False) for child in node.node_children() if isinstance(child, Expr))
+    return order
+
+
+def _folded(node: Expr, limit: int) -> Expr:
+    """The value of `node` as a constant (or a tuple of them) when its operands are constants; else `node`."""
+    if isinstance(node, TupleGetItem):
+        return node.tuple_value.fields[node.index] if isinstance(node.tuple_value, Tuple) else node
+    if not isinstance(node, Call) or not isinstance(node.op, OpDef) or node.op.has_side_effect:
+        return node
+    if not _fits(node.ty, limit) or not all(isinstance(arg, Constant) for arg in node.args):
+        return node
+    result = apply_reference(node.op, [arg.data for arg in node.args if isinstance(arg, Constant)], node.ty)
+    if isinstance(node.ty, TupleType):
+        return Tuple(tuple(Constant(field, span=node.span) for field in result), span=node.span)
+    return Constant(result, span=node.span)
+
+
+def _fits(ty: Type, limit: int) -> bool:
+    if isinstance(ty, TensorType):
+        return ty.size is not None and ty.size <= limit
+    return isinstance(ty, TupleType) and all(_fits(field, limit) for field in ty.fields)

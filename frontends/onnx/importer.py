@@ -1,0 +1,421 @@
+"""ONNX model to graph IR: `from_onnx`.
+
+One walk over the nodes, in an order in which inputs come first; every expression is typed when it is made, and shape
+arithmetic is folded to numbers on the way, so that a model of static inputs becomes static throughout. No shape
+inference, checker or version converter is run. A model-local function is converted at each of its calls.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto
+
+from frontends.onnx.attributes import Attributes, Bindings, bind
+from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault
+from frontends.onnx.fold import Folder, graph_inputs_of
+from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
+from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
+from frontends.onnx.model import NEWEST_OPSET, Model, load, opset_table
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops import load_converters
+from frontends.onnx.registry import Result, find_converter
+from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
+from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.type import TensorType, TupleType
+from te.errors import CompileError
+from te.ir import IRModule, Span
+
+__all__ = ["from_onnx"]
+
+MAX_NODES = 2_000_000
+"""Nodes converted in one import, functions and subgraphs counted at each use."""
+
+MAX_NESTING = 48
+"""Depth of functions calling functions and graphs within graphs."""
+
+CONVERSION_FAULTS = (CompileError, ValueError, TypeError, IndexError, KeyError, ArithmeticError, MemoryError)
+"""What a converter may raise on a node whose attributes or constants make no sense; the node is added to the text."""
+
+Params = dict[str, np.ndarray]
+
+
+def from_onnx(
+    model: ModelProto | bytes | str | os.PathLike[str],
+    shape: ShapeOverride | None = None,
+    dtype: DtypeOverride | None = None,
+    freeze_params: bool = True,
+    *,
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> tuple[IRModule, Params]:
+    """Convert an ONNX model to a module with the function "main" (TVM: `relay.frontend.from_onnx`).
+
+    `model` is a path (external data is read from the model's folder), the bytes of a model file, or a ModelProto.
+    `shape` gives shapes by input name, ``{"x": (1, 3, 224, 224)}``, and sizes by name of a symbolic dimension,
+    ``{"batch": 1}``; dimensions that stay unknown become symbolic. `dtype` overrides element types of inputs: one for
+    all, or by input name. With `freeze_params` the weights are constants of the function and the returned dictionary
+    is empty; without, they are parameters of it, and the dictionary holds their values. `constants` binds inputs to
+    values, for those that decide shapes.
+
+    The module's attributes "input_names" and "output_names" hold the model's own names, in order.
+
+    Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
+    operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
+    """
+    load_converters()
+    return _Importer(load(model), freeze_params).run(shape, dtype, {} if constants is None else constants)
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Names in sight of a node, and what a function body's attribute references and opsets are."""
+
+    values: MutableMapping[str, Expr]
+    opsets: Mapping[str, int]
+    bindings: Bindings
+    where: str
+    depth: int = 0
+
+    def inner(self, where: str) -> _Scope:
+        """The scope of a subgraph: it sees these names and hides its own."""
+        values: MutableMapping[str, Expr] = ChainMap({}, self.values)
+        return _Scope(values, self.opsets, self.bindings, where, self.depth + 1)
+
+
+class _Importer:
+    """State of one import. It is the `Session` of the nodes it hands to converters."""
+
+    def __init__(self, model: Model, freeze_params: bool) -> None:
+        self.model = model
+        self.freeze_params = freeze_params
+        self.folder = Folder()
+        self.params: Params = {}
+        self.param_vars: list[Var] = []
+        self.converted = 0
+
+    def run(
+        self, shape: ShapeOverride | None, dtype: DtypeOverride | None, constants: Mapping[str, np.ndarray]
+    ) -> tuple[IRModule, Params]:
+        graph, where = self.model.graph, self.model.name
+        self._check_unique(graph)
+        declared = graph_inputs(graph)
+        types = input_types(declared, shape, dtype, where)
+        if not graph.output:
+            raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
+        _list_unsupported(self.model)
+        scope = _Scope({}, self.model.opsets, {}, where)
+        inputs = [Var(name=name, ty=ty, span=Span(where, name)) for name, ty in types.items() if name not in constants]
+        scope.values.update({var.name: var for var in inputs})
+        scope.values.update(self._bound(constants, types))
+        outputs = self._graph(graph, scope)
+        for value, expr in zip(graph.output, outputs, strict=True):
+            self._check_output(value.name, value.type, expr)
+        body = outputs[0] if len(outputs) == 1 else Tuple(tuple(outputs))
+        names = {"input_names": [v.name for v in inputs], "output_names": [o.name for o in graph.output]}
+        return IRModule({"main": Function((*inputs, *self.param_vars), body)}, names), self.params
+
+    # graphs ---------------------------------------------------------------------------------------------------
+
+    def _graph(self, graph: GraphProto, scope: _Scope) -> list[Expr]:
+        """The outputs of `graph`, whose inputs are in `scope` already."""
+        if scope.depth > MAX_NESTING:
+            raise fault(scope.where, f"graphs nested more than {MAX_NESTING} deep")
+        initializers = _Initializers(self, graph, scope)
+        outputs = [output.name for output in graph.output]
+        for node in ordered_nodes(graph.node, initializers, outputs, scope.where):
+            for name in _names_read(node):
+                initializers.materialise(name)
+            self._convert(node, scope)
+        for name in outputs:
+            initializers.materialise(name)
+        return [scope.values[name] for name in outputs]
+
+    def _convert(self, node: NodeProto, scope: _Scope) -> None:
+        """Convert one node and put its outputs into `scope`."""
+        self.converted += 1
+        if self.converted > MAX_NODES:
+            raise fault(scope.where, f"more than {MAX_NODES} nodes", remedy="split the model")
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        place = f"{scope.where}: {describe(node)}"
+        inputs = [None if name == "" else scope.values[name] for name in node.input]
+        function = self.model.functions.get((domain, node.op_type, node.overload))
+        span = Span(self.model.name, _span_name(node), node.op_type)
+        try:
+            attributes = bind(node.attribute, scope.bindings)
+            if function is not None:
+                results: Sequence[Expr | None] = self._call(function, inputs, attributes, scope)
+            else:
+                results = self._call_converter(node, domain, inputs, Attributes(attributes), scope, place)
+            finished = [None if r is None else self.folder.finish(r, span) for r in results]
+        except CONVERSION_FAULTS as error:
+            raise _located(error, place, inputs) from error
+        self._store(node, finished, scope, place)
+
+    def _call_converter(
+        self,
+        node: NodeProto,
+        domain: str,
+        inputs: Sequence[Expr | None],
+        attrs: Attributes,
+        scope: _Scope,
+        place: str,
+    ) -> Sequence[Expr | None]:
+        opset = scope.opsets[domain]
+        convert = find_converter(domain, node.op_type, opset)
+        assert convert is not None, "operators without a converter are listed before conversion starts"
+        view = OnnxNode(
+            name=node.name,
+            op_type=node.op_type,
+            domain=domain,
+            opset=opset,
+            inputs=inputs,
+            outputs=tuple(node.output),
+            attrs=attrs,
+            where=f"{place}, opset {opset}",
+            session=self,
+            subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
+        )
+        results = _as_sequence(convert(view))
+        unread = attrs.unread()
+        if unread:
+            listed = ", ".join(map(repr, unread))
+            raise view.error(f"attributes that this operator does not have at opset {opset}: {listed}")
+        return results
+
+    def _subgraph(self, graph: GraphProto, args: Sequence[Expr], scope: _Scope, place: str) -> list[Expr]:
+        inner = scope.inner(place)
+        if len(args) != len(graph.input):
+            raise OnnxImportError(f"its subgraph takes {len(graph.input)} inputs, got {len(args)}")
+        for value, arg in zip(graph.input, args, strict=True):
+            inner.values[value.name] = arg
+        return self._graph(graph, inner)
+
+    def _call(
+        self,
+        function: FunctionProto,
+        inputs: Sequence[Expr | None],
+        attributes: Bindings,
+        scope: _Scope,
+    ) -> list[Expr | None]:
+        """The outputs of a model-local function applied to `inputs`."""
+        where = f"{self.model.name}: function {function.name!r}"
+        if scope.depth >= MAX_NESTING:
+            raise fault(where, "functions that call each other in a circle, or too deeply")
+        if len(inputs) > len(function.input):
+            raise OnnxImportError(
+                f"the function {function.name!r} takes {len(function.input)} inputs, got {len(inputs)}"
+            )
+        defaults = {a.name: a for a in function.attribute_proto}
+        opsets = opset_table(function.opset_import, where) if len(function.opset_import) else scope.opsets
+        values = {n: x for n, x in zip(function.input, inputs, strict=False) if x is not None}
+        body = _Scope(values, opsets, {**defaults, **attributes}, where, scope.depth + 1)
+        absent = set(function.input) - set(values)
+        for node in ordered_nodes(function.node, {*values, *absent}, function.output, where):
+            self._convert(_without_inputs(node, absent), body)
+        return [body.values.get(name) for name in function.output]
+
+    def _store(self, node: NodeProto, results: Sequence[Expr | None], scope: _Scope, place: str) -> None:
+        if len(node.output) > len(results):
+            problem = f"{len(node.output)} outputs of an operator that has {len(results)}"
+            raise fault(place, problem)
+        for name, result in zip(node.output, results, strict=False):
+            if name == "":
+                continue
+            if result is None:
+                raise fault(place, f"the output {name!r} is not given by this form of the operator")
+            scope.values[name] = result
+
+    # checks ---------------------------------------------------------------------------------------------------
+
+    def _check_unique(self, graph: GraphProto) -> None:
+        seen: set[str] = set()
+        for value in graph.input:
+            if value.name == "" or value.name in seen:
+                raise fault(self.model.name, f"two inputs are named {value.name!r}, or one has no name")
+            seen.add(value.name)
+
+    def _bound(self, constants: Mapping[str, np.ndarray], types: Mapping[str, TensorType]) -> dict[str, Expr]:
+        bound: dict[str, Expr] = {}
+        for name, value in constants.items():
+            if name not in types:
+                known = ", ".join(map(repr, types))
+                raise fault(
+                    self.model.name, f"constants= names {name!r}, which is no input", expected=f"one of {known}"
+                )
+            constant = Constant(np.asarray(value), span=Span(self.model.name, name))
+            ty = types[name]
+            fits = constant.ty.ndim == ty.ndim and all(
+                not isinstance(want, int) or want == got for want, got in zip(ty.shape, constant.ty.shape, strict=True)
+            )
+            if constant.ty.dtype != ty.dtype or not fits:
+                raise fault(f"{self.model.name}: input {name!r}", f"constants= gives {constant.ty}", expected=str(ty))
+            bound[name] = constant
+        return bound
+
+    def _check_output(self, name: str, declared: Any, expr: Expr) -> None:
+        """The element type that the model declares for an output must be the one computed."""
+        if not declared.HasField("tensor_type") or declared.tensor_type.elem_type == 0:
+            return
+        where = f"{self.model.name}: output {name!r}"
+        expected = dtype_name(declared.tensor_type.elem_type, where)
+        if isinstance(expr.ty, TensorType) and expr.ty.dtype != expected:
+            raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
+
+    # Session --------------------------------------------------------------------------------------------------
+
+    def value_of(self, expr: Expr) -> np.ndarray | None:
+        return self.folder.value(expr)
+
+    def inputs_behind(self, expr: Expr) -> list[str]:
+        return graph_inputs_of(expr)
+
+    def tensor(self, proto: Any, where: str) -> np.ndarray:
+        if isinstance(proto, SparseTensorProto):
+            return sparse_to_numpy(proto, self.model.folder, where)
+        return to_numpy(proto, self.model.folder, where)
+
+
+class _Initializers:
+    """Weights of one graph by name, made into expressions when first read; `in` also finds the scope's own names."""
+
+    def __init__(self, importer: _Importer, graph: GraphProto, scope: _Scope) -> None:
+        self.importer, self.scope = importer, scope
+        self.protos: dict[str, Any] = {}
+        for name, proto in [(t.name, t) for t in graph.initializer] + [
+            (s.values.name, s) for s in graph.sparse_initializer
+        ]:
+            if name in self.protos:
+                raise fault(scope.where, f"two initializers are named {name!r}")
+            self.protos[name] = proto
+        self.declared = {value.name: value.type for value in graph.input if value.name in self.protos}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.protos or name in self.scope.values
+
+    def materialise(self, name: str) -> None:
+        """Put the initializer `name`, if there is one, into the scope."""
+        proto = self.protos.pop(name, None)
+        if proto is None:
+            return
+        importer, scope = self.importer, self.scope
+        where = f"{scope.where}: initializer {name!r}"
+        data = importer.tensor(proto, where)
+        self._check_declared(name, data, where)
+        span = Span(importer.model.name, name)
+        if importer.freeze_params or scope.depth:
+            scope.values[name] = Constant(data, span=span)
+            return
+        param = Var(name=name, ty=TensorType(data.shape, data.dtype.name), span=span)
+        importer.params[name] = data
+        importer.param_vars.append(param)
+        scope.values[name] = param
+
+    def _check_declared(self, name: str, data: np.ndarray, where: str) -> None:
+        """An initializer that is listed as an input too must be of the type declared there."""
+        declared = self.declared.get(name)
+        if declared is None or not declared.HasField("tensor_type"):
+            return
+        tensor = declared.tensor_type
+        if tensor.elem_type and dtype_name(tensor.elem_type, where) != data.dtype.name:
+            expected = dtype_name(tensor.elem_type, where)
+            raise fault(where, f"it holds {data.dtype.name}", expected=f"{expected}, as the input says")
+        if not tensor.HasField("shape"):
+            return
+        dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+        if len(dims) != data.ndim or any(d is not None and d != n for d, n in zip(dims, data.shape, strict=True)):
+            raise fault(where, f"its shape is {list(data.shape)}", expected=f"{dims}, as the input says")
+
+
+def _list_unsupported(model: Model) -> None:
+    """Raise one error that lists every operator of the model, its functions and subgraphs that has no converter."""
+    missing: dict[str, list[str]] = {}
+    bodies: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.graph.node, model.opsets)]
+    for function in model.functions.values():
+        opsets = opset_table(function.opset_import, model.name) if len(function.opset_import) else model.opsets
+        bodies.append((function.node, opsets))
+    while bodies:
+        nodes, opsets = bodies.pop()
+        for node in nodes:
+            bodies.extend((graph.node, opsets) for graph in nested_graphs(node))
+            problem = _why_unsupported(node, opsets, model)
+            if problem:
+                missing.setdefault(problem, []).append(describe(node))
+    if not missing:
+        return
+    lines = [f"{model.name}: {len(missing)} operators of this model are not supported:"]
+    for problem, places in sorted(missing.items()):
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        lines.append(f"  {problem}: {', '.join(places[:3])}{more}")
+    lines.append(
+        "  to do: export the model with other operators, or add a converter (frontends.onnx.registry.converter)"
+    )
+    raise UnsupportedOperatorError("\n".join(lines))
+
+
+def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -> str:
+    """Empty when the node can be converted, else what is missing."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if (domain, node.op_type, node.overload) in model.functions:
+        return ""
+    operator = f"{domain}::{node.op_type}" if domain else node.op_type
+    if domain not in opsets:
+        return f"{operator} (the model imports no version of the domain {domain or 'ai.onnx'!r})"
+    if find_converter(domain, node.op_type, opsets[domain]) is not None:
+        return ""
+    if find_converter(domain, node.op_type, NEWEST_OPSET) is not None:
+        return f"{operator} at opset {opsets[domain]} (a newer opset of it is supported)"
+    return f"{operator} at opset {opsets[domain]}"
+
+
+def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> CompileError:
+    """`error` with the node in its text. Errors that name their place already are passed on."""
+    text = str(error) if isinstance(error, CompileError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, OnnxImportError) and ": " in text.split("\n", 1)[0] and place.split(": ", 1)[0] in text:
+        return error
+    found = ", ".join("(none)" if x is None else str(x.ty) for x in inputs)
+    return fault(place, text, found=found)
+
+
+def _names_read(node: NodeProto) -> Iterable[str]:
+    """Every name that the node or its subgraphs may read."""
+    names = list(node.input)
+    graphs = list(nested_graphs(node))
+    while graphs:
+        graph = graphs.pop()
+        names.extend(output.name for output in graph.output)
+        for inner in graph.node:
+            names.extend(inner.input)
+            graphs.extend(nested_graphs(inner))
+    return names
+
+
+def _as_sequence(result: Result) -> Sequence[Expr | None]:
+    """Outputs one by one; a tuple-valued call gives its fields."""
+    if not isinstance(result, Expr):
+        return result
+    if isinstance(result, Tuple):
+        return result.fields
+    if isinstance(result.ty, TupleType):
+        return [TupleGetItem(result, index) for index in range(len(result.ty.fields))]
+    return [result]
+
+
+def _without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
+    """The node with the inputs that the function's caller left out emptied."""
+    if not any(name in absent for name in node.input):
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for index, name in enumerate(node.input):
+        if name in absent:
+            copy.input[index] = ""
+    return copy
+
+
+def _span_name(node: NodeProto) -> str:
+    return node.name if node.name else next((name for name in node.output if name), "")

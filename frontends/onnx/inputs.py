@@ -1,0 +1,160 @@
+"""Types of graph inputs: what the model declares, with the user's shapes and element types over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnx import GraphProto, ValueInfoProto
+
+from frontends.onnx.errors import fault, unsupported
+from frontends.onnx.tensors import check_shape, dtype_name
+from relay.type import TensorType
+from te.dtype import dtype as parse_dtype
+from te.tir import Dim, SizeVar
+
+__all__ = ["DtypeOverride", "ShapeOverride", "input_types"]
+
+ShapeOverride = Mapping[str, Sequence[int | str | None] | int]
+"""Shape by input name, or size by the name of a symbolic dimension. None or a name in a shape stays symbolic."""
+
+DtypeOverride = str | Mapping[str, str]
+
+
+def input_types(
+    inputs: Sequence[ValueInfoProto],
+    shape: ShapeOverride | None,
+    dtype: DtypeOverride | None,
+    where: str,
+) -> dict[str, TensorType]:
+    """Name -> type of each of `inputs`. Dimensions of one name are one variable, and fixing one fixes all.
+
+    Raises `OnnxImportError` for overrides of unknown names, of another rank, or against a fixed dimension's name.
+    """
+    return _Inputs(inputs, shape, dtype, where).types()
+
+
+class _Inputs:
+    def __init__(
+        self,
+        inputs: Sequence[ValueInfoProto],
+        shape: ShapeOverride | None,
+        dtype: DtypeOverride | None,
+        where: str,
+    ) -> None:
+        self.inputs, self.where = inputs, where
+        self.shape: ShapeOverride = {} if shape is None else shape
+        self.dtype = dtype
+        self.sizes: dict[str, int] = {}
+        self.variables: dict[str, SizeVar] = {}
+        self.declared = {value.name: self._declared(value) for value in inputs}
+
+    def types(self) -> dict[str, TensorType]:
+        self._check_names()
+        for name, dims in self.declared.items():
+            self._fix_sizes(name, dims)
+        return {value.name: self._type(value) for value in self.inputs}
+
+    def _declared(self, value: ValueInfoProto) -> list[int | str | None] | None:
+        """Dimensions as the model declares them: a size, a name, or None; None altogether for an unknown rank."""
+        where = f"{self.where}: input {value.name!r}"
+        if not value.type.HasField("tensor_type"):
+            kind = value.type.WhichOneof("value")
+            if kind is None:
+                raise fault(where, "it has no type", expected="a tensor type")
+            raise unsupported(where, f"inputs of kind {kind} are not supported")
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            return None
+        dims: list[int | str | None] = []
+        for dim in tensor.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value >= 0:
+                dims.append(dim.dim_value)
+            else:
+                dims.append(dim.dim_param if dim.dim_param else None)
+        return dims
+
+    def _check_names(self) -> None:
+        symbols = {d for dims in self.declared.values() if dims is not None for d in dims if isinstance(d, str)}
+        for name, given in self.shape.items():
+            if isinstance(given, int) and name in symbols:
+                if given < 0:
+                    raise fault(self.where, f"shape={{{name!r}: {given}}}", expected="a size >= 0")
+                self.sizes[name] = given
+            elif isinstance(given, int) or name not in self.declared:
+                known = ", ".join([repr(n) for n in self.declared] + [f"{s!r} (a dimension)" for s in sorted(symbols)])
+                raise fault(self.where, f"shape= names {name!r}, which is no input", expected=f"names among {known}")
+        if isinstance(self.dtype, Mapping):
+            for name in self.dtype:
+                if name not in self.declared:
+                    known = ", ".join(map(repr, self.declared))
+                    raise fault(
+                        self.where, f"dtype= names {name!r}, which is no input", expected=f"names among {known}"
+                    )
+
+    def _fix_sizes(self, name: str, dims: list[int | str | None] | None) -> None:
+        """Note the sizes that the user's shape of one input gives to named dimensions."""
+        given = self.shape.get(name)
+        if given is None or isinstance(given, int):
+            return
+        if dims is not None and len(given) != len(dims):
+            raise fault(
+                f"{self.where}: input {name!r}",
+                f"shape= gives it {len(given)} dimensions, the model declares {len(dims)}",
+                expected=f"a shape like {_shape_text(dims)}",
+            )
+        for declared, size in zip(dims if dims is not None else [], given, strict=False):
+            if not isinstance(declared, str) or not isinstance(size, int):
+                continue
+            if self.sizes.setdefault(declared, size) != size:
+                raise fault(
+                    f"{self.where}: input {name!r}",
+                    f"shape= makes the dimension {declared!r} both {self.sizes[declared]} and {size}",
+                    expected="one size for one name",
+                )
+
+    def _type(self, value: ValueInfoProto) -> TensorType:
+        where = f"{self.where}: input {value.name!r}"
+        dims, given = self.declared[value.name], self.shape.get(value.name)
+        if isinstance(given, Sequence):
+            dims = [d if g is None else g for g, d in zip(given, dims or [None] * len(given), strict=True)]
+        if dims is None:
+            raise fault(
+                where,
+                "the model does not say how many dimensions it has",
+                remedy=f"give its shape: shape={{{value.name!r}: (...)}}",
+            )
+        sizes = tuple(self._dim(d, f"{value.name}_{axis}") for axis, d in enumerate(dims))
+        check_shape(tuple(s for s in sizes if isinstance(s, int)), where)
+        return TensorType(sizes, self._dtype(value, where))
+
+    def _dim(self, dim: int | str | None, fallback: str) -> Dim:
+        if isinstance(dim, int):
+            return dim
+        name = fallback if dim is None else dim
+        if name in self.sizes:
+            return self.sizes[name]
+        if name not in self.variables:
+            self.variables[name] = SizeVar(name)
+        return self.variables[name]
+
+    def _dtype(self, value: ValueInfoProto, where: str) -> str:
+        if isinstance(self.dtype, str):
+            wanted = self.dtype
+        else:
+            wanted = None if self.dtype is None else self.dtype.get(value.name)
+        if wanted is None:
+            return dtype_name(value.type.tensor_type.elem_type, where)
+        try:
+            return parse_dtype(wanted)
+        except ValueError as error:
+            raise fault(where, str(error)) from error
+
+
+def _shape_text(dims: Sequence[int | str | None]) -> str:
+    return "(" + ", ".join("?" if d is None else str(d) for d in dims) + ")"
+
+
+def graph_inputs(graph: GraphProto) -> list[ValueInfoProto]:
+    """The inputs that a caller gives: those that no initializer of the same name provides."""
+    provided = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    return [value for value in graph.input if value.name not in provided]

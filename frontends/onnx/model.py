@@ -1,0 +1,120 @@
+"""Reading a model file: protobuf only, then our own checks. Nothing of the model is ever executed here.
+
+The C++ checker, shape inference and version converter of the onnx package are not used: they are not safe on bytes
+that come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from onnx import FunctionProto, GraphProto, ModelProto
+
+from frontends.onnx.errors import OnnxImportError, fault, unsupported
+
+__all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
+
+NEWEST_OPSET = 28
+"""The newest opset of the default domain whose operators are known here."""
+
+FunctionKey = tuple[str, str, str]
+"""Domain, name and overload of a model-local function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A parsed model: its graph, versions by domain (the default domain is ``""``), local functions and folder."""
+
+    name: str
+    graph: GraphProto
+    opsets: Mapping[str, int]
+    functions: Mapping[FunctionKey, FunctionProto]
+    folder: Path | None
+
+
+def load(model: ModelProto | bytes | str | os.PathLike[str]) -> Model:
+    """Parse and check the frame of `model`: a path, the bytes of a file, or a ModelProto.
+
+    Raises `OnnxImportError` for anything that is not a whole ONNX model.
+    """
+    if isinstance(model, ModelProto):
+        return _checked(model, model.graph.name or "model", None)
+    if isinstance(model, bytes):
+        return _checked(_parse(model, "model"), "model", None)
+    if not isinstance(model, (str, os.PathLike)):
+        raise OnnxImportError(
+            f"from_onnx got a {type(model).__name__}; expected a path, a ModelProto or the bytes of a model file"
+        )
+    path = Path(model)
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise fault(str(path), f"the model file can't be read: {reason}") from error
+    return _checked(_parse(data, path.name), path.name, path.parent)
+
+
+def _parse(data: bytes, where: str) -> ModelProto:
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except (DecodeError, ValueError, RecursionError) as error:
+        raise fault(
+            where,
+            f"{len(data)} bytes which are not an ONNX model ({error})",
+            expected="a protobuf-encoded ONNX ModelProto",
+            remedy="the file is damaged, cut short, or of another kind; export or download it again",
+        ) from error
+    return proto
+
+
+def _checked(proto: ModelProto, name: str, folder: Path | None) -> Model:
+    if not proto.HasField("graph") or proto.ir_version < 1:
+        raise fault(
+            name,
+            "no graph or no IR version in it",
+            expected="an ONNX ModelProto",
+            remedy="the file is empty, cut short, or not an ONNX model",
+        )
+    if len(proto.opset_import) == 0 and proto.ir_version >= 3:
+        raise fault(
+            name,
+            "the model says no operator set versions (opset_import)",
+            remedy="the file is cut short or was written wrong; export it again",
+        )
+    opsets = opset_table(proto.opset_import, name) if len(proto.opset_import) else {"": 1}
+    functions: dict[FunctionKey, FunctionProto] = {}
+    for function in proto.functions:
+        key = (_domain(function.domain), function.name, function.overload)
+        if key in functions:
+            raise fault(name, f"two local functions are named {function.domain}::{function.name}")
+        functions[key] = function
+    return Model(name, proto.graph, opsets, functions, folder)
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def opset_table(imports: object, where: str) -> dict[str, int]:
+    """Version by domain from `opset_import` entries. Raises for versions that do not exist or contradict each other."""
+    table: dict[str, int] = {}
+    for entry in imports:  # type: ignore[attr-defined]
+        domain, version = _domain(entry.domain), entry.version
+        if table.get(domain, version) != version:
+            raise fault(where, f"the domain {entry.domain!r} is imported at versions {table[domain]} and {version}")
+        if version < 1:
+            raise fault(where, f"opset version {version} of domain {entry.domain!r}", expected="a version of 1 or more")
+        if domain == "" and version > NEWEST_OPSET:
+            raise unsupported(
+                where,
+                f"the model uses opset {version}",
+                expected=f"opset 1 to {NEWEST_OPSET}",
+                remedy=f"export the model for opset {NEWEST_OPSET} or older",
+            )
+        table[domain] = version
+    return table

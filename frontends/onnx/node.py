@@ -1,0 +1,225 @@
+"""What a converter sees of an ONNX node: typed inputs, typed attributes, and errors that name the place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from onnx import GraphProto
+
+from frontends.onnx.attributes import Attributes
+from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError, compose
+from relay.expr import Expr
+from relay.type import TensorType
+from te.dtype import DType
+
+__all__ = ["OnnxNode", "Session"]
+
+
+class Session(Protocol):
+    """The services of the importer that converters may use through their node."""
+
+    def value_of(self, expr: Expr) -> np.ndarray | None:
+        """The value of a constant expression; None when it depends on an input."""
+        ...
+
+    def inputs_behind(self, expr: Expr) -> list[str]:
+        """Names of the graph inputs that `expr` depends on."""
+        ...
+
+    def tensor(self, proto: Any, where: str) -> np.ndarray:
+        """The value of a TensorProto or SparseTensorProto attribute."""
+        ...
+
+
+SubgraphConverter = Callable[[GraphProto, Sequence[Expr]], list[Expr]]
+
+
+class OnnxNode:
+    """One node being converted: `op_type`, `opset` (of its domain), inputs, attributes, and how to report a fault."""
+
+    __slots__ = ("_session", "_subgraph", "attrs", "domain", "inputs", "name", "op_type", "opset", "outputs", "where")
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        op_type: str,
+        domain: str,
+        opset: int,
+        inputs: Sequence[Expr | None],
+        outputs: Sequence[str],
+        attrs: Attributes,
+        where: str,
+        session: Session,
+        subgraph: SubgraphConverter,
+    ) -> None:
+        self.name, self.op_type, self.domain, self.opset = name, op_type, domain, opset
+        self.inputs, self.outputs, self.attrs, self.where = inputs, outputs, attrs, where
+        self._session, self._subgraph = session, subgraph
+
+    # inputs ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Expr:
+        """Input `index`, which must be there."""
+        found = self.get(index)
+        if found is None:
+            raise self.error(f"input {index} is missing", expected=f"at least {index + 1} inputs")
+        return found
+
+    def get(self, index: int) -> Expr | None:
+        """Input `index`; None when it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
+    def all_inputs(self, least: int = 1) -> list[Expr]:
+        """All inputs of an operator that takes any number of them."""
+        if len(self.inputs) < least:
+            raise self.error(f"{len(self.inputs)} inputs", expected=f"at least {least} inputs")
+        return [self[i] for i in range(len(self.inputs))]
+
+    def wants(self, index: int) -> bool:
+        """Is output `index` used?"""
+        return index < len(self.outputs) and self.outputs[index] != ""
+
+    def type(self, index: int) -> TensorType:
+        """The type of input `index`."""
+        return self[index].tensor_type
+
+    def dtype(self, index: int) -> DType:
+        """The element type of input `index`."""
+        return self.type(index).dtype
+
+    def rank(self, index: int) -> int:
+        """The number of dimensions of input `index`."""
+        return self.type(index).ndim
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """The shape of input `index`, which must be known now."""
+        return self.static(self[index], f"the shape of input {index}")
+
+    def static(self, x: Expr, what: str) -> tuple[int, ...]:
+        """The shape of `x`, all of it known; `what` names it in the error."""
+        ty = x.tensor_type
+        if ty.is_static:
+            return ty.static_shape
+        raise self.value_needed(f"{what} is {ty}, and {self.op_type} needs it when compiling", x)
+
+    def constant(self, index: int, what: str) -> np.ndarray:
+        """The value of input `index`, which must be known now; `what` names it in the error ("the axes")."""
+        value = self._session.value_of(self[index])
+        if value is None:
+            raise self.value_needed(
+                f"{what} (input {index}) is computed at run time, and {self.op_type} needs its value when compiling",
+                self[index],
+            )
+        return value
+
+    def constant_or_none(self, index: int, what: str) -> np.ndarray | None:
+        """The value of an optional input; None when it is left out."""
+        return None if self.get(index) is None else self.constant(index, what)
+
+    def constant_ints(self, index: int, what: str) -> tuple[int, ...]:
+        """The integers of input `index` (a scalar counts as one)."""
+        value = self.constant(index, what)
+        if value.dtype.kind not in "iu":
+            raise self.error(f"{what} (input {index}) is {value.dtype.name}", expected="int64")
+        return tuple(int(v) for v in value.reshape(-1))
+
+    def known_value(self, index: int) -> np.ndarray | None:
+        """The value of input `index` if it is known now; None when it is absent or computed at run time."""
+        x = self.get(index)
+        return None if x is None else self._session.value_of(x)
+
+    def value_or_none(self, x: Expr) -> np.ndarray | None:
+        """The value of an expression if it is known now."""
+        return self._session.value_of(x)
+
+    def axis(self, axis: int, rank: int) -> int:
+        """`axis` counted from the front. Raises when it is outside of -rank .. rank-1."""
+        if not -rank <= axis < rank:
+            raise self.error(f"axis {axis} of a tensor of rank {rank}", expected=f"an axis from {-rank} to {rank - 1}")
+        return axis % rank
+
+    def axes(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+        """`axes` counted from the front, all different."""
+        result = tuple(self.axis(a, rank) for a in axes)
+        if len(set(result)) != len(result):
+            raise self.error(f"the axes {list(axes)} name one axis twice")
+        return result
+
+    # attributes -----------------------------------------------------------------------------------------------
+
+    def attr_int(self, name: str, default: int | None = None) -> int:
+        return self._required(self.attrs.get_int(name), default, name)
+
+    def attr_bool(self, name: str, default: bool) -> bool:
+        """An int attribute that is 0 or 1."""
+        return self.attr_int(name, int(default)) != 0
+
+    def attr_float(self, name: str, default: float | None = None) -> float:
+        return self._required(self.attrs.get_float(name), default, name)
+
+    def attr_str(self, name: str, default: str | None = None) -> str:
+        return self._required(self.attrs.get_str(name), default, name)
+
+    def attr_ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        return self._required(self.attrs.get_ints(name), default, name)
+
+    def attr_choice(self, name: str, choices: Sequence[str], default: str) -> str:
+        """A string attribute out of `choices`."""
+        value = self.attr_str(name, default)
+        if value not in choices:
+            raise self.unsupported(f"{name} is {value!r}", expected="one of " + ", ".join(map(repr, choices)))
+        return value
+
+    def attr_tensor(self, name: str) -> np.ndarray | None:
+        proto = self.attrs.get_tensor(name)
+        return None if proto is None else self._session.tensor(proto, f"{self.where}, attribute {name!r}")
+
+    def attr_sparse_tensor(self, name: str) -> np.ndarray | None:
+        """A sparse tensor attribute as a dense array."""
+        proto = self.attrs.get_sparse_tensor(name)
+        return None if proto is None else self._session.tensor(proto, f"{self.where}, attribute {name!r}")
+
+    def attr_graph(self, name: str) -> GraphProto:
+        return self._required(self.attrs.get_graph(name), None, name)
+
+    def convert_graph(self, graph: GraphProto, args: Sequence[Expr]) -> list[Expr]:
+        """The outputs of a subgraph attribute applied to `args`; it sees the names around this node."""
+        return self._subgraph(graph, args)
+
+    def _required(self, value: Any, default: Any, name: str) -> Any:
+        if value is not None:
+            return value
+        if default is None:
+            raise self.error(f"the attribute {name!r} is missing")
+        return default
+
+    # errors ---------------------------------------------------------------------------------------------------
+
+    def found(self) -> str:
+        """The inputs' types, for error texts."""
+        return ", ".join("(none)" if x is None else str(x.ty) for x in self.inputs)
+
+    def error(self, problem: str, *, expected: str = "", remedy: str = "") -> OnnxImportError:
+        """A fault of the model at this node."""
+        return OnnxImportError(compose(self.where, problem, found=self.found(), expected=expected, remedy=remedy))
+
+    def unsupported(self, problem: str, *, expected: str = "", remedy: str = "") -> UnsupportedOperatorError:
+        """A use of the operator that is legal ONNX and not supported."""
+        return UnsupportedOperatorError(
+            compose(self.where, problem, found=self.found(), expected=expected, remedy=remedy)
+        )
+
+    def value_needed(self, problem: str, x: Expr) -> ValueNeededError:
+        """`x` decides a shape and depends on graph inputs: name them."""
+        names = self._session.inputs_behind(x)
+        listed = ", ".join(map(repr, names))
+        remedy = f"fix the shapes of the inputs it depends on with shape={{...}}: {listed}" if names else ""
+        if names:
+            remedy += "; an input whose value itself is a shape can be bound with constants={name: array}"
+        return ValueNeededError(compose(self.where, problem, found=self.found(), remedy=remedy), tuple(names))

@@ -1,0 +1,67 @@
+"""Small expressions that several families of converters share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from relay import op
+from relay.expr import Constant, Expr, const
+
+__all__ = [
+    "broadcast_pair",
+    "float_const",
+    "legacy_broadcast",
+    "like",
+    "reshape_to",
+    "transposed",
+]
+
+
+def float_const(value: float, like: Expr) -> Constant:
+    """A scalar of the element type of `like`."""
+    return const(value, like.dtype)
+
+
+def like(scalar: np.ndarray, shape: Sequence[int]) -> Constant:
+    """`scalar` in every element of `shape`; takes no memory."""
+    return Constant(np.broadcast_to(scalar, tuple(shape)))
+
+
+def transposed(x: Expr, axes: Sequence[int]) -> Expr:
+    """`x` with its axes permuted; nothing is computed for the identity, and a constant is a view of its data."""
+    if tuple(axes) == tuple(range(len(axes))):
+        return x
+    if isinstance(x, Constant):
+        return Constant(np.transpose(x.data, axes), span=x.span)
+    return op.transpose(x, tuple(axes))
+
+
+def reshape_to(x: Expr, shape: Sequence[int]) -> Expr:
+    """`x` in another shape; `x` itself when it has it already."""
+    return x if x.shape == tuple(shape) else op.reshape(x, tuple(shape))
+
+
+def broadcast_pair(x: Expr, y: Expr) -> tuple[Expr, Expr]:
+    """`y` with leading axes added so that it has the rank of `x`."""
+    missing = len(x.shape) - len(y.shape)
+    return x, (op.expand_dims(y, 0, missing) if missing > 0 else y)
+
+
+def legacy_broadcast(node: OnnxNode) -> tuple[Expr, Expr]:
+    """Operands of a binary operator before opset 7: `broadcast` = 1 lays input 1 along input 0 from `axis` on."""
+    x, y = node[0], node[1]
+    axis = node.attrs.get_int("axis")
+    if not node.attr_bool("broadcast", False):
+        if x.shape != y.shape:
+            raise node.error("two shapes without broadcast=1", expected="equal shapes, or broadcast=1")
+        return x, y
+    if axis is None:
+        return x, y
+    start = node.axis(axis, node.rank(0))
+    trailing = node.rank(0) - start - node.rank(1)
+    if trailing < 0:
+        raise node.error(f"input 1 does not fit from axis {axis} on")
+    return x, (reshape_to(y, (*node.shape(1), *[1] * trailing)) if trailing else y)

@@ -1,0 +1,163 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.window import Window, read_window
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Expr
+
+Convolution = Callable[..., Expr]
+
+_CONV: dict[int, tuple[Convolution, str, str]] = {
+    1: (op.nn.conv1d, "NCW", "OIW"),
+    2: (op.nn.conv2d, "NCHW", "OIHW"),
+    3: (op.nn.conv3d, "NCDHW", "OIDHW"),
+}
+
+_CONV_TRANSPOSE: dict[int, tuple[Convolution, str, str]] = {
+    1: (op.nn.conv1d_transpose, "NCW", "IOW"),
+    2: (op.nn.conv2d_transpose, "NCHW", "IOHW"),
+    3: (op.nn.conv3d_transpose, "NCDHW", "IODHW"),
+}
+
+
+@converter("Conv")
+def conv(node: OnnxNode) -> Expr:
+    """X [N, C, spatial..], W [M, C / group, kernel..], optional bias [M]."""
+    data, weight = _operands(node)
+    group = node.attr_int("group", 1)
+    if group < 1 or weight[0] % group or data[1] != weight[1] * group:
+        raise node.error(
+            f"{data[1]} input channels, weights for {weight[1]} in each of {group} groups of {weight[0]} outputs",
+            expected="C = W's dimension 1 times group, and W's dimension 0 a multiple of group",
+        )
+    window = read_window(node, _kernel(node, weight), data[2:])
+    _check_fits(node, window, data[2:])
+    function, layout, kernel_layout = _by_rank(node, _CONV, window.rank)
+    result = function(
+        node[0],
+        node[1],
+        **_attributes(window),
+        groups=group,
+        channels=weight[0],
+        data_layout=layout,
+        kernel_layout=kernel_layout,
+    )
+    return _with_bias(node, result, weight[0])
+
+
+@converter("ConvTranspose")
+def conv_transpose(node: OnnxNode) -> Expr:
+    """X [N, C, spatial..], W [C, M / group, kernel..], optional bias [M]."""
+    data, weight = _operands(node)
+    group = node.attr_int("group", 1)
+    if group < 1 or data[1] != weight[0] or weight[0] % group:
+        raise node.error(f"{data[1]} input channels, weights for {weight[0]} in {group} groups")
+    channels = weight[1] * group
+    kernel = _kernel(node, weight)
+    rank = len(kernel)
+    extra = node.attr_ints("output_padding", (0,) * rank)
+    if len(extra) != rank or min(extra, default=0) < 0:
+        raise node.error(f"output_padding is {list(extra)}", expected=f"{rank} numbers of 0 or more")
+    window, extra = _transposed_window(node, kernel, data[2:], extra)
+    function, layout, kernel_layout = _by_rank(node, _CONV_TRANSPOSE, rank)
+    result = function(
+        node[0],
+        node[1],
+        **_attributes(window),
+        groups=group,
+        channels=channels,
+        output_padding=extra,
+        data_layout=layout,
+        kernel_layout=kernel_layout,
+    )
+    return _with_bias(node, result, channels)
+
+
+def _transposed_window(
+    node: OnnxNode, kernel: Sequence[int], spatial: Sequence[int], extra: tuple[int, ...]
+) -> tuple[Window, tuple[int, ...]]:
+    """The window whose padding and output padding give `output_shape`, or the SAME shape, where asked for.
+
+    Padding that would have to be negative becomes output padding.
+    """
+    rank = len(kernel)
+    auto = node.attr_choice("auto_pad", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), "NOTSET")
+    strides = node.attr_ints("strides", (1,) * rank)
+    dilations = node.attr_ints("dilations", (1,) * rank)
+    pads = node.attr_ints("pads", (0,) * (2 * rank))
+    if any(len(v) != n for v, n in ((strides, rank), (dilations, rank), (pads, 2 * rank))):
+        raise node.error("strides, dilations or pads do not fit the kernel's rank", expected=f"rank {rank}")
+    if min(*strides, *dilations, 1) < 1 or min(pads, default=0) < 0:
+        raise node.error("strides and dilations must be 1 or more, pads 0 or more")
+    target = node.attrs.get_ints("output_shape")
+    if target is not None:
+        target = target[-rank:]
+        if len(target) != rank:
+            raise node.error(f"output_shape is {list(target)}", expected=f"{rank} numbers")
+    elif auto.startswith("SAME"):
+        target = tuple(extent * stride for extent, stride in zip(spatial, strides, strict=True))
+    if target is None:
+        padding = (0,) * (2 * rank) if auto == "VALID" else pads
+        return Window(tuple(kernel), strides, dilations, padding), extra
+    before, after, more = [0] * rank, [0] * rank, list(extra)
+    for i in range(rank):
+        full = strides[i] * (spatial[i] - 1) + (kernel[i] - 1) * dilations[i] + 1 + extra[i]
+        total = full - target[i]
+        if total < 0:
+            more[i] -= total
+            total = 0
+        small = total // 2
+        before[i], after[i] = (total - small, small) if auto != "SAME_UPPER" else (small, total - small)
+    return Window(tuple(kernel), strides, dilations, (*before, *after)), tuple(more)
+
+
+def _operands(node: OnnxNode) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    data, weight = node.shape(0), node.shape(1)
+    if len(data) < 3 or len(weight) != len(data):
+        raise node.error(f"data of rank {len(data)}, weights of rank {len(weight)}", expected="one rank, 3 or more")
+    return data, weight
+
+
+def _kernel(node: OnnxNode, weight: Sequence[int]) -> tuple[int, ...]:
+    kernel = node.attr_ints("kernel_shape", tuple(weight[2:]))
+    if kernel != tuple(weight[2:]):
+        raise node.error(f"kernel_shape {list(kernel)}", expected=f"{list(weight[2:])}, the shape of the weights")
+    return kernel
+
+
+def _check_fits(node: OnnxNode, window: Window, spatial: Sequence[int]) -> None:
+    for axis, extent in enumerate(spatial):
+        padded = extent + window.padding[axis] + window.padding[axis + window.rank]
+        reach = (window.kernel[axis] - 1) * window.dilations[axis] + 1
+        if padded < reach:
+            raise node.error(f"a kernel reaching over {reach} of {padded} padded elements of spatial axis {axis}")
+
+
+def _attributes(window: Window) -> dict[str, Any]:
+    return {
+        "strides": window.strides,
+        "padding": window.padding,
+        "dilation": window.dilations,
+        "kernel_size": window.kernel,
+    }
+
+
+def _by_rank(node: OnnxNode, table: dict[int, tuple[Convolution, str, str]], rank: int) -> tuple[Convolution, str, str]:
+    found = table.get(rank)
+    if found is None:
+        raise node.unsupported(f"{rank} spatial axes", expected="1, 2 or 3")
+    return found
+
+
+def _with_bias(node: OnnxNode, result: Expr, channels: int) -> Expr:
+    if node.get(2) is None:
+        return result
+    if node.shape(2) != (channels,):
+        raise node.error(f"a bias of shape {list(node.shape(2))}", expected=f"[{channels}]")
+    return op.nn.bias_add(result, node[2], axis=1)

@@ -1,0 +1,128 @@
+"""Einsum: products over named axes, as transposes and batched matrix products."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import reshape_to, transposed
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A tensor with one label per axis."""
+
+    value: Expr
+    labels: str
+
+    def extent(self, label: str) -> int:
+        return self.value.tensor_type.static_shape[self.labels.index(label)]
+
+
+@converter("Einsum", since=12)
+def einsum(node: OnnxNode) -> Expr:
+    """Operands are multiplied from left to right; a label that nothing after needs is summed as soon as it can be."""
+    inputs, output = _parse(node)
+    terms = [_diagonal(_Term(node[i], labels)) for i, labels in enumerate(inputs)]
+    total = terms[0]
+    for index, term in enumerate(terms[1:], start=1):
+        needed = set(output).union(*[t.labels for t in terms[index + 1 :]])
+        total = _product(node, total, term, needed)
+    total = _summed(total, set(output))
+    return transposed(total.value, [total.labels.index(label) for label in output])
+
+
+def _parse(node: OnnxNode) -> tuple[list[str], str]:
+    """Labels of the operands and of the result, an ellipsis spelled out with labels of its own."""
+    equation = node.attr_str("equation").replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    inputs = left.split(",")
+    node.all_inputs()
+    if len(inputs) != len(node):
+        raise node.error(f"the equation {equation!r} has {len(inputs)} operands")
+    spare = [c for c in string.ascii_letters if c not in equation]
+    widest = max(node.rank(i) - len(labels.replace("...", "")) for i, labels in enumerate(inputs))
+    if widest > len(spare) or equation.count(".") > 3 * (len(inputs) + 1):
+        raise node.error(f"the equation {equation!r} can't be read")
+    expanded: list[str] = []
+    for i, labels in enumerate(inputs):
+        hidden = node.rank(i) - len(labels.replace("...", ""))
+        covered = "".join(spare[widest - hidden : widest]) if hidden > 0 else ""
+        full = labels.replace("...", covered, 1)
+        if len(full) != node.rank(i) or not (full == "" or full.isalpha()):
+            raise node.error(f"{labels!r} in the equation {equation!r} does not fit rank {node.rank(i)} of input {i}")
+        expanded.append(full)
+    everything = "".join(expanded)
+    if arrow:
+        output = right.replace("...", "".join(spare[:widest]), 1)
+    else:  # labels met once, in alphabetical order, after the ellipsis
+        once = sorted(c for c in set(everything) if everything.count(c) == 1 and c not in spare[:widest])
+        output = "".join(spare[:widest]) + "".join(once)
+    if len(set(output)) != len(output) or any(label not in everything for label in output):
+        raise node.error(f"the result {right!r} of the equation {equation!r} can't be made from its operands")
+    return expanded, output
+
+
+def _diagonal(term: _Term) -> _Term:
+    """`term` with axes of the same label reduced to their diagonal."""
+    for label in set(term.labels):
+        while term.labels.count(label) > 1:
+            first = term.labels.index(label)
+            second = term.labels.index(label, first + 1)
+            shape = [1] * len(term.labels)
+            extent = term.extent(label)
+            shape[first] = shape[second] = extent
+            mask = np.eye(extent, dtype=str(term.value.dtype)).reshape(shape)
+            value = op.sum(op.multiply(term.value, Constant(mask)), axis=(second,), keepdims=False)
+            term = _Term(value, term.labels[:second] + term.labels[second + 1 :])
+    return term
+
+
+def _summed(term: _Term, needed: set[str]) -> _Term:
+    """`term` summed over the labels that are not needed."""
+    axes = tuple(i for i, label in enumerate(term.labels) if label not in needed)
+    if not axes:
+        return term
+    kept = "".join(label for label in term.labels if label in needed)
+    return _Term(op.sum(term.value, axis=axes, keepdims=False), kept)
+
+
+def _product(node: OnnxNode, a: _Term, b: _Term, needed: set[str]) -> _Term:
+    """The product of two terms, summed over the labels that are not needed afterwards."""
+    a, b = _without_broadcasts(a, b), _without_broadcasts(b, a)
+    a, b = _summed(a, needed | set(b.labels)), _summed(b, needed | set(a.labels))
+    shared = [label for label in a.labels if label in b.labels]
+    for label in shared:
+        if a.extent(label) != b.extent(label):
+            raise node.error(f"the label {label!r} stands for {a.extent(label)} and for {b.extent(label)}")
+    batch = [label for label in shared if label in needed]
+    inner = [label for label in shared if label not in needed]
+    rows = [label for label in a.labels if label not in b.labels]
+    columns = [label for label in b.labels if label not in a.labels]
+    left = _grouped(a, batch, rows, inner)
+    right = _grouped(b, batch, inner, columns)
+    shape = [*(a.extent(n) for n in batch), *(a.extent(n) for n in rows), *(b.extent(n) for n in columns)]
+    return _Term(reshape_to(op.nn.matmul(left, right), shape), "".join([*batch, *rows, *columns]))
+
+
+def _without_broadcasts(a: _Term, b: _Term) -> _Term:
+    """`a` without the axes of extent 1 that `b` has longer."""
+    axes = tuple(i for i, n in enumerate(a.labels) if n in b.labels and a.extent(n) == 1 != b.extent(n))
+    if not axes:
+        return a
+    return _Term(op.squeeze(a.value, axis=axes), "".join(n for i, n in enumerate(a.labels) if i not in axes))
+
+
+def _grouped(term: _Term, *groups: Sequence[str]) -> Expr:
+    """The axes of `term` in the order of `groups`, each group taken as one axis."""
+    order = [term.labels.index(label) for group in groups for label in group]
+    extents = [math.prod(term.extent(label) for label in group) for group in groups]
+    return reshape_to(transposed(term.value, order), extents)

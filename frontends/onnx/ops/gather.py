@@ -1,0 +1,155 @@
+"""Indexing: gathers, scatters, one-hot, sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import transposed
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr, const
+
+
+def _check_range(node: OnnxNode, extent: int) -> None:
+    """Constant indices must lie inside -extent .. extent - 1."""
+    indices = node.known_value(1)
+    if indices is not None and indices.size and (indices.min() < -extent or indices.max() >= extent):
+        raise node.error(
+            f"indices from {indices.min()} to {indices.max()}", expected=f"indices from {-extent} to {extent - 1}"
+        )
+
+
+@converter("Gather", since=1)
+def gather(node: OnnxNode) -> Expr:
+    axis = node.axis(node.attr_int("axis", 0), node.rank(0))
+    extent = node.shape(0)[axis]
+    _check_range(node, extent)
+    known = node.known_value(1)
+    trusted = known is not None and (known.size == 0 or known.min() >= 0)
+    return op.take(node[0], node[1], axis=axis, mode="fast" if trusted else "numpy")
+
+
+@converter("GatherElements", since=11)
+def gather_elements(node: OnnxNode) -> Expr:
+    axis = node.axis(node.attr_int("axis", 0), node.rank(0))
+    extent = node.shape(0)[axis]
+    _check_range(node, extent)
+    return op.gather(node[0], axis, node[1])
+
+
+@converter("GatherND", since=11)
+def gather_nd(node: OnnxNode) -> Expr:
+    """The last axis of the indices is a position in the axes of the data after the batch axes."""
+    batch = node.attr_int("batch_dims", 0)
+    data, indices = node.shape(0), node.shape(1)
+    depth = indices[-1] if indices else 0
+    if not 0 <= batch < len(indices) or not 1 <= depth <= len(data) - batch or data[:batch] != indices[:batch]:
+        raise node.error(f"indices {indices} into {data} with {batch} batch axes")
+    extents = np.array(data[batch : batch + depth], str(node.dtype(1)))
+    known = node.known_value(1)
+    if known is not None and known.size and bool(np.any((known < -extents) | (known >= extents))):
+        raise node.error("an index lies outside of the data", expected=f"indices below {extents.tolist()}")
+    return op.gather_nd(node[0], _tuples_first(node[1]), batch_dims=batch)
+
+
+def _tuples_first(indices: Expr) -> Expr:
+    """Coordinate tuples moved from the last axis to the first."""
+    rank = len(indices.shape)
+    return transposed(indices, (rank - 1, *range(rank - 1)))
+
+
+@converter("ScatterElements", since=11)
+def scatter_elements(node: OnnxNode) -> Expr:
+    return _scatter_elements(node)
+
+
+@converter("Scatter", since=9, until=11)
+def scatter(node: OnnxNode) -> Expr:
+    return _scatter_elements(node)
+
+
+_REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min": "min"}
+
+
+def _scatter_elements(node: OnnxNode) -> Expr:
+    axis = node.axis(node.attr_int("axis", 0), node.rank(0))
+    extent = node.shape(0)[axis]
+    _check_range(node, extent)
+    reduction = _REDUCTIONS[node.attr_choice("reduction", tuple(_REDUCTIONS), "none")]
+    return op.scatter_elements(node[0], node[1], node[2], axis, reduction)
+
+
+@converter("ScatterND", since=11)
+def scatter_nd(node: OnnxNode) -> Expr:
+    reduction = _REDUCTIONS[node.attr_choice("reduction", tuple(_REDUCTIONS), "none")]
+    data, indices = node.shape(0), node.shape(1)
+    depth = indices[-1] if indices else 0
+    if not indices or not 1 <= depth <= len(data):
+        raise node.error(f"indices {indices} into {data}")
+    return op.scatter_nd(node[0], _tuples_first(node[1]), node[2], reduction)
+
+
+@converter("OneHot", since=9)
+def one_hot(node: OnnxNode) -> Expr:
+    """Indices outside of -depth .. depth - 1 give the off value everywhere."""
+    depth_value = node.constant(1, "the depth")
+    depth = int(depth_value.reshape(-1)[0])
+    rank = node.rank(0) + 1
+    axis = node.axis(node.attr_int("axis", -1), rank)
+    values = node[2]
+    indices = node[0] if node.dtype(0).is_int else op.cast(node[0], "int64")
+    shape = [1] * rank
+    shape[axis] = depth
+    line = Constant(np.arange(depth).astype(str(indices.dtype)).reshape(shape))
+    zero, size = const(0, indices.dtype), const(depth, indices.dtype)
+    wrapped = op.expand_dims(op.where(op.less(indices, zero), op.add(indices, size), indices), axis)
+    on = op.reshape(op.strided_slice(values, (1,), (2,), (1,)), ())
+    off = op.reshape(op.strided_slice(values, (0,), (1,), (1,)), ())
+    return op.where(op.equal(wrapped, line), on, off)
+
+
+@converter("TopK", since=1)
+def top_k_1(node: OnnxNode) -> list[Expr]:
+    return _top_k(node, node.attr_int("k"))
+
+
+@converter("TopK", since=10)
+def top_k(node: OnnxNode) -> list[Expr]:
+    return _top_k(node, node.constant_ints(1, "k")[0])
+
+
+def _top_k(node: OnnxNode, k: int) -> list[Expr]:
+    node.attrs.ignore("sorted")
+    axis = node.axis(node.attr_int("axis", -1), node.rank(0))
+    if not 0 <= k <= node.shape(0)[axis]:
+        raise node.error(f"k is {k}", expected=f"0 to {node.shape(0)[axis]}")
+    ascending = not node.attr_bool("largest", True)
+    return list(op.topk(node[0], k, axis, is_ascend=ascending, dtype="int64"))
+
+
+@converter("CumSum", since=11)
+def cum_sum(node: OnnxNode) -> Expr:
+    return _cumulate(node, op.cumsum)
+
+
+@converter("CumProd", since=26)
+def cum_prod(node: OnnxNode) -> Expr:
+    return _cumulate(node, op.cumprod)
+
+
+def _cumulate(node: OnnxNode, function: Callable[..., Expr]) -> Expr:
+    axis = node.axis(node.constant_ints(1, "the axis")[0], node.rank(0))
+    x = node[0]
+    backwards, exclusive = node.attr_bool("reverse", False), node.attr_bool("exclusive", False)
+    x = op.reverse(x, axis=axis) if backwards else x
+    x = function(x, axis=axis, dtype=x.dtype, exclusive=exclusive)
+    return op.reverse(x, axis=axis) if backwards else x
+
+
+@converter("ReverseSequence", since=10)
+def reverse_sequence(node: OnnxNode) -> Expr:
+    time, batch = node.attr_int("time_axis", 0), node.attr_int("batch_axis", 1)
+    return op.reverse_sequence(node[0], node[1], seq_axis=time, batch_axis=batch)

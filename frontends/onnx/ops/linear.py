@@ -1,0 +1,58 @@
+"""Matrix products: MatMul, Gemm."""
+
+from __future__ import annotations
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr
+
+
+@converter("MatMul", since=1)
+def mat_mul(node: OnnxNode) -> Expr:
+    return matmul(node, node[0], node[1])
+
+
+def matmul(node: OnnxNode, a: Expr, b: Expr) -> Expr:
+    """numpy's matmul: a [.., M, K] by b [.., K, N], leading axes broadcast, vectors promoted.
+
+    A matrix on the right makes one product of all rows (`nn.dense`), everything else is `nn.matmul`.
+    """
+    a_shape, b_shape = node.static(a, "the left operand"), node.static(b, "the right operand")
+    if not a_shape or not b_shape:
+        raise node.error("a scalar operand", expected="vectors or matrices")
+    if len(a_shape) == 1:
+        product = matmul(node, reshape_to(a, (1, *a_shape)), b)
+        return op.squeeze(product, axis=(-2 if len(b_shape) > 1 else 0,))
+    if len(b_shape) == 1:
+        return op.squeeze(matmul(node, a, reshape_to(b, (*b_shape, 1))), axis=(-1,))
+    depth = a_shape[-1]
+    if b_shape[-2] != depth:
+        problem = f"matrices {list(a_shape)} and {list(b_shape)}"
+        raise node.error(problem, expected=f"the right one to have {depth} rows")
+    if len(b_shape) == 2:
+        return op.nn.dense(a, transposed(b, (1, 0)))
+    return op.nn.matmul(a, b)
+
+
+@converter("Gemm", since=1)
+def gemm(node: OnnxNode) -> Expr:
+    """alpha * A' * B' + beta * C. Scales are folded into constant operands."""
+    alpha, beta = node.attr_float("alpha", 1.0), node.attr_float("beta", 1.0)
+    node.attrs.ignore("broadcast")
+    a = transposed(node[0], (1, 0)) if node.attr_bool("transA", False) else node[0]
+    weights = node[1] if node.attr_bool("transB", False) else transposed(node[1], (1, 0))
+    for index in (0, 1):
+        if node.rank(index) != 2:
+            raise node.error(f"input {index} has rank {node.rank(index)}", expected="a matrix")
+    product = op.nn.dense(a, _scaled(weights, alpha) if isinstance(weights, Constant) else weights)
+    if not isinstance(weights, Constant):
+        product = _scaled(product, alpha)
+    if node.get(2) is None or beta == 0.0:
+        return product
+    return op.add(product, _scaled(node[2], beta))
+
+
+def _scaled(x: Expr, factor: float) -> Expr:
+    return x if factor == 1.0 else op.multiply(x, float_const(factor, x))

@@ -1,0 +1,172 @@
+"""Normalisations over channels, groups, trailing axes and neighbourhoods."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import float_const, like, reshape_to
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Expr
+
+
+@converter("BatchNormalization", since=1)
+def batch_normalization(node: OnnxNode) -> list[Expr | None]:
+    """Inference: (x - mean) / sqrt(var + epsilon) * scale + bias per channel. Training mode uses the batch's own."""
+    epsilon, momentum = node.attr_float("epsilon", 1e-5), node.attr_float("momentum", 0.9)
+    if not node.attr_bool("spatial", True):
+        raise node.unsupported("statistics per position (spatial=0)")
+    training = node.attr_bool("training_mode", False) if node.opset >= 14 else False
+    if node.opset < 7 and not node.attr_bool("is_test", False) and any(node.wants(i) for i in range(1, 5)):
+        raise node.unsupported("training outputs before opset 7")
+    if training:
+        return _batch_norm_training(node, epsilon, momentum)
+    if any(node.wants(i) for i in range(1, 5)):
+        raise node.unsupported("outputs of training mode", remedy="export the model for inference")
+    channels = node.shape(0)[1] if node.rank(0) > 1 else 1
+    for index in range(1, 5):
+        if node.shape(index) != (channels,):
+            raise node.error(f"input {index} has shape {list(node.shape(index))}", expected=f"[{channels}]")
+    x, scale, bias, mean, variance = (_as(node[i], node[0]) for i in range(5))
+    return [op.nn.batch_norm(x, scale, bias, mean, variance, axis=1, epsilon=epsilon)[0]]
+
+
+def _batch_norm_training(node: OnnxNode, epsilon: float, momentum: float) -> list[Expr | None]:
+    x = node[0]
+    axes = tuple(i for i in range(node.rank(0)) if i != 1)
+    mean = op.mean(x, axis=axes, keepdims=True)
+    centred = op.subtract(x, mean)
+    variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
+    shape = tuple(n if i == 1 else 1 for i, n in enumerate(node.shape(0)))
+    scaled = op.multiply(_normalised(centred, variance, epsilon), reshape_to(node[1], shape))
+    result = op.add(scaled, reshape_to(node[2], shape))
+
+    def running(old: Expr, new: Expr) -> Expr:
+        kept = op.multiply(old, float_const(momentum, old))
+        return op.add(
+            kept, op.multiply(reshape_to(new, old.tensor_type.static_shape), float_const(1.0 - momentum, old))
+        )
+
+    return [result, running(node[3], mean), running(node[4], variance)]
+
+
+def _as(value: Expr, x: Expr) -> Expr:
+    return value if value.dtype == x.dtype else op.cast(value, x.dtype)
+
+
+def _normalised(centred: Expr, variance: Expr, epsilon: float) -> Expr:
+    return op.multiply(centred, op.rsqrt(op.add(variance, float_const(epsilon, variance))))
+
+
+@converter("LayerNormalization", since=17)
+def layer_normalization(node: OnnxNode) -> list[Expr | None]:
+    """Mean 0 and variance 1 over the axes from `axis` on, then scale and bias. Also gives mean and 1/deviation."""
+    node.attrs.ignore("stash_type")
+    shape, epsilon = node.shape(0), node.attr_float("epsilon", 1e-5)
+    axis = node.axis(node.attr_int("axis", -1), len(shape))
+    last = shape[axis:]
+    simple = not node.wants(1) and not node.wants(2) and node.dtype(0) in ("float32", "float64")
+    scale_fits = node.shape(1) == last and (node.get(2) is None or node.shape(2) == last)
+    if simple and scale_fits and math.prod(last):
+        return [op.nn.layer_norm(node[0], node[1], _bias(node), axis=axis, epsilon=epsilon)]
+    x = _wide(node[0])
+    axes = tuple(range(axis, len(shape)))
+    mean = op.mean(x, axis=axes, keepdims=True)
+    centred = op.subtract(x, mean)
+    variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
+    inverse = op.rsqrt(op.add(variance, float_const(epsilon, variance)))
+    result = op.multiply(_as(op.multiply(centred, inverse), node[0]), node[1])
+    return [result if node.get(2) is None else op.add(result, node[2]), mean, inverse]
+
+
+def _bias(node: OnnxNode) -> Expr:
+    """The bias; zeros like the scale when it is left out."""
+    bias = node.get(2)
+    return like(np.zeros((), str(node.dtype(1))), node.shape(1)) if bias is None else bias
+
+
+def _wide(x: Expr) -> Expr:
+    """`x` in at least float32, in which statistics are computed."""
+    return x if x.dtype.bits >= 32 else op.cast(x, "float32")
+
+
+@converter("RMSNormalization", since=23)
+def rms_normalization(node: OnnxNode) -> Expr:
+    """x / sqrt(mean(x * x) + epsilon) * scale over the axes from `axis` on."""
+    node.attrs.ignore("stash_type")
+    rank, epsilon = node.rank(0), node.attr_float("epsilon", 1e-5)
+    axis = node.axis(node.attr_int("axis", -1), rank)
+    if node.shape(1) == node.shape(0)[axis:] and node.dtype(0) in ("float32", "float64"):
+        return op.nn.rms_norm(node[0], node[1], axis=axis, epsilon=epsilon)
+    x = _wide(node[0])
+    mean_square = op.mean(op.multiply(x, x), axis=tuple(range(axis, rank)), keepdims=True)
+    return op.multiply(_as(_normalised(x, mean_square, epsilon), node[0]), node[1])
+
+
+@converter("InstanceNormalization")
+def instance_normalization(node: OnnxNode) -> Expr:
+    """Mean 0 and variance 1 over the spatial axes, then scale and bias per channel."""
+    return op.nn.instance_norm(node[0], node[1], node[2], axis=1, epsilon=node.attr_float("epsilon", 1e-5))
+
+
+@converter("GroupNormalization", since=18)
+def group_normalization(node: OnnxNode) -> Expr:
+    """Mean 0 and variance 1 over each group of channels. Scale and bias are per group, from opset 21 per channel."""
+    node.attrs.ignore("stash_type")
+    shape, groups = node.shape(0), node.attr_int("num_groups")
+    if len(shape) < 2 or groups < 1 or shape[1] % groups:
+        raise node.error(f"{groups} groups of {list(shape)}", expected="a divisor of the channels")
+    grouped = reshape_to(_wide(node[0]), (shape[0], groups, math.prod(shape[1:]) // groups))
+    x = _as(_centred_and_scaled(grouped, (2,), node.attr_float("epsilon", 1e-5)), node[0])
+    parts = node.shape(1)[0]
+    if parts not in (groups, shape[1]):
+        raise node.error(f"a scale of {parts} elements", expected=f"{groups} or {shape[1]}")
+    split = reshape_to(x, (shape[0], parts, math.prod(shape[1:]) // parts))
+    scaled = op.add(op.multiply(split, reshape_to(node[1], (parts, 1))), reshape_to(node[2], (parts, 1)))
+    return reshape_to(scaled, shape)
+
+
+def _centred_and_scaled(x: Expr, axes: tuple[int, ...], epsilon: float) -> Expr:
+    centred = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
+    variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
+    return _normalised(centred, variance, epsilon)
+
+
+@converter("MeanVarianceNormalization", since=9)
+def mean_variance_normalization(node: OnnxNode) -> Expr:
+    """(x - mean) / (deviation + 1e-9) over the axes."""
+    x = node[0]
+    axes = node.axes(node.attr_ints("axes", (0, 2, 3)), node.rank(0))
+    centred = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
+    deviation = op.sqrt(op.mean(op.multiply(centred, centred), axis=axes, keepdims=True))
+    return op.divide(centred, op.add(deviation, float_const(1e-9, x)))
+
+
+@converter("LpNormalization")
+def lp_normalization(node: OnnxNode) -> Expr:
+    """x over its p-norm along `axis`; 0 where the norm is 0."""
+    x, p = node[0], node.attr_int("p", 2)
+    axis = (node.axis(node.attr_int("axis", -1), node.rank(0)),)
+    if p not in (1, 2):
+        raise node.error(f"p is {p}", expected="1 or 2")
+    total = op.sum(op.abs(x) if p == 1 else op.multiply(x, x), axis=axis, keepdims=True)
+    norm = total if p == 1 else op.sqrt(total)
+    zero = float_const(0.0, x)
+    safe = op.where(op.equal(norm, zero), float_const(1.0, x), norm)
+    return op.divide(x, safe)
+
+
+@converter("LRN")
+def lrn(node: OnnxNode) -> Expr:
+    """Local response normalisation across channels."""
+    return op.nn.lrn(
+        node[0],
+        size=node.attr_int("size"),
+        axis=1,
+        bias=node.attr_float("bias", 1.0),
+        alpha=node.attr_float("alpha", 1e-4),
+        beta=node.attr_float("beta", 0.75),
+    )

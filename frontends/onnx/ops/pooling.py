@@ -1,0 +1,100 @@
+"""Pooling over windows and over whole images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import float_const
+from frontends.onnx.ops.window import Window, read_window
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Expr
+
+Pool = Callable[..., Expr]
+
+_MAX: dict[int, Pool] = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
+_AVERAGE: dict[int, Pool] = {1: op.nn.avg_pool1d, 2: op.nn.avg_pool2d, 3: op.nn.avg_pool3d}
+_LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
+
+
+@converter("MaxPool", since=1)
+def max_pool(node: OnnxNode) -> Expr:
+    node.attrs.ignore("storage_order")
+    if node.wants(1):
+        raise node.unsupported("the second output of MaxPool (indices)")
+    window = _window(node)
+    function = _by_rank(node, _MAX, window)
+    return function(node[0], **_attributes(node, window))
+
+
+@converter("AveragePool", since=1)
+def average_pool(node: OnnxNode) -> Expr:
+    """Padding counts in the mean with count_include_pad only."""
+    window = _window(node)
+    function = _by_rank(node, _AVERAGE, window)
+    include = node.attr_bool("count_include_pad", False)
+    return function(node[0], **_attributes(node, window), count_include_pad=include)
+
+
+@converter("LpPool", since=1)
+def lp_pool(node: OnnxNode) -> Expr:
+    """The p-norm of each window."""
+    return op.nn.lp_pool(node[0], p=_norm_order(node), **_attributes(node, _window(node)))
+
+
+def _norm_order(node: OnnxNode) -> int:
+    """p, which was a float at opset 1."""
+    p = node.attr_int("p", 2) if node.opset >= 2 else round(node.attr_float("p", 2.0))
+    if p < 1:
+        raise node.error(f"p is {p}", expected="1 or more")
+    return p
+
+
+def _window(node: OnnxNode) -> Window:
+    shape = node.shape(0)
+    if len(shape) < 3:
+        raise node.error(f"an input of rank {len(shape)}", expected="rank 3 or more: N, C, spatial axes")
+    return read_window(node, node.attr_ints("kernel_shape"), shape[2:])
+
+
+def _by_rank(node: OnnxNode, table: dict[int, Pool], window: Window) -> Pool:
+    found = table.get(window.rank)
+    if found is None:
+        raise node.unsupported(f"{window.rank} spatial axes", expected="1, 2 or 3")
+    return found
+
+
+def _attributes(node: OnnxNode, window: Window) -> dict[str, Any]:
+    return {
+        "pool_size": window.kernel,
+        "strides": window.strides,
+        "dilation": window.dilations,
+        "padding": window.padding,
+        "layout": _LAYOUTS[window.rank],
+        "ceil_mode": node.attr_bool("ceil_mode", False),
+    }
+
+
+@converter("GlobalAveragePool")
+def global_average_pool(node: OnnxNode) -> Expr:
+    return op.mean(node[0], axis=_spatial(node), keepdims=True)
+
+
+@converter("GlobalMaxPool")
+def global_max_pool(node: OnnxNode) -> Expr:
+    return op.max(node[0], axis=_spatial(node), keepdims=True)
+
+
+@converter("GlobalLpPool", since=1)
+def global_lp_pool(node: OnnxNode) -> Expr:
+    x, p = op.abs(node[0]), _norm_order(node)
+    total = op.sum(op.power(x, float_const(float(p), x)), axis=_spatial(node), keepdims=True)
+    return op.power(total, float_const(1.0 / p, x))
+
+
+def _spatial(node: OnnxNode) -> tuple[int, ...]:
+    if node.rank(0) < 3:
+        raise node.error(f"an input of rank {node.rank(0)}", expected="rank 3 or more: N, C, spatial axes")
+    return tuple(range(2, node.rank(0)))

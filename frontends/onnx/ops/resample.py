@@ -1,0 +1,104 @@
+"""Coordinates and weights of one-dimensional resampling, in numpy: what Resize does along each axis.
+
+An axis is resampled by taps: output i is the sum over t of weights[t, i] * x[indices[t, i]].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Resampling", "Taps", "output_extent", "resample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resampling:
+    """The attributes of Resize that matter along an axis, with ONNX's spellings."""
+
+    mode: str
+    coordinates: str
+    nearest: str = "round_prefer_floor"
+    cubic_coeff: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """`indices` int64[taps, out] and `weights` float64[taps, out]; `outside` bool[out] marks outputs off the input."""
+
+    indices: np.ndarray
+    weights: np.ndarray
+    outside: np.ndarray
+
+
+def output_extent(extent: int, scale: float) -> int:
+    """The extent that `scale` gives."""
+    return math.floor(extent * scale)
+
+
+def resample(how: Resampling, extent: int, out: int, scale: float, roi: tuple[float, float] = (0.0, 1.0)) -> Taps:
+    """The taps that resample an axis of `extent` elements to `out`."""
+    x = _source(how.coordinates, extent, out, scale, roi)
+    outside = (x < 0) | (x > extent - 1)
+    if how.mode == "nearest":
+        index = np.clip(_rounded(x, how.nearest), 0, extent - 1)
+        return Taps(index[None].astype(np.int64), np.ones((1, out)), outside)
+    shrink = min(scale, 1.0) if how.antialias else 1.0
+    reach = 1 if how.mode == "linear" else 2
+    first = math.floor(-reach / shrink) + 1
+    offsets = np.arange(first, 2 - first)[:, None]
+    base = np.floor(x)
+    distance = (offsets - (x - base)) * shrink
+    weights = _triangle(distance) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
+    positions = base.astype(np.int64) + offsets
+    if how.exclude_outside:
+        weights = np.where((positions < 0) | (positions >= extent), 0.0, weights)
+    if how.antialias or how.exclude_outside:
+        weights = weights / weights.sum(axis=0)
+    kept = np.any(weights != 0.0, axis=1)
+    return Taps(np.clip(positions, 0, extent - 1)[kept], weights[kept], outside)
+
+
+def _source(coordinates: str, extent: int, out: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
+    """Where in the input each output element lies: float64[out]."""
+    i = np.arange(out, dtype=np.float64)
+    width = scale * extent  # not rounded to the whole number of outputs
+    if coordinates == "asymmetric":
+        return i / scale
+    if coordinates == "align_corners":
+        return i * (extent - 1) / (width - 1) if out > 1 else np.zeros(out)
+    if coordinates == "pytorch_half_pixel":
+        return (i + 0.5) / scale - 0.5 if out > 1 else np.zeros(out)
+    if coordinates == "tf_half_pixel_for_nn":
+        return (i + 0.5) / scale
+    if coordinates == "tf_crop_and_resize":
+        start, end = roi[0] * (extent - 1), roi[1] * (extent - 1)
+        return start + i * (end - start) / (width - 1) if out > 1 else np.full(out, 0.5 * (start + end))
+    half_pixel = (i + 0.5) / scale - 0.5
+    if coordinates == "half_pixel_symmetric":
+        adjustment = out / width
+        return extent / 2 * (1 - adjustment) + half_pixel
+    return half_pixel
+
+
+def _rounded(x: np.ndarray, mode: str) -> np.ndarray:
+    if mode == "floor":
+        return np.floor(x)
+    if mode == "ceil":
+        return np.ceil(x)
+    return np.ceil(x - 0.5) if mode == "round_prefer_floor" else np.floor(x + 0.5)
+
+
+def _triangle(distance: np.ndarray) -> np.ndarray:
+    return np.clip(1.0 - np.abs(distance), 0.0, 1.0)
+
+
+def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """Keys' cubic convolution kernel (Keys 1981) with parameter `a`."""
+    d = np.abs(distance)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))

@@ -1,0 +1,310 @@
+"""Operators that move elements without computing: reshape, transpose, concat, split, slice, pad, tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr
+
+
+@converter("Reshape", since=1)
+def reshape_1(node: OnnxNode) -> Expr:
+    return _reshape(node, node.attr_ints("shape"), allow_zero=False)
+
+
+@converter("Reshape", since=5)
+def reshape(node: OnnxNode) -> Expr:
+    return _reshape(node, node.constant_ints(1, "the new shape"), node.attr_bool("allowzero", False))
+
+
+def _reshape(node: OnnxNode, wanted: Sequence[int], allow_zero: bool) -> Expr:
+    """0 keeps the input's dimension (unless `allow_zero`), one -1 takes what is left."""
+    source = node.type(0).shape
+    target: list[int] = []
+    for axis, size in enumerate(wanted):
+        if size == 0 and not allow_zero:
+            if axis >= len(source):
+                raise node.error(f"the new shape {list(wanted)} keeps axis {axis}, which the input does not have")
+            target.append(node.shape(0)[axis])
+        elif size < -1:
+            raise node.error(f"the new shape {list(wanted)}", expected="sizes of 0 or more, and at most one -1")
+        else:
+            target.append(size)
+    if target.count(-1) > 1:
+        raise node.error(f"the new shape {list(wanted)} leaves two dimensions open", expected="at most one -1")
+    total = math.prod(node.shape(0))
+    if -1 in target:
+        known = math.prod(size for size in target if size != -1)
+        if known == 0 or total % known:
+            raise node.error(f"{total} elements do not fit into {list(wanted)}")
+        target[target.index(-1)] = total // known
+    if math.prod(target) != total:
+        raise node.error(f"{total} elements do not fit into {target}", expected="a shape of as many elements")
+    return reshape_to(node[0], target)
+
+
+@converter("Flatten", since=1)
+def flatten(node: OnnxNode) -> Expr:
+    """A matrix: the axes before `axis`, and those from it on."""
+    rank = node.rank(0)
+    axis = node.attr_int("axis", 1)
+    axis = axis if axis == rank else node.axis(axis, rank)
+    shape = node.shape(0)
+    return reshape_to(node[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
+
+
+@converter("Transpose")
+def transpose(node: OnnxNode) -> Expr:
+    rank = node.rank(0)
+    perm = node.attr_ints("perm", tuple(reversed(range(rank))))
+    if sorted(perm) != list(range(rank)):
+        raise node.error(f"perm is {list(perm)}", expected=f"a permutation of 0 .. {rank - 1}")
+    return transposed(node[0], perm)
+
+
+@converter("Unsqueeze", since=1)
+def unsqueeze_1(node: OnnxNode) -> Expr:
+    return _unsqueeze(node, node.attr_ints("axes"))
+
+
+@converter("Unsqueeze", since=13)
+def unsqueeze(node: OnnxNode) -> Expr:
+    return _unsqueeze(node, node.constant_ints(1, "the axes"))
+
+
+def _unsqueeze(node: OnnxNode, axes: Sequence[int]) -> Expr:
+    """Axes are positions in the result."""
+    x = node[0]
+    for axis in sorted(node.axes(axes, node.rank(0) + len(axes))):
+        x = op.expand_dims(x, axis)
+    return x
+
+
+@converter("Squeeze", since=1)
+def squeeze_1(node: OnnxNode) -> Expr:
+    return _squeeze(node, node.attrs.get_ints("axes"))
+
+
+@converter("Squeeze", since=13)
+def squeeze(node: OnnxNode) -> Expr:
+    return _squeeze(node, node.constant_ints(1, "the axes") if node.get(1) is not None else None)
+
+
+def _squeeze(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
+    """Drop the named axes, or all of extent 1."""
+    dims = node.type(0).shape
+    if axes is None:
+        chosen = tuple(i for i, d in enumerate(node.shape(0)) if d == 1)
+    else:
+        chosen = node.axes(axes, len(dims))
+        for axis in chosen:
+            if isinstance(dims[axis], int) and dims[axis] != 1:
+                raise node.error(f"axis {axis} has extent {dims[axis]}", expected="extent 1")
+    return op.squeeze(node[0], axis=chosen) if chosen else node[0]
+
+
+@converter("Concat", since=1)
+def concat(node: OnnxNode) -> Expr:
+    inputs = node.all_inputs()
+    default = 1 if node.opset < 4 else None
+    axis = node.axis(node.attr_int("axis", default), node.rank(0))
+    return inputs[0] if len(inputs) == 1 else op.concatenate(inputs, axis=axis)
+
+
+@converter("Split", since=1)
+def split_1(node: OnnxNode) -> list[Expr | None]:
+    sizes = node.attrs.get_ints("split")
+    if sizes is None and node.get(1) is not None:
+        sizes = node.constant_ints(1, "the split")
+    return _split(node, sizes, len(node.outputs))
+
+
+@converter("Split", since=13)
+def split(node: OnnxNode) -> list[Expr | None]:
+    sizes = node.constant_ints(1, "the split") if node.get(1) is not None else None
+    return _split(node, sizes, node.attr_int("num_outputs", len(node.outputs)))
+
+
+def _split(node: OnnxNode, sizes: Sequence[int] | None, count: int) -> list[Expr | None]:
+    """Parts of the given sizes, or `count` parts as equal as can be (the last is smaller)."""
+    axis = node.axis(node.attr_int("axis", 0), node.rank(0))
+    extent = node.shape(0)[axis]
+    if sizes is None:
+        if count < 1:
+            raise node.error(f"{count} outputs", expected="at least one")
+        chunk = -(-extent // count)
+        sizes = [max(min(chunk, extent - i * chunk), 0) for i in range(count)]
+    if sum(sizes) != extent or min(sizes, default=0) < 0:
+        raise node.error(f"parts of {list(sizes)} of axis {axis}", expected=f"sizes that add up to {extent}")
+    if len(sizes) == 1:
+        return [node[0]]
+    cuts = tuple(int(c) for c in np.cumsum(sizes)[:-1])
+    parts = op.split(node[0], cuts, axis=axis)
+    return [parts[i] for i in range(len(sizes))]
+
+
+@converter("Slice", since=1)
+def slice_1(node: OnnxNode) -> Expr:
+    starts, ends = node.attr_ints("starts"), node.attr_ints("ends")
+    return _slice(node, starts, ends, node.attrs.get_ints("axes"), None)
+
+
+@converter("Slice", since=10)
+def slice_(node: OnnxNode) -> Expr:
+    starts, ends = node.constant_ints(1, "the starts"), node.constant_ints(2, "the ends")
+    axes = node.constant_ints(3, "the axes") if node.get(3) is not None else None
+    steps = node.constant_ints(4, "the steps") if node.get(4) is not None else None
+    return _slice(node, starts, ends, axes, steps)
+
+
+def _slice(
+    node: OnnxNode,
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int] | None,
+    steps: Sequence[int] | None,
+) -> Expr:
+    """Python's slicing on each of `axes`; a negative step walks backwards."""
+    axes = tuple(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise node.error(f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes, {len(steps)} steps")
+    if 0 in steps:
+        raise node.error("a step of 0")
+    shape = node.shape(0)
+    ranges = {
+        axis: range(*slice(start, end, step).indices(shape[axis]))
+        for axis, start, end, step in zip(node.axes(axes, len(shape)), starts, ends, steps, strict=True)
+    }
+    return _take_ranges(node[0], {a: r for a, r in ranges.items() if r != range(shape[a])})
+
+
+def _take_ranges(x: Expr, ranges: dict[int, range]) -> Expr:
+    """The elements of `x` at `ranges` of some axes."""
+    backwards = tuple(axis for axis, r in ranges.items() if r.step < 0 and len(r))
+    forwards = {axis: (r[::-1] if axis in backwards else r) for axis, r in ranges.items()}
+    if forwards:
+        begins = tuple(r.start if len(r) else 0 for r in forwards.values())
+        ends = tuple(r[-1] + 1 if len(r) else 0 for r in forwards.values())
+        strides = tuple(max(r.step, 1) for r in forwards.values())
+        x = op.strided_slice(x, begins, ends, strides, axes=tuple(forwards))
+    for axis in backwards:
+        x = op.reverse(x, axis=axis)
+    return x
+
+
+@converter("Expand", since=8)
+def expand(node: OnnxNode) -> Expr:
+    wanted = node.constant_ints(1, "the shape")
+    try:
+        shape = np.broadcast_shapes(node.shape(0), wanted)
+    except ValueError:
+        raise node.error(f"shape {node.shape(0)} does not broadcast with {wanted}") from None
+    return node[0] if shape == node.shape(0) else op.broadcast_to(node[0], shape)
+
+
+@converter("Tile", since=6)
+def tile(node: OnnxNode) -> Expr:
+    reps = node.constant_ints(1, "the repeats")
+    if len(reps) != node.rank(0) or min(reps, default=0) < 0:
+        raise node.error(f"repeats {list(reps)}", expected=f"{node.rank(0)} numbers of 0 or more")
+    return node[0] if all(r == 1 for r in reps) else op.tile(node[0], reps)
+
+
+@converter("Pad", since=1)
+def pad_1(node: OnnxNode) -> Expr:
+    """Before opset 2 the attribute was called `paddings`."""
+    name = "paddings" if node.opset < 2 else "pads"
+    return _pad(node, node.attr_ints(name), node.attr_float("value", 0.0), tuple(range(node.rank(0))))
+
+
+@converter("Pad", since=11)
+def pad(node: OnnxNode) -> Expr:
+    value = node.constant_or_none(2, "the padding value")
+    fill = 0.0 if value is None or value.size == 0 else value.reshape(-1)[0].item()
+    rank = node.rank(0)
+    axes = node.axes(node.constant_ints(3, "the axes"), rank) if node.get(3) is not None else tuple(range(rank))
+    return _pad(node, node.constant_ints(1, "the pads"), fill, axes)
+
+
+def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int]) -> Expr:
+    """All leading amounts, then all trailing ones; negative amounts crop."""
+    mode = node.attr_choice("mode", ("constant", "reflect", "edge", "wrap"), "constant")
+    if len(pads) != 2 * len(axes):
+        raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")
+    widths = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes)}
+    shape = node.shape(0)
+    crop = {
+        axis: range(max(-before, 0), max(shape[axis] - max(-after, 0), 0))
+        for axis, (before, after) in widths.items()
+        if before < 0 or after < 0
+    }
+    x = _take_ranges(node[0], crop)
+    grown = {axis: (max(before, 0), max(after, 0)) for axis, (before, after) in widths.items()}
+    grown = {axis: amounts for axis, amounts in grown.items() if amounts != (0, 0)}
+    if not grown:
+        return x
+    if mode == "constant":
+        return op.nn.pad(x, tuple(grown.get(axis, (0, 0)) for axis in range(len(shape))), fill, "constant")
+    for axis, (before, after) in grown.items():
+        extent = x.tensor_type.static_shape[axis]
+        index = np.pad(np.arange(extent, dtype=np.int64), (before, after), mode=mode)  # type: ignore[call-overload]
+        x = op.take(x, Constant(index), axis=axis, mode="fast")
+    return x
+
+
+@converter("DepthToSpace", since=1)
+def depth_to_space(node: OnnxNode) -> Expr:
+    block, mode = node.attr_int("blocksize"), node.attr_choice("mode", ("DCR", "CRD"), "DCR")
+    n, c, h, w = _image(node)
+    if block < 1 or c % (block * block):
+        raise node.error(f"{c} channels in blocks of {block}x{block}", expected="a multiple of blocksize squared")
+    depth = c // (block * block)
+    if mode == "DCR":
+        x = reshape_to(node[0], (n, block, block, depth, h, w))
+        x = transposed(x, (0, 3, 4, 1, 5, 2))
+    else:
+        x = reshape_to(node[0], (n, depth, block, block, h, w))
+        x = transposed(x, (0, 1, 4, 2, 5, 3))
+    return reshape_to(x, (n, depth, h * block, w * block))
+
+
+@converter("SpaceToDepth", since=1)
+def space_to_depth(node: OnnxNode) -> Expr:
+    block = node.attr_int("blocksize")
+    n, c, h, w = _image(node)
+    if block < 1 or h % block or w % block:
+        raise node.error(f"{h}x{w} in blocks of {block}x{block}", expected="a multiple of blocksize")
+    mode = node.attr_choice("mode", ("DCR", "CRD"), "DCR")
+    x = reshape_to(node[0], (n, c, h // block, block, w // block, block))
+    x = transposed(x, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
+    return reshape_to(x, (n, c * block * block, h // block, w // block))
+
+
+def _image(node: OnnxNode) -> tuple[int, int, int, int]:
+    shape = node.shape(0)
+    if len(shape) != 4:
+        raise node.error(f"an input of rank {len(shape)}", expected="rank 4: N, C, H, W")
+    n, c, h, w = shape
+    return n, c, h, w
+
+
+@converter("Trilu", since=14)
+def trilu(node: OnnxNode) -> Expr:
+    """Zero on one side of the k-th diagonal of the last two axes."""
+    rows, columns = node.shape(0)[-2:] if node.rank(0) >= 2 else (0, 0)
+    if node.rank(0) < 2:
+        raise node.error(f"an input of rank {node.rank(0)}", expected="rank 2 or more")
+    offset = node.constant_or_none(1, "the diagonal")
+    k = 0 if offset is None else int(offset.reshape(-1)[0])
+    keep = np.tril(np.ones((rows, columns), bool), k)
+    if node.attr_bool("upper", True):
+        keep = np.triu(np.ones((rows, columns), bool), k)
+    return op.where(Constant(keep), node[0], float_const(0, node[0]))

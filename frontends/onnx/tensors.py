@@ -1,0 +1,251 @@
+"""TensorProto to numpy, checked field by field: declared sizes must be the sizes found.
+
+Element types beyond numpy's own (bfloat16, float8, 4-bit and 2-bit types) are those of `ml_dtypes`. External data is
+read only from regular files inside the model's own folder.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import SparseTensorProto, TensorProto
+
+from frontends.onnx.errors import fault, unsupported
+
+__all__ = ["MAX_ELEMENTS", "check_shape", "dtype_name", "numpy_dtype", "sparse_to_numpy", "to_numpy"]
+
+MAX_ELEMENTS = 2**31 - 1
+"""Elements of the largest tensor: the compiler indexes with int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ElementType:
+    """How one ONNX element type is stored: `field` is the typed field used without `raw_data`."""
+
+    dtype: np.dtype[Any]
+    bits: int
+    field: str
+
+
+def _element(scalar: Any, field: str, bits: int = 0) -> _ElementType:
+    dtype: np.dtype[Any] = np.dtype(scalar)
+    return _ElementType(dtype, bits if bits else dtype.itemsize * 8, field)
+
+
+_TYPES: dict[int, _ElementType] = {
+    TensorProto.FLOAT: _element(np.float32, "float_data"),
+    TensorProto.UINT8: _element(np.uint8, "int32_data"),
+    TensorProto.INT8: _element(np.int8, "int32_data"),
+    TensorProto.UINT16: _element(np.uint16, "int32_data"),
+    TensorProto.INT16: _element(np.int16, "int32_data"),
+    TensorProto.INT32: _element(np.int32, "int32_data"),
+    TensorProto.INT64: _element(np.int64, "int64_data"),
+    TensorProto.BOOL: _element(np.bool_, "int32_data"),
+    TensorProto.FLOAT16: _element(np.float16, "int32_data"),
+    TensorProto.DOUBLE: _element(np.float64, "double_data"),
+    TensorProto.UINT32: _element(np.uint32, "uint64_data"),
+    TensorProto.UINT64: _element(np.uint64, "uint64_data"),
+    TensorProto.BFLOAT16: _element(ml_dtypes.bfloat16, "int32_data"),
+    TensorProto.FLOAT8E4M3FN: _element(ml_dtypes.float8_e4m3fn, "int32_data"),
+    TensorProto.FLOAT8E4M3FNUZ: _element(ml_dtypes.float8_e4m3fnuz, "int32_data"),
+    TensorProto.FLOAT8E5M2: _element(ml_dtypes.float8_e5m2, "int32_data"),
+    TensorProto.FLOAT8E5M2FNUZ: _element(ml_dtypes.float8_e5m2fnuz, "int32_data"),
+    TensorProto.UINT4: _element(ml_dtypes.uint4, "int32_data", 4),
+    TensorProto.INT4: _element(ml_dtypes.int4, "int32_data", 4),
+}
+
+_NEWER_TYPES = (
+    ("FLOAT4E2M1", "float4_e2m1fn", 4),
+    ("FLOAT8E8M0", "float8_e8m0fnu", 8),
+    ("UINT2", "uint2", 2),
+    ("INT2", "int2", 2),
+)
+for _name, _scalar, _bits in _NEWER_TYPES:  # element types that an older onnx or ml_dtypes does not know
+    if hasattr(TensorProto, _name) and hasattr(ml_dtypes, _scalar):
+        _TYPES[getattr(TensorProto, _name)] = _element(getattr(ml_dtypes, _scalar), "int32_data", _bits)
+
+
+def numpy_dtype(elem_type: int, where: str) -> np.dtype[Any]:
+    """The numpy dtype of ONNX element type `elem_type`. Raises `UnsupportedOperatorError` for strings and complex."""
+    found = _TYPES.get(elem_type)
+    if found is not None:
+        return found.dtype
+    names = {value.number: value.name for value in TensorProto.DataType.DESCRIPTOR.values}
+    if elem_type == TensorProto.UNDEFINED or elem_type not in names:
+        raise fault(where, f"element type {elem_type} is not one of ONNX's", expected=_known_types())
+    raise unsupported(where, f"tensors of element type {names[elem_type]} are not supported", expected=_known_types())
+
+
+def dtype_name(elem_type: int, where: str) -> str:
+    """The compiler's spelling of ONNX element type `elem_type`, such as ``"float32"``."""
+    return numpy_dtype(elem_type, where).name
+
+
+def _known_types() -> str:
+    return "one of " + ", ".join(sorted({t.dtype.name for t in _TYPES.values()}))
+
+
+def check_shape(dims: tuple[int, ...], where: str) -> int:
+    """The number of elements of shape `dims`; an error when a dimension is negative or the tensor past the limit."""
+    if any(d < 0 for d in dims):
+        raise fault(where, f"shape {list(dims)} has a negative dimension")
+    if len(dims) > 64:
+        raise fault(where, f"{len(dims)} dimensions", expected="at most 64 dimensions")
+    count = math.prod(dims)
+    if count > MAX_ELEMENTS:
+        raise fault(where, f"shape {list(dims)} has {count} elements", expected=f"at most {MAX_ELEMENTS} elements")
+    return count
+
+
+def to_numpy(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray:
+    """The value of `tensor`. `folder` is the model's folder, for external data; `where` names the tensor in errors.
+
+    Raises `OnnxImportError` when sizes disagree or external data can't be had safely.
+    """
+    dims = tuple(tensor.dims)
+    count = check_shape(dims, where)
+    dtype = numpy_dtype(tensor.data_type, where)
+    element = _TYPES[tensor.data_type]
+    if tensor.HasField("segment"):
+        raise unsupported(where, "a tensor stored in segments is not supported")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raw = _read_external(tensor, _packed_bytes(count, element.bits), folder, where)
+    elif tensor.HasField("raw_data"):
+        raw = np.frombuffer(tensor.raw_data, dtype=np.uint8)
+    else:
+        return _from_field(tensor, element, count, where).reshape(dims)
+    expected = _packed_bytes(count, element.bits)
+    if raw.size != expected:
+        raise fault(
+            where,
+            f"{raw.size} bytes of data for shape {list(dims)} of {dtype.name}",
+            expected=f"{expected} bytes",
+            remedy="the file is damaged or was cut; export or download it again",
+        )
+    return _unpack(raw, element, count).reshape(dims)
+
+
+def _packed_bytes(count: int, bits: int) -> int:
+    return (count * bits + 7) // 8
+
+
+def _unpack(raw: np.ndarray, element: _ElementType, count: int) -> np.ndarray:
+    """`count` elements out of little-endian bytes; sub-byte elements come lowest bits first."""
+    if element.bits >= 8:
+        return raw.view(element.dtype) if raw.size else np.empty(0, element.dtype)
+    per_byte = 8 // element.bits
+    shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(element.bits)
+    codes = ((raw[:, None] >> shifts) & np.uint8((1 << element.bits) - 1)).reshape(-1)[:count]
+    if element.dtype.name.startswith("int"):  # ml_dtypes keeps signed sub-byte values sign-extended
+        sign = np.uint8(1 << (element.bits - 1))
+        codes = (codes ^ sign) - sign
+        return codes.view(np.int8).astype(element.dtype)
+    if element.dtype.name.startswith("uint"):
+        return codes.astype(element.dtype)
+    return codes.view(element.dtype)
+
+
+def _from_field(tensor: TensorProto, element: _ElementType, count: int, where: str) -> np.ndarray:
+    values = getattr(tensor, element.field)
+    expected = _packed_bytes(count, element.bits) if element.bits < 8 else count
+    if len(values) != expected:
+        raise fault(
+            where,
+            f"{len(values)} values in {element.field} for shape {list(tensor.dims)} of {element.dtype.name}",
+            expected=f"{expected} values",
+            remedy="the file is damaged or was written wrong; export it again",
+        )
+    if element.field != "int32_data" or element.dtype == np.int32:
+        return np.array(values, dtype=element.dtype)
+    words = np.array(values, dtype=np.int32)
+    if element.bits < 8:
+        return _unpack(words.astype(np.uint8), element, count)
+    if element.dtype.kind in "iub" and element.dtype.isbuiltin == 1:
+        return words.astype(element.dtype)
+    return words.astype(np.uint16 if element.bits == 16 else np.uint8).view(element.dtype)
+
+
+def _read_external(tensor: TensorProto, nbytes: int, folder: Path | None, where: str) -> np.ndarray:
+    """The bytes of an externally stored tensor: uint8[nbytes]."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if folder is None:
+        raise fault(
+            where,
+            f"its data is in the external file {entries.get('location', '')!r}, and the model has no folder",
+            remedy="pass the path of the .onnx file instead of a loaded model, or load it with its external data",
+        )
+    path = _external_path(entries.get("location", ""), folder, where)
+    offset = _entry_number(entries, "offset", 0, where)
+    length = _entry_number(entries, "length", nbytes, where)
+    if length != nbytes:
+        raise fault(where, f"external data of {length} bytes", expected=f"{nbytes} bytes")
+    size = path.stat().st_size
+    if offset + length > size:
+        raise fault(
+            where,
+            f"external data at bytes {offset} to {offset + length} of {path.name!r}, which has {size} bytes",
+            remedy="the data file is damaged, cut, or not the one of this model",
+        )
+    try:
+        return np.fromfile(path, dtype=np.uint8, count=nbytes, offset=offset)
+    except OSError as error:
+        raise fault(where, f"external data file {path.name!r} can't be read: {error}") from error
+
+
+def _external_path(location: str, folder: Path, where: str) -> Path:
+    """The regular file `location` inside `folder`: no absolute path, no way out by `..` or a symbolic link."""
+    expected = "a relative path of a file inside the model's folder"
+    if not location or "\x00" in location or os.path.isabs(location) or Path(location).drive or "\\" in location:
+        raise fault(where, f"external data location {location!r}", expected=expected)
+    root = Path(os.path.realpath(folder))
+    path = Path(os.path.realpath(root / location))
+    if not path.is_relative_to(root):
+        raise fault(where, f"external data location {location!r} leads out of the model's folder", expected=expected)
+    if not path.is_file():
+        raise fault(
+            where,
+            f"external data file {location!r} is not there",
+            expected=f"a file in {root}",
+            remedy="keep the data file beside the .onnx file, under the name it was exported with",
+        )
+    return path
+
+
+def _entry_number(entries: dict[str, str], key: str, default: int, where: str) -> int:
+    text = entries.get(key)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise fault(where, f"external data {key} is {text!r}", expected="a non-negative integer")
+    return int(text)
+
+
+def sparse_to_numpy(sparse: SparseTensorProto, folder: Path | None, where: str) -> np.ndarray:
+    """The dense value of a sparse tensor, whose indices are int64[nnz] (linear) or int64[nnz, rank]."""
+    dims = tuple(sparse.dims)
+    count = check_shape(dims, where)
+    values = to_numpy(sparse.values, folder, where)
+    indices = to_numpy(sparse.indices, folder, where)
+    if indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(dims))):
+        raise fault(
+            where,
+            f"{indices.dtype.name} indices of shape {list(indices.shape)} for {values.size} values",
+            expected="int64 indices of shape [nnz] or [nnz, rank]",
+        )
+    if indices.ndim == 2:
+        bounds = np.array(dims, np.int64)
+        inside = bool(np.all((indices >= 0) & (indices < bounds)))
+        linear = np.ravel_multi_index(tuple(indices.T), dims) if inside and indices.size else indices.reshape(-1)
+    else:
+        inside, linear = bool(np.all((indices >= 0) & (indices < count))), indices
+    if not inside:
+        raise fault(where, f"an index lies outside of shape {list(dims)}")
+    dense = np.zeros(count, values.dtype)
+    dense[linear] = values.reshape(-1)
+    return dense.reshape(dims)
