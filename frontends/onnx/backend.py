@@ -1,0 +1,166 @@
+"""The ONNX project's backend interface (`onnx.backend.base`) over this compiler.
+
+import frontends.onnx.backend as backend
+y, = backend.prepare(onnx.load("model.onnx"), device="CPU").run([x])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+import relay
+from backend.runtime import RelaycError, graph_executor
+from backend.runtime import device as open_device
+from frontends.onnx.errors import OnnxImportError, ValueNeededError
+from frontends.onnx.importer import from_onnx
+from frontends.onnx.inputs import graph_inputs
+from frontends.onnx.model import NEWEST_OPSET
+from te.ir import IRModule
+
+__all__ = ["RelayBackend", "RelayRep", "prepare", "run_model", "run_node", "supports_device"]
+
+Arrays = Mapping[str, np.ndarray]
+Executable = Callable[[Arrays], list[np.ndarray]]
+
+_KINDS = {"CPU": ("cpu", "llvm"), "CUDA": ("cuda", "cuda")}
+"""Device kind and target by the name that ONNX uses."""
+
+
+class RelayRep(BackendRep):
+    """A prepared model: compiled once when its shapes are static, else once for each set of shapes (and of the values
+    that decide shapes) that `run` meets."""
+
+    def __init__(self, model: ModelProto, compile_module: Callable[[IRModule], Executable]) -> None:
+        self._model = model
+        self._compile_module = compile_module
+        self._declared = [value.name for value in graph_inputs(model.graph)]
+        self._all_declared = [value.name for value in model.graph.input]
+        self._outputs = [value.name for value in model.graph.output]
+        self._deciding: tuple[str, ...] = ()
+        """Inputs whose values decide shapes."""
+        self._specialised: dict[Any, Executable] = {}
+        self._static: Executable | None = None
+        try:
+            mod, _ = from_onnx(model)
+        except ValueNeededError as error:
+            self._deciding = error.inputs
+        else:
+            if all(param.tensor_type.is_static for param in mod["main"].params):
+                self._static = compile_module(mod)
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Outputs in the model's order. `inputs` is one array, a sequence in the order of the graph's inputs (those
+        with an initializer may be left out), or a mapping by name."""
+        arrays = self._named(inputs)
+        executable = self._static if self._static is not None else self._specialise(arrays)
+        return namedtupledict("Outputs", self._outputs)(*executable(arrays))
+
+    def _named(self, inputs: Any) -> dict[str, np.ndarray]:
+        if isinstance(inputs, Mapping):
+            return {name: np.asarray(value) for name, value in inputs.items()}
+        values = list(inputs) if isinstance(inputs, Sequence) else [inputs]
+        names = self._declared if len(values) == len(self._declared) else self._all_declared
+        if len(values) != len(names):
+            raise OnnxImportError(f"{len(values)} inputs given; the model takes {len(names)}: {', '.join(names)}")
+        return {name: np.asarray(value) for name, value in zip(names, values, strict=True) if name in self._declared}
+
+    def _specialise(self, arrays: Arrays) -> Executable:
+        """Code for these shapes and values, made on the first call with them."""
+        while True:
+            values = {name: arrays[name] for name in self._deciding if name in arrays}
+            key = (
+                tuple((name, array.shape) for name, array in arrays.items()),
+                tuple((name, array.tobytes()) for name, array in values.items()),
+            )
+            found = self._specialised.get(key)
+            if found is not None:
+                return found
+            shapes = {name: array.shape for name, array in arrays.items()}
+            try:
+                mod, _ = from_onnx(self._model, shape=shapes, constants=values)
+            except ValueNeededError as error:
+                more = tuple(name for name in error.inputs if name in arrays and name not in self._deciding)
+                if not more:
+                    raise
+                self._deciding += more
+                continue
+            self._specialised[key] = self._compile_module(mod)
+            return self._specialised[key]
+
+
+class RelayBackend(Backend):
+    """`onnx.backend.base.Backend` on this compiler. Devices: "CPU" and, where there is one, "CUDA"."""
+
+    @classmethod
+    def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """True: what is not supported is reported by `prepare`, with reasons."""
+        return True
+
+    @classmethod
+    def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> RelayRep:
+        """Compile `model`. Raises `OnnxImportError` or its subclass `UnsupportedOperatorError`."""
+        return RelayRep(model, lambda mod: cls.compile_module(mod, device))
+
+    @classmethod
+    def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[Any, Sequence[int]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one node on arrays, in the order of its inputs. `opset_version` selects the operator's version."""
+        arrays = [np.asarray(value) for value in inputs]
+        names = [name for name in node.input if name]
+        if len(arrays) != len(names):
+            raise OnnxImportError(f"{len(arrays)} arrays for the {len(names)} inputs of {node.op_type}")
+        types = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in dict(zip(names, arrays, strict=True)).items()
+        ]
+        outputs = [helper.make_tensor_value_info(name, 0, None) for name in node.output if name]
+        opset = helper.make_opsetid(node.domain, kwargs.get("opset_version", NEWEST_OPSET))
+        model = helper.make_model(helper.make_graph([node], "run_node", types, outputs), opset_imports=[opset])
+        return cls.prepare(model, device).run(dict(zip(names, arrays, strict=True)))
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        kind = _KINDS.get(device.partition(":")[0].upper())
+        if kind is None:
+            return False
+        try:
+            return bool(open_device(kind[0], 0).exist)
+        except RelaycError:
+            return False
+
+    @classmethod
+    def compile_module(cls, mod: IRModule, device: str) -> Executable:
+        """A function from arrays by input name to the outputs in order."""
+        name, _, number = device.partition(":")
+        kind, target = _KINDS[name.upper()]
+        place = open_device(kind, int(number) if number else 0)
+        module = graph_executor.GraphModule(relay.build(mod, target=target)["default"](place))
+
+        def execute(arrays: Arrays) -> list[np.ndarray]:
+            for input_name in mod.attrs["input_names"]:
+                module.set_input(input_name, arrays[input_name])
+            module.run()
+            return [module.get_output(i).numpy() for i in range(module.get_num_outputs())]
+
+        return execute
+
+
+prepare = RelayBackend.prepare
+run_model = RelayBackend.run_model
+run_node = RelayBackend.run_node
+supports_device = RelayBackend.supports_device
