@@ -62,7 +62,6 @@ from te.schedule import AutoInlineBroadcast, AutoInlineElemWise, AutoInlineInjec
 from te.stage import Stage
 from te.tag import tag_scope
 from te.tensor import Tensor
-from te.tir import ir_builder
 from te.tir.ops import (
     all,
     any,
@@ -130,7 +129,6 @@ __all__ = [
     "indexdiv",
     "indexmod",
     "infinity",
-    "ir_builder",
     "isfinite",
     "isinf",
     "isnan",

@@ -26,6 +26,7 @@ import io
 import json
 import mmap
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class CompiledModel:
         Raises `ModuleError` when a module is of a kind that can't be saved.
         """
         target = Path(path)
-        scratch = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
+        scratch = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
         layout = _layout(self)
         try:
             with open(scratch, "xb") as file:

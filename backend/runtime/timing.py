@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from backend.runtime.device import Device
 from backend.runtime.errors import ArgumentError
@@ -22,11 +21,11 @@ class BenchmarkResult:
 
     @property
     def mean(self) -> float:
-        return float(np.mean(self.results))
+        return statistics.fmean(self.results)
 
     @property
     def median(self) -> float:
-        return float(np.median(self.results))
+        return statistics.median(self.results)
 
     @property
     def min(self) -> float:
@@ -39,7 +38,7 @@ class BenchmarkResult:
     @property
     def std(self) -> float:
         """Standard deviation over the repeats (population)."""
-        return float(np.std(self.results))
+        return statistics.pstdev(self.results)
 
     def __str__(self) -> str:
         names = ("mean", "median", "min", "max", "std")

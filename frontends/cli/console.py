@@ -1,0 +1,120 @@
+"""What the command prints: steps with their times, one clear block for an error, tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from backend.runtime import RelaycError
+from frontends.cli.options import UsageError
+from te.errors import CompileError
+
+__all__ = ["Progress", "Steps", "err", "guarded", "out", "print_latency", "print_top", "settings"]
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+@dataclass
+class Settings:
+    """What the options before the command's name say."""
+
+    traceback: bool = False
+
+
+settings = Settings()
+
+
+def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Turn errors of ours into one block on stderr and an exit code: 1 for a failure, 2 for wrong usage."""
+
+    @wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return command(*args, **kwargs)
+        except UsageError as error:
+            _report("usage", str(error))
+            raise typer.Exit(EXIT_USAGE) from error
+        except (CompileError, RelaycError) as error:
+            if settings.traceback:
+                raise
+            _report(type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", [])]))
+            raise typer.Exit(EXIT_FAILED) from error
+
+    return run
+
+
+def _report(kind: str, text: str) -> None:
+    if err.is_terminal:
+        err.print(Panel(Text(text), title=kind, title_align="left", border_style="red"))
+    else:
+        err.print(Text(f"error: {kind}\n{text}"), soft_wrap=True)
+
+
+class Progress:
+    """A running step; `show` tells what it is doing."""
+
+    def __init__(self, name: str, status: Status | None) -> None:
+        self._name, self._status = name, status
+
+    def show(self, what: str, done: int, total: int) -> None:
+        if self._status is not None:
+            self._status.update(f"{self._name}: {what} ({done} of {total})")
+
+
+class Steps:
+    """Named steps of a command: a spinner while one lasts (on a terminal), its time when it is done."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+
+    @contextmanager
+    def step(self, name: str) -> Generator[Progress]:
+        start = time.perf_counter()
+        if self.quiet or not err.is_terminal:
+            yield Progress(name, None)
+        else:
+            with err.status(name) as status:
+                yield Progress(name, status)
+        self.report(f"{name:<12} {time.perf_counter() - start:8.3f} s")
+
+    def report(self, text: str) -> None:
+        """Further lines about a step."""
+        if not self.quiet:
+            err.print(text, markup=False)
+
+
+def print_top(name: str, values: np.ndarray, count: int) -> None:
+    """The `count` largest of `values`, by index along the last axis of the first row."""
+    rows = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
+    order = np.argsort(-rows[0].astype(np.float64), kind="stable")[:count]
+    table = Table("index", "value", title=f"{name}: the {len(order)} largest")
+    for index in order:
+        table.add_row(str(index), f"{float(rows[0][index]):.6g}")
+    out.print(table)
+
+
+def print_latency(seconds: Sequence[float], threads: int) -> None:
+    """Median, 10th and 90th percentile of a run, in milliseconds."""
+    low, median, high = (float(v) * 1e3 for v in np.percentile(seconds, [10, 50, 90]))
+    table = Table("median (ms)", "p10 (ms)", "p90 (ms)", "runs", "threads")
+    table.add_row(f"{median:.3f}", f"{low:.3f}", f"{high:.3f}", str(len(seconds)), str(threads))
+    out.print(table)

@@ -1,0 +1,173 @@
+"""The `relayc` command: compile, run, bench and show models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backend.runtime.graph_executor import GraphModule
+from frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
+from frontends.cli.models import executor_for, is_onnx, open_model
+from frontends.cli.options import UsageError, fill_inputs, parse_shapes, read_inputs, write_archive
+from frontends.cli.show import Form, print_form
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="relayc",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[Path, typer.Argument(help="an .onnx model, or an artifact that `relayc compile` wrote")]
+Target = Annotated[
+    str, typer.Option("--target", "-t", help='what to compile for: "llvm" (this machine), "llvm -mcpu=haswell", "cuda"')
+]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option("--shape", "-s", help="shape of an input, x:1,3,224,224, or size of a named dimension, batch=1"),
+]
+OptLevel = Annotated[int, typer.Option("--opt-level", "-O", min=0, max=4, help="0: as written; 3: everything exact")]
+Input = Annotated[
+    list[str] | None,
+    typer.Option("--input", "-i", help="file.npz with arrays by input name, or name=file.npy; may be repeated"),
+]
+Fill = Annotated[str | None, typer.Option("--fill", help="inputs without a value: random (seeded), ones or zeros")]
+Threads = Annotated[int | None, typer.Option("--threads", help="threads to use; default: all this process may use")]
+Device = Annotated[str, typer.Option("--device", "-d", help='where to run: "cpu", "cuda:0"')]
+Seed = Annotated[int, typer.Option("--seed", help="seed of --fill random")]
+
+
+@app.callback()
+def options(
+    traceback: Annotated[bool, typer.Option("--traceback", help="on an error, show the Python traceback")] = False,
+) -> None:
+    """A deep-learning compiler: ONNX models to native code.
+
+    [bold]relayc compile model.onnx -o model.relayc[/bold] makes an artifact; [bold]relayc run[/bold] and
+    [bold]relayc bench[/bold] take an artifact or an .onnx file. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    """
+    settings.traceback = traceback
+
+
+@app.command("compile")
+@guarded
+def compile_(
+    model: Annotated[Path, typer.Argument(help="an .onnx model")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="default: the model's name with .relayc")
+    ] = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+) -> None:
+    """Compile an ONNX model to an artifact, which runs without the compiler.
+
+    Example: relayc compile resnet50.onnx -o resnet50.relayc --shape x:1,3,224,224
+    """
+    if not is_onnx(model):
+        raise UsageError(f"{model}: expected an .onnx file")
+    path = model.with_suffix(".relayc") if output is None else output
+    steps = Steps()
+    compiled = open_model(model, target, parse_shapes(shape or []), opt_level, steps)
+    with steps.step("save"):
+        compiled.save(path)
+    out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command()
+@guarded
+def run(
+    model: Model,
+    inputs: Input = None,
+    fill: Fill = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the outputs to this .npz")] = None,
+    print_count: Annotated[int, typer.Option("--print-top", help="print so many of the largest values")] = 0,
+    device: Device = "cpu",
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    threads: Threads = None,
+    seed: Seed = 0,
+) -> None:
+    """Run a model once: an artifact, or an .onnx file, which is compiled first.
+
+    Example: relayc run resnet50.relayc --input image.npz --print-top 5
+    """
+    steps = Steps(quiet=not is_onnx(model))
+    executor = executor_for(open_model(model, target, parse_shapes(shape or []), opt_level, steps), device, threads)
+    _set_inputs(executor, inputs, fill, seed)
+    executor.run()
+    results = [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
+    names = list(executor.get_output_info()[0])
+    for name, value in zip(names, results, strict=True):
+        out.print(f"{name}: {value.dtype}{list(value.shape)}")
+        if print_count:
+            print_top(name, value, print_count)
+    if output is not None:
+        write_archive(output, dict(zip(names, results, strict=True)))
+        err.print(f"wrote {output}")
+
+
+def _set_inputs(executor: GraphModule, texts: list[str] | None, fill: str | None, seed: int) -> None:
+    shapes, dtypes = executor.get_input_info()
+    wanted = {name: (shapes[name], dtypes[name]) for name in shapes}
+    for name, value in fill_inputs(wanted, read_inputs(texts or []), fill, seed).items():
+        executor.set_input(name, value)
+
+
+@app.command()
+@guarded
+def bench(
+    model: Model,
+    inputs: Input = None,
+    fill: Fill = "random",
+    repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="figures to take")] = 50,
+    number: Annotated[int, typer.Option("--number", min=1, help="runs per figure")] = 1,
+    profile: Annotated[int, typer.Option("--profile", help="also list so many of the slowest kernels")] = 0,
+    device: Device = "cpu",
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    threads: Threads = None,
+    seed: Seed = 0,
+) -> None:
+    """Measure the latency of a model: median, 10th and 90th percentile.
+
+    Example: relayc bench resnet50.relayc --threads 1 --profile 10
+    """
+    steps = Steps(quiet=not is_onnx(model))
+    executor = executor_for(open_model(model, target, parse_shapes(shape or []), opt_level, steps), device, threads)
+    _set_inputs(executor, inputs, fill, seed)
+    with steps.step("measure"):
+        result = executor.benchmark(repeat=repeat, number=number)
+    print_latency(result.results, executor.num_threads)
+    if profile:
+        out.print(executor.profile().table(top=profile), markup=False, soft_wrap=True)
+
+
+@app.command()
+@guarded
+def show(
+    model: Model,
+    form: Annotated[Form, typer.Argument(help="what to show")] = Form.GRAPH,
+    kernel: Annotated[str | None, typer.Option("--kernel", "-k", help="only kernels whose name holds this")] = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+) -> None:
+    """Print a stage of a model as text.
+
+    graph: as imported · optimized: after the graph passes · kernels: one line per kernel · loops: lowered loop IR ·
+    llvm: LLVM IR · asm: machine code. Example: relayc show model.onnx asm --kernel conv2d
+    """
+    print_form(model, form, kernel, target, parse_shapes(shape or []), opt_level)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,118 @@
+"""Values of command-line options: shapes, input files, filled inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+
+__all__ = ["UsageError", "fill_inputs", "parse_shapes", "read_inputs", "write_archive"]
+
+Shapes = dict[str, tuple[int, ...] | int]
+
+LARGEST_TOKEN = 100
+"""Filled integer inputs lie below this, so that they can index any vocabulary."""
+
+
+class UsageError(Exception):
+    """An option's value makes no sense; the message says what is expected."""
+
+
+def parse_shapes(texts: Sequence[str]) -> Shapes:
+    """``["x:1,3,224,224", "batch=1"]`` as shape by input name and size by name of a dimension."""
+    shapes: Shapes = {}
+    for text in texts:
+        name, colon, dims = text.rpartition(":")
+        if colon and name:
+            shapes[name] = tuple(_size(part, text) for part in dims.split(",") if part.strip())
+            continue
+        name, equals, size = text.rpartition("=")
+        if not equals or not name:
+            raise UsageError(f"--shape {text!r}: expected input:1,3,224,224 or dimension=1")
+        shapes[name] = _size(size, text)
+    return shapes
+
+
+def _size(text: str, whole: str) -> int:
+    stripped = text.strip()
+    if not stripped.isascii() or not stripped.isdigit():
+        raise UsageError(f"--shape {whole!r}: {text!r} is not a size; expected input:1,3,224,224 or dimension=1")
+    return int(stripped)
+
+
+def read_inputs(texts: Sequence[str]) -> dict[str, np.ndarray]:
+    """Arrays by input name, out of ``file.npz`` (all of them) and ``name=file.npy`` (one each)."""
+    inputs: dict[str, np.ndarray] = {}
+    for text in texts:
+        name, equals, path = text.rpartition("=")
+        if equals and name:
+            inputs[name] = _load_array(Path(path))
+        else:
+            inputs.update(_load_archive(Path(text)))
+    return inputs
+
+
+def _load_array(path: Path) -> np.ndarray:
+    value = _load(path)
+    if not isinstance(value, np.ndarray):
+        raise UsageError(f"{path}: expected a .npy file with one array")
+    return value
+
+
+def _load_archive(path: Path) -> dict[str, np.ndarray]:
+    value = _load(path)
+    if isinstance(value, np.ndarray):
+        raise UsageError(f"--input {path}: one array needs its input's name; expected name={path}")
+    return {name: value[name] for name in value.files}
+
+
+def _load(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise UsageError(f"{path} can't be read as .npy or .npz: {error}") from error
+
+
+def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write `arrays` as an .npz file; any text may be a name."""
+    with ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
+
+
+def fill_inputs(
+    wanted: Mapping[str, tuple[Sequence[int], str]], given: Mapping[str, np.ndarray], fill: str | None, seed: int
+) -> dict[str, np.ndarray]:
+    """An array for each of `wanted` (shape and dtype by name): the given one, else one filled by `fill`.
+
+    `fill` is "random" (normal floats, small non-negative integers), "ones" or "zeros".
+    Raises `UsageError` for names that the model does not have and for inputs that neither way provides.
+    """
+    known = ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in wanted.items())
+    for name in given:
+        if name not in wanted:
+            raise UsageError(f"the model has no input {name!r}; its inputs are: {known}")
+    missing = [name for name in wanted if name not in given]
+    if missing and fill is None:
+        raise UsageError(f"no value for {', '.join(missing)}; give --input or --fill random. Inputs are: {known}")
+    rng = np.random.default_rng(seed)
+    return {
+        name: given[name] if name in given else _filled(shape, dtype, str(fill), rng)
+        for name, (shape, dtype) in wanted.items()
+    }
+
+
+def _filled(shape: Sequence[int], dtype: str, fill: str, rng: np.random.Generator) -> np.ndarray:
+    if fill in ("zeros", "ones"):
+        return (np.zeros if fill == "zeros" else np.ones)(tuple(shape), dtype)
+    if fill != "random":
+        raise UsageError(f"--fill {fill!r}: expected random, ones or zeros")
+    if dtype == "bool":
+        return rng.random(tuple(shape)) < 0.5
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return rng.integers(0, LARGEST_TOKEN, tuple(shape)).astype(dtype)
+    return rng.standard_normal(tuple(shape)).astype(dtype)
