@@ -1,0 +1,67 @@
+"""Targets, code generation and the runtime. The public names are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backend.driver import build
+    from backend.runtime import (
+        Device,
+        DeviceAPI,
+        Module,
+        NDArray,
+        PackedFunc,
+        cpu,
+        cuda,
+        device,
+        get_global_func,
+        nd,
+        num_threads,
+        register_device_kind,
+        register_func,
+        set_num_threads,
+    )
+    from backend.target import Target, list_target_kinds, register_target_kind
+
+__all__ = [
+    "Device",
+    "DeviceAPI",
+    "Module",
+    "NDArray",
+    "PackedFunc",
+    "Target",
+    "build",
+    "cpu",
+    "cuda",
+    "device",
+    "get_global_func",
+    "list_target_kinds",
+    "nd",
+    "num_threads",
+    "register_device_kind",
+    "register_func",
+    "register_target_kind",
+    "set_num_threads",
+]
+
+_HOMES = {
+    "Target": "backend.target",
+    "build": "backend.driver",
+    "list_target_kinds": "backend.target",
+    "register_target_kind": "backend.target",
+}
+"""Modules of the names that are not the runtime's."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'backend' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES.get(name, "backend.runtime")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_NULL, ARG_STR, ARG_TENSOR
 from backend.runtime.device import dlpack_type_of
 from backend.runtime.dtype import data_type
+from backend.runtime.module import HOST_SUFFIX
 from te.dtype import HANDLE, INT32, INT64, DType, dtype
 from te.errors import VerifyError
 from te.ir import collect
@@ -42,10 +43,7 @@ from te.tir.ops import all as all_of
 from te.tir.ops import any as any_of
 from te.tir.ops import equal, logical_or, not_equal
 
-__all__ = ["HOST_SUFFIX", "make_host_function", "make_kernel"]
-
-HOST_SUFFIX = "__packed"
-"""What the name of a host function has after the name of its kernel."""
+__all__ = ["make_host_function", "make_kernel"]
 
 _WORD = 8  # bytes of one packed argument value
 # Byte offsets of the fields of a DLTensor on a 64-bit machine.

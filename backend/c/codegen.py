@@ -8,7 +8,6 @@ from backend.c.compiler import compile_shared_library
 from backend.c.prelude import PRELUDE
 from backend.c.runtime import CFunction, CModule
 from backend.c_like import CLikeGenerator
-from backend.packed_api import HOST_SUFFIX
 from backend.runtime.context import ARG_FLOAT, ARG_HANDLE, ARG_INT, ARG_STR
 from backend.runtime.packed_func import BUFFER
 from backend.target import Target
@@ -241,4 +240,4 @@ def build(module: IRModule, target: Target) -> CModule:
     """The code generator of target kind "c"."""
     source, functions = generate_source(module)
     library = compile_shared_library(source, target)
-    return CModule(source, library, functions, HOST_SUFFIX)
+    return CModule(source, library, functions)

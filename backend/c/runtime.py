@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from backend.runtime.errors import ModuleError
-from backend.runtime.module import Module
+from backend.runtime.module import HOST_SUFFIX, Module, exposed_names
 from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
 __all__ = ["CFunction", "CModule", "load_from_bytes"]
@@ -33,23 +33,22 @@ class CFunction:
 
 
 class CModule(Module):
-    """A loaded shared library. A kernel that has a host function is reached through it, by the kernel's name."""
+    """A loaded shared library."""
 
     type_key = "c"
 
-    def __init__(self, source: str, library: bytes, functions: Sequence[CFunction], host_suffix: str) -> None:
+    def __init__(self, source: str, library: bytes, functions: Sequence[CFunction]) -> None:
         super().__init__()
         self._source = source
         self._library = library
-        self._host_suffix = host_suffix
         self._functions = {function.name: function for function in functions}
         self._loaded = _load_library(library)
 
     def function_names(self) -> list[str]:
-        return [name for name in self._functions if not name.endswith(self._host_suffix)]
+        return exposed_names(self._functions)
 
     def _find(self, name: str) -> PackedFunc | None:
-        entry = self._functions.get(name + self._host_suffix, self._functions.get(name))
+        entry = self._functions.get(name)
         if entry is None:
             return None
         address = ctypes.cast(getattr(self._loaded, entry.symbol), ctypes.c_void_p).value
@@ -57,7 +56,7 @@ class CModule(Module):
         if entry.messages is None:
             return KernelFunc(name, address, entry.params, self)
         messages = dict(enumerate(entry.messages, 1))
-        return HostFunc(name, address, messages, self, self.find_function)
+        return HostFunc(name.removesuffix(HOST_SUFFIX), address, messages, self, self.find_function)
 
     def get_source(self, fmt: str = "") -> str:
         if fmt not in ("", "c"):
@@ -65,7 +64,7 @@ class CModule(Module):
         return self._source
 
     def save_to_bytes(self) -> bytes:
-        table = {"host_suffix": self._host_suffix, "functions": [asdict(f) for f in self._functions.values()]}
+        table = [asdict(f) for f in self._functions.values()]
         parts = [json.dumps(table, sort_keys=True).encode(), self._source.encode(), self._library]
         return _HEADER.pack(_MAGIC, *[len(part) for part in parts]) + b"".join(parts)
 
@@ -84,9 +83,8 @@ def load_from_bytes(data: bytes | memoryview) -> CModule:
         parts.append(data[start : start + size])
         start += size
     try:
-        table: dict[str, Any] = json.loads(parts[0])
-        functions = [_function_of(row) for row in table["functions"]]
-        return CModule(parts[1].decode(), parts[2], functions, table["host_suffix"])
+        functions = [_function_of(row) for row in json.loads(parts[0])]
+        return CModule(parts[1].decode(), parts[2], functions)
     except (ValueError, KeyError, TypeError) as error:
         raise ModuleError(f"the table of a module of type 'c' is damaged: {error!r}; build it again") from error
 

@@ -18,7 +18,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from backend.runtime.errors import ArtifactError, ModuleError
-from backend.runtime.module import Module
+from backend.runtime.module import HOST_SUFFIX, Module, exposed_names
 from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
 __all__ = ["FunctionEntry", "LLVMModule", "ObjectCode", "load_from_bytes"]
@@ -63,8 +63,7 @@ class LLVMModule(Module):
         sources: Mapping[str, Callable[[], str]] | None = None,
     ) -> None:
         self._entries = {entry.name: entry for part in parts for entry in part.functions}
-        host = next((name for name in self._entries if self._entries[name].messages is not None), None)
-        super().__init__(host)
+        super().__init__()
         self._parts = tuple(parts)
         self._triple = triple
         self._features = tuple(sorted(features))
@@ -73,7 +72,7 @@ class LLVMModule(Module):
         self._loading = threading.Lock()
 
     def function_names(self) -> list[str]:
-        return list(self._entries)
+        return exposed_names(self._entries)
 
     def address_of(self, name: str) -> int:
         """The address of a function's code. Raises `ModuleError` for an unknown one."""
@@ -109,7 +108,8 @@ class LLVMModule(Module):
         address = self.address_of(name)
         if entry.messages is None:
             return KernelFunc(name, address, entry.params, keep_alive=self)
-        return HostFunc(name, address, dict(enumerate(entry.messages, 1)), keep_alive=self)
+        messages = dict(enumerate(entry.messages, 1))
+        return HostFunc(name.removesuffix(HOST_SUFFIX), address, messages, self, self.find_function)
 
     def _loaded(self) -> llvm.ExecutionEngine:
         with self._loading:

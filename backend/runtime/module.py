@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from backend.runtime.device import Device
@@ -12,20 +12,24 @@ from backend.runtime.packed_func import PackedFunc
 from backend.runtime.registry import get_global_func, resolve
 from backend.runtime.timing import BenchmarkResult, measure
 
-__all__ = ["Module", "load_module_bytes", "register_module_loader"]
+__all__ = ["HOST_SUFFIX", "Module", "exposed_names", "load_module_bytes", "register_module_loader"]
+
+HOST_SUFFIX = "__packed"
+"""What the name of a host function, which checks arguments, has after the name of the function it stands for."""
 
 Loader = Callable[[bytes | memoryview], "Module"]
 
 _loaders: dict[str, str | Loader] = {
     "c": "backend.c.runtime:load_from_bytes",
     "cuda": "backend.cuda.runtime:load_from_bytes",
-    "interp": "backend.interp.runtime:load_from_bytes",
     "llvm": "backend.llvm.runtime:load_from_bytes",
 }
 
 
 class Module(abc.ABC):
     """Functions by name. A backend's module gives `type_key`, `function_names` and `_find`.
+
+    Where there is a host function (`HOST_SUFFIX`) beside a function, asking for the function gives the host function.
 
     `entry_name` is the function that calling the module itself runs; None when there is no such function.
     """
@@ -145,7 +149,7 @@ class Module(abc.ABC):
     def _lookup(self, name: str, query_imports: bool) -> PackedFunc | None:
         found = self._found.get(name)
         if found is None:
-            found = self._find(name)
+            found = self._find(name + HOST_SUFFIX) or self._find(name)
             if found is not None:
                 self._found[name] = found
         if found is None and query_imports:
@@ -165,6 +169,11 @@ class Module(abc.ABC):
                 found.append(module)
                 pending += reversed(module._imports)
         return found
+
+
+def exposed_names(names: Iterable[str]) -> list[str]:
+    """The names that functions are asked for by: a host function goes by the name of what it stands for."""
+    return list(dict.fromkeys(name.removesuffix(HOST_SUFFIX) for name in names))
 
 
 def register_module_loader(type_key: str, loader: Loader | str, override: bool = False) -> None:

@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from backend.build import build
 from backend.c.compiler import compiler_flags
+from backend.driver import build
 from backend.runtime import ModuleError, load_module_bytes, nd
 from backend.target import Target
 from te import tir

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from backend.build import build
+from backend.driver import build
 from backend.packed_api import make_host_function, make_kernel
 from backend.runtime import ArgumentError, nd, register_device_kind
 from te.dtype import dtype

@@ -63,7 +63,7 @@ def split_host_device(module: IRModule, target: Target) -> tuple[IRModule, IRMod
     hosts: dict[str, PrimFunc] = {}
     for name in module:
         function = module[name].with_attr("target", target)
-        kernels[name] = make_kernel(function)
+        kernels[name] = make_kernel(function) if local else function
         if function.attrs.get("packed_api", True):
             host = make_host_function(function, target.device_kind, remote=not local)
             hosts[host.name] = host.with_attr("target", host_target(target))

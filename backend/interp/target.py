@@ -1,0 +1,85 @@
+"""The "interp" target kind: loop functions run by their interpreter, on a device of their own.
+
+It is written as a device from outside would be: a device kind, a device API (`backend.interp.runtime`), a target kind,
+and a code generator that gives a Module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from backend.interp.runtime import interp_device_api
+from backend.runtime.device import register_device_kind
+from backend.runtime.dtype import data_type
+from backend.runtime.errors import ArgumentError, ModuleError
+from backend.runtime.module import Module
+from backend.runtime.ndarray import NDArray
+from backend.runtime.packed_func import PackedFunc, PythonFunc
+from backend.runtime.registry import get_global_func
+from backend.target import Target, register_target_kind
+from te.ir import IRModule, collect
+from te.tir import Call, StringImm
+from te.tir.interpreter import Interpreter
+
+__all__ = ["InterpModule", "build"]
+
+register_device_kind("interp", 13)
+register_target_kind("interp", device="interp").add_attr_option(
+    "check-uninitialized", bool, False, "reading memory that was never written is an error"
+).set_default_keys(["interp", "cpu"])
+
+
+class InterpModule(Module):
+    """Functions of the loop IR as they are. They live in their process: there is nothing to save."""
+
+    type_key = "interp"
+
+    def __init__(self, module: IRModule, check_uninitialized: bool) -> None:
+        super().__init__()
+        self._module = module
+        self._check_uninitialized = check_uninitialized
+
+    def function_names(self) -> list[str]:
+        return list(self._module)
+
+    def _find(self, name: str) -> PackedFunc | None:
+        return PythonFunc(lambda *args: self._run(name, *args), name) if name in self._module else None
+
+    def _run(self, name: str, *args: Any) -> None:
+        packed = {call: get_global_func(call) for call in self._packed_calls()}
+        interpreter = Interpreter(self._module, packed, check_uninitialized=self._check_uninitialized)
+        interpreter(name, *[_as_numpy(name, i, arg) for i, arg in enumerate(args)])
+
+    def _packed_calls(self) -> set[str]:
+        """Names of the packed functions that the module calls."""
+        calls = [call for name in self._module for call in collect(self._module[name], Call)]
+        names = [call.args[0] for call in calls if call.op == "call_packed"]
+        return {name.value for name in names if isinstance(name, StringImm)}
+
+    def get_source(self, fmt: str = "") -> str:
+        if fmt not in ("", "tir"):
+            raise ModuleError(f"module of type 'interp' has its source in format 'tir', not {fmt!r}")
+        return str(self._module)
+
+
+def _as_numpy(name: str, position: int, value: Any) -> Any:
+    """An argument as the interpreter takes it: an NDArray of this device as numpy array over the same bytes."""
+    if not isinstance(value, NDArray):
+        return value
+    if value.device.kind != "interp" or not value.is_contiguous or data_type(value.dtype).is_packed:
+        raise ArgumentError(
+            f"{name}: argument {position} is a {value.dtype} array on {value.device}, strides {value.strides}; "
+            "expected a contiguous array on device interp of a type of at least one byte"
+        )
+    space = interp_device_api().memory(value.handle)
+    start = value.byte_offset
+    dtype = data_type(value.dtype).numpy
+    nbytes = int(np.prod(value.shape, dtype=np.int64)) * dtype.itemsize
+    return space[start : start + nbytes].view(dtype).reshape(value.shape)
+
+
+def build(module: IRModule, target: Target) -> InterpModule:
+    """The code generator of target kind "interp"."""
+    return InterpModule(module, target.get("check-uninitialized"))
