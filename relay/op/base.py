@@ -76,15 +76,17 @@ class OpDef(ABC):
     has_side_effect: ClassVar[bool] = False
     num_data_inputs: ClassVar[int | None] = None
 
+    # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.
+
     @abstractmethod
-    def infer(self, *types: Any) -> Type:
+    def infer(self, *types: Any, **_: Any) -> Type:
         """The type of the result. Raises TypeInferenceError with the sentence of the broken constraint."""
 
-    def compute(self, *inputs: Any) -> Any:
+    def compute(self, *inputs: Any, **_: Any) -> Any:
         """The result as tensor expressions: a te.Tensor, or a tuple of them, over te.Tensor inputs."""
         raise CompileError(f"operator {self.name} has no compute definition: it can't be compiled for any target")
 
-    def reference(self, *arrays: Any) -> Any:
+    def reference(self, *arrays: Any, **_: Any) -> Any:
         """The result by numpy: an array (or a tuple), of the type `infer` gives. Serves tests and constant folding."""
         raise CompileError(f"operator {self.name} has no reference implementation")
 

@@ -10,11 +10,12 @@ import numpy as np
 from relay.errors import TypeInferenceError
 from relay.expr import Constant, Expr, const
 from relay.type import TensorType, shape_text
-from te.tir import Dim
+from te.tir import Dim, PrimExpr
 
 __all__ = [
     "Array",
     "as_expr",
+    "at_least",
     "check_axes",
     "check_axis",
     "ints",
@@ -60,6 +61,11 @@ def check_axes(number: int, axes: Sequence[int], ndim: int) -> tuple[int, ...]:
     found = tuple([check_axis(number, a, ndim) for a in axes])
     require(len(set(found)) == len(found), f"(C{number}) an axis is given twice in {tuple(axes)}")
     return found
+
+
+def at_least(size: Dim, least: int) -> bool:
+    """Is `size` at least `least`, as far as it is known?"""
+    return isinstance(size, PrimExpr) or size >= least
 
 
 def with_dim(shape: Sequence[Dim], axis: int, dim: Dim) -> tuple[Dim, ...]:

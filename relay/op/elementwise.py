@@ -155,7 +155,7 @@ class Erf(Unary):
 
     @staticmethod
     def evaluate(x: Array) -> Array:
-        return np.frompyfunc(math.erf, 1, 1)(x.astype(np.float64)).astype(x.dtype)
+        return np.asarray(np.frompyfunc(math.erf, 1, 1)(x.astype(np.float64)), x.dtype)
 
 
 @register_op("exp", pattern=OpPattern.ELEMWISE)

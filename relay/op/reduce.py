@@ -37,7 +37,7 @@ class Reduction(OpDef):
     domain: ClassVar[tuple[str, ...]] = ("float", "int", "uint")
     """Kinds of element types taken: "float", "int", "uint", "bool"."""
     define: ClassVar[Callable[..., te.Tensor]]
-    evaluate: ClassVar[Callable[..., np.ndarray[Any, Any]]]
+    evaluate: ClassVar[Callable[..., Any]]
 
     def axes(self, ndim: int) -> tuple[int, ...]:
         """The reduced axes, ascending."""
@@ -159,7 +159,7 @@ class ArgReduction(OpDef):
     dtype: str = "int32"
 
     define: ClassVar[Callable[..., te.Tensor]]
-    evaluate: ClassVar[Callable[..., Array]]
+    evaluate: ClassVar[Callable[..., Any]]
 
     def axes(self, ndim: int) -> tuple[int, ...]:
         """The reduced axes, ascending."""

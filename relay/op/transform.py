@@ -192,9 +192,10 @@ class Stack(OpDef):
     axis: int = 0
 
     def infer(self, *xs: TensorType) -> TensorType:
-        require(len(xs) > 0 and all(x is xs[0] for x in xs), "(C1) all inputs must have one type; got none, or several")
-        axis = check_axis(2, self.axis, xs[0].ndim + 1)
-        return xs[0].with_shape((*xs[0].shape[:axis], len(xs), *xs[0].shape[axis:]))
+        require(len(set(xs)) == 1, "(C1) all inputs must have one type; got none, or several")
+        x = xs[0]
+        axis = check_axis(2, self.axis, x.ndim + 1)
+        return x.with_shape((*x.shape[:axis], len(xs), *x.shape[axis:]))
 
     def compute(self, *xs: te.Tensor) -> te.Tensor:
         return topi.stack(xs, check_axis(2, self.axis, xs[0].ndim + 1))

@@ -14,7 +14,7 @@ import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, ints, numpy_dtype, padding_pairs, require, require_same_dtype
+from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
 from relay.op.nn.windows import window_view
 from relay.type import TensorType, Type, dims_equal
 from te.errors import CompileError
@@ -92,8 +92,8 @@ class _Forward(_Convolution):
         for k, a in enumerate(spatial):
             padding = self.padding[k] + self.padding[k + self.rank]
             result[a] = output_size(sizes[a], weights[a], self.strides[k], self.dilation[k], padding)
-            fits = not isinstance(result[a], int) or result[a] >= 1
-            require(fits, f"(C6) the kernel reaches over more than the {sizes[a]} + {padding} elements of axis {a}")
+            room = f"the {sizes[a]} + {padding} elements of axis {a}"
+            require(at_least(result[a], 1), f"(C6) the kernel reaches over more than {room}")
         return TensorType(Layout(self.data_layout).shape_of(result), self._result_dtype(data))
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -208,7 +208,7 @@ class Conv2DNHWCPacked(OpDef):
         top, left, bottom, right = self.padding
         oh = output_size(h, kh, self.strides[0], self.dilation[0], top + bottom)
         ow = output_size(w, kw, self.strides[1], self.dilation[1], left + right)
-        fits = all(not isinstance(d, int) or d >= 1 for d in (oh, ow))
+        fits = at_least(oh, 1) and at_least(ow, 1)
         require(fits, f"(C6) the {kh} x {kw} kernel reaches over more than the padded input")
         return TensorType((n, oh, ow, self.channels), self.out_dtype or data.dtype)
 
@@ -254,7 +254,7 @@ class _Transposed(_Convolution):
             span = (weights[a] - 1) * self.dilation[k] + 1
             grown = (sizes[a] - 1) * self.strides[k] + span + self.output_padding[k]
             result[a] = as_dim(grown - (self.padding[k] + self.padding[k + self.rank]))
-            valid = self.output_padding[k] >= 0 and (not isinstance(result[a], int) or result[a] >= 1)
+            valid = self.output_padding[k] >= 0 and at_least(result[a], 1)
             require(
                 valid, f"(C6) axis {a} would have {result[a]} elements with output_padding {self.output_padding[k]}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, ints, padding_pairs, require, require_float
+from relay.op.common import Array, at_least, ints, padding_pairs, require, require_float
 from relay.op.nn.windows import window_view
 from relay.type import TensorType, Type
 from te.errors import CompileError
@@ -77,13 +77,12 @@ class _Pool(OpDef):
             size = pooled_size(
                 x.shape[a], self.pool_size[k], self.strides[k], self.dilation[k], begin, end, self.ceil_mode
             )
-            holds = not isinstance(size, int) or size >= 1
-            kernel = self.pool_size[k]
-            require(holds, f"(C3) dimension {a} of {x} padded by {begin} and {end} holds no window of {kernel}")
+            room = f"dimension {a} of {x} padded by {begin} and {end}"
+            require(at_least(size, 1), f"(C3) {room} holds no window of {self.pool_size[k]}")
             shape[a] = size
         return x.with_shape(shape)
 
-    def arguments(self, ndim: int) -> tuple[Any, ...]:
+    def arguments(self, ndim: int) -> tuple[Ints, Ints, Ints, Ints, Ints, bool]:
         """The arguments that all pooling computes take after the input."""
         axes = spatial_axes(1, self.layout, ndim)
         return axes, self.pool_size, self.strides, self.dilation, self.padding, self.ceil_mode
