@@ -399,11 +399,7 @@ def test_the_inferred_type_is_that_of_the_reference(row: Row) -> None:
     assert list(fields_of(op.result_type(types_of(row.inputs)))) == expected
 
 
-_EXTERN = ("scatter_elements", "scatter_nd", "argsort", "sort", "topk", "cumsum", "cumprod")
-_NOT_LOWERED = pytest.mark.xfail(reason="te.lower does not take extern operations yet", strict=False)
-
-
-@pytest.mark.parametrize("row", [pytest.param(r, marks=_NOT_LOWERED) if r.op in _EXTERN else r for r in ROWS], ids=str)
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_compute_definition_agrees_with_the_reference(row: Row) -> None:
     expected = results_of(get_op(row.op)(**row.attrs).reference(*row.inputs))
     for actual, wanted in zip(interpreted(row), expected, strict=True):
