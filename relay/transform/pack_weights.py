@@ -1,0 +1,85 @@
+"""PackWeights: constant weights of convolutions and matrix products, in the panels that register tiles read.
+
+A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product,
+(O / NR, KH, KW, I, NR) for a convolution. NR is chosen for the target by the cost model of the schedules. The packing
+is done here, once; panels are filled up with zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from backend.target import Target
+from relay.expr import Call, Constant, Expr
+from relay.op.nn.conv import Conv2D, Conv2DNHWCPacked
+from relay.op.nn.dense import BatchMatmul, Dense, DensePacked
+from relay.transform.function_pass import RewritePass
+from topi.cpu.tiling import packed_columns, vector_lanes
+
+__all__ = ["PackWeights", "pack_panels"]
+
+Array = np.ndarray[Any, Any]
+_UNKNOWN_ROWS = 256
+"""Rows assumed for a symbolic size."""
+
+
+def pack_panels(weight: Array, width: int) -> Array:
+    """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros."""
+    panels = -(-weight.shape[0] // width)
+    missing = panels * width - weight.shape[0]
+    padded = np.pad(weight, [(0, missing), *[(0, 0)] * (weight.ndim - 1)]) if missing else weight
+    split = padded.reshape(panels, width, *weight.shape[1:])
+    return np.ascontiguousarray(np.moveaxis(split, 1, -1))
+
+
+@dataclass(frozen=True)
+class PackWeights(RewritePass):
+    """Calls of nn.conv2d (NHWC), nn.dense and nn.batch_matmul with constant weights take packed ones."""
+
+    target: Target
+    opt_level: ClassVar[int] = 1
+
+    def rewrite(self, call: Call) -> Expr:
+        if len(call.args) != 2 or not isinstance(call.args[1], Constant) or call.dtype != "float32":
+            return call
+        weight: Array = call.args[1].data
+        match call.op:
+            case Dense():
+                return self._dense(call, weight)
+            case BatchMatmul(transpose_a=False) if weight.ndim == 2:
+                return self._dense(call, weight if call.op.transpose_b else np.ascontiguousarray(weight.T))
+            case Conv2D(data_layout="NHWC"):
+                return self._conv2d(call, call.op, weight)
+            case _:
+                return call
+
+    def _width(self, rows: int, columns: int, steps: int) -> int:
+        return packed_columns(self.target, rows, columns, steps)
+
+    def _dense(self, call: Call, weight: Array) -> Call:
+        units, depth = weight.shape
+        rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        packed = Constant(pack_panels(weight, self._width(rows, units, depth)), span=call.args[1].span)
+        return Call(DensePacked(units=units), (call.args[0], packed), span=call.span)
+
+    def _conv2d(self, call: Call, op: Conv2D, weight: Array) -> Call:
+        order = [op.kernel_layout.index(axis) for axis in "OHWI"]
+        outputs_first = weight.transpose(order)
+        channels, kh, kw, group_size = outputs_first.shape
+        if op.groups > 1 and (group_size == 1 or channels // op.groups % vector_lanes(self.target)):
+            return call
+        is_product = (kh, kw) == (1, 1) and op.strides == (1, 1) and not any(op.padding)
+        line = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        rows = line if is_product else (call.shape[2] if isinstance(call.shape[2], int) else _UNKNOWN_ROWS)
+        width = self._width(rows, channels // op.groups, kh * kw * group_size)
+        if op.groups > 1:
+            width = math.gcd(width, channels // op.groups)
+        packed = Constant(pack_panels(outputs_first, width), span=call.args[1].span)
+        made = Conv2DNHWCPacked(
+            strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
+        )
+        return Call(made, (call.args[0], packed), span=call.span)
