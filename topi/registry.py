@@ -12,6 +12,7 @@ they serve when nothing heavier is in the group.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -47,6 +48,8 @@ class _Entry:
 
 
 _schedules: dict[tuple[str, str], _Entry] = {}
+_PROVIDERS = {"cpu": "topi.cpu", "cuda": "topi.cuda"}
+"""Packages that register our own schedules when they are imported, at the first look-up of their key."""
 
 
 def register_schedule(
@@ -86,6 +89,8 @@ def operations_behind(outs: Sequence[te.Tensor]) -> list[te.Operation]:
 
 def _find(tag: str, target: Target) -> _Entry | None:
     for key in (*target.keys, "generic"):
+        if key in _PROVIDERS:
+            importlib.import_module(_PROVIDERS[key])
         entry = _schedules.get((tag, key))
         if entry is not None:
             return entry

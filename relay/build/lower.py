@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import te
-import topi
 from backend.target import Target
 from relay.analysis import evaluation_order
 from relay.build.workspace import lift_workspaces
@@ -15,6 +14,7 @@ from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.tir import PrimFunc
+from topi.registry import schedule_for
 
 __all__ = ["Kernel", "Workload", "lower", "to_tensors"]
 
@@ -126,7 +126,7 @@ def lower(workload: Workload, target: Target) -> Kernel:
     """
     try:
         inputs, outputs = to_tensors(workload.function)
-        schedule = topi.schedule_for(outputs, target)
+        schedule = schedule_for(outputs, target)
         module = te.lower(schedule, [*inputs, *outputs], name=workload.name)
     except CompileError as error:
         error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
