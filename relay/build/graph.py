@@ -7,7 +7,7 @@ and parameters where the caller puts them, everything else in the arena.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,23 @@ class ExecutionGraph:
         }
 
 
+def _calls_in_order(body: Expr) -> Iterator[Expr]:
+    """Expressions of a body, operands first, without entering the functions that are called. Iterative."""
+    done: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(body, False)]
+    while stack:
+        expr, ready = stack.pop()
+        if id(expr) in done:
+            continue
+        if ready:
+            done.add(id(expr))
+            yield expr
+            continue
+        stack.append((expr, True))
+        operands = expr.args if isinstance(expr, Call) else tuple(expr.node_children())
+        stack.extend((operand, False) for operand in reversed(operands) if id(operand) not in done)
+
+
 class _Numbering:
     """Walks the function once and numbers what it meets."""
 
@@ -111,7 +128,7 @@ class _Numbering:
             number = self.add(param.name, param.tensor_type, ("input", i))
             self.graph.inputs.append(number)
             self.values[id(param)] = number
-        for expr in evaluation_order(function.body):
+        for expr in _calls_in_order(function.body):
             if id(expr) not in self.values:
                 self.values[id(expr)] = self.visit(expr)
         self.graph.outputs = _flatten(self.values[id(function.body)])
@@ -132,8 +149,6 @@ class _Numbering:
                 return whole[expr.index]
             case Call(op=Function() as function):
                 return self.visit_kernel(expr, function)
-            case Function():
-                return ()
             case Var():
                 raise CompileError(f"variable {expr.name} is free in the function to build")
             case _:
