@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import backend
+from backend.build import build as build_module
 from backend.runtime.artifact import CompiledModel
 from backend.target import Target
 from relay.build.entry import make_entry
@@ -115,7 +115,7 @@ def build(
         entry = make_entry(graph) if target.device_kind == "cpu" else None
         if entry is not None:
             functions[entry.name] = entry
-        library = backend.build(IRModule(functions), target=target)
+        library = build_module(IRModule(functions), target=target)
     _describe(report, graph, kernels)
     entry_name = None if entry is None else entry.name
     description = graph.to_json(mod_name, str(target), target.device_kind, entry_name)
