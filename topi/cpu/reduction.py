@@ -82,24 +82,29 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     return s
 
 
-@register_schedule(["softmax", "log_softmax", "layer_norm", "rms_norm"], "cpu", rank=Rank.HEAVY)
+@register_schedule(["softmax", "layer_norm", "rms_norm"], "cpu", rank=Rank.HEAVY)
 def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Reductions along the last axis and elementwise steps between them, one row at a time while it is in cache."""
+    """Statistics of a row and elementwise steps with them, one row at a time while it is in the first-level cache.
+
+    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row.
+    """
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     lanes = vector_lanes(target)
+    first = int(anchor.attrs["axis"])
+    if anchor.tag == "softmax" and first != len(anchor.axis) - 1:
+        return _schedule_strided_rows(s, outs, anchor, lanes)
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    reductions = [op for op in stages if op.reduce_axis]
-    shared = [op for op in stages if op.attrs.get("keep_row", False) and op is not out.op]
-    inline_injective(s, outs, keep=[*shared, anchor])
+    before, behind = _split_at(stages, anchor)
+    for op in stages:
+        if op is not out.op and (op in behind or not _uses_reduction(op)):
+            s[op].compute_inline()
     axes = list(s[out].op.axis)
-    row = s[out].fuse(*axes[:-1]) if len(axes) > 1 else s[out].split(axes[0], nparts=1)[0]
+    row = s[out].fuse(*axes[:first])
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
-    last = axes[-1] if len(axes) > 1 else s[out].leaf_axes[-1]
-    vectorize_elements(s, out, last, axes[-1].dom.extent, lanes)
-    rows = [*reductions, *shared, *([anchor] if anchor is not out.op and not anchor.reduce_axis else [])]
-    for op in dict.fromkeys(rows):
-        if op is out.op:
+    vectorize_elements(s, out, axes[-1], axes[-1].dom.extent, lanes)
+    for op in before:
+        if not _uses_reduction(op):
             continue
         result = op.output(0)
         s[result].compute_at(s[out], row)
@@ -107,6 +112,34 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
             partial = vectorize_reduction(s, result, lanes)
             if partial is not None:
                 s[partial].compute_at(s[out], row)
-        else:
+        elif len(op.axis) > first:
             vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].dom.extent, lanes)
+    return s
+
+
+def _split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
+    """The stages that the anchor reads, and the anchor with those that read it."""
+    needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
+    return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
+
+
+def _uses_reduction(op: te.Operation) -> bool:
+    """Is this a reduction, or computed from the result of one?"""
+    return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))
+
+
+def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, lanes: int) -> te.Schedule:
+    """Rows across memory: each stage by itself, vectors of neighbouring rows."""
+    inline_injective(s, outs, keep=[anchor])
+    for stage in s.stages:
+        op = stage.op
+        if not isinstance(op, te.ComputeOp) or stage.attach == "inline" or not op.axis:
+            continue
+        result = op.output(0)
+        if op.reduce_axis:
+            *outer, last = op.axis
+            s[result].reorder(*outer, *op.reduce_axis, last)
+        else:
+            *outer, last = op.axis
+        vectorize_elements(s, result, last, last.dom.extent, lanes)
     return s
