@@ -1,6 +1,7 @@
 """The graph IR: typed functional programs over operators, passes on them, and the build."""
 
 from relay import analysis, op, transform
+from relay.build import bind_params_by_name, build, optimize
 from relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, const, var
 from relay.interpreter import create_executor
@@ -33,11 +34,14 @@ __all__ = [
     "Var",
     "analysis",
     "astext",
+    "bind_params_by_name",
+    "build",
     "const",
     "create_executor",
     "fromtext",
     "nn",
     "op",
+    "optimize",
     "parse",
     "scalar_type",
     "transform",
