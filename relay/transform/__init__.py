@@ -7,7 +7,6 @@ from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
-from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
@@ -20,7 +19,6 @@ __all__ = [
     "FoldConstant",
     "FunctionPass",
     "FuseOps",
-    "PackWeights",
     "Pass",
     "PassContext",
     "PassInstrument",

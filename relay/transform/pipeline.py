@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from backend.target import Target
-from relay.transform.convert_layout import ConvertLayout
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.fuse_ops import FuseOps
-from relay.transform.pack_weights import PackWeights
 from te.ir import Pass
 
 __all__ = ["default_pipeline"]
@@ -23,8 +21,6 @@ def default_pipeline(opt_level: int, target: Target) -> tuple[Pass, ...]:
         FoldConstant(),
         DeadCodeElimination(),
         EliminateCommonSubexpr(),
-        ConvertLayout(),
-        PackWeights(target),
         FuseOps(),
     )
     return tuple([p for p in passes if p.opt_level <= opt_level])
