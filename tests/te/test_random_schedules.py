@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 import te
+from backend.llvm.build import build
+from backend.runtime import nd
+from backend.target import Target
+from te.ir import IRModule
 from te.ir.visitor import Visitor
 from te.operation import ComputeOp, PlaceholderOp
 from te.tir import Call, Cast, FloatImm, IntImm, Not, ProducerLoad, Select, Var
 from te.tir import expr as tir_expr
-from te.tir.interpreter import Interpreter
+from te.tir.interpreter import Interpreter, InterpreterError
 
 # -- what a program means --------------------------------------------------------------------------------------------
 
@@ -270,8 +274,9 @@ LARGEST = te.comm_reducer(_larger, lambda i, v: (te.max_value(i), te.min_value(v
 class RandomSchedule:
     """Primitives in random order, each drawn from what is legal; `log` tells what was done."""
 
-    def __init__(self, rng: random.Random, outputs: list[te.Tensor]) -> None:
+    def __init__(self, rng: random.Random, outputs: list[te.Tensor], threads: bool) -> None:
         self.rng = rng
+        self.threads = threads
         self.s = te.create_schedule([t.op for t in outputs])
         self.log: list[str] = []
 
@@ -385,7 +390,8 @@ class RandomSchedule:
         constant = constant and all(isinstance(a.dom.extent, int) for a in stage.op.reduce_axis)
         first_reduce = next((i for i, v in enumerate(leaves) if v.kind == "reduce"), len(leaves))
         if leaves[0].kind == "data" and rng.random() < 0.3:
-            if stage.attach == "root" and rng.random() < 0.3 and not any(st.scope == "local" for st in self.s.stages):
+            no_local = not any(st.scope == "local" for st in self.s.stages)
+            if stage.attach == "root" and rng.random() < 0.3 and no_local and self.threads:
                 stage.bind(leaves[0], te.thread_axis("blockIdx.x"))
                 self.note(f"bind {stage.name} {leaves[0].var.name}")
             elif first_reduce > 0 and stage.attach == "root":
@@ -418,30 +424,58 @@ def make_arrays(program: Program, seed: int) -> dict[te.Tensor, np.ndarray]:
     return arrays
 
 
-def try_schedule(seed: int) -> None:
-    rng = random.Random(seed)
-    program = Program(rng)
-    arrays = make_arrays(program, seed)
-    evaluator = Evaluator(arrays, program.sizes)
-    expected = [evaluator.tensor(t) for t in program.outputs]
-    drawn = RandomSchedule(rng, program.outputs)
-    used = [t for t in program.inputs if any(st.op is t.op for st in drawn.s.stages)]
-    schedule = drawn.build()
-    module = te.lower(schedule, [*program.sizes, *used, *program.outputs])
-    results = [np.full(e.shape, 99, e.dtype) for e in expected]
-    try:
-        inputs = [*program.sizes.values(), *[arrays[t] for t in used]]
-        Interpreter(module, check_uninitialized=True)("main", *inputs, *results)
-        for got, want in zip(results, expected, strict=True):
-            np.testing.assert_array_equal(got, want)
-    except Exception as error:
-        error.add_note("\n".join([f"seed {seed}", *drawn.log, str(module)]))
-        raise
+class Case:
+    """The program and schedule of one seed: lowered, with arguments and the results they must give."""
+
+    def __init__(self, seed: int, threads: bool = True) -> None:
+        rng = random.Random(seed)
+        program = Program(rng)
+        arrays = make_arrays(program, seed)
+        evaluator = Evaluator(arrays, program.sizes)
+        self.expected = [evaluator.tensor(t) for t in program.outputs]
+        drawn = RandomSchedule(rng, program.outputs, threads)
+        used = [t for t in program.inputs if any(st.op is t.op for st in drawn.s.stages)]
+        self.seed, self.log = seed, drawn.log
+        self.name = f"seed{seed}"
+        self.module = te.lower(drawn.build(), [*program.sizes, *used, *program.outputs], name=self.name)
+        self.inputs = [*program.sizes.values(), *[arrays[t] for t in used]]
+
+    def check(self, run: Callable[..., None]) -> None:
+        """Run on fresh results and compare; an error tells the seed, the primitives and the loops."""
+        results = [np.full(e.shape, 99, e.dtype) for e in self.expected]
+        try:
+            run(*self.inputs, *results)
+            for got, want in zip(results, self.expected, strict=True):
+                np.testing.assert_array_equal(got, want)
+        except Exception as error:
+            error.add_note("\n".join([f"seed {self.seed}", *self.log, str(self.module)]))
+            raise
+
+    def interpret(self) -> None:
+        """In the interpreter, which watches every access."""
+        run = Interpreter(self.module, check_uninitialized=True)
+        self.check(lambda *arguments: run(self.name, *arguments))
 
 
 def test_random_schedules_compute_what_the_program_means(schedule_seeds):
     for seed in schedule_seeds:
-        try_schedule(seed)
+        Case(seed).interpret()
+
+
+def test_random_schedules_compiled_by_llvm(schedule_seeds):
+    cases = [Case(seed, threads=False) for seed in schedule_seeds]
+    compiled = build(IRModule({case.name: case.module[case.name] for case in cases}), Target("llvm"))
+    for case in cases:
+        case.check(lambda *arguments, kernel=compiled[case.name]: call_kernel(kernel, arguments))
+
+
+def call_kernel(kernel: Any, arguments: Sequence[Any]) -> None:
+    """A compiled kernel on numpy arrays, results written back."""
+    placed = [nd.array(a) if isinstance(a, np.ndarray) else a for a in arguments]
+    kernel(*placed)
+    for array, argument in zip(placed, arguments, strict=True):
+        if isinstance(argument, np.ndarray):
+            argument[...] = array.numpy()
 
 
 def test_the_evaluator_agrees_with_numpy():
@@ -453,13 +487,12 @@ def test_the_evaluator_agrees_with_numpy():
 
 
 def test_a_wrong_schedule_would_be_noticed(monkeypatch):
-    """The comparison can fail: with one guard dropped, some of the schedules go wrong."""
+    """The comparison can fail: without guards some of the schedules go wrong."""
     monkeypatch.setattr("te.bounds._require", lambda *args: None)
-    with pytest.raises(Exception, match="seed"):
-        for seed in range(20):
-            try:
-                try_schedule(seed)
-            except Exception as error:
-                raise RuntimeError(f"seed {seed}") from error
-
-
+    wrong = 0
+    for seed in range(20):
+        try:
+            Case(seed).interpret()
+        except (AssertionError, InterpreterError):
+            wrong += 1
+    assert wrong > 0
