@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.build import build as build_module
+from backend.driver import build as build_module
 from backend.runtime.artifact import CompiledModel
 from backend.target import Target
 from relay.build.entry import make_entry
