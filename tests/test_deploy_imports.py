@@ -1,0 +1,64 @@
+"""What running needs: a saved model is loaded and run without the compiler, its IRs and the frontends."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import backend
+import te
+
+ROOT = Path(__file__).parent.parent
+COMPILER = ("te", "topi", "relay", "frontends", "onnx", "networkx", "backend.target", "backend.driver",
+            "backend.llvm.codegen", "backend.c.codegen")  # fmt: skip
+
+REPORT = f"""
+import sys
+heavy = [m for m in {COMPILER!r} if m in sys.modules]
+assert not heavy, f"running imported {{heavy}}"
+"""
+
+
+def run_python(code: str, *args: str) -> str:
+    """The output of a fresh interpreter; fails with its errors."""
+    command = [sys.executable, "-c", code, *args]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_runtime_alone():
+    run_python(
+        "from backend import nd, device, num_threads, register_func\nfrom backend.runtime import Module" + REPORT
+    )
+
+
+def test_nothing_heavy_happens_at_import():
+    code = "import backend, backend.runtime, te, sys\nassert not {'llvmlite', 'onnx', 'networkx'} & set(sys.modules)"
+    run_python(code)
+
+
+@pytest.mark.parametrize(
+    "kind", ["llvm", pytest.param("c", marks=pytest.mark.skipif(not shutil.which("cc"), reason="needs cc"))]
+)
+def test_a_saved_module_runs_without_the_compiler(kind, tmp_path):
+    a = te.placeholder((8,), name="A")
+    b = te.compute((8,), lambda i: a[i] * 2.0, name="B")
+    module = backend.build(te.create_schedule(b.op), [a, b], kind, name="twice")
+    path = tmp_path / "module.bin"
+    path.write_bytes(module.save_to_bytes())
+    code = """
+import sys, pathlib
+import numpy as np
+from backend.runtime import load_module_bytes, nd
+module = load_module_bytes(sys.argv[1], pathlib.Path(sys.argv[2]).read_bytes())
+a, b = nd.array(np.arange(8, dtype="float32")), nd.empty((8,))
+module["twice"](a, b)
+print(b.numpy().tolist())
+"""
+    assert run_python(code + REPORT, kind, str(path)).strip() == str((np.arange(8.0) * 2).tolist())

@@ -1,0 +1,164 @@
+"""The architecture as a test: who may import whom, file by file.
+
+    te  <-  backend  <-  topi  <-  relay  <-  frontends          (A <- B: B may import A)
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STOREYS = ("te", "backend", "topi", "relay", "frontends")
+
+THIRD_PARTY = {
+    "numpy": STOREYS,
+    "ml_dtypes": STOREYS,
+    "llvmlite": ("backend/llvm",),
+    "cuda": ("backend/cuda",),
+    "networkx": ("relay",),
+    "onnx": ("frontends/onnx", "frontends/cli"),
+    "google": ("frontends/onnx",),  # protobuf's errors, which parsing a model raises
+    "typer": ("frontends/cli",),
+    "rich": ("frontends/cli",),
+    "onnxruntime": ("frontends/cli",),
+    "platformdirs": ("backend", "relay", "frontends"),
+    "filelock": ("backend", "relay", "frontends"),
+}
+"""Packages that are not of the standard library, and the folders that may import them."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module name at a place; `inside` a function, or `typing` only."""
+
+    path: str
+    line: int
+    name: str
+    inside: bool
+    typing: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.name}"
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    relative = path.relative_to(ROOT).as_posix()
+    stack: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text()), False, False)]
+    while stack:
+        node, inside, typing = stack.pop()
+        if isinstance(node, ast.Import):
+            yield from (Import(relative, node.lineno, alias.name, inside, typing) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield Import(relative, node.lineno, "." * node.level + (node.module or ""), inside, typing)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guard = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        stack += [(child, inside, typing or guard) for child in ast.iter_child_nodes(node)]
+
+
+FILES = sorted(path for storey in STOREYS for path in (ROOT / storey).rglob("*.py"))
+IMPORTS = [found for path in FILES for found in imports_of(path)]
+
+
+def is_own(name: str) -> bool:
+    return name.split(".")[0] in STOREYS
+
+
+def complain(wrong: list[Import], rule: str) -> None:
+    assert not wrong, rule + ":\n" + "\n".join(map(str, wrong))
+
+
+def test_there_is_something_to_check():
+    assert len(FILES) > 50 and len(IMPORTS) > 500
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(STOREYS)
+
+
+def test_storeys_import_downwards_only():
+    storey = {name: i for i, name in enumerate(STOREYS)}
+    wrong = [i for i in IMPORTS if storey.get(i.name.split(".")[0], 0) > storey[i.path.split("/")[0]]]
+    complain(wrong, "a lower storey may not import a higher one")
+
+
+def test_imports_are_absolute():
+    complain([i for i in IMPORTS if i.name.startswith(".")], "imports name their package in full")
+
+
+def test_the_runtime_imports_nothing_else_of_ours():
+    wrong = [i for i in IMPORTS if i.path.startswith("backend/runtime/") and is_own(i.name)
+             and not (i.name + ".").startswith("backend.runtime.")]  # fmt: skip
+    complain(wrong, "backend.runtime ships alone")
+
+
+RUN_HALVES = [path for path in FILES if path.name == "runtime.py" and path.parent.parent.name == "backend"]
+
+
+@pytest.mark.parametrize("path", RUN_HALVES, ids=lambda path: path.parent.name)
+def test_the_run_half_of_a_backend_needs_no_compiler(path):
+    half = path.relative_to(ROOT).as_posix()
+    room = f"backend.{path.parent.name}."
+    reached, pending = set(), [half]
+    wrong: list[Import] = []
+    while pending:
+        current = pending.pop()
+        reached.add(current)
+        for found in (i for i in IMPORTS if i.path == current and is_own(i.name)):
+            if (found.name + ".").startswith("backend.runtime."):
+                continue
+            file = found.name.replace(".", "/")
+            file = f"{file}/__init__.py" if (ROOT / file).is_dir() else f"{file}.py"
+            if not found.name.startswith(room):
+                wrong.append(found)
+            elif file not in reached and file not in pending:
+                pending.append(file)
+    complain(wrong, "the run half of a backend imports backend.runtime, its own room, and nothing else of ours")
+
+
+def test_third_party_packages_stay_in_their_rooms():
+    wrong = []
+    for found in IMPORTS:
+        head = found.name.split(".")[0]
+        if head in sys.stdlib_module_names or is_own(head) or head.startswith(".") or head == "":
+            continue
+        rooms = THIRD_PARTY.get(head, ())
+        if not any((found.path + "/").startswith(room + "/") for room in rooms):
+            wrong.append(found)
+    complain(wrong, "a third-party package is imported outside its room (see THIRD_PARTY)")
+
+
+def test_own_imports_stand_at_the_top():
+    complain([i for i in IMPORTS if i.inside and is_own(i.name)], "no import inside a function to break a circle")
+
+
+def test_no_cycles_between_modules():
+    """Modules import each other in one order; imports for type checkers only don't count."""
+    modules = {path.relative_to(ROOT).with_suffix("").as_posix().removesuffix("/__init__").replace("/", "."): path
+               for path in FILES}  # fmt: skip
+    edges: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for found in imports_of(path):
+            if found.name in modules and not found.inside and not found.typing and path.name != "__init__.py":
+                edges[name].add(found.name)
+    faces = {name for name, path in modules.items() if path.name == "__init__.py"}
+    done: set[str] = set()
+
+    def walk(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, "import cycle: " + " -> ".join((*trail[trail.index(name) :], name))
+        if name not in done:
+            for target in sorted(edges[name] - faces):
+                walk(target, (*trail, name))
+            done.add(name)
+
+    for name in sorted(modules):
+        walk(name, ())
+
+
+def test_tests_have_no_packages():
+    """The tests are collected with import mode importlib: a package in tests/ would hide one of ours."""
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names)), "file names of tests are unique"
