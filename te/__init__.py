@@ -62,6 +62,7 @@ from te.schedule import AutoInlineBroadcast, AutoInlineElemWise, AutoInlineInjec
 from te.stage import Stage
 from te.tag import tag_scope
 from te.tensor import Tensor
+from te.tir import ir_builder
 from te.tir.ops import (
     all,
     any,
@@ -129,6 +130,7 @@ __all__ = [
     "indexdiv",
     "indexmod",
     "infinity",
+    "ir_builder",
     "isfinite",
     "isinf",
     "isnan",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from te.errors import ScheduleError
 from te.index import IndexMath, Interval, Poly, number
 from te.ir.visitor import post_order
-from te.operation import ComputeOp, Operation, PlaceholderOp
+from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
 from te.stage import Fuse, Split, Stage
 from te.tensor import Tensor
 from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Var
@@ -181,6 +181,10 @@ class Bounds:
         shape = stage.op.output(0).shape if stage.op.axis else ()
         dims = tuple([self.math.dim(d) for d in shape])
         whole = Region(tuple([number(0) for _ in dims]), dims)
+        scan = self._scan_updated_by(stage)
+        if scan is not None:
+            step = self.loops[scan].values[scan.op.root_axes[0]]
+            return Region((step, *whole.mins[1:]), (number(1), *whole.extents[1:]))
         if stage.is_output or not isinstance(stage.op, ComputeOp):
             return whole
         fixed = self._fixed_variables(stage)
@@ -197,6 +201,13 @@ class Bounds:
             return whole
         boxes = [self._clip(i, d, bool(fixed)) for i, d in zip(intervals, dims, strict=True)]
         return Region(tuple([b[0] for b in boxes]), tuple([b[1] for b in boxes]))
+
+    def _scan_updated_by(self, stage: Stage) -> Stage | None:
+        """The scan whose next state this stage computes."""
+        for consumer in self._consumers[stage]:
+            if isinstance(consumer.op, ScanOp) and any(t.op is stage.op for t in consumer.op.update):
+                return consumer
+        return None
 
     def _fixed_variables(self, stage: Stage) -> frozenset[Var]:
         """Variables of the loops around a stage, those apart that its storage is shared between."""

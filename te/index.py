@@ -17,7 +17,6 @@ from typing import Any
 
 from te.dtype import INT32, INT64, DType
 from te.ir.visitor import post_order
-from te.rewrite import substitute
 from te.tir.expr import (
     Add,
     Call,
@@ -36,6 +35,7 @@ from te.tir.expr import (
     Var,
 )
 from te.tir.ops import cast, make_const
+from te.tir.substitute import substitute
 
 __all__ = ["IndexMath", "Interval", "Poly"]
 

@@ -15,6 +15,7 @@ from te.tir.buffer import Buffer, decl_buffer
 from te.tir.expr import Var
 from te.tir.function import PrimFunc
 from te.tir.passes.flatten import Flatten
+from te.tir.passes.loop_partition import LoopPartition
 from te.tir.passes.remove_no_op import RemoveNoOp
 from te.tir.passes.simplify import Simplify
 from te.tir.passes.unroll import Unroll
@@ -69,7 +70,7 @@ def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buff
 
 def lowering_passes() -> tuple[Pass, ...]:
     """The passes from scheduled loops to flat loops, in order."""
-    return (Flatten(), Simplify(), Vectorize(), Unroll(), Simplify(), RemoveNoOp())
+    return (Flatten(), Simplify(), LoopPartition(), Vectorize(), Unroll(), Simplify(), RemoveNoOp())
 
 
 def lower(

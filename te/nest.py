@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from te.bounds import Bounds, Guard, Loops, guard_expr
 from te.errors import LoweringError, ScheduleError
-from te.index import Poly
-from te.operation import ComputeOp, PlaceholderOp
+from te.index import Poly, number
+from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from te.rewrite import map_reads
 from te.stage import MAX_LANES, Split, Stage
 from te.tensor import Tensor
@@ -21,6 +21,7 @@ from te.tir.buffer import Buffer
 from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
 from te.tir.ops import convert, seq
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
+from te.tir.substitute import substitute
 
 __all__ = ["schedule_to_loops"]
 
@@ -39,6 +40,8 @@ class _Nests:
         self.math = bounds.math
         self.buffers: dict[Tensor, Buffer] = dict(arguments)
         self.starts: dict[Tensor, tuple[Poly, ...]] = {}
+        self.states: list[Tensor] = []
+        """results of scans that are no arguments"""
         self.children: dict[Stage, list[list[Stage]]] = {}
         for stage in bounds.schedule.stages:
             self.children[stage] = [[] for _ in stage.leaf_iter_vars]
@@ -46,6 +49,9 @@ class _Nests:
             path = bounds.path(stage)
             if path:
                 self.children[path[-1][0]][path[-1][1]].append(stage)
+        self.scans = [s for s in bounds.schedule.stages if isinstance(s.op, ScanOp)]
+        for stage in self.scans:
+            self._share_states(stage)
         for stage in bounds.schedule.stages:
             self._assign_buffers(stage)
 
@@ -54,6 +60,8 @@ class _Nests:
         body: Stmt = ops.no_op()
         for stage in reversed(roots):
             body = self._realize(stage, self._kernel(stage), body)
+        for tensor in self.states:
+            body = Allocate(self.buffers[tensor], body)
         return body
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -65,14 +73,29 @@ class _Nests:
                     raise LoweringError(f"input {tensor.name} is read but is not among the arguments; add it to them")
             return
         region = self.bounds.regions[stage]
+        scope = self.bounds.scopes[stage]
         for tensor in stage.op.outputs:
             if tensor in self.buffers:
                 continue
-            shape = [self.math.as_dim(e) for e in region.extents]
-            scope = self.bounds.scopes[stage]
+            shape, self.starts[tensor] = tensor.shape, tuple([number(0) for _ in tensor.shape])
+            if isinstance(stage.op, ComputeOp):
+                shape, self.starts[tensor] = tuple([self.math.as_dim(e) for e in region.extents]), region.mins
             strides = _aligned_strides(stage, shape)
             self.buffers[tensor] = Buffer(tensor.name, shape, tensor.dtype, strides=strides, scope=scope)
-            self.starts[tensor] = region.mins
+
+    def _share_states(self, stage: Stage) -> None:
+        """The first states, the next states and the states read are all in the memory of the scan's result."""
+        scan = stage.op
+        assert isinstance(scan, ScanOp)
+        for i, tensor in enumerate(scan.outputs):
+            if tensor not in self.buffers:
+                self.buffers[tensor] = Buffer(tensor.name, tensor.shape, tensor.dtype)
+                self.states.append(tensor)
+            for shared in (scan.init[i], scan.update[i], scan.state_placeholder[i]):
+                if shared in self.buffers and self.buffers[shared] is not self.buffers[tensor]:
+                    raise LoweringError(f"{shared.name} belongs to scan {scan.name} and shares its memory; it can't be "
+                                        "an argument or belong to two scans: copy it with te.compute")  # fmt: skip
+                self.buffers[shared] = self.buffers[tensor]
 
     def _realize(self, stage: Stage, nest: Stmt, rest: Stmt) -> Stmt:
         """`nest`, then `rest`, around them the memory of what `nest` computes."""
@@ -126,6 +149,18 @@ class _Nests:
             return BufferLoad(self.buffers[load.producer], self.indices(load.producer, polys))
 
         return map_reads(expr, read, {v: self.math.expr(p) for v, p in values.items()})
+
+
+def _bind_dims(declared: Sequence[Dim], actual: Sequence[Dim]) -> dict[Var, PrimExpr]:
+    pairs = zip(declared, actual, strict=True)
+    return {d: convert(a) for d, a in pairs if isinstance(d, Var) and d is not a}
+
+
+def buffer_strides(buffer: Buffer) -> list[Dim]:
+    """The strides of a buffer, computed for a compact one."""
+    if buffer.strides is not None:
+        return list(buffer.strides)
+    return [ops.product(buffer.shape[i + 1 :]) for i in range(len(buffer.shape))]
 
 
 def _has_reads(p: Poly) -> bool:
@@ -261,6 +296,10 @@ class _StageNest:
         return self.nests.buffers[tensor], self.nests.indices(tensor, indices)
 
     def _provide(self) -> Stmt:
+        if isinstance(self.stage.op, ScanOp):
+            return ops.no_op()  # the updates, computed inside the loop, are all there is
+        if isinstance(self.stage.op, ExternOp):
+            return self._extern(self.stage.op)
         op = self._op()
         if op.reduce_axis:
             return self._update()
@@ -269,6 +308,21 @@ class _StageNest:
             buffer, indices = self._target(i, self.values)
             stores.append(BufferStore(buffer, self.nests.lower(expr, self.values), indices))
         return seq(stores)
+
+    def _extern(self, op: ExternOp) -> Stmt:
+        """The statement over the program's buffers in place of those it was written for."""
+        tensors = (*op.inputs, *op.outputs)
+        buffers: dict[Buffer, Buffer] = {}
+        variables: dict[Var, PrimExpr] = {}
+        for declared, tensor in zip((*op.input_buffers, *op.output_buffers), tensors, strict=True):
+            actual = buffers[declared] = self.nests.buffers[tensor]
+            variables[declared.data] = actual.data
+            variables.update(_bind_dims(declared.shape, actual.shape))
+            if declared.strides is not None:
+                variables.update(_bind_dims(declared.strides, buffer_strides(actual)))
+            if isinstance(declared.elem_offset, Var):
+                variables[declared.elem_offset] = convert(actual.elem_offset)
+        return substitute(op.body, variables, buffers)
 
     def _reduction(self) -> Reduce:
         first = self._op().body[0]

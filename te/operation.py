@@ -175,11 +175,6 @@ class ScanOp(Operation):
         steps = as_dim(convert(update[0].shape[0]) - start)
         index = Var(f"{name}.idx")
         self.scan_axis = IterVar(Range(start, steps), index, "scan")
-        self._spatial: list[IterVar] = []
-        for i, state in enumerate(state_placeholder):
-            for d in range(1, state.ndim):
-                axis_name = f"{name}.out{i}.i{d}"
-                self._spatial.append(IterVar(Range(0, update[i].shape[d]), Var(axis_name), "opaque"))
         self._outputs = tuple([Tensor(u.shape, u.dtype, self, i) for i, u in enumerate(update)])
 
     def with_inputs(self, tensors: Mapping[Tensor, Tensor]) -> ScanOp:
@@ -192,17 +187,33 @@ class ScanOp(Operation):
         return new
 
     @property
-    def spatial_axis(self) -> tuple[IterVar, ...]:
-        """Opaque axes of the states' other dimensions, state by state."""
-        return tuple(self._spatial)
-
-    @property
     def input_tensors(self) -> tuple[Tensor, ...]:
         return (*self.init, *self.update)
 
     @property
     def root_axes(self) -> tuple[IterVar, ...]:
-        return (self.scan_axis, *self._spatial)
+        return (self.scan_axis,)
+
+    def body_operations(self) -> set[Operation]:
+        """The operations of one step: the updates and those between the states and them."""
+        updates = {t.op for t in self.update}
+        readers: dict[Operation, list[Operation]] = {}
+        pending, seen = list(updates), set(updates)
+        while pending:
+            op = pending.pop()
+            for source in (t.op for t in op.input_tensors):
+                readers.setdefault(source, []).append(op)
+                if source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+        inside: set[Operation] = set()
+        pending = [t.op for t in self.state_placeholder]
+        while pending:
+            for reader in readers.get(pending.pop(), ()):
+                if reader not in inside:
+                    inside.add(reader)
+                    pending.append(reader)
+        return inside | updates
 
 
 class ExternOp(Operation):

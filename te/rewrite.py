@@ -1,49 +1,25 @@
-"""Substitution in tensor expressions: of variables, and of reads of tensors."""
+"""Rewriting of tensor expressions: reads of tensors, inputs of operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from te.ir.visitor import Mutator
 from te.operation import ComputeOp, ExternOp, Operation, ScanOp
 from te.tensor import Tensor
 from te.tir.expr import PrimExpr, ProducerLoad, Var
+from te.tir.substitute import Substitution
 
-__all__ = ["map_reads", "replace_inputs", "substitute"]
-
-
-class _Substitution(Mutator):
-    """Each distinct node once: a shared subexpression stays shared."""
-
-    def __init__(self, values: Mapping[Var, PrimExpr]) -> None:
-        self.values = values
-        self.done: dict[int, Any] = {}
-        self.alive: list[Any] = []
-
-    def visit(self, node: Any) -> Any:
-        result = self.done.get(id(node))
-        if result is None:
-            result = self.done[id(node)] = super().visit(node)
-            self.alive.append(node)  # an id is only good while its object lives
-        return result
-
-    def visit_Var(self, var: Var) -> PrimExpr:
-        return self.values.get(var, var)
+__all__ = ["map_reads", "replace_inputs"]
 
 
-class _ReadMapping(_Substitution):
+class _ReadMapping(Substitution):
     def __init__(self, f: Callable[[ProducerLoad], PrimExpr], values: Mapping[Var, PrimExpr]) -> None:
-        super().__init__(values)
+        super().__init__(values, {}, fresh=False)
         self.f = f
 
     def visit_ProducerLoad(self, load: ProducerLoad) -> PrimExpr:
         return self.f(load.rebuild(self.visit))
-
-
-def substitute(expr: Any, values: Mapping[Var, PrimExpr]) -> Any:
-    """`expr` (or statement) with variables replaced by expressions, all at once."""
-    return _Substitution(values).visit(expr) if values else expr
 
 
 def map_reads(

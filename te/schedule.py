@@ -32,6 +32,11 @@ class Schedule:
             stage = Stage(op, is_output=op in self.outputs)
             self.stages.append(stage)
             self.stage_map[op] = stage
+        for stage in self.stages:
+            if isinstance(stage.op, ScanOp):
+                for op in stage.op.body_operations():
+                    self.stage_map[op].home = (stage, stage.op.scan_axis)
+                    self.stage_map[op].compute_root()
 
     def __getitem__(self, key: Tensor | Operation) -> Stage:
         op = key.op if isinstance(key, Tensor) else key
@@ -83,6 +88,8 @@ class Schedule:
             stage.loop_attrs = {iv: _copy_attrs(attrs) for iv, attrs in stage.loop_attrs.items()}
             if stage.attach_stage is not None:
                 stage.attach_stage = twins[stage.attach_stage]
+            if stage.home is not None:
+                stage.home = (twins[stage.home[0]], stage.home[1])
         return new
 
     def replace_tensors(self, tensors: Mapping[Tensor, Tensor], stages: Iterable[Stage]) -> None:

@@ -90,6 +90,8 @@ class Stage:
         """"root", "inline" or "at" (then `attach_stage` and `attach_axis` say where)."""
         self.attach_stage: Stage | None = None
         self.attach_axis: IterVar | None = None
+        self.home: tuple[Stage, IterVar] | None = None
+        """the scan stage and axis in whose steps this stage is computed, wherever it is moved"""
         self.scope = ""
         self.double_buffered = False
         self.predicate: PrimExpr | None = None
@@ -208,8 +210,11 @@ class Stage:
         self.attach, self.attach_stage, self.attach_axis = "inline", None, None
 
     def compute_root(self) -> None:
-        """Compute the whole operation before its consumers start (the default)."""
-        self.attach, self.attach_stage, self.attach_axis = "root", None, None
+        """Compute the whole operation before its consumers start (the default); in a scan, at the start of a step."""
+        if self.home is None:
+            self.attach, self.attach_stage, self.attach_axis = "root", None, None
+        else:
+            self.attach, (self.attach_stage, self.attach_axis) = "at", self.home
 
     def set_scope(self, scope: str) -> None:
         """Where the result is stored: "global", "shared", "shared.dyn", "warp", "local", ..."""

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from te.bounds import loop_extents
 from te.errors import ScheduleError
-from te.operation import ComputeOp, Operation
-from te.rewrite import map_reads, substitute
+from te.operation import ComputeOp, Operation, PlaceholderOp
+from te.rewrite import map_reads
 from te.stage import Fuse, Split, Stage
 from te.tensor import Tensor
 from te.tir import ops
 from te.tir.expr import IterVar, PrimExpr, ProducerLoad, Range, Reduce, Var
 from te.tir.ops import const
+from te.tir.substitute import substitute
 
 if TYPE_CHECKING:
     from te.schedule import Schedule
@@ -46,6 +47,8 @@ def _insert_stage(
     stage = Stage(op, is_output=False)
     anchor = after if after is not None else before
     assert anchor is not None
+    stage.home = None if isinstance(anchor.op, PlaceholderOp) else anchor.home
+    stage.compute_root()
     position = schedule.stages.index(anchor) + (1 if after is not None else 0)
     schedule.stages.insert(position, stage)
     schedule.stage_map[op] = stage

@@ -17,6 +17,7 @@ import llvmlite.binding as llvm
 from backend.cache import default_cache
 from backend.llvm.codegen import EmittedModule, emit_module
 from backend.llvm.runtime import FunctionEntry, ObjectCode
+from backend.lower_intrin import lower_intrinsics
 from backend.runtime.packed_func import BUFFER
 from backend.target import Target
 from te.errors import CompileError
@@ -27,6 +28,10 @@ __all__ = ["CompileQueue", "Compiler"]
 
 LLVM_VERSION = ".".join([str(part) for part in llvm.llvm_version_info])
 """Part of what compiled code depends on."""
+
+
+_FAST_MATH = {"arcp", "contract", "ninf", "nnan", "nsz"}
+"""Flags that keep the order of operations. Reassociation would undo the argument reductions of `vector_math`."""
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +48,17 @@ class Compiler:
 
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
-        return emit_module(functions, fma=self.target.has_fma, fast=self.target.get("fast-math", ""))
+        expanded = [lower_intrinsics(f) for f in functions]
+        return emit_module(expanded, fma=self.target.has_fma, fast=self._fast_math())
+
+    def _fast_math(self) -> str:
+        flags = self.target.get("fast-math", [])
+        unknown = sorted(set(flags) - _FAST_MATH)
+        if unknown:
+            raise CompileError(
+                f"fast-math flags {', '.join(unknown)} can't be used; known are {', '.join(sorted(_FAST_MATH))}"
+            )
+        return " ".join(flags)
 
     def object_code(self, emitted: EmittedModule, functions: Iterable[PrimFunc]) -> ObjectCode:
         """Native code of an emitted module, from the cache when it was compiled before."""

@@ -25,4 +25,4 @@ def llvm_host_cpu() -> HostCPU:
 
 add_cpu_options(register_target_kind("llvm", device="cpu"), llvm_host_cpu).add_attr_option(
     "opt-level", int, 3, "effort of LLVM's optimiser, 0 to 3"
-)
+).add_attr_option("fast-math", list, doc="LLVM's flags for float operations: arcp, contract, ninf, nnan, nsz")

@@ -26,7 +26,6 @@ import io
 import json
 import mmap
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ class CompiledModel:
         Raises `ModuleError` when a module is of a kind that can't be saved.
         """
         target = Path(path)
-        scratch = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")
+        scratch = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
         layout = _layout(self)
         try:
             with open(scratch, "xb") as file:

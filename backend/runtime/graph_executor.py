@@ -271,7 +271,7 @@ class GraphModule:
     def _set_input(self, key: int | str, value: Any) -> None:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
-        if isinstance(value, np.ndarray | NDArray):
+        if isinstance(value, (NDArray, np.ndarray)):
             given: Any = value
         elif hasattr(value, "__dlpack__"):
             given = from_dlpack(value)

@@ -22,6 +22,9 @@ from backend.runtime.errors import ArgumentError, DeviceError
 
 __all__ = ["NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]
 
+_INTEGERS = (int, np.integer)
+_HOST = cpu()
+
 _dimension_arrays: dict[int, Any] = {}  # rank -> ctypes array type
 
 
@@ -52,31 +55,31 @@ class _HostMemory:
 class NDArray:
     """A tensor on a device. Make it with `empty`, `zeros`, `array` or `from_dlpack`.
 
-    Attributes: `shape` (ints), `dtype` (a string, see `backend.runtime.dtype`), `device`, `strides` (in elements),
-    `read_only`, and `tensor`, the `DLTensor` that compiled functions are given. Memory is contiguous and aligned to 64
-    bytes unless it came from elsewhere (`from_dlpack`).
+    Attributes: `shape` (ints), `dtype` (a string, see `backend.runtime.dtype`), `device`, `read_only`. Memory is
+    contiguous and aligned to 64 bytes unless it came from elsewhere (`from_dlpack`).
     """
 
     __slots__ = (
         "__weakref__",
-        "_dims",
         "_owner",
+        "_strides",
+        "_tensor",
+        "byte_offset",
         "device",
         "dtype",
+        "handle",
         "is_contiguous",
         "read_only",
         "shape",
-        "strides",
-        "tensor",
     )
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
     dtype: str
     device: Device
     read_only: bool
     is_contiguous: bool
-    tensor: DLTensor
+    handle: int  # the address of element 0 where handles are addresses; elsewhere the data space
+    byte_offset: int  # from `handle` to element 0; 0 where handles are addresses
 
     def __init__(
         self,
@@ -91,22 +94,43 @@ class NDArray:
         read_only: bool = False,
     ) -> None:
         """A view of memory that `owner` keeps alive. For the runtime's own use; users call the functions above."""
-        info = data_type(dtype)
-        dense = _dense_strides(shape)
         if byte_offset and where.api.addressable:
             handle, byte_offset = handle + byte_offset, 0
-        rank = len(shape)
-        kind = _dimension_arrays.get(rank)
-        if kind is None:
-            kind = _dimension_arrays[rank] = ctypes.c_int64 * max(rank, 1)
+        self.handle, self.byte_offset = handle, byte_offset
         self.shape, self.dtype, self.device, self.read_only = shape, dtype, where, read_only
-        self.strides = dense if strides is None else strides
         self.is_contiguous = strides is None or _is_dense(shape, strides)
+        self._strides = strides
         self._owner = owner
-        self._dims = kind(*shape), kind(*self.strides)
-        self.tensor = DLTensor(
-            handle, where.dlpack_type, where.index, rank, info.code, info.bits, info.lanes, *self._dims, byte_offset
-        )
+        self._tensor: DLTensor | None = None
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance of neighbours along each axis, in elements."""
+        if self._strides is None:
+            self._strides = _dense_strides(self.shape)
+        return self._strides
+
+    @property
+    def tensor(self) -> DLTensor:
+        """The `DLTensor` that compiled functions are given; it lives as long as this array."""
+        if self._tensor is None:
+            info, rank = data_type(self.dtype), len(self.shape)
+            kind = _dimension_arrays.get(rank)
+            if kind is None:
+                kind = _dimension_arrays[rank] = ctypes.c_int64 * max(rank, 1)
+            self._tensor = DLTensor(
+                self.handle,
+                self.device.dlpack_type,
+                self.device.index,
+                rank,
+                info.code,
+                info.bits,
+                info.lanes,
+                kind(*self.shape),
+                kind(*self.strides),
+                self.byte_offset,
+            )
+        return self._tensor
 
     # -- facts
 
@@ -123,16 +147,6 @@ class NDArray:
     def nbytes(self) -> int:
         """Bytes of the elements laid out densely; sub-byte types are packed."""
         return packed_nbytes(self.dtype, self.size)
-
-    @property
-    def handle(self) -> int:
-        """The address of element 0 where handles are addresses; elsewhere the data space (see `byte_offset`)."""
-        return self.tensor.data or 0
-
-    @property
-    def byte_offset(self) -> int:
-        """Bytes from `handle` to element 0; 0 on devices whose handles are addresses."""
-        return self.tensor.byte_offset
 
     def same_as(self, other: object) -> bool:
         """True for the very same array object."""
@@ -325,7 +339,7 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
     Raises `ArgumentError` for a bad shape or dtype, `DeviceError` when memory is short.
     """
     where = _as_device(device)
-    extents = tuple(int(extent) for extent in ([shape] if isinstance(shape, int | np.integer) else shape))
+    extents = tuple(int(extent) for extent in ([shape] if isinstance(shape, _INTEGERS) else shape))
     if min(extents, default=0) < 0:
         raise ArgumentError(f"shape {extents}: expected no negative extent")
     space = _DataSpace(where, packed_nbytes(dtype, math.prod(extents)), ALLOC_ALIGNMENT)
@@ -393,7 +407,7 @@ def wrap_numpy(values: npt.NDArray[Any]) -> NDArray:
         values.ctypes.data,
         values.shape,
         dtype,
-        cpu(),
+        _HOST,
         values,
         strides=None if values.flags.c_contiguous else tuple(stride // width for stride in values.strides),
         read_only=not values.flags.writeable,
@@ -401,7 +415,7 @@ def wrap_numpy(values: npt.NDArray[Any]) -> NDArray:
 
 
 def _as_device(where: Device | str | None) -> Device:
-    return cpu() if where is None else device(where)
+    return _HOST if where is None else device(where)
 
 
 def _on_host(array: NDArray) -> bool:

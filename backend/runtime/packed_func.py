@@ -54,6 +54,8 @@ _HostEntry = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p
 )
 _MAX_ERROR_VALUES = 8
+_INTEGERS = (int, np.integer, np.bool_)  # tuples: a union would be built at every call
+_REALS = (float, np.floating)
 _ARG_NAMES = {ARG_INT: "int", ARG_FLOAT: "float", ARG_HANDLE: "handle", ARG_NULL: "None", ARG_TENSOR: "tensor",
               ARG_STR: "str"}  # fmt: skip
 
@@ -216,12 +218,12 @@ def _pack(function: PackedFunc, position: int, value: Any) -> tuple[int, int, ob
     """(kind, 8-byte value, what to keep alive) of one argument."""
     if isinstance(value, NDArray):
         return ARG_TENSOR, ctypes.addressof(value.tensor), value
-    if isinstance(value, bool | int | np.integer | np.bool_):
+    if isinstance(value, _INTEGERS):
         number = int(value)
         if not -(1 << 63) <= number < 1 << 64:
             raise ArgumentError(f"{function.name}: argument {position} is {number}, which does not fit 64 bits")
         return ARG_INT, number - (1 << 64) if number >= 1 << 63 else number, None
-    if isinstance(value, float | np.floating):
+    if isinstance(value, _REALS):
         return ARG_FLOAT, struct.unpack("q", struct.pack("d", float(value)))[0], None
     if value is None:
         return ARG_NULL, 0, None
@@ -239,7 +241,7 @@ def _as_kernel_value(kernel: KernelFunc, position: int, value: Any) -> Any:
         if not tensor.is_contiguous:
             raise ArgumentError(f"{kernel.name}: argument {position} has strides {tensor.strides}; expected contiguous")
         return tensor
-    if not isinstance(value, bool | int | float | np.number | np.bool_):
+    if not isinstance(value, _INTEGERS + _REALS):
         raise ArgumentError(f"{kernel.name}: argument {position} is {type(value).__name__}; expected a number ({kind})")
     return float(value) if kind.startswith("float") else int(value)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from backend.runtime.device import Device
 from backend.runtime.errors import ArgumentError
@@ -21,11 +22,11 @@ class BenchmarkResult:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.results)
+        return float(np.mean(self.results))
 
     @property
     def median(self) -> float:
-        return statistics.median(self.results)
+        return float(np.median(self.results))
 
     @property
     def min(self) -> float:
@@ -38,7 +39,7 @@ class BenchmarkResult:
     @property
     def std(self) -> float:
         """Standard deviation over the repeats (population)."""
-        return statistics.pstdev(self.results)
+        return float(np.std(self.results))
 
     def __str__(self) -> str:
         names = ("mean", "median", "min", "max", "std")

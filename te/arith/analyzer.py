@@ -84,6 +84,8 @@ class Analyzer(Canonical):
             self._ranges[var] = (self.linear(low), self.linear(high))
             self.variable(var)
         self._known = tuple([self.linear(fact) for fact in known])
+        for fact in self._known:
+            self._tighten(fact)
 
     def variable(self, var: Var) -> Atom:
         """The atom of a variable, with the bounds that its range gives."""
@@ -111,8 +113,6 @@ class Analyzer(Canonical):
         self._ranges = dict(self._ranges)
         self._known = (*self._known, *facts)
         self._forget()
-        for fact in self._known[-len(facts) :]:
-            self._tighten(fact)
         try:
             yield
         finally:

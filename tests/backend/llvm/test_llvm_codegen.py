@@ -483,3 +483,11 @@ def test_code_for_another_architecture():
     f = elementwise(lambda a, b: a * b + a, ["float32"] * 2, "float32", 4, 64)
     module = build(IRModule({"f": f}), Target("llvm -mtriple=aarch64-unknown-linux-gnu"))
     assert "fmla" in module.get_source("asm") or "fmadd" in module.get_source("asm")
+
+
+def test_fast_math_flags_are_the_targets():
+    f = elementwise(lambda a, b: a / b, ["float32"] * 2, "float32", 4, 64)
+    module = build(IRModule({"f": f}), Target("llvm -fast-math=nnan,arcp"))
+    assert "fdiv nnan arcp" in module.get_source("raw-ll")
+    with pytest.raises(CompileError, match="flags reassoc can't be used"):
+        build(IRModule({"f": f}), Target("llvm -fast-math=reassoc"))

@@ -1,0 +1,146 @@
+"""Accuracy of the expanded mathematical functions: dense samples and special values, against numpy in more bits."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import backend.vector_math
+from backend.llvm.build import build
+from backend.lower_intrin import LowerIntrin
+from backend.runtime import nd
+from backend.target import Target
+from backend.vector_math import EXPANSIONS
+from te.ir import IRModule, collect
+from te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, Var, call_intrin, const, decl_buffer, ramp
+
+COUNT = 1 << 15
+_STATED = re.compile(r"(\w+) (\d+\.\d)")
+
+
+def stated_ulp() -> dict[tuple[str, str], float]:
+    """The table in the module's docstring."""
+    found, dtype = {}, ""
+    for line in (backend.vector_math.__doc__ or "").splitlines():
+        dtype = next((d for d in ("float32", "float64") if line.strip().startswith(d)), dtype)
+        for name, ulp in _STATED.findall(line):
+            found[name, dtype] = float(ulp)
+    return found
+
+
+STATED = stated_ulp()
+REFERENCES = {
+    "sigmoid": lambda x: np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x))),
+    "erf": np.vectorize(math.erf),
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
+    "atanh": np.arctanh, "pow": np.power, "atan2": np.arctan2,
+}  # fmt: skip
+SPECIAL = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 0.5, -0.5, 3, -3, 1e-45, -1e-45, 1e-38, 88.7, 88.73, 89.4,
+           -87.4, -103.9, -104.1, 3.4e38, -3.4e38, 709.8, -745, 1e20]  # fmt: skip
+
+
+def function(op: str, dtype: str, arity: int, lanes: int, count: int) -> PrimFunc:
+    buffers = [decl_buffer((count,), dtype, name=f"A{k}") for k in range(arity)]
+    out, i = decl_buffer((count,), dtype, name="C"), Var("i")
+    at = (ramp(i * lanes, 1, lanes),)
+    value = call_intrin(out.dtype.with_lanes(lanes), op, *[BufferLoad(b, at) for b in buffers])
+    body = For(i, const(0), const(count // lanes), ForKind.SERIAL, BufferStore(out, value, at))
+    everyone = (*buffers, out)
+    return PrimFunc(tuple(b.data for b in everyone), body, {b.data: b for b in everyone}, {"global_symbol": "f"})
+
+
+def run(op: str, lanes: int, *args: np.ndarray) -> np.ndarray:
+    dtype = str(args[0].dtype)
+    f = function(op, dtype, len(args), lanes, len(args[0]))
+    placed, out = [nd.array(a) for a in args], nd.array(np.zeros_like(args[0]))
+    build(IRModule({"f": f}), Target("llvm"))["f"](*placed, out)
+    return out.numpy()
+
+
+def samples(dtype: str, seed: int) -> np.ndarray:
+    """Every magnitude (random bits), the range most used, near 0 and near 1, where functions overflow; specials."""
+    rng, part = np.random.default_rng(seed), COUNT // 8
+    words = rng.integers(0, 1 << 63, 2 * part, dtype=np.uint64)
+    bits = (words.astype(np.uint32).view("f4") if dtype == "float32" else words.view("f8")).astype(dtype)
+    edge = 110 if dtype == "float32" else 750
+    parts = [
+        np.array(SPECIAL), bits, -bits[:part], rng.uniform(-10, 10, 2 * part), rng.uniform(-1, 1, part),
+        rng.uniform(-1, 1, part) * 10.0 ** rng.uniform(-30, 0, part), rng.uniform(-edge, edge, part),
+        1 + rng.uniform(-0.01, 0.01, part),
+    ]  # fmt: skip
+    with np.errstate(over="ignore"):
+        return np.concatenate([p.astype(dtype) for p in parts])[:COUNT]
+
+
+def check(op: str, got: np.ndarray, args: tuple[np.ndarray, ...], allowed: float) -> None:
+    wide = np.float64 if got.dtype == np.float32 else np.longdouble
+    with np.errstate(all="ignore"):
+        exact = REFERENCES.get(op, getattr(np, op, None))(*[a.astype(wide) for a in args])
+        rounded = exact.astype(got.dtype)
+        spacing = np.spacing(np.maximum(np.abs(rounded), np.finfo(got.dtype).smallest_subnormal)).astype(wide)
+        finite = np.isfinite(rounded) & np.isfinite(got)
+        ulp = np.where(finite, np.abs(got.astype(wide) - exact) / spacing, 0)
+    worst = int(np.argmax(ulp))
+    assert ulp[worst] <= allowed, f"{op}{[a[worst] for a in args]} = {got[worst]}, exactly {rounded[worst]}"
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(rounded), f"{op}: NaN where and only where it is due")
+    infinite = np.isinf(rounded) | np.isinf(got)
+    np.testing.assert_array_equal(got[infinite], rounded[infinite])
+    zero = rounded == 0
+    np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(rounded[zero]), f"{op}: sign of zero")
+
+
+def test_the_table_states_every_function():
+    assert {name for name, dtype in STATED if dtype == "float32"} == set(EXPANSIONS)
+
+
+@pytest.mark.parametrize(("op", "dtype"), [key for key in STATED if key[0] not in ("pow", "atan2")])
+def test_error_is_within_what_is_stated(op, dtype):
+    if dtype == "float64" and np.finfo(np.longdouble).nmant <= 52:
+        pytest.skip("needs a float type wider than float64 as reference")
+    x = samples(dtype, 1)
+    check(op, run(op, 8, x), (x,), STATED[op, dtype])
+
+
+@pytest.mark.parametrize("op", ["pow", "atan2"])
+def test_error_of_functions_of_two_values(op):
+    x, y = samples("float32", 2), samples("float32", 3)
+    np.random.default_rng(4).shuffle(y)
+    if op == "pow":
+        x[: COUNT // 2] = np.abs(x[: COUNT // 2])
+        with np.errstate(invalid="ignore"):
+            y[-COUNT // 8 :] = np.round(y[-COUNT // 8 :])
+    check(op, run(op, 8, x, y), (x, y), STATED[op, "float32"])
+    grid = [g.ravel().astype("f4") for g in np.meshgrid(SPECIAL[:24], SPECIAL[:24])]
+    check(op, run(op, 8, *grid), tuple(grid), STATED[op, "float32"])
+
+
+@pytest.mark.parametrize("op", sorted(EXPANSIONS))
+def test_scalars_and_odd_lanes_give_the_same(op):
+    arity = 2 if op in ("pow", "atan2") else 1
+    args = [np.abs(samples("float32", 5 + k))[:840] for k in range(arity)]
+    expected = run(op, 8, *args)
+    for lanes in (1, 3, 7):
+        np.testing.assert_allclose(run(op, lanes, *args), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("op", ["exp", "tanh", "erf", "log"])
+def test_16_bit_floats_are_computed_in_float32(op, dtype):
+    x = np.abs(np.random.default_rng(0).uniform(0.1, 8, 256)).astype(dtype)
+    got = run(op, 8, x).astype("f4")
+    exact = REFERENCES.get(op, getattr(np, op, None))(x.astype("f8"))
+    np.testing.assert_allclose(got, exact, rtol=2 ** (-10 if dtype == "float16" else -7))
+
+
+def test_no_library_call_is_left_but_the_kept_ones():
+    module = IRModule({"f": function("tanh", "float32", 1, 8, 64)})
+    ops = {c.op for c in collect(LowerIntrin().run(module, None)["f"].body, Call)}
+    assert ops <= {"fma", "fabs", "reinterpret", "shift_left", "shift_right", "bitwise_and", "bitwise_or"}
+    assert LowerIntrin(keep=("tanh",)).run(module, None) is module
+    wide = IRModule({"f": function("erf", "float64", 1, 8, 64)})
+    assert LowerIntrin().run(wide, None) is wide
