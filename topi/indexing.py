@@ -13,7 +13,8 @@ from typing import Any
 import te
 from te import Tensor
 from te.errors import CompileError
-from te.tir import Buffer, BufferLoad, BufferStore, Dim, PrimExpr, Stmt, convert, seq
+from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
+from te.tir.ir_builder import BufferView
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
 
@@ -86,28 +87,16 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0, mode: str = "nump
     return te.compute(shape, body, name="gather_nd", tag=INJECTIVE)
 
 
-def _copy(source: Buffer, target: Buffer) -> Stmt:
-    return loop_nest(source.shape, lambda *i: BufferStore(target, BufferLoad(source, i), i))
-
-
-def _combine(target: Buffer, at: tuple[PrimExpr, ...], value: PrimExpr, reduction: str) -> Stmt:
-    return BufferStore(target, SCATTER_REDUCTIONS[reduction](BufferLoad(target, at), value), at)
-
-
 def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str = "update") -> Tensor:
     """A copy of x where element (i, j, ...) of `updates` is combined into coordinate ``indices[i, j, ...]`` of `axis`.
 
     Updates are made in row-major order. `reduction`: a key of `SCATTER_REDUCTIONS`.
     """
 
-    def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        def update(*i: PrimExpr) -> Stmt:
-            at = inside(BufferLoad(ins[1], i), x.shape[axis], "numpy")
-            return _combine(outs[0], (*i[:axis], at, *i[axis + 1 :]), BufferLoad(ins[2], i), reduction)
+    def target(positions: BufferView, i: Sequence[Any]) -> tuple[Any, ...]:
+        return (*i[:axis], inside(positions[tuple(i)], x.shape[axis], "numpy"), *i[axis + 1 :])
 
-        return seq(_copy(ins[0], outs[0]), loop_nest(updates.shape, update))
-
-    return te.extern(x.shape, [x, indices, updates], body, name="scatter_elements", dtype=x.dtype, tag="scatter")
+    return _scatter(x, indices, updates, target, reduction, "scatter_elements")
 
 
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "update") -> Tensor:
@@ -117,11 +106,32 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "up
     """
     depth, lead = _tuple_length(indices), indices.ndim - 1
 
-    def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        def update(*i: PrimExpr) -> Stmt:
-            at = [inside(BufferLoad(ins[1], (convert(k), *i[:lead])), x.shape[k], "numpy") for k in range(depth)]
-            return _combine(outs[0], (*at, *i[lead:]), BufferLoad(ins[2], i), reduction)
+    def target(positions: BufferView, i: Sequence[Any]) -> tuple[Any, ...]:
+        at = [inside(positions[(k, *i[:lead])], x.shape[k], "numpy") for k in range(depth)]
+        return (*at, *i[lead:])
 
-        return seq(_copy(ins[0], outs[0]), loop_nest(updates.shape, update))
+    return _scatter(x, indices, updates, target, reduction, "scatter_nd")
 
-    return te.extern(x.shape, [x, indices, updates], body, name="scatter_nd", dtype=x.dtype, tag="scatter")
+
+def _scatter(
+    x: Tensor,
+    indices: Tensor,
+    updates: Tensor,
+    target: Callable[[BufferView, Sequence[Any]], tuple[Any, ...]],
+    reduction: str,
+    name: str,
+) -> Tensor:
+    """A copy of x with element i of `updates` combined in at ``target(indices, i)``."""
+
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        source, positions, new = (ib.buffer(b) for b in ins)
+        out = ib.buffer(outs[0])
+        with loop_nest(ib, x.shape) as i:
+            out[i] = source[i]
+        with loop_nest(ib, updates.shape) as i:
+            at = target(positions, i)
+            out[at] = SCATTER_REDUCTIONS[reduction](out[at], new[i])
+        return ib.get()
+
+    return te.extern(x.shape, [x, indices, updates], fill, name=name, dtype=x.dtype, tag="scatter")

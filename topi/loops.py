@@ -1,44 +1,18 @@
-"""Loops written by hand, for the bodies of `te.extern`."""
+"""Loop nests written by hand, for the bodies of `te.extern`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 
-from te.tir import Allocate, Buffer, BufferLoad, BufferStore, Dim, For, ForKind, PrimExpr, Stmt, Var, convert
+from te.tir import Dim, Var
+from te.tir.ir_builder import IRBuilder
 
-__all__ = ["Cell", "loop", "loop_nest"]
-
-
-def loop(extent: Dim, body: Callable[[PrimExpr], Stmt], name: str = "i", kind: ForKind = ForKind.SERIAL) -> Stmt:
-    """`body(i)` for each i below `extent`."""
-    var = Var(name)
-    return For(var, convert(0), convert(extent), kind, body(var))
+__all__ = ["loop_nest"]
 
 
-def loop_nest(extents: Sequence[Dim], body: Callable[..., Stmt], name: str = "i") -> Stmt:
-    """`body(i, j, ...)` for every index of a tensor of shape `extents`, in row-major order."""
-    variables = [Var(f"{name}{k}") for k in range(len(extents))]
-    stmt = body(*variables)
-    for var, extent in zip(reversed(variables), reversed(extents), strict=True):
-        stmt = For(var, convert(0), convert(extent), ForKind.SERIAL, stmt)
-    return stmt
-
-
-class Cell:
-    """A mutable scalar of a hand-written loop: one element of local memory."""
-
-    def __init__(self, name: str, dtype: str = "int32") -> None:
-        self.buffer = Buffer(name, (1,), dtype, scope="local")
-
-    @property
-    def value(self) -> PrimExpr:
-        """What it holds."""
-        return BufferLoad(self.buffer, (convert(0),))
-
-    def store(self, value: PrimExpr) -> Stmt:
-        """Put `value` into it."""
-        return BufferStore(self.buffer, value, (convert(0),))
-
-    def around(self, body: Stmt) -> Stmt:
-        """`body` with the cell alive."""
-        return Allocate(self.buffer, body)
+@contextmanager
+def loop_nest(ib: IRBuilder, extents: Sequence[Dim], name: str = "i") -> Generator[tuple[Var, ...], None, None]:
+    """Loops over every index of a tensor of shape `extents`, in row-major order. Gives the index."""
+    with ExitStack() as loops:
+        yield tuple([loops.enter_context(ib.for_range(0, d, f"{name}{k}")) for k, d in enumerate(extents)])

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 import te
 from te import Tensor
 from te.errors import CompileError
-from te.tir import Allocate, Buffer, BufferLoad, BufferStore, Dim, PrimExpr, Stmt, as_int, decl_buffer, seq
-from topi.loops import Cell, loop, loop_nest
+from te.tir import Buffer, Dim, PrimExpr, Stmt, as_int, ir_builder
+from te.tir.ir_builder import BufferView, IRBuilder
+from topi.loops import loop_nest
 from topi.tag import INJECTIVE
 
 __all__ = ["argsort", "cumprod", "cumsum", "sort", "topk"]
+
+Compare = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
 def _comes_before(a: PrimExpr, b: PrimExpr, ascending: bool) -> PrimExpr:
@@ -23,78 +26,62 @@ def _comes_before(a: PrimExpr, b: PrimExpr, ascending: bool) -> PrimExpr:
 def argsort(x: Tensor, axis: int, ascending: bool = True, dtype: str = "int32") -> Tensor:
     """The positions along `axis` in sorted order; equal values keep their order, NaN is the greatest value.
 
-    A bottom-up merge sort of each row: O(n log n), scratch of two rows of positions.
+    A bottom-up merge sort of each row: O(n log n), scratch of two rows of positions. The size of `axis` must be known.
     """
-    n = x.shape[axis]
-    outer, inner = x.shape[:axis], x.shape[axis + 1 :]
+    n = as_int(x.shape[axis])
+    if n is None:
+        raise CompileError(f"sort: the size of the sorted axis must be known at compile time, got {x.shape[axis]}")
 
-    def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        def row(*at: PrimExpr) -> Stmt:
-            before, after = at[: len(outer)], at[len(outer) :]
-            order, merged = decl_buffer((n,), "int32", "order"), decl_buffer((n,), "int32", "merged")
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        keys, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+        with loop_nest(ib, (*x.shape[:axis], *x.shape[axis + 1 :])) as at:
+            before, after = at[:axis], at[axis:]
+            order = ib.allocate("int32", n, "order", scope="global")
+            merged = ib.allocate("int32", n, "merged", scope="global")
 
-            def key(position: PrimExpr) -> PrimExpr:
-                return BufferLoad(ins[0], (*before, position, *after))
+            def comes_before(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+                return _comes_before(keys[(*before, a, *after)], keys[(*before, b, *after)], ascending)
 
-            def store(k: PrimExpr) -> Stmt:
-                return BufferStore(outs[0], te.cast(dtype, BufferLoad(order, (k,))), (*before, k, *after))
+            with ib.for_range(0, n, "k") as k:
+                order[k] = k
+            _merge_passes(ib, n, order, merged, comes_before)
+            with ib.for_range(0, n, "k") as k:
+                out[(*before, k, *after)] = order[k]
+        return ib.get()
 
-            stmt = seq(
-                loop(n, lambda k: BufferStore(order, k, (k,))),
-                _merge_passes(n, order, merged, lambda a, b: _comes_before(key(a), key(b), ascending)),
-                loop(n, store),
-            )
-            return Allocate(order, Allocate(merged, stmt))
-
-        return loop_nest((*outer, *inner), row)
-
-    return te.extern(x.shape, [x], body, name="argsort", dtype=dtype, tag="sort")
+    return te.extern(x.shape, [x], fill, name="argsort", dtype=dtype, tag="sort")
 
 
-def _merge_passes(
-    n: Dim, order: Buffer, merged: Buffer, comes_before: Callable[[PrimExpr, PrimExpr], PrimExpr]
-) -> Stmt:
+def _merge_passes(ib: IRBuilder, n: int, order: BufferView, merged: BufferView, comes_before: Compare) -> None:
     """Merge runs of 1, 2, 4, ... of `order` until one is left."""
-    length = as_int(n)
-    if length is None:
-        raise CompileError(f"sort: the size of the sorted axis must be known at compile time, got {n}")
-    levels = max(length - 1, 0).bit_length()
-
-    def one_pass(level: PrimExpr) -> Stmt:
-        width = te.const(1) << level
-        runs = (n + 2 * width - 1) // (2 * width)
-        copy_back = loop(n, lambda k: BufferStore(order, BufferLoad(merged, (k,)), (k,)))
-        return seq(loop(runs, lambda run: _merge_run(n, run, width, order, merged, comes_before)), copy_back)
-
-    return loop(levels, one_pass)
+    with ib.for_range(0, (n - 1).bit_length() if n > 0 else 0, "level") as level:
+        width = ib.let("width", te.const(1) << level)
+        with ib.for_range(0, (n + 2 * width - 1) // (2 * width), "run") as run:
+            _merge_run(ib, n, run, width, order, merged, comes_before)
+        with ib.for_range(0, n, "k") as k:
+            order[k] = merged[k]
 
 
 def _merge_run(
-    n: Dim,
-    run: PrimExpr,
-    width: PrimExpr,
-    order: Buffer,
-    merged: Buffer,
-    comes_before: Callable[[PrimExpr, PrimExpr], PrimExpr],
-) -> Stmt:
-    start = run * 2 * width
-    middle = te.minimum(start + width, n)
-    end = te.minimum(start + 2 * width, n)
-    left, right = Cell("left"), Cell("right")
-
-    def step(k: PrimExpr) -> Stmt:
-        a, b = BufferLoad(order, (left.value,)), BufferLoad(order, (right.value,))
-        take_right = te.all(right.value < end, te.any(left.value >= middle, comes_before(b, a)))
-        chosen = Cell("chosen", "bool")
-        return chosen.around(seq(
-            chosen.store(take_right),
-            BufferStore(merged, te.if_then_else(chosen.value, b, a), (start + k,)),
-            right.store(right.value + te.cast("int32", chosen.value)),
-            left.store(left.value + te.cast("int32", ~chosen.value)),
-        ))  # fmt: skip
-
-    merge = seq(left.store(start), right.store(middle), loop(end - start, step))
-    return left.around(right.around(merge))
+    ib: IRBuilder, n: int, run: PrimExpr, width: PrimExpr, order: BufferView, merged: BufferView, comes_before: Compare
+) -> None:
+    """Merge the two sorted runs of `width` positions at ``run * 2 * width`` into `merged`."""
+    start = ib.let("start", run * 2 * width)
+    middle = ib.let("middle", te.minimum(start + width, n))
+    end = ib.let("end", te.minimum(start + 2 * width, n))
+    next_left, next_right = ib.allocate("int32", 1, "next_left"), ib.allocate("int32", 1, "next_right")
+    next_left[0] = start
+    next_right[0] = middle
+    with ib.for_range(start, end, "k") as k:
+        left, right = ib.let("left", next_left[0]), ib.let("right", next_right[0])
+        right_first = te.any(left >= middle, comes_before(order[right], order[left]))
+        with ib.if_scope(te.all(right < end, right_first)):
+            merged[k] = order[right]
+            next_right[0] = right + 1
+        with ib.else_scope():
+            merged[k] = order[left]
+            next_left[0] = left + 1
 
 
 def _take_sorted(x: Tensor, order: Tensor, axis: int, count: Dim) -> Tensor:
@@ -121,18 +108,19 @@ def _running(combine: Callable[[PrimExpr, PrimExpr], PrimExpr], start: int, name
     def running(x: Tensor, axis: int, dtype: str | None = None, exclusive: bool = False) -> Tensor:
         kind = dtype or x.dtype
 
-        def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-            def step(*i: PrimExpr) -> Stmt:
-                before = (*i[:axis], i[axis] - 1, *i[axis + 1 :])
-                value = te.cast(kind, BufferLoad(ins[0], before if exclusive else i))
-                first = te.const(start, kind) if exclusive else value
-                return BufferStore(
-                    outs[0], te.if_then_else(i[axis] == 0, first, combine(BufferLoad(outs[0], before), value)), i
-                )
+        def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+            ib = ir_builder.create()
+            source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+            with loop_nest(ib, x.shape) as i:
+                previous = (*i[:axis], i[axis] - 1, *i[axis + 1 :])
+                value = te.cast(kind, source[previous if exclusive else i])
+                with ib.if_scope(i[axis] == 0):
+                    out[i] = te.const(start, kind) if exclusive else value
+                with ib.else_scope():
+                    out[i] = combine(out[previous], value)
+            return ib.get()
 
-            return loop_nest(x.shape, step)
-
-        return te.extern(x.shape, [x], body, name=name, dtype=kind, tag="scan")
+        return te.extern(x.shape, [x], fill, name=name, dtype=kind, tag="scan")
 
     running.__name__ = running.__qualname__ = name
     running.__doc__ = f"The {name} along `axis`, in type `dtype`; `exclusive` leaves the element itself out."
