@@ -53,9 +53,13 @@ def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, tar
     width = constant_size([x.dom.extent], default=64)
     x_outer, x_inner = s[out].split(x, factor=tile_rows(target, width, panel, steps), tail="shift")
     channel_outer, channel_inner = s[out].split(channel, factor=panel)
-    s[out].reorder(n, channel_outer, y, x_outer, x_inner, channel_inner)
-    lines = s[out].fuse(n, channel_outer, y)
-    parallel(s, out, lines, 2.0 * constant_size(out.shape) * steps, lanes)
+    work = 2.0 * constant_size(out.shape) * steps
+    if isinstance(channel.dom.extent, int) and channel.dom.extent % panel == 0:
+        s[out].reorder(n, channel_outer, y, x_outer, x_inner, channel_inner)
+        parallel(s, out, s[out].fuse(n, channel_outer, y), work, lanes)
+    else:  # the panel loop stays apart, so that the guard of the partial last panel is peeled off
+        s[out].reorder(n, y, channel_outer, x_outer, x_inner, channel_inner)
+        parallel(s, out, s[out].fuse(n, y), work, lanes)
     s[out].unroll(x_inner)
     s[out].vectorize(channel_inner)
 

@@ -18,7 +18,10 @@ __all__ = ["schedule_pool"]
 
 @register_schedule("pool", "cpu")
 def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """A reduction over a window for every output; the last data axis is vectorised when the window is not on it."""
+    """A reduction over a window for every output; the last data axis is vectorised when the window is not on it.
+
+    The anchor's attribute "axes" holds the dimensions that the window spans.
+    """
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     lanes = vector_lanes(target)
@@ -34,8 +37,7 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     window = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
     line = s[out].fuse(*outer)
     parallel(s, out, line, constant_size(out.shape) * window * 2.0, lanes)
-    channels_last = str(anchor.attrs.get("data_layout", "")).endswith("C")
-    if not channels_last:
+    if len(outer) in anchor.attrs["axes"]:
         s[accumulator].compute_at(s[out], last)
         return s
     group = vectorize_elements(s, out, last, last.dom.extent, lanes)
