@@ -18,7 +18,7 @@ from backend.runtime.dtype import from_dlpack_triple
 from backend.runtime.errors import ArgumentError
 from backend.runtime.ndarray import NDArray
 from backend.runtime.registry import get_global_func
-from backend.runtime.threads import num_threads, parallel_address, setting_version
+from backend.runtime.threads import num_threads, parallel_address, setting_version, workspace_addresses
 
 __all__ = [
     "ARG_FLOAT",
@@ -85,7 +85,8 @@ class Context:
     find_function: Callable[[str], Callable[..., Any]]
 
     def __init__(self, requested: int | None = None) -> None:
-        pool = parallel_address()
+        pool, workspace = parallel_address(), workspace_addresses()
+        alloc, free = workspace or (_address_of(_alloc_workspace), _address_of(_free_workspace))
         self._requested = requested
         self._failure: BaseException | None = None
         self.find_function = get_global_func
@@ -94,8 +95,8 @@ class Context:
             _address_of(_serial_parallel) if pool is None else pool,
             num_threads(requested),
             0,
-            _address_of(_alloc_workspace),
-            _address_of(_free_workspace),
+            alloc,
+            free,
             _address_of(_call_packed),
         )
         self.address = ctypes.addressof(self._ctx)

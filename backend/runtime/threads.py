@@ -22,10 +22,12 @@ __all__ = [
     "parallel_address",
     "set_num_threads",
     "setting_version",
+    "workspace_addresses",
 ]
 
 _VARIABLE = "RELAYC_NUM_THREADS"
 _PARALLEL = "runtime.thread_pool.parallel_address"
+_WORKSPACE = "runtime.thread_pool.workspace_addresses"
 
 _limit: int | None = None
 _version = 0
@@ -73,6 +75,12 @@ def parallel_address() -> int | None:
     """The address of the fork-join function of the thread pool (see `context.Ctx`); None when no pool is installed."""
     find = get_global_func(_PARALLEL, allow_missing=True)
     return None if find is None else int(find())
+
+
+def workspace_addresses() -> tuple[int, int] | None:
+    """The addresses of native alloc_workspace and free_workspace functions (see `context.Ctx`); None without any."""
+    find = get_global_func(_WORKSPACE, allow_missing=True)
+    return None if find is None else find()
 
 
 @lru_cache(maxsize=4)

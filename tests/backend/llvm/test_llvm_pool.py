@@ -1,0 +1,141 @@
+"""The fork-join pool: every task once, nested and concurrent regions, forks, idle workers."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from backend.llvm import pool
+from backend.runtime.context import Context
+
+Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Task, ctypes.c_void_p, ctypes.c_int32)
+
+
+def context(threads: int) -> Context:
+    made = Context()
+    made._ctx.num_threads = threads  # more threads than the machine has, too
+    return made
+
+
+def run(threads: int, tasks: int, body) -> None:
+    ctx = context(threads)
+    Parallel(pool.parallel_address())(ctx.address, Task(body), None, tasks)
+
+
+@pytest.mark.parametrize(("threads", "tasks"), [(1, 8), (2, 1), (2, 2), (2, 100), (5, 3), (4, 4), (7, 100), (3, 5)])
+def test_every_task_runs_once(threads, tasks):
+    for _ in range(20):
+        seen: list[tuple[int, int]] = []
+        run(threads, tasks, lambda c, d, i, n: seen.append((i, n)))  # noqa: B023
+        count = min(threads, tasks)
+        assert sorted(seen) == [(i, count) for i in range(count)]
+
+
+def test_tasks_run_in_different_threads():
+    seen: set[int] = set()
+    run(3, 3, lambda c, d, i, n: (seen.add(threading.get_native_id()), time.sleep(0.01)))
+    assert len(seen) == 3
+
+
+def test_a_nested_region_runs_serially_and_once():
+    seen: Counter[tuple[int, int, int]] = Counter()
+    parallel = Parallel(pool.parallel_address())
+
+    def outer(ctx, _data, i, _n):
+        inner = Task(lambda c, d, j, m: seen.update([(i, j, m)]))
+        parallel(ctx, inner, None, 4)
+
+    run(2, 2, outer)
+    assert seen == {(0, 0, 1): 1, (1, 0, 1): 1}
+
+
+def test_two_python_threads_at_once():
+    counts = [0, 0]
+
+    def work(k):
+        for _ in range(300):
+            tasks: list[int] = []
+            run(2, 4, lambda c, d, i, n, tasks=tasks: tasks.append(n))
+            assert len(tasks) == tasks[0]
+            counts[k] += 1
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert counts == [300, 300]
+
+
+def _regions_in_child(queue) -> None:
+    seen: list[int] = []
+    run(3, 3, lambda c, d, i, n: seen.append(i))
+    queue.put((sorted(seen), pool.worker_count()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_has_workers_of_its_own():
+    run(4, 4, lambda c, d, i, n: None)
+    assert pool.worker_count() >= 3
+    methods = multiprocessing.get_context("fork")
+    queue = methods.Queue()
+    child = methods.Process(target=_regions_in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=30) == ([0, 1, 2], 2)
+    child.join(30)
+    assert child.exitcode == 0
+    run(4, 4, lambda c, d, i, n: None)
+
+
+def test_idle_workers_use_no_cpu():
+    run(4, 4, lambda c, d, i, n: None)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.02
+
+
+def test_the_process_ends_while_workers_are_parked():
+    program = (
+        "import ctypes\n"
+        "from backend.llvm import pool\n"
+        "from backend.runtime.context import Context\n"
+        "task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)\n"
+        "ctx = Context(); ctx._ctx.num_threads = 4\n"
+        "parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, task, ctypes.c_void_p, ctypes.c_int32)\n"
+        "run = parallel(pool.parallel_address())\n"
+        "run(ctx.address, task(lambda c, d, i, n: None), None, 4)\n"
+        "print(pool.worker_count())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr
+
+
+def test_workspace_is_aligned_and_reusable():
+    alloc, free = pool.workspace_addresses()
+    allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(alloc)
+    release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(free)
+    for size in (0, 1, 63, 4096, 1 << 20):
+        addresses = [allocate(None, size) for _ in range(3)]
+        assert all(a % 64 == 0 for a in addresses)
+        for a in addresses:
+            ctypes.memset(a, 0xAB, size)
+        for a in reversed(addresses):
+            release(None, a)
+
+
+def test_other_systems_run_serially():
+    made = pool._compile(pool._source("other", "x86_64"))
+    seen: list[tuple[int, int]] = []
+    Parallel(made.parallel)(context(4).address, Task(lambda c, d, i, n: seen.append((i, n))), None, 8)
+    assert seen == [(0, 1)]
