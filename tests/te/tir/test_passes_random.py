@@ -12,6 +12,7 @@ from te.tir.passes.remove_no_op import remove_no_op
 from te.tir.passes.simplify import simplify
 from te.tir.passes.unroll import unroll
 from te.tir.passes.vectorize import vectorize
+from te.tir.verifier import verify
 from tests.te.tir.random_loops import random_program
 
 PIPELINE = [flatten, simplify, remove_no_op, loop_partition, vectorize, simplify, unroll, simplify]
@@ -33,6 +34,7 @@ def test_lowering_keeps_the_meaning(seed):
     func = program.func
     for step in PIPELINE:
         before, func = func, step(func)
+        verify(func, flat=True)
         np.testing.assert_array_equal(program.run(func), expected, f"{step.__name__}:\n{before}\n->\n{func}")
         if step in (flatten, simplify, remove_no_op):
             assert step(func) is func, f"{step.__name__} is not idempotent:\n{func}"
