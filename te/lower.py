@@ -18,6 +18,7 @@ from te.tir.passes.flatten import Flatten
 from te.tir.passes.loop_partition import LoopPartition
 from te.tir.passes.remove_no_op import RemoveNoOp
 from te.tir.passes.simplify import Simplify
+from te.tir.passes.storage_rewrite import StorageRewrite
 from te.tir.passes.unroll import Unroll
 from te.tir.passes.vectorize import Vectorize
 
@@ -70,7 +71,7 @@ def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buff
 
 def lowering_passes() -> tuple[Pass, ...]:
     """The passes from scheduled loops to flat loops, in order."""
-    return (Flatten(), Simplify(), LoopPartition(), Vectorize(), Unroll(), Simplify(), RemoveNoOp())
+    return (Flatten(), Simplify(), LoopPartition(), Vectorize(), Unroll(), Simplify(), RemoveNoOp(), StorageRewrite())
 
 
 def lower(
