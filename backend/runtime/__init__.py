@@ -9,7 +9,7 @@ from backend.runtime.device import Device, DeviceAttrKind, cpu, cuda, device, ge
 from backend.runtime.device_api import DeviceAPI, WorkspacePool
 from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError, ModuleError, RegistryError, RelaycError
 from backend.runtime.graph_executor import GraphModule
-from backend.runtime.module import Module, load_module_bytes, register_module_loader
+from backend.runtime.module import Module, load_module, load_module_bytes, register_module_loader
 from backend.runtime.ndarray import NDArray
 from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc, PythonFunc, convert
 from backend.runtime.registry import (
@@ -54,6 +54,7 @@ __all__ = [
     "graph_executor",
     "list_global_func_names",
     "load_model",
+    "load_module",
     "load_module_bytes",
     "nd",
     "num_threads",

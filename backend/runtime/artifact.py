@@ -1,68 +1,52 @@
 """A compiled model, and the one file it is kept in.
 
-The file is data and nothing else: no pickle, no code to unpack it, no compiler to load it. Integers are little-endian;
-sections start at multiples of 64 bytes (weights: 4096), gaps hold zeros:
+The file is a container (`backend.runtime.container`). Its manifest holds the graph and the list of modules; its
+sections hold the code of each module, as its kind saves itself, and last the weights in the safetensors format, which
+loading maps and does not copy.
 
-    0   8 bytes  magic
-    8   u32      format version
-    12  u32      size of the manifest, which starts at byte 64
-    16  32 bytes SHA-256 of the manifest
-    48  16 bytes zero
-    64           manifest, JSON: graph, modules, sections with offset, size and SHA-256 of every 4 MiB
-    ...          code of the modules, as each module kind saves itself
-    ...          weights, in the safetensors format, memory-mapped when loaded
-
-Equal models make equal bytes. What is checked on loading, and with what: the manifest against its hash and every field
-of it against its meaning, code against its hash, gaps for zeros, the file's size; and with `verify="full"`, the
-default, the weights' data against its hashes too, on several threads (about 1 GB/s each). `verify="code"` leaves that
-last part out: for files whose storage is trusted. The hashes tell damage, not malice: load files only from who you
-trust, as they hold machine code.
+What is checked on loading, and with what: the manifest against its hash and every field of it against its meaning, code
+against its hash, gaps for zeros, the file's size; and with `verify="full"`, the default, the weights' data against its
+hashes too, on several threads (about 1 GB/s each). `verify="code"` leaves that last part out: for files whose storage
+is trusted. The hashes tell damage, not malice: load files only from who you trust, as they hold machine code.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from backend.runtime import safetensors
+from backend.runtime.container import AGAIN, Container, Section, map_file, to_bytes, write_file
 from backend.runtime.device import Device, device
 from backend.runtime.dtype import data_type, from_numpy, pack, packed_nbytes, unpack
-from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError, ModuleError
+from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
 from backend.runtime.fields import Record, damaged
 from backend.runtime.graph import Graph
-from backend.runtime.module import Module, load_module_bytes
+from backend.runtime.module import Module, load_tree, tree_sections
 from backend.runtime.ndarray import NDArray, array, wrap_numpy
-from backend.runtime.threads import num_threads
 
-__all__ = ["FORMAT_VERSION", "BoundModel", "CompiledModel", "Verify", "load_model"]
+__all__ = ["BoundModel", "CompiledModel", "Verify", "load_model"]
 
 Verify = Literal["full", "code"]
 
-FORMAT_VERSION = 1
-_MAGIC = b"\x89RLYC\r\n\x1a"  # like PNG's: shows damage by text-mode transfers
-_HEADER = 64
 _ALIGN = 64
 _PAGE = 4096
-_CHUNK = 4 << 20
-_AGAIN = "The file is damaged; copy it again or compile the model again"
 
 
 class CompiledModel:
     """A graph, its weights and the module of its kernels: what `relay.build` returns and `load_model` reads.
 
     `model["default"](device)` binds it to a device, for `graph_executor.GraphModule`. All executors share the weights.
+    `build_report` is what the compiler says of how it was made; it is not saved.
     """
+
+    build_report: Any = None
 
     def __init__(self, graph: Graph | dict[str, Any], params: Mapping[str, npt.NDArray[Any]], module: Module) -> None:
         self.graph = graph if isinstance(graph, Graph) else Graph.from_json(graph)
@@ -112,29 +96,11 @@ class CompiledModel:
 
         Raises `ModuleError` when a module is of a kind that can't be saved.
         """
-        target = Path(path)
-        scratch = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
-        layout = _layout(self)
-        try:
-            with open(scratch, "xb") as file:
-                _write(file, layout)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch, target)
-        except BaseException:
-            scratch.unlink(missing_ok=True)
-            raise
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_file(path, *_contents(self))
 
     def to_bytes(self) -> bytes:
         """What `save` would write."""
-        file = io.BytesIO()
-        _write(file, _layout(self))
-        return file.getvalue()
+        return to_bytes(*_contents(self))
 
     @staticmethod
     def from_bytes(data: bytes | memoryview, verify: Verify = "full") -> CompiledModel:
@@ -166,79 +132,24 @@ def load_model(path: str | os.PathLike[str], verify: Verify = "full") -> Compile
     `verify`: "full" checks every byte; "code" takes the weights' data on trust (see the module's text). Raises
     `ArtifactError` for a file that is damaged, foreign, of another version or for another machine.
     """
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < _HEADER:
-            raise ArtifactError(f"{path} has {size} bytes; a compiled model has at least {_HEADER}. {_AGAIN}")
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return _read(memoryview(mapped), os.fspath(path), verify)
+    return _read(map_file(path), os.fspath(path), verify)
 
 
-# -- writing
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Bytes that follow what came before, after zeros up to a multiple of `align`."""
-
-    data: memoryview | bytes
-    align: int = 1
-
-
-def _layout(model: CompiledModel) -> list[_Piece]:
-    """The file's contents after the header, manifest first."""
-    modules = model.module._tree()
-    codes = [module.save_to_bytes() for module in modules]
+def _contents(model: CompiledModel) -> tuple[dict[str, Any], list[Section]]:
+    """The manifest and sections of a model's file."""
+    records, sections = tree_sections(model.module)
     stored = {name: _stored(values) for name, values in model.params.items()}
     weights = [safetensors.header_of(stored), *safetensors.pieces_of(stored.values())]
-    manifest: dict[str, Any] = {
+    manifest = {
         "graph": model.graph.to_json(),
-        "modules": [
-            {"kind": module.type_key, "imports": [modules.index(used) for used in module.imported_modules]}
-            for module in modules
-        ],
+        "modules": records,
         "retyped": {
             name: [from_numpy(values.dtype), list(values.shape)]
             for name, values in model.params.items()
             if from_numpy(values.dtype) not in safetensors.SAFETENSORS_DTYPES
         },
-        "sections": [_section([code]) for code in codes] + [_section(weights)],
     }
-    text = json.dumps(manifest, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
-    pieces = [_Piece(text)]
-    pieces += [_Piece(code, _ALIGN) for code in codes]
-    pieces += [_Piece(piece, 1 if i else _PAGE) for i, piece in enumerate(weights)]
-    return pieces
-
-
-def _section(pieces: list[bytes | memoryview]) -> dict[str, Any]:
-    hashes: list[str] = []
-    chunk, filled, size = hashlib.sha256(), 0, 0
-    for piece in pieces:
-        view = memoryview(piece)
-        size += len(view)
-        while len(view):
-            taken = view[: _CHUNK - filled]
-            chunk.update(taken)
-            filled, view = filled + len(taken), view[len(taken) :]
-            if filled == _CHUNK:
-                hashes.append(chunk.hexdigest())
-                chunk, filled = hashlib.sha256(), 0
-    if filled:
-        hashes.append(chunk.hexdigest())
-    return {"size": size, "sha256": hashes}
-
-
-def _write(file: BinaryIO, layout: list[_Piece]) -> None:
-    manifest = bytes(layout[0].data)
-    header = _MAGIC + FORMAT_VERSION.to_bytes(4, "little") + len(manifest).to_bytes(4, "little")
-    file.write(header + hashlib.sha256(manifest).digest() + bytes(16))
-    position = _HEADER
-    for piece in layout:
-        gap = -position % piece.align
-        file.write(bytes(gap))
-        file.write(piece.data)
-        position += gap + len(piece.data)
+    return manifest, [*sections, Section(weights, _PAGE)]
 
 
 def _stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -251,96 +162,21 @@ def _stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
-# -- reading
-
-
 def _read(data: memoryview, where: str, verify: Verify) -> CompiledModel:
     if verify not in ("full", "code"):
         raise ArgumentError(f"verify={verify!r}; expected 'full' or 'code'")
-    manifest = _manifest(data, where)
-    modules, sections = manifest.records("modules"), manifest.records("sections")
-    if len(sections) != len(modules) + 1 or not modules:
-        raise damaged(
-            f"{manifest.where}.sections", len(sections), f"one per module and one of weights, {len(modules) + 1}"
-        )
-    parts = list(_sections(data, sections, where, int(manifest.value["size"])))
-    for part, section in zip(parts[:-1], sections[:-1], strict=True):
-        _check_hashes(part, section)
-    arrays, header = safetensors.read(parts[-1], f"{where}: weights")
-    _check_hashes(parts[-1], sections[-1], None if verify == "full" else header)
-    graph = Graph.from_json(manifest.get("graph", dict), f"{manifest.where}.graph")
-    params = _retyped(arrays, manifest.record("retyped"))
+    container = Container(data, where)
+    container.manifest.only("graph", "modules", "retyped", "sections")
+    last = len(container.parts) - 1
+    module = load_tree(container, last)
+    arrays, header = safetensors.read(container.parts[last], f"{where}: weights")
+    container.check(last, None if verify == "full" else header)
+    graph = Graph.from_json(container.manifest.get("graph", dict), f"{container.manifest.where}.graph")
+    params = _retyped(arrays, container.manifest.record("retyped"))
     try:
-        return CompiledModel(graph, params, _modules(parts, modules, where))
+        return CompiledModel(graph, params, module)
     except ArgumentError as error:
-        raise ArtifactError(f"{where}: {error}. {_AGAIN}") from error
-
-
-def _manifest(data: memoryview, where: str) -> Record:
-    if bytes(data[:8]) != _MAGIC:
-        raise ArtifactError(
-            f"{where} starts with {bytes(data[:8])!r}; a compiled model starts with {_MAGIC!r}. "
-            "It is no model compiled by relayc, or was damaged by a transfer in text mode"
-        )
-    version = int.from_bytes(data[8:12], "little")
-    if version != FORMAT_VERSION:
-        raise ArtifactError(
-            f"{where} has format version {version}; this runtime reads version {FORMAT_VERSION}. "
-            "Compile the model again, or install the relayc that wrote it"
-        )
-    size = int.from_bytes(data[12:16], "little")
-    text = data[_HEADER : _HEADER + size]
-    if len(text) != size:
-        raise ArtifactError(
-            f"{where} is cut off: {len(data)} bytes, its manifest alone needs {_HEADER + size}. {_AGAIN}"
-        )
-    if hashlib.sha256(text).digest() != bytes(data[16:48]) or any(data[48:_HEADER]):
-        raise ArtifactError(f"{where}: the manifest does not match its hash. {_AGAIN}")
-    try:
-        value = json.loads(bytes(text))
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{where}: the manifest is no JSON ({error}). {_AGAIN}") from error
-    record = Record(value, f"{where}: manifest")
-    record.only("graph", "modules", "retyped", "sections")
-    record.value["size"] = size
-    return record
-
-
-def _sections(data: memoryview, sections: list[Record], where: str, manifest_size: int) -> Iterator[memoryview]:
-    """Each section's bytes. Checks that they lie one after another, zeros between, up to the end of the file."""
-    position = _HEADER + manifest_size
-    for index, section in enumerate(sections):
-        section.only("size", "sha256")
-        begin = position + -position % (_PAGE if index == len(sections) - 1 else _ALIGN)
-        end = begin + section.number("size")
-        if end > len(data):
-            raise ArtifactError(f"{where} is cut off: {len(data)} bytes, but section {index} ends at {end}. {_AGAIN}")
-        if any(data[position:begin]):
-            raise ArtifactError(f"{where}: bytes {position} to {begin} are not zero. {_AGAIN}")
-        yield data[begin:end]
-        position = end
-    if position != len(data):
-        raise ArtifactError(f"{where} has {len(data)} bytes; expected {position}. {_AGAIN}")
-
-
-def _check_hashes(part: memoryview, section: Record, upto: int | None = None) -> None:
-    """Compares the hashes of the chunks that hold the first `upto` bytes (None: of all) on several threads."""
-    expected = section.strings("sha256")
-    if len(expected) != -(-len(part) // _CHUNK):
-        raise damaged(f"{section.where}.sha256", len(expected), f"a hash for every {_CHUNK} bytes")
-    count = len(expected) if upto is None else min(len(expected), -(-upto // _CHUNK))
-
-    def check(index: int) -> None:
-        if hashlib.sha256(part[index * _CHUNK : (index + 1) * _CHUNK]).hexdigest() != expected[index]:
-            raise ArtifactError(f"{section.where}: bytes {index * _CHUNK} onward do not match their hash. {_AGAIN}")
-
-    workers = min(num_threads(), count)
-    if workers <= 1:
-        for index in range(count):
-            check(index)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(check, range(count)))
+        raise ArtifactError(f"{where}: {error}. {AGAIN}") from error
 
 
 def _retyped(arrays: dict[str, npt.NDArray[Any]], record: Record) -> dict[str, npt.NDArray[Any]]:
@@ -361,27 +197,6 @@ def _retyped(arrays: dict[str, npt.NDArray[Any]], record: Record) -> dict[str, n
         flat = found.reshape(-1)
         arrays[name] = (unpack(flat, info.name, count) if info.is_packed else flat.view(info.numpy)).reshape(shape)
     return arrays
-
-
-def _modules(parts: list[memoryview], records: list[Record], where: str) -> Module:
-    """The first module, with all it imports."""
-    loaded: list[Module] = []
-    for part, record in zip(parts[:-1], records, strict=True):
-        record.only("kind", "imports")
-        try:
-            loaded.append(load_module_bytes(record.get("kind", str), bytes(part)))
-        except ModuleError as error:
-            raise ArtifactError(f"{where}: {error}") from error
-    for module, record in zip(loaded, records, strict=True):
-        for index in record.numbers("imports", 0, len(loaded) - 1):
-            try:
-                module.import_module(loaded[index])
-            except ModuleError as error:
-                raise ArtifactError(f"{record.where}.imports: {error}. {_AGAIN}") from error
-    return loaded[0]
-
-
-# -- weights
 
 
 def _check_params(graph: Graph, params: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from backend.runtime.container import AGAIN, Container, Section, map_file, write_file
 from backend.runtime.device import Device
-from backend.runtime.errors import ModuleError
+from backend.runtime.errors import ArtifactError, ModuleError
+from backend.runtime.fields import damaged
 from backend.runtime.packed_func import PackedFunc
 from backend.runtime.registry import get_global_func, resolve
 from backend.runtime.timing import BenchmarkResult, measure
 
-__all__ = ["HOST_SUFFIX", "Module", "exposed_names", "load_module_bytes", "register_module_loader"]
+__all__ = [
+    "HOST_SUFFIX",
+    "Module",
+    "exposed_names",
+    "load_module",
+    "load_module_bytes",
+    "load_tree",
+    "register_module_loader",
+    "tree_sections",
+]
 
 HOST_SUFFIX = "__packed"
 """What the name of a host function, which checks arguments, has after the name of the function it stands for."""
@@ -60,6 +72,14 @@ class Module(abc.ABC):
         raise ModuleError(f"a module of type {self.type_key!r} can't be saved; it lives in its process only")
 
     # -- for everyone
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes this module and all it imports to one file, for `load_module`. TVM: `export_library`.
+
+        Raises `ModuleError` when one of them is of a kind that can't be saved.
+        """
+        records, sections = tree_sections(self)
+        write_file(path, {"modules": records}, sections)
 
     def get_function(self, name: str, query_imports: bool = False) -> PackedFunc:
         """The function `name`, looked for in the imported modules too if `query_imports`.
@@ -200,3 +220,50 @@ def load_module_bytes(type_key: str, data: bytes | memoryview) -> Module:
         except ImportError as error:
             raise ModuleError(f"modules of type {type_key!r} can't be loaded here: {error}") from error
     return loader(data)
+
+
+def load_module(path: str | os.PathLike[str]) -> Module:
+    """Loads a module that `Module.save` wrote, with all it imports. TVM: `tvm.runtime.load_module`.
+
+    Raises `ArtifactError` for a file that is damaged, foreign, of another version or for another machine.
+    """
+    container = Container(map_file(path), os.fspath(path))
+    if "graph" in container.manifest.value:
+        raise ArtifactError(f"{container.where} holds a compiled model, not a module alone: use load_model")
+    container.manifest.only("modules", "sections")
+    return load_tree(container, len(container.parts))
+
+
+def tree_sections(root: Module) -> tuple[list[dict[str, Any]], list[Section]]:
+    """The records and sections that keep a module and all it imports in a container; `root` comes first."""
+    modules = root._tree()
+    records = [
+        {"kind": module.type_key, "imports": [modules.index(used) for used in module.imported_modules]}
+        for module in modules
+    ]
+    return records, [Section([module.save_to_bytes()]) for module in modules]
+
+
+def load_tree(container: Container, count: int) -> Module:
+    """The module in the first `count` sections of a container, with all it imports.
+
+    Raises `ArtifactError` when code is damaged or can't be loaded here.
+    """
+    manifest, loaded = container.manifest, list[Module]()
+    records = manifest.records("modules")
+    if len(records) != count or not records:
+        raise damaged(f"{manifest.where}.modules", len(records), f"one for each of {count} sections of code")
+    for index, record in enumerate(records):
+        record.only("kind", "imports")
+        code = bytes(container.check(index))
+        try:
+            loaded.append(load_module_bytes(record.get("kind", str), code))
+        except ModuleError as error:
+            raise ArtifactError(f"{container.where}: {error}") from error
+    for module, record in zip(loaded, records, strict=True):
+        for index in record.numbers("imports", 0, len(loaded) - 1):
+            try:
+                module.import_module(loaded[index])
+            except ModuleError as error:
+                raise ArtifactError(f"{record.where}.imports: {error}. {AGAIN}") from error
+    return loaded[0]

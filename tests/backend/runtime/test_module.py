@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from backend.runtime import ArgumentError, BenchmarkResult, Module, ModuleError, cpu, load_module_bytes
+from backend.runtime import (
+    ArgumentError,
+    ArtifactError,
+    BenchmarkResult,
+    CompiledModel,
+    Module,
+    ModuleError,
+    cpu,
+    load_model,
+    load_module,
+    load_module_bytes,
+)
 from backend.runtime.module import register_module_loader
 from backend.runtime.packed_func import PythonFunc
 
@@ -71,6 +82,27 @@ def test_loaders():
     register_module_loader("table.missing", "no_such_package_at_all:load", override=True)
     with pytest.raises(ModuleError, match=r"'table\.missing' can't be loaded here"):
         load_module_bytes("table.missing", b"")
+
+
+def test_a_module_is_saved_with_its_imports(pair, tmp_path):
+    register_module_loader("table", lambda data: Table({bytes(data).decode(): abs}), override=True)
+    pair[0].save_to_bytes, pair[1].save_to_bytes = b"f".strip, b"g".strip
+    pair[0].save(tmp_path / "m")
+    again = load_module(tmp_path / "m")
+    assert again["f"](-2) == 2 and again.get_function("g", query_imports=True)(-3) == 3
+    assert [module.function_names() for module in again.imported_modules] == [["g"]]
+    with pytest.raises(ArtifactError, match="does not match its hash"):
+        (tmp_path / "m").write_bytes((tmp_path / "m").read_bytes().replace(b"modules", b"nodules"))
+        load_module(tmp_path / "m")
+
+
+def test_a_model_is_no_module(small, tmp_path):
+    CompiledModel(small.graph(None), small.weights, small.Python()).save(tmp_path / "m")
+    with pytest.raises(ArtifactError, match="holds a compiled model, not a module alone: use load_model"):
+        load_module(tmp_path / "m")
+    small.Python().save(tmp_path / "m")
+    with pytest.raises(ArtifactError, match=r"modules is 1; expected one for each of 0"):
+        load_model(tmp_path / "m")
 
 
 def test_time_evaluator_counts_its_calls():

@@ -1,0 +1,195 @@
+"""The file that modules and compiled models are kept in: a manifest and sections of bytes, each with its hashes.
+
+It is data and nothing else: no pickle, no code to unpack it, no compiler to load it. Integers are little-endian;
+sections start at multiples of their alignment, gaps hold zeros:
+
+    0   8 bytes  magic
+    8   u32      format version
+    12  u32      size of the manifest, which starts at byte 64
+    16  32 bytes SHA-256 of the manifest
+    48  16 bytes zero
+    64           manifest: JSON, the fields of whoever wrote it, and "sections": alignment, size, SHA-256 of every 4 MiB
+    ...          the sections, one after another
+
+Equal contents make equal bytes. Opening a file checks the manifest's hash and the sections' places, gaps and end; a
+section's own bytes are checked by `Container.check`. The hashes tell damage, not malice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from backend.runtime.errors import ArtifactError
+from backend.runtime.fields import Record, damaged
+from backend.runtime.threads import num_threads
+
+__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Section", "map_file", "to_bytes", "write_file"]
+
+FORMAT_VERSION = 1
+AGAIN = "The file is damaged; copy it again or compile the model again"
+
+_MAGIC = b"\x89RLYC\r\n\x1a"  # like PNG's: shows damage by text-mode transfers
+_HEADER = 64
+_MAX_ALIGN = 1 << 16
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True)
+class Section:
+    """Bytes to write, in pieces, from a multiple of `align` on."""
+
+    pieces: Sequence[bytes | memoryview]
+    align: int = 64
+
+
+def write_file(path: str | os.PathLike[str], manifest: dict[str, Any], sections: Sequence[Section]) -> None:
+    """Writes the file: into a temporary one beside it first, then in one step into place."""
+    target = Path(path)
+    scratch = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
+    try:
+        with open(scratch, "xb") as file:
+            _write(file, manifest, sections)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, target)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def to_bytes(manifest: dict[str, Any], sections: Sequence[Section]) -> bytes:
+    """What `write_file` would write."""
+    file = io.BytesIO()
+    _write(file, manifest, sections)
+    return file.getvalue()
+
+
+def map_file(path: str | os.PathLike[str]) -> memoryview:
+    """The bytes of a file, mapped: it must stay as it is for as long as they are used.
+
+    Raises `ArtifactError` for one that is too short to be a container.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < _HEADER:
+            raise ArtifactError(f"{os.fspath(path)} has {size} bytes; a compiled model has at least {_HEADER}. {AGAIN}")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+class Container:
+    """An opened file: its `manifest` and the bytes of its sections, `parts`.
+
+    Raises `ArtifactError` for what is not such a file, another version of it, cut off or damaged.
+    """
+
+    def __init__(self, data: memoryview, where: str) -> None:
+        self.where = where
+        self.manifest, end = _read_manifest(data, where)
+        self._sections = self.manifest.records("sections")
+        self.parts: list[memoryview] = []
+        for index, section in enumerate(self._sections):
+            section.only("align", "size", "sha256")
+            begin = end + -end % section.number("align", 1, _MAX_ALIGN)
+            stop = begin + section.number("size")
+            if stop > len(data):
+                raise ArtifactError(
+                    f"{where} is cut off: {len(data)} bytes, but section {index} ends at {stop}. {AGAIN}"
+                )
+            if any(data[end:begin]):
+                raise ArtifactError(f"{where}: bytes {end} to {begin} are not zero. {AGAIN}")
+            self.parts.append(data[begin:stop])
+            end = stop
+        if end != len(data):
+            raise ArtifactError(f"{where} has {len(data)} bytes; expected {end}. {AGAIN}")
+
+    def check(self, index: int, upto: int | None = None) -> memoryview:
+        """The bytes of a section, compared with their hashes: those of the first `upto` bytes (None: of all).
+
+        Works on several threads. Raises `ArtifactError` where they differ.
+        """
+        part, section = self.parts[index], self._sections[index]
+        expected = section.strings("sha256")
+        if len(expected) != -(-len(part) // _CHUNK):
+            raise damaged(f"{section.where}.sha256", len(expected), f"a hash for every {_CHUNK} bytes")
+        count = len(expected) if upto is None else min(len(expected), -(-upto // _CHUNK))
+
+        def check(chunk: int) -> None:
+            if hashlib.sha256(part[chunk * _CHUNK : (chunk + 1) * _CHUNK]).hexdigest() != expected[chunk]:
+                raise ArtifactError(f"{section.where}: bytes {chunk * _CHUNK} onward do not match their hash. {AGAIN}")
+
+        workers = min(num_threads(), count)
+        if workers > 1:
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(check, range(count)))
+        else:
+            for chunk in range(count):
+                check(chunk)
+        return part
+
+
+def _read_manifest(data: memoryview, where: str) -> tuple[Record, int]:
+    """(The manifest, where it ends.)"""
+    if bytes(data[:8]) != _MAGIC:
+        raise ArtifactError(
+            f"{where} starts with {bytes(data[:8])!r}; a compiled model starts with {_MAGIC!r}. "
+            "It is no model compiled by relayc, or was damaged by a transfer in text mode"
+        )
+    version = int.from_bytes(data[8:12], "little")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{where} has format version {version}; this runtime reads version {FORMAT_VERSION}. "
+            "Compile the model again, or install the relayc that wrote it"
+        )
+    end = _HEADER + int.from_bytes(data[12:16], "little")
+    if end > len(data):
+        raise ArtifactError(f"{where} is cut off: {len(data)} bytes, its manifest alone needs {end}. {AGAIN}")
+    text = data[_HEADER:end]
+    if hashlib.sha256(text).digest() != bytes(data[16:48]) or any(data[48:_HEADER]):
+        raise ArtifactError(f"{where}: the manifest does not match its hash. {AGAIN}")
+    try:
+        return Record(json.loads(bytes(text)), f"{where}: manifest"), end
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{where}: the manifest is no JSON ({error}). {AGAIN}") from error
+
+
+def _write(file: BinaryIO, manifest: dict[str, Any], sections: Sequence[Section]) -> None:
+    whole = {**manifest, "sections": [_describe(section) for section in sections]}
+    text = json.dumps(whole, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
+    header = _MAGIC + FORMAT_VERSION.to_bytes(4, "little") + len(text).to_bytes(4, "little")
+    position = file.write(header + hashlib.sha256(text).digest() + bytes(16) + text)
+    for section in sections:
+        position += file.write(bytes(-position % section.align))
+        for piece in section.pieces:
+            position += file.write(piece)
+
+
+def _describe(section: Section) -> dict[str, Any]:
+    hashes: list[str] = []
+    chunk, filled, size = hashlib.sha256(), 0, 0
+    for piece in section.pieces:
+        view = memoryview(piece)
+        size += len(view)
+        while len(view):
+            taken = view[: _CHUNK - filled]
+            chunk.update(taken)
+            filled, view = filled + len(taken), view[len(taken) :]
+            if filled == _CHUNK:
+                hashes.append(chunk.hexdigest())
+                chunk, filled = hashlib.sha256(), 0
+    if filled:
+        hashes.append(chunk.hexdigest())
+    return {"align": section.align, "size": size, "sha256": hashes}
