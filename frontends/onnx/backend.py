@@ -108,6 +108,7 @@ class RelayBackend(Backend):
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+        """Compile `model` and run it once; `inputs` as in `RelayRep.run`."""
         return cls.prepare(model, device, **kwargs).run(inputs)
 
     @classmethod

@@ -29,47 +29,10 @@ if TYPE_CHECKING:
     from te.tir.buffer import Buffer
 
 __all__ = [
-    "EQ",
-    "GE",
-    "GT",
-    "LE",
-    "LT",
-    "NE",
-    "Add",
-    "And",
-    "Binary",
-    "Broadcast",
-    "BufferLoad",
-    "Call",
-    "Cast",
-    "CommReducer",
-    "Compare",
-    "Dim",
-    "Div",
-    "FloatImm",
-    "FloorDiv",
-    "FloorMod",
-    "IntImm",
-    "IterVar",
-    "Let",
-    "Logical",
-    "Max",
-    "Min",
-    "Mod",
-    "Mul",
-    "Not",
-    "Or",
-    "PrimExpr",
-    "ProducerLoad",
-    "Ramp",
-    "Range",
-    "Reduce",
-    "Select",
-    "Shuffle",
-    "SizeVar",
-    "StringImm",
-    "Sub",
-    "Var",
+    "EQ", "GE", "GT", "LE", "LT", "NE", "Add", "And", "Binary", "Broadcast", "BufferLoad", "Call", "Cast",
+    "CommReducer", "Compare", "Dim", "Div", "FloatImm", "FloorDiv", "FloorMod", "IntImm", "IterVar", "Let",
+    "Logical", "Max", "Min", "Mod", "Mul", "Not", "Or", "PrimExpr", "ProducerLoad", "Ramp", "Range", "Reduce",
+    "Select", "Shuffle", "SizeVar", "StringImm", "Sub", "Var",
 ]  # fmt: skip
 
 
@@ -272,16 +235,22 @@ class Binary(PrimExpr):
 
 @node
 class Add(Binary):
+    """a + b"""
+
     sign: ClassVar[str] = "+"
 
 
 @node
 class Sub(Binary):
+    """a - b"""
+
     sign: ClassVar[str] = "-"
 
 
 @node
 class Mul(Binary):
+    """a * b"""
+
     sign: ClassVar[str] = "*"
 
 
@@ -301,6 +270,8 @@ class Mod(Binary):
 
 @node
 class FloorDiv(Binary):
+    """Division rounded down: Python's ``//``."""
+
     sign: ClassVar[str] = "//"
 
 
@@ -346,6 +317,8 @@ class EQ(Compare):
 
 @node
 class NE(Compare):
+    """a != b"""
+
     sign: ClassVar[str] = "!="
 
     def __bool__(self) -> bool:
@@ -354,21 +327,29 @@ class NE(Compare):
 
 @node
 class LT(Compare):
+    """a < b"""
+
     sign: ClassVar[str] = "<"
 
 
 @node
 class LE(Compare):
+    """a <= b"""
+
     sign: ClassVar[str] = "<="
 
 
 @node
 class GT(Compare):
+    """a > b"""
+
     sign: ClassVar[str] = ">"
 
 
 @node
 class GE(Compare):
+    """a >= b"""
+
     sign: ClassVar[str] = ">="
 
 
@@ -387,16 +368,22 @@ class Logical(PrimExpr):
 
 @node
 class And(Logical):
+    """a and b"""
+
     sign: ClassVar[str] = "and"
 
 
 @node
 class Or(Logical):
+    """a or b"""
+
     sign: ClassVar[str] = "or"
 
 
 @node
 class Not(PrimExpr):
+    """not a"""
+
     a: PrimExpr
     dtype: DType = field(init=False)
 

@@ -71,6 +71,8 @@ class While(Stmt):
 
 @node
 class IfThenElse(Stmt):
+    """`then_case` where `condition` holds, else `else_case`."""
+
     condition: PrimExpr
     then_case: Stmt
     else_case: Stmt | None = None
@@ -85,6 +87,8 @@ class SeqStmt(Stmt):
 
 @node
 class LetStmt(Stmt):
+    """`body` with `var` standing for `value`."""
+
     binders: ClassVar[tuple[str, ...]] = ("var",)
 
     var: Var

@@ -1,0 +1,74 @@
+"""The public surface: every name that a module promises in `__all__` is there and says what it is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STOREYS = ("te", "backend", "topi", "relay", "frontends")
+
+
+def module_names() -> list[str]:
+    names = []
+    for storey in STOREYS:
+        for path in sorted((ROOT / storey).rglob("*.py")):
+            names.append(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
+    return names
+
+
+ALL_MODULES = [name for name in module_names() if not name.startswith("backend.cuda")]
+
+FACES = {
+    "te": ("placeholder", "compute", "reduce_axis", "sum", "var", "create_schedule", "thread_axis", "lower"),
+    "te.tir": ("PrimFunc", "For", "BufferLoad", "decl_buffer", "if_then_else"),
+    "backend": ("build", "Target", "device", "nd", "NDArray", "Module", "register_func", "register_target_kind"),
+    "backend.runtime": ("device", "load_model", "graph_executor", "set_num_threads", "get_global_func", "DeviceAPI"),
+    "backend.runtime.graph_executor": ("GraphModule",),
+    "topi": ("register_schedule", "nn"),
+    "relay": ("build", "transform", "op", "var", "const", "Function", "Call", "TensorType", "parse", "astext"),
+    "relay.transform": ("PassContext", "Sequential", "FoldConstant", "FuseOps"),
+    "frontends.onnx": ("from_onnx",),
+    "frontends.onnx.backend": ("RelayBackend", "prepare", "run_model", "run_node", "supports_device"),
+}
+"""What users write first: these names are promised."""
+
+
+def documented(thing: object) -> bool:
+    """Has it a text of its own? Constants and instances need none."""
+    if not inspect.isclass(thing) and not inspect.isroutine(thing):
+        return True
+    if not inspect.isclass(thing):
+        return bool(inspect.getdoc(thing))
+    text = thing.__dict__.get("__doc__") or ""
+    return bool(text.strip()) and not text.startswith(f"{thing.__name__}(")  # what a dataclass says by itself
+
+
+@pytest.mark.parametrize("name", ALL_MODULES)
+def test_promised_names_exist_and_are_documented(name):
+    module = importlib.import_module(name)
+    promised = getattr(module, "__all__", ())
+    missing = [item for item in promised if not hasattr(module, item)]
+    assert not missing, f"{name}.__all__ promises {missing}"
+    assert len(promised) == len(set(promised)), f"{name}.__all__ names something twice"
+    silent = [item for item in promised if not documented(getattr(module, item))]
+    assert not silent, f"{name}: no docstring on {silent}"
+
+
+@pytest.mark.parametrize("name", FACES)
+def test_faces(name):
+    module = importlib.import_module(name)
+    assert (module.__doc__ or "").strip(), f"{name} has no docstring"
+    missing = [item for item in FACES[name] if not hasattr(module, item)]
+    assert not missing, f"{name} has no {missing}"
+
+
+def test_unknown_names_are_refused():
+    backend = importlib.import_module("backend")
+    with pytest.raises(AttributeError, match="no attribute 'biuld'"):
+        _ = backend.biuld
+    assert {"build", "Target", "nd"} <= set(dir(backend))
