@@ -150,4 +150,3 @@ def _text(raw: bytes, name: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise OnnxImportError(f"the attribute {name!r} is not text: {raw[:40]!r}") from error
-

@@ -7,6 +7,7 @@ from importlib import import_module
 __all__ = ["load_converters"]
 
 _FAMILIES = (
+    "attention",
     "constant",
     "control",
     "convolution",
@@ -14,8 +15,10 @@ _FAMILIES = (
     "elementwise",
     "gather",
     "linear",
+    "loss",
     "normalization",
     "pooling",
+    "quantization",
     "recurrent",
     "reduction",
     "resize",

@@ -29,7 +29,12 @@ _CONV_TRANSPOSE: dict[int, tuple[Convolution, str, str]] = {
 @converter("Conv")
 def conv(node: OnnxNode) -> Expr:
     """X [N, C, spatial..], W [M, C / group, kernel..], optional bias [M]."""
-    data, weight = _operands(node)
+    return _with_bias(node, convolve(node, node[0], node[1]), node.shape(1)[0])
+
+
+def convolve(node: OnnxNode, x: Expr, w: Expr) -> Expr:
+    """The convolution of `x` by `w` under the node's attributes."""
+    data, weight = _operands(node, x, w)
     group = node.attr_int("group", 1)
     if group < 1 or weight[0] % group or data[1] != weight[1] * group:
         raise node.error(
@@ -39,22 +44,21 @@ def conv(node: OnnxNode) -> Expr:
     window = read_window(node, _kernel(node, weight), data[2:])
     _check_fits(node, window, data[2:])
     function, layout, kernel_layout = _by_rank(node, _CONV, window.rank)
-    result = function(
-        node[0],
-        node[1],
+    return function(
+        x,
+        w,
         **_attributes(window),
         groups=group,
         channels=weight[0],
         data_layout=layout,
         kernel_layout=kernel_layout,
     )
-    return _with_bias(node, result, weight[0])
 
 
 @converter("ConvTranspose")
 def conv_transpose(node: OnnxNode) -> Expr:
     """X [N, C, spatial..], W [C, M / group, kernel..], optional bias [M]."""
-    data, weight = _operands(node)
+    data, weight = _operands(node, node[0], node[1])
     group = node.attr_int("group", 1)
     if group < 1 or data[1] != weight[0] or weight[0] % group:
         raise node.error(f"{data[1]} input channels, weights for {weight[0]} in {group} groups")
@@ -117,8 +121,9 @@ def _transposed_window(
     return Window(tuple(kernel), strides, dilations, (*before, *after)), tuple(more)
 
 
-def _operands(node: OnnxNode) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    data, weight = node.shape(0), node.shape(1)
+def _operands(node: OnnxNode, x: Expr, w: Expr) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of data and weights."""
+    data, weight = node.static(x, "the shape of the data"), node.static(w, "the shape of the weights")
     if len(data) < 3 or len(weight) != len(data):
         raise node.error(f"data of rank {len(data)}, weights of rank {len(weight)}", expected="one rank, 3 or more")
     return data, weight

@@ -187,19 +187,19 @@ def cast(node: OnnxNode) -> Expr:
     node.attrs.ignore("round_mode")
     to = dtype_name(node.attr_int("to"), node.where)
     saturate = node.attr_bool("saturate", True)
-    return _cast(node, node[0], to, saturate)
+    return cast_to(node, node[0], to, saturate)
 
 
 @converter("CastLike", since=15)
 def cast_like(node: OnnxNode) -> Expr:
     node.attrs.ignore("round_mode")
-    return _cast(node, node[0], node.dtype(1), node.attr_bool("saturate", True))
+    return cast_to(node, node[0], node.dtype(1), node.attr_bool("saturate", True))
 
 
 _FLOAT8_LIMITS = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0}
 
 
-def _cast(node: OnnxNode, x: Expr, to: str, saturate: bool) -> Expr:
+def cast_to(node: OnnxNode, x: Expr, to: str, saturate: bool) -> Expr:
     """A cast to float8 saturates at the largest finite value; without, it overflows to infinity or NaN."""
     if x.dtype == to:
         return x

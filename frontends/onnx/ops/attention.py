@@ -1,0 +1,227 @@
+"""Scaled dot-product attention and rotary position embedding."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from frontends.onnx.registry import converter
+from frontends.onnx.tensors import dtype_name
+from relay import op
+from relay.expr import Constant, Expr
+
+RAW_SCORES, CAPPED_SCORES, BIASED_SCORES, PROBABILITIES = range(4)
+"""What the fourth output of Attention holds, by `qk_matmul_output_mode`."""
+
+
+@converter("Attention", since=23)
+def attention(node: OnnxNode) -> list[Expr | None]:
+    """softmax(Q * K' * scale + bias) * V per head; several query heads may share one head of K and V.
+
+    Outputs: Y, the keys and values with the cache in front, and the scores at the stage that the mode names.
+    """
+    flat = node.rank(0) == 3
+    query = _heads(node, 0, node.attr_int("q_num_heads", 0))
+    groups = node.attr_int("kv_num_heads", 0)
+    key, value = _cached(node, 4, _heads(node, 1, groups)), _cached(node, 5, _heads(node, 2, groups))
+    masks = _Masks(node, query, key)
+    mode = node.attr_int("qk_matmul_output_mode", RAW_SCORES)
+    precision = node.attrs.get_int("softmax_precision")
+
+    scores = shown = _scores(node, query, key)
+    cap = node.attr_float("softcap", 0.0)
+    if cap > 0.0:
+        limit = float_const(cap, scores)
+        scores = shown = op.multiply(op.tanh(op.divide(scores, limit)), limit)
+    scores = masks.applied(scores)
+    shown = scores if mode == BIASED_SCORES else shown
+    wide = scores if precision is None else op.cast(scores, dtype_name(precision, node.where))
+    weights = masks.without_blind_rows(op.nn.softmax(wide, axis=-1))
+    weights = weights if weights.dtype == query.dtype else op.cast(weights, query.dtype)
+    shown = weights if mode == PROBABILITIES else shown
+    result = _grouped_product(weights, value)
+    if flat:
+        batch, heads, length, size = result.tensor_type.static_shape
+        result = reshape_to(transposed(result, (0, 2, 1, 3)), (batch, length, heads * size))
+    return [result, key, value, shown]
+
+
+def _heads(node: OnnxNode, index: int, heads: int) -> Expr:
+    """Input `index` as [batch, heads, length, size]; three axes hold the heads side by side in the last."""
+    shape = node.shape(index)
+    if len(shape) == 4:
+        return node[index]
+    if len(shape) != 3 or heads < 1 or shape[2] % heads:
+        problem = f"input {index} of shape {list(shape)} with {heads} heads"
+        raise node.error(problem, expected="rank 4, or rank 3 with the number of heads given")
+    return transposed(reshape_to(node[index], (shape[0], shape[1], heads, shape[2] // heads)), (0, 2, 1, 3))
+
+
+def _cached(node: OnnxNode, index: int, x: Expr) -> Expr:
+    """`x` behind the cache of earlier positions in input `index`."""
+    past = node.get(index)
+    return x if past is None else op.concatenate([past, x], axis=2)
+
+
+def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
+    """Q * K' * scale: [batch, query heads, queries, keys]. Narrow floats are scaled on both sides, against overflow."""
+    scale = node.attr_float("scale", 1.0 / math.sqrt(query.tensor_type.static_shape[3]))
+    if query.dtype.bits < 32:
+        root = float_const(math.sqrt(scale), query)
+        query, key = op.multiply(query, root), op.multiply(key, root)
+    else:
+        query = op.multiply(query, float_const(scale, query))
+    return _grouped_product(query, transposed(key, (0, 1, 3, 2)))
+
+
+def _grouped_product(a: Expr, b: Expr) -> Expr:
+    """a [B, H, M, K] by b [B, G, K, N], head h of `a` meeting head h // (H / G) of `b`."""
+    batch, heads, rows, depth = a.tensor_type.static_shape
+    groups, columns = b.tensor_type.static_shape[1], b.tensor_type.static_shape[3]
+    if heads == groups:
+        return op.nn.matmul(a, b)
+    left = reshape_to(a, (batch, groups, heads // groups * rows, depth))
+    return reshape_to(op.nn.matmul(left, b), (batch, heads, rows, columns))
+
+
+class _Masks:
+    """What keeps queries from keys: the mask input, causality, a window, and the number of valid keys per batch."""
+
+    def __init__(self, node: OnnxNode, query: Expr, key: Expr) -> None:
+        self.node = node
+        self.queries, self.keys = query.tensor_type.static_shape[2], key.tensor_type.static_shape[2]
+        self.like = query
+        self.lengths = node.get(6)
+        self.window = (node.attr_int("left_window_size", -1), node.attr_int("right_window_size", -1))
+        self.causal = node.attr_bool("is_causal", False)
+        self.bias = self._bias()
+
+    def applied(self, scores: Expr) -> Expr:
+        return scores if self.bias is None else op.add(scores, self.bias)
+
+    def without_blind_rows(self, weights: Expr) -> Expr:
+        """`weights` with zeros for queries that see no key at all."""
+        if self.bias is None:
+            return weights
+        if isinstance(self.bias, Constant) and bool(np.all(self.bias.data.max(axis=-1) > -np.inf)):
+            return weights
+        blind = op.equal(op.max(self.bias, axis=(-1,), keepdims=True), float_const(-math.inf, self.bias))
+        return op.where(blind, float_const(0.0, weights), weights)
+
+    def _bias(self) -> Expr | None:
+        """0 where a query sees a key, -inf where not, plus the mask input where it is of floats."""
+        parts = [part for part in (self._mask_input(), self._positions(), self._valid_keys()) if part is not None]
+        if not parts:
+            return None
+        total = parts[0]
+        for part in parts[1:]:
+            total = op.add(total, part)
+        return total
+
+    def _barred(self, allowed: Expr) -> Expr:
+        return op.where(allowed, float_const(0.0, self.like), float_const(-math.inf, self.like))
+
+    def _mask_input(self) -> Expr | None:
+        """The mask, padded to all keys by "not allowed"."""
+        mask = self.node.get(3)
+        if mask is None:
+            return None
+        mask = self._barred(mask) if mask.dtype.is_bool else mask
+        shape = mask.tensor_type.static_shape
+        missing = self.keys - shape[-1]
+        if missing <= 0 or (shape[-1] == 1 < self.keys and len(shape) == 1):
+            return mask
+        rest = Constant(np.full((*shape[:-1], missing), -np.inf).astype(str(mask.dtype)))
+        return op.concatenate([mask, rest], axis=-1)
+
+    def _positions(self) -> Expr | None:
+        """Causality and window. Query i stands at position i + offset, after the cached or earlier keys."""
+        left, right = self.window
+        if not self.causal and left < 0 and right < 0:
+            return None
+        distance = np.arange(self.queries)[:, None] - np.arange(self.keys)[None, :]
+        if self.lengths is None or self.node.get(4) is not None:
+            past = 0 if self.node.get(4) is None else self.node.shape(4)[2]
+            return self._barred(Constant(self._visible(distance + past)))
+        batch = self.node.static(self.lengths, "the shape of nonpad_kv_seqlen")[0]
+        offset = op.subtract(self.lengths, Constant(np.array(self.queries, str(self.lengths.dtype))))
+        at = op.add(op.reshape(offset, (batch, 1, 1, 1)), Constant(distance.astype(str(self.lengths.dtype))))
+        conditions: list[Expr] = []
+        if self.causal:
+            conditions.append(op.greater_equal(at, Constant(np.array(0, str(at.dtype)))))
+        if left >= 0:
+            conditions.append(op.less_equal(at, Constant(np.array(left, str(at.dtype)))))
+        if right >= 0:
+            conditions.append(op.greater_equal(at, Constant(np.array(-right, str(at.dtype)))))
+        allowed = conditions[0]
+        for condition in conditions[1:]:
+            allowed = op.logical_and(allowed, condition)
+        return self._barred(allowed)
+
+    def _visible(self, distance: np.ndarray) -> np.ndarray:
+        """Which keys are seen, by how far they lie behind the query."""
+        left, right = self.window
+        seen = np.ones(distance.shape, bool)
+        if self.causal:
+            seen &= distance >= 0
+        if left >= 0:
+            seen &= distance <= left
+        if right >= 0:
+            seen &= -distance <= right
+        return seen
+
+    def _valid_keys(self) -> Expr | None:
+        if self.lengths is None:
+            return None
+        batch = self.node.static(self.lengths, "the shape of nonpad_kv_seqlen")[0]
+        positions = Constant(np.arange(self.keys).astype(str(self.lengths.dtype)))
+        return self._barred(op.less(positions, op.reshape(self.lengths, (batch, 1, 1, 1))))
+
+
+@converter("RotaryEmbedding", since=23)
+def rotary_embedding(node: OnnxNode) -> Expr:
+    """Pairs of channels turned by an angle that depends on the position; caches hold the angles' cosines and sines."""
+    shape, heads = node.shape(0), node.attr_int("num_heads", 0)
+    flat = len(shape) == 3
+    if flat and (heads < 1 or shape[2] % heads):
+        raise node.error(f"{shape[2]} channels in {heads} heads", expected="num_heads that divides the channels")
+    x = (
+        reshape_to(node[0], (shape[0], shape[1], heads, shape[2] // heads))
+        if flat
+        else transposed(node[0], (0, 2, 1, 3))
+    )
+    size = x.tensor_type.static_shape[3]
+    turned = node.attr_int("rotary_embedding_dim", 0) or size
+    if turned % 2 or not 0 < turned <= size:
+        raise node.error(f"rotary_embedding_dim is {turned}", expected=f"an even number up to {size}")
+    cosine, sine = (_angles(node, index) for index in (1, 2))
+    interleaved = node.attr_bool("interleaved", False)
+    first, second = _pairs(x, turned, interleaved)
+    real = op.subtract(op.multiply(cosine, first), op.multiply(sine, second))
+    imaginary = op.add(op.multiply(sine, first), op.multiply(cosine, second))
+    if interleaved:
+        both = op.stack([real, imaginary], axis=-1)
+        result = reshape_to(both, (*x.tensor_type.static_shape[:3], turned))
+    else:
+        result = op.concatenate([real, imaginary], axis=-1)
+    if turned < size:
+        result = op.concatenate([result, op.strided_slice(x, (turned,), (size,), axes=(3,))], axis=-1)
+    return reshape_to(result, shape) if flat else transposed(result, (0, 2, 1, 3))
+
+
+def _angles(node: OnnxNode, index: int) -> Expr:
+    """A cache as [batch, length, 1, pairs], picked by position where positions are given."""
+    positions = node.get(3)
+    cache = node[index] if positions is None else op.take(node[index], positions, axis=0, mode="clip")
+    return op.expand_dims(cache, 2)
+
+
+def _pairs(x: Expr, turned: int, interleaved: bool) -> tuple[Expr, Expr]:
+    """The two halves of each pair: neighbours when interleaved, else the first and second half of the channels."""
+    if interleaved:
+        return tuple(op.strided_slice(x, (start,), (turned,), (2,), axes=(3,)) for start in (0, 1))  # type: ignore[return-value]
+    half = turned // 2
+    return op.strided_slice(x, (0,), (half,), axes=(3,)), op.strided_slice(x, (half,), (turned,), axes=(3,))

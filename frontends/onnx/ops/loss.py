@@ -1,0 +1,59 @@
+"""Losses: negative log likelihood and softmax cross entropy."""
+
+from __future__ import annotations
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr, const
+
+
+@converter("NegativeLogLikelihoodLoss", since=12)
+def negative_log_likelihood(node: OnnxNode) -> Expr:
+    return _loss(node, node[0])
+
+
+@converter("SoftmaxCrossEntropyLoss", since=12)
+def softmax_cross_entropy(node: OnnxNode) -> list[Expr | None]:
+    """The loss and, as second output, the logarithms of the probabilities."""
+    logarithms = op.nn.log_softmax(node[0], axis=1)
+    return [_loss(node, logarithms), logarithms]
+
+
+def _loss(node: OnnxNode, logarithms: Expr) -> Expr:
+    """-weight[target] * logarithms[n, target, ...], reduced as asked; targets equal to `ignore_index` do not count."""
+    target, classes = node[1], node.shape(0)[1]
+    reduction = node.attr_choice("reduction", ("mean", "sum", "none"), "mean")
+    ignored = node.attrs.get_int("ignore_index")
+    picked = op.gather(logarithms, 1, op.expand_dims(_inside(target, ignored), 1))
+    loss = op.negative(op.squeeze(picked, axis=(1,)))
+    weight = _weights(node, target, ignored, classes, loss)
+    if weight is not None:
+        loss = op.multiply(loss, weight)
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return op.sum(loss)
+    return op.mean(loss) if weight is None else op.divide(op.sum(loss), op.sum(weight))
+
+
+def _inside(target: Expr, ignored: int | None) -> Expr:
+    """`target` with ignored entries, which may be any number, replaced by class 0."""
+    if ignored is None:
+        return target
+    return op.where(op.equal(target, const(ignored, target.dtype)), const(0, target.dtype), target)
+
+
+def _weights(node: OnnxNode, target: Expr, ignored: int | None, classes: int, like: Expr) -> Expr | None:
+    """The weight of each element; None when all weigh the same."""
+    given = node.get(2)
+    if given is not None and node.shape(2) != (classes,):
+        raise node.error(f"weights of shape {list(node.shape(2))}", expected=f"[{classes}]")
+    if given is None and ignored is None:
+        return None
+    one = const(1.0, like.dtype)
+    weight = one if given is None else op.take(given, _inside(target, ignored), axis=0, mode="clip")
+    if ignored is None:
+        return weight
+    counts = op.not_equal(target, const(ignored, target.dtype))
+    return op.where(counts, weight, Constant(one.data * 0))

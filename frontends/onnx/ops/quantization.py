@@ -1,0 +1,157 @@
+"""Quantised tensors: conversions, and products of integers with scales around them."""
+
+from __future__ import annotations
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import float_const, reshape_to
+from frontends.onnx.ops.convolution import convolve
+from frontends.onnx.ops.elementwise import cast_to
+from frontends.onnx.ops.linear import matmul
+from frontends.onnx.registry import converter
+from frontends.onnx.tensors import dtype_name
+from relay import op
+from relay.expr import Expr
+from te.dtype import dtype as parse_dtype
+
+
+@converter("QuantizeLinear", since=10)
+def quantize_linear(node: OnnxNode) -> Expr:
+    """round(x / scale) + zero point, saturated to the target type."""
+    wanted = node.attrs.get_int("output_dtype")
+    zero = node.get(2)
+    target = "uint8" if not wanted else dtype_name(wanted, node.where)
+    target = target if zero is None else str(zero.dtype)
+    precision = node.attr_int("precision", 0)
+    compute = dtype_name(precision, node.where) if precision else str(node.dtype(1))
+    layout = _Layout(node, node.attr_int("axis", 1) if node.opset >= 13 else 0)
+    x, scale = op.cast(node[0], compute), op.cast(layout.spread(node[1]), compute)
+    saturate = node.attr_bool("saturate", True)
+    return _quantized(node, op.divide(x, scale), None if zero is None else layout.spread(zero), target, saturate)
+
+
+def _quantized(node: OnnxNode, x: Expr, zero: Expr | None, target: str, saturate: bool = True) -> Expr:
+    """`x`, in units of the scale, as `target`."""
+    parsed = parse_dtype(target)
+    if parsed.is_float:
+        return cast_to(node, x, target, saturate)
+    x = op.round(_at_least_float32(x))
+    if zero is not None:
+        x = op.add(x, op.cast(zero, x.dtype))
+    return op.cast(op.clip(x, float(parsed.min_value()), float(parsed.max_value())), target)
+
+
+def _at_least_float32(x: Expr) -> Expr:
+    return x if x.dtype.is_float and x.dtype.bits >= 32 else op.cast(x, "float32")
+
+
+@converter("DequantizeLinear", since=10)
+def dequantize_linear(node: OnnxNode) -> Expr:
+    """(x - zero point) * scale, of the scale's element type."""
+    wanted = node.attr_int("output_dtype", 0)
+    target = dtype_name(wanted, node.where) if wanted else str(node.dtype(1))
+    layout = _Layout(node, node.attr_int("axis", 1) if node.opset >= 13 else 0)
+    x, zero = op.cast(node[0], "float32"), node.get(2)
+    if zero is not None and not zero.dtype.is_float:
+        x = op.subtract(x, op.cast(layout.spread(zero), "float32"))
+    result = op.multiply(x, op.cast(layout.spread(node[1]), "float32"))
+    return result if target == "float32" else op.cast(result, target)
+
+
+class _Layout:
+    """How scales and zero points lie along the data: one, one per index of an axis, or one per block of it."""
+
+    def __init__(self, node: OnnxNode, axis: int) -> None:
+        self.node = node
+        self.shape = node.shape(0)
+        self.axis = axis
+        self.block = node.attr_int("block_size", 0)
+
+    def spread(self, x: Expr) -> Expr:
+        """`x` in a shape that broadcasts with the data."""
+        size, rank = x.tensor_type.static_shape, len(self.shape)
+        if not size or (size == (1,) and not self.block):
+            return reshape_to(x, ())
+        axis = self.node.axis(self.axis, rank)
+        if len(size) == 1 and not self.block:
+            if size[0] != self.shape[axis]:
+                raise self.node.error(f"{size[0]} scales for {self.shape[axis]} indices of axis {axis}")
+            return reshape_to(x, tuple(size[0] if i == axis else 1 for i in range(rank)))
+        if self.block < 1 or len(size) != rank or size[axis] * self.block < self.shape[axis]:
+            raise self.node.error(f"scales of shape {list(size)} in blocks of {self.block}")
+        repeated = op.repeat(x, self.block, axis)
+        if size[axis] * self.block == self.shape[axis]:
+            return repeated
+        return op.strided_slice(repeated, (0,), (self.shape[axis],), axes=(axis,))
+
+
+@converter("DynamicQuantizeLinear", since=11)
+def dynamic_quantize_linear(node: OnnxNode) -> list[Expr]:
+    """uint8 values, scale and zero point for the range of x, which always holds 0."""
+    x = node[0]
+    zero, top = float_const(0.0, x), float_const(255.0, x)
+    high, low = op.maximum(op.max(x), zero), op.minimum(op.min(x), zero)
+    width = op.subtract(high, low)
+    scale = op.divide(op.where(op.equal(width, zero), float_const(1.0, x), width), top)
+    point = op.clip(op.round(op.subtract(zero, op.divide(low, scale))), 0.0, 255.0)
+    values = op.clip(op.add(op.round(op.divide(x, scale)), point), 0.0, 255.0)
+    return [op.cast(values, "uint8"), scale, op.cast(point, "uint8")]
+
+
+def _centred(node: OnnxNode, index: int, zero_index: int, axis: int) -> Expr:
+    """Input `index` as int32 minus its zero point, which may be one per index of `axis`."""
+    x = op.cast(node[index], "int32")
+    zero = node.get(zero_index)
+    if zero is None:
+        return x
+    return op.subtract(x, op.cast(_along(node, zero, axis, len(x.shape)), "int32"))
+
+
+def _along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
+    """A scalar, or a vector laid along `axis` of a tensor of that rank; other shapes as they are."""
+    size = x.tensor_type.static_shape
+    if not size or size == (1,):
+        return reshape_to(x, ())
+    if len(size) > 1:
+        return x
+    return reshape_to(x, tuple(size[0] if i == axis % rank else 1 for i in range(rank)))
+
+
+@converter("MatMulInteger", since=10)
+def mat_mul_integer(node: OnnxNode) -> Expr:
+    a = _centred(node, 0, 2, -2 if node.rank(0) > 1 else -1)
+    return matmul(node, a, _centred(node, 1, 3, -1))
+
+
+@converter("ConvInteger", since=10)
+def conv_integer(node: OnnxNode) -> Expr:
+    return convolve(node, _centred(node, 0, 2, 1), _centred(node, 1, 3, 0))
+
+
+@converter("QLinearMatMul", since=10)
+def q_linear_mat_mul(node: OnnxNode) -> Expr:
+    """Inputs: A, its scale and zero point, B, its scale and zero point, the result's scale and zero point."""
+    a = _centred(node, 0, 2, -2 if node.rank(0) > 1 else -1)
+    product = matmul(node, a, _centred(node, 3, 5, -1))
+    rank = len(product.shape)
+    scales = [_along(node, node[1], -2, rank), _along(node, node[4], -1, rank), _along(node, node[6], -2, rank)]
+    return _requantized(node, product, scales, _along(node, node[7], -2, rank))
+
+
+@converter("QLinearConv", since=10)
+def q_linear_conv(node: OnnxNode) -> Expr:
+    """Inputs: X, its scale and zero point, W, its scale and zero point, the result's, and an int32 bias."""
+    data, weight = _centred(node, 0, 2, 1), _centred(node, 3, 5, 0)
+    product = convolve(node, data, weight)
+    rank = len(product.shape)
+    bias = node.get(8)
+    if bias is not None:
+        product = op.add(product, _along(node, bias, 1, rank))
+    scales = [_along(node, node[1], 1, rank), _along(node, node[4], 1, rank), _along(node, node[6], 1, rank)]
+    return _requantized(node, product, scales, _along(node, node[7], 1, rank))
+
+
+def _requantized(node: OnnxNode, product: Expr, scales: list[Expr], zero: Expr) -> Expr:
+    """The int32 `product` times the inputs' scales over the result's, as the zero point's type."""
+    a, b, result = (op.cast(scale, "float32") for scale in scales)
+    real = op.multiply(op.cast(product, "float32"), op.divide(op.multiply(a, b), result))
+    return _quantized(node, real, zero, str(zero.dtype))
