@@ -109,7 +109,7 @@ def _centred(node: OnnxNode, index: int, zero_index: int, axis: int) -> Expr:
 def _along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
     """A scalar, or a vector laid along `axis` of a tensor of that rank; other shapes as they are."""
     size = x.tensor_type.static_shape
-    if not size or size == (1,):
+    if size in ((), (1,)):
         return reshape_to(x, ())
     if len(size) > 1:
         return x
