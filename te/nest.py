@@ -256,10 +256,10 @@ class _StageNest:
     def _loop(self, leaf: IterVar, var: Var, body: Stmt) -> Stmt:
         attrs = self.stage.attrs_of(leaf)
         extent = self.loops.extents[leaf]
-        pragmas = {f"pragma_{name}": value for name, value in attrs.pragmas.items()}
+        pragmas = {f"pragma_{name}": True if value is None else value for name, value in attrs.pragmas.items()}
         if attrs.thread is not None or extent.const == 1:
             for key, value in pragmas.items():
-                body = AttrStmt(key, None, convert(True if value is None else value), body)
+                body = AttrStmt(key, None, convert(value), body)
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)

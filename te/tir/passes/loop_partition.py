@@ -18,7 +18,7 @@ from te.tir.substitute import fresh_copy
 
 __all__ = ["LoopPartition", "loop_partition"]
 
-_HINT = "loop_partition_hint"
+_HINT = "pragma_loop_partition_hint"
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def loop_partition(func: PrimFunc, max_copies: int = 16) -> PrimFunc:
 class LoopPartition(FunctionPass):
     """Peels the iterations in which a guard may fail off the loops that decide it.
 
-    Guards are the conditions marked `likely`; under a loop annotated "loop_partition_hint" also the comparisons in
+    Guards are the conditions marked `likely`; under a loop with "pragma_loop_partition_hint" also the comparisons in
     `if_then_else`, `Select` and branches (the masks of padding). A serial, unrolled or constant vectorized loop is cut
     in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
     loops and block axes stay one loop with a fast and a general body. Extents may be symbolic. At most `max_copies`

@@ -21,7 +21,7 @@ PIPELINE = [flatten, simplify, remove_no_op, loop_partition, vectorize, simplify
 def hinted(stmt):
     """Every loop with a partition hint."""
     if isinstance(stmt, For):
-        return stmt.replace(body=hinted(stmt.body), annotations={"loop_partition_hint": 1})
+        return stmt.replace(body=hinted(stmt.body), annotations={"pragma_loop_partition_hint": 1})
     return stmt
 
 
