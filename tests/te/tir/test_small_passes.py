@@ -1,0 +1,167 @@
+"""Before and after of the passes that do one small thing."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from te.dtype import HANDLE
+from te.tir import (
+    BufferLoad,
+    BufferStore,
+    Cast,
+    For,
+    ForKind,
+    IfThenElse,
+    PrimFunc,
+    Var,
+    call_intrin,
+    const,
+    decl_buffer,
+    maximum,
+    select,
+    seq,
+)  # fmt: skip
+from te.tir.interpreter import InterpreterError, interpret
+from te.tir.ops import all as all_of
+from te.tir.ops import floordiv
+from te.tir.passes.hoist_if_then_else import hoist_if_then_else
+from te.tir.passes.legalize_compute import LOW_PRECISION, legalize_compute
+from te.tir.passes.loop_partition import loop_partition
+from te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
+from te.tir.passes.unroll import unroll
+from te.tir.passes.vectorize import vectorize
+from te.tir.verifier import verify
+
+i, j = Var("i"), Var("j")
+
+
+def loop(var, extent, body, kind=ForKind.SERIAL, **annotations):
+    return For(var, const(0), const(extent), kind, body, annotations)
+
+
+def function(body, *buffers) -> PrimFunc:
+    handles = [Var(b.name, HANDLE) for b in buffers]
+    return PrimFunc(tuple(handles), body, dict(zip(handles, buffers, strict=True)))
+
+
+def lines(func: PrimFunc) -> list[str]:
+    return str(func).splitlines()[1:]
+
+
+def test_select_that_leaves_a_buffer_becomes_lazy():
+    a, b = decl_buffer((8,), name="A"), decl_buffer((8,), name="B")
+    shifted = select(i >= 1, BufferLoad(a, (i - 1,)), 0.0)
+    inside = select(i >= 1, BufferLoad(a, (i,)), 0.0)
+    func = function(loop(i, 8, seq(BufferStore(b, shifted, (i,)), BufferStore(b, inside, (i,)))), a, b)
+    with pytest.raises(InterpreterError, match="leaves axis 0"):
+        interpret(func, np.zeros(8, np.float32), np.zeros(8, np.float32))
+    safe = rewrite_unsafe_select(func)
+    assert lines(safe)[1:] == [
+        "        B[i] = if_then_else(i >= 1, A[i - 1], 0.0)",
+        "        B[i] = select(i >= 1, A[i], 0.0)",
+    ]
+    interpret(safe, np.zeros(8, np.float32), np.zeros(8, np.float32))
+    assert rewrite_unsafe_select(safe) is safe
+
+
+def test_select_that_may_divide_by_zero_becomes_lazy():
+    b = decl_buffer((8,), "int32", name="B")
+    func = function(loop(i, 8, BufferStore(b, select(i > 0, floordiv(const(8), i), 0), (i,))), b)
+    assert "if_then_else(i > 0, 8 // i, 0)" in str(rewrite_unsafe_select(func))
+
+
+def test_branches_leave_loops():
+    n, b = Var("n"), decl_buffer((8, 8), name="B")
+    store = BufferStore(b, const(1.0), (i, j))
+    other = BufferStore(b, const(2.0), (i, j))
+    body = loop(i, 8, loop(j, 8, IfThenElse(all_of(n > 3, i < n, j < 4), store)))
+    assert lines(hoist_if_then_else(function(body, b))) == [
+        "    if n > 3:",
+        "        for i in range(8):",
+        "            if i < n:",
+        "                for j in range(8):",
+        "                    if j < 4:",
+        "                        B[i, j] = 1.0",
+    ]
+    body = loop(i, 8, loop(j, 8, IfThenElse(n > 3, store, other)))
+    assert lines(hoist_if_then_else(function(body, b)))[0] == "    if n > 3:"
+    stays = function(loop(i, 8, loop(j, 8, IfThenElse(j > 3, store, other))), b)
+    assert hoist_if_then_else(stays) is stays
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_low_precision_computes_in_float32(kind):
+    a, b = decl_buffer((16,), kind, "A"), decl_buffer((16,), kind, "B")
+    x, y = BufferLoad(a, (i,)), BufferLoad(b, (i,))
+    value = maximum(x * y + x, select(x < y, x, y)) + Cast(x.dtype, i) - call_intrin(kind, "exp", x)
+    func = function(loop(i, 16, BufferStore(b, value, (i,))), a, b)
+    legal = legalize_compute(func)
+    verify(legal)
+    dtype = np.dtype(getattr(ml_dtypes, kind, kind))
+    data = np.random.default_rng(0).uniform(-1, 1, 16).astype(dtype)
+    expected, result = data[::-1].copy(), data[::-1].copy()
+    interpret(func, data, expected)
+    interpret(legal, data, result)
+    np.testing.assert_array_equal(result.view(np.uint8), expected.view(np.uint8))
+    assert legalize_compute(func, ()) is func
+    assert "float32" in str(legal) and set(LOW_PRECISION) > {kind}
+
+
+def test_tails_become_smaller_loops():
+    b = decl_buffer((30,), name="B")
+    value = i * 8 + j
+    guarded = IfThenElse(call_intrin("bool", "likely", value < 30), BufferStore(b, const(1.0), (value,)))
+    func = function(loop(i, 4, loop(j, 8, guarded, ForKind.VECTORIZED)), b)
+    assert lines(vectorize(loop_partition(func))) == [
+        "    for i in range(3):",
+        "        B[ramp(i * 8, 1, 8)] = broadcast(1.0, 8)",
+        "    B[ramp(24, 1, 6)] = broadcast(1.0, 6)",
+    ]
+
+
+def test_guards_of_parallel_loops_get_a_fast_body():
+    b = decl_buffer((30,), name="B")
+    value = i * 8 + j
+    guarded = IfThenElse(call_intrin("bool", "likely", value < 30), BufferStore(b, const(1.0), (value,)))
+    func = function(loop(i, 4, loop(j, 8, guarded), ForKind.PARALLEL), b)
+    assert lines(loop_partition(func)) == [
+        "    for i in parallel(4):",
+        "        if i < 3:",
+        "            for j in range(8):",
+        "                B[i * 8 + j] = 1.0",
+        "        else:",
+        "            for j_1 in range(6):",
+        "                B[j_1 + 24] = 1.0",
+    ]
+
+
+def test_padding_is_partitioned_on_a_hint():
+    a, b = decl_buffer((8,), name="A"), decl_buffer((8,), name="B")
+    inside = all_of(i >= 1, i < 8)
+    value = call_intrin("float32", "if_then_else", inside, BufferLoad(a, (i - 1,)), const(0.0))
+    store = BufferStore(b, value, (i,))
+    assert lines(loop_partition(function(loop(i, 8, store, loop_partition_hint=1), a, b))) == [
+        "    B[0] = 0.0",
+        "    for i in range(1, extent=7):  # loop_partition_hint: 1",
+        "        B[i] = A[i - 1]",
+    ]
+
+
+def test_unroll_respects_its_budget_and_pragmas():
+    b = decl_buffer((64,), name="B")
+    store = BufferStore(b, const(1.0), (i,))
+    assert len(lines(unroll(function(loop(i, 4, store, ForKind.UNROLLED), b)))) == 4
+    kept = function(loop(i, 64, store, ForKind.UNROLLED), b)
+    assert unroll(kept, max_statements=32) is kept
+    assert unroll(kept, explicit=False) is kept
+    automatic = function(loop(i, 8, store, pragma_auto_unroll_max_step=8), b)
+    assert len(lines(unroll(automatic))) == 8
+    assert len(lines(unroll(function(loop(i, 9, store, pragma_auto_unroll_max_step=8), b)))) == 2
+
+
+def test_loops_without_a_vector_form_become_serial():
+    b = decl_buffer((8,), name="B")
+    total = BufferStore(b, BufferLoad(b, (const(0),)) + 1.0, (const(0),))
+    assert lines(vectorize(function(loop(i, 8, total, ForKind.VECTORIZED), b)))[0] == "    for i in range(8):"
