@@ -5,9 +5,15 @@ from relay.transform.convert_layout import ConvertLayout
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.fold_constant import FoldConstant
+from relay.transform.fold_pad import FoldPad
+from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
+from relay.transform.recognize_patterns import RecognizePatterns
+from relay.transform.simplify_expr import SimplifyExpr
+from relay.transform.simplify_inference import SimplifyInference
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
 __all__ = [
@@ -17,13 +23,19 @@ __all__ = [
     "DumpInstrument",
     "EliminateCommonSubexpr",
     "FoldConstant",
+    "FoldPad",
+    "FoldScaleAxis",
     "FunctionPass",
     "FuseOps",
+    "PackWeights",
     "Pass",
     "PassContext",
     "PassInstrument",
+    "RecognizePatterns",
     "RewritePass",
     "Sequential",
+    "SimplifyExpr",
+    "SimplifyInference",
     "TimingInstrument",
     "default_pipeline",
 ]

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from backend.target import Target
+from relay.transform.canonicalize_ops import CanonicalizeOps
+from relay.transform.convert_layout import ConvertLayout
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.fold_constant import FoldConstant
+from relay.transform.fold_pad import FoldPad
+from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.pack_weights import PackWeights
+from relay.transform.recognize_patterns import RecognizePatterns
+from relay.transform.simplify_expr import SimplifyExpr
+from relay.transform.simplify_inference import SimplifyInference
 from te.ir import Pass
 
 __all__ = ["default_pipeline"]
@@ -17,9 +25,23 @@ def default_pipeline(opt_level: int, target: Target) -> tuple[Pass, ...]:
 
     Passes above `opt_level` are left out; `PassContext` may force or disable more by name.
     """
+    for_cpu: tuple[Pass, ...] = (PackWeights(target),) if "cpu" in target.keys else ()  # noqa: SIM118
     passes: tuple[Pass, ...] = (
         FoldConstant(),
         DeadCodeElimination(),
+        EliminateCommonSubexpr(),
+        CanonicalizeOps(),
+        SimplifyExpr(),
+        RecognizePatterns(),
+        SimplifyInference(),
+        FoldConstant(),
+        FoldScaleAxis(),
+        FoldPad(),
+        SimplifyExpr(),
+        ConvertLayout(),
+        *for_cpu,
+        FoldConstant(),
+        SimplifyExpr(),
         EliminateCommonSubexpr(),
         FuseOps(),
     )

@@ -1,0 +1,146 @@
+"""FoldScaleAxis: factors per channel go into the weights of the convolution or dense layer before or behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr, Function
+from relay.op.base import make_call
+from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relay.transform.builders import array_of, is_call_of
+from relay.transform.function_pass import FunctionPass
+from te.ir import PassContext
+
+__all__ = ["FoldScaleAxis"]
+
+_HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.dense")
+
+
+@dataclass(frozen=True)
+class FoldScaleAxis(FunctionPass):
+    """conv(x, w) * s = conv(x, w * s) and conv(x * s, w) = conv(x, w * s) for constants w, and s constant per channel.
+
+    A bias in between is scaled too: (conv(x, w) + b) * s = conv(x, w * s) + b * s. Values that are used elsewhere as
+    well are left alone. So batch norms (after SimplifyInference) behind convolutions leave only a bias.
+    """
+
+    opt_level: ClassVar[int] = 3
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite([ScaleBehind(), ScaleBehindBias(), BiasAfterBias(), ScaleBefore()], function)
+
+
+def _layer() -> Any:
+    return is_op(*_HEAVY)(wildcard(), is_constant())
+
+
+class ScaleBehind(PatternRule):
+    """conv(x, w) * s = conv(x, w * s)"""
+
+    layer = _layer()
+    scale = is_constant()
+    pattern = is_op("multiply")(layer, scale)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        layer = found.call(self.layer)
+        scale = _per_output_channel(layer, found[self.scale])
+        if scale is None or found.shared(layer) or layer.ty is not call.ty:
+            return None
+        return make_call(layer.op, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
+
+
+class ScaleBehindBias(PatternRule):
+    """(conv(x, w) + b) * s = conv(x, w * s) + b * s"""
+
+    layer = _layer()
+    bias, scale = is_constant(), is_constant()
+    sum = is_op("add")(layer, bias)
+    pattern = is_op("multiply")(sum, scale)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        layer, total = found.call(self.layer), found.call(self.sum)
+        scale = _per_output_channel(layer, found[self.scale])
+        shared = found.shared(layer) or found.shared(total)
+        if scale is None or shared or layer.ty is not call.ty or total.ty is not call.ty:
+            return None
+        weight = _scaled(layer, scale, output=True)
+        bias = Constant(np.multiply(array_of(found[self.bias]), array_of(found[self.scale])))
+        scaled = make_call(layer.op, (layer.args[0], weight), layer.span)  # type: ignore[arg-type]
+        return make_call("add", (scaled, bias), total.span)
+
+
+class BiasAfterBias(PatternRule):
+    """(conv(x, w) + a) + b = conv(x, w) + (a + b)"""
+
+    layer = _layer()
+    a, b = is_constant(), is_constant()
+    sum = is_op("add")(layer, a)
+    pattern = is_op("add")(sum, b)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        layer, total = found.call(self.layer), found.call(self.sum)
+        vectors = [_per_output_channel(layer, found[p]) for p in (self.a, self.b)]
+        if any(v is None for v in vectors) or found.shared(total) or layer.ty is not call.ty:
+            return None
+        bias = Constant(np.add(array_of(found[self.a]), array_of(found[self.b])))
+        return make_call("add", (layer, bias), total.span)
+
+
+class ScaleBefore(PatternRule):
+    """conv(x * s, w) = conv(x, w * s); padding stays zero"""
+
+    x, scale, weight = wildcard(), is_constant(), is_constant()
+    product = is_op("multiply")(x, scale)
+    pattern = is_op(*_HEAVY)(product, weight)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        product = found.call(self.product)
+        grouped = getattr(call.op, "groups", 1) != 1
+        if grouped or found.shared(product) or found[self.x].ty is not product.ty:
+            return None
+        axis = _data_axis(call)
+        scale = _along_axis(array_of(found[self.scale]), len(product.shape), axis, product.shape[axis])
+        if scale is None:
+            return None
+        weight = _scaled(call, scale, output=False)
+        return make_call(call.op, (found[self.x], weight), call.span)  # type: ignore[arg-type]
+
+
+def _data_axis(layer: Call) -> int:
+    """The dimension of a layer's data and result that holds the channels."""
+    if is_call_of(layer, "nn.dense"):
+        return len(layer.shape) - 1
+    return layer.op.data_layout.index("C")  # type: ignore[union-attr]
+
+
+def _weight_axis(layer: Call, output: bool) -> int:
+    """The dimension of a layer's weights that runs along the output (input) channels."""
+    if is_call_of(layer, "nn.dense"):
+        return 0 if output else 1
+    return layer.op.kernel_layout.index("O" if output else "I")  # type: ignore[union-attr]
+
+
+def _per_output_channel(layer: Call, constant: Expr) -> np.ndarray[Any, Any] | None:
+    axis = _data_axis(layer)
+    return _along_axis(array_of(constant), len(layer.shape), axis, layer.shape[axis])
+
+
+def _along_axis(data: np.ndarray[Any, Any], rank: int, axis: int, size: object) -> np.ndarray[Any, Any] | None:
+    """`data`, broadcast to `rank` dimensions, as a vector along `axis`; None when it varies along another one."""
+    if data.ndim > rank or not isinstance(size, int):
+        return None
+    shape = (*[1] * (rank - data.ndim), *data.shape)
+    if any(d != 1 for a, d in enumerate(shape) if a != axis):
+        return None
+    return np.broadcast_to(data.reshape(-1), (size,))
+
+
+def _scaled(layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
+    """The layer's weights times `scale` along their output (input) channels, rounded once."""
+    weight = layer.args[1]
+    data, axis = array_of(weight), _weight_axis(layer, output)
+    factors = scale.astype(np.float64).reshape([-1 if a == axis else 1 for a in range(data.ndim)])
+    return Constant((data * factors).astype(data.dtype), span=weight.span)

@@ -1,0 +1,409 @@
+"""SimplifyExpr: algebra on graphs. One rule per identity; each docstring is the rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr, Function
+from relay.op.base import OpPattern, make_call
+from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
+from relay.transform.function_pass import FunctionPass
+from relay.type import TensorType, shapes_equal
+from te.dtype import DType
+from te.ir import PassContext
+
+__all__ = ["SimplifyExpr"]
+
+
+@dataclass(frozen=True)
+class SimplifyExpr(FunctionPass):
+    """Identities, views of views, transposes of transposes, casts of casts, chains of constants are reduced.
+
+    Views (`reshape`) move behind elementwise operators, where they are free and keep no two kernels apart.
+    """
+
+    opt_level: ClassVar[int] = 1
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite([rule() for rule in RULES], function)
+
+
+def _is_uniform(value: float) -> Callable[[Constant], bool]:
+    """A constant whose elements all are `value`; big ones are not looked at."""
+    return lambda c: c.data.size in range(1, 4097) and c.data.dtype.kind in "biufV" and bool(np.all(c.data == value))
+
+
+def _attr(call: Call, name: str) -> Any:
+    return getattr(call.op, name)
+
+
+class ReshapeOfReshape(PatternRule):
+    """reshape(reshape(x)) = reshape(x), and x itself when the shape is the same"""
+
+    x = wildcard()
+    inner = is_op("reshape")(x)
+    pattern = is_op("reshape")(inner) | is_op("reshape")(x)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x = found[self.x]
+        if x.ty is call.ty:
+            return x
+        return make_call(call.op, (x,), call.span) if self.inner in found else None  # type: ignore[arg-type]
+
+
+class TransposeOfTranspose(PatternRule):
+    """transpose(transpose(x, p), q) = transpose(x, p[q])"""
+
+    x = wildcard()
+    inner = is_op("transpose")(x)
+    pattern = is_op("transpose")(inner)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        first, second = _attr(found.call(self.inner), "axes"), _attr(call, "axes")
+        return make_call("transpose", (found[self.x],), call.span, axes=tuple([first[a] for a in second]))
+
+
+class TransposeThatMovesNothing(PatternRule):
+    """transpose(x, p) = reshape(x) when p keeps the order of the dimensions greater than 1, x when p is the identity"""
+
+    x = wildcard()
+    pattern = is_op("transpose")(x)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, axes = found[self.x], _attr(call, "axes")
+        if not keeps_order(axes, x.shape) or not call.tensor_type.is_static:
+            return x if axes == tuple(range(len(axes))) else None
+        return reshaped(x, call.shape, call.span)
+
+
+class CastOfCast(PatternRule):
+    """cast(cast(x, a), b) = cast(x, b) when a holds all values of x; cast(x, its own type) = x"""
+
+    x = wildcard()
+    inner = is_op("cast")(x)
+    pattern = is_op("cast")(inner) | is_op("cast")(x)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x = found[self.x]
+        if self.inner in found and not _widens(x.dtype, found[self.inner].dtype):
+            return None
+        if x.ty is call.ty:
+            return x
+        return make_call(call.op, (x,), call.span) if self.inner in found else None  # type: ignore[arg-type]
+
+
+def _widens(a: DType, b: DType) -> bool:
+    """Does every value of `a` exist in `b`, so that a conversion there loses nothing?"""
+    if a.is_bool:
+        return not b.is_handle
+    if a.is_float:
+        return a == b or (b.is_float and b.bits > a.bits and b.code != "bfloat")
+    if b.is_float:
+        return {"float": {64: 53, 32: 24, 16: 11}}.get(b.code, {}).get(b.bits, 0) >= a.bits
+    if a.is_uint and b.is_int:
+        return b.bits > a.bits
+    return a.is_int == b.is_int and b.bits >= a.bits
+
+
+class NeutralOperand(PatternRule):
+    """x + 0 = x * 1 = x, when the constant does not broadcast x"""
+
+    x = wildcard()
+    pattern = is_op("add")(x, is_constant(_is_uniform(0))) | is_op("multiply")(x, is_constant(_is_uniform(1)))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        return found[self.x] if found[self.x].ty is call.ty else None
+
+
+class NeutralRightOperand(PatternRule):
+    """x - 0 = x / 1 = x ** 1 = x, when the constant does not broadcast x"""
+
+    x = wildcard()
+    pattern = is_op("subtract")(x, is_constant(_is_uniform(0))) | is_op("divide", "power")(
+        x, is_constant(_is_uniform(1))
+    )
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        return found[self.x] if found[self.x].ty is call.ty else None
+
+
+class DivideByPowerOfTwo(PatternRule):
+    """x / c = x * (1/c) for floats when 1/c is exact"""
+
+    x, c = wildcard(), is_constant(lambda c: c.data.size == 1 and c.ty.dtype.is_float)
+    pattern = is_op("divide")(x, c)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        c = found[self.c]
+        assert isinstance(c, Constant)
+        value = float(c.data.item())
+        if not 2**-14 <= abs(value) <= 2**14 or abs(math.frexp(value)[0]) != 0.5:
+            return None
+        return make_call("multiply", (found[self.x], Constant((1 / c.data).astype(c.data.dtype))), call.span)
+
+
+class ChainOfConstants(PatternRule):
+    """(x + a) + b = x + (a + b), (x * a) * b = x * (a * b) for constants a, b"""
+
+    x, a, b = wildcard(), is_constant(), is_constant()
+    inner = is_op("add", "multiply")(x, a)
+    pattern = is_op("add", "multiply")(inner, b)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        inner, x = found.call(self.inner), found[self.x]
+        if inner.op != call.op or isinstance(x, Constant) or found.shared(inner):
+            return None
+        a, b = found[self.a], found[self.b]
+        if not shapes_equal(inner.shape, call.shape) or _broadcast_size(a, b) > _MAX_CONSTANT:
+            return None
+        merged = call.op.reference(array_of(a), array_of(b))  # type: ignore[union-attr]
+        return make_call(call.op, (x, Constant(merged)), call.span)  # type: ignore[arg-type]
+
+
+_MAX_CONSTANT = 1 << 16
+
+
+def _broadcast_size(a: Expr, b: Expr) -> int:
+    """Elements of two constants broadcast together."""
+    return math.prod(np.broadcast_shapes(array_of(a).shape, array_of(b).shape))
+
+
+class ReluOfRelu(PatternRule):
+    """relu(relu(x)) = relu(x)"""
+
+    inner = is_op("nn.relu")
+    pattern = is_op("nn.relu")(inner)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        return found[self.inner]
+
+
+class ClipOfClip(PatternRule):
+    """clip(clip(x, a, b), c, d) = clip(x, max(a, c), min(b, d)) when the intervals meet"""
+
+    x = wildcard()
+    inner = is_op("clip")(x)
+    pattern = is_op("clip")(inner)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        inner = found.call(self.inner)
+        low = _tightest(max, _attr(inner, "a_min"), _attr(call, "a_min"))
+        high = _tightest(min, _attr(inner, "a_max"), _attr(call, "a_max"))
+        if low is not None and high is not None and low > high:
+            return None
+        return make_call("clip", (found[self.x],), call.span, a_min=low, a_max=high)
+
+
+def _tightest(choose: Callable[[float, float], float], a: float | None, b: float | None) -> float | None:
+    return b if a is None else a if b is None else choose(a, b)
+
+
+class BroadcastToInBinary(PatternRule):
+    """f(broadcast_to(x), y) = f(x, y) when x and y broadcast to the same result by themselves; broadcast_to(x, its own
+    shape) = x"""
+
+    pattern = is_op("broadcast_to", "add", "subtract", "multiply", "divide", "maximum", "minimum", "where")
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        name = call.op.name  # type: ignore[union-attr]
+        if name == "broadcast_to":
+            return call.args[0] if call.args[0].ty is call.ty else None
+        sources = [_without_broadcast(a) for a in call.args]
+        for i, source in enumerate(sources):
+            if source is call.args[i]:
+                continue
+            args = (*call.args[:i], source, *call.args[i + 1 :])
+            slim = make_call(call.op, args, call.span)  # type: ignore[arg-type]
+            if slim.ty is call.ty:
+                return slim
+        return None
+
+
+def _without_broadcast(e: Expr) -> Expr:
+    return e.args[0] if isinstance(e, Call) and is_call_of(e, "broadcast_to") else e
+
+
+class SliceOfEverything(PatternRule):
+    """strided_slice(x) = x when it takes all elements in order"""
+
+    x = wildcard()
+    pattern = is_op("strided_slice")(x)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        all_forward = all(s == 1 for s in _attr(call, "strides"))
+        return found[self.x] if all_forward and found[self.x].ty is call.ty else None
+
+
+class ConcatenateOfOne(PatternRule):
+    """concatenate(x) = x"""
+
+    x = wildcard()
+    pattern = is_op("concatenate")(x)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        return found[self.x]
+
+
+class ConcatenateOfConcatenate(PatternRule):
+    """concatenate(a, concatenate(b, c)) = concatenate(a, b, c) along one axis"""
+
+    pattern = is_op("concatenate")
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        flat: list[Expr] = []
+        for a in call.args:
+            nested = isinstance(a, Call) and a.op == call.op and not found.shared(a)
+            flat.extend(a.args if nested else (a,))  # type: ignore[union-attr]
+        return make_call(call.op, flat, call.span) if len(flat) > len(call.args) else None  # type: ignore[arg-type]
+
+
+class MatmulOfTransposed(PatternRule):
+    """batch_matmul(a, transpose(b)) = batch_matmul(a, b) with the other `transpose_b`, when the last two axes swap"""
+
+    pattern = is_op("nn.batch_matmul")
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        a, b = call.args
+        changes: dict[str, bool] = {}
+        inner_a, inner_b = _swapped(a), _swapped(b)
+        if inner_a is not None:
+            a, changes["transpose_a"] = inner_a, not _attr(call, "transpose_a")
+        if inner_b is not None:
+            b, changes["transpose_b"] = inner_b, not _attr(call, "transpose_b")
+        return make_call(call.op.replace(**changes), (a, b), call.span) if changes else None  # type: ignore[arg-type]
+
+
+def _swapped(e: Expr) -> Expr | None:
+    """x, when `e` is x with its last two dimensions swapped."""
+    if not isinstance(e, Call) or not is_call_of(e, "transpose"):
+        return None
+    rank = len(e.shape)
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+    return e.args[0] if _attr(e, "axes") == swap else None
+
+
+class ReshapeBehindUnary(PatternRule):
+    """f(reshape(x)) = reshape(f(x)) for elementwise f"""
+
+    pattern = wildcard().where(
+        lambda e: isinstance(e, Call)
+        and len(e.args) == 1
+        and getattr(e.op, "pattern", None) == OpPattern.ELEMWISE
+        and is_call_of(e.args[0], "reshape")
+    )
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        view = call.args[0]
+        assert isinstance(view, Call)
+        if found.shared(view) or not isinstance(call.ty, TensorType):
+            return None
+        moved = make_call(call.op, view.args, call.span)  # type: ignore[arg-type]
+        return make_call("reshape", (moved,), view.span, newshape=call.ty.shape)
+
+
+class ReshapeBehindBinary(PatternRule):
+    """f(reshape(x), y) = reshape(f(x, y')) for an elementwise f
+
+    when y is one number, runs along a last dimension that the view keeps, or has the result's shape.
+    """
+
+    pattern = is_op("add", "multiply", "maximum", "minimum", "subtract", "divide")
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        for i, view in enumerate(call.args):
+            if not isinstance(view, Call) or not is_call_of(view, "reshape"):
+                continue
+            if view.ty is not call.ty or found.shared(view):
+                continue
+            other = _seen_before(call.args[1 - i], view)
+            if other is None:
+                continue
+            x = view.args[0]
+            args = (x, other) if i == 0 else (other, x)
+            moved = make_call(call.op, args, call.span)  # type: ignore[arg-type]
+            if moved.ty is x.ty:
+                return make_call("reshape", (moved,), view.span, newshape=call.tensor_type.shape)
+        return None
+
+
+def _seen_before(other: Expr, view: Call) -> Expr | None:
+    """The operand that, before the view, does what `other` does behind it; None when there is none."""
+    x = view.args[0]
+    if not isinstance(other.ty, TensorType) or not other.ty.is_static or not x.tensor_type.is_static:
+        return None
+    if other.ty.size == 1:
+        return reshaped(other, ())
+    if other.ty is view.ty:
+        worthwhile = isinstance(other, Constant) or (_ends_heavy(x) and not _ends_heavy(other))
+        return reshaped(other, x.shape) if worthwhile else None
+    last = other.ty.shape[-1]
+    keeps_last = x.shape[-1:] == view.shape[-1:] == (last,)
+    if keeps_last and other.ty.size == last:
+        return reshaped(other, (last,))
+    return None
+
+
+def _ends_heavy(e: Expr) -> bool:
+    """Is `e` a heavy operator or elementwise work behind one, where fusion would put the next operator?"""
+    for _ in range(_MAX_EPILOGUE):
+        pattern = getattr(e.op, "pattern", None) if isinstance(e, Call) else None
+        if pattern == OpPattern.OUT_FUSABLE:
+            return True
+        if pattern is None or pattern > OpPattern.BROADCAST:
+            return False
+        assert isinstance(e, Call)
+        e = next((a for a in e.args if a.ty is e.ty), e.args[0])
+    return False
+
+
+_MAX_EPILOGUE = 8
+
+
+class InverseOfRoot(PatternRule):
+    """divide(1, sqrt(x)) = rsqrt(x)"""
+
+    x = wildcard()
+    one = is_constant(_is_uniform(1))
+    pattern = is_op("divide")(one, is_op("sqrt")(x))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        inverse = make_call("rsqrt", (found[self.x],), call.span)
+        return inverse if inverse.ty is call.ty else None
+
+
+class CopyOf(PatternRule):
+    """copy(x) = x"""
+
+    pattern = is_op("copy")
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        return call.args[0]
+
+
+RULES: tuple[type[PatternRule], ...] = (
+    ReshapeOfReshape,
+    TransposeOfTranspose,
+    TransposeThatMovesNothing,
+    CastOfCast,
+    NeutralOperand,
+    NeutralRightOperand,
+    DivideByPowerOfTwo,
+    ChainOfConstants,
+    ReluOfRelu,
+    ClipOfClip,
+    BroadcastToInBinary,
+    SliceOfEverything,
+    ConcatenateOfOne,
+    ConcatenateOfConcatenate,
+    MatmulOfTransposed,
+    ReshapeBehindUnary,
+    ReshapeBehindBinary,
+    InverseOfRoot,
+    CopyOf,
+)
