@@ -151,16 +151,21 @@ class _Converter:
         return self._reshape(_Arranged(of.expr, _full(of, before.ndim)), before, after)
 
     def _reshape(self, of: _Arranged, before: TensorType, after: TensorType) -> _Arranged | None:
-        """A view of an arranged value: groups of dimensions that turn into each other keep their places."""
+        """A view of an arranged value: groups of dimensions that turn into each other keep their places.
+
+        Where a group is not in one piece and in order, a transposition is due: to the order of the program, unless
+        only the channels are out of order and channels last can be kept.
+        """
         groups = _dimension_groups(before.static_shape, after.static_shape)
         place = {axis: i for i, axis in enumerate(of.perm)}
         ordered = sorted(groups, key=lambda g: min(place[a] for a in g.before))
         ones = [a for a in of.perm if before.shape[a] == 1 and not any(a in g.before for g in groups)]
-        needed = (*[a for g in ordered for a in g.before], *ones)
-        if len(ordered) == 1 and len(groups[0].before) > 1:
-            needed = tuple(range(before.ndim))
-        arranged = transposed(of.expr, [of.perm.index(a) for a in needed])
+        pieces = [a for g in ordered for a in g.before]
         perm = _with_ones([a for g in ordered for a in g.after], after.static_shape)
+        in_place = pieces == [a for a in of.perm if before.shape[a] != 1]
+        if not in_place and (after.ndim < 4 or perm != _channels_last(after.ndim)):
+            pieces, perm = sorted(pieces), tuple(range(after.ndim))
+        arranged = transposed(of.expr, [of.perm.index(a) for a in (*pieces, *ones)])
         return _Arranged(reshaped(arranged, [after.shape[a] for a in perm]), perm)
 
 

@@ -25,7 +25,7 @@ def default_pipeline(opt_level: int, target: Target) -> tuple[Pass, ...]:
 
     Passes above `opt_level` are left out; `PassContext` may force or disable more by name.
     """
-    for_cpu: tuple[Pass, ...] = (PackWeights(target),) if "cpu" in target.keys else ()  # noqa: SIM118
+    for_cpu: tuple[Pass, ...] = (PackWeights(target),) if "cpu" in target.keys else ()
     passes: tuple[Pass, ...] = (
         FoldConstant(),
         DeadCodeElimination(),

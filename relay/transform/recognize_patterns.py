@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
-from relay.op.base import make_call
+from relay.expr import Call, Constant, Expr, Function, numpy_dtype
+from relay.op.base import OpDef, make_call
 from relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, reshaped
 from relay.transform.function_pass import FunctionPass
@@ -24,7 +24,7 @@ class RecognizePatterns(FunctionPass):
     opt_level: ClassVar[int] = 2
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([SpelledLayerNorm(), SpelledRMSNorm(), SpelledGelu(), SpelledSilu()], function)
+        return rewrite([rule() for rule in RULES], function)
 
 
 def _number(value: float, tolerance: float = 1e-3) -> Pattern:
@@ -68,27 +68,6 @@ def _parameter(e: Expr, shape: tuple[Any, ...]) -> Expr | None:
     return reshaped(e, shape) if squeezed == tuple(shape) and all(d == 1 for d in leading) else None
 
 
-class SpelledLayerNorm(PatternRule):
-    """(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon) * gamma + beta = layer_norm(x, gamma, beta)"""
-
-    x, epsilon, gamma, beta = wildcard(), _one_number(), is_constant(), is_constant()
-    mean = _mean_of(x)
-    distance = is_op("subtract")(x, mean)
-    variance = _mean_of(_square_of(distance))
-    pattern = is_op("add")(is_op("multiply")(_over_root(distance, variance, epsilon), gamma), beta)
-
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        x = found[self.x]
-        axis = _last_axes(found.call(self.mean))
-        if axis is None or axis != _last_axes(found.call(self.variance)) or x.ty is not call.ty:
-            return None
-        gamma, beta = _parameter(found[self.gamma], x.shape[axis:]), _parameter(found[self.beta], x.shape[axis:])
-        if gamma is None or beta is None:
-            return None
-        epsilon = float(array_of(found[self.epsilon]).item())
-        return make_call("nn.layer_norm", (x, gamma, beta), call.span, axis=axis, epsilon=epsilon)
-
-
 class SpelledRMSNorm(PatternRule):
     """x / sqrt(mean(x**2) + epsilon) * gamma = rms_norm(x, gamma)"""
 
@@ -104,6 +83,40 @@ class SpelledRMSNorm(PatternRule):
             return None
         epsilon = float(array_of(found[self.epsilon]).item())
         return make_call("nn.rms_norm", (x, gamma), call.span, axis=axis, epsilon=epsilon)
+
+
+class CentredRMSNorm(PatternRule):
+    """rms_norm(x - mean(x), gamma) = layer_norm(x, gamma, 0)"""
+
+    x, gamma = wildcard(), wildcard()
+    mean = _mean_of(x)
+    pattern = is_op("nn.rms_norm")(is_op("subtract")(x, mean), gamma)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, gamma = found[self.x], found[self.gamma]
+        rms = call.op
+        assert isinstance(rms, OpDef)
+        axis: int = rms.axis % len(x.shape)  # type: ignore[attr-defined]
+        if _last_axes(found.call(self.mean)) != axis or x.ty is not call.ty or not gamma.tensor_type.is_static:
+            return None
+        beta = Constant(np.zeros(gamma.tensor_type.static_shape, numpy_dtype(gamma.dtype)))
+        epsilon = rms.epsilon  # type: ignore[attr-defined]
+        return make_call("nn.layer_norm", (x, gamma, beta), call.span, axis=axis, epsilon=epsilon)
+
+
+class ShiftedLayerNorm(PatternRule):
+    """layer_norm(x, gamma, 0) + beta = layer_norm(x, gamma, beta)"""
+
+    zero, beta = is_constant(lambda c: not c.data.any()), is_constant()
+    norm = is_op("nn.layer_norm")(wildcard(), wildcard(), zero)
+    pattern = is_op("add")(norm, beta)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        norm = found.call(self.norm)
+        beta = _parameter(found[self.beta], found[self.zero].shape)
+        if beta is None or norm.ty is not call.ty or found.shared(norm):
+            return None
+        return make_call(norm.op, (*norm.args[:2], beta), call.span)  # type: ignore[arg-type]
 
 
 class SpelledGelu(PatternRule):
@@ -132,3 +145,6 @@ class SpelledSilu(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         return make_call("nn.silu", (found[self.x],), call.span)
+
+
+RULES: tuple[type[PatternRule], ...] = (SpelledRMSNorm, CentredRMSNorm, ShiftedLayerNorm, SpelledGelu, SpelledSilu)

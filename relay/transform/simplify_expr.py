@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relay.expr import Call, Constant, Expr, Function
-from relay.op.base import OpPattern, make_call
+from relay.op.base import OpDef, OpPattern, make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
 from relay.transform.function_pass import FunctionPass
@@ -263,31 +263,6 @@ class ConcatenateOfConcatenate(PatternRule):
         return make_call(call.op, flat, call.span) if len(flat) > len(call.args) else None  # type: ignore[arg-type]
 
 
-class MatmulOfTransposed(PatternRule):
-    """batch_matmul(a, transpose(b)) = batch_matmul(a, b) with the other `transpose_b`, when the last two axes swap"""
-
-    pattern = is_op("nn.batch_matmul")
-
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        a, b = call.args
-        changes: dict[str, bool] = {}
-        inner_a, inner_b = _swapped(a), _swapped(b)
-        if inner_a is not None:
-            a, changes["transpose_a"] = inner_a, not _attr(call, "transpose_a")
-        if inner_b is not None:
-            b, changes["transpose_b"] = inner_b, not _attr(call, "transpose_b")
-        return make_call(call.op.replace(**changes), (a, b), call.span) if changes else None  # type: ignore[arg-type]
-
-
-def _swapped(e: Expr) -> Expr | None:
-    """x, when `e` is x with its last two dimensions swapped."""
-    if not isinstance(e, Call) or not is_call_of(e, "transpose"):
-        return None
-    rank = len(e.shape)
-    swap = (*range(rank - 2), rank - 1, rank - 2)
-    return e.args[0] if _attr(e, "axes") == swap else None
-
-
 class ReshapeBehindUnary(PatternRule):
     """f(reshape(x)) = reshape(f(x)) for elementwise f"""
 
@@ -350,14 +325,14 @@ def _seen_before(other: Expr, view: Call) -> Expr | None:
 
 
 def _ends_heavy(e: Expr) -> bool:
-    """Is `e` a heavy operator or elementwise work behind one, where fusion would put the next operator?"""
+    """Is `e` a contraction or elementwise work behind one, where fusion would put the next operator?"""
     for _ in range(_MAX_EPILOGUE):
-        pattern = getattr(e.op, "pattern", None) if isinstance(e, Call) else None
-        if pattern == OpPattern.OUT_FUSABLE:
-            return True
-        if pattern is None or pattern > OpPattern.BROADCAST:
+        if not isinstance(e, Call) or not isinstance(e.op, OpDef):
             return False
-        assert isinstance(e, Call)
+        if type(e.op).macs is not OpDef.macs:
+            return True
+        if e.op.pattern > OpPattern.BROADCAST or not e.args:
+            return False
         e = next((a for a in e.args if a.ty is e.ty), e.args[0])
     return False
 
@@ -401,7 +376,6 @@ RULES: tuple[type[PatternRule], ...] = (
     SliceOfEverything,
     ConcatenateOfOne,
     ConcatenateOfConcatenate,
-    MatmulOfTransposed,
     ReshapeBehindUnary,
     ReshapeBehindBinary,
     InverseOfRoot,

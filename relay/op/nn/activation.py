@@ -216,6 +216,7 @@ class PRelu(OpDef):
     """
 
     axis: int = 1
+    num_data_inputs = 1
 
     def infer(self, x: TensorType, slope: TensorType) -> TensorType:
         require_float(1, x)

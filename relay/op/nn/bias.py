@@ -22,6 +22,7 @@ class BiasAdd(OpDef):
     """
 
     axis: int = 1
+    num_data_inputs = 1
 
     def infer(self, x: TensorType, bias: TensorType) -> TensorType:
         require_same_dtype(1, x, bias)

@@ -44,6 +44,13 @@ class _Convolution(OpDef):
 
     rank: ClassVar[int]
 
+    num_data_inputs = 1
+
+    def transposed(self, perm: Ints, types: Sequence[Type]) -> OpDef | None:
+        layout = "".join([self.data_layout[p] for p in perm])
+        same_order = [a for a in layout if a not in "NC"] == [a for a in self.data_layout if a not in "NC"]
+        return self.replace(data_layout=layout) if same_order else None
+
     def _layouts(self) -> tuple[Layout, Layout, list[str]]:
         """Data layout, kernel layout, spatial axes in order. (C1), (C2)."""
         try:

@@ -172,6 +172,7 @@ class BatchNorm(OpDef):
 
     axis: int = 1
     epsilon: float = 1e-5
+    num_data_inputs = 1
 
     def infer(
         self, x: TensorType, gamma: TensorType, beta: TensorType, mean: TensorType, variance: TensorType
@@ -208,6 +209,7 @@ class InstanceNorm(OpDef):
     axis: int = 1
     epsilon: float = 1e-5
     reads_inputs_once = True
+    num_data_inputs = 1
 
     def infer(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
         require_float(1, x)
@@ -243,6 +245,7 @@ class GroupNorm(OpDef):
     axis: int = 1
     epsilon: float = 1e-5
     reads_inputs_once = True
+    num_data_inputs = 1
 
     def infer(self, x: TensorType, gamma: TensorType, beta: TensorType) -> TensorType:
         require_float(1, x)

@@ -224,6 +224,11 @@ class _AdaptivePool(OpDef):
             wide = np.stack([p.mean(a) if self.mode == "avg" else p.max(a) for p in parts], a)
         return wide.astype(x.dtype)
 
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        new = transposed_layout(self.layout, perm)
+        order = [[a for a in self.layout if a not in "NC"].index(a) for a in new if a not in "NC"]
+        return self.replace(layout=new, output_size=tuple([self.output_size[o] for o in order]))
+
 
 @register_op("nn.adaptive_avg_pool", pattern=OpPattern.OUT_FUSABLE)
 class AdaptiveAvgPool(_AdaptivePool):

@@ -18,7 +18,7 @@ def positive(n: int) -> Expr:
 
 
 def batch_norm(x: Expr, channels: int) -> Expr:
-    return nn.batch_norm(x, positive(channels), weights(channels), weights(channels), positive(channels))
+    return nn.batch_norm(x, positive(channels), weights(channels), weights(channels), positive(channels))[0]
 
 
 def test_batch_norm_behind_a_convolution_leaves_a_bias(transformed, operators):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from relay import Expr, Function, const, op, var
-from relay.op import nn
 from relay.transform import RecognizePatterns
 
 

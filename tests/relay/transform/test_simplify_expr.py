@@ -89,11 +89,6 @@ IDENTITIES: dict[str, tuple[tuple[int, ...], Build, Build]] = {
         lambda x: op.concatenate([x, op.concatenate([nn.relu(x), x])]),
         lambda x: op.concatenate([x, nn.relu(x), x]),
     ),
-    "product with a transpose": (
-        (2, 3, 4),
-        lambda x: nn.batch_matmul(x, op.transpose(x, (0, 2, 1)), transpose_b=False),
-        lambda x: nn.batch_matmul(x, x, transpose_b=True),
-    ),
     "a view behind an elementwise operator": (
         (2, 6),
         lambda x: nn.relu(op.reshape(op.tanh(x), (3, 4))),

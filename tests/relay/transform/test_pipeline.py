@@ -1,0 +1,122 @@
+"""The whole pipeline: meaning kept, few kernels for the networks one knows, long graphs in bounded time."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from backend.target import Target
+from relay import Call, Expr, Function, IRModule, const, op, var
+from relay.analysis import evaluation_order
+from relay.op import nn
+from relay.transform import CanonicalizeOps, FuseOps, PackWeights, Sequential, default_pipeline
+
+CPU = Target("llvm -mcpu=haswell")
+
+
+def weights(*shape: int) -> Expr:
+    return const(np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32") * 0.2)
+
+
+def positive(n: int) -> Expr:
+    return const(np.random.default_rng(n).uniform(0.5, 2.0, n).astype("float32"))
+
+
+def conv_bn(x: Expr, channels: int, kernel: int = 3, groups: int = 1) -> Expr:
+    w = weights(channels, int(x.shape[1]) // groups, kernel, kernel)
+    y = nn.conv2d(x, w, padding=kernel // 2, groups=groups)
+    return nn.batch_norm(y, positive(channels), weights(channels), weights(channels), positive(channels))[0]
+
+
+def kernels(function: Function) -> list[list[str]]:
+    """Operator names of each fused function, in order of evaluation."""
+    calls = [e for e in evaluation_order(function.body) if isinstance(e, Call) and isinstance(e.op, Function)]
+    return [[e.op.name for e in evaluation_order(c.op.body) if isinstance(e, Call)] for c in calls]
+
+
+def test_a_residual_block_is_one_kernel_per_convolution(transformed):
+    x = var("x", (1, 8, 8, 8))
+    y = nn.relu(conv_bn(x, 16))
+    y = nn.relu(op.add(conv_bn(nn.relu(conv_bn(y, 16)), 16), y))
+    y = nn.dense(op.reshape(nn.global_avg_pool2d(y), (1, 16)), weights(10, 16))
+    after = transformed(Function((x,), op.add(y, weights(10))), *default_pipeline(3, CPU))
+    assert kernels(after) == [
+        ["transpose"],
+        ["nn.conv2d_nhwc_packed", "add", "nn.relu"],
+        ["nn.conv2d_nhwc_packed", "add", "nn.relu"],
+        ["nn.conv2d_nhwc_packed", "add", "add", "nn.relu"],
+        ["mean"],
+        ["reshape"],
+        ["nn.dense_packed", "add"],
+    ]
+
+
+def test_depthwise_and_pointwise_convolutions(transformed):
+    x = var("x", (1, 8, 8, 8))
+    y = op.clip(conv_bn(x, 8, groups=8), 0.0, 6.0)
+    after = transformed(Function((x,), conv_bn(y, 16, kernel=1)), *default_pipeline(3, CPU))
+    names = kernels(after)
+    assert names[1:3] == [["nn.conv2d", "add", "clip"], ["nn.conv2d_nhwc_packed", "add"]]
+
+
+def test_a_transformer_layer(transformed):
+    heads, size, tokens = 2, 8, 4
+    x = var("x", (1, tokens, heads * size))
+
+    def project(y: Expr, units: int) -> Expr:
+        return op.add(nn.dense(y, weights(units, int(y.shape[-1]))), weights(units))
+
+    def split_heads(y: Expr) -> Expr:
+        return op.transpose(op.reshape(y, (1, tokens, heads, size)), (0, 2, 1, 3))
+
+    q, k, v = (split_heads(project(x, heads * size)) for _ in range(3))
+    scores = op.divide(nn.batch_matmul(q, op.transpose(k, (0, 1, 3, 2)), transpose_b=False), const(8.0**0.5))
+    mixed = nn.batch_matmul(nn.softmax(scores), v, transpose_b=False)
+    merged = op.reshape(op.transpose(mixed, (0, 2, 1, 3)), (1, tokens, heads * size))
+    y = nn.layer_norm(op.add(project(merged, heads * size), x), positive(16), weights(16))
+    hidden = project(y, 32)
+    gelu = op.multiply(op.multiply(hidden, op.add(op.erf(op.divide(hidden, const(2.0**0.5))), const(1.0))), const(0.5))
+    z = nn.layer_norm(op.add(project(gelu, 16), y), positive(16), weights(16))
+    names = [n for n in kernels(transformed(Function((x,), z), *default_pipeline(3, CPU))) if n != ["reshape"]]
+    assert names == [
+        ["nn.dense_packed", "add"],
+        ["transpose"],
+        ["transpose"],
+        ["nn.batch_matmul", "divide"],
+        ["nn.softmax"],
+        ["nn.batch_matmul"],
+        ["transpose", "reshape"],
+        ["nn.dense_packed", "add", "add"],
+        ["nn.layer_norm"],
+        ["nn.dense_packed", "add", "nn.gelu"],
+        ["nn.dense_packed", "add", "add"],
+        ["nn.layer_norm"],
+    ]
+
+
+def test_packing_follows_the_target(transformed):
+    x = var("x", (2, 3, 24))
+    function = Function((x,), nn.dense(x, weights(40, 24)))
+    wide, narrow = [
+        transformed(function, PackWeights(Target(t))).body.args[0].args[1].shape
+        for t in ("llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell")
+    ]
+    assert wide[-1] % 16 == 0 and narrow[-1] % 8 == 0
+
+
+def test_low_levels_keep_operators_apart(transformed):
+    x = var("x", (2, 3))
+    after = transformed(Function((x,), nn.relu(op.tanh(x))), CanonicalizeOps(), FuseOps())
+    assert kernels(after) == [["tanh", "nn.relu"]]
+
+
+def test_a_chain_of_ten_thousand_operators():
+    x = var("x", (4,))
+    y: Expr = x
+    for i in range(5_000):
+        y = nn.relu(op.add(y, const([float(i + 1)])))
+    start = time.perf_counter()
+    module = Sequential(default_pipeline(3, CPU))(IRModule({"main": Function((x,), y)}))
+    assert sum(len(k) for k in kernels(module["main"])) == 10_000
+    assert time.perf_counter() - start < 60
