@@ -70,7 +70,9 @@ class PackWeights(RewritePass):
         order = [op.kernel_layout.index(axis) for axis in "OHWI"]
         outputs_first = weight.transpose(order)
         channels, kh, kw, group_size = outputs_first.shape
-        if op.groups > 1 and (group_size == 1 or channels // op.groups % vector_lanes(self.target)):
+        if op.groups > 1 and group_size == 1:
+            return _channels_last(call, op, outputs_first)
+        if op.groups > 1 and channels // op.groups % vector_lanes(self.target):
             return call
         is_product = (kh, kw) == (1, 1) and op.strides == (1, 1) and not any(op.padding)
         line = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
@@ -83,3 +85,9 @@ class PackWeights(RewritePass):
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )
         return Call(made, (call.args[0], packed), span=call.span)
+
+
+def _channels_last(call: Call, op: Conv2D, weight: Array) -> Call:
+    """A depthwise convolution with weights (KH, KW, 1, C), so that vectors run along the channels."""
+    moved = Constant(np.ascontiguousarray(weight.transpose(1, 2, 3, 0)), span=call.args[1].span)
+    return Call(op.replace(kernel_layout="HWIO"), (call.args[0], moved), span=call.span)

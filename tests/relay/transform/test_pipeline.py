@@ -99,7 +99,7 @@ def test_packing_follows_the_target(transformed):
     x = var("x", (2, 3, 24))
     function = Function((x,), nn.dense(x, weights(40, 24)))
     wide, narrow = [
-        transformed(function, PackWeights(Target(t))).body.args[0].args[1].shape
+        transformed(function, PackWeights(Target(t))).body.args[1].shape
         for t in ("llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell")
     ]
     assert wide[-1] % 16 == 0 and narrow[-1] % 8 == 0
