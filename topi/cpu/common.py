@@ -9,7 +9,10 @@ import te
 from topi.cpu.tiling import parallel_worthwhile
 from topi.registry import operations_behind
 
-__all__ = ["INJECTIVE_TAGS", "constant_size", "inline_injective", "is_injective", "local_accumulator", "parallel"]
+__all__ = [
+    "INJECTIVE_TAGS", "constant_size", "inline_injective", "is_injective", "local_accumulator", "parallel",
+    "vectorize_panel",
+]  # fmt: skip
 
 INJECTIVE_TAGS = frozenset({"elemwise", "broadcast", "injective", "pad"})
 
@@ -50,3 +53,16 @@ def parallel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: fl
     """Share `axis` between threads when the kernel's `operations` are worth it."""
     if parallel_worthwhile(operations, lanes):
         s[tensor].parallel(axis)
+
+
+def vectorize_panel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int) -> None:
+    """Run the `panel` channels of `axis` as vectors; the axis is innermost.
+
+    A power of two of whole vectors is one long vector, which the code generator splits. Other numbers would be filled
+    up to one, so there each vector gets a loop iteration of its own.
+    """
+    vectors = max(panel // lanes, 1)
+    if vectors & (vectors - 1):
+        each, axis = s[tensor].split(axis, factor=lanes)
+        s[tensor].unroll(each)
+    s[tensor].vectorize(axis)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel
+from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel, vectorize_panel
 from topi.cpu.tiling import tile_rows, vector_lanes
 from topi.registry import operations_behind, register_schedule
 
@@ -61,13 +61,13 @@ def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, tar
         s[out].reorder(n, y, channel_outer, x_outer, x_inner, channel_inner)
         parallel(s, out, s[out].fuse(n, y), work, lanes)
     s[out].unroll(x_inner)
-    s[out].vectorize(channel_inner)
+    vectorize_panel(s, out, channel_inner, panel, lanes)
 
     s[accumulator].compute_at(s[out], x_outer)
     _, _, tile_x, tile_channel = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, tile_x, tile_channel)
     s[accumulator].unroll(tile_x)
-    s[accumulator].vectorize(tile_channel)
+    vectorize_panel(s, accumulator, tile_channel, panel, lanes)
     return s
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel
+from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel, vectorize_panel
 from topi.cpu.tiling import tile_rows, vector_lanes
 from topi.registry import register_schedule
 
@@ -42,13 +42,13 @@ def _tile_output(
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer
     s[out].unroll(row_inner)
-    s[out].vectorize(column_inner)
+    vectorize_panel(s, out, column_inner, panel, lanes)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
-    s[accumulator].vectorize(n)
+    vectorize_panel(s, accumulator, n, panel, lanes)
 
 
 @register_schedule("dense_packed", "cpu")

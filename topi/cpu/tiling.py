@@ -68,7 +68,8 @@ def _tiles(target: Target, lanes: int, vectors: int | None) -> Iterator[Register
 def _cost(tile: RegisterTile, rows: int, columns: int, steps: int) -> float:
     """Cycles of the whole problem; a last partial tile costs as much as a full one."""
     tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
-    return tiles * tile.cycles_per_step() * (steps + _TILE_OVERHEAD_STEPS)
+    partial = _PARTIAL_PANEL if columns % tile.columns else 1.0
+    return tiles * tile.cycles_per_step() * (steps + _TILE_OVERHEAD_STEPS) * partial
 
 
 def best_tile(
@@ -94,6 +95,9 @@ def tile_rows(target: Target, rows: int, panel: int, steps: int) -> int:
     lanes = min(vector_lanes(target), panel)
     return best_tile(target, rows, panel, steps, lanes=lanes, vectors=max(1, panel // lanes)).rows
 
+
+_PARTIAL_PANEL = 1.1
+"""A last panel that is not full costs a second copy of the code and a less favourable order of the loops."""
 
 _PARALLEL_CYCLES = 20_000
 """Work below this is done sooner by one thread: waking the others costs a few microseconds at worst."""
