@@ -54,7 +54,9 @@ def _reduce(
         value = before(x(*_source_index(i, ks, axes, x.ndim, keepdims)))
         return reducer(value, axis=ks) if ks else value
 
-    return te.compute(reduced_shape(x.shape, axes, keepdims), body, name=name, tag=COMM_REDUCE if ks else ELEMWISE)
+    attrs = {"reduces_last_axis": x.ndim - 1 in axes}
+    tag = COMM_REDUCE if ks else ELEMWISE
+    return te.compute(reduced_shape(x.shape, axes, keepdims), body, name=name, tag=tag, attrs=attrs)
 
 
 def _widened(reducer: Callable[..., Any], x: Tensor, axis: Axis, keepdims: bool, name: str) -> Tensor:

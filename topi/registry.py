@@ -100,7 +100,8 @@ def _find(tag: str, target: Target) -> _Entry | None:
 def schedule_for(outs: list[te.Tensor], target: Target) -> te.Schedule:
     """A schedule of everything behind `outs`, made by the anchor's schedule function.
 
-    Raises CompileError when no operation has a schedule for this target.
+    A group without an anchor gets the schedule registered for the tag "default". Raises CompileError when the target
+    has none.
     """
     best: tuple[_Entry, te.Operation] | None = None
     for op in operations_behind(outs):
@@ -108,8 +109,11 @@ def schedule_for(outs: list[te.Tensor], target: Target) -> te.Schedule:
         if entry is not None and (best is None or entry.rank >= best[0].rank):
             best = entry, op
     if best is None:
-        tags = sorted({op.tag for op in operations_behind(outs)} - {""})
-        raise CompileError(f"no schedule on {target} for a group tagged {', '.join(tags) or '(nothing)'}; "
-                           "register one with topi.register_schedule")  # fmt: skip
+        default = _find("default", target)
+        if default is None:
+            tags = sorted({op.tag for op in operations_behind(outs)} - {""})
+            raise CompileError(f"no schedule on {target} for a group tagged {', '.join(tags) or '(nothing)'}; "
+                               "register one with topi.register_schedule")  # fmt: skip
+        best = default, outs[0].op
     entry, anchor = best
     return entry.function(outs, anchor, target)

@@ -1,4 +1,5 @@
-"""Every operator: types against numpy's results, and the compute definition, lowered and interpreted, against numpy.
+"""Every operator: types against numpy's results, and the compute definition, lowered and interpreted, and compiled, against
+numpy.
 
 One row says which operator, with which attributes, on which inputs. A registered operator without a row fails a test.
 """
@@ -13,7 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import relay
 import te
+from backend.runtime import device, graph_executor
 from relay.expr import numpy_dtype_name
 from relay.op import get_op, list_op_names
 from relay.type import TensorType, TupleType
@@ -404,6 +407,19 @@ def test_the_compute_definition_agrees_with_the_reference(row: Row) -> None:
     expected = results_of(get_op(row.op)(**row.attrs).reference(*row.inputs))
     for actual, wanted in zip(interpreted(row), expected, strict=True):
         assert_close(actual, wanted, row.tolerance)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_the_compiled_operator_agrees_with_the_reference(row: Row) -> None:
+    op = get_op(row.op)(**row.attrs)
+    params = [relay.var(f"x{k}", ty=ty) for k, ty in enumerate(types_of(row.inputs))]
+    model = relay.build(relay.Function(tuple(params), op(*params)), "llvm")
+    module = graph_executor.GraphModule(model["default"](device("cpu", 0)))
+    for k, x in enumerate(row.inputs):
+        module.set_input(f"x{k}", np.array(x, order="C"))
+    module.run()
+    for k, expected in enumerate(results_of(op.reference(*row.inputs))):
+        assert_close(module.get_output(k).numpy(), expected, max(row.tolerance, 3e-6))
 
 
 def test_every_operator_has_a_row() -> None:

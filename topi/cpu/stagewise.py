@@ -1,0 +1,65 @@
+"""A schedule that serves any computation on CPUs: stage after stage, each vectorised and in parallel.
+
+It is what operators without a schedule of their own get. Cheap stages are inlined; a reduction keeps a vector of
+neighbouring outputs in registers while it runs over its reduction axes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import constant_size, inline_injective, parallel
+from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.tiling import vector_lanes
+from topi.registry import register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_stagewise"]
+
+_CONVOLUTIONS = [
+    f"{kind}{rank}d{suffix}_{layout}"
+    for rank, layouts in ((1, ("ncw", "nwc")), (2, ("nchw", "nhwc")), (3, ("ncdhw", "ndhwc")))
+    for layout in layouts
+    for kind, suffix in (("conv", ""), ("depthwise_conv", ""), ("conv", "_transpose"))
+    if (kind, suffix, layout) != ("depthwise_conv", "", "nhwc")
+]
+_OTHERS = [
+    "attention", "batch_matmul", "comm_reduce_idx", "default", "dense", "group_norm", "instance_norm", "l2_normalize",
+    "lrn", "recurrent", "scan", "scatter", "sort",
+]  # fmt: skip
+
+
+@register_schedule([*_CONVOLUTIONS, *_OTHERS], "cpu")
+def schedule_stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Every stage that is not inlined by itself: its outer axes in parallel, its last axis as vectors."""
+    s = te.create_schedule([out.op for out in outs])
+    inline_injective(s, outs, keep=[anchor])
+    for stage in list(s.stages):
+        op = stage.op
+        if isinstance(op, te.ComputeOp) and stage.attach != "inline" and op.axis:
+            _schedule_stage(s, op, target)
+    return s
+
+
+def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
+    result = op.output(0)
+    lanes = vector_lanes(target, max(result.dtype.nbytes, 4))
+    work = constant_size([a.dom.extent for a in (*op.axis, *op.reduce_axis)]) * element_cost([op])
+    *outer, last = op.axis
+    accumulator = None
+    if op.reduce_axis and op.num_outputs == 1:
+        accumulator = s.cache_write(result, "local")
+        *outer, last = s[result].op.axis
+    if op.num_outputs > 1:
+        parallel(s, result, s[result].fuse(*outer, last), work, lanes)
+        return
+    group = s[result].fuse(*outer, vectorize_elements(s, result, last, last.dom.extent, lanes))
+    parallel(s, result, group, work, lanes)
+    if accumulator is not None:
+        s[accumulator].compute_at(s[result], group)
+        *data, column = s[accumulator].op.axis
+        s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, column)
+        s[accumulator].vectorize(column)
