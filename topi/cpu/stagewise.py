@@ -47,19 +47,27 @@ def schedule_stagewise(outs: list[te.Tensor], anchor: te.Operation, target: Targ
 def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
     result = op.output(0)
     lanes = vector_lanes(target, max(result.dtype.nbytes, 4))
-    work = constant_size([a.dom.extent for a in (*op.axis, *op.reduce_axis)]) * element_cost([op])
+    work = constant_size([extent_of(a) for a in (*op.axis, *op.reduce_axis)]) * element_cost([op])
     *outer, last = op.axis
-    accumulator = None
+    accumulator: te.Tensor | None = None
     if op.reduce_axis and op.num_outputs == 1:
-        accumulator = s.cache_write(result, "local")
+        written = s.cache_write(result, "local")
+        assert isinstance(written, te.Tensor)
+        accumulator = written
         *outer, last = s[result].op.axis
     if op.num_outputs > 1:
         parallel(s, result, s[result].fuse(*outer, last), work, lanes)
         return
-    group = s[result].fuse(*outer, vectorize_elements(s, result, last, last.dom.extent, lanes))
+    group = s[result].fuse(*outer, vectorize_elements(s, result, last, extent_of(last), lanes))
     parallel(s, result, group, work, lanes)
     if accumulator is not None:
         s[accumulator].compute_at(s[result], group)
         *data, column = s[accumulator].op.axis
         s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, column)
         s[accumulator].vectorize(column)
+
+
+def extent_of(axis: te.IterVar) -> te.Dim:
+    """How many values an axis takes."""
+    assert axis.dom is not None
+    return axis.dom.extent

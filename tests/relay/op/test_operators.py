@@ -1,5 +1,4 @@
-"""Every operator: types against numpy's results, and the compute definition, lowered and interpreted, and compiled, against
-numpy.
+"""Every operator against its numpy reference: its type, its compute definition interpreted, and compiled by LLVM.
 
 One row says which operator, with which attributes, on which inputs. A registered operator without a row fails a test.
 """
