@@ -62,6 +62,7 @@ from te.schedule import AutoInlineBroadcast, AutoInlineElemWise, AutoInlineInjec
 from te.stage import Stage
 from te.tag import tag_scope
 from te.tensor import Tensor
+from te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 from te.tir import ir_builder
 from te.tir.ops import (
     all,
@@ -96,6 +97,7 @@ __all__ = [
     "Schedule",
     "Stage",
     "Tensor",
+    "TensorIntrin",
     "abs",
     "acos",
     "acosh",
@@ -115,6 +117,7 @@ __all__ = [
     "cos",
     "cosh",
     "create_schedule",
+    "decl_tensor_intrin",
     "div",
     "erf",
     "exp",

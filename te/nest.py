@@ -16,8 +16,9 @@ from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from te.rewrite import map_reads
 from te.stage import MAX_LANES, Split, Stage
 from te.tensor import Tensor
+from te.tensorize import TensorizedLoops
 from te.tir import ops
-from te.tir.buffer import Buffer
+from te.tir.buffer import Buffer, buffer_strides
 from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
 from te.tir.ops import convert, seq
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
@@ -156,13 +157,6 @@ def _bind_dims(declared: Sequence[Dim], actual: Sequence[Dim]) -> dict[Var, Prim
     return {d: convert(a) for d, a in pairs if isinstance(d, Var) and d is not a}
 
 
-def buffer_strides(buffer: Buffer) -> list[Dim]:
-    """The strides of a buffer, computed for a compact one."""
-    if buffer.strides is not None:
-        return list(buffer.strides)
-    return [ops.product(buffer.shape[i + 1 :]) for i in range(len(buffer.shape))]
-
-
 def _has_reads(p: Poly) -> bool:
     return any(a.kind not in ("var",) for a in p.atoms())
 
@@ -197,7 +191,43 @@ class _StageNest:
         self.positions = {leaf.var: i for i, leaf in enumerate(self.leaves)}
         for guard in self.loops.guards:
             self.guards.setdefault(self._guard_position(guard), []).append(guard)
+        self.tensorized = self._match_intrinsic()
         self.first_reduce = next((i for i, leaf in enumerate(self.leaves) if leaf.kind == "reduce"), None)
+
+    def _match_intrinsic(self) -> tuple[int, TensorizedLoops] | None:
+        """The first tensorized leaf and the loops from it inwards as an instance of its intrinsic."""
+        for i, leaf in enumerate(self.leaves):
+            intrin = self.stage.attrs_of(leaf).intrin
+            if intrin is None:
+                continue
+            where = f"tensorize on stage {self.stage.name} with {intrin.name}"
+            if any(position >= i for position in self.guards):
+                raise ScheduleError(f"{where}: the tensorized loops are guarded, because a split inside or around them "
+                                    "does not divide; use factors that divide, or tail='shift'")  # fmt: skip
+            inside = [child.name for children in self.nests.children[self.stage][i:] for child in children]
+            if inside:
+                raise ScheduleError(f"{where}: stage {inside[0]} is computed inside the tensorized loops; compute it "
+                                    "at a loop around them")  # fmt: skip
+            return i, TensorizedLoops(self.math, self.loops, i, intrin)
+        return None
+
+    def _intrinsic(self, part: str, renamed: Callable[[Poly], Poly] = lambda p: p) -> Stmt:
+        assert self.tensorized is not None
+        _, match = self.tensorized
+        stmt = getattr(match.intrin, part)
+        if stmt is None:
+            raise ScheduleError(f"tensorize on stage {self.stage.name} with {match.intrin.name}: the intrinsic has no "
+                                f"{part}, which is needed when the reduction runs outside the tensorized loops; put "
+                                "all reduce loops inside, or declare it")  # fmt: skip
+        return match.place(stmt, self.nests.buffers, self.nests.indices, renamed)
+
+    def _tensorized_level(self, updating: bool) -> Stmt:
+        assert self.tensorized is not None
+        if updating:
+            return self._intrinsic("reduce_update")
+        if self.tensorized[1].intrin.body is not None:
+            return self._intrinsic("body")
+        return seq(self._intrinsic("reduce_init"), self._intrinsic("reduce_update"))
 
     def _guard_position(self, guard: Guard) -> int:
         """The leaf inside which the guard stands: as far out as its variables allow.
@@ -234,6 +264,8 @@ class _StageNest:
                                     "elements; cache_write the stage and split that of the copy")  # fmt: skip
 
     def _level(self, i: int, updating: bool) -> Stmt:
+        if self.tensorized is not None and i == self.tensorized[0]:
+            return self._tensorized_level(updating)
         if i == self.first_reduce and not updating:
             return seq(self._init_nest(i), self._level(i, updating=True))
         if i == len(self.leaves):
@@ -358,17 +390,25 @@ class _StageNest:
         def renamed(p: Poly) -> Poly:
             return self.math.poly(self.math.expr(p), renaming)
 
+        if self.tensorized is not None and self.tensorized[1].intrin.reduce_init is not None:
+            data = [leaf for leaf in data if self.positions[leaf.var] < self.tensorized[0]]
+            body = self._intrinsic("reduce_init", renamed)
+        else:
+            body = self._init_guards(len(self.leaves), self._start(renamed), renamed)
+        for leaf in reversed(data):
+            body = self._init_guards(self.positions[leaf.var], body, renamed)
+            body = self._loop(leaf, fresh.get(leaf.var, leaf.var), body)
+        return body
+
+    def _start(self, renamed: Callable[[Poly], Poly]) -> Stmt:
+        """Store the start values, under the stage's predicate."""
         values = {iv.var: renamed(self.values[iv.var]) for iv in self._op().axis}
         stores: list[Stmt] = []
         reduction = self._reduction()
         for i, start in enumerate(reduction.init or reduction.combiner.identity):
             buffer, indices = self._target(i, values)
             stores.append(BufferStore(buffer, self.nests.lower(start, values), indices))
-        body = self._init_guards(len(self.leaves), self._predicated(seq(stores)), renamed)
-        for leaf in reversed(data):
-            body = self._init_guards(self.positions[leaf.var], body, renamed)
-            body = self._loop(leaf, fresh.get(leaf.var, leaf.var), body)
-        return body
+        return self._predicated(seq(stores))
 
     def _init_guards(self, position: int, body: Stmt, renamed: Callable[[Poly], Poly]) -> Stmt:
         for guard in reversed(self.guards.get(position, ())):

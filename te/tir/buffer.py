@@ -9,7 +9,7 @@ from te.dtype import HANDLE, DType, dtype
 from te.ir.structural import StructuralEqual
 from te.tir.expr import Dim, Var
 
-__all__ = ["Buffer", "decl_buffer"]
+__all__ = ["Buffer", "buffer_strides", "decl_buffer"]
 
 
 class Buffer:
@@ -75,3 +75,14 @@ def decl_buffer(
     return Buffer(
         name, shape, dtype, data=data, strides=strides, elem_offset=elem_offset, scope=scope, align=data_alignment
     )
+
+
+def buffer_strides(buffer: Buffer) -> list[Dim]:
+    """The strides of a buffer in elements, computed for a compact one."""
+    if buffer.strides is not None:
+        return list(buffer.strides)
+    strides: list[Dim] = [1] * len(buffer.shape)
+    for i in range(len(strides) - 2, -1, -1):
+        size, inner = buffer.shape[i + 1], strides[i + 1]
+        strides[i] = size * inner
+    return strides
