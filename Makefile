@@ -1,20 +1,43 @@
-PYTHON ?= python3.11
+# Everything runs in a virtual environment of its own, .venv; a machine needs Python 3.11 or newer, a C compiler and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test check lint
+.PHONY: demo test check lint conformance bench clean
 
-$(VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -e '.[dev]'
-	touch $@
+demo: $(VENV)/.installed
+	$(BIN)/python examples/demo.py
 
+# The whole suite.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS)
 
+# Its fast core.
 check: $(VENV)/.installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
+
+# The ONNX project's own models with recorded outputs.
+conformance: $(VENV)/.installed
+	$(BIN)/python -m pytest tests/conformance
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.kernels
+	$(BIN)/python -m benchmarks.models --models light_squeezenet,light_resnet50
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
