@@ -13,6 +13,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many random schedules tests/te/test_random_schedules.py tries (default 200)",
     )
+    parser.addoption("--update-docs", action="store_true", help="write what the pages' code prints into the pages")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
