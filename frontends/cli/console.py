@@ -53,7 +53,7 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         except UsageError as error:
             _report("usage", str(error))
             raise typer.Exit(EXIT_USAGE) from error
-        except (CompileError, RelaycError) as error:
+        except (CompileError, RelaycError, OSError) as error:
             if settings.traceback:
                 raise
             _report(type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", [])]))
@@ -103,12 +103,14 @@ class Steps:
 
 
 def print_top(name: str, values: np.ndarray, count: int) -> None:
-    """The `count` largest of `values`, by index along the last axis of the first row."""
-    rows = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
-    order = np.argsort(-rows[0].astype(np.float64), kind="stable")[:count]
-    table = Table("index", "value", title=f"{name}: the {len(order)} largest")
-    for index in order:
-        table.add_row(str(index), f"{float(rows[0][index]):.6g}")
+    """The `count` largest of `values` in the first item of the batch, with their indices in it."""
+    first = values[0] if values.ndim > 1 else values
+    order = np.argsort(-first.astype(np.float64).reshape(-1), kind="stable")[:count]
+    table = Table("index", "value")
+    for flat in order:
+        index = np.unravel_index(flat, first.shape)
+        table.add_row(", ".join(str(i) for i in index), f"{float(first[index]):.6g}")
+    out.print(f"the {len(order)} largest of {name}", markup=False)
     out.print(table)
 
 

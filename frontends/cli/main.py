@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,7 @@ import typer
 from backend.runtime.graph_executor import GraphModule
 from frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
 from frontends.cli.models import executor_for, is_onnx, open_model
-from frontends.cli.options import UsageError, fill_inputs, parse_shapes, read_inputs, write_archive
-from frontends.cli.show import Form, print_form
+from frontends.cli.options import Form, UsageError, fill_inputs, parse_shapes, read_inputs, write_archive
 
 __all__ = ["app"]
 
@@ -166,7 +166,7 @@ def show(
     graph: as imported · optimized: after the graph passes · kernels: one line per kernel · loops: lowered loop IR ·
     llvm: LLVM IR · asm: machine code. Example: relayc show model.onnx asm --kernel conv2d
     """
-    print_form(model, form, kernel, target, parse_shapes(shape or []), opt_level)
+    import_module("frontends.cli.show").print_form(model, form, kernel, target, parse_shapes(shape or []), opt_level)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
-import relay
 from backend.runtime import device, load_model
 from backend.runtime.artifact import CompiledModel
 from backend.runtime.graph_executor import GraphModule
 from frontends.cli.console import Steps
 from frontends.cli.options import Shapes
-from frontends.onnx import from_onnx
-from te.ir import PassContext
 
 __all__ = ["executor_for", "is_onnx", "open_model"]
 
@@ -23,15 +21,11 @@ def is_onnx(path: Path) -> bool:
 
 def open_model(path: Path, target: str, shapes: Shapes, opt_level: int, steps: Steps) -> CompiledModel:
     """The compiled model: loaded from an artifact, or compiled from an ONNX file with each step reported."""
-    if not is_onnx(path):
-        with steps.step("load"):
-            return load_model(path)
-    with steps.step("import"):
-        module, params = from_onnx(path, shape=shapes)
-    with steps.step("compile") as status, PassContext(opt_level=opt_level):
-        compiled = relay.build(module, target, params, mod_name=path.stem, progress=status.show)
-    steps.report(str(compiled.build_report))
-    return compiled
+    if is_onnx(path):
+        compiler = import_module("frontends.cli.compiling")  # an artifact runs without the compiler
+        return compiler.compile_onnx(path, target, shapes, opt_level, steps)
+    with steps.step("load"):
+        return load_model(path)
 
 
 def executor_for(model: CompiledModel, where: str, threads: int | None) -> GraphModule:

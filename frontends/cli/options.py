@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-__all__ = ["UsageError", "fill_inputs", "parse_shapes", "read_inputs", "write_archive"]
+__all__ = ["Form", "UsageError", "fill_inputs", "parse_shapes", "read_inputs", "write_archive"]
 
 Shapes = dict[str, tuple[int, ...] | int]
 
 LARGEST_TOKEN = 100
 """Filled integer inputs lie below this, so that they can index any vocabulary."""
+
+
+class Form(StrEnum):
+    """What can be shown of a model."""
+
+    GRAPH = "graph"
+    OPTIMIZED = "optimized"
+    KERNELS = "kernels"
+    LOOPS = "loops"
+    LLVM = "llvm"
+    ASM = "asm"
 
 
 class UsageError(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
 
 import relay
@@ -13,24 +12,13 @@ from backend.runtime.artifact import CompiledModel
 from backend.target import Target
 from frontends.cli.console import Steps, out
 from frontends.cli.models import is_onnx, open_model
-from frontends.cli.options import Shapes, UsageError
+from frontends.cli.options import Form, Shapes, UsageError
 from frontends.onnx import from_onnx
 from relay.build.graph import make_graph
 from relay.build.lower import lower
 from te.ir import IRModule, PassContext
 
-__all__ = ["Form", "print_form"]
-
-
-class Form(StrEnum):
-    """What can be shown of a model."""
-
-    GRAPH = "graph"
-    OPTIMIZED = "optimized"
-    KERNELS = "kernels"
-    LOOPS = "loops"
-    LLVM = "llvm"
-    ASM = "asm"
+__all__ = ["print_form"]
 
 
 _SOURCES = {Form.LLVM: "ll", Form.ASM: "asm"}

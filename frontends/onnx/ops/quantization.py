@@ -113,7 +113,7 @@ def _along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
         return reshape_to(x, ())
     if len(size) > 1:
         return x
-    return reshape_to(x, tuple(size[0] if i == axis % rank else 1 for i in range(rank)))
+    return reshape_to(x, tuple(-1 if i == axis % rank else 1 for i in range(rank)))
 
 
 @converter("MatMulInteger", since=10)

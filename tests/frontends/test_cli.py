@@ -1,0 +1,148 @@
+"""The relayc command, end to end on a small model: what it writes, prints, and returns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from frontends.cli.main import app
+
+runner = CliRunner()
+WEIGHT = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with model.onnx (x[batch, 8] times a weight, softmax) and x.npy."""
+    folder = tmp_path_factory.mktemp("cli")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="layer/matmul"),
+        helper.make_node("Softmax", ["h"], ["y"], name="layer/softmax", axis=-1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 5])],
+        [numpy_helper.from_array(WEIGHT, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), folder / "model.onnx")
+    np.save(folder / "x.npy", np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32))
+    result = runner.invoke(app, ["compile", str(folder / "model.onnx"), "--shape", "batch=2"])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def expected(x: np.ndarray) -> np.ndarray:
+    scores = np.exp(x @ WEIGHT)
+    return scores / scores.sum(axis=-1, keepdims=True)
+
+
+def test_compile_writes_an_artifact_and_says_what_it_did(folder: Path) -> None:
+    path = folder / "other.relayc"
+    result = runner.invoke(app, ["compile", str(folder / "model.onnx"), "-o", str(path), "-s", "x:2,8"])
+    assert result.exit_code == 0 and path.is_file()
+    for word in ("import", "build", "save", "kernels", f"wrote {path}"):
+        assert word in result.output.replace("\n", " "), result.output
+
+
+@pytest.mark.parametrize("source", ["model.relayc", "model.onnx"])
+def test_run_gives_the_model_s_output(folder: Path, source: str) -> None:
+    command = ["run", str(folder / source), "-i", f"x={folder / 'x.npy'}", "-o", str(folder / "out.npz")]
+    result = runner.invoke(app, [*command, "--shape", "batch=2", "--print-top", "2"])
+    assert result.exit_code == 0, result.output
+    want = expected(np.load(folder / "x.npy"))
+    np.testing.assert_allclose(np.load(folder / "out.npz")["y"], want, rtol=1e-4)
+    assert "y: float32[2, 5]" in result.output
+    assert f"{want[0].max():.4g}" in result.output
+
+
+def test_bench_prints_latency_and_kernels(folder: Path) -> None:
+    result = runner.invoke(app, ["bench", str(folder / "model.relayc"), "-n", "3", "--threads", "1", "--profile", "5"])
+    assert result.exit_code == 0, result.output
+    for word in ("median (ms)", "p10", "p90", "threads", "nn.softmax"):
+        assert word in result.output, result.output
+
+
+@pytest.mark.parametrize(
+    ("form", "texts"),
+    [
+        ("graph", ["def @main(%x: Tensor[(2, 8), float32])", "nn.dense", "nn.softmax"]),
+        ("optimized", ["nn.softmax", "fn ("]),
+        ("kernels", ["layer/matmul", "layer/softmax"]),
+        ("loops", ["def fused_", "for "]),
+        ("llvm", ["define void @fused_"]),
+        ("asm", ["fused_", "ret"]),
+    ],
+)
+def test_show(folder: Path, form: str, texts: list[str]) -> None:
+    result = runner.invoke(app, ["show", str(folder / "model.onnx"), form, "--shape", "batch=2"])
+    assert result.exit_code == 0, result.output
+    for text in texts:
+        assert text in result.output, result.output
+
+
+def test_show_one_kernel(folder: Path) -> None:
+    command = ["show", str(folder / "model.onnx"), "llvm", "--shape", "batch=2", "-k"]
+    softmax = runner.invoke(app, [*command, "softmax"]).output
+    assert "softmax" in softmax and "define void @fused_nn_dense" not in softmax
+    assert runner.invoke(app, [*command, "no_such_kernel"]).output.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "texts"),
+    [
+        (["compile", "no.onnx"], 1, ["OnnxImportError", "no.onnx", "No such file"]),
+        (["compile", "x.txt"], 2, ["expected an .onnx file"]),
+        (["compile", "model.onnx", "--target", "nosuch"], 1, ["nosuch", "known are"]),
+        (["compile", "model.onnx", "--shape", "batch"], 2, ["expected input:1,3,224,224"]),
+        (["compile", "model.onnx", "--shape", "z:1"], 1, ["'z'", "no input", "'x'"]),
+        (["run", "model.relayc"], 2, ["no value for x", "float32[2, 8]"]),
+        (["run", "model.relayc", "--fill", "sevens"], 2, ["random, ones or zeros"]),
+        (["run", "no.relayc", "--fill", "ones"], 1, ["No such file"]),
+        (["run", "x.npy", "--fill", "ones"], 1, ["Artifact"]),
+        (["show", "model.relayc", "graph"], 2, ["expected an .onnx file"]),
+        (["run", "model.relayc", "--no-such-option"], 2, ["no-such-option"]),
+    ],
+)
+def test_failures_are_one_block_and_an_exit_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, texts: list[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    for text in texts:
+        assert text in result.output, result.output
+    assert "Traceback" not in result.output
+
+
+def test_traceback_on_request(folder: Path) -> None:
+    result = runner.invoke(app, ["--traceback", "compile", str(folder / "no.onnx")])
+    assert result.exception is not None and type(result.exception).__name__ == "OnnxImportError"
+
+
+def test_help_names_every_command_and_option() -> None:
+    top = runner.invoke(app, ["--help"]).output
+    for command in ("compile", "run", "bench", "show"):
+        assert command in top
+        assert runner.invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_running_an_artifact_does_not_load_the_compiler(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from frontends.cli.main import app\n"
+        f"result = CliRunner().invoke(app, ['run', {str(folder / 'model.relayc')!r}, '--fill', 'random'])\n"
+        "assert result.exit_code == 0, result.output\n"
+        "loaded = [n for n in ('relay', 'topi', 'onnx', 'networkx') if n in sys.modules]\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
