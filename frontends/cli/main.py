@@ -100,11 +100,12 @@ def run(
     Example: relayc run resnet50.relayc --input image.npz --print-top 5
     """
     steps = Steps(quiet=not is_onnx(model))
-    executor = executor_for(open_model(model, target, parse_shapes(shape or []), opt_level, steps), device, threads)
+    compiled = open_model(model, target, parse_shapes(shape or []), opt_level, steps)
+    executor = executor_for(compiled, device, threads)
     _set_inputs(executor, inputs, fill, seed)
     executor.run()
     results = [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
-    names = list(executor.get_output_info()[0])
+    names = [compiled.graph.tensors[number].name for number in compiled.graph.outputs]
     for name, value in zip(names, results, strict=True):
         out.print(f"{name}: {value.dtype}{list(value.shape)}")
         if print_count:

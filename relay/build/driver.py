@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,6 +104,7 @@ def build(
         module = optimize(mod, target, params)
     with report.step("plan"):
         graph = make_graph(module["main"])
+        _name_outputs(graph, module.attrs.get("output_names", ()))
     workloads = list({node.workload.key: node.workload for node in graph.nodes}.values())
     with report.step("lower"):
         kernels = _lower_all(workloads, target, progress)
@@ -122,6 +123,13 @@ def build(
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
+
+
+def _name_outputs(graph: ExecutionGraph, names: Sequence[str]) -> None:
+    """Call the outputs by the model's own names; one that is an input keeps the input's."""
+    for number, name in zip(graph.outputs, names, strict=False):
+        if number not in graph.inputs:
+            graph.tensors[number].name = name
 
 
 def _lower_all(workloads: list[Workload], target: Target, progress: Progress | None) -> list[Kernel]:

@@ -101,7 +101,7 @@ def test_show_one_kernel(folder: Path) -> None:
     [
         (["compile", "no.onnx"], 1, ["OnnxImportError", "no.onnx", "No such file"]),
         (["compile", "x.txt"], 2, ["expected an .onnx file"]),
-        (["compile", "model.onnx", "--target", "nosuch"], 1, ["nosuch", "known are"]),
+        (["compile", "model.onnx", "-s", "batch=2", "--target", "nosuch"], 1, ["nosuch", "known are"]),
         (["compile", "model.onnx", "--shape", "batch"], 2, ["expected input:1,3,224,224"]),
         (["compile", "model.onnx", "--shape", "z:1"], 1, ["'z'", "no input", "'x'"]),
         (["run", "model.relayc"], 2, ["no value for x", "float32[2, 8]"]),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from frontends.onnx.ops.common import float_const, transposed
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
+from relay.type import dims_equal
 
 
 @converter("MatMul", since=1)
@@ -19,18 +20,16 @@ def matmul(node: OnnxNode, a: Expr, b: Expr) -> Expr:
 
     A matrix on the right makes one product of all rows (`nn.dense`), everything else is `nn.matmul`.
     """
-    a_shape, b_shape = node.static(a, "the left operand"), node.static(b, "the right operand")
+    a_shape, b_shape = a.shape, b.shape
     if not a_shape or not b_shape:
         raise node.error("a scalar operand", expected="vectors or matrices")
     if len(a_shape) == 1:
-        product = matmul(node, reshape_to(a, (1, *a_shape)), b)
+        product = matmul(node, op.expand_dims(a, 0), b)
         return op.squeeze(product, axis=(-2 if len(b_shape) > 1 else 0,))
     if len(b_shape) == 1:
-        return op.squeeze(matmul(node, a, reshape_to(b, (*b_shape, 1))), axis=(-1,))
-    depth = a_shape[-1]
-    if b_shape[-2] != depth:
-        problem = f"matrices {list(a_shape)} and {list(b_shape)}"
-        raise node.error(problem, expected=f"the right one to have {depth} rows")
+        return op.squeeze(matmul(node, a, op.expand_dims(b, 1)), axis=(-1,))
+    if not dims_equal(a_shape[-1], b_shape[-2]):
+        raise node.error(f"matrices {a.ty} and {b.ty}", expected=f"the right one to have {a_shape[-1]} rows")
     if len(b_shape) == 2:
         return op.nn.dense(a, transposed(b, (1, 0)))
     return op.nn.matmul(a, b)
