@@ -8,13 +8,17 @@ import pytest
 
 from te.dtype import HANDLE
 from te.tir import (
+    Allocate,
+    AttrStmt,
     BufferLoad,
     BufferStore,
     Cast,
     For,
     ForKind,
     IfThenElse,
+    IterVar,
     PrimFunc,
+    Range,
     Var,
     call_intrin,
     const,
@@ -27,6 +31,8 @@ from te.tir.interpreter import InterpreterError, interpret
 from te.tir.ops import all as all_of
 from te.tir.ops import floordiv
 from te.tir.passes.hoist_if_then_else import hoist_if_then_else
+from te.tir.passes.inject_double_buffer import inject_double_buffer
+from te.tir.passes.inject_virtual_thread import inject_virtual_thread
 from te.tir.passes.legalize_compute import LOW_PRECISION, legalize_compute
 from te.tir.passes.loop_partition import loop_partition
 from te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
@@ -142,9 +148,9 @@ def test_padding_is_partitioned_on_a_hint():
     inside = all_of(i >= 1, i < 8)
     value = call_intrin("float32", "if_then_else", inside, BufferLoad(a, (i - 1,)), const(0.0))
     store = BufferStore(b, value, (i,))
-    assert lines(loop_partition(function(loop(i, 8, store, loop_partition_hint=1), a, b))) == [
+    assert lines(loop_partition(function(loop(i, 8, store, pragma_loop_partition_hint=True), a, b))) == [
         "    B[0] = 0.0",
-        "    for i in range(1, extent=7):  # loop_partition_hint: 1",
+        "    for i in range(1, extent=7):  # pragma_loop_partition_hint: True",
         "        B[i] = A[i - 1]",
     ]
 
@@ -165,3 +171,54 @@ def test_loops_without_a_vector_form_become_serial():
     b = decl_buffer((8,), name="B")
     total = BufferStore(b, BufferLoad(b, (const(0),)) + 1.0, (const(0),))
     assert lines(vectorize(function(loop(i, 8, total, ForKind.VECTORIZED), b)))[0] == "    for i in range(8):"
+
+
+def test_virtual_threads_are_interleaved():
+    a, b = decl_buffer((32,), name="A"), decl_buffer((8,), name="B")
+    acc, shared = decl_buffer((1,), name="acc", scope="local"), decl_buffer((4,), name="tile")
+    vt = IterVar(Range(0, 2), Var("vt"), "thread", "vthread")
+    load = loop(j, 4, BufferStore(shared, BufferLoad(a, (i * 4 + j,)), (j,)))
+    at = vt.var * 2 + j
+    add = BufferStore(acc, BufferLoad(acc, (const(0),)) + BufferLoad(shared, (vt.var,)), (const(0),))
+    body = seq(
+        BufferStore(acc, const(0.0), (const(0),)),
+        loop(i, 8, Allocate(shared, seq(load, add))),
+        loop(j, 2, BufferStore(b, BufferLoad(acc, (const(0),)), (at,))),
+    )
+    func = function(AttrStmt("virtual_thread", vt, const(2), Allocate(acc, body)), a, b)
+    result = inject_virtual_thread(func)
+    verify(result)
+    text = str(result)
+    assert "virtual_thread" not in text and text.count("unrolled(2)") == 3
+    assert 'acc = allocate([2], "float32", scope="local")' in text and "tile = allocate([4]" in text
+    data = np.random.default_rng(0).integers(0, 9, 32).astype(np.float32)
+    expected, out = np.zeros(8, np.float32), np.zeros(8, np.float32)
+    interpret(func, data, expected)
+    interpret(result, data, out)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_double_buffers_are_filled_ahead(start):
+    a, b, tile = decl_buffer((64,), name="A"), decl_buffer((64,), name="B"), decl_buffer((4,), name="tile")
+    fill = loop(i, 4, BufferStore(tile, BufferLoad(a, (j * 4 + i,)), (i,)))
+    use = loop(i, 4, BufferStore(b, BufferLoad(tile, (const(3) - i,)) * 2.0, (j * 4 + i,)))
+    body = Allocate(tile, seq(AttrStmt("double_buffer_scope", tile, const(1), fill), use))
+    func = function(For(j, const(start), const(9), ForKind.SERIAL, body), a, b)
+    result = inject_double_buffer(func)
+    verify(result)
+    assert 'tile = allocate([8], "float32")' in str(result) and "double_buffer" not in str(result)
+    data = np.arange(64, dtype=np.float32)
+    expected, out = np.zeros(64, np.float32), np.zeros(64, np.float32)
+    interpret(func, data, expected)
+    interpret(result, data, out, check_uninitialized=True)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_a_double_buffer_that_depends_on_the_loop_stays_single():
+    b, tile = decl_buffer((16,), name="B"), decl_buffer((4,), name="tile")
+    fill = loop(i, 4, BufferStore(tile, BufferLoad(b, (i,)), (i,)))
+    use = loop(i, 4, BufferStore(b, BufferLoad(tile, (i,)) + 1.0, (i,)))
+    body = Allocate(tile, seq(AttrStmt("double_buffer_scope", tile, const(1), fill), use))
+    result = inject_double_buffer(function(loop(j, 9, body), b))
+    assert "allocate([4]" in str(result) and "double_buffer" not in str(result)
