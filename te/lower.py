@@ -15,8 +15,12 @@ from te.tir.buffer import Buffer, decl_buffer
 from te.tir.expr import Var
 from te.tir.function import PrimFunc
 from te.tir.passes.flatten import Flatten
+from te.tir.passes.hoist_if_then_else import HoistIfThenElse
+from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
+from te.tir.passes.inject_virtual_thread import InjectVirtualThread
 from te.tir.passes.loop_partition import LoopPartition
 from te.tir.passes.remove_no_op import RemoveNoOp
+from te.tir.passes.rewrite_unsafe_select import RewriteUnsafeSelect
 from te.tir.passes.simplify import Simplify
 from te.tir.passes.storage_rewrite import StorageRewrite
 from te.tir.passes.unroll import Unroll
@@ -71,7 +75,20 @@ def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buff
 
 def lowering_passes() -> tuple[Pass, ...]:
     """The passes from scheduled loops to flat loops, in order."""
-    return (Flatten(), Simplify(), LoopPartition(), Vectorize(), Unroll(), Simplify(), RemoveNoOp(), StorageRewrite())
+    return (
+        Flatten(),
+        Simplify(),
+        RewriteUnsafeSelect(),
+        InjectVirtualThread(),
+        InjectDoubleBuffer(),
+        LoopPartition(),
+        HoistIfThenElse(),
+        Vectorize(),
+        Unroll(),
+        Simplify(),
+        RemoveNoOp(),
+        StorageRewrite(),
+    )
 
 
 def lower(
