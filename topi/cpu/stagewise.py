@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
+from te.tir import Dim, IterVar
 from topi.cpu.common import constant_size, inline_injective, parallel
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.tiling import vector_lanes
@@ -67,7 +68,7 @@ def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
         s[accumulator].vectorize(column)
 
 
-def extent_of(axis: te.IterVar) -> te.Dim:
+def extent_of(axis: IterVar) -> Dim:
     """How many values an axis takes."""
     assert axis.dom is not None
     return axis.dom.extent

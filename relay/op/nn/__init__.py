@@ -57,13 +57,15 @@ from relay.op.nn.pool import (
     max_pool2d,
     max_pool3d,
 )
+from relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d",
     "adaptive_max_pool3d", "attention", "avg_pool1d", "avg_pool2d", "avg_pool3d", "batch_matmul", "batch_norm",
     "bias_add", "celu", "conv1d", "conv1d_transpose", "conv2d", "conv2d_nhwc_packed", "conv2d_transpose", "conv3d",
     "conv3d_transpose", "dense", "dense_packed", "elu", "gelu", "global_avg_pool2d", "global_max_pool2d",
-    "group_norm", "hard_sigmoid", "hard_swish", "instance_norm", "l2_normalize", "layer_norm", "leaky_relu",
-    "log_softmax", "lp_pool", "lrn", "matmul", "max_pool1d", "max_pool2d", "max_pool3d", "mish", "pad", "prelu",
-    "relu", "rms_norm", "selu", "silu", "softmax", "softplus", "softsign", "thresholded_relu",
+    "group_norm", "gru", "hard_sigmoid", "hard_swish", "instance_norm", "l2_normalize", "layer_norm", "leaky_relu",
+    "log_softmax", "lp_pool", "lrn", "lstm", "matmul", "max_pool1d", "max_pool2d", "max_pool3d", "mish",
+    "pack_recurrence", "pad", "prelu", "relu", "rms_norm", "rnn", "selu", "silu", "softmax", "softplus", "softsign",
+    "thresholded_relu",
 ]  # fmt: skip

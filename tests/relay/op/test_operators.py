@@ -346,6 +346,23 @@ NORMALIZATION = [
     row("nn.attention", *[f32(1, 1, 2, 4)] * 3, np.array([[True, False], [False, False]]), scale=1.0),
 ]
 
+_LSTM = (f32(3, 2, 20), f32(2, 5, 4, 4), f32(2, 5), f32(2, 5))
+_GRU = (f32(3, 2, 12), f32(2, 4, 3, 2), f32(2, 4), f32(4))
+_RNN = (f32(4, 2, 5), f32(2, 5, 1, 4), f32(2, 5))
+_HARD = ("relu", "tanh", "sigmoid")
+
+RECURRENT = [
+    row("nn.lstm", *_LSTM, tolerance=2e-6),
+    row("nn.lstm", *_LSTM, i64(2, 0), has_lengths=True, reverse=True, tolerance=2e-6),
+    row("nn.lstm", *_LSTM, f32(3, 5), i64(3, 1), has_lengths=True, has_peepholes=True, clip=0.5, tolerance=2e-6),
+    row("nn.lstm", *_LSTM, activations=_HARD, input_forget=True, tolerance=4e-6),
+    row("nn.gru", *_GRU, tolerance=2e-6),
+    row("nn.gru", *_GRU, reset_after=True, reverse=True, tolerance=2e-6),
+    row("nn.gru", *_GRU, i64(1, 3), has_lengths=True, clip=1.0, tolerance=2e-6),
+    row("nn.rnn", *_RNN, tolerance=2e-6),
+    row("nn.rnn", *_RNN, i64(0, 2), has_lengths=True, reverse=True, activations=("relu",), tolerance=2e-6),
+]
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -356,6 +373,7 @@ ROWS = [
     *CONVOLUTION,
     *POOLING,
     *NORMALIZATION,
+    *RECURRENT,
 ]
 
 

@@ -1,0 +1,317 @@
+"""Recurrences over a sequence: LSTM, GRU and the plain RNN.
+
+Inputs common to all: products (T, B, G * H), the input's part of the G gates of every step, biases included; the
+recurrence weights packed (ceil(H / NR), H, G, NR), filled up with 0 (`pack_recurrence`); the initial state (B, H); with
+`has_lengths` last the lengths (B). Results: all outputs (T, B, H) and the final states (B, H), as a tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+import te
+import topi
+from relay.expr import Call, Expr, TupleGetItem
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, require, require_float, require_same_dtype
+from relay.op.nn.pad import pad
+from relay.op.transform import reshape, transpose
+from relay.type import TensorType, TupleType, Type, dims_equal, shapes_equal
+from topi.nn.recurrent import Gates
+
+__all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_recurrence", "rnn"]
+
+_BLOCK = 16
+"""Hidden units of a block: whole vectors on every CPU, four gates of them in registers."""
+
+_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Recurrent(OpDef):
+    """What all recurrences have.
+
+    (C1) the element type is a float; (C2) of all inputs but the lengths; (C3) products are (T, B, G * H), the weights
+    (ceil(H / NR), H, G, NR); (C4) states are (B, H); (C5) activations are sigmoid, tanh or relu, as many as the cell
+    has; (C6) lengths are B integers.
+    """
+
+    activations: tuple[str, ...]
+    reverse: bool = False
+    clip: float | None = None
+    has_lengths: bool = False
+
+    gate_count: ClassVar[int]
+    activation_count: ClassVar[int]
+
+    def _check(
+        self, products: TensorType, weight: TensorType, states: Sequence[TensorType], extra: Sequence[TensorType]
+    ) -> tuple[TensorType, TensorType]:
+        """The types of all outputs and of a state. `extra` ends with the lengths, if there are any."""
+        require_float(1, products)
+        others = extra[:-1] if self.has_lengths else extra
+        require_same_dtype(2, products, weight, *states, *others)
+        gates = self.gate_count
+        shaped = products.ndim == 3 and weight.ndim == 4 and weight.is_static
+        expected = (
+            f"(C3) products (T, B, {gates} H) and weights (blocks, H, {gates}, NR) expected; got {products}, {weight}"
+        )
+        require(shaped, expected)
+        blocks, hidden, packed_gates, lanes = weight.static_shape
+        whole = packed_gates == gates and blocks == -(-hidden // lanes)
+        require(whole and dims_equal(products.shape[2], gates * hidden), expected)
+        state = products.with_shape((products.shape[1], hidden))
+        for given in states:
+            require(given is state, f"(C4) a state must be {state}; got {given}")
+        known = all(a in _FUNCTIONS for a in self.activations) and len(self.activations) == self.activation_count
+        require(known, f"(C5) {self.activation_count} of {', '.join(_FUNCTIONS)} expected; got {self.activations}")
+        if self.has_lengths:
+            fits = extra[-1].dtype.is_integral and shapes_equal(extra[-1].shape, (products.shape[1],))
+            require(fits, f"(C6) lengths must be {products.shape[1]} integers; got {extra[-1]}")
+        return products.with_shape((*products.shape[:2], hidden)), state
+
+    def _gates(self) -> Gates:
+        return Gates(self.activations, self.reverse, self.clip)
+
+    def _apply(self, number: int, x: Array) -> Array:
+        limited = x if self.clip is None else np.clip(x, -self.clip, self.clip)
+        return _FUNCTIONS[self.activations[number]](limited)
+
+    def _run(
+        self,
+        products: Array,
+        weight: Array,
+        states: Sequence[Array],
+        lengths: Array | None,
+        step: Callable[[Array, Array, list[Array]], list[Array]],
+    ) -> tuple[Array, ...]:
+        """All steps in float64; ``step(x, R (G * H, H), states)`` gives the new states, the hidden one first."""
+        recurrence = unpacked(weight)
+        current = [s.astype(np.float64) for s in states]
+        y = np.zeros((*products.shape[:2], weight.shape[1]))
+        times = range(products.shape[0])
+        for t in reversed(times) if self.reverse else times:
+            new = step(products[t].astype(np.float64), recurrence, current)
+            live = np.full((products.shape[1], 1), True) if lengths is None else (t < lengths)[:, None]
+            y[t] = np.where(live, new[0], 0)
+            current = [np.where(live, n, c) for n, c in zip(new, current, strict=True)]
+        return tuple([v.astype(products.dtype) for v in (y, *current)])
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        products, weight = types[:2]
+        assert isinstance(products, TensorType) and isinstance(weight, TensorType)
+        return 0 if products.size is None else products.size * weight.static_shape[1]
+
+
+def unpacked(weight: Array) -> Array:
+    """(G * H, H) as float64 from (ceil(H / NR), H, G, NR)."""
+    blocks, hidden, gates, lanes = weight.shape
+    rows = weight.transpose(2, 0, 3, 1).reshape(gates, blocks * lanes, hidden)[:, :hidden]
+    return rows.reshape(gates * hidden, hidden).astype(np.float64)
+
+
+@register_op("nn.lstm", pattern=OpPattern.OPAQUE)
+class LSTM(_Recurrent):
+    """The recurrence of an LSTM (ONNX: LSTM, one direction): inputs products, weights, h0, c0; results y, h, c.
+
+    Gates in the order input, output, forget, cell: c' = f c + i g, h' = o act(c'). With `has_peepholes` a (3, H) input
+    follows c0, which adds p c to the input and forget gates and p c' to the output gate (rows input, output, forget).
+    `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'. Constraints as for all
+    recurrences; (C7) peepholes are (3, H).
+    """
+
+    activations: tuple[str, ...] = ("sigmoid", "tanh", "tanh")
+    input_forget: bool = False
+    has_peepholes: bool = False
+    gate_count = 4
+    activation_count = 3
+
+    def infer(
+        self, products: TensorType, weight: TensorType, h0: TensorType, c0: TensorType, *extra: TensorType
+    ) -> TupleType:
+        self._count_extra(len(extra))
+        y, state = self._check(products, weight, (h0, c0), extra)
+        if self.has_peepholes:
+            shape = (3, state.shape[1])
+            require(
+                shapes_equal(extra[0].shape, shape), f"(C7) peepholes must be {state.with_shape(shape)}; got {extra[0]}"
+            )
+        return TupleType([y, state, state])
+
+    def _count_extra(self, count: int) -> None:
+        expected = int(self.has_peepholes) + int(self.has_lengths)
+        require(count == expected, f"takes {4 + expected} inputs with these attributes, got {4 + count}")
+
+    def compute(
+        self, products: te.Tensor, weight: te.Tensor, h0: te.Tensor, c0: te.Tensor, *extra: te.Tensor
+    ) -> tuple[te.Tensor, ...]:
+        peephole = extra[0] if self.has_peepholes else None
+        lengths = extra[-1] if self.has_lengths else None
+        return topi.nn.lstm(products, weight, h0, c0, peephole, lengths, self._gates(), self.input_forget)
+
+    def reference(self, products: Array, weight: Array, h0: Array, c0: Array, *extra: Array) -> tuple[Array, ...]:
+        p = extra[0].astype(np.float64) if self.has_peepholes else np.zeros((3, weight.shape[1]))
+        hidden = weight.shape[1]
+
+        def step(x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
+            h, c = states
+            i, o, f, g = np.split(x + h @ recurrence.T, [hidden, 2 * hidden, 3 * hidden], 1)
+            i = self._apply(0, i + p[0] * c)
+            f = 1 - i if self.input_forget else self._apply(0, f + p[2] * c)
+            c = f * c + i * self._apply(1, g)
+            return [self._apply(0, o + p[1] * c) * _FUNCTIONS[self.activations[2]](c), c]
+
+        return self._run(products, weight, (h0, c0), extra[-1] if self.has_lengths else None, step)
+
+
+@register_op("nn.gru", pattern=OpPattern.OPAQUE)
+class GRU(_Recurrent):
+    """The recurrence of a GRU (ONNX: GRU, one direction): inputs products, weights, h0, hidden_bias (H); results y, h.
+
+    Gates in the order update z, reset r, hidden n: h' = (1 - z) n + z h. With `reset_after` n = act(x + r (h R^T +
+    hidden_bias)), else n = act(x + (r h) R^T + hidden_bias). Activations: of the gates, of n. Constraints as for all
+    recurrences; (C7) hidden_bias is (H).
+    """
+
+    activations: tuple[str, ...] = ("sigmoid", "tanh")
+    reset_after: bool = False
+    gate_count = 3
+    activation_count = 2
+
+    def infer(
+        self, products: TensorType, weight: TensorType, h0: TensorType, hidden_bias: TensorType, *lengths: TensorType
+    ) -> TupleType:
+        require(
+            len(lengths) == int(self.has_lengths), f"takes {4 + int(self.has_lengths)} inputs with these attributes"
+        )
+        y, state = self._check(products, weight, (h0,), (hidden_bias, *lengths))
+        fits = shapes_equal(hidden_bias.shape, state.shape[1:])
+        require(fits, f"(C7) hidden_bias must have shape ({state.shape[1]},); got {hidden_bias}")
+        return TupleType([y, state])
+
+    def compute(
+        self, products: te.Tensor, weight: te.Tensor, h0: te.Tensor, hidden_bias: te.Tensor, *lengths: te.Tensor
+    ) -> tuple[te.Tensor, ...]:
+        last = lengths[0] if self.has_lengths else None
+        return topi.nn.gru(products, weight, h0, hidden_bias, last, self._gates(), self.reset_after)
+
+    def reference(
+        self, products: Array, weight: Array, h0: Array, hidden_bias: Array, *lengths: Array
+    ) -> tuple[Array, ...]:
+        hidden, bias = weight.shape[1], hidden_bias.astype(np.float64)
+
+        def step(x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
+            (h,) = states
+            rz, rr, rn = np.split(recurrence, 3)
+            xz, xr, xn = np.split(x, [hidden, 2 * hidden], 1)
+            z, r = self._apply(0, xz + h @ rz.T), self._apply(0, xr + h @ rr.T)
+            inner = r * (h @ rn.T + bias) if self.reset_after else (r * h) @ rn.T + bias
+            return [(1 - z) * self._apply(1, xn + inner) + z * h]
+
+        return self._run(products, weight, (h0,), lengths[0] if self.has_lengths else None, step)
+
+
+@register_op("nn.rnn", pattern=OpPattern.OPAQUE)
+class RNN(_Recurrent):
+    """h' = act(x + h R^T) (ONNX: RNN, one direction): inputs products, weights, h0; results y, h."""
+
+    activations: tuple[str, ...] = ("tanh",)
+    gate_count = 1
+    activation_count = 1
+
+    def infer(self, products: TensorType, weight: TensorType, h0: TensorType, *lengths: TensorType) -> TupleType:
+        require(
+            len(lengths) == int(self.has_lengths), f"takes {3 + int(self.has_lengths)} inputs with these attributes"
+        )
+        y, state = self._check(products, weight, (h0,), lengths)
+        return TupleType([y, state])
+
+    def compute(
+        self, products: te.Tensor, weight: te.Tensor, h0: te.Tensor, *lengths: te.Tensor
+    ) -> tuple[te.Tensor, ...]:
+        return topi.nn.rnn(products, weight, h0, lengths[0] if self.has_lengths else None, self._gates())
+
+    def reference(self, products: Array, weight: Array, h0: Array, *lengths: Array) -> tuple[Array, ...]:
+        def step(x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
+            return [self._apply(0, x + states[0] @ recurrence.T)]
+
+        return self._run(products, weight, (h0,), lengths[0] if self.has_lengths else None, step)
+
+
+def pack_recurrence(weight: Expr, gates: int) -> Expr:
+    """Weights (G * H, H) packed (ceil(H / NR), H, G, NR) for the recurrences; constant weights fold."""
+    hidden = weight.tensor_type.static_shape[1]
+    blocks = -(-hidden // _BLOCK)
+    rows = reshape(weight, (gates, hidden, hidden))
+    whole = pad(rows, ((0, 0), (0, blocks * _BLOCK - hidden), (0, 0)))
+    return transpose(reshape(whole, (gates, blocks, _BLOCK, hidden)), (1, 3, 0, 2))
+
+
+def _results(call: Call, count: int) -> tuple[TupleGetItem, ...]:
+    return tuple([TupleGetItem(call, i) for i in range(count)])
+
+
+def lstm(
+    products: Expr,
+    weight: Expr,
+    h0: Expr,
+    c0: Expr,
+    peepholes: Expr | None = None,
+    lengths: Expr | None = None,
+    *,
+    activations: tuple[str, str, str] = ("sigmoid", "tanh", "tanh"),
+    reverse: bool = False,
+    clip: float | None = None,
+    input_forget: bool = False,
+) -> tuple[TupleGetItem, ...]:
+    """y (T, B, H), h and c (B, H) of products (T, B, 4 H) and `weight` (4 H, H); see `LSTM`."""
+    operator = LSTM(
+        activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None,
+        input_forget=input_forget, has_peepholes=peepholes is not None,
+    )  # fmt: skip
+    extra = [e for e in (peepholes, lengths) if e is not None]
+    return _results(operator(products, pack_recurrence(weight, 4), h0, c0, *extra), 3)
+
+
+def gru(
+    products: Expr,
+    weight: Expr,
+    h0: Expr,
+    hidden_bias: Expr,
+    lengths: Expr | None = None,
+    *,
+    activations: tuple[str, str] = ("sigmoid", "tanh"),
+    reverse: bool = False,
+    clip: float | None = None,
+    reset_after: bool = False,
+) -> tuple[TupleGetItem, ...]:
+    """y (T, B, H) and h (B, H) of products (T, B, 3 H) and `weight` (3 H, H); see `GRU`."""
+    operator = GRU(
+        activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None, reset_after=reset_after
+    )
+    extra = [] if lengths is None else [lengths]
+    return _results(operator(products, pack_recurrence(weight, 3), h0, hidden_bias, *extra), 2)
+
+
+def rnn(
+    products: Expr,
+    weight: Expr,
+    h0: Expr,
+    lengths: Expr | None = None,
+    *,
+    activations: tuple[str] = ("tanh",),
+    reverse: bool = False,
+    clip: float | None = None,
+) -> tuple[TupleGetItem, ...]:
+    """y (T, B, H) and h (B, H) of products (T, B, H) and `weight` (H, H); see `RNN`."""
+    operator = RNN(activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None)
+    extra = [] if lengths is None else [lengths]
+    return _results(operator(products, pack_recurrence(weight, 1), h0, *extra), 2)

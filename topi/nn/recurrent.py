@@ -1,0 +1,271 @@
+"""Recurrences over a sequence: LSTM, GRU and the plain RNN, each one kernel for all time steps.
+
+The input's part of the gates, X W^T + bias, is one matrix product over all steps and is made before. What is left is
+the recurrence: gates = products[t] + h R^T. R is packed (ceil(H / NR), H, G, NR): a block of NR hidden units reads the
+columns of its G gates in order, keeps G * NR sums in registers, applies the gates and writes its NR units. The blocks of
+a step run in parallel. With `lengths`, step t of a batch entry counts when t < length; otherwise its state stays as it
+is and its output is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
+from te.tir.ir_builder import BufferView, IRBuilder
+
+__all__ = ["ACTIVATIONS", "Gates", "gru", "lstm", "rnn"]
+
+ACTIVATIONS: dict[str, Callable[[PrimExpr], PrimExpr]] = {
+    "sigmoid": te.sigmoid,
+    "tanh": te.tanh,
+    "relu": lambda v: te.maximum(v, te.const(0, v.dtype)),
+}
+"""Functions that gates may apply, by name."""
+
+
+@dataclass(frozen=True)
+class Gates:
+    """How gates are computed: `activations` by name in the cell's order, arguments limited to [-clip, clip] before.
+
+    `reverse` runs from the last step to the first.
+    """
+
+    activations: tuple[str, ...]
+    reverse: bool = False
+    clip: float | None = None
+
+    def __call__(self, number: int, value: PrimExpr) -> PrimExpr:
+        """Activation `number` of the limited `value`."""
+        return ACTIVATIONS[self.activations[number]](self.limited(value))
+
+    def limited(self, value: PrimExpr) -> PrimExpr:
+        """`value` within [-clip, clip]."""
+        if self.clip is None:
+            return value
+        return te.maximum(te.minimum(value, te.const(self.clip, value.dtype)), te.const(-self.clip, value.dtype))
+
+
+class _Recurrence:
+    """The loops that all recurrences share; `h` holds two copies of the hidden state, read and written in turns."""
+
+    def __init__(
+        self, ib: IRBuilder, products: Buffer, weights: Buffer, h0: Buffer, lengths: Buffer | None, gates: Gates
+    ) -> None:
+        self.ib, self.gates = ib, gates
+        self.products, self.weights = ib.buffer(products), ib.buffer(weights)
+        self.lengths = None if lengths is None else ib.buffer(lengths)
+        self.steps, self.batch, _ = products.shape
+        self.blocks, self.hidden, _, self.lanes = (int(d) for d in weights.shape)  # type: ignore[arg-type]
+        self.dtype = products.dtype
+        self.h = self.state("h", 2)
+        self.load(self.h, h0)
+
+    def state(self, name: str, copies: int) -> BufferView:
+        """Room for `copies` of a state, whole blocks of units."""
+        shape: tuple[Dim, ...] = (copies, self.batch, self.blocks * self.lanes)
+        return self.ib.allocate(self.dtype, shape, name, scope="global")
+
+    def load(self, state: BufferView, source: Buffer) -> None:
+        """Copy 0 of `state` from (B, H); units that fill up the last block are 0."""
+        given = self.ib.buffer(source)
+        units = self.blocks * self.lanes
+        with self.ib.for_range(0, self.batch, "b") as b, self.ib.for_range(0, units, "j") as j:
+            state[0, b, j] = te.if_then_else(j < self.hidden, given[b, j], te.const(0, self.dtype))
+
+    def store(self, out: Buffer, state: BufferView, copy: Any) -> None:
+        """(B, H) from a copy of `state`."""
+        result = self.ib.buffer(out)
+        with self.ib.for_range(0, self.batch, "b") as b, self.ib.for_range(0, self.hidden, "j") as j:
+            result[b, j] = state[copy, b, j]
+
+    @contextmanager
+    def each_step(self) -> Generator[tuple[Any, Any, Any], None, None]:
+        """All steps: the time, the copy of `h` to read and the one to write."""
+        with self.ib.for_range(0, self.steps, "step") as step:
+            time = self.steps - 1 - step if self.gates.reverse else step
+            now = self.ib.let("now", step % 2)
+            yield time, now, 1 - now
+
+    @contextmanager
+    def each_block(self) -> Generator[tuple[Any, Any], None, None]:
+        """All (block, batch entry), blocks in parallel."""
+        blocks = self.ib.for_range(0, self.blocks, "block", kind="parallel")
+        with blocks as block, self.ib.for_range(0, self.batch, "b") as b:
+            yield block, b
+
+    @contextmanager
+    def each_unit(self, block: Any) -> Generator[tuple[Any, Any], None, None]:
+        """All units of a block as one vector: the lane, and the unit."""
+        with self.ib.for_range(0, self.lanes, "lane", kind="vectorized") as lane:
+            yield lane, block * self.lanes + lane
+
+    def sums(self, source: BufferView, copy: Any, block: Any, b: Any, gates: Sequence[int]) -> BufferView:
+        """A state times the columns of `gates` of one block, NR sums for each gate."""
+        ib, lanes = self.ib, self.lanes
+        total = ib.allocate(self.dtype, len(gates) * lanes, "total", scope="local")
+        for place in range(len(gates)):
+            with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
+                total[place * lanes + lane] = te.const(0, self.dtype)
+        with ib.for_range(0, self.hidden, "k") as k:
+            for place, gate in enumerate(gates):
+                with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
+                    at = place * lanes + lane
+                    total[at] = total[at] + source[copy, b, k] * self.weights[block, k, gate, lane]
+        return total
+
+    def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:
+        """``source[*index, unit]``, 0 for units that fill up the last block. `index` may end with an offset."""
+        *outer, offset = index
+        value = source[(*outer, offset + unit)]
+        if self.hidden % self.lanes == 0:
+            return value
+        return te.if_then_else(unit < self.hidden, value, te.const(0, self.dtype))
+
+    def product(self, time: Any, b: Any, gate: int, unit: Any) -> PrimExpr:
+        """The input's part of `gate` for `unit`."""
+        return self.read(self.products, (time, b, gate * self.hidden), unit)
+
+    def kept(self, time: Any, b: Any, new: PrimExpr, old: PrimExpr) -> PrimExpr:
+        """`new` while the sequence lasts, then `old`."""
+        if self.lengths is None:
+            return new
+        return te.select(time < te.cast("int32", self.lengths[b]), new, old)
+
+    def finish(self, y: BufferView, time: Any, b: Any, unit: Any, value: PrimExpr, now: Any, after: Any) -> None:
+        """The new hidden state of a unit, and the output of the step."""
+        self.h[after, b, unit] = self.kept(time, b, value, self.h[now, b, unit])
+        result = self.kept(time, b, self.h[after, b, unit], te.const(0, self.dtype))
+        if self.hidden % self.lanes == 0:
+            y[time, b, unit] = result
+        else:
+            with self.ib.if_scope(unit < self.hidden):
+                y[time, b, unit] = result
+
+
+def _extern(
+    name: str, products: Tensor, weight: Tensor, inputs: Sequence[Tensor | None], states: int, fill: Any
+) -> tuple[Tensor, ...]:
+    """The operation with results y (T, B, H) and `states` final states (B, H)."""
+    steps, batch, _ = products.shape
+    hidden = weight.shape[1]
+    shapes = [(steps, batch, hidden), *[(batch, hidden)] * states]
+    given = [products, weight, *[t for t in inputs if t is not None]]
+    present = [t is not None for t in inputs]
+
+    def body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        rest = iter(ins[2:])
+        ib = ir_builder.create()
+        fill(ib, [ins[0], ins[1], *[next(rest) if p else None for p in present]], outs)
+        return ib.get()
+
+    kinds = [products.dtype] * len(shapes)
+    return tuple(te.extern(shapes, given, body, name=name, dtype=kinds, tag="recurrent"))
+
+
+def lstm(
+    products: Tensor,
+    weight: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    peephole: Tensor | None,
+    lengths: Tensor | None,
+    gates: Gates,
+    input_forget: bool = False,
+) -> tuple[Tensor, ...]:
+    """y (T, B, H), h (B, H), c (B, H) of products (T, B, 4H), gates in the order input, output, forget, cell.
+
+    c' = f c + i g and h' = o act(c'); `peephole` (3, H) adds p c to the input and forget gates and p c' to the output
+    gate; `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'.
+    """
+
+    def fill(ib: IRBuilder, ins: Sequence[Any], outs: Sequence[Buffer]) -> None:
+        r = _Recurrence(ib, ins[0], ins[1], ins[2], ins[5], gates)
+        y, c = ib.buffer(outs[0]), r.state("c", 1)
+        r.load(c, ins[3])
+        peep = None if ins[4] is None else ib.buffer(ins[4])
+
+        def looked(value: PrimExpr, number: int, b: Any, unit: Any) -> PrimExpr:
+            return value if peep is None else value + r.read(peep, (number, 0), unit) * c[0, b, unit]
+
+        with r.each_step() as (time, now, after), r.each_block() as (block, b):
+            total = r.sums(r.h, now, block, b, (0, 1, 2, 3))
+            with r.each_unit(block) as (lane, unit):
+                i, o, f, g = [r.product(time, b, k, unit) + total[k * r.lanes + lane] for k in range(4)]
+                total[lane] = gates(0, looked(i, 0, b, unit))
+                i = total[lane]
+                f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, b, unit))
+                c[0, b, unit] = r.kept(time, b, f * c[0, b, unit] + i * gates(1, g), c[0, b, unit])
+                h = gates(0, looked(o, 1, b, unit)) * ACTIVATIONS[gates.activations[2]](c[0, b, unit])
+                r.finish(y, time, b, unit, h, now, after)
+        r.store(outs[1], r.h, r.steps % 2)
+        r.store(outs[2], c, 0)
+
+    return _extern("lstm", products, weight, (h0, c0, peephole, lengths), 2, fill)
+
+
+def gru(
+    products: Tensor,
+    weight: Tensor,
+    h0: Tensor,
+    hidden_bias: Tensor,
+    lengths: Tensor | None,
+    gates: Gates,
+    reset_after: bool,
+) -> tuple[Tensor, ...]:
+    """y (T, B, H), h (B, H) of products (T, B, 3H), gates in the order update z, reset r, hidden n.
+
+    h' = (1 - z) n + z h. With `reset_after` n = act(x + r (h R^T + hidden_bias)), else n = act(x + (r h) R^T +
+    hidden_bias). Activations: of the gates, of n.
+    """
+
+    def fill(ib: IRBuilder, ins: Sequence[Any], outs: Sequence[Buffer]) -> None:
+        r = _Recurrence(ib, ins[0], ins[1], ins[2], ins[4], gates)
+        y, bias, z = ib.buffer(outs[0]), ib.buffer(ins[3]), r.state("z", 1)
+        reset_state = None if reset_after else r.state("reset_state", 1)
+
+        def mixed(new: PrimExpr, now: Any, b: Any, unit: Any) -> PrimExpr:
+            return (te.const(1, r.dtype) - z[0, b, unit]) * new + z[0, b, unit] * r.h[now, b, unit]
+
+        with r.each_step() as (time, now, after):
+            with r.each_block() as (block, b):
+                total = r.sums(r.h, now, block, b, (0, 1, 2) if reset_after else (0, 1))
+                with r.each_unit(block) as (lane, unit):
+                    z[0, b, unit] = gates(0, r.product(time, b, 0, unit) + total[lane])
+                    reset = gates(0, r.product(time, b, 1, unit) + total[r.lanes + lane])
+                    if reset_state is None:
+                        inner = total[2 * r.lanes + lane] + r.read(bias, (0,), unit)
+                        new = gates(1, r.product(time, b, 2, unit) + reset * inner)
+                        r.finish(y, time, b, unit, mixed(new, now, b, unit), now, after)
+                    else:
+                        reset_state[0, b, unit] = reset * r.h[now, b, unit]
+            if reset_state is not None:
+                with r.each_block() as (block, b):
+                    total = r.sums(reset_state, 0, block, b, (2,))
+                    with r.each_unit(block) as (lane, unit):
+                        new = gates(1, r.product(time, b, 2, unit) + total[lane] + r.read(bias, (0,), unit))
+                        r.finish(y, time, b, unit, mixed(new, now, b, unit), now, after)
+        r.store(outs[1], r.h, r.steps % 2)
+
+    return _extern("gru", products, weight, (h0, hidden_bias, lengths), 1, fill)
+
+
+def rnn(products: Tensor, weight: Tensor, h0: Tensor, lengths: Tensor | None, gates: Gates) -> tuple[Tensor, ...]:
+    """y (T, B, H), h (B, H) of products (T, B, H); h' = act(x + h R^T)."""
+
+    def fill(ib: IRBuilder, ins: Sequence[Any], outs: Sequence[Buffer]) -> None:
+        r = _Recurrence(ib, ins[0], ins[1], ins[2], ins[3], gates)
+        y = ib.buffer(outs[0])
+        with r.each_step() as (time, now, after), r.each_block() as (block, b):
+            total = r.sums(r.h, now, block, b, (0,))
+            with r.each_unit(block) as (lane, unit):
+                value = gates(0, r.product(time, b, 0, unit) + total[lane])
+                r.finish(y, time, b, unit, value, now, after)
+        r.store(outs[1], r.h, r.steps % 2)
+
+    return _extern("rnn", products, weight, (h0, lengths), 1, fill)
