@@ -2,8 +2,8 @@
 
 The input's part of the gates, X W^T + bias, is one matrix product over all steps and is made before. What is left is
 the recurrence: gates = products[t] + h R^T. R is packed (ceil(H / NR), H, G, NR): a block of NR hidden units reads the
-columns of its G gates in order, keeps G * NR sums in registers, applies the gates and writes its NR units. The blocks of
-a step run in parallel. With `lengths`, step t of a batch entry counts when t < length; otherwise its state stays as it
+columns of its G gates in order, keeps G * NR sums in registers, applies the gates and writes its NR units. A step's
+blocks run in parallel. With `lengths`, step t of a batch entry counts when t < length; otherwise its state stays as it
 is and its output is 0.
 """
 
