@@ -44,12 +44,7 @@ class Node:
 
     def node_children(self) -> Iterator[Node]:
         """The sub-nodes, in field order."""
-        for name in self.child_fields:
-            value = getattr(self, name)
-            if isinstance(value, Node):
-                yield value
-            elif isinstance(value, tuple):
-                yield from (item for item in value if isinstance(item, Node))
+        raise NotImplementedError(f"{type(self).__name__} is not made with @node")
 
     def rebuild(self: _N, visit: Callable[[Any], Any]) -> _N:
         """This node with every child replaced by `visit(child)`; `self` itself when none changed."""
@@ -91,6 +86,24 @@ def _generate_rebuild(cls: type, children: Sequence[str]) -> Callable[..., Any]:
     return scope["rebuild"]
 
 
+def _nodes_of(value: Any) -> Iterator[Node]:
+    """The nodes in a child field of any form."""
+    if isinstance(value, Node):
+        yield value
+    elif isinstance(value, tuple):
+        yield from (item for item in value if isinstance(item, Node))
+
+
+def _generate_children(cls: type, children: Sequence[str]) -> Callable[..., Any]:
+    """`node_children` of one class, written out over its fields."""
+    single = {f.name for f in dataclasses.fields(cls) if re.fullmatch(r"\w+", str(f.type))}  # type: ignore[arg-type]
+    parts = [f"self.{n}" if n in single else f"*nodes_of(self.{n})" for n in children]
+    scope: dict[str, Any] = {"nodes_of": _nodes_of}
+    exec(f"def node_children(self):\n    return iter(({''.join([part + ', ' for part in parts])}))", scope)
+    scope["node_children"].__doc__ = Node.node_children.__doc__
+    return scope["node_children"]
+
+
 @dataclass_transform(eq_default=False, frozen_default=True, field_specifiers=(dataclasses.field,))
 def node(cls: type[_N]) -> type[_N]:
     """Make `cls` an IR node: see the module's docstring."""
@@ -106,5 +119,6 @@ def node(cls: type[_N]) -> type[_N]:
     made.child_fields = tuple(children)  # type: ignore[attr-defined]
     made.data_fields = tuple(data)  # type: ignore[attr-defined]
     if "rebuild" not in cls.__dict__:
-        made.rebuild = _generate_rebuild(made, children)  # type: ignore[attr-defined]
+        made.node_children = _generate_children(made, children)  # type: ignore[attr-defined]
+    made.rebuild = _generate_rebuild(made, children)  # type: ignore[attr-defined]
     return made
