@@ -65,7 +65,8 @@ class OpDef(ABC):
     input's bytes in the same order: reshape); `reads_inputs_once` (a heavy operator that reads each input element a
     few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect`
     (random numbers, printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs
-    that a change of layout concerns, the others being weights and the like; None: all).
+    that a change of layout concerns, the others being weights and the like; None: all); `joins_inputs` (each element
+    of the result comes from one of several inputs: concatenation).
     """
 
     name: ClassVar[str]
@@ -75,6 +76,7 @@ class OpDef(ABC):
     reads_inputs_once: ClassVar[bool] = False
     has_side_effect: ClassVar[bool] = False
     num_data_inputs: ClassVar[int | None] = None
+    joins_inputs: ClassVar[bool] = False
 
     # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.
 

@@ -161,6 +161,7 @@ class Concatenate(OpDef):
     """
 
     axis: int = 0
+    joins_inputs = True
 
     def infer(self, *xs: TensorType) -> TensorType:
         require(len(xs) > 0, "(C1) at least one input is needed")

@@ -10,26 +10,31 @@ group convex with a single result, so nothing is computed twice and nothing insi
 - Elementwise and broadcasting operators merge with each other, with injective operators, and forward into reductions
   and into heavy operators that read each input element a few times only (`reads_inputs_once`).
 - Injective operators merge with each other.
+- What joins several tensors (`joins_inputs`: concatenation) reads results, it does not compute its inputs in each
+  branch; nor is work done again and again inside an operator that repeats its input.
+- Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeGuard, cast
 
 import networkx as nx
 
-from relay.analysis import evaluation_order
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef, OpPattern
 from relay.type import TensorType, shapes_equal
-from te.ir import IRModule, Pass, PassContext
+from te.ir import IRModule, Pass, PassContext, post_order
 
 __all__ = ["FuseOps"]
 
 _EXIT = -1
 """The virtual node behind the graph's result."""
+
+_MOST_REPETITION = 4
+"""How many times over an elementwise operator may be computed to save writing its result."""
 
 Admits = Callable[[OpPattern, "_Group", bool], bool]
 
@@ -85,7 +90,7 @@ class _Dataflow:
     """The nodes of a body, their users and immediate post-dominators, all by position in evaluation order."""
 
     def __init__(self, body: Expr) -> None:
-        self.nodes = [e for e in evaluation_order(body) if not _is_leaf(e)]
+        self.nodes = [e for e in cast("list[Expr]", list(post_order(body))) if not _is_leaf(e)]
         self.index = {id(e): i for i, e in enumerate(self.nodes)}
         self.users: list[list[int]] = [[] for _ in self.nodes]
         for i, e in enumerate(self.nodes):
@@ -102,16 +107,18 @@ class _Dataflow:
         found = nx.immediate_dominators(backwards, _EXIT)
         return {node: sink for node, sink in found.items() if node != _EXIT and sink not in (None, _EXIT)}
 
-    def between(self, source: int, sink: int) -> Iterator[int]:
-        """The nodes on all paths from `source` to its post-dominator `sink`, both left out."""
+    def between(self, source: int, sink: int, limit: int) -> list[int] | None:
+        """The nodes on all paths from `source` to its post-dominator `sink`, both left out; None if over `limit`."""
         seen: set[int] = set()
         stack = list(self.users[source])
         while stack:
             node = stack.pop()
             if node != sink and node not in seen:
                 seen.add(node)
-                yield node
+                if len(seen) > limit:
+                    return None
                 stack.extend(self.users[node])
+        return sorted(seen)
 
     def edge_pattern(self, producer: int, user: int) -> OpPattern:
         """How `user` reads `producer`: broadcasting that does not change the shape counts as elementwise."""
@@ -123,12 +130,17 @@ class _Dataflow:
                 return OpPattern.ELEMWISE
         return pattern
 
-    def path_pattern(self, source: int, sink: int) -> OpPattern:
-        """The strongest way of reading on the paths from `source` to `sink`."""
-        worst = OpPattern.ELEMWISE
-        for node in (source, *self.between(source, sink)):
-            worst = max(worst, *[self.edge_pattern(node, user) for user in self.users[node]])
-        return worst
+    def is_elementwise(self, source: int, path: list[int]) -> bool:
+        """Do all nodes on the way from `source` through `path` read what they read element by element?"""
+        nodes = (source, *path)
+        return all(self.edge_pattern(node, user) == OpPattern.ELEMWISE for node in nodes for user in self.users[node])
+
+    def repeats(self, source: int, sink: int) -> bool:
+        """Would `sink` compute each element of `source` several times?"""
+        before, after = self.nodes[source].ty, self.nodes[sink].ty
+        if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+            return False
+        return before.size is not None and after.size is not None and after.size > _MOST_REPETITION * before.size
 
 
 class _Partition:
@@ -142,35 +154,44 @@ class _Partition:
             for node in range(len(self.groups)):
                 sink = self.flow.post_dominator.get(node)
                 if sink is not None and self._open(node, sink):
-                    rule(node, sink)
+                    path = self.flow.between(node, sink, max_size)
+                    if path is not None:
+                        rule(node, sink, path)
 
     def _open(self, node: int, sink: int) -> bool:
         group, target = self.groups[node].find(), self.groups[sink].find()
         closed = OpPattern.TUPLE in (group.pattern, target.pattern) or group.pattern == OpPattern.OPAQUE
         return group is not target and not closed and group.size < self.max_size
 
-    def _epilogues(self, node: int, sink: int) -> None:
+    def _epilogues(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().pattern not in (OpPattern.OUT_FUSABLE, OpPattern.COMM_REDUCE):
             return
-        if self.flow.path_pattern(node, sink) == OpPattern.ELEMWISE:
-            self._fuse(node, sink, lambda pattern, group, is_sink: pattern <= OpPattern.BROADCAST)
+        if self.flow.is_elementwise(node, path):
+            self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.BROADCAST)
 
-    def _elementwise(self, node: int, sink: int) -> None:
-        if self.groups[node].find().pattern > OpPattern.BROADCAST:
+    def _elementwise(self, node: int, sink: int, path: list[int]) -> None:
+        if self.groups[node].find().pattern > OpPattern.BROADCAST or self.flow.repeats(node, sink):
+            return
+        if self._meets_a_join((*path, sink)):
             return
 
         def admits(pattern: OpPattern, group: _Group, is_sink: bool) -> bool:
             reads_once = pattern == OpPattern.COMM_REDUCE or (pattern == OpPattern.OUT_FUSABLE and group.reads_once)
             return pattern <= OpPattern.INJECTIVE or (is_sink and reads_once)
 
-        self._fuse(node, sink, admits)
+        self._fuse(node, sink, path, admits)
 
-    def _injective(self, node: int, sink: int) -> None:
-        if self.groups[node].find().pattern <= OpPattern.INJECTIVE:
-            self._fuse(node, sink, lambda pattern, group, is_sink: pattern <= OpPattern.INJECTIVE)
+    def _injective(self, node: int, sink: int, path: list[int]) -> None:
+        computed = self.groups[node].find().pattern <= OpPattern.BROADCAST
+        if computed and self.flow.repeats(node, sink):
+            return
+        if self.groups[node].find().pattern <= OpPattern.INJECTIVE and not self._meets_a_join((*path, sink)):
+            self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.INJECTIVE)
 
-    def _fuse(self, node: int, sink: int, admits: Admits) -> None:
-        path = list(self.flow.between(node, sink))
+    def _meets_a_join(self, nodes: Sequence[int]) -> bool:
+        return any(_joins_inputs(self.flow.nodes[i]) for i in nodes)
+
+    def _fuse(self, node: int, sink: int, path: list[int], admits: Admits) -> None:
         groups = [self.groups[i].find() for i in path]
         target = self.groups[sink].find()
         size = sum(g.size for g in {id(g): g for g in (*groups, target, self.groups[node].find())}.values())
@@ -185,8 +206,30 @@ class _Partition:
         by_group: dict[int, list[int]] = {}
         for i, group in enumerate(self.groups):
             by_group.setdefault(id(group.find()), []).append(i)
-        for positions in sorted(by_group.values(), key=lambda p: p[-1]):
+        parted = [part for positions in by_group.values() for part in self._without_outer_views(positions)]
+        for positions in sorted(parted, key=lambda p: p[-1]):
             yield [self.flow.nodes[i] for i in positions]
+
+    def _without_outer_views(self, positions: list[int]) -> Iterator[list[int]]:
+        """A group with the views at its inputs and at its result taken off."""
+        inside = {id(self.flow.nodes[i]) for i in positions}
+        for i in positions[:-1]:
+            e = self.flow.nodes[i]
+            if _is_view(e) and id(e.args[0]) not in inside:
+                inside.discard(id(e))
+                yield [i]
+        kept = [i for i in positions if id(self.flow.nodes[i]) in inside]
+        while len(kept) > 1 and _is_view(self.flow.nodes[kept[-1]]):
+            yield [kept.pop()]
+        yield kept
+
+
+def _is_view(e: Expr) -> TypeGuard[Call]:
+    return isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.is_view and len(e.args) == 1
+
+
+def _joins_inputs(e: Expr) -> bool:
+    return isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.joins_inputs and len(e.args) > 1
 
 
 def _reads_once(expr: Expr) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -137,6 +138,25 @@ class SpelledGelu(PatternRule):
         return gelu if gelu.ty is call.ty else None
 
 
+class SpelledTanhGelu(PatternRule):
+    """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) * 0.5 = gelu(x), approximate"""
+
+    x = wildcard()
+    cube = is_op("power")(x, _number(3.0, 0.0)) | is_op("multiply")(is_op("multiply")(x, x), x)
+    inner = is_op("add")(x, is_op("multiply")(cube, _number(0.044715)))
+    gate = is_op("add")(is_op("tanh")(is_op("multiply")(inner, _number((2 / math.pi) ** 0.5))), _number(1.0, 0.0))
+    half = _number(0.5, 0.0)
+    pattern = (
+        is_op("multiply")(is_op("multiply")(x, half), gate)
+        | is_op("multiply")(is_op("multiply")(x, gate), half)
+        | is_op("multiply")(is_op("multiply")(gate, half), x)
+    )
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        gelu = make_call("nn.gelu", (found[self.x],), call.span, approximate=True)
+        return gelu if gelu.ty is call.ty else None
+
+
 class SpelledSilu(PatternRule):
     """x * sigmoid(x) = silu(x)"""
 
@@ -147,4 +167,11 @@ class SpelledSilu(PatternRule):
         return make_call("nn.silu", (found[self.x],), call.span)
 
 
-RULES: tuple[type[PatternRule], ...] = (SpelledRMSNorm, CentredRMSNorm, ShiftedLayerNorm, SpelledGelu, SpelledSilu)
+RULES: tuple[type[PatternRule], ...] = (
+    SpelledRMSNorm,
+    CentredRMSNorm,
+    ShiftedLayerNorm,
+    SpelledGelu,
+    SpelledTanhGelu,
+    SpelledSilu,
+)

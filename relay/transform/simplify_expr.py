@@ -276,7 +276,7 @@ class ReshapeBehindUnary(PatternRule):
     def replace(self, call: Call, found: Found) -> Expr | None:
         view = call.args[0]
         assert isinstance(view, Call)
-        if found.shared(view) or not isinstance(call.ty, TensorType):
+        if not isinstance(call.ty, TensorType):
             return None
         moved = make_call(call.op, view.args, call.span)  # type: ignore[arg-type]
         return make_call("reshape", (moved,), view.span, newshape=call.ty.shape)
@@ -294,7 +294,7 @@ class ReshapeBehindBinary(PatternRule):
         for i, view in enumerate(call.args):
             if not isinstance(view, Call) or not is_call_of(view, "reshape"):
                 continue
-            if view.ty is not call.ty or found.shared(view):
+            if view.ty is not call.ty:
                 continue
             other = _seen_before(call.args[1 - i], view)
             if other is None:
@@ -315,7 +315,8 @@ def _seen_before(other: Expr, view: Call) -> Expr | None:
     if other.ty.size == 1:
         return reshaped(other, ())
     if other.ty is view.ty:
-        worthwhile = isinstance(other, Constant) or (_ends_heavy(x) and not _ends_heavy(other))
+        same_view = isinstance(other, Call) and is_call_of(other, "reshape") and other.args[0].ty.shape == x.ty.shape
+        worthwhile = isinstance(other, Constant) or same_view or (_ends_heavy(x) and not _ends_heavy(other))
         return reshaped(other, x.shape) if worthwhile else None
     last = other.ty.shape[-1]
     keeps_last = x.shape[-1:] == view.shape[-1:] == (last,)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from relay import op
 from relay.analysis import evaluation_order
-from relay.expr import Call, Expr, Function, Tuple, const, var
-from relay.op.broadcast import add
-from relay.op.nn import relu
+from relay.expr import Call, Expr, Function, If, Let, Tuple, const, var
+from relay.op import add
+from relay.op.nn import relu, softmax
 from relay.transform.fuse_ops import FuseOps
 from te.ir import IRModule, PassContext
 
@@ -61,3 +62,51 @@ def test_a_long_chain_does_not_overflow_the_stack():
     for _ in range(10_000):
         y = relu(y)
     assert sum(len(g) for g in groups(fuse(y, params=[x]))) == 10_000
+
+
+def test_views_at_the_edges_stay_outside():
+    x = var("x", (2, 6))
+    y = op.reshape(relu(op.transpose(op.reshape(x, (2, 3, 2)), (1, 0, 2))), (12,))
+    assert groups(fuse(y, params=[x])) == [["reshape"], ["transpose", "nn.relu"], ["reshape"]]
+
+
+def test_a_concatenation_reads_results_and_has_a_tail():
+    x, y = var("x", (2, 3)), var("y", (2, 3))
+    fused = fuse(relu(op.concatenate([op.tanh(x), y], axis=1)), params=[x, y])
+    assert groups(fused) == [["tanh"], ["concatenate", "nn.relu"]]
+
+
+def test_a_reduction_takes_what_comes_before_and_keeps_a_tail():
+    x = var("x", (8, 64))
+    y = op.sqrt(op.add(op.mean(op.multiply(x, x), axis=1), const(1.0)))
+    assert groups(fuse(y, params=[x])) == [["multiply", "mean", "add", "sqrt"]]
+
+
+def test_what_reads_its_inputs_once_takes_the_work_before_it():
+    x, mask = var("x", (8, 64)), var("mask", (8, 64))
+    assert groups(fuse(softmax(add(x, mask)), params=[x, mask])) == [["add", "nn.softmax"]]
+
+
+def test_work_is_not_repeated_to_save_a_small_result():
+    x, y = var("x", (64, 1)), var("y", (64, 64))
+    assert groups(fuse(add(op.exp(x), y), params=[x, y])) == [["exp"], ["add"]]
+
+
+def test_of_two_heavy_operators_one_takes_the_sum():
+    a, b, w = var("a", (4, 8)), var("b", (4, 8)), var("w", (8, 8))
+    fused = fuse(add(op.nn.dense(a, w), op.nn.dense(b, w)), params=[a, b, w])
+    assert sorted(groups(fused)) == [["nn.dense"], ["nn.dense", "add"]]
+
+
+def test_a_residual_that_leads_past_a_heavy_operator_is_no_cycle():
+    a, w = var("a", (4, 8)), var("w", (8, 8))
+    first = relu(op.nn.dense(a, w))
+    fused = fuse(add(op.nn.dense(first, w), first), params=[a, w])
+    assert groups(fused) == [["nn.dense", "nn.relu"], ["nn.dense", "add"]]
+
+
+def test_branches_and_lets_are_not_crossed():
+    x, flag, v = var("x", (2, 3)), var("flag", (), "bool"), var("v", (2, 3))
+    branch = If(flag, relu(relu(x)), add(x, x))
+    fused = fuse(Let(v, relu(relu(branch)), relu(add(v, v))), params=[x, flag])
+    assert groups(fused) == [["nn.relu", "nn.relu"], ["add"], ["nn.relu", "nn.relu"], ["add", "nn.relu"]]

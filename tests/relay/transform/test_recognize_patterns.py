@@ -49,5 +49,9 @@ def test_gelu_and_silu(transformed, operators):
         op.multiply(x, op.multiply(gate, const(0.5))),
     ):
         assert operators(transformed(Function((x,), y), RecognizePatterns())) == {"nn.gelu": 1}
+    cube = op.multiply(const(0.044715), op.power(x, const(3.0)))
+    gate = op.add(const(1.0), op.tanh(op.multiply(const((2 / np.pi) ** 0.5), op.add(x, cube))))
+    found = transformed(Function((x,), op.multiply(op.multiply(const(0.5), x), gate)), RecognizePatterns())
+    assert operators(found) == {"nn.gelu": 1} and found.body.op.approximate
     y = op.multiply(x, op.sigmoid(x))
     assert operators(transformed(Function((x,), y), RecognizePatterns())) == {"nn.silu": 1}
