@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from backend.target import Target
-from relay.expr import Call, Constant, Expr
+from relay.expr import Call, Constant, Expr, Function
+from relay.expr_functor import rewrite_calls
 from relay.op.nn.conv import Conv2D, Conv2DNHWCPacked
 from relay.op.nn.dense import BatchMatmul, Dense, DensePacked
-from relay.transform.function_pass import RewritePass
+from relay.transform.function_pass import FunctionPass
+from te.ir import PassContext
 from topi.cpu.tiling import packed_columns, vector_lanes
 
 __all__ = ["PackWeights", "pack_panels"]
@@ -37,38 +39,57 @@ def pack_panels(weight: Array, width: int) -> Array:
 
 
 @dataclass(frozen=True)
-class PackWeights(RewritePass):
+class PackWeights(FunctionPass):
     """Calls of nn.conv2d (NHWC), nn.dense and nn.batch_matmul with constant weights take packed ones."""
 
     target: Target
     opt_level: ClassVar[int] = 1
 
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite_calls(function, _Packer(self.target).rewrite)
+
+
+class _Packer:
+    """Packs each weight once for each form in which layers ask for it."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.packed: dict[tuple[int, str, int], Constant] = {}
+
     def rewrite(self, call: Call) -> Expr:
         if len(call.args) != 2 or not isinstance(call.args[1], Constant) or call.dtype != "float32":
             return call
-        weight: Array = call.args[1].data
+        weight = call.args[1]
         match call.op:
             case Dense():
-                return self._dense(call, weight)
-            case BatchMatmul(transpose_a=False) if weight.ndim == 2:
-                return self._dense(call, weight if call.op.transpose_b else np.ascontiguousarray(weight.T))
+                return self._dense(call, weight, "NK")
+            case BatchMatmul(transpose_a=False) if weight.data.ndim == 2:
+                return self._dense(call, weight, "NK" if call.op.transpose_b else "KN")
             case Conv2D(data_layout="NHWC"):
                 return self._conv2d(call, call.op, weight)
             case _:
                 return call
 
+    def _panels(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
+        """`outputs_first`, which is `weight` seen in another order, in panels."""
+        key = (id(weight), order, width)
+        if key not in self.packed:
+            self.packed[key] = Constant(pack_panels(outputs_first, width), span=weight.span)
+        return self.packed[key]
+
     def _width(self, rows: int, columns: int, steps: int) -> int:
         return packed_columns(self.target, rows, columns, steps)
 
-    def _dense(self, call: Call, weight: Array) -> Call:
-        units, depth = weight.shape
+    def _dense(self, call: Call, weight: Constant, order: str) -> Call:
+        outputs_first = weight.data if order == "NK" else weight.data.T
+        units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        packed = Constant(pack_panels(weight, self._width(rows, units, depth)), span=call.args[1].span)
+        packed = self._panels(weight, outputs_first, order, self._width(rows, units, depth))
         return Call(DensePacked(units=units), (call.args[0], packed), span=call.span)
 
-    def _conv2d(self, call: Call, op: Conv2D, weight: Array) -> Call:
+    def _conv2d(self, call: Call, op: Conv2D, weight: Constant) -> Call:
         order = [op.kernel_layout.index(axis) for axis in "OHWI"]
-        outputs_first = weight.transpose(order)
+        outputs_first = weight.data.transpose(order)
         channels, kh, kw, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
@@ -80,7 +101,7 @@ class PackWeights(RewritePass):
         width = self._width(rows, channels // op.groups, kh * kw * group_size)
         if op.groups > 1:
             width = math.gcd(width, channels // op.groups)
-        packed = Constant(pack_panels(outputs_first, width), span=call.args[1].span)
+        packed = self._panels(weight, outputs_first, op.kernel_layout, width)
         made = Conv2DNHWCPacked(
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )

@@ -105,6 +105,12 @@ def test_packing_follows_the_target(transformed):
     assert wide[-1] % 16 == 0 and narrow[-1] % 8 == 0
 
 
+def test_a_weight_used_twice_is_packed_once(transformed):
+    x, w = var("x", (4, 24)), weights(24, 24)
+    after = transformed(Function((x,), nn.dense(nn.relu(nn.dense(x, w)), w)), PackWeights(CPU))
+    assert after.body.args[1] is after.body.args[0].args[0].args[1]
+
+
 def test_low_levels_keep_operators_apart(transformed):
     x = var("x", (2, 3))
     after = transformed(Function((x,), nn.relu(op.tanh(x))), CanonicalizeOps(), FuseOps())
