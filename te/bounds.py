@@ -8,7 +8,7 @@ attachment stay in the region's start. Thread axes are relaxed where the storage
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -193,10 +193,7 @@ class Bounds:
             needed = self._needed_by(consumer, stage, fixed)
             if needed is None:
                 return whole
-            intervals = needed if intervals is None else [
-                None if a is None or b is None else self.math.union(a, b)
-                for a, b in zip(intervals, needed, strict=True)
-            ]  # fmt: skip
+            intervals = needed if intervals is None else self._union_all(intervals, needed)
         if intervals is None:
             return whole
         boxes = [self._clip(i, d, bool(fixed)) for i, d in zip(intervals, dims, strict=True)]
@@ -232,10 +229,33 @@ class Bounds:
         result: list[Interval | None] | None = None
         for load in _reads_of(consumer.op, stage.op):
             needed = [self._relaxed(self.math.poly(index, values), fixed) for index in load.indices]
-            result = needed if result is None else [
-                None if a is None or b is None else self.math.union(a, b) for a, b in zip(result, needed, strict=True)
-            ]  # fmt: skip
+            result = needed if result is None else self._union_all(result, needed)
         return result
+
+    def region_read(self, stage: Stage, tensor: Tensor, leaf: IterVar, offset: Poly) -> Region | None:
+        """What iteration `leaf` + `offset` of a stage reads of a tensor, in the variables of the loops around it."""
+        assert isinstance(stage.op, ComputeOp)
+        position = next(i for i, v in enumerate(stage.leaf_iter_vars) if v is leaf)
+        inner = frozenset([v.var for v in stage.leaf_iter_vars[position + 1 :]])
+        shifted = {leaf.var: self.math.var(leaf.var) + offset}
+        values = self.loops[stage].root_values()
+        intervals: list[Interval | None] | None = None
+        for load in _reads_of(stage.op, tensor.op):
+            if load.producer is tensor:
+                polys = [self.math.poly(self.math.expr(self.math.poly(i, values)), shifted) for i in load.indices]
+                needed = [self.math.relax(p, inner) for p in polys]
+                intervals = needed if intervals is None else self._union_all(intervals, needed)
+        if intervals is None:
+            return None
+        dims = [self.math.dim(d) for d in tensor.shape]
+        boxes = [(number(0), d) if i is None else (i.lo, i.span + 1) for i, d in zip(intervals, dims, strict=True)]
+        return Region(tuple([b[0] for b in boxes]), tuple([b[1] for b in boxes]))
+
+    def _union_all(
+        self, a: Sequence[Interval | None], b: Sequence[Interval | None]
+    ) -> list[Interval | None]:
+        """Dimension by dimension; None is a whole dimension."""
+        return [None if x is None or y is None else self.math.union(x, y) for x, y in zip(a, b, strict=True)]
 
     def _relaxed(self, index: Poly, fixed: frozenset[Var]) -> Interval | None:
         variables = frozenset().union(*[a.vars for a in index.atoms()])

@@ -21,10 +21,13 @@ from te.tir import ops
 from te.tir.buffer import Buffer, buffer_strides
 from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
 from te.tir.ops import convert, seq
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
+from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
 from te.tir.substitute import substitute
 
 __all__ = ["schedule_to_loops"]
+
+CACHE_LINE = 64
+"""Bytes; the step of prefetches."""
 
 
 def schedule_to_loops(bounds: Bounds, arguments: Mapping[Tensor, Buffer]) -> Stmt:
@@ -191,8 +194,12 @@ class _StageNest:
         self.positions = {leaf.var: i for i, leaf in enumerate(self.leaves)}
         for guard in self.loops.guards:
             self.guards.setdefault(self._guard_position(guard), []).append(guard)
+        self.partial: list[tuple[Buffer, tuple[PrimExpr, ...]]] = []
+        """in a cross-thread reduction: what one thread adds up"""
         self.tensorized = self._match_intrinsic()
         self.first_reduce = next((i for i, leaf in enumerate(self.leaves) if leaf.kind == "reduce"), None)
+        if self._threads_reduce():
+            self.first_reduce = self._cross_thread_position()
 
     def _match_intrinsic(self) -> tuple[int, TensorizedLoops] | None:
         """The first tensorized leaf and the loops from it inwards as an instance of its intrinsic."""
@@ -266,10 +273,13 @@ class _StageNest:
     def _level(self, i: int, updating: bool) -> Stmt:
         if self.tensorized is not None and i == self.tensorized[0]:
             return self._tensorized_level(updating)
+        if i == self.first_reduce and not updating and self._threads_reduce():
+            return self._cross_thread(i)
         if i == self.first_reduce and not updating:
             return seq(self._init_nest(i), self._level(i, updating=True))
         if i == len(self.leaves):
-            return self._guarded(i, self._predicated(self._provide()))
+            body = self._provide()
+            return self._guarded(i, body if self.partial else self._predicated(body))
         inner = self.nests.attach(self.stage, i, self._level(i + 1, updating))
         return self._loop(self.leaves[i], self.leaves[i].var, self._guarded(i, inner))
 
@@ -295,7 +305,33 @@ class _StageNest:
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
+        for tensor, offset in attrs.prefetches:
+            body = seq(self._prefetch(leaf, tensor, self.math.dim(offset)), body)
         return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
+
+    def _prefetch(self, leaf: IterVar, tensor: Tensor, offset: Poly) -> Stmt:
+        """Touch every cache line that iteration leaf + offset reads of the tensor; past its end, the last element."""
+        region = self.nests.bounds.region_read(self.stage, tensor, leaf, offset)
+        assert region is not None
+        lines = max(1, CACHE_LINE // tensor.dtype.nbytes)
+        loops: list[tuple[Var, Poly]] = []
+        indices: list[Poly] = []
+        for i, (start, extent, size) in enumerate(zip(region.mins, region.extents, tensor.shape, strict=True)):
+            step = lines if i == len(region.mins) - 1 else 1
+            var = Var(f"{tensor.name}.line{i}")
+            count = self.math.ceildiv(extent, number(step))
+            self.math.declare(var, count)
+            loops.append((var, count))
+            last = self.math.dim(size) - 1
+            index = start if count.const == 1 else start + self.math.var(var).scale(step)
+            indices.append(self.math.maximum(self.math.minimum(index, last), number(0)))
+        place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))
+        address = ops.call_intrin("handle", "address_of", place)
+        body: Stmt = Evaluate(ops.call_intrin("int32", "prefetch", address, 3))
+        for var, count in reversed(loops):
+            if count.const != 1:
+                body = For(var, ops.const(0), self.math.expr(count), ForKind.SERIAL, body)
+        return body
 
     def _check_kind(self, leaf: IterVar, kind: ForKind, extent: Poly) -> None:
         if kind not in (ForKind.VECTORIZED, ForKind.UNROLLED):
@@ -365,7 +401,7 @@ class _StageNest:
         """Combine the elements with the source; all results before the first store when there are several."""
         reduction = self._reduction()
         combiner = reduction.combiner
-        targets = [self._target(i, self.values) for i in range(len(combiner.result))]
+        targets = self.partial or [self._target(i, self.values) for i in range(len(combiner.result))]
         operands: dict[Var, PrimExpr] = {}
         for (buffer, indices), lhs in zip(targets, combiner.lhs, strict=True):
             operands[lhs] = BufferLoad(buffer, indices)
@@ -376,6 +412,59 @@ class _StageNest:
         if ops.is_const(reduction.condition):
             return body
         return IfThenElse(self.nests.lower(reduction.condition, self.values), body)
+
+    # -- reductions across threads -----------------------------------------------------------------------------------
+
+    def _threads_reduce(self) -> bool:
+        return any(leaf.kind == "reduce" and leaf in self.loops.threads for leaf in self.leaves)
+
+    def _cross_thread_position(self) -> int:
+        """Where the reduction begins: inside all data loops. Axes that run on threads have no place of their own."""
+        serial = [leaf not in self.loops.threads for leaf in self.leaves]
+        begin = 1 + max([i for i, leaf in enumerate(self.leaves) if leaf.kind != "reduce" and serial[i]], default=-1)
+        outside = [leaf.var.name for i, leaf in enumerate(self.leaves[:begin]) if leaf.kind == "reduce" and serial[i]]
+        if outside:
+            raise ScheduleError(f"bind on stage {self.stage.name}: the threads reduce, but reduce loop {outside[0]} "
+                                f"stands outside data loop {self.leaves[begin - 1].var.name}; reorder it to the "
+                                "inside")  # fmt: skip
+        return begin
+
+    def _cross_thread(self, position: int) -> Stmt:
+        """Each thread reduces its share into a local element; `thread_allreduce` combines those of all threads.
+
+        ``thread_allreduce(size, partial values..., addresses of the results..., thread variables...)`` inside an
+        attribute "reduce_scope" whose subject is the reducer; every thread of the group runs it.
+        """
+        reduction = self._reduction()
+        combiner = reduction.combiner
+        zero = (ops.const(0),)
+        partial = [Buffer(f"{self.stage.name}.partial", (1,), e.dtype, scope="local") for e in reduction.source]
+        result = [Buffer(f"{self.stage.name}.all", (1,), e.dtype, scope="local") for e in reduction.source]
+        start = seq([BufferStore(b, self.nests.lower(v, {}), zero)
+                     for b, v in zip(partial, combiner.identity, strict=True)])  # fmt: skip
+        self.partial = [(b, zero) for b in partial]
+        update = self._level(position, updating=True)
+        threads = [self.loops.threads[v].var for v in self.leaves if v.kind == "reduce" and v in self.loops.threads]
+        addresses = [ops.call_intrin("handle", "address_of", BufferLoad(b, zero)) for b in result]
+        arguments = [ops.const(len(partial)), *[BufferLoad(b, zero) for b in partial], *addresses, *threads]
+        combine = AttrStmt("reduce_scope", combiner, ops.const(0),
+                           Evaluate(ops.call_intrin("handle", "thread_allreduce", *arguments)))  # fmt: skip
+        body = seq(start, update, combine, self._store_combined(result))
+        for buffer in reversed([*partial, *result]):
+            body = Allocate(buffer, body)
+        return body
+
+    def _store_combined(self, result: Sequence[Buffer]) -> Stmt:
+        reduction = self._reduction()
+        values: list[PrimExpr] = [BufferLoad(b, (ops.const(0),)) for b in result]
+        if reduction.init:
+            combiner = reduction.combiner
+            starts = [self.nests.lower(e, self.values) for e in reduction.init]
+            operands = dict(zip((*combiner.lhs, *combiner.rhs), (*starts, *values), strict=True))
+            values = [map_reads(r, lambda load: load, operands) for r in combiner.result]
+        targets = [self._target(i, self.values) for i in range(len(values))]
+        body = self._predicated(_store_all(targets, values))
+        return self._init_guards(len(self.leaves), body, lambda p: p)
 
     def _init_nest(self, position: int) -> Stmt:
         """The loops over data axes from `position` inwards, with fresh variables, storing the start values."""

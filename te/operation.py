@@ -147,8 +147,8 @@ def _check_reductions(name: str, body: tuple[PrimExpr, ...]) -> tuple[IterVar, .
     if not reductions:
         return ()
     first = reductions[0]
-    same = len(reductions) == len(body) and all(e.combiner is first.combiner for e in reductions)
-    if not same or any(e.value_index != i for i, e in enumerate(body)) or len(first.source) != len(body):
+    same = all(e.combiner is first.combiner for e in reductions) and len(first.source) == len(body)
+    if not same or [e.value_index for e in reductions] != list(range(len(body))):
         raise CompileError(
             f"compute {name}: with a reduction all {len(body)} outputs must be the components of one reduction, in "
             "order: return the tuple that the reducer gave"

@@ -17,7 +17,7 @@ For what has no formula per element, such as sorting::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,7 +85,7 @@ class IRBuilder:
         return body
 
     @contextmanager
-    def for_range(self, begin: Any, end: Any, name: str = "i", kind: str = "serial") -> Iterator[Var]:
+    def for_range(self, begin: Any, end: Any, name: str = "i", kind: str = "serial") -> Generator[Var]:
         """A loop over [begin, end); `kind` is "serial", "parallel", "vectorized" or "unrolled". Gives the variable."""
         start, stop = ops.match_types(begin, end)
         var = Var(name, start.dtype)
@@ -95,21 +95,21 @@ class IRBuilder:
         self.emit(For(var, start, ops.sub(stop, start), loop_kind, self._close()))
 
     @contextmanager
-    def while_loop(self, condition: Any) -> Iterator[None]:
+    def while_loop(self, condition: Any) -> Generator[None]:
         """A loop as long as `condition` holds; it reads its state from buffers."""
         self._blocks.append([])
         yield
         self.emit(While(convert(condition), self._close()))
 
     @contextmanager
-    def if_scope(self, condition: Any) -> Iterator[None]:
+    def if_scope(self, condition: Any) -> Generator[None]:
         """Statements for when `condition` holds."""
         self._blocks.append([])
         yield
         self.emit(IfThenElse(convert(condition), self._close()))
 
     @contextmanager
-    def else_scope(self) -> Iterator[None]:
+    def else_scope(self) -> Generator[None]:
         """Statements for when the condition of the `if_scope` just before does not hold."""
         block = self._blocks[-1]
         last = block[-1] if block else None

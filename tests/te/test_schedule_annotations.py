@@ -1,0 +1,149 @@
+"""What schedules say besides loops: threads, predicates, alignment, double buffers, prefetches, pragmas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import te
+from te.errors import ScheduleError
+from te.tir.interpreter import Interpreter
+
+RNG = np.random.default_rng(5)
+
+
+def row_sums(m, n):
+    a = te.placeholder((m, n), name="a")
+    k = te.reduce_axis((0, n), name="k")
+    return a, te.compute((m,), lambda i: te.sum(a[i, k], axis=k), name="b")
+
+
+def test_reduction_across_threads():
+    a, b = row_sums(4, 30)
+    s = te.create_schedule(b)
+    _, ki = s[b].split(b.op.reduce_axis[0], 8)
+    thread = te.thread_axis("threadIdx.x")
+    s[b].bind(ki, thread)
+    s[b].bind(b.op.axis[0], te.thread_axis("blockIdx.x"))
+    s[b].set_store_predicate(thread.var == 0)
+    text = str(te.lower(s, [a, b], simple_mode=True))
+    assert "thread_allreduce(1, b.partial[0], address_of(b.all[0]), threadIdx.x)" in text
+    assert text.index("b.partial[0] = 0.0") < text.index("likely(k.outer * 8 + threadIdx.x < 30)")
+    assert text.index("if threadIdx.x == 0") > text.index("thread_allreduce")
+    s[b].reorder(ki, *[v for v in s[b].leaf_iter_vars if v is not ki])
+    assert "thread_allreduce" in str(te.lower(s, [a, b], simple_mode=True))
+
+
+def test_threads_can_not_reduce_around_serial_data_loops():
+    a, b = row_sums(4, 30)
+    s = te.create_schedule(b)
+    ko, ki = s[b].split(b.op.reduce_axis[0], 8)
+    s[b].bind(ki, te.thread_axis("threadIdx.x"))
+    s[b].reorder(ki, ko, b.op.axis[0])
+    with pytest.raises(ScheduleError, match=r"reduce loop k.outer stands outside data loop i; reorder it"):
+        te.lower(s, [a, b])
+
+
+def test_rfactor_bound_to_threads_computes_the_sum():
+    a, b = row_sums(4, 30)
+    s = te.create_schedule(b)
+    _, ki = s[b].split(b.op.reduce_axis[0], 8)
+    partial = s.rfactor(b, ki)
+    s[partial].bind(s[partial].op.axis[0], te.thread_axis("threadIdx.x"))
+    x, r = RNG.integers(0, 9, (4, 30)).astype(np.float32), np.empty(4, np.float32)
+    Interpreter(te.lower(s, [a, b]), check_uninitialized=True)("main", x, r)
+    np.testing.assert_array_equal(r, x.sum(1))
+
+
+def test_storage_align_pads_strides_and_keeps_values():
+    a = te.placeholder((6, 10), name="a")
+    b = te.compute((6, 10), lambda i, j: a[i, j] * 2.0, name="b")
+    c = te.compute((10, 6), lambda i, j: b[j, i] + 1.0, name="c")
+    s = te.create_schedule(c)
+    s[b].storage_align(b.op.axis[0], 8, 1)
+    x, r = RNG.random((6, 10), dtype=np.float32), np.empty((10, 6), np.float32)
+    module = te.lower(s, [a, c])
+    assert "* 17" in str(module)
+    Interpreter(module, check_uninitialized=True)("main", x, r)
+    np.testing.assert_array_equal(r, (x * np.float32(2) + np.float32(1)).T)
+
+
+def test_prefetch_touches_the_lines_of_a_later_iteration():
+    a = te.placeholder((20, 40), name="a")
+    b = te.compute((20, 40), lambda i, j: a[i, j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    s[b].prefetch(a, b.op.axis[0], 2)
+    text = str(te.lower(s, [a, b], simple_mode=True))
+    assert "prefetch(address_of(a[min(i + 2, 19), a.line1 * 16]), 3)" in text
+    x, r = RNG.random((20, 40), dtype=np.float32), np.empty((20, 40), np.float32)
+    Interpreter(te.lower(s, [a, b]))("main", x, r)
+    np.testing.assert_array_equal(r, x * np.float32(2))
+    with pytest.raises(ScheduleError, match="does not read"):
+        s[b].prefetch(b, b.op.axis[0], 1)
+
+
+def test_double_buffer_and_pragmas_are_marked():
+    a = te.placeholder((8, 16), name="a")
+    b = te.compute((8, 16), lambda i, j: a[i, j] * 2.0, name="b")
+    c = te.compute((8, 16), lambda i, j: b[i, j] + 1.0, name="c")
+    s = te.create_schedule(c)
+    s[b].compute_at(s[c], c.op.axis[0])
+    s[b].double_buffer()
+    s[c].pragma(c.op.axis[1], "auto_unroll_max_step", 16)
+    text = str(te.lower(s, [a, c], simple_mode=True))
+    assert "double_buffer_scope" in text
+    assert "pragma_auto_unroll_max_step" in text
+    x, r = RNG.random((8, 16), dtype=np.float32), np.empty((8, 16), np.float32)
+    Interpreter(te.lower(s, [a, c]))("main", x, r)
+    np.testing.assert_array_equal(r, x * np.float32(2) + np.float32(1))
+
+
+def test_virtual_threads_compute_all_parts():
+    a = te.placeholder((64,), name="a")
+    b = te.compute((64,), lambda i: a[i] * 2.0, name="b")
+    s = te.create_schedule(b)
+    vx, rest = s[b].split(b.op.axis[0], nparts=2)
+    tx, _ = s[b].split(rest, nparts=8)
+    s[b].bind(vx, te.thread_axis("vthread", name="vx"))
+    s[b].bind(tx, te.thread_axis("threadIdx.x"))
+    x, r = RNG.random(64, dtype=np.float32), np.empty(64, np.float32)
+    Interpreter(te.lower(s, [a, b]))("main", x, r)
+    np.testing.assert_array_equal(r, x * np.float32(2))
+
+
+def test_env_threads_start_around_a_scan():
+    m, n = 5, 8
+    x = te.placeholder((m, n), name="x")
+    state = te.placeholder((m, n), name="state")
+    first = te.compute((1, n), lambda _, i: x[0, i], name="first")
+    step = te.compute((m, n), lambda t, i: state[t - 1, i] + x[t, i], name="step")
+    total = te.scan(first, step, state, inputs=[x], name="total")
+    s = te.create_schedule(total)
+    block = te.thread_axis((0, 2), "blockIdx.x")
+    s[total].env_threads([block])
+    io, _ = s[step].split(step.op.axis[1], nparts=2)
+    s[step].bind(io, block)
+    jo, _ = s[first].split(first.op.axis[1], nparts=2)
+    s[first].bind(jo, te.thread_axis("blockIdx.x"))
+    text = str(te.lower(s, [x, total], simple_mode=True))
+    assert text.count('thread("blockIdx.x", 2)') == 2
+    v, r = RNG.integers(0, 9, (m, n)).astype(np.float32), np.empty((m, n), np.float32)
+    Interpreter(te.lower(s, [x, total]))("main", v, r)
+    np.testing.assert_array_equal(r, np.cumsum(v, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda s, b: s[b].storage_align(b.op.reduce_axis[0], 8), "one of the operation's axes: i"),
+        (lambda s, b: s[b].storage_align(b.op.axis[0], 0), "must be at least 1"),
+        (lambda s, b: s[b].double_buffer(), "only intermediate results"),
+        (lambda s, b: s[b].set_store_predicate(3), "expected a bool expression"),
+        (lambda s, b: s[b].env_threads([b.op.axis[0]]), "expected thread axes"),
+        (lambda s, b: s[b].pragma(te.reduce_axis((0, 3)), "x"), "no axis of stage b"),
+    ],
+)
+def test_misused_annotations(misuse, message):
+    _, b = row_sums(4, 30)
+    with pytest.raises(ScheduleError, match=message):
+        misuse(te.create_schedule(b), b)
