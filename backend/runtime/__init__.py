@@ -19,6 +19,7 @@ from backend.runtime.registry import (
     register_provider,
     remove_global_func,
 )
+from backend.runtime.safetensors import load_param_dict, save_param_dict
 from backend.runtime.threads import num_threads, set_num_threads
 from backend.runtime.timing import BenchmarkResult
 
@@ -56,6 +57,7 @@ __all__ = [
     "load_model",
     "load_module",
     "load_module_bytes",
+    "load_param_dict",
     "nd",
     "num_threads",
     "register_device_kind",
@@ -63,5 +65,6 @@ __all__ = [
     "register_module_loader",
     "register_provider",
     "remove_global_func",
+    "save_param_dict",
     "set_num_threads",
 ]

@@ -152,6 +152,10 @@ class NDArray:
         """True for the very same array object."""
         return self is other
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its values; the copy is on a device of the same name."""
+        return _revive, (self.numpy(), self.shape, self.dtype, self.device)
+
     def __repr__(self) -> str:
         return f"<NDArray shape={self.shape}, dtype={self.dtype}, device={self.device}>\n{self.numpy()}"
 
@@ -203,7 +207,8 @@ class NDArray:
         if index is not Ellipsis and not (isinstance(index, slice) and index == slice(None)):
             raise ArgumentError(f"NDArray index {index!r}: only x[:] = value is supported; index a numpy copy instead")
         if not isinstance(value, NDArray) and np.ndim(value) == 0:
-            value = np.full(self.shape, value, data_type(self.dtype).numpy)
+            info = data_type(self.dtype)
+            value = np.full(_unpacked_shape(self.shape, info), value, info.numpy)
         self.copyfrom(value)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -360,6 +365,10 @@ def array(values: NDArray | npt.ArrayLike, device: Device | str | None = None, d
         return source.copyto(_as_device(device))
     plain = np.asarray(source, dtype=None if dtype is None else data_type(dtype).numpy)
     return empty(plain.shape, from_numpy(plain.dtype), device).copyfrom(plain)
+
+
+def _revive(values: npt.NDArray[Any], shape: tuple[int, ...], dtype: str, where: Device) -> NDArray:
+    return empty(shape, dtype, where).copyfrom(values)
 
 
 def from_dlpack(source: Any) -> NDArray:

@@ -18,8 +18,18 @@ import numpy.typing as npt
 from backend.runtime.dtype import from_numpy, to_numpy
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.fields import Record, damaged
+from backend.runtime.ndarray import NDArray
 
-__all__ = ["ALIGNMENT", "PADDING", "SAFETENSORS_DTYPES", "header_of", "pieces_of", "read"]
+__all__ = [
+    "ALIGNMENT",
+    "PADDING",
+    "SAFETENSORS_DTYPES",
+    "header_of",
+    "load_param_dict",
+    "pieces_of",
+    "read",
+    "save_param_dict",
+]
 
 ALIGNMENT = 64
 PADDING = "__padding__."
@@ -105,6 +115,23 @@ def read(data: memoryview, where: str) -> tuple[dict[str, npt.NDArray[Any]], int
     if position != len(content):
         raise damaged(f"{where}: size", len(content), f"{position} bytes of data, as the header says")
     return arrays, 8 + length
+
+
+def save_param_dict(params: Mapping[str, npt.NDArray[Any] | NDArray]) -> bytes:
+    """Named arrays as the bytes of a safetensors file, which other tools read too. TVM: `save_param_dict`.
+
+    Raises `ArgumentError` for a dtype that the format has not.
+    """
+    arrays = {name: values.numpy() if isinstance(values, NDArray) else values for name, values in params.items()}
+    return b"".join([header_of(arrays), *pieces_of(arrays.values())])
+
+
+def load_param_dict(data: bytes | memoryview) -> dict[str, npt.NDArray[Any]]:
+    """The named arrays in the bytes of a safetensors file, as read-only views of it. TVM: `load_param_dict`.
+
+    Raises `ArtifactError` for bytes that are no such file.
+    """
+    return read(memoryview(data), "parameters")[0]
 
 
 def _array(entry: Record, content: memoryview) -> tuple[int, npt.NDArray[Any]]:

@@ -14,7 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.runtime import ArgumentError, ArtifactError, Module, ModuleError, load_model, safetensors
+from backend.runtime import (
+    ArgumentError,
+    ArtifactError,
+    Module,
+    ModuleError,
+    load_model,
+    load_param_dict,
+    nd,
+    safetensors,
+    save_param_dict,
+)
 from backend.runtime.artifact import CompiledModel
 from backend.runtime.container import _sums
 from backend.runtime.graph import Graph
@@ -417,6 +427,19 @@ def test_other_writers_files_are_read():
     entries = {"__metadata__": {"format": "pt"}, "a": {"dtype": "BF16", "shape": [2, 1], "data_offsets": [0, 4]}}
     arrays, _ = safetensors.read(_weights(entries, 4), "weights")
     assert arrays["a"].dtype == ml_dtypes.bfloat16 and arrays["a"].shape == (2, 1)
+
+
+def test_parameters_go_into_a_file_that_other_tools_read():
+    params = {"a": np.arange(3, dtype="float32"), "b": nd.array(np.ones((2, 2), "int64"))}
+    data = save_param_dict(params)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert header["a"] == {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}
+    found = load_param_dict(data)
+    assert found["a"].tolist() == [0, 1, 2] and found["b"].tolist() == [[1, 1], [1, 1]]
+    with pytest.raises(ArtifactError, match="parameters"):
+        load_param_dict(data[:-1])
+    with pytest.raises(ArgumentError, match="weight 'c' of dtype int4 can't be stored"):
+        save_param_dict({"c": np.zeros(2, ml_dtypes.int4)})
 
 
 def test_loading_needs_no_compiler(saved):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 
 import ml_dtypes
@@ -90,6 +91,14 @@ def test_facts_of_an_array():
     assert nd.zeros((2,), "int4").numpy().tolist() == [0, 0]
     assert nd.array(3.5).numpy() == 3.5
     assert nd.array([1, 2], dtype="bfloat16").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int4", "float32x4"])
+def test_an_array_is_pickled_with_its_values(name, toy):
+    x = nd.zeros((3, 2), name, toy[0])
+    again = pickle.loads(pickle.dumps(x))
+    assert (again.shape, again.dtype, again.device) == (x.shape, x.dtype, x.device)
+    assert again.numpy().tobytes() == x.numpy().tobytes()
 
 
 def test_vector_lanes_are_a_last_dimension_in_numpy():
