@@ -19,14 +19,34 @@ from te import Tensor
 from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
 
-__all__ = ["ACTIVATIONS", "Gates", "gru", "lstm", "rnn"]
+__all__ = ["ACTIVATIONS", "Activation", "Gates", "gru", "lstm", "rnn"]
 
-ACTIVATIONS: dict[str, Callable[[PrimExpr], PrimExpr]] = {
+Activation = str | tuple[Any, ...]
+"""The name of a function, or a tuple of a name and its parameters."""
+
+
+def _c(value: float, like: PrimExpr) -> PrimExpr:
+    return te.const(value, like.dtype)
+
+
+def _hard_sigmoid(v: PrimExpr, alpha: float, beta: float) -> PrimExpr:
+    return te.maximum(_c(0, v), te.minimum(_c(1, v), _c(alpha, v) * v + _c(beta, v)))
+
+
+ACTIVATIONS: dict[str, Callable[..., PrimExpr]] = {
     "sigmoid": te.sigmoid,
     "tanh": te.tanh,
-    "relu": lambda v: te.maximum(v, te.const(0, v.dtype)),
+    "relu": lambda v: te.maximum(v, _c(0, v)),
+    "softsign": lambda v: v / (_c(1, v) + te.abs(v)),
+    "softplus": lambda v: te.maximum(v, _c(0, v)) + te.log1p(te.exp(-te.abs(v))),
+    "affine": lambda v, alpha, beta: _c(alpha, v) * v + _c(beta, v),
+    "scaled_tanh": lambda v, alpha, beta: _c(alpha, v) * te.tanh(_c(beta, v) * v),
+    "hard_sigmoid": _hard_sigmoid,
+    "leaky_relu": lambda v, alpha: te.select(v > 0, v, _c(alpha, v) * v),
+    "thresholded_relu": lambda v, alpha: te.select(v > _c(alpha, v), v, _c(0, v)),
+    "elu": lambda v, alpha: te.select(v > 0, v, _c(alpha, v) * te.expm1(v)),
 }
-"""Functions that gates may apply, by name."""
+"""Functions that gates may apply: name -> function of the value and its parameters."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +56,19 @@ class Gates:
     `reverse` runs from the last step to the first.
     """
 
-    activations: tuple[str, ...]
+    activations: tuple[Activation, ...]
     reverse: bool = False
     clip: float | None = None
 
     def __call__(self, number: int, value: PrimExpr) -> PrimExpr:
         """Activation `number` of the limited `value`."""
-        return ACTIVATIONS[self.activations[number]](self.limited(value))
+        return self.activate(number, self.limited(value))
+
+    def activate(self, number: int, value: PrimExpr) -> PrimExpr:
+        """Activation `number` of `value`."""
+        given = self.activations[number]
+        name, *parameters = (given,) if isinstance(given, str) else given
+        return ACTIVATIONS[name](value, *parameters)
 
     def limited(self, value: PrimExpr) -> PrimExpr:
         """`value` within [-clip, clip]."""
@@ -201,7 +227,7 @@ def lstm(
                 i = total[lane]
                 f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, b, unit))
                 c[0, b, unit] = r.kept(time, b, f * c[0, b, unit] + i * gates(1, g), c[0, b, unit])
-                h = gates(0, looked(o, 1, b, unit)) * ACTIVATIONS[gates.activations[2]](c[0, b, unit])
+                h = gates(0, looked(o, 1, b, unit)) * gates.activate(2, c[0, b, unit])
                 r.finish(y, time, b, unit, h, now, after)
         r.store(outs[1], r.h, r.steps % 2)
         r.store(outs[2], c, 0)

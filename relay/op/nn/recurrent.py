@@ -21,18 +21,42 @@ from relay.op.common import Array, require, require_float, require_same_dtype
 from relay.op.nn.pad import pad
 from relay.op.transform import reshape, transpose
 from relay.type import TensorType, TupleType, Type, dims_equal, shapes_equal
-from topi.nn.recurrent import Gates
+from topi.nn.recurrent import Activation, Gates
 
 __all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_recurrence", "rnn"]
 
 _BLOCK = 16
 """Hidden units of a block: whole vectors on every CPU, four gates of them in registers."""
 
-_FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0),
+_FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
+    "sigmoid": (0, lambda x: 1 / (1 + np.exp(-x))),
+    "tanh": (0, np.tanh),
+    "relu": (0, lambda x: np.maximum(x, 0)),
+    "softsign": (0, lambda x: x / (1 + np.abs(x))),
+    "softplus": (0, lambda x: np.logaddexp(x, 0)),
+    "affine": (2, lambda x, alpha, beta: alpha * x + beta),
+    "scaled_tanh": (2, lambda x, alpha, beta: alpha * np.tanh(beta * x)),
+    "hard_sigmoid": (2, lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1)),
+    "leaky_relu": (1, lambda x, alpha: np.where(x > 0, x, alpha * x)),
+    "thresholded_relu": (1, lambda x, alpha: np.where(x > alpha, x, 0)),
+    "elu": (1, lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x))),
 }
+"""Name -> (number of parameters, function of the value and them)."""
+
+
+def _parts(activation: Activation) -> tuple[str, tuple[float, ...]]:
+    """Name and parameters."""
+    return (activation, ()) if isinstance(activation, str) else (activation[0], activation[1:])
+
+
+def _is_known(activation: Activation) -> bool:
+    name, parameters = _parts(activation)
+    return name in _FUNCTIONS and _FUNCTIONS[name][0] == len(parameters)
+
+
+def _activated(activation: Activation, x: Array) -> Array:
+    name, parameters = _parts(activation)
+    return _FUNCTIONS[name][1](x, *parameters)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -40,11 +64,11 @@ class _Recurrent(OpDef):
     """What all recurrences have.
 
     (C1) the element type is a float; (C2) of all inputs but the lengths; (C3) products are (T, B, G * H), the weights
-    (ceil(H / NR), H, G, NR); (C4) states are (B, H); (C5) activations are sigmoid, tanh or relu, as many as the cell
-    has; (C6) lengths are B integers.
+    (ceil(H / NR), H, G, NR); (C4) states are (B, H); (C5) as many activations as the cell has, each a name or a tuple
+    of a name and its parameters; (C6) lengths are B integers.
     """
 
-    activations: tuple[str, ...]
+    activations: tuple[Activation, ...]
     reverse: bool = False
     clip: float | None = None
     has_lengths: bool = False
@@ -71,7 +95,7 @@ class _Recurrent(OpDef):
         state = products.with_shape((products.shape[1], hidden))
         for given in states:
             require(given is state, f"(C4) a state must be {state}; got {given}")
-        known = all(a in _FUNCTIONS for a in self.activations) and len(self.activations) == self.activation_count
+        known = all(map(_is_known, self.activations)) and len(self.activations) == self.activation_count
         require(known, f"(C5) {self.activation_count} of {', '.join(_FUNCTIONS)} expected; got {self.activations}")
         if self.has_lengths:
             fits = extra[-1].dtype.is_integral and shapes_equal(extra[-1].shape, (products.shape[1],))
@@ -83,7 +107,7 @@ class _Recurrent(OpDef):
 
     def _apply(self, number: int, x: Array) -> Array:
         limited = x if self.clip is None else np.clip(x, -self.clip, self.clip)
-        return _FUNCTIONS[self.activations[number]](limited)
+        return _activated(self.activations[number], limited)
 
     def _run(
         self,
@@ -128,7 +152,7 @@ class LSTM(_Recurrent):
     recurrences; (C7) peepholes are (3, H).
     """
 
-    activations: tuple[str, ...] = ("sigmoid", "tanh", "tanh")
+    activations: tuple[Activation, ...] = ("sigmoid", "tanh", "tanh")
     input_forget: bool = False
     has_peepholes: bool = False
     gate_count = 4
@@ -167,7 +191,7 @@ class LSTM(_Recurrent):
             i = self._apply(0, i + p[0] * c)
             f = 1 - i if self.input_forget else self._apply(0, f + p[2] * c)
             c = f * c + i * self._apply(1, g)
-            return [self._apply(0, o + p[1] * c) * _FUNCTIONS[self.activations[2]](c), c]
+            return [self._apply(0, o + p[1] * c) * _activated(self.activations[2], c), c]
 
         return self._run(products, weight, (h0, c0), extra[-1] if self.has_lengths else None, step)
 
@@ -181,7 +205,7 @@ class GRU(_Recurrent):
     recurrences; (C7) hidden_bias is (H).
     """
 
-    activations: tuple[str, ...] = ("sigmoid", "tanh")
+    activations: tuple[Activation, ...] = ("sigmoid", "tanh")
     reset_after: bool = False
     gate_count = 3
     activation_count = 2
@@ -223,7 +247,7 @@ class GRU(_Recurrent):
 class RNN(_Recurrent):
     """h' = act(x + h R^T) (ONNX: RNN, one direction): inputs products, weights, h0; results y, h."""
 
-    activations: tuple[str, ...] = ("tanh",)
+    activations: tuple[Activation, ...] = ("tanh",)
     gate_count = 1
     activation_count = 1
 
@@ -267,7 +291,7 @@ def lstm(
     peepholes: Expr | None = None,
     lengths: Expr | None = None,
     *,
-    activations: tuple[str, str, str] = ("sigmoid", "tanh", "tanh"),
+    activations: tuple[Activation, ...] = ("sigmoid", "tanh", "tanh"),
     reverse: bool = False,
     clip: float | None = None,
     input_forget: bool = False,
@@ -288,7 +312,7 @@ def gru(
     hidden_bias: Expr,
     lengths: Expr | None = None,
     *,
-    activations: tuple[str, str] = ("sigmoid", "tanh"),
+    activations: tuple[Activation, ...] = ("sigmoid", "tanh"),
     reverse: bool = False,
     clip: float | None = None,
     reset_after: bool = False,
@@ -307,7 +331,7 @@ def rnn(
     h0: Expr,
     lengths: Expr | None = None,
     *,
-    activations: tuple[str] = ("tanh",),
+    activations: tuple[Activation, ...] = ("tanh",),
     reverse: bool = False,
     clip: float | None = None,
 ) -> tuple[TupleGetItem, ...]:

@@ -349,7 +349,11 @@ NORMALIZATION = [
 _LSTM = (f32(3, 2, 20), f32(2, 5, 4, 4), f32(2, 5), f32(2, 5))
 _GRU = (f32(3, 2, 12), f32(2, 4, 3, 2), f32(2, 4), f32(4))
 _RNN = (f32(4, 2, 5), f32(2, 5, 1, 4), f32(2, 5))
-_HARD = ("relu", "tanh", "sigmoid")
+_HARD = ("relu", "tanh", ("hard_sigmoid", 0.3, 0.4))
+_PARAMETRIC = [
+    "softsign", "softplus", ("affine", 0.5, 0.1), ("scaled_tanh", 0.5, 2.0), ("leaky_relu", 0.1),
+    ("thresholded_relu", 0.3), ("elu", 0.7),
+]  # fmt: skip
 
 RECURRENT = [
     row("nn.lstm", *_LSTM, tolerance=2e-6),
@@ -360,6 +364,7 @@ RECURRENT = [
     row("nn.gru", *_GRU, reset_after=True, reverse=True, tolerance=2e-6),
     row("nn.gru", *_GRU, i64(1, 3), has_lengths=True, clip=1.0, tolerance=2e-6),
     row("nn.rnn", *_RNN, tolerance=2e-6),
+    *[row("nn.rnn", *_RNN, activations=(a,), tolerance=4e-6) for a in _PARAMETRIC],
     row("nn.rnn", *_RNN, i64(0, 2), has_lengths=True, reverse=True, activations=("relu",), tolerance=2e-6),
 ]
 
