@@ -12,7 +12,15 @@ class OnnxImportError(CompileError):
 
 
 class UnsupportedOperatorError(OnnxImportError):
-    """The model uses operators, domains, versions or element types without a converter; the text lists all of them."""
+    """The model uses operators, domains, versions or element types without a converter; the text lists all of them.
+
+    `operators` names what is missing: operators (with the domain in front, unless it is ONNX's own), or a kind of value
+    such as ``"tensor(string)"`` or ``"sequence"``; empty where it is one form of an operator.
+    """
+
+    def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.operators = operators
 
 
 class ValueNeededError(OnnxImportError):
@@ -40,6 +48,8 @@ def fault(where: str, problem: str, *, found: str = "", expected: str = "", reme
     return OnnxImportError(compose(where, problem, found=found, expected=expected, remedy=remedy))
 
 
-def unsupported(where: str, problem: str, *, expected: str = "", remedy: str = "") -> UnsupportedOperatorError:
-    """The error for what is legal ONNX and not supported."""
-    return UnsupportedOperatorError(compose(where, problem, expected=expected, remedy=remedy))
+def unsupported(
+    where: str, problem: str, *, missing: str, expected: str = "", remedy: str = ""
+) -> UnsupportedOperatorError:
+    """The error for what is legal ONNX and not supported; `missing` names it."""
+    return UnsupportedOperatorError(compose(where, problem, expected=expected, remedy=remedy), (missing,))

@@ -334,6 +334,7 @@ class _Initializers:
 def _list_unsupported(model: Model) -> None:
     """Raise one error that lists every operator of the model, its functions and subgraphs that has no converter."""
     missing: dict[str, list[str]] = {}
+    operators: dict[str, None] = {}
     bodies: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.graph.node, model.opsets)]
     for function in model.functions.values():
         opsets = opset_table(function.opset_import, model.name) if len(function.opset_import) else model.opsets
@@ -345,6 +346,7 @@ def _list_unsupported(model: Model) -> None:
             problem = _why_unsupported(node, opsets, model)
             if problem:
                 missing.setdefault(problem, []).append(describe(node))
+                operators[problem.split(" ", 1)[0]] = None
     if not missing:
         return
     lines = [f"{model.name}: {len(missing)} operators of this model are not supported:"]
@@ -354,7 +356,7 @@ def _list_unsupported(model: Model) -> None:
     lines.append(
         "  to do: export the model with other operators, or add a converter (frontends.onnx.registry.converter)"
     )
-    raise UnsupportedOperatorError("\n".join(lines))
+    raise UnsupportedOperatorError("\n".join(lines), tuple(operators))
 
 
 def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -> str:

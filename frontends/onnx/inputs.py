@@ -61,7 +61,7 @@ class _Inputs:
             kind = value.type.WhichOneof("value")
             if kind is None:
                 raise fault(where, "it has no type", expected="a tensor type")
-            raise unsupported(where, f"inputs of kind {kind} are not supported")
+            raise unsupported(where, f"inputs of kind {kind} are not supported", missing=kind.removesuffix("_type"))
         tensor = value.type.tensor_type
         if not tensor.HasField("shape"):
             return None

@@ -113,6 +113,7 @@ def opset_table(imports: object, where: str) -> dict[str, int]:
             raise unsupported(
                 where,
                 f"the model uses opset {version}",
+                missing=f"opset {version}",
                 expected=f"opset 1 to {NEWEST_OPSET}",
                 remedy=f"export the model for opset {NEWEST_OPSET} or older",
             )

@@ -79,7 +79,9 @@ def numpy_dtype(elem_type: int, where: str) -> np.dtype[Any]:
     names = {value.number: value.name for value in TensorProto.DataType.DESCRIPTOR.values}
     if elem_type == TensorProto.UNDEFINED or elem_type not in names:
         raise fault(where, f"element type {elem_type} is not one of ONNX's", expected=_known_types())
-    raise unsupported(where, f"tensors of element type {names[elem_type]} are not supported", expected=_known_types())
+    kind = names[elem_type].lower()
+    problem = f"tensors of element type {names[elem_type]} are not supported"
+    raise unsupported(where, problem, missing=f"tensor({kind})", expected=_known_types())
 
 
 def dtype_name(elem_type: int, where: str) -> str:
@@ -113,7 +115,7 @@ def to_numpy(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray
     dtype = numpy_dtype(tensor.data_type, where)
     element = _TYPES[tensor.data_type]
     if tensor.HasField("segment"):
-        raise unsupported(where, "a tensor stored in segments is not supported")
+        raise unsupported(where, "a tensor stored in segments is not supported", missing="segments")
     if tensor.data_location == TensorProto.EXTERNAL:
         raw = _read_external(tensor, _packed_bytes(count, element.bits), folder, where)
     elif tensor.HasField("raw_data"):
