@@ -118,7 +118,8 @@ def node(cls: type[_N]) -> type[_N]:
         (children if is_child else data).append(f.name)
     made.child_fields = tuple(children)  # type: ignore[attr-defined]
     made.data_fields = tuple(data)  # type: ignore[attr-defined]
-    made.node_children = _generate_children(made, children)  # type: ignore[attr-defined]
+    if "node_children" not in cls.__dict__:
+        made.node_children = _generate_children(made, children)  # type: ignore[attr-defined]
     if "rebuild" not in cls.__dict__:
         made.rebuild = _generate_rebuild(made, children)  # type: ignore[attr-defined]
     return made
