@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from relay.expr import Call, Constant, Expr
+from relay.expr import Call, Constant, Expr, Function, TupleGetItem
 from relay.op.base import OpDef, make_call
 from relay.transform.builders import is_call_of, reshaped, transposed
 from relay.transform.function_pass import RewritePass
-from relay.type import TensorType
+from relay.type import TensorType, TupleType
+from te.ir import PassContext, rewrite_dag
 
 __all__ = ["CanonicalizeOps"]
 
@@ -19,10 +20,13 @@ _GLOBAL_POOLS = {"nn.adaptive_avg_pool": "mean", "nn.adaptive_max_pool": "max"}
 @dataclass(frozen=True)
 class CanonicalizeOps(RewritePass):
     """Views (squeeze, expand_dims) become `reshape`, a bias an `add`, global pooling a reduction, a product with a
-    constant matrix a dense layer: all for static shapes.
+    constant matrix a dense layer, the fields of a `split` slices: all for static shapes.
     """
 
     opt_level: ClassVar[int] = 1
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return cast(Function, rewrite_dag(super().transform(function, context), _field_as_slice))  # type: ignore[arg-type]
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
@@ -38,6 +42,20 @@ class CanonicalizeOps(RewritePass):
             spatial = tuple([i for i, a in enumerate(op.layout) if a not in "NC"])  # type: ignore[attr-defined]
             return make_call(_GLOBAL_POOLS[op.name], call.args, call.span, axis=spatial, keepdims=True)
         return call
+
+
+def _field_as_slice(e: Expr) -> Expr:
+    """One part of a `split` as a slice, so that it can be read in place."""
+    if not isinstance(e, TupleGetItem) or not isinstance(e.tuple_value, Call) or not is_call_of(e.tuple_value, "split"):
+        return e
+    source, axis = e.tuple_value.args[0], e.tuple_value.op.axis % len(e.shape)  # type: ignore[union-attr]
+    parts = cast(TupleType, e.tuple_value.ty).fields
+    if not source.tensor_type.is_static:
+        return e
+    sizes = [cast(TensorType, t).static_shape[axis] for t in parts]
+    begin = sum(sizes[: e.index])
+    bounds = {"begin": (begin,), "end": (begin + sizes[e.index],), "strides": (1,), "axes": (axis,)}
+    return make_call("strided_slice", (source,), e.tuple_value.span, **bounds)
 
 
 def _add_bias(call: Call, axis: int) -> Expr:

@@ -215,7 +215,8 @@ class _Partition:
         inside = {id(self.flow.nodes[i]) for i in positions}
         for i in positions[:-1]:
             e = self.flow.nodes[i]
-            if _is_view(e) and id(e.args[0]) not in inside:
+            field = isinstance(e, TupleGetItem) and id(e.tuple_value) not in inside
+            if field or (_is_view(e) and id(e.args[0]) not in inside):
                 inside.discard(id(e))
                 yield [i]
         kept = [i for i in positions if id(self.flow.nodes[i]) in inside]

@@ -229,6 +229,37 @@ def _without_broadcast(e: Expr) -> Expr:
     return e.args[0] if isinstance(e, Call) and is_call_of(e, "broadcast_to") else e
 
 
+class ReshapeOfSlice(PatternRule):
+    """reshape(x[..., a*k:b*k]) = reshape(x)[..., a:b, :] when the view splits the sliced last dimension by k"""
+
+    x = wildcard()
+    slice = is_op("strided_slice")(x)
+    pattern = is_op("reshape")(slice)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, cut = found[self.x], found.call(self.slice)
+        if not x.tensor_type.is_static or not call.tensor_type.is_static or not call.shape or not x.shape:
+            return None
+        shape, inner = x.tensor_type.static_shape, call.tensor_type.static_shape[-1]
+        begin, end = _last_slice(cut)
+        splits = len(call.shape) == len(shape) + 1 and call.tensor_type.static_shape[:-2] == shape[:-1]
+        if not splits or end <= begin or begin % inner or end % inner or shape[-1] % inner:
+            return None
+        view = reshaped(x, (*shape[:-1], shape[-1] // inner, inner))
+        return make_call("strided_slice", (view,), cut.span, begin=(begin // inner,), end=(end // inner,), strides=(1,),
+                         axes=(len(shape) - 1,))  # fmt: skip
+
+
+def _last_slice(cut: Call) -> tuple[int, int]:
+    """The part that a slice takes of the last dimension, when that is all it cuts; (0, 0) otherwise."""
+    begins, ends, axes = _attr(cut, "begin"), _attr(cut, "end"), _attr(cut, "axes")
+    rank, size = len(cut.shape), cut.args[0].tensor_type.static_shape[-1]
+    if len(axes) != 1 or axes[0] % rank != rank - 1 or _attr(cut, "strides") != (1,):
+        return 0, 0
+    begin, end, _ = slice(begins[0], ends[0]).indices(size)
+    return begin, end
+
+
 class SliceOfEverything(PatternRule):
     """strided_slice(x) = x when it takes all elements in order"""
 
@@ -288,7 +319,7 @@ class ReshapeBehindBinary(PatternRule):
     when y is one number, runs along a last dimension that the view keeps, or has the result's shape.
     """
 
-    pattern = is_op("add", "multiply", "maximum", "minimum", "subtract", "divide")
+    pattern = is_op("add", "multiply", "maximum", "minimum", "subtract", "divide", "power")
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         for i, view in enumerate(call.args):
@@ -374,6 +405,7 @@ RULES: tuple[type[PatternRule], ...] = (
     ReluOfRelu,
     ClipOfClip,
     BroadcastToInBinary,
+    ReshapeOfSlice,
     SliceOfEverything,
     ConcatenateOfOne,
     ConcatenateOfConcatenate,
