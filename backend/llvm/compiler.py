@@ -6,6 +6,8 @@ helps: Python lowers the next functions meanwhile.
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ from types import TracebackType
 
 import llvmlite.binding as llvm
 
-from backend.cache import default_cache
+from backend.cache import default_cache, source_version
 from backend.llvm.codegen import EmittedModule, emit_module
 from backend.llvm.runtime import FunctionEntry, ObjectCode
 from backend.lower_intrin import lower_intrinsics
@@ -61,15 +63,8 @@ class Compiler:
         return " ".join(flags)
 
     def object_code(self, emitted: EmittedModule, functions: Iterable[PrimFunc]) -> ObjectCode:
-        """Native code of an emitted module, from the cache when it was compiled before."""
-        cache = default_cache()
-        key = "\0".join(["llvm", LLVM_VERSION, str(self.target), emitted.text])
-        code = None if cache is None else cache.get(key)
-        if code is None:
-            code = self._compile(emitted.text)
-            if cache is not None:
-                cache.put(key, code)
-        return ObjectCode(code, tuple(_entry(f, emitted) for f in functions))
+        """Native code of an emitted module."""
+        return ObjectCode(self._compile(emitted.text), tuple(_entry(f, emitted) for f in functions))
 
     def _compile(self, text: str) -> bytes:
         machine = self._machine()
@@ -122,24 +117,40 @@ def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:
 
 
 class CompileQueue:
-    """Compiles in a thread of its own, in order of submission::
+    """Compiles in a thread of its own, in order of submission, and remembers in the disk cache::
 
         with CompileQueue(target) as queue:
             parts = [queue.submit([kernel]) for kernel in kernels]      # Future[ObjectCode]
+
+    Without a `key`, code is found again by its LLVM assembly. A caller that can say beforehand what decides the code
+    gives that as `key` and asks `reuse` first: then nothing has to be lowered either. `note` is kept beside the code.
     """
 
     def __init__(self, target: Target) -> None:
-        self._compiler = Compiler(target)
+        self.compiler = Compiler(target)
+        self._cache = default_cache()
+        self._prefix = "\0".join(["llvm", LLVM_VERSION, str(target), ""])
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="relayc-llvm")
 
-    def submit(self, functions: Iterable[PrimFunc]) -> Future[ObjectCode]:
+    def reuse(self, key: str) -> tuple[ObjectCode, str] | None:
+        """(code, note) submitted under `key` by these very sources of the compiler, in this process or an earlier."""
+        found = None if self._cache is None else self._cache.get(self._full_key(key))
+        return None if found is None else _unpack(found)
+
+    def submit(self, functions: Iterable[PrimFunc], key: str = "", note: str = "") -> Future[ObjectCode]:
         """Emit the functions as one LLVM module here and now; LLVM's part is done by the worker.
 
         Raises CompileError for what the target has no code for.
         """
         functions = tuple(functions)
-        emitted = self._compiler.emit(functions)
-        return self._worker.submit(self._compiler.object_code, emitted, functions)
+        return self.submit_emitted(self.compiler.emit(functions), functions, key, note)
+
+    def submit_emitted(
+        self, emitted: EmittedModule, functions: tuple[PrimFunc, ...], key: str = "", note: str = ""
+    ) -> Future[ObjectCode]:
+        """As `submit`, for functions that were emitted already."""
+        full_key = self._full_key(key) if key else self._prefix + emitted.text
+        return self._worker.submit(self._compile, emitted, functions, full_key, note)
 
     def close(self) -> None:
         """Wait for everything submitted."""
@@ -152,3 +163,32 @@ class CompileQueue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._worker.shutdown(cancel_futures=kind is not None)
+
+    def _full_key(self, key: str) -> str:
+        return f"{self._prefix}{source_version()}\0{key}"
+
+    def _compile(
+        self, emitted: EmittedModule, functions: tuple[PrimFunc, ...], full_key: str, note: str
+    ) -> ObjectCode:
+        found = None if self._cache is None else self._cache.get(full_key)
+        if found is not None:
+            return _unpack(found)[0]
+        made = self.compiler.object_code(emitted, functions)
+        if self._cache is not None:
+            self._cache.put(full_key, _pack(made, note))
+        return made
+
+
+_SIZE = struct.Struct("<Q")
+
+
+def _pack(code: ObjectCode, note: str) -> bytes:
+    header = json.dumps({"note": note, "part": code.describe()}).encode()
+    return b"".join([_SIZE.pack(len(header)), header, code.code])
+
+
+def _unpack(data: bytes) -> tuple[ObjectCode, str]:
+    (size,) = _SIZE.unpack_from(data)
+    body = _SIZE.size + size
+    header = json.loads(data[_SIZE.size : body])
+    return ObjectCode.from_description(header["part"], data[body:]), header["note"]

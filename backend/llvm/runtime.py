@@ -44,6 +44,25 @@ class ObjectCode:
     code: bytes
     functions: tuple[FunctionEntry, ...]
 
+    def describe(self) -> dict[str, Any]:
+        """Everything but the code, for a JSON header; `from_description` reads it."""
+        return {
+            "size": len(self.code),
+            "sha256": hashlib.sha256(self.code).hexdigest(),
+            "functions": [[e.name, list(e.params), e.messages and list(e.messages)] for e in self.functions],
+        }
+
+    @staticmethod
+    def from_description(part: Mapping[str, Any], code: bytes) -> ObjectCode:
+        """Code with what `describe` said of it. Raises `ArtifactError` when it is not that code."""
+        if len(code) != part["size"] or hashlib.sha256(code).hexdigest() != part["sha256"]:
+            raise ArtifactError("damaged llvm module: its object code differs from what was saved")
+        entries = tuple(
+            FunctionEntry(str(name), tuple(map(str, params)), None if texts is None else tuple(map(str, texts)))
+            for name, params, texts in part["functions"]
+        )
+        return ObjectCode(code, entries)
+
 
 class LLVMModule(Module):
     """Functions compiled by LLVM. Parts may call each other's functions; they are loaded at the first look-up.
@@ -89,14 +108,7 @@ class LLVMModule(Module):
         return make()
 
     def save_to_bytes(self) -> bytes:
-        parts = [
-            {
-                "size": len(part.code),
-                "sha256": hashlib.sha256(part.code).hexdigest(),
-                "functions": [[e.name, list(e.params), e.messages and list(e.messages)] for e in part.functions],
-            }
-            for part in self._parts
-        ]
+        parts = [part.describe() for part in self._parts]
         header = {"triple": self._triple, "features": list(self._features), "parts": parts}
         text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
         return b"".join([_HEADER.pack(_MAGIC, len(text)), text, *[part.code for part in self._parts]])
@@ -184,14 +196,7 @@ def load_from_bytes(data: bytes | memoryview) -> LLVMModule:
 def _read_parts(described: list[dict[str, Any]], data: bytes, at: int) -> list[ObjectCode]:
     parts: list[ObjectCode] = []
     for part in described:
-        code = data[at : at + part["size"]]
-        if len(code) != part["size"] or hashlib.sha256(code).hexdigest() != part["sha256"]:
-            raise ArtifactError("damaged llvm module: its object code differs from what was saved")
-        entries = tuple(
-            FunctionEntry(str(name), tuple(map(str, params)), None if texts is None else tuple(map(str, texts)))
-            for name, params, texts in part["functions"]
-        )
-        parts.append(ObjectCode(code, entries))
+        parts.append(ObjectCode.from_description(part, data[at : at + part["size"]]))
         at += part["size"]
     if at != len(data):
         raise ArtifactError(f"damaged llvm module: {len(data) - at} bytes too many")
