@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from backend.packed_api import make_host_function, make_kernel
 from backend.runtime.errors import RegistryError
@@ -23,7 +23,7 @@ from te.lower import lower
 from te.schedule import Schedule
 from te.tir import PrimFunc
 
-__all__ = ["build", "host_target", "split_host_device"]
+__all__ = ["ModuleBuilder", "build", "host_target", "split_host_device"]
 
 
 def build(
@@ -44,8 +44,7 @@ def build(
     library = _generate(host, host_target(target))
     if device is not None:
         library.import_module(_generate(device, target))
-    exposed = list(module)
-    library.entry_name = exposed[0] if len(exposed) == 1 else ("main" if "main" in exposed else None)
+    library.entry_name = _entry_of(list(module))
     return library
 
 
@@ -70,6 +69,68 @@ def split_host_device(module: IRModule, target: Target) -> tuple[IRModule, IRMod
     if local:
         return module.with_functions({**kernels, **hosts}), None
     return module.with_functions(hosts), module.with_functions(kernels)
+
+
+class PartBuilder(Protocol):
+    """A code generator that works piece by piece: what the function "target.builder.<kind>" gives for a Target."""
+
+    def reuse(self, key: str) -> str | None:
+        """Add the code that an earlier `add` with this key made; its note, or None."""
+        ...
+
+    def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
+        """Compile functions together."""
+        ...
+
+    def finish(self) -> Module:
+        """The module of everything added."""
+        ...
+
+
+class ModuleBuilder:
+    """`build` for a caller that lowers function by function: code generation goes on meanwhile where it can.
+
+    `add` takes each function when it is ready, `finish` gives the Module. With a `key`, which must name everything that
+    decides the function's code but the target and the compiler itself, a later builder may `reuse` the code without
+    lowering anything; `note` is a text kept with it.
+    """
+
+    def __init__(self, target: str | dict[str, Any] | Target) -> None:
+        self.target = Target(target)
+        start = get_global_func(f"target.builder.{self.target.kind.name}", allow_missing=True)
+        self._parts: PartBuilder | None = None
+        if start is not None and self.target.device_kind == "cpu":
+            self._parts = start(self.target)
+        self._collected: dict[str, PrimFunc] = {}
+        self._names: list[str] = []
+
+    def reuse(self, name: str, key: str) -> str | None:
+        """Take function `name` as compiled before under `key`; gives its note. None: lower and `add` it."""
+        note = None if self._parts is None else self._parts.reuse(key)
+        if note is not None:
+            self._names.append(name)
+        return note
+
+    def add(self, function: PrimFunc, key: str = "", note: str = "") -> None:
+        """Compile one function, with its host function unless its attribute "packed_api" is False."""
+        self._names.append(function.name)
+        if self._parts is None:
+            self._collected[function.name] = function
+            return
+        host, _ = split_host_device(IRModule({function.name: function}), self.target)
+        self._parts.add(list(host.functions.values()), key, note)
+
+    def finish(self) -> Module:
+        """The module of all functions. Raises CompileError for what can't be compiled."""
+        if self._parts is None:
+            return build(IRModule(self._collected), target=self.target)
+        library = self._parts.finish()
+        library.entry_name = _entry_of(self._names)
+        return library
+
+
+def _entry_of(exposed: Sequence[str]) -> str | None:
+    return exposed[0] if len(exposed) == 1 else ("main" if "main" in exposed else None)
 
 
 def _lowered(inputs: Schedule | PrimFunc | IRModule, args: Sequence[Any] | None, name: str) -> IRModule:

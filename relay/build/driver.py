@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from backend.driver import build as build_module
+from backend.driver import ModuleBuilder
 from backend.runtime.artifact import CompiledModel
 from backend.target import Target
 from relay.build.entry import make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors
-from relay.build.lower import Kernel, Workload, lower
+from relay.build.lower import Workload, lower
 from relay.expr import Constant, Function, Var
 from relay.transform import default_pipeline
 from te.errors import CompileError
@@ -106,18 +107,18 @@ def build(
         graph = make_graph(module["main"])
         _name_outputs(graph, module.attrs.get("output_names", ()))
     workloads = list({node.workload.key: node.workload for node in graph.nodes}.values())
+    builder = ModuleBuilder(target)
     with report.step("lower"):
-        kernels = _lower_all(workloads, target, progress)
+        workspaces = _lower_all(workloads, builder, progress)
     with report.step("plan"):
-        add_workspaces(graph, {kernel.name: kernel.workspaces for kernel in kernels})
+        add_workspaces(graph, workspaces)
         place_tensors(graph)
     with report.step("compile"):
-        functions = {kernel.name: kernel.function for kernel in kernels}
         entry = make_entry(graph) if target.device_kind == "cpu" else None
         if entry is not None:
-            functions[entry.name] = entry
-        library = build_module(IRModule(functions), target=target)
-    _describe(report, graph, kernels)
+            builder.add(entry)
+        library = builder.finish()
+    _describe(report, graph, len(workloads))
     entry_name = None if entry is None else entry.name
     description = graph.to_json(mod_name, str(target), target.device_kind, entry_name)
     compiled = CompiledModel(description, graph.params, library)
@@ -132,16 +133,27 @@ def _name_outputs(graph: ExecutionGraph, names: Sequence[str]) -> None:
             graph.tensors[number].name = name
 
 
-def _lower_all(workloads: list[Workload], target: Target, progress: Progress | None) -> list[Kernel]:
-    kernels: list[Kernel] = []
+def _lower_all(
+    workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
+) -> dict[str, tuple[int, ...]]:
+    """Hand every kernel to `builder`, those compiled before from its cache; gives their workspaces by name."""
+    context = PassContext.current()
+    settings = repr((context.opt_level, sorted(context.config.items()), sorted(context.disabled_pass)))
+    workspaces: dict[str, tuple[int, ...]] = {}
     for i, workload in enumerate(workloads):
-        if progress is not None:
-            progress(f"lowering {workload.name}", i, len(workloads))
-        kernels.append(lower(workload, target))
-    return kernels
+        key = f"{workload.name}\n{settings}\n{workload.key}"
+        note = builder.reuse(workload.name, key)
+        if note is None:
+            if progress is not None:
+                progress(f"lowering {workload.name}", i, len(workloads))
+            kernel = lower(workload, builder.target)
+            note = json.dumps(kernel.workspaces)
+            builder.add(kernel.function, key, note)
+        workspaces[workload.name] = tuple(json.loads(note))
+    return workspaces
 
 
-def _describe(report: BuildReport, graph: ExecutionGraph, kernels: list[Kernel]) -> None:
-    report.kernels, report.nodes = len(kernels), len(graph.nodes)
+def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
+    report.kernels, report.nodes = kernels, len(graph.nodes)
     report.arena_bytes = graph.plan.arena_bytes
     report.param_bytes = sum(data.nbytes for data in graph.params.values())
