@@ -129,13 +129,12 @@ class CompileQueue:
     def __init__(self, target: Target) -> None:
         self.compiler = Compiler(target)
         self._cache = default_cache()
-        self._prefix = "\0".join(["llvm", LLVM_VERSION, str(target), ""])
+        self._prefix = "\0".join([_CACHE_FORMAT, LLVM_VERSION, str(target), ""])
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="relayc-llvm")
 
     def reuse(self, key: str) -> tuple[ObjectCode, str] | None:
         """(code, note) submitted under `key` by these very sources of the compiler, in this process or an earlier."""
-        found = None if self._cache is None else self._cache.get(self._full_key(key))
-        return None if found is None else _unpack(found)
+        return self._find(self._full_key(key))
 
     def submit(self, functions: Iterable[PrimFunc], key: str = "", note: str = "") -> Future[ObjectCode]:
         """Emit the functions as one LLVM module here and now; LLVM's part is done by the worker.
@@ -170,15 +169,21 @@ class CompileQueue:
     def _compile(
         self, emitted: EmittedModule, functions: tuple[PrimFunc, ...], full_key: str, note: str
     ) -> ObjectCode:
-        found = None if self._cache is None else self._cache.get(full_key)
+        found = self._find(full_key)
         if found is not None:
-            return _unpack(found)[0]
+            return found[0]
         made = self.compiler.object_code(emitted, functions)
         if self._cache is not None:
             self._cache.put(full_key, _pack(made, note))
         return made
 
 
+    def _find(self, full_key: str) -> tuple[ObjectCode, str] | None:
+        found = None if self._cache is None else self._cache.get(full_key)
+        return None if found is None else _unpack(found)
+
+
+_CACHE_FORMAT = "llvm objects 1"  # to be changed with what `_pack` writes
 _SIZE = struct.Struct("<Q")
 
 
