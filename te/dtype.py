@@ -10,7 +10,7 @@ import re
 
 __all__ = ["BOOL", "FLOAT32", "HANDLE", "INT32", "INT64", "DType", "dtype"]
 
-_SPELLING = re.compile(r"(bool|handle|void|string|bfloat|float|uint|int)(\d+)?(_[a-z0-9]+)?(?:x(\d+))?")
+_SPELLING = re.compile(r"(bool|handle|void|string|bfloat|float|uint|int)(\d+)?(_[a-z0-9]+?)?(?:x(\d+))?")
 _FIXED_BITS = {"bool": 1, "handle": 64, "void": 0, "string": 64}
 _FLOAT8 = {"_e4m3fn", "_e4m3fnuz", "_e5m2", "_e5m2fnuz", "_e8m0fnu"}
 _WIDTHS = {
