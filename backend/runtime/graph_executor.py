@@ -22,11 +22,11 @@ from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.device_api import ALLOC_ALIGNMENT
 from backend.runtime.dtype import to_numpy
-from backend.runtime.errors import ArgumentError
+from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.graph import GraphTensor
 from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty, from_dlpack
-from backend.runtime.profiler import NodeTiming, Report
+from backend.runtime.profiler import Report, node_timings
 from backend.runtime.runners import EntryRunner, NodeRunner, OutputBuffer
 from backend.runtime.timing import BenchmarkResult, measure
 
@@ -42,9 +42,14 @@ def create(
 ) -> GraphModule:
     """An executor from a graph (JSON text or values), the module of its kernels, and its weights.
 
-    TVM: `graph_executor.create`.
+    TVM: `graph_executor.create`. Raises `ArtifactError` for a graph that is none.
     """
-    record = json.loads(graph) if isinstance(graph, str) else graph
+    try:
+        record = json.loads(graph) if isinstance(graph, str) else graph
+    except ValueError as error:
+        raise ArtifactError(
+            f"graph is no JSON text: {error}. Pass what get_graph_json of a compiled model gave"
+        ) from error
     model = CompiledModel(record, {} if params is None else params, lib)
     return GraphModule(model.bind(where), num_threads)
 
@@ -254,10 +259,10 @@ class GraphModule:
             runner = self._by_node()
             seconds = [runner.time(self.device) for _ in range(repeat + 1)][1:]
             self._context.check()
-        graph, nodes = self._graph, self._graph.nodes
-        medians = np.median(np.array(seconds).reshape(repeat, len(nodes)), axis=0)
+        graph = self._graph
+        medians = np.median(np.array(seconds).reshape(repeat, len(graph.nodes)), axis=0)
         facts = {"model": graph.name, "target": graph.target, "device": str(self.device), "threads": self.num_threads}
-        return Report([NodeTiming.of(graph, node, float(s)) for node, s in zip(nodes, medians, strict=True)], facts)
+        return Report(node_timings(graph, medians.tolist()), facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its model, weights included; inputs and outputs stay behind."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend.runtime.graph import Graph, GraphNode
 
-__all__ = ["NodeTiming", "Report"]
+__all__ = ["NodeTiming", "Report", "node_timings"]
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,6 @@ class NodeTiming:
     flops: int
     bytes: int
     count: int = 1
-
-    @staticmethod
-    def of(graph: Graph, node: GraphNode, seconds: float) -> NodeTiming:
-        """The timing of a graph's node."""
-        outputs = [graph.tensors[index] for index in node.outputs]
-        shapes = " ".join(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in outputs)
-        return NodeTiming(
-            node.name, node.func, "+".join(node.ops), " ".join(node.sources), shapes, seconds, node.flops, node.bytes
-        )
 
     @property
     def us(self) -> float:
@@ -150,3 +141,26 @@ def _line(cells: list[str], widths: list[int]) -> str:
         short = cell if len(cell) <= width else cell[: width - 3] + "..."
         padded.append(short.ljust(width) if name in _LEFT else short.rjust(width))
     return "  ".join(padded).rstrip()
+
+
+def node_timings(graph: Graph, seconds: Sequence[float]) -> list[NodeTiming]:
+    """The timings of a graph's nodes, given their seconds. Scratch, which no node reads, is not shown as output."""
+    read = {index for node in graph.nodes for index in node.inputs}.union(graph.outputs)
+
+    def shapes(node: GraphNode) -> str:
+        outputs = [graph.tensors[index] for index in node.outputs if index in read]
+        return " ".join(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in outputs)
+
+    return [
+        NodeTiming(
+            name=node.name,
+            func=node.func,
+            ops="+".join(node.ops),
+            sources=" ".join(node.sources),
+            shapes=shapes(node),
+            seconds=time,
+            flops=node.flops,
+            bytes=node.bytes,
+        )
+        for node, time in zip(graph.nodes, seconds, strict=True)
+    ]

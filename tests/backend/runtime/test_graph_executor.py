@@ -9,7 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from backend.runtime import ArgumentError, DeviceError, ModuleError, device, nd, register_func, remove_global_func
+from backend.runtime import (
+    ArgumentError,
+    ArtifactError,
+    DeviceError,
+    ModuleError,
+    device,
+    nd,
+    register_func,
+    remove_global_func,
+)
 from backend.runtime.artifact import CompiledModel
 from backend.runtime.graph_executor import GraphModule, create
 
@@ -174,6 +183,13 @@ def test_outputs_that_are_inputs_or_weights_are_copied(small):
     x[:] = 0
     w[:] = 0
     np.testing.assert_array_equal(executor(X)[0].numpy(), small.expected(X))
+
+
+def test_an_executor_is_made_of_a_models_parts(compiled, small):
+    parts = compiled.get_graph_json(), compiled.get_lib(), "cpu", compiled.get_params()
+    np.testing.assert_array_equal(create(*parts)(X)[0].numpy(), small.expected(X))
+    with pytest.raises(ArtifactError, match="graph is no JSON text"):
+        create("{", *parts[1:])
 
 
 def test_weights_are_shared_by_clones(compiled):

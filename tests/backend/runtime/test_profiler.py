@@ -5,7 +5,7 @@ import io
 import json
 
 from backend.runtime.graph import Graph
-from backend.runtime.profiler import NodeTiming, Report
+from backend.runtime.profiler import NodeTiming, Report, node_timings
 
 CALLS = [
     NodeTiming("conv_0", "conv", "nn.conv2d+nn.relu", "/c0 /r0", "float32[1,8]", 30e-6, 60_000, 30_000),
@@ -65,7 +65,11 @@ def test_an_empty_report():
 
 
 def test_a_node_of_a_graph(small):
-    graph = Graph.from_json(small.graph())
-    timing = NodeTiming.of(graph, graph.nodes[0], 1e-6)
+    record = small.graph()
+    record["tensors"].append({"name": "scratch", "shape": [8], "dtype": "uint8", "storage": ["arena", 0]})
+    record["nodes"][0]["outputs"].append(5)
+    graph = Graph.from_json(record)
+    timing, last = node_timings(graph, [1e-6, 2e-6])
+    assert last.seconds == 2e-6
     assert (timing.name, timing.func, timing.ops) == ("dense_relu_0", "dense_relu", "nn.dense+add+nn.relu")
     assert timing.shapes == "float32[2,4]" and timing.sources == "/fc/MatMul /fc/Add /Relu"
