@@ -7,7 +7,7 @@ stands on every path to here is not written again, so the text stays short howev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 __all__ = ["FunctionText", "ModuleText"]
@@ -121,7 +121,7 @@ class FunctionText:
         self._lines.append(f"  br i1 {condition}, label %{then}, label %{otherwise}{metadata}")
 
     @contextmanager
-    def region(self) -> Iterator[None]:
+    def region(self) -> Generator[None]:
         """Blocks that may not run: values found inside are not known to exist after it."""
         mark = len(self._trail)
         yield

@@ -1,0 +1,92 @@
+"""Modules of the llvm target: loading, saving, sources, reuse of compiled code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backend.llvm.build import Builder, build
+from backend.llvm.runtime import LLVMModule, check_machine, load_from_bytes
+from backend.runtime import nd
+from backend.runtime.errors import ArtifactError, ModuleError
+from backend.target import Target
+from te.ir import IRModule
+from te.tir import BufferLoad, BufferStore, For, ForKind, PrimFunc, Var, const, decl_buffer
+
+
+def scale(name: str, factor: float) -> PrimFunc:
+    a, c, i = decl_buffer((8,), name="A"), decl_buffer((8,), name="C"), Var("i")
+    body = For(i, const(0), const(8), ForKind.SERIAL, BufferStore(c, BufferLoad(a, (i,)) * factor, (i,)))
+    return PrimFunc((a.data, c.data), body, {a.data: a, c.data: c}, {"global_symbol": name})
+
+
+def run(module: LLVMModule, name: str) -> np.ndarray:
+    out = nd.array(np.zeros(8, "f4"))
+    module[name](nd.array(np.arange(8, dtype="f4")), out)
+    return out.numpy()
+
+
+@pytest.fixture
+def module(host) -> LLVMModule:
+    return build(IRModule({"double": scale("double", 2.0), "triple": scale("triple", 3.0)}), host)
+
+
+def test_functions_survive_saving_and_loading(module):
+    data = module.save_to_bytes()
+    loaded = load_from_bytes(data)
+    assert loaded.function_names() == ["double", "triple"]
+    np.testing.assert_array_equal(run(loaded, "triple"), np.arange(8) * 3)
+    assert loaded.save_to_bytes() == data
+    assert load_from_bytes(memoryview(data)).function_names() == ["double", "triple"]
+
+
+def test_equal_functions_give_equal_bytes(module, host):
+    again = build(IRModule({"double": scale("double", 2.0), "triple": scale("triple", 3.0)}), host)
+    assert again.save_to_bytes() == module.save_to_bytes()
+
+
+def test_damaged_bytes_are_refused(module):
+    data = module.save_to_bytes()
+    for bad in (b"", data[:7], data[:40], data[:-1], data + b"x", b"ELF" + data[3:]):
+        with pytest.raises(ArtifactError):
+            load_from_bytes(bad)
+    flipped = bytearray(data)
+    flipped[-20] ^= 1
+    with pytest.raises(ArtifactError, match="differs from what was saved"):
+        load_from_bytes(bytes(flipped))
+
+
+def test_code_for_another_machine_is_refused_before_it_runs(host):
+    module = build(IRModule({"f": scale("f", 2.0)}), Target("llvm -mtriple=aarch64-unknown-linux-gnu"))
+    with pytest.raises(ArtifactError, match=r"compiled for aarch64.*this machine is"):
+        load_from_bytes(module.save_to_bytes())["f"]
+    with pytest.raises(ArtifactError, match=r"needs the instructions (amx-avx512|sve)"):
+        check_machine(host.get("mtriple"), ["amx-avx512" if "x86" in host.get("mtriple") else "sve"])
+
+
+def test_unknown_names_and_sources(module):
+    with pytest.raises(ModuleError, match="no function 'half'; it has: double, triple"):
+        module["half"]
+    assert "define void @double" in module.get_source()
+    assert "double:" in module.get_source("asm")
+    with pytest.raises(ModuleError, match="no source in format 'c'"):
+        module.get_source("c")
+    with pytest.raises(ModuleError, match="machine code only"):
+        load_from_bytes(module.save_to_bytes()).get_source("ll")
+
+
+def test_a_builder_reuses_compiled_code(tmp_path, monkeypatch, host):
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    first = Builder(host)
+    assert first.reuse("scale by 2") is None
+    first.add([scale("double", 2.0)], "scale by 2", note="seven")
+    first.finish()
+    second = Builder(host)
+    assert second.reuse("scale by 2") == "seven"
+    second.add([scale("triple", 3.0)])
+    module = second.finish()
+    np.testing.assert_array_equal(run(module, "double"), np.arange(8) * 2)
+    np.testing.assert_array_equal(run(module, "triple"), np.arange(8) * 3)
+    with pytest.raises(ModuleError, match="RELAYC_CACHE_DIR=off"):
+        module.get_source()
+    assert Builder(host.with_attrs(opt_level=1)).reuse("scale by 2") is None

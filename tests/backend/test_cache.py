@@ -1,0 +1,93 @@
+"""The disk cache of compiled code."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+
+import pytest
+
+from backend.cache import DiskCache, default_cache, source_version
+
+
+def test_values_are_found_again_by_another_cache(tmp_path):
+    folder = tmp_path / "deep" / "cache"
+    DiskCache(folder).put("key", b"value")
+    again = DiskCache(folder)
+    assert again.get("key") == b"value"
+    assert again.get("other") is None
+    assert (again.hits, again.misses) == (1, 1)
+
+
+def test_only_the_owner_may_look(tmp_path):
+    cache = DiskCache(tmp_path / "cache")
+    cache.put("key", b"value")
+    assert stat.S_IMODE(os.stat(cache.folder).st_mode) == 0o700
+    assert all(stat.S_IMODE(p.stat().st_mode) == 0o600 for p in cache.folder.glob("??/*"))
+
+
+def test_the_whole_key_is_compared(tmp_path, monkeypatch):
+    cache = DiskCache(tmp_path)
+    monkeypatch.setattr(DiskCache, "_path", lambda self, key: tmp_path / "same")
+    cache.put("one", b"1")
+    assert cache.get("two") is None
+    assert cache.get("one") == b"1"
+
+
+@pytest.mark.parametrize("position", [0, 10, 45, -1])
+def test_a_damaged_entry_is_absent(tmp_path, position):
+    cache = DiskCache(tmp_path)
+    cache.put("key", b"some value")
+    (path,) = tmp_path.glob("??/*")
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0xFF
+    path.write_bytes(bytes(data))
+    assert cache.get("key") is None
+    path.write_bytes(bytes(data)[:20])
+    assert cache.get("key") is None
+    cache.put("key", b"new")
+    assert cache.get("key") == b"new"
+
+
+def test_the_least_recently_used_go_first(tmp_path):
+    cache = DiskCache(tmp_path, limit=100_000)
+    for i in range(40):
+        cache.put(f"key {i}", bytes(5_000))
+        for path in tmp_path.glob("??/*"):
+            if path == cache._path("key 0"):
+                os.utime(path, (2e9, 2e9))
+    left = [i for i in range(40) if cache.get(f"key {i}") is not None]
+    assert 0 in left and 39 in left and len(left) <= 22
+    assert sum(p.stat().st_size for p in tmp_path.glob("??/*")) <= 110_000
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    cache = DiskCache(tmp_path / "file" / "cache")
+    cache.put("key", b"value")
+    assert cache.get("key") is None
+
+
+def test_threads_writing_one_key_leave_a_whole_entry(tmp_path):
+    cache = DiskCache(tmp_path)
+    writers = [threading.Thread(target=cache.put, args=("key", bytes([k]) * 100_000)) for k in range(8)]
+    for w in writers:
+        w.start()
+    for w in writers:
+        w.join()
+    value = cache.get("key")
+    assert value is not None and value == value[:1] * 100_000
+    assert len(list(tmp_path.glob("??/*"))) == 1
+
+
+def test_the_environment_names_the_folder_or_turns_it_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    cache = default_cache()
+    assert cache is not None and cache.folder == tmp_path
+    monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
+    assert default_cache() is None
+
+
+def test_the_sources_have_a_version():
+    assert len(source_version()) == 64
