@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import backend
+import relay
 import te
+from te.ir import IRModule
 
 ROOT = Path(__file__).parent.parent
 COMPILER = ("te", "topi", "relay", "frontends", "onnx", "networkx", "backend.target", "backend.driver",
@@ -41,6 +43,24 @@ def test_the_runtime_alone():
 def test_nothing_heavy_happens_at_import():
     code = "import backend, backend.runtime, te, sys\nassert not {'llvmlite', 'onnx', 'networkx'} & set(sys.modules)"
     run_python(code)
+
+
+def test_a_saved_model_runs_without_the_compiler(tmp_path):
+    x = relay.var("x", (2, 8))
+    weight = relay.const(np.eye(4, 8, dtype="float32"))
+    module = IRModule({"main": relay.Function((x,), relay.nn.relu(relay.nn.dense(x, weight)))})
+    path = tmp_path / "model.relayc"
+    relay.build(module, target="llvm").save(path)
+    code = """
+import sys
+import numpy as np
+from backend.runtime import device, graph_executor, load_model
+executor = graph_executor.GraphModule(load_model(sys.argv[1])["default"](device("cpu", 0)))
+executor.set_input("x", np.arange(-8, 8, dtype="float32").reshape(2, 8))
+executor.run()
+print(executor.get_output(0).numpy().tolist())
+"""
+    assert run_python(code + REPORT, str(path)).strip() == "[[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]"
 
 
 @pytest.mark.parametrize(

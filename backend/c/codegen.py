@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from backend.c.compiler import compile_shared_library
+from backend.c.compiler import compile_shared_library, feature_check
 from backend.c.prelude import PRELUDE
 from backend.c.runtime import CFunction, CModule
 from backend.c_like import CLikeGenerator
@@ -239,5 +239,6 @@ def generate_source(module: IRModule) -> tuple[str, list[CFunction]]:
 def build(module: IRModule, target: Target) -> CModule:
     """The code generator of target kind "c"."""
     source, functions = generate_source(module)
-    library = compile_shared_library(source, target)
-    return CModule(source, library, functions)
+    check, features = feature_check(target)
+    source = f"{source}\n{check}\n"
+    return CModule(source, compile_shared_library(source, target), functions, features)

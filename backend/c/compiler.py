@@ -10,7 +10,7 @@ from pathlib import Path
 from backend.target import Target
 from te.errors import CompileError
 
-__all__ = ["compile_shared_library", "compiler_flags", "find_compiler"]
+__all__ = ["compile_shared_library", "compiler_flags", "feature_check", "find_compiler"]
 
 _CANDIDATES = ("cc", "gcc", "clang")
 _FLAG_FEATURES = (
@@ -19,6 +19,26 @@ _FLAG_FEATURES = (
     "avx512vbmi2", "avx512bitalg", "avx512vpopcntdq",
 )  # fmt: skip
 """x86 features that the compilers take by name and use of their own accord."""
+
+
+_CHECKED_FEATURES = frozenset({
+    "sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "bmi", "bmi2", "avx512f", "avx512cd",
+    "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512ifma",
+})  # fmt: skip
+"""Those that every GCC and Clang can ask the processor for."""
+
+
+def feature_check(target: Target) -> tuple[str, tuple[str, ...]]:
+    """C text of `relayc_missing_feature` and the features it asks for.
+
+    It gives 0, or the number (from 1) of the first feature that the processor lacks.
+    """
+    asked: tuple[str, ...] = ()
+    if str(target.get("mtriple")).startswith("x86_64"):
+        asked = tuple(f for f in _FLAG_FEATURES if f in target.features and f in _CHECKED_FEATURES)
+    tests = [f'  if (!__builtin_cpu_supports("{feature}")) return {i};' for i, feature in enumerate(asked, 1)]
+    start = ["  __builtin_cpu_init();"] if asked else []
+    return "\n".join(["int32_t relayc_missing_feature(void) {", *start, *tests, "  return 0;", "}"]), asked
 
 
 def find_compiler(target: Target) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backend.runtime.errors import ModuleError
+from backend.runtime.errors import ArtifactError, ModuleError
 from backend.runtime.module import HOST_SUFFIX, Module, exposed_names
 from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
@@ -33,16 +33,17 @@ class CFunction:
 
 
 class CModule(Module):
-    """A loaded shared library."""
+    """A shared library, loaded at the first look-up: not before the processor has been asked for `features`."""
 
     type_key = "c"
 
-    def __init__(self, source: str, library: bytes, functions: Sequence[CFunction]) -> None:
+    def __init__(self, source: str, library: bytes, functions: Sequence[CFunction], features: Sequence[str]) -> None:
         super().__init__()
         self._source = source
         self._library = library
         self._functions = {function.name: function for function in functions}
-        self._loaded = _load_library(library)
+        self._features = tuple(features)
+        self._loaded: ctypes.CDLL | None = None
 
     def function_names(self) -> list[str]:
         return exposed_names(self._functions)
@@ -51,6 +52,8 @@ class CModule(Module):
         entry = self._functions.get(name)
         if entry is None:
             return None
+        if self._loaded is None:
+            self._loaded = _load_library(self._library, self._features)
         address = ctypes.cast(getattr(self._loaded, entry.symbol), ctypes.c_void_p).value
         assert address is not None
         if entry.messages is None:
@@ -64,29 +67,30 @@ class CModule(Module):
         return self._source
 
     def save_to_bytes(self) -> bytes:
-        table = [asdict(f) for f in self._functions.values()]
+        table = {"features": self._features, "functions": [asdict(f) for f in self._functions.values()]}
         parts = [json.dumps(table, sort_keys=True).encode(), self._source.encode(), self._library]
         return _HEADER.pack(_MAGIC, *[len(part) for part in parts]) + b"".join(parts)
 
 
 def load_from_bytes(data: bytes | memoryview) -> CModule:
-    """The module that `CModule.save_to_bytes` described. Raises ModuleError for bytes that are none."""
+    """The module that `CModule.save_to_bytes` described. Raises ArtifactError for bytes that are none."""
     data = bytes(data)
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
-        raise ModuleError("these bytes are no module of type 'c'; build it again")
+        raise ArtifactError("these bytes are no module of type 'c'; build it again")
     _, *sizes = _HEADER.unpack_from(data)
     if _HEADER.size + sum(sizes) != len(data):
-        raise ModuleError(f"module of type 'c' has {len(data)} bytes, expected {_HEADER.size + sum(sizes)}: damaged")
+        raise ArtifactError(f"module of type 'c' has {len(data)} bytes, expected {_HEADER.size + sum(sizes)}: damaged")
     parts: list[bytes] = []
     start = _HEADER.size
     for size in sizes:
         parts.append(data[start : start + size])
         start += size
     try:
-        functions = [_function_of(row) for row in json.loads(parts[0])]
-        return CModule(parts[1].decode(), parts[2], functions)
+        table: dict[str, Any] = json.loads(parts[0])
+        functions = [_function_of(row) for row in table["functions"]]
+        return CModule(parts[1].decode(), parts[2], functions, [str(f) for f in table["features"]])
     except (ValueError, KeyError, TypeError) as error:
-        raise ModuleError(f"the table of a module of type 'c' is damaged: {error!r}; build it again") from error
+        raise ArtifactError(f"the table of a module of type 'c' is damaged: {error!r}; build it again") from error
 
 
 def _function_of(row: dict[str, Any]) -> CFunction:
@@ -94,14 +98,24 @@ def _function_of(row: dict[str, Any]) -> CFunction:
     return CFunction(row["name"], row["symbol"], tuple(row["params"]), None if messages is None else tuple(messages))
 
 
-def _load_library(library: bytes) -> ctypes.CDLL:
-    """A shared library loaded from memory by way of a file, which is removed at once."""
+def _load_library(library: bytes, features: Sequence[str]) -> ctypes.CDLL:
+    """A shared library loaded from memory by way of a file, which is removed at once.
+
+    Raises ArtifactError when it is no library of this platform or needs features that the processor lacks.
+    """
     number, path = tempfile.mkstemp(prefix="relayc-", suffix=".so")
     try:
         with os.fdopen(number, "wb") as file:
             file.write(library)
-        return ctypes.CDLL(path)
+        loaded = ctypes.CDLL(path)
     except OSError as error:
-        raise ModuleError(f"a library of target kind 'c' can't be loaded on this machine: {error}") from error
+        raise ArtifactError(f"a library of target kind 'c' can't be loaded on this machine: {error}") from error
     finally:
         os.unlink(path)
+    missing = int(loaded.relayc_missing_feature())
+    if missing:
+        raise ArtifactError(
+            f"this code needs the instructions {features[missing - 1]}, which this processor has not; compile it for "
+            "this machine (target c), or for all (target c -mcpu=x86-64-v2)"
+        )
+    return loaded

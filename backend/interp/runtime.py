@@ -76,8 +76,9 @@ class InterpDeviceAPI(DeviceAPI):
     def _bytes(self, device: Device, handle: int, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """`nbytes` bytes of this device's memory or the host's."""
         if device.kind == "cpu":
-            host = (ctypes.c_uint8 * nbytes).from_address(handle + offset) if nbytes else ()
-            return np.frombuffer(host, np.uint8) if nbytes else np.zeros(0, np.uint8)
+            if nbytes == 0:
+                return np.zeros(0, np.uint8)
+            return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(handle + offset), np.uint8)
         space = self.memory(handle)
         if offset < 0 or offset + nbytes > space.size:
             raise DeviceError(f"copy of {nbytes} bytes at {offset} leaves memory {handle} of {space.size} bytes")

@@ -9,7 +9,7 @@ import pytest
 
 from backend.c.compiler import compiler_flags
 from backend.driver import build
-from backend.runtime import ModuleError, load_module_bytes, nd
+from backend.runtime import ArtifactError, ModuleError, load_module_bytes, nd
 from backend.target import Target
 from te import tir
 from te.dtype import FLOAT32
@@ -296,8 +296,18 @@ def test_source_and_saving():
     np.testing.assert_array_equal(out.numpy(), 2 * x)
     assert loaded.get_source() == module.get_source() and loaded.save_to_bytes() == data
     for damaged in (b"", data[:-1], b"X" + data[1:]):
-        with pytest.raises(ModuleError):
+        with pytest.raises(ArtifactError):
             load_module_bytes("c", damaged)
+
+
+def test_code_for_another_processor_is_refused_before_it_runs():
+    host = Target("c")
+    lacking = next(f for f in ("avx512vbmi", "avx512ifma", "avx512f", "none") if f not in host.features)
+    if lacking == "none" or not host.get("mtriple").startswith("x86_64"):
+        pytest.skip("this processor has everything")
+    module = build(parallel_function(), target=host.with_attrs(mattr=[*host.get("mattr"), f"+{lacking}"]))
+    with pytest.raises(ArtifactError, match=f"needs the instructions {lacking}.*compile it for this machine"):
+        module.get_function("f")
 
 
 def test_code_follows_the_target_not_the_machine():
