@@ -79,6 +79,24 @@ def _guarded(
     return apply
 
 
+def _shift_in_range(amount: PrimExpr) -> PrimExpr:
+    return te.all(amount >= 0, amount < amount.dtype.bits)
+
+
+def _left_shift(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """a << b; 0 for an amount outside [0, width)."""
+    inside, zero = _shift_in_range(b), te.const(0, a.dtype)
+    return te.select(inside, ops.left_shift(a, te.select(inside, b, zero)), zero)
+
+
+def _right_shift(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """a >> b; for an amount outside [0, width) what is left when all bits are gone: 0, or -1 for a negative a."""
+    inside, zero = _shift_in_range(b), te.const(0, a.dtype)
+    if a.dtype.is_int:
+        return ops.right_shift(a, te.select(inside, b, te.const(a.dtype.bits - 1, b.dtype)))
+    return te.select(inside, ops.right_shift(a, te.select(inside, b, zero)), zero)
+
+
 def _zero_like(a: PrimExpr) -> PrimExpr:
     return te.const(0, a.dtype)
 
@@ -136,8 +154,8 @@ floor_mod = _binary("floor_mod", _guarded(_floor_mod, _zero_like), "Python remai
 power = _binary("power", _power, "a to the power b; integer exponents must not be negative.")
 maximum = _binary("maximum", te.maximum, "The larger value; NaN if either is NaN.")
 minimum = _binary("minimum", te.minimum, "The smaller value; NaN if either is NaN.")
-left_shift = _binary("left_shift", ops.left_shift, "a << b of integers.")
-right_shift = _binary("right_shift", ops.right_shift, "a >> b of integers; arithmetic on signed ones.")
+left_shift = _binary("left_shift", _left_shift, "a << b of integers; 0 for an amount outside [0, width).")
+right_shift = _binary("right_shift", _right_shift, "a >> b of integers, arithmetic on signed ones.")
 bitwise_and = _binary("bitwise_and", ops.bitwise_and, "a & b of integers.")
 bitwise_or = _binary("bitwise_or", ops.bitwise_or, "a | b of integers.")
 bitwise_xor = _binary("bitwise_xor", ops.bitwise_xor, "a ^ b of integers.")

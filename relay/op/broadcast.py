@@ -204,7 +204,7 @@ class Minimum(Binary):
 
 @register_op("left_shift", pattern=OpPattern.BROADCAST)
 class LeftShift(IntBinary):
-    """a << b (ONNX: BitShift); b is at least 0 and below the width."""
+    """a << b (ONNX: BitShift); 0 for a b outside [0, width)."""
 
     define = staticmethod(topi.left_shift)
     evaluate = staticmethod(np.left_shift)
@@ -212,7 +212,7 @@ class LeftShift(IntBinary):
 
 @register_op("right_shift", pattern=OpPattern.BROADCAST)
 class RightShift(IntBinary):
-    """a >> b, arithmetic on signed integers (ONNX: BitShift); b is at least 0 and below the width."""
+    """a >> b, arithmetic on signed integers (ONNX: BitShift); 0 or -1 for a b outside [0, width)."""
 
     define = staticmethod(topi.right_shift)
     evaluate = staticmethod(np.right_shift)

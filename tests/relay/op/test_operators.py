@@ -126,6 +126,8 @@ BROADCAST = [
     row("add", f32(2, 3), f32()),
     *[row(op, i32(3, low=0), i32(3, low=0, high=5)) for op in ("left_shift", "right_shift")],
     row("right_shift", i32(3), i32(3, low=0, high=5)),
+    *[row(op, i32(4), np.array([-1, 31, 32, 99], np.int32)) for op in ("left_shift", "right_shift")],
+    row("right_shift", np.array([255, 255], np.uint8), np.array([7, 8], np.uint8)),
     *[row(op, i32(2, 3), i32(3)) for op in ("bitwise_and", "bitwise_or", "bitwise_xor")],
     *[row(op, bools(2, 3), bools(3)) for op in ("logical_and", "logical_or", "logical_xor", "equal", "not_equal")],
     *[
