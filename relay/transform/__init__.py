@@ -1,6 +1,7 @@
 """Passes on graphs, one per file, and the frame they run in."""
 
 from relay.transform.canonicalize_ops import CanonicalizeOps
+from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
@@ -18,6 +19,7 @@ from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential,
 
 __all__ = [
     "CanonicalizeOps",
+    "CombineParallelDense",
     "ConvertLayout",
     "DeadCodeElimination",
     "DumpInstrument",

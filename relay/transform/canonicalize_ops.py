@@ -14,7 +14,12 @@ from te.ir import PassContext, rewrite_dag
 
 __all__ = ["CanonicalizeOps"]
 
-_GLOBAL_POOLS = {"nn.adaptive_avg_pool": "mean", "nn.adaptive_max_pool": "max"}
+_GLOBAL_POOLS = {
+    "nn.adaptive_avg_pool": "mean",
+    "nn.adaptive_max_pool": "max",
+    "nn.avg_pool": "mean",
+    "nn.max_pool": "max",
+}
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,7 @@ class CanonicalizeOps(RewritePass):
             return _add_bias(call, op.axis % call.ty.ndim)  # type: ignore[attr-defined]
         if is_call_of(call, "nn.batch_matmul"):
             return _as_dense(call)
-        if is_call_of(call, *_GLOBAL_POOLS) and all(n == 1 for n in op.output_size):  # type: ignore[attr-defined]
-            spatial = tuple([i for i, a in enumerate(op.layout) if a not in "NC"])  # type: ignore[attr-defined]
-            return make_call(_GLOBAL_POOLS[op.name], call.args, call.span, axis=spatial, keepdims=True)
-        return call
+        return _as_reduction(call) if is_call_of(call, *_GLOBAL_POOLS) else call
 
 
 def _field_as_slice(e: Expr) -> Expr:
@@ -56,6 +58,20 @@ def _field_as_slice(e: Expr) -> Expr:
     begin = sum(sizes[: e.index])
     bounds = {"begin": (begin,), "end": (begin + sizes[e.index],), "strides": (1,), "axes": (axis,)}
     return make_call("strided_slice", (source,), e.tuple_value.span, **bounds)
+
+
+def _as_reduction(call: Call) -> Expr:
+    """A pooling whose only window is the whole image."""
+    op, data = call.op, call.args[0]
+    assert isinstance(op, OpDef)
+    spatial = tuple([i for i, a in enumerate(op.layout) if a not in "NC"])  # type: ignore[attr-defined]
+    if any(call.shape[i] != 1 for i in spatial):
+        return call
+    window: tuple[int, ...] | None = getattr(op, "pool_size", None)
+    whole = window is None or (window == tuple([data.shape[i] for i in spatial]) and not any(op.padding))  # type: ignore[attr-defined]
+    if not whole or (window is not None and any(d != 1 for d in op.dilation)):  # type: ignore[attr-defined]
+        return call
+    return make_call(_GLOBAL_POOLS[op.name], call.args, call.span, axis=spatial, keepdims=True)
 
 
 def _add_bias(call: Call, axis: int) -> Expr:

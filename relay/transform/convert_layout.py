@@ -165,7 +165,7 @@ class _Converter:
         in_place = pieces == [a for a in of.perm if before.shape[a] != 1]
         if not in_place and (after.ndim < 4 or perm != _channels_last(after.ndim)):
             pieces, perm = sorted(pieces), tuple(range(after.ndim))
-        arranged = transposed(of.expr, [of.perm.index(a) for a in (*pieces, *ones)])
+        arranged = transposed(of.expr, [of.perm.index(a) for a in (*ones, *pieces)])
         return _Arranged(reshaped(arranged, [after.shape[a] for a in perm]), perm)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backend.target import Target
 from relay.transform.canonicalize_ops import CanonicalizeOps
+from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
@@ -38,6 +39,7 @@ def default_pipeline(opt_level: int, target: Target) -> tuple[Pass, ...]:
         FoldScaleAxis(),
         FoldPad(),
         SimplifyExpr(),
+        CombineParallelDense(),
         ConvertLayout(),
         *for_cpu,
         FoldConstant(),

@@ -174,6 +174,25 @@ def _broadcast_size(a: Expr, b: Expr) -> int:
     return math.prod(np.broadcast_shapes(array_of(a).shape, array_of(b).shape))
 
 
+class ChainOfAffine(PatternRule):
+    """(x * a + b) * c = x * (a * c) + b * c for constants a, b, c"""
+
+    x, a, b, c = wildcard(), is_constant(), is_constant(), is_constant()
+    product = is_op("multiply")(x, a)
+    sum = is_op("add")(product, b)
+    pattern = is_op("multiply")(sum, c)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        a, b, c, total, product = (found[p] for p in (self.a, self.b, self.c, self.sum, self.product))
+        small = max(_broadcast_size(a, c), _broadcast_size(b, c)) <= _MAX_CONSTANT
+        same = product.ty is total.ty is call.ty
+        if not small or not same or isinstance(found[self.x], Constant) or found.shared(total) or found.shared(product):
+            return None
+        scale, shift = Constant(array_of(a) * array_of(c)), Constant(array_of(b) * array_of(c))
+        scaled = make_call("multiply", (found[self.x], scale), call.span)
+        return make_call("add", (scaled, shift), call.span)
+
+
 class ReluOfRelu(PatternRule):
     """relu(relu(x)) = relu(x)"""
 
@@ -240,14 +259,15 @@ class ReshapeOfSlice(PatternRule):
         x, cut = found[self.x], found.call(self.slice)
         if not x.tensor_type.is_static or not call.tensor_type.is_static or not call.shape or not x.shape:
             return None
-        shape, inner = x.tensor_type.static_shape, call.tensor_type.static_shape[-1]
+        width, result = x.tensor_type.static_shape[-1], call.tensor_type.static_shape
         begin, end = _last_slice(cut)
-        splits = len(call.shape) == len(shape) + 1 and call.tensor_type.static_shape[:-2] == shape[:-1]
-        if not splits or end <= begin or begin % inner or end % inner or shape[-1] % inner:
+        inner = max(result[-1], 1)
+        splits = len(result) >= 2 and result[-2] * inner == end - begin
+        if not splits or begin % inner or width % inner:
             return None
-        view = reshaped(x, (*shape[:-1], shape[-1] // inner, inner))
+        view = reshaped(x, (*result[:-2], width // inner, inner))
         return make_call("strided_slice", (view,), cut.span, begin=(begin // inner,), end=(end // inner,), strides=(1,),
-                         axes=(len(shape) - 1,))  # fmt: skip
+                         axes=(len(result) - 2,))  # fmt: skip
 
 
 def _last_slice(cut: Call) -> tuple[int, int]:
@@ -402,6 +422,7 @@ RULES: tuple[type[PatternRule], ...] = (
     NeutralRightOperand,
     DivideByPowerOfTwo,
     ChainOfConstants,
+    ChainOfAffine,
     ReluOfRelu,
     ClipOfClip,
     BroadcastToInBinary,

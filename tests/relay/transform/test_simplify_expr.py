@@ -71,6 +71,11 @@ IDENTITIES: dict[str, tuple[tuple[int, ...], Build, Build]] = {
         lambda x: op.add(op.add(x, vector(1, 2)), vector(3, 4)),
         lambda x: op.add(x, vector(4, 6)),
     ),
+    "an affine chain": (
+        (2, 2),
+        lambda x: op.add(op.multiply(op.add(op.multiply(x, vector(1, 2)), vector(3, 4)), vector(2, 3)), vector(1, 1)),
+        lambda x: op.add(op.multiply(x, vector(2, 6)), vector(7, 13)),
+    ),
     "relu of relu": ((4,), lambda x: nn.relu(nn.relu(x)), nn.relu),
     "clip of clip": (
         (4,),

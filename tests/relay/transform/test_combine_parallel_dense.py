@@ -1,0 +1,39 @@
+"""CombineParallelDense: which layers are merged, and that their parts are read in place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relay import Expr, Function, Tuple, const, op, var
+from relay.op import nn
+from relay.transform import CombineParallelDense
+
+
+def weights(seed: int, *shape: int) -> Expr:
+    return const(np.random.default_rng(seed).standard_normal(shape).astype("float32"))
+
+
+def test_three_projections_are_one_layer(transformed, operators):
+    x = var("x", (1, 5, 8))
+    q = op.transpose(op.reshape(op.add(nn.dense(x, weights(1, 8, 8)), weights(2, 8)), (1, 5, 2, 4)), (0, 2, 1, 3))
+    k = op.transpose(op.reshape(nn.dense(x, weights(3, 8, 8)), (1, 5, 2, 4)), (0, 2, 3, 1))
+    v = op.reshape(op.add(weights(4, 4), nn.dense(x, weights(5, 4, 8))), (1, 5, 1, 4))
+    after = transformed(Function((x,), Tuple((q, k, v))), CombineParallelDense())
+    assert operators(after)["nn.dense"] == 1 and operators(after)["add"] == 1
+
+
+def test_layers_of_combined_layers(transformed, operators):
+    x = var("x", (5, 8))
+
+    def pair(y: Expr, seed: int) -> Expr:
+        parts = [op.reshape(nn.dense(y, weights(seed + i, 8, 8)), (8, 5)) for i in range(2)]
+        return op.transpose(op.add(*parts), (1, 0))
+
+    after = transformed(Function((x,), pair(pair(x, 1), 3)), CombineParallelDense())
+    assert operators(after)["nn.dense"] == 2
+
+
+def test_layers_with_elementwise_work_behind_them_stay(transformed):
+    x = var("x", (5, 8))
+    before = Function((x,), op.multiply(nn.silu(nn.dense(x, weights(1, 8, 8))), nn.dense(x, weights(2, 8, 8))))
+    assert transformed(before, CombineParallelDense()) is before
