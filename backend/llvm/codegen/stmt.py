@@ -212,18 +212,23 @@ class StmtEmitter(CallEmitter):
 
     def _parallel_region(self, loop: For, extent: Index) -> None:
         text, limit = self.text, self.operand(extent)
-        done = text.label("endregion")
-        if extent.value is not None:
-            runs = text.label("region")
-            text.branch(text.pure(f"icmp sgt i64 {limit}, 0"), runs, done)
+        if extent.value is None:
+            self._fork(loop, extent, limit)
+            return
+        runs, done = text.label("region"), text.label("endregion")
+        text.branch(text.pure(f"icmp sgt i64 {limit}, 0"), runs, done)
+        with text.region():
             text.place(runs)
-            limit = text.value(f"trunc i64 {self.intrinsic('umin', INT64, limit, str(MAX_TASKS))} to i32")
+            tasks = self.intrinsic("umin", INT64, limit, str(MAX_TASKS))
+            self._fork(loop, extent, text.value(f"trunc i64 {tasks} to i32"))
+            text.goto(done)
+        text.place(done)
+
+    def _fork(self, loop: For, extent: Index, tasks: str) -> None:
+        text = self.text
         task, closure = outline(self, loop, extent)
         run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL)}, align 8")
-        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {limit})")
-        if extent.value is not None:
-            text.goto(done)
-            text.place(done)
+        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {tasks})")
 
     def child(self, text: FunctionText) -> StmtEmitter:
         """An emitter for a function outlined from this one: the same target, and parallel loops run serially."""

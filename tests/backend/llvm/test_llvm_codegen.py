@@ -307,6 +307,13 @@ def test_loops_of_symbolic_extent(run_both, kind):
         assert_same(run_both(f, np.zeros(64, "int32"), extent))
 
 
+def test_parallel_loops_of_one_symbolic_extent_after_each_other(run_both):
+    n, c = SizeVar("n"), decl_buffer((64,), "int32", name="C")
+    first = loop(n, lambda i: BufferStore(c, i + 1, (i,)), ForKind.PARALLEL)
+    second = loop(n, lambda i: BufferStore(c, BufferLoad(c, (i,)) * 2, (i,)), ForKind.PARALLEL)
+    assert_same(run_both(make(seq(first, second), c, n), np.zeros(64, "int32"), 7))
+
+
 def test_nested_parallel_loops_with_captured_values(run_both):
     n, scale = Var("n", dtype_of("int32")), Var("scale", dtype_of("float32"))
     a, c = decl_buffer((256,), name="A"), decl_buffer((256,), name="C")
