@@ -332,7 +332,7 @@ class RandomSchedule:
                 stage.split(axis, **how)
                 self.note(f"split {stage.name} {axis.var.name} {how}")
             elif action == "shift" and axis.kind == "data" and not stage.op.reduce_axis:
-                if all(isinstance(d, int) for d in stage.op.output(0).shape) and stage.is_output:
+                if all(isinstance(d, int) for d in stage.op.output(0).shape):
                     stage.split(axis, rng.randint(1, 5), tail="shift")
                     self.note(f"shift {stage.name} {axis.var.name}")
             elif action == "fuse":
@@ -397,8 +397,18 @@ class RandomSchedule:
             elif first_reduce > 0 and stage.attach == "root":
                 stage.parallel(leaves[0])
                 self.note(f"parallel {stage.name} {leaves[0].var.name}")
+        if stage.op.axis and not stage.is_output and rng.random() < 0.1:
+            stage.storage_align(rng.choice(stage.op.axis), 4, rng.randint(0, 3))
+            self.note(f"storage_align {stage.name}")
+        if stage.attach == "at" and constant and rng.random() < 0.1:
+            stage.double_buffer()
+            self.note(f"double_buffer {stage.name}")
         if not constant:
             return
+        free = stage.attach == "root" and leaves[0] not in stage.loop_attrs and first_reduce > 0
+        if free and leaves[0].kind == "data" and rng.random() < 0.15:
+            stage.bind(leaves[0], te.thread_axis("vthread", name="vx"))
+            self.note(f"vthread {stage.name} {leaves[0].var.name}")
         last = leaves[-1]
         if last.kind == "data" and id(last) not in holds and len(leaves) > 1 and rng.random() < 0.4:
             stage.vectorize(last)

@@ -81,6 +81,9 @@ def _fill_ahead(loop: For, allocated: list[Buffer], stmts: list[Stmt], position:
     rest = stmts[:position] + stmts[position + 1 :]
     written = {n.buffer.data for s in rest for n in post_order(s) if isinstance(n, BufferStore)}
     reads = {n.buffer.data for n in post_order(fill) if isinstance(n, BufferLoad)} - {buffer.data}
+    own = {n.buffer.data for n in post_order(fill) if isinstance(n, Allocate)} | {buffer.data}
+    if any(isinstance(n, BufferStore) and n.buffer.data not in own for n in post_order(fill)):
+        return None  # it fills other buffers too, which have one half only
     used_before = any(_uses(s, buffer) for s in stmts[:position])
     if reads & (written | {b.data for b in allocated}) or used_before or len(buffer.shape) != 1:
         return None
