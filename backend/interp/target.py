@@ -68,10 +68,10 @@ def _as_numpy(name: str, position: int, value: Any) -> Any:
     """An argument as the interpreter takes it: an NDArray of this device as numpy array over the same bytes."""
     if not isinstance(value, NDArray):
         return value
-    if value.device.kind != "interp" or not value.is_contiguous or data_type(value.dtype).is_packed:
+    if value.device.kind != "interp" or not value.is_contiguous:
         raise ArgumentError(
             f"{name}: argument {position} is a {value.dtype} array on {value.device}, strides {value.strides}; "
-            "expected a contiguous array on device interp of a type of at least one byte"
+            "expected a contiguous array on device interp"
         )
     space = interp_device_api().memory(value.handle)
     start = value.byte_offset

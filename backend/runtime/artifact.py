@@ -25,7 +25,7 @@ import numpy.typing as npt
 from backend.runtime import safetensors
 from backend.runtime.container import AGAIN, Container, Section, map_file, to_bytes, write_file
 from backend.runtime.device import Device, device
-from backend.runtime.dtype import data_type, from_numpy, pack, packed_nbytes, unpack
+from backend.runtime.dtype import data_type, from_numpy, nbytes
 from backend.runtime.errors import ArgumentError, ArtifactError, DeviceError
 from backend.runtime.fields import Record, damaged
 from backend.runtime.graph import Graph
@@ -154,12 +154,10 @@ def _contents(model: CompiledModel) -> tuple[dict[str, Any], list[Section]]:
 
 
 def _stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array as the safetensors format can hold it: types it has not, as their packed bytes."""
+    """The array as the safetensors format can hold it: types it has not, as their bytes."""
     dtype = from_numpy(values.dtype)
     if dtype in safetensors.SAFETENSORS_DTYPES:
         return values
-    if data_type(dtype).is_packed:
-        return pack(values, dtype)
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
 
@@ -193,10 +191,9 @@ def _retyped(arrays: dict[str, npt.NDArray[Any]], record: Record) -> dict[str, n
         except ArgumentError as error:
             raise damaged(where, pair[0], "a dtype") from error
         count = int(np.prod(shape, dtype=object))
-        if found.nbytes != packed_nbytes(info.name, count):
+        if found.nbytes != nbytes(info.name, count):
             raise damaged(where, pair, f"{found.nbytes} bytes")
-        flat = found.reshape(-1)
-        arrays[name] = (unpack(flat, info.name, count) if info.is_packed else flat.view(info.numpy)).reshape(shape)
+        arrays[name] = found.reshape(-1).view(info.numpy).reshape(shape)
     return arrays
 
 
@@ -209,7 +206,7 @@ def _check_params(graph: Graph, params: Mapping[str, npt.NDArray[Any]]) -> None:
             raise ArgumentError(
                 f"model {graph.name!r} has no weight {tensor.place!r}, which tensor {tensor.name!r} names"
             )
-        size = packed_nbytes(from_numpy(values.dtype), values.size)
+        size = nbytes(from_numpy(values.dtype), values.size)
         if size != tensor.nbytes or from_numpy(values.dtype) != tensor.dtype:
             raise ArgumentError(
                 f"weight {tensor.place!r} of model {graph.name!r} has shape {values.shape}, dtype {values.dtype}; "
@@ -219,6 +216,6 @@ def _check_params(graph: Graph, params: Mapping[str, npt.NDArray[Any]]) -> None:
 
 def _placed(values: npt.NDArray[Any], where: Device) -> NDArray:
     usable = values.flags.c_contiguous and values.dtype.isnative and values.ctypes.data % _ALIGN == 0
-    if where.kind == "cpu" and usable and not data_type(from_numpy(values.dtype)).is_packed:
+    if where.kind == "cpu" and usable:
         return wrap_numpy(values)
     return array(values, where)

@@ -13,9 +13,10 @@ import numpy as np
 
 from backend.runtime.errors import ArgumentError
 
-__all__ = ["READ_ONLY", "DLTensor", "ImportedTensor", "export_capsule"]
+__all__ = ["DLTensor", "ImportedTensor", "export_capsule"]
 
-READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_PADDED = 4  # DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
 _VERSION = (1, 1)
 
 _LEGACY_NAME, _LEGACY_USED = b"dltensor", b"used_dltensor"
@@ -87,7 +88,7 @@ def export_capsule(tensor: DLTensor, owner: object, *, versioned: bool, read_onl
     if versioned:
         capsule = array.__dlpack__(max_version=_VERSION)
         managed: Any = _ManagedTensorVersioned.from_address(_capsule_pointer(capsule, _VERSIONED_NAME))
-        managed.flags = READ_ONLY if read_only else 0
+        managed.flags = (_READ_ONLY if read_only else 0) | (_PADDED if tensor.bits < 8 else 0)
     else:
         capsule = array.__dlpack__()
         managed = _ManagedTensor.from_address(_capsule_pointer(capsule, _LEGACY_NAME))
@@ -98,7 +99,8 @@ def export_capsule(tensor: DLTensor, owner: object, *, versioned: bool, read_onl
 class ImportedTensor:
     """A tensor taken out of a capsule. Calls the producer's deleter when it dies.
 
-    `tensor` is the producer's `DLTensor`; `read_only` its flag (false for legacy capsules, which have none).
+    `tensor` is the producer's `DLTensor`; `read_only` and `padded` (elements of less than a byte lie one to a byte) are
+    its flags, false for legacy capsules, which have none.
     """
 
     def __init__(self, capsule: object) -> None:
@@ -115,7 +117,8 @@ class ImportedTensor:
         self._address: int = address
         self._deleter: int | None = managed.deleter
         self.tensor: DLTensor = managed.dl_tensor
-        self.read_only = bool(layout is _ManagedTensorVersioned and managed.flags & READ_ONLY)
+        flags: int = managed.flags if layout is _ManagedTensorVersioned else 0
+        self.read_only, self.padded = bool(flags & _READ_ONLY), bool(flags & _PADDED)
 
     def __del__(self) -> None:
         deleter = getattr(self, "_deleter", None)

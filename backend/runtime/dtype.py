@@ -3,9 +3,10 @@
 A dtype travels as a string, spelled as numpy and TVM spell it, with `x<lanes>` appended for vectors: "float32",
 "bool", "bfloat16", "float8_e4m3fn", "int4", "float32x4".
 
-Types of less than a byte (int4, uint4, int2, uint2, float4_e2m1fn) are *packed* in an `NDArray`, as DLPack and ONNX
-have it: element 0 in the lowest bits of byte 0, rows not padded, the last byte filled with zero bits; n elements take
-`packed_nbytes(dtype, n)` bytes. numpy (`ml_dtypes`) holds them one to a byte; `pack` and `unpack` convert.
+Types of less than a byte (int4, uint4, int2, uint2, float4_e2m1fn) lie one to a byte, in its low bits, everywhere: in
+numpy (`ml_dtypes`), in an `NDArray`, in compiled code. DLPack calls that padded. n elements take `nbytes(dtype, n)`
+bytes. Others pack several into a byte, the first in the lowest bits (ONNX, DLPack without the padded flag); `unpack`
+takes them apart.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from backend.runtime.errors import ArgumentError
 
-__all__ = ["DataType", "data_type", "from_dlpack_triple", "from_numpy", "pack", "packed_nbytes", "to_numpy", "unpack"]
+__all__ = ["DataType", "data_type", "from_dlpack_triple", "from_numpy", "nbytes", "to_numpy", "unpack"]
 
 _INT, _UINT, _FLOAT, _HANDLE, _BFLOAT, _BOOL = 0, 1, 2, 3, 4, 6  # DLDataTypeCode
 _SCALARS: dict[str, tuple[int, int, Any]] = {  # name: (DLPack code, bits, numpy type)
@@ -59,7 +60,7 @@ _VECTOR = re.compile(r"(.+?)x([1-9]\d{0,4})")
 class DataType:
     """What the runtime knows of one dtype: DLPack's (code, bits, lanes) and the numpy type of one lane.
 
-    `bits` is the storage of one lane (8 for bool); `numpy` holds one lane per item, sub-byte types one to a byte.
+    `bits` is the width of one lane (8 for bool), `numpy` the type of one lane.
     """
 
     name: str
@@ -69,8 +70,8 @@ class DataType:
     numpy: np.dtype[Any]
 
     @property
-    def is_packed(self) -> bool:
-        """True for types of less than a byte, which lie several to a byte in an `NDArray`."""
+    def is_subbyte(self) -> bool:
+        """True for types of less than a byte, which lie one to a byte."""
         return self.bits < 8
 
 
@@ -108,24 +109,14 @@ def from_numpy(dtype: npt.DTypeLike) -> str:
     return found
 
 
-def packed_nbytes(name: str, count: int) -> int:
-    """Bytes of `count` elements of dtype `name` lying one after another; sub-byte types are packed."""
+def nbytes(name: str, count: int) -> int:
+    """Bytes of `count` elements of dtype `name` lying one after another."""
     info = data_type(name)
-    return (count * info.bits * info.lanes + 7) // 8
-
-
-def pack(values: npt.NDArray[Any], name: str) -> npt.NDArray[np.uint8]:
-    """The packed bytes of `values`, an array of the sub-byte dtype `name`, element 0 in the lowest bits of byte 0."""
-    bits = data_type(name).bits
-    codes = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & ((1 << bits) - 1)
-    per_byte = 8 // bits
-    lanes = np.zeros((-(-codes.size // per_byte), per_byte), np.uint8)
-    lanes.reshape(-1)[: codes.size] = codes
-    return np.bitwise_or.reduce(lanes << (np.arange(per_byte, dtype=np.uint8) * bits), axis=1, dtype=np.uint8)
+    return count * info.lanes * info.numpy.itemsize
 
 
 def unpack(packed: npt.NDArray[np.uint8], name: str, count: int) -> npt.NDArray[Any]:
-    """The `count` elements of the sub-byte dtype `name` in `packed`, as a flat array of its `ml_dtypes` type."""
+    """The `count` elements of the sub-byte dtype `name` in `packed` bytes, as a flat array of its `ml_dtypes` type."""
     info = data_type(name)
     per_byte = 8 // info.bits
     shifts = np.arange(per_byte, dtype=np.uint8) * info.bits

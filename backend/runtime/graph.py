@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from backend.runtime.dtype import data_type, packed_nbytes
+from backend.runtime.dtype import data_type
+from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.fields import Record, damaged
 
@@ -34,7 +35,7 @@ class GraphTensor:
 
     @property
     def nbytes(self) -> int:
-        return packed_nbytes(self.dtype, math.prod(self.shape))
+        return nbytes_of(self.dtype, math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from backend.runtime.device import Device, cpu, device, device_kind_of, get_device_api
 from backend.runtime.device_api import ALLOC_ALIGNMENT
 from backend.runtime.dlpack import DLTensor, ImportedTensor, export_capsule
-from backend.runtime.dtype import DataType, data_type, from_dlpack_triple, from_numpy, pack, packed_nbytes, unpack
+from backend.runtime.dtype import DataType, data_type, from_dlpack_triple, from_numpy, unpack
+from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, DeviceError
 
 __all__ = ["NDArray", "array", "empty", "from_dlpack", "wrap_numpy", "zeros"]
@@ -145,8 +146,8 @@ class NDArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements laid out densely; sub-byte types are packed."""
-        return packed_nbytes(self.dtype, self.size)
+        """Bytes of the elements laid out densely."""
+        return nbytes_of(self.dtype, self.size)
 
     def same_as(self, other: object) -> bool:
         """True for the very same array object."""
@@ -168,10 +169,10 @@ class NDArray:
         """
         info = data_type(self.dtype)
         if get_device_api(self.device.kind).host_accessible:
-            return self._unpacked(self._host_view(), info) if info.is_packed else self._host_view().copy()
-        result = np.empty(_numpy_shape(self.shape, info), np.uint8 if info.is_packed else info.numpy)
+            return self._host_view().copy()
+        result = np.empty(_numpy_shape(self.shape, info), info.numpy)
         self._copy_bytes(self._dense_handle(), result.ctypes.data, cpu(), to_host=True)
-        return self._unpacked(result, info) if info.is_packed else result
+        return result
 
     def copyfrom(self, source: NDArray | npt.ArrayLike) -> NDArray:
         """Fills this array from another or from numpy values of the same shape and dtype; returns itself.
@@ -208,13 +209,13 @@ class NDArray:
             raise ArgumentError(f"NDArray index {index!r}: only x[:] = value is supported; index a numpy copy instead")
         if not isinstance(value, NDArray) and np.ndim(value) == 0:
             info = data_type(self.dtype)
-            value = np.full(_unpacked_shape(self.shape, info), value, info.numpy)
+            value = np.full(_numpy_shape(self.shape, info), value, info.numpy)
         self.copyfrom(value)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """For `numpy.asarray`: a copy, unless `copy=False` asks for a view of host memory."""
         if copy is False:
-            if not _on_host(self) or data_type(self.dtype).is_packed:
+            if not _on_host(self):
                 raise ValueError(f"{_brief(self)} can't be viewed by numpy without a copy")
             return self._host_view() if dtype is None else np.asarray(self._host_view(), dtype, copy=False)
         return self.numpy() if dtype is None else self.numpy().astype(dtype, copy=False)
@@ -227,7 +228,7 @@ class NDArray:
         Raises `ArgumentError` when it would reach outside this array, or this array is strided.
         """
         wanted, kind = tuple(int(extent) for extent in shape), self.dtype if dtype is None else dtype
-        needed = packed_nbytes(kind, math.prod(wanted))
+        needed = nbytes_of(kind, math.prod(wanted))
         inside = min((byte_offset, *wanted)) >= 0 and byte_offset + needed <= self.nbytes
         if not self.is_contiguous or not inside:
             raise ArgumentError(
@@ -273,6 +274,8 @@ class NDArray:
             else:
                 self.device.api.sync_stream_from_to(self.device, None, stream)
         versioned = max_version is not None and max_version[0] >= 1
+        if data_type(source.dtype).is_subbyte and not versioned:
+            raise BufferError(f"{_brief(self)} has an element in each byte, which an unversioned capsule can't say")
         if source.read_only and not versioned:
             raise BufferError(f"{_brief(self)} is read-only, which an unversioned capsule can't say; pass max_version")
         return export_capsule(source.tensor, source, versioned=versioned, read_only=source.read_only)
@@ -284,42 +287,34 @@ class NDArray:
     # -- inner workings
 
     def _host_view(self) -> npt.NDArray[Any]:
-        """This host array's memory as numpy; of packed types, the bytes."""
+        """This host array's memory as numpy."""
         info = data_type(self.dtype)
-        if info.is_packed:
-            interface: dict[str, Any] = {"shape": (self.nbytes,), "typestr": "|u1"}
-            kind: np.dtype[Any] = np.dtype(np.uint8)
-            if not self.is_contiguous:
-                raise ArgumentError(f"{_brief(self)} is strided, which packed types can't be")
-        else:
-            kind = info.numpy
-            width = kind.itemsize
-            native = kind.kind in "biuf" and kind.isbuiltin == 1
-            interface = {"shape": _numpy_shape(self.shape, info), "typestr": kind.str if native else f"<u{width}"}
-            if not self.is_contiguous:
-                lanes = (width,) if info.lanes > 1 else ()
-                interface["strides"] = tuple(stride * width * info.lanes for stride in self.strides) + lanes
-        interface |= {"data": (self.handle + self.byte_offset, self.read_only), "version": 3}
+        kind, width = info.numpy, info.numpy.itemsize
+        native = kind.kind in "biuf" and kind.isbuiltin == 1
+        interface: dict[str, Any] = {
+            "data": (self.handle + self.byte_offset, self.read_only),
+            "shape": _numpy_shape(self.shape, info),
+            "typestr": kind.str if native else f"<u{width}",
+            "version": 3,
+        }
+        if not self.is_contiguous:
+            lanes = (width,) if info.lanes > 1 else ()
+            interface["strides"] = tuple(stride * width * info.lanes for stride in self.strides) + lanes
         view = np.asarray(_HostMemory(self, interface))
-        return view if view.dtype == kind else view.view(kind)
-
-    def _unpacked(self, packed: npt.NDArray[Any], info: DataType) -> npt.NDArray[Any]:
-        shape = _unpacked_shape(self.shape, info)
-        return unpack(packed, info.name, math.prod(shape)).reshape(shape)
+        return view if native else view.view(kind)
 
     def _copy_from_numpy(self, values: npt.NDArray[Any]) -> None:
         info = data_type(self.dtype)
-        expected = _unpacked_shape(self.shape, info)
+        expected = _numpy_shape(self.shape, info)
         if values.shape != expected or values.dtype.newbyteorder("=") != info.numpy:
             raise ArgumentError(
                 f"can't copy numpy values of shape {values.shape}, dtype {values.dtype} to {_brief(self)}: expected "
                 f"shape {expected}, dtype {info.numpy}"
             )
-        source = pack(values, info.name) if info.is_packed else values
         if _on_host(self):
-            np.copyto(self._host_view(), source)
+            np.copyto(self._host_view(), values)
             return
-        dense = np.ascontiguousarray(source, dtype=source.dtype.newbyteorder("="))
+        dense = np.ascontiguousarray(values, dtype=info.numpy)
         self._copy_bytes(self._dense_handle(), dense.ctypes.data, cpu(), to_host=False)
 
     def _copy_bytes(self, handle: int, address: int, host: Device, *, to_host: bool) -> None:
@@ -347,7 +342,7 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
     extents = tuple(int(extent) for extent in ([shape] if isinstance(shape, _INTEGERS) else shape))
     if min(extents, default=0) < 0:
         raise ArgumentError(f"shape {extents}: expected no negative extent")
-    space = _DataSpace(where, packed_nbytes(dtype, math.prod(extents)), ALLOC_ALIGNMENT)
+    space = _DataSpace(where, nbytes_of(dtype, math.prod(extents)), ALLOC_ALIGNMENT)
     return NDArray(space.handle, extents, dtype, where, space)
 
 
@@ -374,6 +369,8 @@ def _revive(values: npt.NDArray[Any], shape: tuple[int, ...], dtype: str, where:
 def from_dlpack(source: Any) -> NDArray:
     """An array over the memory of `source`, without a copy; `source` lives as long as needed.
 
+    Only a producer that packs types of less than a byte is copied, as they lie one to a byte here.
+
     `source` is a numpy array, any object with `__dlpack__`, or a capsule. A read-only producer makes a read-only array.
     Raises `ArgumentError` for a dtype or device that the runtime has not, and for what is none of these.
     """
@@ -388,7 +385,7 @@ def from_dlpack(source: Any) -> NDArray:
         capsule = source
     imported = ImportedTensor(capsule)
     tensor, rank = imported.tensor, imported.tensor.ndim
-    return NDArray(
+    result = NDArray(
         tensor.data or 0,
         tuple(tensor.shape[:rank]),
         from_dlpack_triple(tensor.code, tensor.bits, tensor.lanes),
@@ -398,17 +395,30 @@ def from_dlpack(source: Any) -> NDArray:
         strides=tuple(tensor.strides[:rank]) if tensor.strides else None,
         read_only=imported.read_only,
     )
+    return result if tensor.bits >= 8 or imported.padded else _padded(result)
+
+
+def _padded(packed: NDArray) -> NDArray:
+    """A copy with one element to a byte of an array over memory with several."""
+    info = data_type(packed.dtype)
+    if not packed.is_contiguous:
+        raise ArgumentError(f"{_brief(packed)} has strides {packed.strides}; packed elements must lie densely")
+    count = packed.size * info.lanes
+    size = ((count * info.bits + 7) // 8,)
+    raw = NDArray(packed.handle, size, "uint8", packed.device, packed, byte_offset=packed.byte_offset)
+    values = unpack(raw.numpy(), info.name, count).reshape(_numpy_shape(packed.shape, info))
+    return empty(packed.shape, packed.dtype, packed.device).copyfrom(values)
 
 
 def wrap_numpy(values: npt.NDArray[Any]) -> NDArray:
-    """An array over a numpy array's memory, without a copy; `ml_dtypes` types of a byte or more included.
+    """An array over a numpy array's memory, without a copy; `ml_dtypes` types included.
 
-    Raises `ArgumentError` for types that the runtime packs or lacks, foreign byte order, and odd strides.
+    Raises `ArgumentError` for types that the runtime lacks, foreign byte order, and odd strides.
     """
     dtype = from_numpy(values.dtype)
     width = values.itemsize
     odd = any(stride % width for stride in values.strides)
-    if data_type(dtype).is_packed or not values.dtype.isnative or odd:
+    if not values.dtype.isnative or odd:
         raise ArgumentError(
             f"numpy array of dtype {values.dtype}, strides {values.strides} can't be used without a copy: use nd.array"
         )
@@ -467,13 +477,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _numpy_shape(shape: tuple[int, ...], info: DataType) -> tuple[int, ...]:
-    """The shape of the numpy array that holds these elements as stored."""
-    if info.is_packed:
-        return (packed_nbytes(info.name, math.prod(shape)),)
-    return _unpacked_shape(shape, info)
-
-
-def _unpacked_shape(shape: tuple[int, ...], info: DataType) -> tuple[int, ...]:
+    """The shape of the numpy array of these elements: lanes are a last dimension."""
     return (*shape, info.lanes) if info.lanes > 1 else shape
 
 

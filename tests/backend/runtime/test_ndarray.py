@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import gc
 import pickle
 import weakref
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from backend.runtime import ArgumentError, DeviceError, cpu, device, nd
+from backend.runtime.dlpack import DLTensor, export_capsule
 from backend.runtime.ndarray import wrap_numpy
 
 EVERY_DTYPE = [
@@ -256,8 +258,21 @@ def test_a_consumer_that_refuses_lets_go(name):
 @pytest.mark.parametrize("versioned", [False, True])
 def test_a_capsule_comes_back_as_it_went(name, versioned):
     x = nd.zeros((3, 2), name)
+    if not versioned and x.tensor.bits < 8:
+        with pytest.raises(BufferError, match="an element in each byte, which an unversioned capsule can't say"):
+            x.to_dlpack()
+        return
     y = nd.from_dlpack(x.__dlpack__(max_version=(1, 1)) if versioned else x.to_dlpack())
     assert (y.handle, y.shape, y.dtype, y.device) == (x.handle, x.shape, x.dtype, x.device)
+
+
+def test_packed_elements_are_taken_apart(toy):
+    """A producer that has several elements in a byte, as an unversioned capsule or one without the padded flag says."""
+    for where in (cpu(), toy[0]):
+        bytes_of = nd.array(np.array([0x21, 0xF3, 0x04], np.uint8), where)
+        packed = DLTensor(bytes_of.handle, where.dlpack_type, where.index, 1, 0, 4, 1, (ctypes.c_int64 * 1)(5), None, 0)
+        x = nd.from_dlpack(export_capsule(packed, bytes_of, versioned=False, read_only=False))
+        assert (x.dtype, x.device) == ("int4", where) and x.numpy().tolist() == [1, 2, 3, -1, 4]
 
 
 def test_a_producer_is_let_go_when_the_array_dies():
@@ -300,11 +315,12 @@ def test_read_only_memory_stays_read_only():
 
 
 def test_numpy_arrays_that_need_a_copy_say_so():
-    for values in (np.zeros(3, ">f4"), np.zeros(3, ml_dtypes.int4), np.zeros(3, "i4,i1")["f0"]):
+    for values in (np.zeros(3, ">f4"), np.zeros(3, "i4,i1")["f0"]):
         with pytest.raises(ArgumentError, match="without a copy"):
             wrap_numpy(values)
     assert nd.array(np.arange(3, dtype=">f4")).numpy().tolist() == [0, 1, 2]
     assert wrap_numpy(np.ones(3, ml_dtypes.bfloat16)).dtype == "bfloat16"
+    assert wrap_numpy(np.ones(3, ml_dtypes.int4)).numpy().tolist() == [1, 1, 1]
 
 
 def test_dlpack_device_and_copy():
