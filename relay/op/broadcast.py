@@ -356,7 +356,7 @@ class BroadcastTo(OpDef):
         return np.broadcast_to(x, tuple([int(d) for d in self.shape])).copy()  # type: ignore[arg-type]
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
-        if _moves_with(self, perm, types) is None:
+        if _moves_with(self, perm, types) is None or len(self.shape) != len(perm):
             return None
         return self.replace(shape=tuple([self.shape[p] for p in perm]))
 

@@ -48,6 +48,7 @@ class Take(OpDef):
     axis: int
     batch_dims: int = 0
     mode: str = "clip"
+    num_data_inputs = 1
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         _require_integers(1, indices)
@@ -70,6 +71,12 @@ class Take(OpDef):
         flat = x.reshape((-1, *x.shape[batch:]))
         rows = [np.take(f, a, axis - batch) for f, a in zip(flat, at.reshape((-1, *at.shape[batch:])), strict=True)]
         return np.stack(rows).reshape((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]))
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        indices = types[1]
+        assert isinstance(indices, TensorType)
+        moves = indices.ndim == 1 and self.batch_dims == 0
+        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm)))) if moves else None
 
 
 @register_op("gather", pattern=OpPattern.INJECTIVE)
@@ -95,6 +102,9 @@ class Gather(OpDef):
         axis = check_axis(2, self.axis, x.ndim)
         corner = tuple([slice(None) if a == axis else slice(n) for a, n in enumerate(indices.shape)])
         return np.take_along_axis(x[corner], _inside(indices, x.shape[axis], "numpy"), axis)
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
 
 @register_op("gather_nd", pattern=OpPattern.INJECTIVE)
@@ -169,6 +179,9 @@ class ScatterElements(OpDef):
             target = (*index[:axis], at[index], *index[axis + 1 :])
             result[target] = _REDUCTIONS[self.reduction](result[target], updates[index])
         return result
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
 
 @register_op("scatter_nd", pattern=OpPattern.OPAQUE)
@@ -263,6 +276,9 @@ class ArgSort(OpDef):
     def reference(self, x: Array) -> Array:
         return _descending_or_not(x, self.axis, self.is_ascend).astype(numpy_dtype(self.dtype))
 
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
+
 
 @register_op("sort", pattern=OpPattern.OPAQUE)
 class Sort(OpDef):
@@ -281,6 +297,9 @@ class Sort(OpDef):
 
     def reference(self, x: Array) -> Array:
         return np.take_along_axis(x, _descending_or_not(x, self.axis, self.is_ascend), self.axis)
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
 
 @register_op("topk", pattern=OpPattern.OPAQUE)
@@ -312,6 +331,9 @@ class TopK(OpDef):
     def reference(self, x: Array) -> tuple[Array, Array]:
         order = np.take(_descending_or_not(x, self.axis, self.is_ascend), np.arange(self.k), self.axis)
         return np.take_along_axis(x, order, self.axis), order.astype(numpy_dtype(self.dtype))
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -317,6 +317,7 @@ class ReverseSequence(OpDef):
 
     seq_axis: int = 1
     batch_axis: int = 0
+    num_data_inputs = 1
 
     def infer(self, x: TensorType, lengths: TensorType) -> TensorType:
         _, batch = check_axes(1, (self.seq_axis, self.batch_axis), x.ndim)
@@ -335,6 +336,10 @@ class ReverseSequence(OpDef):
             into = np.moveaxis(np.moveaxis(result, batch, 0)[b], seq - (seq > batch), 0)
             into[:length] = part[:length][::-1]
         return result
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        seq, batch = check_axes(1, (self.seq_axis, self.batch_axis), len(perm))
+        return self.replace(seq_axis=perm.index(seq), batch_axis=perm.index(batch))
 
 
 @register_op("tile", pattern=OpPattern.INJECTIVE)
@@ -361,6 +366,10 @@ class Tile(OpDef):
     def reference(self, x: Array) -> Array:
         return np.tile(x, self.reps)
 
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        reps = self._full(len(perm))
+        return self.replace(reps=tuple([reps[p] for p in perm])) if len(reps) == len(perm) else None
+
 
 @register_op("repeat", pattern=OpPattern.INJECTIVE)
 class Repeat(OpDef):
@@ -379,6 +388,9 @@ class Repeat(OpDef):
 
     def reference(self, x: Array) -> Array:
         return np.repeat(x, self.repeats, self.axis)
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(1, self.axis, len(perm))))
 
 
 @register_op("trilu", pattern=OpPattern.INJECTIVE)

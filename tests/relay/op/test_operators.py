@@ -446,6 +446,24 @@ def test_the_compiled_operator_agrees_with_the_reference(row: Row) -> None:
         assert_close(module.get_output(k).numpy(), expected, max(row.tolerance, 3e-6))
 
 
+def arranged(x: Array, perm: tuple[int, ...]) -> Array:
+    return np.array(x.transpose(perm), order="C")
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.inputs and r.inputs[0].ndim > 1], ids=str)
+def test_the_transposed_form_gives_the_transposed_result(row: Row) -> None:
+    op, rank = get_op(row.op)(**row.attrs), row.inputs[0].ndim
+    count = len(row.inputs) if op.num_data_inputs is None else op.num_data_inputs
+    expected = results_of(op.reference(*row.inputs))
+    for perm in {(0, *range(2, rank), 1), tuple(range(rank))[::-1], (*range(1, rank), 0)}:
+        moves = [k < count and x.ndim == rank for k, x in enumerate(row.inputs)]
+        inputs = [arranged(x, perm) if m else x for x, m in zip(row.inputs, moves, strict=True)]
+        form = op.transposed(perm, types_of(inputs))
+        if form is not None:
+            for actual, wanted in zip(results_of(form.reference(*inputs)), expected, strict=True):
+                assert_close(actual, arranged(wanted, perm), row.tolerance)
+
+
 def test_every_operator_has_a_row() -> None:
     missing = set(list_op_names()) - {r.op for r in ROWS} - {n for n in list_op_names() if n.startswith("test.")}
     assert not missing, f"add a row for {sorted(missing)}"
