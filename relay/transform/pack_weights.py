@@ -17,7 +17,7 @@ from backend.target import Target
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
 from relay.op.nn.conv import Conv2D, Conv2DNHWCPacked
-from relay.op.nn.dense import BatchMatmul, Dense, DensePacked
+from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
 from topi.cpu.tiling import packed_columns, vector_lanes
@@ -40,7 +40,7 @@ def pack_panels(weight: Array, width: int) -> Array:
 
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
-    """Calls of nn.conv2d (NHWC), nn.dense and nn.batch_matmul with constant weights take packed ones."""
+    """nn.conv2d (NHWC), nn.dense and nn.batch_matmul take packed weights; computed right operands are packed too."""
 
     target: Target
     opt_level: ClassVar[int] = 1
@@ -57,8 +57,10 @@ class _Packer:
         self.packed: dict[tuple[int, str, int], Constant] = {}
 
     def rewrite(self, call: Call) -> Expr:
-        if len(call.args) != 2 or not isinstance(call.args[1], Constant) or call.dtype != "float32":
+        if len(call.args) != 2 or call.dtype != "float32":
             return call
+        if not isinstance(call.args[1], Constant):
+            return self._batch_matmul(call, call.op) if isinstance(call.op, BatchMatmul) else call
         weight = call.args[1]
         match call.op:
             case Dense():
@@ -86,6 +88,17 @@ class _Packer:
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         packed = self._panels(weight, outputs_first, order, self._width(rows, units, depth))
         return Call(DensePacked(units=units), (call.args[0], packed), span=call.span)
+
+    def _batch_matmul(self, call: Call, op: BatchMatmul) -> Call:
+        """Both operands are computed: the right one is packed at run time, together with what rearranges it anyway."""
+        a, b = call.args
+        shapes_fit = a.shape[:-2] == b.shape[:-2] and all(isinstance(d, int) for d in (*a.shape, *b.shape))
+        if op.transpose_a or not shapes_fit or call.shape[-2] == 1:
+            return call
+        rows, columns = int(call.shape[-2]), int(call.shape[-1])
+        width = self._width(rows, columns, int(a.shape[-1]))
+        packed = Call(PackPanels(width=width, transposed=not op.transpose_b), (b,), span=call.span)
+        return Call(BatchMatmulPacked(columns=columns), (a, packed), span=call.span)
 
     def _conv2d(self, call: Call, op: Conv2D, weight: Constant) -> Call:
         order = [op.kernel_layout.index(axis) for axis in "OHWI"]

@@ -70,14 +70,11 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
 
 @register_schedule("batch_matmul_packed", "cpu")
 def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """C[b, m, n] = sum_k A[b, m, k] * P[b, n // NR, k, n % NR]; P, tagged "pack_panels", is packed first."""
+    """C[b, m, n] = sum_k A[b, m, k] * P[b, n // NR, k, n % NR]."""
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     lanes = vector_lanes(target)
-    packs = [t.op for t in anchor.input_tensors if t.op.tag == "pack_panels"]
     inline_injective(s, outs, keep=[anchor])
-    for pack in packs:
-        _schedule_pack(s, pack.output(0), lanes)
     panel = int(anchor.input_tensors[1].shape[-1])
     steps = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
@@ -87,11 +84,3 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     work = 2.0 * constant_size(out.shape) * steps
     _tile_output(s, out, accumulator, list(batch), row, column, height, panel, work, lanes)
     return s
-
-
-def _schedule_pack(s: te.Schedule, packed: te.Tensor, lanes: int) -> None:
-    """Lines of a panel as vectors, panels in parallel."""
-    *outer, _, column = s[packed].op.axis
-    panels = s[packed].fuse(*outer)
-    parallel(s, packed, panels, constant_size(packed.shape) * 4.0, lanes)
-    s[packed].vectorize(column)

@@ -15,8 +15,9 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
 from topi.layout import Layout
+from topi.nn.dense import flattened_product
 from topi.nn.pad import pad_spatial
-from topi.tag import ELEMWISE
+from topi.tag import ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type
 
 __all__ = ["conv", "conv2d_nhwc_packed", "conv_transpose", "output_size"]
@@ -123,9 +124,15 @@ def conv2d_nhwc_packed(
 ) -> Tensor:
     """2-D convolution of NHWC `data` with weights (ceil(O / NR), KH, KW, I, NR), the form register tiles read in order.
 
-    `channels` is the true O; a block of NR outputs lies within one group.
+    `channels` is the true O; a block of NR outputs lies within one group. A 1x1 kernel that touches every position once
+    makes a product of matrices: pixels by channels.
     """
     blocks, kh, kw, group_size, nr = weight.shape
+    every_pixel = (kh, kw) == (1, 1) and tuple(strides) == (1, 1) and not any(padding)
+    if every_pixel and groups == 1:
+        panels = te.compute((blocks, group_size, nr), lambda b, k, c: weight(b, 0, 0, k, c), name="w", tag=INJECTIVE)
+        wide = accumulator_type(out_dtype or data.dtype)
+        return _rounded(flattened_product(data, panels, channels, wide), out_dtype or data.dtype)
     padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], 0)
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)

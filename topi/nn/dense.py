@@ -8,10 +8,12 @@ import te
 from te import Tensor
 from te.tir import Dim, PrimExpr
 from topi.broadcast import broadcast_shape
-from topi.tag import BROADCAST, ELEMWISE
-from topi.utils import accumulator_type, broadcast_index
+from topi.tag import BROADCAST, ELEMWISE, INJECTIVE
+from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, unravel_index
 
-__all__ = ["batch_matmul", "bias_add", "dense", "dense_packed"]
+__all__ = [
+    "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "pack_panels",
+]  # fmt: skip
 
 
 def _rounded(total: Tensor, dtype: str) -> Tensor:
@@ -33,18 +35,68 @@ def dense(data: Tensor, weight: Tensor, out_dtype: str | None = None) -> Tensor:
     return _rounded(te.compute((*data.shape[:-1], units), body, name="dense", tag="dense"), out_dtype)
 
 
+def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
+    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), tagged "dense_packed"."""
+    _, depth, nr = weight.shape
+    k = te.reduce_axis((0, depth), name="k")
+
+    def body(m: Any, n: Any) -> PrimExpr:
+        return te.sum(te.cast(wide, rows(m, k)) * te.cast(wide, weight(n // nr, k, n % nr)), axis=k)
+
+    return te.compute((rows.shape[0], units), body, name="dense", tag="dense_packed", attrs={"block": nr})
+
+
+def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
+    """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
+    if data.ndim == 2:
+        return product_of_rows(data, weight, units, wide)
+    lead = data.shape[:-1]
+    shape = (num_elements(lead), data.shape[-1])
+    rows = te.compute(shape, lambda m, k: data(*unravel_index(m, lead), k), name="rows", tag=INJECTIVE)
+    result = product_of_rows(rows, weight, units, wide)
+
+    def body(*i: Any) -> PrimExpr:
+        return result(ravel_index(i[:-1], lead), i[-1])
+
+    return te.compute((*lead, units), body, name="dense_of_rows", tag=INJECTIVE)
+
+
 def dense_packed(data: Tensor, weight: Tensor, units: int, out_dtype: str | None = None) -> Tensor:
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`."""
-    _, depth, nr = weight.shape
     out_dtype = out_dtype or data.dtype
+    return _rounded(flattened_product(data, weight, units, accumulator_type(out_dtype)), out_dtype)
+
+
+def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
+    """Matrices (..., N, K), or (..., K, N) if `transposed`, in panels (..., ceil(N / width), K, width).
+
+    The last panel is filled up with zeros.
+    """
+    *batch, columns, depth = (*x.shape[:-2], x.shape[-1], x.shape[-2]) if transposed else x.shape
+
+    def body(*i: Any) -> PrimExpr:
+        *at, panel, k, lane = i
+        n = panel * width + lane
+        value = x(*at, k, n) if transposed else x(*at, n, k)
+        whole = isinstance(columns, int) and columns % width == 0
+        return value if whole else te.if_then_else(n < columns, value, te.const(0, x.dtype))
+
+    return te.compute((*batch, ceil_div(columns, width), depth, width), body, name="pack_panels", tag=INJECTIVE)
+
+
+def batch_matmul_packed(a: Tensor, panels: Tensor, columns: Dim, out_dtype: str | None = None) -> Tensor:
+    """Matrices (..., M, K) times panels (..., ceil(N / NR), K, NR): (..., M, N) with N = `columns`."""
+    depth, nr = panels.shape[-2:]
+    out_dtype = out_dtype or a.dtype
     wide = accumulator_type(out_dtype)
     k = te.reduce_axis((0, depth), name="k")
 
     def body(*i: Any) -> PrimExpr:
-        n = i[-1]
-        return te.sum(te.cast(wide, data(*i[:-1], k)) * te.cast(wide, weight(n // nr, k, n % nr)), axis=k)
+        *at, m, n = i
+        return te.sum(te.cast(wide, a(*at, m, k)) * te.cast(wide, panels(*at, n // nr, k, n % nr)), axis=k)
 
-    total = te.compute((*data.shape[:-1], units), body, name="dense", tag="dense_packed", attrs={"block": nr})
+    shape = (*a.shape[:-1], columns)
+    total = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs={"block": nr})
     return _rounded(total, out_dtype)
 
 

@@ -14,8 +14,12 @@ from relay.expr import Call, Expr
 from relay.op.base import OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, require_same_dtype
 from relay.type import TensorType, Type, broadcast_shapes, dims_equal
+from topi.utils import ceil_div
 
-__all__ = ["BatchMatmul", "Dense", "DensePacked", "batch_matmul", "dense", "dense_packed", "matmul"]
+__all__ = [
+    "BatchMatmul", "BatchMatmulPacked", "Dense", "DensePacked", "PackPanels", "batch_matmul", "batch_matmul_packed",
+    "dense", "dense_packed", "matmul", "pack_panels",
+]  # fmt: skip
 
 
 def _product(a: Array, b: Array, out_dtype: str) -> Array:
@@ -131,6 +135,75 @@ class BatchMatmul(OpDef):
         a = types[0]
         assert isinstance(a, TensorType)
         return _macs(result, a.shape[-2] if self.transpose_a else a.shape[-1])
+
+
+@register_op("nn.pack_panels", pattern=OpPattern.INJECTIVE)
+class PackPanels(OpDef):
+    """Matrices (..., N, K) in panels (..., ceil(N / width), K, width), filled up with 0: what products read in order.
+
+    With `transposed` the matrices are (..., K, N). (C1) two dimensions or more; (C2) width is positive.
+    """
+
+    width: int
+    transposed: bool = False
+
+    def infer(self, x: TensorType) -> TensorType:
+        require(x.ndim >= 2, f"(C1) two dimensions or more are needed; got {x}")
+        require(self.width >= 1, f"(C2) panels of {self.width} columns")
+        columns, depth = x.shape[-2:][::-1] if self.transposed else x.shape[-2:]
+        return TensorType((*x.shape[:-2], ceil_div(columns, self.width), depth, self.width), x.dtype)
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.nn.pack_panels(x, self.width, self.transposed)
+
+    def reference(self, x: Array) -> Array:
+        matrices = np.swapaxes(x, -1, -2) if self.transposed else x
+        missing = -matrices.shape[-2] % self.width
+        padded = np.pad(matrices, [*[(0, 0)] * (x.ndim - 2), (0, missing), (0, 0)])
+        split = padded.reshape(*padded.shape[:-2], -1, self.width, padded.shape[-1])
+        return np.ascontiguousarray(np.swapaxes(split, -1, -2))
+
+
+@register_op("nn.batch_matmul_packed", pattern=OpPattern.OUT_FUSABLE)
+class BatchMatmulPacked(OpDef):
+    """Matrices (..., M, K) times panels (..., ceil(N / NR), K, NR) made by nn.pack_panels: (..., M, N), N = `columns`.
+
+    (C1) both inputs have one element type; (C2) panels have one dimension more than the matrices, two at least; (C3)
+    the leading dimensions and K are equal.
+    """
+
+    columns: int
+    out_dtype: str | None = None
+
+    def infer(self, a: TensorType, panels: TensorType) -> TensorType:
+        require_same_dtype(1, a, panels)
+        require(a.ndim >= 2 and panels.ndim == a.ndim + 1, f"(C2) the ranks don't fit: {a} and {panels}")
+        same = all(dims_equal(x, y) for x, y in zip(a.shape[:-2], panels.shape[:-3], strict=True))
+        require(same and dims_equal(a.shape[-1], panels.shape[-2]), f"(C3) {a} and {panels} differ")
+        return TensorType((*a.shape[:-1], self.columns), self.out_dtype or a.dtype)
+
+    def compute(self, a: te.Tensor, panels: te.Tensor) -> te.Tensor:
+        return topi.nn.batch_matmul_packed(a, panels, self.columns, self.out_dtype)
+
+    def reference(self, a: Array, panels: Array) -> Array:
+        whole = np.swapaxes(panels, -1, -2).reshape(*panels.shape[:-3], -1, panels.shape[-2])
+        b = np.swapaxes(whole[..., : self.columns, :], -1, -2)
+        return _product(a, b, self.out_dtype or str(a.dtype))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        a = types[0]
+        assert isinstance(a, TensorType)
+        return _macs(result, a.shape[-1])
+
+
+def pack_panels(x: Expr, width: int, transposed: bool = False) -> Call:
+    """Matrices in panels of `width` columns."""
+    return PackPanels(width=width, transposed=transposed)(x)
+
+
+def batch_matmul_packed(a: Expr, panels: Expr, columns: int, out_dtype: str | None = None) -> Call:
+    """Products with packed matrices of `columns` columns."""
+    return BatchMatmulPacked(columns=columns, out_dtype=out_dtype)(a, panels)
 
 
 def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str | None = None) -> Call:
