@@ -1,7 +1,7 @@
 """Rules for quotients and remainders by a constant or a symbolic divisor.
 
 Each rule takes the canonical dividend and divisor and gives the result, or None when it does not apply; its docstring
-is the equation, c > 0. `Forms` (te.arith.forms) makes the atoms.
+is the equation, which the tests evaluate on random integers; a, c, d and g are positive. `Forms` (te.arith.forms) makes the atoms.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def remainder_in_range(forms: Forms, x: Linear, c: int) -> Linear | None:
 
 
 def remainder_of_remainder(forms: Forms, x: Linear, c: int) -> Linear | None:
-    """c | k*a  ==>  (k*(y % a) + z) % c = (k*y + z) % c"""
+    """k*a % c == 0  ==>  (k*(y % a) + z) % c = (k*y + z) % c"""
     for atom, k in x.terms.items():
         if atom.kind == "%" and isinstance(atom.args[1], int) and k * atom.args[1] % c == 0:
             return forms.floormod(forms.add(x.without(atom), atom.args[0], k), c)
@@ -128,7 +128,7 @@ REMAINDER_RULES: tuple[Rule, ...] = (
 
 
 def quotient(forms: Forms, x: Linear, c: int) -> Linear:
-    """(c*q + r) // c = q + r // c, with the rest by the rules"""
+    """(c*q + r) // c = q + r // c"""
     if c == 1:
         return x
     q, r = split_multiples(x, c)
@@ -142,7 +142,7 @@ def quotient(forms: Forms, x: Linear, c: int) -> Linear:
 
 
 def remainder(forms: Forms, x: Linear, c: int) -> Linear:
-    """(c*q + r) % c = r % c, with the rest by the rules"""
+    """(c*q + r) % c = r % c"""
     if c == 1:
         return Linear({}, 0)
     _, r = split_multiples(x, c)
@@ -156,7 +156,7 @@ def remainder(forms: Forms, x: Linear, c: int) -> Linear:
 
 
 def symbolic_division(forms: Forms, x: Linear, m: Linear) -> tuple[Linear, Linear]:
-    """(m*q + r) // m = q + r // m and (m*q + r) % m = r % m; 0 <= r < m gives q and r. Returns (x // m, x % m)"""
+    """(x // m, x % m) by (m*q + r) // m = q + r // m and (m*q + r) % m = r % m; 0 <= r < m gives q and r."""
     q, r = Linear({}, 0), Linear({}, x.const)
     factors = forms.factors(m)
     for atom, k in x.terms.items():

@@ -97,7 +97,7 @@ class Forms:
         return total
 
     def _fuse(self, total: Linear) -> Linear:
-        """x//c*c + x%c = x, x - x//c*c = x%c, k times over; repeated until nothing fits"""
+        """x//c*c + x%c = x, and x - x//c*c = x%c, k times over; repeated until nothing fits"""
         for atom, k in total.terms.items():
             if atom.kind == "%":
                 x, c = atom.args
