@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any, cast
 
+from te.arith.division import sign_of_quotient
 from te.arith.forms import Forms
 from te.arith.linear import Bound, Linear
 from te.dtype import BOOL, INT32, INT64, DType
@@ -262,22 +263,21 @@ class Canonical(Forms):
         return None
 
     def _comparison(self, sign: type[Compare], d: Linear, dtype: DType) -> PrimExpr:
-        """`d sign 0` as a comparison of two sums with positive terms, common factors divided out."""
-        g = 0
-        for c in d.terms.values():
-            g = gcd(g, c)
-        const = d.const
-        if g > 1:
-            if sign is EQ or sign is NE:
-                const //= g  # exact: _parity_differs has had its turn
-            elif sign is LT or sign is GE:  # g*t + const < 0  <=>  t < ceil(-const / g) = -(const // g)
-                const //= g
-            else:  # g*t + const > 0  <=>  t > floor(-const / g)
-                const = -(-const // g)
-        left = Linear({a: c // g for a, c in d.terms.items() if c > 0}, const if const > 0 else 0)
-        right = Linear({a: -c // g for a, c in d.terms.items() if c < 0}, -const if const < 0 else 0)
-        swap = not left.terms if sign is LT or sign is LE else (sign is GT or sign is GE) and bool(right.terms)
-        if swap:  # constants stand on the right, otherwise `<` is preferred
+        """`d sign 0` as a comparison of two sums with positive terms, with as little in them as decides it."""
+        if sign is LE or sign is GT:
+            sign, d = (LT if sign is LE else GE), d.shifted(-1)
+        if sign is LT or sign is GE:
+            d = sign_of_quotient(d)
+        else:
+            g = gcd(*d.terms.values())  # divides the constant too: _parity_differs has had its turn
+            d = Linear({a: c // g for a, c in d.terms.items()}, d.const // g)
+        if (sign is LT or sign is GE) and max(d.terms.values()) < 0:  # -x + c < 0  <=>  x - c - 1 >= 0
+            sign, d = (GE if sign is LT else LT), d.scaled(-1).shifted(-1)
+        elif sign is GE and d.const < 0 and min(d.terms.values()) < 0:
+            sign, d = GT, d.shifted(1)
+        left = Linear({a: c for a, c in d.terms.items() if c > 0}, max(d.const, 0))
+        right = Linear({a: -c for a, c in d.terms.items() if c < 0}, max(-d.const, 0))
+        if (sign is GT or sign is GE) and right.terms:
             left, right, sign = right, left, _SWAPPED[sign]
         return sign(self.render(left, dtype), self.render(right, dtype))
 

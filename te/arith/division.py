@@ -1,7 +1,8 @@
 """Rules for quotients and remainders by a constant or a symbolic divisor.
 
 Each rule takes the canonical dividend and divisor and gives the result, or None when it does not apply; its docstring
-is the equation, which the tests evaluate on random integers; a, c, d and g are positive. `Forms` (te.arith.forms) makes the atoms.
+is the equation, which the tests evaluate on random integers; a, c, d and g are positive. `Forms` (te.arith.forms)
+makes the atoms.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from te.arith.linear import Atom, Linear
 if TYPE_CHECKING:
     from te.arith.forms import Forms
 
-__all__ = ["QUOTIENT_RULES", "REMAINDER_RULES", "quotient", "remainder", "symbolic_division"]
+__all__ = ["QUOTIENT_RULES", "REMAINDER_RULES", "quotient", "remainder", "sign_of_quotient", "symbolic_division"]
 
 
 def split_multiples(x: Linear, c: int) -> tuple[Linear, Linear]:
@@ -115,6 +116,17 @@ def remainder_small_part(forms: Forms, x: Linear, c: int) -> Linear | None:
     for g, big, small in _big_and_small(x, c):
         return forms.add(forms.floormod(_exact_div(big, g), c // g).scaled(g), small)
     return None
+
+
+def sign_of_quotient(x: Linear) -> Linear:
+    """0 <= s < g  ==>  (g*y + s < 0) = (y < 0)"""
+    coefficients = [abs(k) for k in x.terms.values()]
+    for g in sorted({gcd(a, b) for a in coefficients for b in coefficients} - {1}, reverse=True):
+        y, small = split_multiples(x, g)
+        low, high = small.bounds()
+        if y.terms and high - low < g and low // g == high // g:
+            return sign_of_quotient(y.shifted(int(low // g)))
+    return x
 
 
 Rule = Callable[["Forms", Linear, int], Linear | None]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from te.arith.division import QUOTIENT_RULES, REMAINDER_RULES, quotient, remainder
+from te.arith.division import QUOTIENT_RULES, REMAINDER_RULES, quotient, remainder, sign_of_quotient
 from te.arith.forms import Forms
 
-RULES = [*QUOTIENT_RULES, *REMAINDER_RULES, quotient, remainder, Forms._rounded_difference]
+RULES = [*QUOTIENT_RULES, *REMAINDER_RULES, quotient, remainder, sign_of_quotient, Forms._rounded_difference]
 POSITIVE = frozenset("acdg")
 
 
