@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,6 +55,7 @@ class CompiledModel:
         self.params = dict(params)
         self.module = module
         self._on_device: dict[Device, dict[str, NDArray]] = {}
+        self._placing = threading.Lock()
         _check_params(self.graph, self.params)
 
     def __getitem__(self, name: str) -> Callable[..., BoundModel]:
@@ -73,12 +75,17 @@ class CompiledModel:
         return BoundModel(self, chosen)
 
     def params_on(self, where: Device) -> dict[str, NDArray]:
-        """The weights on a device, put there once. On the CPU, weights aligned to 64 bytes are used in place."""
-        found = self._on_device.get(where)
-        if found is None:
-            found = {name: _placed(values, where) for name, values in self.params.items()}
-            found = self._on_device.setdefault(where, found)
-        return found
+        """The weights on a device, put there once.
+
+        On the CPU, weights aligned to 64 bytes are used in place; others move to such memory, and `params` with them.
+        """
+        with self._placing:
+            found = self._on_device.get(where)
+            if found is None:
+                found = self._on_device[where] = {name: _placed(values, where) for name, values in self.params.items()}
+                if where.kind == "cpu":
+                    self.params = {name: np.asarray(placed, copy=False) for name, placed in found.items()}
+            return found
 
     def get_graph_json(self) -> str:
         """The graph as JSON text."""

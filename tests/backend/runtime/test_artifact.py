@@ -172,6 +172,19 @@ def test_strided_and_foreign_weights_are_stored_dense(small):
     np.testing.assert_array_equal(GraphModule(model["default"]("cpu"))(X)[0].numpy(), small.expected(X))
 
 
+def test_weights_move_to_aligned_memory_once(small):
+    memory = np.zeros(4 * 12 + 64, np.uint8)
+    start = -memory.ctypes.data % 64 + 4
+    crooked = memory[start : start + 48].view("float32").reshape(3, 4)
+    crooked[:] = small.weights["w"]
+    model = CompiledModel(small.graph(None), {**small.weights, "w": crooked}, small.Python())
+    first, second = GraphModule(model["default"]("cpu")), GraphModule(model["default"]("cpu"))
+    placed = first._params["w"]
+    assert placed.handle % 64 == 0 and placed is second._params["w"]
+    assert model.params["w"].ctypes.data == placed.handle, "the old memory is let go"
+    np.testing.assert_array_equal(first(X)[0].numpy(), small.expected(X))
+
+
 def test_modules_keep_their_imports(small, tmp_path):
     modules = [Blob(bytes([i]) * 100) for i in range(4)]
     for user, used in ((0, 1), (0, 2), (1, 3), (2, 3)):
