@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import te
 from te import Tensor
-from te.errors import CompileError
-from te.tir import Buffer, Dim, PrimExpr, Stmt, as_int, ir_builder
+from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
@@ -26,11 +25,9 @@ def _comes_before(a: PrimExpr, b: PrimExpr, ascending: bool) -> PrimExpr:
 def argsort(x: Tensor, axis: int, ascending: bool = True, dtype: str = "int32") -> Tensor:
     """The positions along `axis` in sorted order; equal values keep their order, NaN is the greatest value.
 
-    A bottom-up merge sort of each row: O(n log n), scratch of two rows of positions. The size of `axis` must be known.
+    A bottom-up merge sort of each row: O(n log n), scratch of two rows of positions.
     """
-    n = as_int(x.shape[axis])
-    if n is None:
-        raise CompileError(f"sort: the size of the sorted axis must be known at compile time, got {x.shape[axis]}")
+    n = x.shape[axis]
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
@@ -53,18 +50,21 @@ def argsort(x: Tensor, axis: int, ascending: bool = True, dtype: str = "int32") 
     return te.extern(x.shape, [x], fill, name="argsort", dtype=dtype, tag="sort")
 
 
-def _merge_passes(ib: IRBuilder, n: int, order: BufferView, merged: BufferView, comes_before: Compare) -> None:
+def _merge_passes(ib: IRBuilder, n: Dim, order: BufferView, merged: BufferView, comes_before: Compare) -> None:
     """Merge runs of 1, 2, 4, ... of `order` until one is left."""
-    with ib.for_range(0, (n - 1).bit_length() if n > 0 else 0, "level") as level:
-        width = ib.let("width", te.const(1) << level)
+    next_width = ib.allocate("int32", 1, "next_width")
+    next_width[0] = 1
+    with ib.while_loop(next_width[0] < n):
+        width = ib.let("width", next_width[0])
         with ib.for_range(0, (n + 2 * width - 1) // (2 * width), "run") as run:
             _merge_run(ib, n, run, width, order, merged, comes_before)
         with ib.for_range(0, n, "k") as k:
             order[k] = merged[k]
+        next_width[0] = 2 * width
 
 
 def _merge_run(
-    ib: IRBuilder, n: int, run: PrimExpr, width: PrimExpr, order: BufferView, merged: BufferView, comes_before: Compare
+    ib: IRBuilder, n: Dim, run: PrimExpr, width: PrimExpr, order: BufferView, merged: BufferView, comes_before: Compare
 ) -> None:
     """Merge the two sorted runs of `width` positions at ``run * 2 * width`` into `merged`."""
     start = ib.let("start", run * 2 * width)

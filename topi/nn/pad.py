@@ -7,7 +7,7 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim, as_int
+from te.tir import Dim, PrimExpr, as_dim
 from topi.tag import PAD
 
 __all__ = ["mirror_pad", "pad", "pad_spatial"]
@@ -62,7 +62,6 @@ def _source(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
     if mode == "symmetric":
         folded = position % (2 * size)
         return te.minimum(folded, 2 * size - 1 - folded)
-    if as_int(size) == 1:
-        return te.const(0)
-    folded = position % (2 * size - 2)
-    return te.minimum(folded, 2 * size - 2 - folded)
+    period = te.maximum(2 * size - 2, 1)
+    folded = position % period
+    return te.minimum(folded, period - folded)
