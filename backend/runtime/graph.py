@@ -40,7 +40,7 @@ class GraphTensor:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """One kernel call: function `func` of the module on the input tensors, then the output tensors.
+    """One kernel call: function `func` of the module on the input tensors, the output tensors, then those of scratch.
 
     `ops` and `sources` say which operators and which nodes of the imported model it computes; `flops` and `bytes` what
     that takes.
@@ -50,6 +50,7 @@ class GraphNode:
     func: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    scratch: tuple[int, ...]
     ops: tuple[str, ...]
     sources: tuple[str, ...]
     flops: int
@@ -87,6 +88,7 @@ class Graph:
                     "func": n.func,
                     "inputs": list(n.inputs),
                     "outputs": list(n.outputs),
+                    "scratch": list(n.scratch),
                     "ops": list(n.ops),
                     "sources": list(n.sources),
                     "flops": n.flops,
@@ -152,12 +154,13 @@ def _tensor(record: Record, arena_bytes: int) -> GraphTensor:
 
 
 def _node(record: Record, last: int) -> GraphNode:
-    record.only("name", "func", "inputs", "outputs", "ops", "sources", "flops", "bytes")
+    record.only("name", "func", "inputs", "outputs", "scratch", "ops", "sources", "flops", "bytes")
     return GraphNode(
         name=record.get("name", str),
         func=record.get("func", str),
         inputs=record.numbers("inputs", 0, last),
         outputs=record.numbers("outputs", 0, last),
+        scratch=record.numbers("scratch", 0, last),
         ops=record.strings("ops"),
         sources=record.strings("sources"),
         flops=record.number("flops"),
@@ -186,7 +189,7 @@ def _check_places(graph: Graph, where: str) -> None:
         if tensor.storage == "output" and tensor.place != position:
             raise damaged(f"{where}.outputs[{position}]", tensor.place, "its own output buffer")
     for index, node in enumerate(graph.nodes):
-        for output in node.outputs:
+        for output in (*node.outputs, *node.scratch):
             if graph.tensors[output].storage in ("input", "param"):
                 raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
 

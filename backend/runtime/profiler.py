@@ -144,11 +144,10 @@ def _line(cells: list[str], widths: list[int]) -> str:
 
 
 def node_timings(graph: Graph, seconds: Sequence[float]) -> list[NodeTiming]:
-    """The timings of a graph's nodes, given their seconds. Scratch, which no node reads, is not shown as output."""
-    read = {index for node in graph.nodes for index in node.inputs}.union(graph.outputs)
+    """The timings of a graph's nodes, given their seconds."""
 
     def shapes(node: GraphNode) -> str:
-        outputs = [graph.tensors[index] for index in node.outputs if index in read]
+        outputs = [graph.tensors[index] for index in node.outputs]
         return " ".join(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in outputs)
 
     return [

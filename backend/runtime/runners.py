@@ -46,7 +46,7 @@ class EntryRunner:
 
 
 class NodeRunner:
-    """Runs the nodes one after another, each as a call of its function on its input and output arrays.
+    """Runs the nodes one after another, each as a call of its function on its input, output and scratch arrays.
 
     `array_of(tensor)` gives the array that a tensor lives in now.
     """
@@ -57,7 +57,7 @@ class NodeRunner:
             if node.func not in functions:
                 functions[node.func] = module.get_function(node.func, query_imports=True)
         self._functions = [functions[node.func] for node in graph.nodes]
-        self._tensors: list[Sequence[int]] = [(*node.inputs, *node.outputs) for node in graph.nodes]
+        self._tensors: list[Sequence[int]] = [(*node.inputs, *node.outputs, *node.scratch) for node in graph.nodes]
         self._calls: list[Callable[[], object] | None] = [None] * len(graph.nodes)
         self._users: dict[int, list[int]] = {}
         for index, tensors in enumerate(self._tensors):

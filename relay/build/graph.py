@@ -43,12 +43,13 @@ class GraphTensor:
 
 @dataclass
 class GraphNode:
-    """One kernel call."""
+    """One kernel call; the last `scratch` of its outputs are memory that nobody reads after it."""
 
     workload: Workload
     inputs: list[int]
     outputs: list[int]
     sources: list[str]
+    scratch: int = 0
 
 
 @dataclass
@@ -86,11 +87,13 @@ class ExecutionGraph:
         }
 
     def _node_json(self, index: int, node: GraphNode) -> dict[str, Any]:
+        results = len(node.outputs) - node.scratch
         return {
             "name": f"{index}_{'_'.join(node.workload.operators)}"[:80],
             "func": node.workload.name,
             "inputs": node.inputs,
-            "outputs": node.outputs,
+            "outputs": node.outputs[:results],
+            "scratch": node.outputs[results:],
             "ops": list(node.workload.operators),
             "sources": node.sources,
             "flops": node.workload.flops,
@@ -235,6 +238,7 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[int]
     for node in graph.nodes:
         for nbytes in workspaces[node.workload.name]:
             node.outputs.append(len(graph.tensors))
+            node.scratch += 1
             graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", TensorType((nbytes,), "uint8")))
 
 

@@ -326,3 +326,20 @@ def test_an_executor_frees_all_it_took(small, toy):
     del executor, model
     gc.collect()
     assert len(api.spaces) == before
+
+
+def test_scratch_comes_last_among_a_kernels_arguments(small):
+    graph = small.graph(None)
+    graph["tensors"].append({"name": "scratch", "shape": [16], "dtype": "uint8", "storage": ["arena", 0]})
+    graph["nodes"][1]["scratch"] = [5]
+    module = small.Python()
+    seen = []
+
+    def add_one(x, y, scratch):
+        seen.append((scratch.shape, scratch.dtype))
+        y[:] = x.numpy() + 1
+
+    module.functions["add_one"] = add_one
+    executor = create(graph, module, "cpu", small.weights)
+    np.testing.assert_array_equal(executor(X)[0].numpy(), small.expected(X))
+    assert seen == [((16,), "uint8")]

@@ -67,7 +67,7 @@ def test_an_empty_report():
 def test_a_node_of_a_graph(small):
     record = small.graph()
     record["tensors"].append({"name": "scratch", "shape": [8], "dtype": "uint8", "storage": ["arena", 0]})
-    record["nodes"][0]["outputs"].append(5)
+    record["nodes"][0]["scratch"].append(5)
     graph = Graph.from_json(record)
     timing, last = node_timings(graph, [1e-6, 2e-6])
     assert last.seconds == 2e-6
