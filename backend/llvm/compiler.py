@@ -17,6 +17,7 @@ from types import TracebackType
 import llvmlite.binding as llvm
 
 from backend.cache import default_cache, source_version
+from backend.fold_lanes import fold_lanes
 from backend.llvm.codegen import EmittedModule, emit_module
 from backend.llvm.runtime import FunctionEntry, ObjectCode
 from backend.lower_intrin import lower_intrinsics
@@ -50,7 +51,7 @@ class Compiler:
 
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
-        expanded = [lower_intrinsics(f) for f in functions]
+        expanded = [lower_intrinsics(fold_lanes(f)) for f in functions]
         return emit_module(expanded, fma=self.target.has_fma, fast=self._fast_math())
 
     def _fast_math(self) -> str:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from backend.llvm.assembly import FunctionText, ModuleText
 from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE, CallEmitter
 from backend.llvm.codegen.index import Index, is_nonnegative
 from backend.llvm.types import element_bytes, memory_type, register_type
 from te.dtype import INT64
 from te.errors import CompileError
-from te.ir.visitor import Visitor
 from te.tir import (
     Allocate,
     AssertStmt,
     AttrStmt,
-    BufferLoad,
-    BufferStore,
     Evaluate,
     For,
     ForKind,
@@ -29,6 +24,7 @@ from te.tir import (
     While,
     product,
 )
+from te.tir.analysis import free_variables
 
 __all__ = ["AssertMessages", "StmtEmitter"]
 
@@ -301,46 +297,3 @@ def _emit_task(module: ModuleText, name: str, body: str, kinds: list[str]) -> No
     text.effect(f"call void @{body}({', '.join(['ptr %ctx', *args, *[f'i64 {b}' for b in bounds]])})")
     text.effect("ret void")
     text.finish()
-
-
-class _FreeVariables(Visitor[None]):
-    """Variables used but not defined, pointers of buffers included, in order of first use."""
-
-    def __init__(self) -> None:
-        self.used: dict[Var, None] = {}
-        self.defined: set[Var] = set()
-
-    def visit_Var(self, var: Var) -> None:
-        self.used.setdefault(var)
-
-    def visit_BufferLoad(self, load: BufferLoad) -> None:
-        self.used.setdefault(load.buffer.data)
-        self.visit_default(load)
-
-    def visit_BufferStore(self, store: BufferStore) -> None:
-        self.used.setdefault(store.buffer.data)
-        self.visit_default(store)
-
-    def visit_Allocate(self, stmt: Allocate) -> None:
-        self.defined.add(stmt.buffer.data)
-        for size in stmt.buffer.shape:
-            if not isinstance(size, int):
-                self.visit(size)
-        self.visit(stmt.body)
-
-    def visit_For(self, loop: For) -> None:
-        self.defined.add(loop.loop_var)
-        self.visit_default(loop)
-
-    def visit_LetStmt(self, stmt: Any) -> None:
-        self.defined.add(stmt.var)
-        self.visit_default(stmt)
-
-    visit_Let = visit_LetStmt
-
-
-def free_variables(body: Stmt) -> list[Var]:
-    """What `body` uses of its surroundings."""
-    finder = _FreeVariables()
-    finder.visit(body)
-    return [var for var in finder.used if var not in finder.defined]
