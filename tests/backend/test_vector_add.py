@@ -83,3 +83,30 @@ def test_views_into_memory_that_has_no_address():
     a, b, c = (whole._create_view((64,), "float32", 256 * k) for k in range(3))
     fadd(a, b, c)
     np.testing.assert_array_equal(whole.numpy()[128:], np.arange(64) + np.arange(64, 128))
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")
+def test_host_code_by_another_kind():
+    fadd = vector_add(64, "interp -host=c")
+    assert fadd.type_key == "c" and fadd.imported_modules[0].type_key == "interp"
+    dev = backend.device("interp")
+    a, b, c = (backend.nd.array(np.full(64, k, "float32"), dev) for k in (1, 2, 0))
+    fadd(a, b, c)
+    assert (c.numpy() == 3).all()
+    with pytest.raises(ArgumentError, match="expected 3 arguments"):
+        fadd(a, b)
+
+
+def test_arguments_from_any_dlpack_producer():
+    fadd = vector_add(64, "llvm")
+    a, b = np.arange(64, dtype="float32"), np.ones(64, "float32")
+    c = backend.nd.array(np.zeros(64, "float32"))
+    fadd(backend.nd.array(a), backend.nd.array(b), c)
+    np.testing.assert_array_equal(np.from_dlpack(c), a + b)
+
+
+def test_time_evaluator():
+    fadd = vector_add(64, "llvm")
+    arrays = [backend.nd.array(np.zeros(64, "float32")) for _ in range(3)]
+    result = fadd.time_evaluator("main", backend.device("cpu"), number=5, repeat=3)(*arrays)
+    assert len(result.results) == 3 and 0 < result.min <= result.median <= result.max < 1
