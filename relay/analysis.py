@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from relay.errors import MalformedGraphError
 from relay.expr import Call, Expr, Function, GlobalVar, Let, Var
 from relay.op.base import OpDef
-from te.ir import IRModule
+from te.ir import IRModule, Node
 from te.ir import post_order as te_post_order
 
 __all__ = [
@@ -91,7 +91,7 @@ def count_uses(root: Expr) -> Counter[int]:
 class Scope:
     """A region evaluated as a whole: the body of a function or of a `Let`, or one branch of an `If`."""
 
-    owner: Expr | None
+    owner: Node | None
     parent: Scope | None
     depth: int
 
@@ -160,13 +160,13 @@ def _binds(e: Expr) -> tuple[Var, ...]:
 
 def list_op_freqs(program: Expr | IRModule) -> dict[str, int]:
     """Operator name -> number of calls, most frequent first."""
-    counted = Counter(call.op.name for call in _op_calls(program))
+    counted = Counter(call.operator.name for call in _op_calls(program))
     return dict(counted.most_common())
 
 
 def get_total_mac_number(program: Expr | IRModule) -> int:
     """Multiply-accumulates of one evaluation, by the operators' own counts."""
-    return sum(call.op.macs([a.ty for a in call.args], call.ty) for call in _op_calls(program))
+    return sum(call.operator.macs([a.ty for a in call.args], call.ty) for call in _op_calls(program))
 
 
 def _op_calls(program: Expr | IRModule) -> Iterator[Call]:

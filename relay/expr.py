@@ -10,6 +10,8 @@ A program is a DAG: an expression used twice is the same object and is evaluated
 birth (`expr.ty`): making an ill-typed call raises TypeInferenceError. Nodes are immutable and compared by identity.
 Graphs are deep (10,000 calls in a chain): walk them with `relay.analysis.post_order`, never recursively.
 """
+# A node's field `ty` stands for the read-only property that its base promises.
+# pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ class Expr(ExprOperators, Node):
     span: Span | None = field(default=None, kw_only=True)
 
     if TYPE_CHECKING:
-        ty: Type = field(init=False)
+
+        @property
+        def ty(self) -> Type: ...
 
     @property
     def tensor_type(self) -> TensorType:
@@ -237,6 +241,13 @@ class Call(Expr):
     op: OpDef | Function | GlobalVar | Var
     args: tuple[Expr, ...]
     ty: Type = field(init=False)
+
+    @property
+    def operator(self) -> OpDef:
+        """The operator, where one is called. Raises TypeInferenceError for the call of a function."""
+        if isinstance(self.op, Function | GlobalVar | Var):
+            raise TypeInferenceError(f"expected the call of an operator, got that of a function{_at(self.span)}")
+        return self.op
 
     def __post_init__(self) -> None:
         types = [a.ty for a in self.args]

@@ -64,6 +64,7 @@ from te.tag import tag_scope
 from te.tensor import Tensor
 from te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 from te.tir import ir_builder
+from te.tir.expr import Dim, IterVar
 from te.tir.ops import (
     all,
     any,
@@ -90,7 +91,9 @@ __all__ = [
     "AutoInlineElemWise",
     "AutoInlineInjective",
     "ComputeOp",
+    "Dim",
     "ExternOp",
+    "IterVar",
     "Operation",
     "PlaceholderOp",
     "ScanOp",

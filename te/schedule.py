@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import overload
 
 from te import staging
 from te.errors import ScheduleError
@@ -54,6 +55,10 @@ class Schedule:
         """A stage that copies `tensor` into `scope`, read by `readers` in its place. Gives the copy."""
         return staging.cache_read(self, tensor, scope, [readers] if isinstance(readers, Tensor) else list(readers))
 
+    @overload
+    def cache_write(self, tensor: Tensor, scope: str) -> Tensor: ...
+    @overload
+    def cache_write(self, tensor: Sequence[Tensor], scope: str) -> list[Tensor]: ...
     def cache_write(self, tensor: Tensor | Sequence[Tensor], scope: str) -> Tensor | list[Tensor]:
         """A stage that computes `tensor` in `scope`, from where it is copied to its place. Gives the cached tensor.
 

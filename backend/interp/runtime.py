@@ -78,7 +78,8 @@ class InterpDeviceAPI(DeviceAPI):
         if device.kind == "cpu":
             if nbytes == 0:
                 return np.zeros(0, np.uint8)
-            return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(handle + offset), np.uint8)
+            pointer = ctypes.cast(handle + offset, ctypes.POINTER(ctypes.c_uint8))
+            return np.ctypeslib.as_array(pointer, (nbytes,))
         space = self.memory(handle)
         if offset < 0 or offset + nbytes > space.size:
             raise DeviceError(f"copy of {nbytes} bytes at {offset} leaves memory {handle} of {space.size} bytes")

@@ -114,7 +114,7 @@ def _calls_in_order(body: Expr) -> Iterator[Expr]:
             yield expr
             continue
         stack.append((expr, True))
-        operands = expr.args if isinstance(expr, Call) else tuple(expr.node_children())
+        operands: tuple[Any, ...] = expr.args if isinstance(expr, Call) else tuple(expr.node_children())
         stack.extend((operand, False) for operand in reversed(operands) if id(operand) not in done)
 
 
@@ -194,7 +194,7 @@ def _flatten(value: Value) -> list[int]:
 def is_view(function: Function) -> bool:
     """Does this fused function only give its one argument another shape?"""
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
-    return len(function.params) == 1 and bool(calls) and all(call.op.is_view for call in calls)
+    return len(function.params) == 1 and bool(calls) and all(call.operator.is_view for call in calls)
 
 
 def sources_of(function: Function, label: str) -> list[str]:

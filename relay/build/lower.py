@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import te
 from backend.target import Target
@@ -36,7 +37,7 @@ class Workload:
     @property
     def operators(self) -> tuple[str, ...]:
         """Names of the operators inside, producers first."""
-        return tuple(e.op.name for e in evaluation_order(self.function.body) if isinstance(e, Call))
+        return tuple(e.operator.name for e in evaluation_order(self.function.body) if isinstance(e, Call))
 
     @property
     def name(self) -> str:
@@ -49,7 +50,7 @@ class Workload:
     def flops(self) -> int:
         """Multiply-adds counted as two operations."""
         calls = [e for e in evaluation_order(self.function.body) if isinstance(e, Call)]
-        return sum(2 * call.op.macs([a.ty for a in call.args], call.ty) for call in calls)
+        return sum(2 * call.operator.macs([a.ty for a in call.args], call.ty) for call in calls)
 
     @property
     def nbytes(self) -> int:
@@ -99,7 +100,7 @@ def to_tensors(function: Function) -> tuple[list[te.Tensor], list[te.Tensor]]:
     return inputs, [result] if isinstance(result, te.Tensor) else list(result)
 
 
-def _evaluate(expr: Expr, values: dict[int, te.Tensor | Sequence[te.Tensor]]) -> te.Tensor | Sequence[te.Tensor]:
+def _evaluate(expr: Expr, values: dict[int, Any]) -> Any:
     match expr:
         case Constant():
             return _scalar(expr)
@@ -108,7 +109,7 @@ def _evaluate(expr: Expr, values: dict[int, te.Tensor | Sequence[te.Tensor]]) ->
         case TupleGetItem():
             return values[id(expr.tuple_value)][expr.index]
         case Call():
-            return expr.op.compute(*[values[id(a)] for a in expr.args])
+            return expr.operator.compute(*[values[id(a)] for a in expr.args])
         case Var():
             raise CompileError(f"variable {expr.name} in a fused function is none of its parameters")
         case _:

@@ -125,8 +125,8 @@ class _Dataflow:
         pattern = _pattern(self.nodes[user])
         if pattern == OpPattern.BROADCAST:
             before, after = self.nodes[producer].ty, self.nodes[user].ty
-            both_tensors = isinstance(before, TensorType) and isinstance(after, TensorType)
-            if both_tensors and shapes_equal(before.shape, after.shape):
+            tensors = isinstance(before, TensorType) and isinstance(after, TensorType)
+            if tensors and shapes_equal(self.nodes[producer].shape, self.nodes[user].shape):
                 return OpPattern.ELEMWISE
         return pattern
 

@@ -366,7 +366,7 @@ def _seen_before(other: Expr, view: Call) -> Expr | None:
     if other.ty.size == 1:
         return reshaped(other, ())
     if other.ty is view.ty:
-        same_view = isinstance(other, Call) and is_call_of(other, "reshape") and other.args[0].ty.shape == x.ty.shape
+        same_view = isinstance(other, Call) and is_call_of(other, "reshape") and other.args[0].shape == x.shape
         worthwhile = isinstance(other, Constant) or same_view or (_ends_heavy(x) and not _ends_heavy(other))
         return reshaped(other, x.shape) if worthwhile else None
     last = other.ty.shape[-1]

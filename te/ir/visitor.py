@@ -80,7 +80,7 @@ def post_order(roots: Node | Iterable[Node]) -> Iterator[Node]:
                 yield current
 
 
-def rewrite_dag(root: Node, rewrite: Callable[[Node], Node]) -> Node:
+def rewrite_dag(root: Any, rewrite: Callable[[Any], Any]) -> Any:
     """Rebuild a DAG bottom-up, each node once: `rewrite` sees a node whose children are done already. Iterative."""
     done: dict[int, Node] = {}
     for current in list(post_order(root)):

@@ -13,6 +13,8 @@
 arithmetic wraps. A value with `lanes > 1` is a vector and every operator applies lane by lane. Build expressions with
 Python operators or with the functions of `te.tir.ops`, which fold constants and check types; the classes check nothing.
 """
+# A node's field `dtype` stands for the read-only property that its base promises.
+# pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 
@@ -529,6 +531,12 @@ class IterVar(ExprOperators):
     def dtype(self) -> DType:
         """The type of the variable."""
         return self.var.dtype
+
+    @property
+    def extent(self) -> Dim:
+        """The number of values it takes. Only for an axis whose range is known."""
+        assert self.dom is not None, f"{self} has no range yet"
+        return self.dom.extent
 
     def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
         """The same kind of axis over an equal range; binds the two variables."""

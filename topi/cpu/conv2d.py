@@ -30,7 +30,7 @@ def _schedule_pad(s: te.Schedule, pad: te.Operation, lanes: int) -> None:
     n, h, _, c = s[result].op.axis
     line = s[result].fuse(n, h)
     parallel(s, result, line, constant_size(result.shape) * 4.0, lanes)
-    if isinstance(c.dom.extent, int) and c.dom.extent >= lanes:
+    if isinstance(c.extent, int) and c.extent >= lanes:
         _, c_inner = s[result].split(c, factor=lanes)
         s[result].vectorize(c_inner)
 
@@ -45,16 +45,16 @@ def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, tar
     inline_injective(s, outs, keep=[anchor, *pads])
     for pad in pads:
         _schedule_pad(s, pad, lanes)
-    panel = int(anchor.input_tensors[1].shape[-1])
-    steps = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    panel = constant_size(anchor.input_tensors[1].shape[-1:])
+    steps = constant_size([axis.extent for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
 
     n, y, x, channel = s[out].op.axis
-    width = constant_size([x.dom.extent], default=64)
+    width = constant_size([x.extent], default=64)
     x_outer, x_inner = s[out].split(x, factor=tile_rows(target, width, panel, steps), tail="shift")
     channel_outer, channel_inner = s[out].split(channel, factor=panel)
     work = 2.0 * constant_size(out.shape) * steps
-    if isinstance(channel.dom.extent, int) and channel.dom.extent % panel == 0:
+    if isinstance(channel.extent, int) and channel.extent % panel == 0:
         s[out].reorder(n, channel_outer, y, x_outer, x_inner, channel_inner)
         parallel(s, out, s[out].fuse(n, channel_outer, y), work, lanes)
     else:  # the panel loop stays apart, so that the guard of the partial last panel is peeled off
@@ -84,11 +84,11 @@ def schedule_depthwise_conv2d_nhwc(outs: list[te.Tensor], anchor: te.Operation, 
     inline_injective(s, outs, keep=[anchor, *pads])
     for pad in pads:
         _schedule_pad(s, pad, lanes)
-    window = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    window = constant_size([axis.extent for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
 
     n, y, x, channel = s[out].op.axis
-    width = constant_size([x.dom.extent], default=64)
+    width = constant_size([x.extent], default=64)
     columns = min(width, 4)
     x_outer, x_inner = s[out].split(x, factor=columns, tail="shift")
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)

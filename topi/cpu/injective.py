@@ -70,7 +70,7 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
         work = constant_size(out.shape) * cost
         if _is_flat(outs):
             axes = [s[out].fuse(*axes)]
-        extent = constant_size([a.dom.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].dom.extent
+        extent = constant_size([a.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].extent
         last = vectorize_elements(s, out, axes[-1], extent, lanes)
         outer = s[out].fuse(*axes[:-1], last) if len(axes) > 1 else last
         parallel(s, out, outer, work, lanes)

@@ -31,16 +31,16 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
             *outer, last = s[op].op.axis
             line = s[op].fuse(*outer)
             parallel(s, op.output(0), line, constant_size(op.output(0).shape) * 4.0, lanes)
-            vectorize_elements(s, op.output(0), last, last.dom.extent, lanes)
+            vectorize_elements(s, op.output(0), last, last.extent, lanes)
     accumulator = local_accumulator(s, anchor, out)
     *outer, last = s[out].op.axis
-    window = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    window = constant_size([axis.extent for axis in anchor.reduce_axis])
     line = s[out].fuse(*outer)
     parallel(s, out, line, constant_size(out.shape) * window * 2.0, lanes)
     if len(outer) in anchor.attrs["axes"]:
         s[accumulator].compute_at(s[out], last)
         return s
-    group = vectorize_elements(s, out, last, last.dom.extent, lanes)
+    group = vectorize_elements(s, out, last, last.extent, lanes)
     s[accumulator].compute_at(s[out], group)
     *data, lane = s[accumulator].op.axis
     s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, lane)

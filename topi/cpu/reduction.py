@@ -19,9 +19,9 @@ _ACCUMULATORS = 4
 """Vectors of partial results: enough to hide the latency of an addition."""
 
 
-def _reduces_last_axis(op: te.ComputeOp) -> bool:
+def _reduces_last_axis(op: te.Operation) -> bool:
     """Does the innermost reduction axis run along memory? Judged by size against the last data axis."""
-    return not op.axis or constant_size([op.axis[-1].dom.extent]) == 1 or op.attrs.get("reduces_last_axis", False)
+    return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
 
 
 def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.Tensor | None:
@@ -30,12 +30,13 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.Ten
     None when the axis is too short, of unknown length or the reduction has several results: it stays scalar then.
     """
     axis = s[tensor].op.reduce_axis[-1]
-    extent = axis.dom.extent
+    extent = axis.extent
     if not isinstance(extent, int) or extent < 2 * lanes or s[tensor].op.num_outputs > 1:
         return None
     factor = _ACCUMULATORS * lanes if extent >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)
     partial = s.rfactor(tensor, inner)
+    assert isinstance(partial, te.Tensor)
     s[partial].set_scope("local")
     lane = s[partial].op.axis[0]
     s[partial].reorder(*s[partial].op.axis[1:], *s[partial].op.reduce_axis, lane)
@@ -51,7 +52,7 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     inline_injective(s, outs, keep=[anchor])
     lanes = vector_lanes(target)
     result = anchor.output(0)
-    work = constant_size([a.dom.extent for a in (*anchor.axis, *anchor.reduce_axis)]) * 2.0
+    work = constant_size([a.extent for a in (*anchor.axis, *anchor.reduce_axis)]) * 2.0
     axes = list(s[out].op.axis)
     if not axes:
         vectorize_reduction(s, result, lanes)
@@ -72,7 +73,7 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     accumulator = s.cache_write(result, "local") if anchor is out.op else result
     if anchor is not out.op:
         s[result].set_scope("local")
-    outer = vectorize_elements(s, out, axes[-1], axes[-1].dom.extent, lanes)
+    outer = vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes)
     group = s[out].fuse(*axes[:-1], outer) if len(axes) > 1 else outer
     parallel(s, out, group, work, lanes)
     s[accumulator].compute_at(s[out], group)
@@ -102,7 +103,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     axes = list(s[out].op.axis)
     row = s[out].fuse(*axes[:first])
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
-    vectorize_elements(s, out, axes[-1], axes[-1].dom.extent, lanes)
+    vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes)
     for op in before:
         if not _uses_reduction(op):
             continue
@@ -113,7 +114,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
             if partial is not None:
                 s[partial].compute_at(s[out], row)
         elif len(op.axis) > first:
-            vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].dom.extent, lanes)
+            vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
     return s
 
 
@@ -141,5 +142,5 @@ def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
             s[result].reorder(*outer, *op.reduce_axis, last)
         else:
             *outer, last = op.axis
-        vectorize_elements(s, result, last, last.dom.extent, lanes)
+        vectorize_elements(s, result, last, last.extent, lanes)
     return s

@@ -71,4 +71,4 @@ def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
 def extent_of(axis: IterVar) -> Dim:
     """How many values an axis takes."""
     assert axis.dom is not None
-    return axis.dom.extent
+    return axis.extent
