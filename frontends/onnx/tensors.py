@@ -18,10 +18,14 @@ from onnx import SparseTensorProto, TensorProto
 
 from frontends.onnx.errors import fault, unsupported
 
-__all__ = ["MAX_ELEMENTS", "check_shape", "dtype_name", "numpy_dtype", "sparse_to_numpy", "to_numpy"]
+__all__ = ["MAX_ELEMENTS", "check_computed", "check_shape", "dtype_name", "numpy_dtype", "sparse_to_numpy", "to_numpy"]
 
 MAX_ELEMENTS = 2**31 - 1
 """Elements of the largest tensor: the compiler indexes with int32."""
+
+
+MAX_COMPUTED = 1 << 26
+"""Elements of the largest tensor that importing computes from a few numbers (a range, a mask, a table)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,17 @@ def check_shape(dims: tuple[int, ...], where: str) -> int:
     if count > MAX_ELEMENTS:
         raise fault(where, f"shape {list(dims)} has {count} elements", expected=f"at most {MAX_ELEMENTS} elements")
     return count
+
+
+def check_computed(dims: tuple[int, ...], where: str) -> None:
+    """An error when a tensor of shape `dims`, which a few bytes of the model ask for, is too large to compute now."""
+    check_shape(dims, where)
+    if math.prod(dims) > MAX_COMPUTED:
+        raise fault(
+            where,
+            f"it needs a constant of shape {list(dims)}, computed while importing",
+            expected=f"at most {MAX_COMPUTED} elements",
+        )
 
 
 def to_numpy(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray:
@@ -234,6 +249,7 @@ def sparse_to_numpy(sparse: SparseTensorProto, folder: Path | None, where: str) 
     count = check_shape(dims, where)
     values = to_numpy(sparse.values, folder, where)
     indices = to_numpy(sparse.indices, folder, where)
+    check_computed(dims, where)
     if indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(dims))):
         raise fault(
             where,

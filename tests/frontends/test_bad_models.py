@@ -244,6 +244,27 @@ def test_absurd_shapes() -> None:
     refused(model([relu()], inputs={"x": [2**40, 2**20]}), "input 'x'", "at most")
 
 
+@pytest.mark.parametrize(
+    ("nodes", "weights"),
+    [
+        (["Range", "a", "b", "c"], {"a": np.array(0), "b": np.array(2**31 - 2), "c": np.array(1)}),
+        (["OneHot", "a", "b", "c"], {"a": np.array([1]), "b": np.array(2**30), "c": np.array([0.0, 1.0], np.float32)}),
+        (["Resize", "x", "", "s"], {"s": np.array([1.0, 2e8], np.float32)}),
+        (["Tile", "x", "r"], {"r": np.array([2**30, 2**30])}),
+        (["Pad", "x", "p"], {"p": np.array([0, 0, 0, 2**40])}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_few_bytes_can_t_ask_for_gigabytes(nodes: list[str], weights: dict[str, np.ndarray]) -> None:
+    operator, *inputs = nodes
+    refused(model([helper.make_node(operator, inputs, ["y"], name="big")], weights=weights), "node 'big'", "at most")
+
+
+def test_more_parts_than_outputs() -> None:
+    split = helper.make_node("Split", ["x"], ["y", "z"], name="split", num_outputs=2**40)
+    refused(model([split]), "node 'split' (Split)", "expected: 2, the number of outputs")
+
+
 def test_output_of_another_declared_type() -> None:
     proto = model([relu()])
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64

@@ -9,7 +9,7 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const, reshape_to, transposed
 from frontends.onnx.registry import converter
-from frontends.onnx.tensors import dtype_name
+from frontends.onnx.tensors import check_computed, dtype_name
 from relay import op
 from relay.expr import Constant, Expr
 
@@ -142,6 +142,7 @@ class _Masks:
         left, right = self.window
         if not self.causal and left < 0 and right < 0:
             return None
+        check_computed((self.queries, self.keys), self.node.where)
         distance = np.arange(self.queries)[:, None] - np.arange(self.keys)[None, :]
         if self.lengths is None or self.node.get(4) is not None:
             past = 0 if self.node.get(4) is None else self.node.shape(4)[2]

@@ -7,7 +7,7 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import like
 from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_shape, numpy_dtype
+from frontends.onnx.tensors import check_computed, check_shape, numpy_dtype
 from relay.expr import Constant, Expr
 
 
@@ -70,6 +70,7 @@ def eye_like(node: OnnxNode) -> Expr:
     shape = node.shape(0)
     if len(shape) != 2:
         raise node.error(f"an input of rank {len(shape)}", expected="a matrix")
+    check_computed(shape, node.where)
     dtype = node.attrs.get_int("dtype")
     numpy_type = np.dtype(str(node.dtype(0))) if dtype is None else numpy_dtype(dtype, node.where)
     return Constant(np.eye(*shape, k=node.attr_int("k", 0)).astype(numpy_type))
@@ -85,5 +86,5 @@ def range_(node: OnnxNode) -> Expr:
     with np.errstate(all="ignore"):
         span = (np.float64(limit.reshape(-1)[0]) - np.float64(first)) / np.float64(step)
     count = max(int(np.ceil(span)), 0) if np.isfinite(span) else 0
-    check_shape((count,), node.where)
+    check_computed((count,), node.where)
     return Constant((first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype))

@@ -12,6 +12,7 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import reshape_to, transposed
 from frontends.onnx.registry import converter
+from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr
 
@@ -31,7 +32,7 @@ class _Term:
 def einsum(node: OnnxNode) -> Expr:
     """Operands are multiplied from left to right; a label that nothing after needs is summed as soon as it can be."""
     inputs, output = _parse(node)
-    terms = [_diagonal(_Term(node[i], labels)) for i, labels in enumerate(inputs)]
+    terms = [_diagonal(node, _Term(node[i], labels)) for i, labels in enumerate(inputs)]
     total = terms[0]
     for index, term in enumerate(terms[1:], start=1):
         needed = set(output).union(*[t.labels for t in terms[index + 1 :]])
@@ -71,7 +72,7 @@ def _parse(node: OnnxNode) -> tuple[list[str], str]:
     return expanded, output
 
 
-def _diagonal(term: _Term) -> _Term:
+def _diagonal(node: OnnxNode, term: _Term) -> _Term:
     """`term` with axes of the same label reduced to their diagonal."""
     for label in set(term.labels):
         while term.labels.count(label) > 1:
@@ -80,6 +81,7 @@ def _diagonal(term: _Term) -> _Term:
             shape = [1] * len(term.labels)
             extent = term.extent(label)
             shape[first] = shape[second] = extent
+            check_computed((extent, extent), node.where)
             mask = np.eye(extent, dtype=str(term.value.dtype)).reshape(shape)
             value = op.sum(op.multiply(term.value, Constant(mask)), axis=(second,), keepdims=False)
             term = _Term(value, term.labels[:second] + term.labels[second + 1 :])

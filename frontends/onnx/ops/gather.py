@@ -9,6 +9,7 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import transposed
 from frontends.onnx.registry import converter
+from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr, const
 
@@ -101,6 +102,7 @@ def one_hot(node: OnnxNode) -> Expr:
     axis = node.axis(node.attr_int("axis", -1), rank)
     values = node[2]
     indices = node[0] if node.dtype(0).is_int else op.cast(node[0], "int64")
+    check_computed((depth,), node.where)
     shape = [1] * rank
     shape[axis] = depth
     line = Constant(np.arange(depth).astype(str(indices.dtype)).reshape(shape))

@@ -11,6 +11,7 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const, transposed
 from frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
 from frontends.onnx.registry import converter
+from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr
 
@@ -53,9 +54,10 @@ def _legacy_resize(node: OnnxNode, scales: Sequence[float]) -> Expr:
     axes = _checked_axes(node, len(scales), None)
     _check_scales(node, scales)
     extents = [output_extent(node.shape(0)[axis], scale) for axis, scale in zip(axes, scales, strict=True)]
+    _check_extents(node, extents, scales)
     x = node[0]
     for axis, out, scale in zip(axes, extents, scales, strict=True):
-        x = _along(x, axis, resample(how, node.shape(0)[axis], out, scale), out, how, scale)
+        x = _along(node, x, axis, resample(how, node.shape(0)[axis], out, scale), out, how, scale)
     return x
 
 
@@ -67,12 +69,11 @@ def resize(node: OnnxNode) -> Expr:
     axes, extents, scales = _target(node)
     roi = _roi(node, axes) if how.coordinates == "tf_crop_and_resize" else {}
     shape = node.shape(0)
-    if 0 in shape:
-        raise node.unsupported("resizing an empty tensor")
+    _check_extents(node, extents, scales)
     x, outside = node[0], None
     for axis, out, scale in zip(axes, extents, scales, strict=True):
         taps = resample(how, shape[axis], out, scale, roi.get(axis, (0.0, 1.0)))
-        x = _along(x, axis, taps, out, how, scale)
+        x = _along(node, x, axis, taps, out, how, scale)
         if roi and bool(taps.outside.any()):
             mask = taps.outside.reshape([-1 if i == axis else 1 for i in range(len(shape))])
             outside = mask if outside is None else outside | mask
@@ -108,7 +109,7 @@ def _target(node: OnnxNode) -> tuple[tuple[int, ...], list[int], list[float]]:
     axes = _checked_axes(node, len(sizes), given)
     if min(sizes, default=1) < 1:
         raise node.error(f"the sizes are {list(sizes)}", expected="1 or more")
-    if 0 in (shape[axis] for axis in axes):
+    if 0 in shape:
         raise node.unsupported("resizing an empty tensor")
     scales = [size / shape[axis] for axis, size in zip(axes, sizes, strict=True)]
     if policy != "stretch":
@@ -131,6 +132,17 @@ def _check_scales(node: OnnxNode, scales: Sequence[float]) -> None:
         raise node.error(f"the scales are {list(scales)}", expected="finite numbers above 0")
 
 
+def _check_extents(node: OnnxNode, extents: Sequence[int], scales: Sequence[float]) -> None:
+    """The extents must be of a tensor that is not empty, and the tables of weights of a size that can be computed."""
+    if 0 in node.shape(0):
+        raise node.unsupported("resizing an empty tensor")
+    if min(extents, default=1) < 1:
+        raise node.error(f"the result has extents {list(extents)}", expected="1 or more")
+    for extent, scale in zip(extents, scales, strict=True):
+        widest = 4 + math.ceil(4 / min(scale, 1.0))  # a cubic filter stretched by 1 / scale
+        check_computed((widest, extent), node.where)
+
+
 def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
     """Start and end of the region per axis, as fractions of the input."""
     value = node.constant(1, "the region of interest").reshape(-1)
@@ -139,7 +151,7 @@ def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
     return {axis: (float(value[i]), float(value[i + len(axes)])) for i, axis in enumerate(axes)}
 
 
-def _along(x: Expr, axis: int, taps: Taps, out: int, how: Resampling, scale: float) -> Expr:
+def _along(node: OnnxNode, x: Expr, axis: int, taps: Taps, out: int, how: Resampling, scale: float) -> Expr:
     """`x` resampled along one axis; nothing happens where input and output coincide."""
     extent = x.tensor_type.static_shape[axis]
     if out == extent and scale == 1.0 and how.coordinates != "tf_crop_and_resize":
@@ -147,9 +159,9 @@ def _along(x: Expr, axis: int, taps: Taps, out: int, how: Resampling, scale: flo
     if how.mode == "nearest":
         return op.take(x, Constant(taps.indices[0]), axis=axis, mode="fast")
     if not x.dtype.is_float:
-        return op.cast(_along(op.cast(x, "float32"), axis, taps, out, how, scale), x.dtype)
+        return op.cast(_along(node, op.cast(x, "float32"), axis, taps, out, how, scale), x.dtype)
     if len(taps.indices) > MAX_TAPS:
-        return _by_matrix(x, axis, taps, extent)
+        return _by_matrix(node, x, axis, taps, extent)
     return _by_taps(x, axis, taps)
 
 
@@ -164,9 +176,10 @@ def _by_taps(x: Expr, axis: int, taps: Taps) -> Expr:
     return total
 
 
-def _by_matrix(x: Expr, axis: int, taps: Taps, extent: int) -> Expr:
+def _by_matrix(node: OnnxNode, x: Expr, axis: int, taps: Taps, extent: int) -> Expr:
     """The same as a product with the matrix of weights [out, extent]."""
     out = taps.weights.shape[1]
+    check_computed((out, extent), node.where)
     matrix = np.zeros((out, extent))
     for indices, weights in zip(taps.indices, taps.weights, strict=True):
         np.add.at(matrix, (np.arange(out), indices), weights)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from frontends.onnx.ops.common import reshape_to, transposed
 from frontends.onnx.registry import converter
+from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr
 
@@ -129,7 +130,10 @@ def split_1(node: OnnxNode) -> list[Expr | None]:
 @converter("Split", since=13)
 def split(node: OnnxNode) -> list[Expr | None]:
     sizes = node.constant_ints(1, "the split") if node.get(1) is not None else None
-    return _split(node, sizes, node.attr_int("num_outputs", len(node.outputs)))
+    count = node.attr_int("num_outputs", len(node.outputs))
+    if count != len(node.outputs):
+        raise node.error(f"num_outputs is {count}", expected=f"{len(node.outputs)}, the number of outputs")
+    return _split(node, sizes, count)
 
 
 def _split(node: OnnxNode, sizes: Sequence[int] | None, count: int) -> list[Expr | None]:
@@ -255,6 +259,9 @@ def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int]) 
         return op.nn.pad(x, tuple(grown.get(axis, (0, 0)) for axis in range(len(shape))), fill, "constant")
     for axis, (before, after) in grown.items():
         extent = x.tensor_type.static_shape[axis]
+        check_computed((before + extent + after,), node.where)
+        if extent == 0:
+            raise node.error(f"axis {axis} is empty and can't be continued by mode {mode!r}")
         index = np.pad(np.arange(extent, dtype=np.int64), (before, after), mode=mode)  # type: ignore[call-overload]
         x = op.take(x, Constant(index), axis=axis, mode="fast")
     return x
@@ -299,12 +306,8 @@ def _image(node: OnnxNode) -> tuple[int, int, int, int]:
 @converter("Trilu", since=14)
 def trilu(node: OnnxNode) -> Expr:
     """Zero on one side of the k-th diagonal of the last two axes."""
-    rows, columns = node.shape(0)[-2:] if node.rank(0) >= 2 else (0, 0)
     if node.rank(0) < 2:
         raise node.error(f"an input of rank {node.rank(0)}", expected="rank 2 or more")
-    offset = node.constant_or_none(1, "the diagonal")
-    k = 0 if offset is None else int(offset.reshape(-1)[0])
-    keep = np.tril(np.ones((rows, columns), bool), k)
-    if node.attr_bool("upper", True):
-        keep = np.triu(np.ones((rows, columns), bool), k)
-    return op.where(Constant(keep), node[0], float_const(0, node[0]))
+    offset = node.constant_ints(1, "the diagonal") if node.get(1) is not None else (0,)
+    reach = sum(node.shape(0)[-2:])  # diagonals beyond it are all alike
+    return op.trilu(node[0], min(max(offset[0], -reach), reach), node.attr_bool("upper", True))
