@@ -433,6 +433,8 @@ class IndexMath:
             if atom.kind == "//":
                 x, m = atom.args
                 k = m.const
+                if k is not None and k > 0 and c > 0 and self._nonneg_atoms((atom,)):
+                    return Poly({rest: c // k}) * (x - (k - 1))
                 if k is not None and k > 0 and c % k == 0:
                     return Poly({rest: c // k}) * (x if c < 0 else x - (k - 1))
             if atom.kind == "%" and c < 0:

@@ -8,11 +8,12 @@ from te.bounds import Bounds
 from te.errors import LoweringError
 from te.ir.module import IRModule
 from te.ir.transform import Pass, Sequential
+from te.ir.visitor import post_order
 from te.nest import schedule_to_loops
 from te.schedule import Schedule
 from te.tensor import Tensor
 from te.tir.buffer import Buffer, decl_buffer
-from te.tir.expr import Var
+from te.tir.expr import Dim, PrimExpr, SizeVar, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.flatten import Flatten
 from te.tir.passes.hoist_if_then_else import HoistIfThenElse
@@ -25,6 +26,7 @@ from te.tir.passes.simplify import Simplify
 from te.tir.passes.storage_rewrite import StorageRewrite
 from te.tir.passes.unroll import Unroll
 from te.tir.passes.vectorize import Vectorize
+from te.tir.substitute import Substitution, substitute
 
 __all__ = ["lower", "lowering_passes", "schedule_to_function"]
 
@@ -45,6 +47,7 @@ def schedule_to_function(
     params: list[Var] = []
     buffer_map: dict[Var, Buffer] = {}
     buffers: dict[Tensor, Buffer] = {}
+    given: set[Tensor] = set()
     for argument in args:
         if isinstance(argument, Var):
             params.append(argument)
@@ -53,6 +56,9 @@ def schedule_to_function(
         if buffer.data in buffer_map:
             raise LoweringError(f"argument {buffer.name} is given twice; name each argument once")
         if isinstance(argument, Tensor):
+            if argument in given:
+                raise LoweringError(f"argument {buffer.name} is given twice; name each argument once")
+            given.add(argument)
             tensor = normalized.current(argument) if argument.op in normalized.stage_map else argument
             buffers[tensor] = buffer
             if tensor.op in normalized.stage_map:
@@ -60,7 +66,27 @@ def schedule_to_function(
         params.append(buffer.data)
         buffer_map[buffer.data] = buffer
     body = schedule_to_loops(Bounds(normalized), buffers)
-    return PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True})
+    return _with_sizes(PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True}))
+
+
+def _with_sizes(func: PrimFunc) -> PrimFunc:
+    """Variables in the shapes of arguments become `SizeVar`s: a size is at least 0, and passes make use of it."""
+    dims = [d for buffer in func.buffer_map.values() for d in buffer.shape if isinstance(d, PrimExpr)]
+    plain = [v for v in post_order(dims) if isinstance(v, Var) and not isinstance(v, SizeVar)]
+    if not plain:
+        return func
+    sizes: dict[Var, Var] = {v: SizeVar(v.name, v.dtype) for v in plain}
+    replaced: dict[Buffer, Buffer] = {}
+    for buffer in func.buffer_map.values():
+        shape, strides = _replaced(buffer.shape, sizes), buffer.strides and _replaced(buffer.strides, sizes)
+        replaced[buffer] = buffer.with_(shape=shape, strides=strides)
+    body = Substitution(sizes, replaced, fresh=True).visit(func.body)
+    params = tuple([sizes.get(p, p) for p in func.params])
+    return func.replace(params=params, body=body, buffer_map={v: replaced[b] for v, b in func.buffer_map.items()})
+
+
+def _replaced(dims: Sequence[Dim], sizes: Mapping[Var, Var]) -> list[Dim]:
+    return [substitute(d, sizes) if isinstance(d, PrimExpr) else d for d in dims]
 
 
 def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buffer:

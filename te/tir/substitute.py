@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from te.ir.node import Node
 from te.ir.visitor import Mutator
 from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Let, PrimExpr, Var
+from te.tir.expr import BufferLoad, Dim, Let, PrimExpr, Var
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, LetStmt, Stmt
 
 __all__ = ["fresh_copy", "substitute"]
@@ -80,9 +80,13 @@ class Substitution(Mutator):
         if not self.fresh:
             return node.rebuild(self.visit)
         old = node.buffer
-        shape = [self.visit(d) if isinstance(d, PrimExpr) else d for d in old.shape]
-        new = self.buffers[old] = old.with_(shape=shape, data=self._define(old.data))
+        shape = self._dims(old.shape)
+        strides = None if old.strides is None else self._dims(old.strides)
+        new = self.buffers[old] = old.with_(shape=shape, strides=strides, data=self._define(old.data))
         return Allocate(new, self.visit(node.body))
+
+    def _dims(self, dims: Sequence[Dim]) -> list[Dim]:
+        return [self.visit(d) if isinstance(d, PrimExpr) else d for d in dims]
 
     def visit_AttrStmt(self, node: AttrStmt) -> AttrStmt:
         new = node.rebuild(self.visit)

@@ -138,7 +138,7 @@ class Program:
     def dim(self) -> Any:
         value = self.rng.choice([1, 2, 3, 4, 5, 6, 7, 8])
         if self.symbolic and self.rng.random() < 0.5:
-            var = te.size_var(f"n{len(self.sizes)}")
+            var = self.rng.choice([te.var, te.size_var])(f"n{len(self.sizes)}")
             self.sizes[var] = value
             return var
         return value

@@ -7,6 +7,7 @@ import pytest
 
 import te
 from te.errors import LoweringError, ScheduleError
+from te.ir import DumpInstrument, PassContext
 from te.tir.interpreter import Interpreter
 
 RNG = np.random.default_rng(7)
@@ -328,3 +329,28 @@ def test_arguments_are_checked():
         te.lower(s, [b])
     with pytest.raises(LoweringError, match="expected a tensor, variable or buffer"):
         te.lower(s, [a, b, "n"])
+    with pytest.raises(LoweringError, match="argument a is given twice"):
+        te.lower(s, [a, a, b])
+
+
+def test_symbolic_tails_are_cut_off_without_doubting_that_sizes_are_sizes():
+    n = te.var("n")
+    a = te.placeholder((n,), name="a")
+    b = te.compute((n,), lambda i: a[i] * 2.0, name="b")
+    s = te.create_schedule(b)
+    s[b].vectorize(s[b].split(b.op.axis[0], 8)[1])
+    text = str(te.lower(s, [n, a, b]))
+    assert "for i.outer in range(n // 8):\n        b[ramp(i.outer * 8, 1, 8)] = " in text
+    assert "min" not in text
+
+
+def test_every_step_of_lowering_can_be_read():
+    a, b, c = matmul(5, 7, 6)
+    s = te.create_schedule(c)
+    s[c].vectorize(s[c].split(c.op.axis[1], 4)[1])
+    dump = DumpInstrument()
+    with PassContext(instruments=[dump]):
+        module = te.lower(s, [a, b, c])
+    steps = dict(dump.dumps)
+    assert "Flatten" in steps and "vectorized" in steps["Flatten"] and "vectorized" not in steps["Vectorize"]
+    assert dump.dumps[-1][1] == str(module)
