@@ -10,6 +10,7 @@ from te.ir import post_order
 from te.tir import Call
 from topi.cpu.common import constant_size, inline_injective, is_injective, parallel
 from topi.cpu.tiling import vector_lanes
+from topi.cpu.transpose import strided_axis, tile_strided
 from topi.registry import Rank, operations_behind, register_schedule
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
             axes = [s[out].fuse(*axes)]
         extent = constant_size([a.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].extent
         last = vectorize_elements(s, out, axes[-1], extent, lanes)
-        outer = s[out].fuse(*axes[:-1], last) if len(axes) > 1 else last
-        parallel(s, out, outer, work, lanes)
+        strided = strided_axis(out) if len(axes) > 1 else None
+        tiles = [*axes[:-1], last] if strided is None else tile_strided(s, out, strided, last)
+        parallel(s, out, s[out].fuse(*tiles) if len(tiles) > 1 else tiles[0], work, lanes)
     return s
