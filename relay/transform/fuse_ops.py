@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeGuard, cast
 
-import networkx as nx
-
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef, OpPattern
 from relay.type import TensorType, shapes_equal
@@ -100,6 +98,8 @@ class _Dataflow:
         self.post_dominator = self._post_dominators()
 
     def _post_dominators(self) -> dict[int, int]:
+        import networkx as nx  # not at the top: it takes longer to import than all of relay
+
         backwards = nx.DiGraph()
         backwards.add_edge(_EXIT, len(self.nodes) - 1)
         for i, users in enumerate(self.users):
