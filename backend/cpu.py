@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from backend.runtime.device import cpu
 from backend.runtime.threads import available_cpus
 from backend.target import CacheBytes, TargetError, TargetKind
 
@@ -101,18 +102,10 @@ def _first_line(path: Path, keys: tuple[str, ...]) -> str:
 
 
 def _host_caches() -> CacheBytes:
-    """Sizes that Linux tells of the first CPU; assumed ones where it tells nothing."""
-    found: dict[str, int] = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        except OSError:
-            continue
-        if kind != "Instruction":
-            found[level] = int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]] if not size.isdigit() else int(size)
-    if "1" not in found:
-        return _ASSUMED_CACHES
-    return CacheBytes(found["1"], found.get("2", 0), found.get("3", 0))
+    """What the runtime finds out about this machine's caches; assumed sizes where it finds nothing."""
+    here = cpu()
+    l1, l2, l3 = here.l1_cache_size_bytes, here.l2_cache_size_bytes, here.l3_cache_size_bytes
+    return _ASSUMED_CACHES if l1 is None else CacheBytes(l1, l2 or 0, l3 or 0)
 
 
 def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) -> TargetKind:

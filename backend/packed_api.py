@@ -182,11 +182,12 @@ class _Binder:
         else:
             text = f"{where}: expected an integer of type {of}, got a value of kind {{:kind}}"
             self.check(equal(code, ARG_INT), text, code)
-            self._check_range(integer, of, f"{where}: value {{}} does not fit {of}")
+            self.check_range(integer, of, f"{where}: value {{}} does not fit {of}")
             self.let(param, cast(of, integer))
         self.bound.add(id(param))
 
-    def _check_range(self, value: PrimExpr, of: DType, message: str) -> None:
+    def check_range(self, value: PrimExpr, of: DType, message: str) -> None:
+        """Fail unless the 64-bit `value` fits the integer type `of`."""
         if of.bits < 64:
             low, high = const(of.min_value(), "int64"), const(of.max_value(), "int64")
             self.check(all_of(value >= low, value <= high), message, value)
@@ -261,7 +262,7 @@ class _Tensor:
         for axis, dim in enumerate(self.buffer.shape):
             if isinstance(dim, Var) and id(dim) not in self.binder.bound:
                 text = f"{self.where}: shape[{axis}] is {{}}, which does not fit {dim.dtype}"
-                self.binder._check_range(self.dims[axis], dim.dtype, text)
+                self.binder.check_range(self.dims[axis], dim.dtype, text)
                 self.binder.let(dim, cast(dim.dtype, self.dims[axis]))
                 self.binder.bound.add(id(dim))
         for axis, stride in enumerate(self.buffer.strides or ()):

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from backend.runtime.device import Device
+from backend.runtime.device import device as find_device
 from te.errors import CompileError
 
 __all__ = ["AttrOption", "CacheBytes", "Target", "TargetError", "TargetKind", "list_target_kinds",
@@ -347,14 +348,9 @@ class Target:
     @staticmethod
     def from_device(device: Device | str) -> Target:
         """The target that describes a device of this machine, its attributes read off it ("cpu": the llvm kind)."""
-        where = device if isinstance(device, Device) else Device(*_device_words(device))
+        where = find_device(device)
         kind = target_kind({"cpu": "llvm"}.get(where.kind, where.kind))
         return Target({"kind": kind.name, **kind.query(where)})
-
-
-def _device_words(text: str) -> tuple[str, int]:
-    kind, _, index = text.partition(":")
-    return kind, int(index or 0)
 
 
 def _spell(value: Any) -> str:
