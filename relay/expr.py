@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import ml_dtypes
+import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from relay.errors import TypeInferenceError
@@ -141,7 +141,7 @@ class Var(Expr):
     """A variable: a parameter of a function or the name of a `Let`. Its identity is the object."""
 
     name: str
-    ty: Type
+    ty: Type  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def same_data(self, other: Var, equal: StructuralEqual) -> bool:
         return equal.same_definition(self, other) and equal(self.ty, other.ty)
@@ -152,7 +152,7 @@ class GlobalVar(Expr):
     """A function of the module, by name."""
 
     name: str
-    ty: FuncType
+    ty: FuncType  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 @node

@@ -125,9 +125,8 @@ class _Dataflow:
         pattern = _pattern(self.nodes[user])
         if pattern == OpPattern.BROADCAST:
             before, after = self.nodes[producer].ty, self.nodes[user].ty
-            tensors = isinstance(before, TensorType) and isinstance(after, TensorType)
-            if tensors and shapes_equal(self.nodes[producer].shape, self.nodes[user].shape):
-                return OpPattern.ELEMWISE
+            if isinstance(before, TensorType) and isinstance(after, TensorType):
+                return OpPattern.ELEMWISE if shapes_equal(before.shape, after.shape) else pattern
         return pattern
 
     def is_elementwise(self, source: int, path: list[int]) -> bool:

@@ -19,6 +19,7 @@ from relay.expr_functor import rewrite_calls
 from relay.op.nn.conv import Conv2D, Conv2DNHWCPacked
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.transform.function_pass import FunctionPass
+from relay.type import TensorType
 from te.ir import PassContext
 from topi.cpu.tiling import packed_columns, vector_lanes
 
@@ -57,7 +58,7 @@ class _Packer:
         self.packed: dict[tuple[int, str, int], Constant] = {}
 
     def rewrite(self, call: Call) -> Expr:
-        if len(call.args) != 2 or call.dtype != "float32":
+        if len(call.args) != 2 or not isinstance(call.ty, TensorType) or call.ty.dtype != "float32":
             return call
         if not isinstance(call.args[1], Constant):
             return self._batch_matmul(call, call.op) if isinstance(call.op, BatchMatmul) else call
@@ -92,11 +93,11 @@ class _Packer:
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Call:
         """Both operands are computed: the right one is packed at run time, together with what rearranges it anyway."""
         a, b = call.args
-        shapes_fit = a.shape[:-2] == b.shape[:-2] and all(isinstance(d, int) for d in (*a.shape, *b.shape))
-        if op.transpose_a or not shapes_fit or call.shape[-2] == 1:
+        static = a.tensor_type.is_static and b.tensor_type.is_static
+        if op.transpose_a or not static or a.shape[:-2] != b.shape[:-2] or call.shape[-2] == 1:
             return call
-        rows, columns = int(call.shape[-2]), int(call.shape[-1])
-        width = self._width(rows, columns, int(a.shape[-1]))
+        *_, rows, columns = call.tensor_type.static_shape
+        width = self._width(rows, columns, a.tensor_type.static_shape[-1])
         packed = Call(PackPanels(width=width, transposed=not op.transpose_b), (b,), span=call.span)
         return Call(BatchMatmulPacked(columns=columns), (a, packed), span=call.span)
 
