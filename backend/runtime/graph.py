@@ -2,7 +2,7 @@
 
 Storage of a tensor is one of `["input", i]` (the i-th graph input), `["output", i]` (the buffer of the i-th output),
 `["param", name]` (a weight), `["arena", byte_offset]` (the executor's one block of scratch). An output whose storage is
-not its own output buffer is copied when it is fetched.
+not its own output buffer (an input, a weight, another output seen twice) is copied when it is fetched.
 """
 
 from __future__ import annotations
@@ -181,13 +181,15 @@ def _check_places(graph: Graph, where: str) -> None:
         rank = {"input": len(graph.inputs), "output": len(graph.outputs)}.get(tensor.storage)
         if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):
             raise damaged(f"{where}.tensors[{index}].storage", tensor.place, f"a position below {rank}")
-        twin = _home(graph, tensor)
-        if twin is not None and twin.nbytes != tensor.nbytes:
-            raise damaged(f"{where}.tensors[{index}].shape", tensor.shape, f"the {twin.nbytes} bytes of its storage")
-    for position, index in enumerate(graph.outputs):
-        tensor = graph.tensors[index]
-        if tensor.storage == "output" and tensor.place != position:
-            raise damaged(f"{where}.outputs[{position}]", tensor.place, "its own output buffer")
+        home = _home(graph, tensor)
+        if home is None:
+            continue
+        if (home.storage, home.place) != (tensor.storage, tensor.place):
+            raise damaged(
+                f"{where}.tensors[{index}].storage", tensor.place, f"an {tensor.storage} that is stored there"
+            )
+        if home.nbytes != tensor.nbytes:
+            raise damaged(f"{where}.tensors[{index}].shape", tensor.shape, f"the {home.nbytes} bytes of its storage")
     for index, node in enumerate(graph.nodes):
         for output in (*node.outputs, *node.scratch):
             if graph.tensors[output].storage in ("input", "param"):
@@ -199,6 +201,5 @@ def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor | None:
     if tensor.storage == "input":
         return graph.tensors[graph.inputs[int(tensor.place)]]
     if tensor.storage == "output":
-        home = graph.tensors[graph.outputs[int(tensor.place)]]
-        return home if home.storage == "output" else None
+        return graph.tensors[graph.outputs[int(tensor.place)]]
     return None

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,9 +78,12 @@ class GraphModule:
         self._context.find_function = bound.model.module.find_function
         self._lock = threading.RLock()
         self._positions = {graph.tensors[index].name: position for position, index in enumerate(graph.inputs)}
+        self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
+        for index, tensor in enumerate(graph.tensors):
+            self._tensors_in[tensor.storage, tensor.place].append(index)
         self._own_inputs = [empty(graph.tensors[i].shape, graph.tensors[i].dtype, where) for i in graph.inputs]
         self._inputs = list(self._own_inputs)
-        self._outputs = [OutputBuffer(graph.tensors[index], where) for index in graph.outputs]
+        self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
         self._unset = set(range(len(graph.inputs)))
         self._params = bound.model.params_on(where)
         self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
@@ -139,8 +143,9 @@ class GraphModule:
                 target = out if isinstance(out, NDArray) else from_dlpack(out)
                 self._check(tensor, target.shape, target.dtype)
                 return self._array_of(self._graph.outputs[position]).copyto(target)
-            if tensor.storage == "output":
-                return self._outputs[position].lend()
+            buffer = self._outputs[position]
+            if buffer is not None:
+                return buffer.lend()
             return self._array_of(self._graph.outputs[position]).copyto(self.device)
 
     def get_num_inputs(self) -> int:
@@ -321,6 +326,12 @@ class GraphModule:
             )
         return key
 
+    def _output_buffer(self, position: int) -> OutputBuffer | None:
+        """The memory of an output; None for one that lies elsewhere."""
+        tensor = self._graph.tensors[self._graph.outputs[position]]
+        own = (tensor.storage, tensor.place) == ("output", position)
+        return OutputBuffer(tensor, self.device) if own else None
+
     def _make_runner(self) -> EntryRunner | NodeRunner:
         graph = self._graph
         if graph.entry is None:
@@ -346,17 +357,18 @@ class GraphModule:
         elif tensor.storage == "input":
             home = self._inputs[int(tensor.place)]
         else:
-            home = self._outputs[int(tensor.place)].array
+            buffer = self._outputs[int(tensor.place)]
+            assert buffer is not None, "a graph's output buffers are those of its outputs"
+            home = buffer.array
         same = (home.shape, home.dtype) == (tensor.shape, tensor.dtype)
         return home if same else home._create_view(tensor.shape, tensor.dtype)
 
     def _moved(self, storage: str, place: int) -> None:
         """Tells the runners that an input or output lives elsewhere now."""
         runners = {runner for runner in (self._runner, self._node_runner) if runner is not None}
-        for index, tensor in enumerate(self._graph.tensors):
-            if tensor.storage == storage and tensor.place == place:
-                for runner in runners:
-                    runner.move(index, self._array_of(index))
+        for index in self._tensors_in[storage, place]:
+            for runner in runners:
+                runner.move(index, self._array_of(index))
 
     def _prepare(self) -> None:
         """Before a run: all inputs set, no output buffer in a user's hands."""
@@ -366,7 +378,7 @@ class GraphModule:
                 f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self._signature()}"
             )
         for position, buffer in enumerate(self._outputs):
-            if buffer.renew():
+            if buffer is not None and buffer.renew():
                 self._moved("output", position)
         self._context.refresh()
 

@@ -372,6 +372,8 @@ GRAPH_FAULTS = [
     (lambda g: g["tensors"][3].update(dtype="float31"), "expected a dtype"),
     (lambda g: g["tensors"][4].update(storage=["output", 1]), "expected a position below 1"),
     (lambda g: g["tensors"][2].update(storage=["input", 0]), "24 bytes of its storage"),
+    (lambda g: g["tensors"][3].update(storage=["output", 0], shape=[3]), "32 bytes of its storage"),
+    (lambda g: g.update(outputs=[0]), "an output that is stored there"),
     (lambda g: g["nodes"][0].update(outputs=[1]), "no write to an input or a weight"),
     (lambda g: g["nodes"][0].update(inputs=[5]), "integers from 0 to 4"),
     (lambda g: g["nodes"][0].update(flops=True), "a value of type int"),

@@ -185,6 +185,19 @@ def test_outputs_that_are_inputs_or_weights_are_copied(small):
     np.testing.assert_array_equal(executor(X)[0].numpy(), small.expected(X))
 
 
+def test_an_output_may_be_named_twice_and_seen_in_two_shapes(small, c_library):
+    for entry, module in ((None, small.Python()), ("run_entry", small.CLibrary(c_library))):
+        graph = small.graph(entry)
+        graph["tensors"].append({"name": "flat", "shape": [8], "dtype": "float32", "storage": ["output", 0]})
+        graph["outputs"] = [4, 4, 5]
+        executor = create(graph, module, "cpu", small.weights)
+        held = [executor(X * scale) for scale in (1, -1)]
+        for scale, outputs in zip((1, -1), held, strict=True):
+            for output in outputs:
+                assert output.numpy().ravel().tolist() == small.expected(X * scale).ravel().tolist()
+            assert [output.shape for output in outputs] == [(2, 4), (2, 4), (8,)]
+
+
 def test_an_executor_is_made_of_a_models_parts(compiled, small):
     parts = compiled.get_graph_json(), compiled.get_lib(), "cpu", compiled.get_params()
     np.testing.assert_array_equal(create(*parts)(X)[0].numpy(), small.expected(X))
