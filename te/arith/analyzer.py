@@ -316,7 +316,8 @@ class Analyzer(Canonical):
         k = fact.terms.get(atom, 0)
         rest = fact.without(atom)
         if var in rest.vars:
-            return False
+            undone = None if k else self.without_quotient(fact)
+            return undone is not None and self._solve(undone, var, lows, highs)
         if k > 0:
             lows.append(self.floordiv(rest.scaled(-1).shifted(k - 1), k))
         elif k < 0:

@@ -101,17 +101,19 @@ class Forms:
         for atom, k in total.terms.items():
             if atom.kind == "%":
                 x, c = atom.args
-                if isinstance(c, int):
-                    partner = self.floordiv(x, c)
-                    if partner.terms and _holds(total, partner, k * c):
-                        rest = total.without(atom).plus(partner, -k * c)
-                        return self.add(rest, x, k)
+                whole = self.floordiv(x, c).scaled(c) if isinstance(c, int) else self._symbolic_multiple(x, c)
+                if _holds(total, whole, k):
+                    return self.add(total.without(atom).plus(whole, -k), x, k)
             elif atom.kind == "//":
                 x, c = atom.args
                 if isinstance(c, int) and k % c == 0 and _holds(total, x, -k // c):
                     rest = total.without(atom).plus(x, k // c)
                     return self.add(rest, self.floormod(x, c), -k // c)
         return total
+
+    def _symbolic_multiple(self, x: Linear, m: Linear) -> Linear:
+        """x // m * m"""
+        return self.multiply(self.divmod_symbolic(x, m)[0], m)
 
     def floordiv(self, x: Linear, c: int) -> Linear:
         """x // c for c != 0"""
@@ -276,8 +278,27 @@ class Forms:
                 return all(cases) if every else any(cases)
         return any(self._prove(candidate, fuel - 1) for candidate in self._weaker(form))
 
+    def without_quotient(self, form: Linear) -> Linear | None:
+        """A form that is >= 0 exactly when `form` is, with a quotient multiplied out; None when there is none to undo.
+
+        r - x // m >= 0  <=>  (r + 1)*m - x - 1 >= 0, and r + x // m >= 0  <=>  r*m + x >= 0, for m > 0.
+        """
+        for atom, c in form.terms.items():
+            if atom.kind == "//" and abs(c) == 1:
+                x, m = atom.args
+                m = Linear({}, m) if isinstance(m, int) else m
+                if m.bounds()[0] >= 0:  # a divisor is not 0
+                    rest = form.without(atom)
+                    if c > 0:
+                        return self.add(self.multiply(rest, m), x)
+                    return self.add(self.multiply(rest.shifted(1), m), x, -1).shifted(-1)
+        return None
+
     def _weaker(self, form: Linear) -> Iterable[Linear]:
         """Forms that are at most `form`: one symbolic bound put in, latest variable first; quotients undone."""
+        undone = self.without_quotient(form)
+        if undone is not None:
+            yield undone
         for atom, c in sorted(form.terms.items(), key=_latest_first):
             if atom.kind == "//":
                 x, d = atom.args

@@ -234,7 +234,9 @@ class _Partitioner(Mutator):
             if holds is None or (isinstance(holds, IntImm) and not holds.value):
                 continue
             solved.add(id(guard.condition))
-            if not isinstance(holds, IntImm) and not any(_same_test(holds, t) for t in tests):
+            with self.analyzer.constraint(ops.all(*tests)):
+                implied = self.analyzer.can_prove(holds)
+            if not implied:
                 tests.append(holds)
         if not solved:
             return self.visit(body)
@@ -252,10 +254,6 @@ class _Partitioner(Mutator):
 
 def _mentions(expr: PrimExpr, variables: Collection[Var]) -> bool:
     return bool(variables) and any(isinstance(n, Var) and n in variables for n in post_order(expr))
-
-
-def _same_test(a: PrimExpr, b: PrimExpr) -> bool:
-    return a is b or str(a) == str(b)
 
 
 def loop_partition(func: PrimFunc, max_copies: int = 16) -> PrimFunc:

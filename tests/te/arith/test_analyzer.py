@@ -207,6 +207,12 @@ def test_symbolic_ranges():
     assert analyzer.can_prove(p * M + q < N * M)
     assert analyzer.can_prove(outer * 4 < N)
     assert not analyzer.can_prove(outer * 4 + 1 < N)
+    x = Var("x")
+    assert str(analyzer.simplify(x % M + x // M * M)) == "x"
+    with analyzer.constraint(x < N * M):
+        assert analyzer.can_prove(x // M < N)
+    half = analyzer.deduce_bound(x // 4 >= 2, x)
+    assert half is not None and str(half.min) == "8"
     interval = analyzer.int_set(p * M + q, {p: Range(0, N), q: Range(0, M)})
     assert (str(interval.min), str(interval.max)) == ("0", "n * m - 1")
     inner = Var("inner")
