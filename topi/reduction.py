@@ -54,7 +54,8 @@ def _reduce(
         value = before(x(*_source_index(i, ks, axes, x.ndim, keepdims)))
         return reducer(value, axis=ks) if ks else value
 
-    attrs = {"reduces_last_axis": x.ndim - 1 in axes}
+    trailing = axes == tuple(range(x.ndim - len(axes), x.ndim))
+    attrs = {"reduces_last_axis": x.ndim - 1 in axes, "reduces_trailing_axes": trailing}
     tag = COMM_REDUCE if ks else ELEMWISE
     return te.compute(reduced_shape(x.shape, axes, keepdims), body, name=name, tag=tag, attrs=attrs)
 

@@ -27,11 +27,16 @@ def _reduces_last_axis(op: te.Operation) -> bool:
 def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.Tensor | None:
     """Split the innermost reduction axis into vectors of partial results; returns the tensor of partial results.
 
+    Axes that lie next to each other in memory ("reduces_trailing_axes") are taken as one.
+
     None when the axis is too short, of unknown length or the reduction has several results: it stays scalar then.
     """
-    axis = s[tensor].op.reduce_axis[-1]
-    extent = axis.extent
-    if not isinstance(extent, int) or extent < 2 * lanes or s[tensor].op.num_outputs > 1:
+    op = s[tensor].op
+    axis, extent = op.reduce_axis[-1], op.reduce_axis[-1].extent
+    sizes = [a.extent for a in op.reduce_axis]
+    if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False) and all(isinstance(d, int) for d in sizes):
+        axis, extent = s[tensor].fuse(*op.reduce_axis), constant_size(sizes)
+    if not isinstance(extent, int) or extent < 2 * lanes or op.num_outputs > 1:
         return None
     factor = _ACCUMULATORS * lanes if extent >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)

@@ -283,6 +283,7 @@ CONVOLUTION = [
     row("nn.pack_panels", f32(2, 5, 3), width=4),
     row("nn.pack_panels", f32(3, 8), width=4, transposed=True),
     row("nn.batch_matmul_packed", f32(2, 3, 4), f32(2, 2, 4, 5), columns=7),
+    row("nn.batch_matmul_packed", f32(3, 4), f32(2, 4, 5), columns=7),
     row("nn.batch_matmul", f32(2, 3, 4), f32(2, 5, 4)),
     row("nn.batch_matmul", f32(2, 1, 3, 4), f32(3, 4, 2), transpose_b=False),
     row("nn.batch_matmul", f32(4, 3), f32(5, 4), transpose_a=True),
