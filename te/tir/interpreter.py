@@ -413,9 +413,14 @@ class Interpreter(Visitor[Any]):
         result = function(*args)
         return 0 if result is None else result
 
-    def _call_storage_sync(self, node: Call) -> int:
+    def barrier(self) -> None:
+        """Wait for the other threads of the group."""
         if self._thread_index:
-            raise InterpreterError("a barrier inside thread axes: threads run one after another here")
+            raise InterpreterError("a barrier inside thread axes: threads run one after another here; "
+                                   "use te.tir.block_interpreter")  # fmt: skip
+
+    def _call_storage_sync(self, node: Call) -> int:
+        self.barrier()
         return 0
 
     def _call_nothing(self, node: Call) -> int:
@@ -448,14 +453,17 @@ class Interpreter(Visitor[Any]):
         self.visit(node.body)
 
     def visit_Allocate(self, node: Allocate) -> None:
-        buffer = node.buffer
+        self.env[node.buffer.data] = self.allocate(node.buffer)
+        self.visit(node.body)
+
+    def allocate(self, buffer: Buffer) -> Pointer:
+        """Fresh memory for a buffer."""
         count = 1
         for dim in buffer.shape:
             count *= self._dim(dim)
         nbytes = count * numpy_dtype(buffer.dtype).itemsize
         written = np.zeros(nbytes, bool) if self.check_uninitialized else None
-        self.env[buffer.data] = Pointer(Memory(np.full(nbytes, 0xFF, np.uint8), written))
-        self.visit(node.body)
+        return Pointer(Memory(np.full(nbytes, 0xFF, np.uint8), written))
 
     def visit_Evaluate(self, node: Evaluate) -> None:
         self.visit(node.value)
