@@ -338,13 +338,16 @@ class GraphModule:
             return self._by_node()
         runner = EntryRunner(graph, self.module, self._context, self._arena)
         for index, tensor in enumerate(graph.tensors):
-            if tensor.storage != "arena":
+            if tensor.storage != "arena":  # the entry knows the places in the arena
                 runner.move(index, self._array_of(index))
         return runner
 
     def _by_node(self) -> NodeRunner:
+        """The runner that calls node by node, made when it is first wanted."""
         if self._node_runner is None:
-            self._node_runner = NodeRunner(self._graph, self.module, self._context, self._array_of)
+            self._node_runner = NodeRunner(self._graph, self.module, self._context)
+            for index in range(len(self._graph.tensors)):
+                self._node_runner.move(index, self._array_of(index))
         return self._node_runner
 
     def _array_of(self, index: int) -> NDArray:

@@ -46,12 +46,9 @@ class EntryRunner:
 
 
 class NodeRunner:
-    """Runs the nodes one after another, each as a call of its function on its input, output and scratch arrays.
+    """Runs the nodes one after another, each as a call of its function on its input, output and scratch arrays."""
 
-    `array_of(tensor)` gives the array that a tensor lives in now.
-    """
-
-    def __init__(self, graph: Graph, module: Module, context: Context, array_of: Callable[[int], NDArray]) -> None:
+    def __init__(self, graph: Graph, module: Module, context: Context) -> None:
         functions: dict[str, PackedFunc] = {}
         for node in graph.nodes:
             if node.func not in functions:
@@ -63,11 +60,12 @@ class NodeRunner:
         for index, tensors in enumerate(self._tensors):
             for tensor in tensors:
                 self._users.setdefault(tensor, []).append(index)
+        self._arrays: dict[int, NDArray] = {}
         self._context = context
-        self._array_of = array_of
 
     def move(self, tensor: int, array: NDArray) -> None:
         """The tensor lives in `array` from now on."""
+        self._arrays[tensor] = array
         for index in self._users.get(tensor, ()):
             self._calls[index] = None
 
@@ -89,7 +87,7 @@ class NodeRunner:
         return seconds
 
     def _bind(self, index: int) -> Callable[[], object]:
-        arrays = [self._array_of(tensor) for tensor in self._tensors[index]]
+        arrays = [self._arrays[tensor] for tensor in self._tensors[index]]
         call = self._calls[index] = self._functions[index].bind(*arrays, context=self._context)
         return call
 
