@@ -14,6 +14,7 @@ _FAMILIES = (
     "einsum",
     "elementwise",
     "gather",
+    "grid",
     "linear",
     "loss",
     "normalization",
@@ -23,6 +24,7 @@ _FAMILIES = (
     "reduction",
     "resize",
     "shape",
+    "signal",
     "softmax",
 )
 

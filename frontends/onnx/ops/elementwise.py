@@ -212,6 +212,17 @@ def cast_to(node: OnnxNode, x: Expr, to: str, saturate: bool) -> Expr:
     return op.cast(x, to)
 
 
+@converter("BitCast", since=26)
+def bit_cast(node: OnnxNode) -> Expr:
+    """The same bits read as another element type of the same width."""
+    to = dtype_name(node.attr_int("to"), node.where)
+    if node.dtype(0) == to:
+        return node[0]
+    if "bool" in (to, node.dtype(0)):  # a bool is stored as a byte of 0 or 1
+        return op.cast(node[0], to)
+    return op.reinterpret(node[0], to)
+
+
 @converter("Where", since=9)
 def where(node: OnnxNode) -> Expr:
     return op.where(node[0], node[1], node[2])
@@ -308,8 +319,19 @@ def hard_swish(node: OnnxNode) -> Expr:
 
 @converter("Swish", since=24)
 def swish(node: OnnxNode) -> Expr:
-    x, alpha = node[0], node.attr_float("alpha", 1.0)
+    return _swish(node[0], node.attr_float("alpha", 1.0))
+
+
+def _swish(x: Expr, alpha: float) -> Expr:
     return op.nn.silu(x) if alpha == 1.0 else op.multiply(x, op.sigmoid(op.multiply(float_const(alpha, x), x)))
+
+
+@converter("SwiGLU", since=28)
+def swiglu(node: OnnxNode) -> Expr:
+    """swish(a) * b of equal shapes."""
+    if node.type(0) is not node.type(1):
+        raise node.error("two inputs of different types", expected="one shape and element type")
+    return op.multiply(_swish(node[0], node.attr_float("alpha", 1.0)), node[1])
 
 
 @converter("Shrink", since=9)
