@@ -335,7 +335,7 @@ def _extents_of(math: IndexMath, loops: Loops, relation: object) -> None:
             thread = loops.stage.attrs_of(relation.inner).thread
             known, limit = factor.const, parent.const
             if relation.tail == "shift" and (known is None or limit is None):
-                raise ScheduleError(f"split on stage {loops.stage.name} with tail='shift': loop "
+                raise ScheduleError(f"stage {loops.stage.name}: split with tail='shift': loop "
                                     f"{relation.parent.var.name} runs {math.as_dim(parent)} times and the factor is "
                                     f"{relation.factor}; expected a constant extent and factor")  # fmt: skip
             if known is not None and limit is not None and known > limit and thread is None:
@@ -373,7 +373,7 @@ def _launch(
     """Let a loop run on a thread axis: the one around it with the same tag, or a new one."""
     own = math.dim(thread.dom.extent) if thread.dom is not None else extent
     if own is None:
-        raise ScheduleError(f"env_threads on stage {loops.stage.name}: {thread.thread_tag} has no extent; give "
+        raise ScheduleError(f"stage {loops.stage.name}: env_threads: {thread.thread_tag} has no extent; give "
                             "te.thread_axis a range")  # fmt: skip
     axis = running.get(_thread_key(thread))
     if axis is None:
@@ -389,7 +389,7 @@ def _launch(
         return value
     if not math.nonneg(launched - extent):
         raise ScheduleError(
-            f"bind on stage {loops.stage.name}: loop {leaf.var.name} runs {math.as_dim(extent)} times, but "
+            f"stage {loops.stage.name}: bind: loop {leaf.var.name} runs {math.as_dim(extent)} times, but "
             f"{thread.thread_tag} has {axis.dom.extent} threads here; split the loop to fit the thread axis"
         )
     if not math.nonneg(extent - launched):

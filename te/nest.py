@@ -207,7 +207,7 @@ class _StageNest:
             intrin = self.stage.attrs_of(leaf).intrin
             if intrin is None:
                 continue
-            where = f"tensorize on stage {self.stage.name} with {intrin.name}"
+            where = f"stage {self.stage.name}: tensorize with {intrin.name}"
             if any(position >= i for position in self.guards):
                 raise ScheduleError(f"{where}: the tensorized loops are guarded, because a split inside or around them "
                                     "does not divide; use factors that divide, or tail='shift'")  # fmt: skip
@@ -223,7 +223,7 @@ class _StageNest:
         _, match = self.tensorized
         stmt = getattr(match.intrin, part)
         if stmt is None:
-            raise ScheduleError(f"tensorize on stage {self.stage.name} with {match.intrin.name}: the intrinsic has no "
+            raise ScheduleError(f"stage {self.stage.name}: tensorize with {match.intrin.name}: the intrinsic has no "
                                 f"{part}, which is needed when the reduction runs outside the tensorized loops; put "
                                 "all reduce loops inside, or declare it")  # fmt: skip
         return match.place(stmt, self.nests.buffers, self.nests.indices, renamed)
@@ -257,7 +257,7 @@ class _StageNest:
 
     def _check_shift(self, relation: Split, first_reduce: int) -> None:
         """Elements that two parts compute must start anew in each: no reduction may update them in between."""
-        where = f"split of {relation.parent.var.name} on stage {self.stage.name} with tail='shift'"
+        where = f"stage {self.stage.name}: split of {relation.parent.var.name} with tail='shift'"
         outer = self.loops.values[relation.outer].atoms()
         inside = [leaf for leaf in self.leaves[first_reduce:] if any(leaf.var in a.vars for a in outer)]
         if inside:
@@ -340,16 +340,16 @@ class _StageNest:
         primitive = "vectorize" if kind is ForKind.VECTORIZED else "unroll"
         known = extent.const
         if known is None:
-            raise ScheduleError(f"{primitive} on stage {stage}: loop {name} runs {self.math.expr(extent)} times, which "
+            raise ScheduleError(f"stage {stage}: {primitive}: loop {name} runs {self.math.expr(extent)} times, which "
                                 "is not a constant; split it by a constant factor and take the inner loop")  # fmt: skip
         if kind is ForKind.VECTORIZED:
             if known > MAX_LANES:
-                raise ScheduleError(f"vectorize on stage {stage}: loop {name} runs {known} times; at most {MAX_LANES} "
+                raise ScheduleError(f"stage {stage}: vectorize: loop {name} runs {known} times; at most {MAX_LANES} "
                                     "lanes are possible: split it and vectorize the inner loop")  # fmt: skip
             inside = [c.name for i in range(self.positions[leaf.var], len(self.leaves))
                       for c in self.nests.children[self.stage][i]]  # fmt: skip
             if inside:
-                raise ScheduleError(f"vectorize on stage {stage}: stage {inside[0]} is computed inside the vectorized "
+                raise ScheduleError(f"stage {stage}: vectorize: stage {inside[0]} is computed inside the vectorized "
                                     f"loop {name}; compute it at a loop around it")  # fmt: skip
 
     # -- what a stage does in its loops ----------------------------------------------------------------------------
@@ -424,7 +424,7 @@ class _StageNest:
         begin = 1 + max([i for i, leaf in enumerate(self.leaves) if leaf.kind != "reduce" and serial[i]], default=-1)
         outside = [leaf.var.name for i, leaf in enumerate(self.leaves[:begin]) if leaf.kind == "reduce" and serial[i]]
         if outside:
-            raise ScheduleError(f"bind on stage {self.stage.name}: the threads reduce, but reduce loop {outside[0]} "
+            raise ScheduleError(f"stage {self.stage.name}: bind: the threads reduce, but reduce loop {outside[0]} "
                                 f"stands outside data loop {self.leaves[begin - 1].var.name}; reorder it to the "
                                 "inside")  # fmt: skip
         return begin

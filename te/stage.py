@@ -307,7 +307,7 @@ class Stage:
         """Store only where `predicate` holds: one thread of several that hold the same value."""
         expr = convert(predicate)
         if not expr.dtype.is_bool:
-            raise self._error("set_store_predicate", f"{expr} is a {expr.dtype}; expected a bool expression")
+            raise self._error("set_store_predicate", f"with {expr}, a {expr.dtype}; expected a bool expression")
         self.predicate = expr
 
     # -- checks --------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Stage:
         return ", ".join(iv.var.name for iv in self.leaf_iter_vars) or "none"
 
     def _error(self, primitive: str, what: str) -> ScheduleError:
-        return ScheduleError(f"{primitive} on stage {self.name}: {what}")
+        return ScheduleError(f"stage {self.name}: {primitive} {what}")
 
     def _check_leaf(self, primitive: str, axis: IterVar) -> None:
         if not isinstance(axis, IterVar):
@@ -332,7 +332,7 @@ class Stage:
                               f"loops are now {self._leaf_names()}")  # fmt: skip
         if isinstance(self.op, PlaceholderOp):
             raise self._error(primitive, f"of axis {axis.var.name}: {self.name} is an input and has no loops")
-        raise self._error(primitive, f"of axis {axis.var.name}, which is no axis of stage {self.name}; its loops are "
+        raise self._error(primitive, f"of axis {axis.var.name}, which is no axis of the stage; its loops are "
                           f"{self._leaf_names()}")  # fmt: skip
 
     def _check_plain(self, primitive: str, axis: IterVar) -> None:

@@ -50,7 +50,7 @@ class TensorizedLoops:
             self._match(mine, theirs)
 
     def _error(self, what: str) -> ScheduleError:
-        return ScheduleError(f"tensorize on stage {self.loops.stage.name} with {self.intrin.name}: {what}")
+        return ScheduleError(f"stage {self.loops.stage.name}: tensorize with {self.intrin.name}: {what}")
 
     def _range(self, axis: IterVar) -> Interval:
         interval = self.math.relax(self.loops.values[axis], frozenset([leaf.var for leaf in self.inner]))

@@ -140,7 +140,7 @@ def test_env_threads_start_around_a_scan():
         (lambda s, b: s[b].double_buffer(), "only intermediate results"),
         (lambda s, b: s[b].set_store_predicate(3), "expected a bool expression"),
         (lambda s, b: s[b].env_threads([b.op.axis[0]]), "expected thread axes"),
-        (lambda s, b: s[b].pragma(te.reduce_axis((0, 3)), "x"), "no axis of stage b"),
+        (lambda s, b: s[b].pragma(te.reduce_axis((0, 3)), "x"), "stage b: pragma of axis rv, which is no axis"),
     ],
 )
 def test_misused_annotations(misuse, message):
