@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -183,3 +185,28 @@ def test_boolean_option_spellings():
     assert option.read("true") is True and option.read("0") is False
     with pytest.raises(TargetError, match="true or false"):
         option.read("maybe")
+
+
+PROBE = """
+import sys
+import llvmlite.binding as llvm
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+code = llvm.parse_assembly("define void @f() { ret void }")
+for line in sys.stdin:
+    triple, cpu, features = line.split()
+    llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features).emit_assembly(code)
+"""
+
+
+def test_llvm_knows_the_processors_and_features():
+    """In a process of its own: LLVM ends the process for some names that it does not know."""
+    pytest.importorskip("llvmlite")
+    lines = []
+    for name, features in CPU_FEATURES.items():
+        triple = "aarch64-unknown-linux-gnu" if "neon" in features else "x86_64-unknown-linux-gnu"
+        lines.append(f"{triple} {name} {','.join(f'+{feature}' for feature in sorted(features))}")
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], input="\n".join(lines), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stderr == ""
