@@ -98,7 +98,7 @@ class _Packer:
             return call
         *_, rows, columns = call.tensor_type.static_shape
         width = self._width(rows, columns, a.tensor_type.static_shape[-1])
-        packed = Call(PackPanels(width=width, transposed=not op.transpose_b), (b,), span=call.span)
+        packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
         return Call(BatchMatmulPacked(columns=columns), (a, packed), span=call.span)
 
     def _conv2d(self, call: Call, op: Conv2D, weight: Constant) -> Call:

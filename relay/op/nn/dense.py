@@ -141,23 +141,23 @@ class BatchMatmul(OpDef):
 class PackPanels(OpDef):
     """Matrices (..., N, K) in panels (..., ceil(N / width), K, width), filled up with 0: what products read in order.
 
-    With `transposed` the matrices are (..., K, N). (C1) two dimensions or more; (C2) width is positive.
+    With `transpose` the matrices are (..., K, N). (C1) two dimensions or more; (C2) width is positive.
     """
 
     width: int
-    transposed: bool = False
+    transpose: bool = False
 
     def infer(self, x: TensorType) -> TensorType:
         require(x.ndim >= 2, f"(C1) two dimensions or more are needed; got {x}")
         require(self.width >= 1, f"(C2) panels of {self.width} columns")
-        columns, depth = x.shape[-2:][::-1] if self.transposed else x.shape[-2:]
+        columns, depth = x.shape[-2:][::-1] if self.transpose else x.shape[-2:]
         return TensorType((*x.shape[:-2], ceil_div(columns, self.width), depth, self.width), x.dtype)
 
     def compute(self, x: te.Tensor) -> te.Tensor:
-        return topi.nn.pack_panels(x, self.width, self.transposed)
+        return topi.nn.pack_panels(x, self.width, self.transpose)
 
     def reference(self, x: Array) -> Array:
-        matrices = np.swapaxes(x, -1, -2) if self.transposed else x
+        matrices = np.swapaxes(x, -1, -2) if self.transpose else x
         missing = -matrices.shape[-2] % self.width
         padded = np.pad(matrices, [*[(0, 0)] * (x.ndim - 2), (0, missing), (0, 0)])
         split = padded.reshape(*padded.shape[:-2], -1, self.width, padded.shape[-1])
@@ -196,9 +196,9 @@ class BatchMatmulPacked(OpDef):
         return _macs(result, a.shape[-1])
 
 
-def pack_panels(x: Expr, width: int, transposed: bool = False) -> Call:
+def pack_panels(x: Expr, width: int, transpose: bool = False) -> Call:
     """Matrices in panels of `width` columns."""
-    return PackPanels(width=width, transposed=transposed)(x)
+    return PackPanels(width=width, transpose=transpose)(x)
 
 
 def batch_matmul_packed(a: Expr, panels: Expr, columns: int, out_dtype: str | None = None) -> Call:

@@ -281,7 +281,7 @@ CONVOLUTION = [
     row("nn.dense", i32(2, 5).astype(np.int8), i32(3, 5).astype(np.int8), out_dtype="int32"),
     row("nn.dense_packed", f32(3, 5), f32(2, 5, 4), units=7),
     row("nn.pack_panels", f32(2, 5, 3), width=4),
-    row("nn.pack_panels", f32(3, 8), width=4, transposed=True),
+    row("nn.pack_panels", f32(3, 8), width=4, transpose=True),
     row("nn.batch_matmul_packed", f32(2, 3, 4), f32(2, 2, 4, 5), columns=7),
     row("nn.batch_matmul_packed", f32(3, 4), f32(2, 4, 5), columns=7),
     row("nn.batch_matmul", f32(2, 3, 4), f32(2, 5, 4)),
