@@ -10,8 +10,8 @@ from topi.cpu.tiling import parallel_worthwhile
 from topi.registry import operations_behind
 
 __all__ = [
-    "INJECTIVE_TAGS", "constant_size", "inline_injective", "is_injective", "local_accumulator", "parallel",
-    "vectorize_panel",
+    "INJECTIVE_TAGS", "constant_size", "extent_of", "inline_injective", "is_injective", "local_accumulator",
+    "panel_width", "parallel", "vectorize_panel",
 ]  # fmt: skip
 
 INJECTIVE_TAGS = frozenset({"elemwise", "broadcast", "injective", "pad"})
@@ -36,6 +36,19 @@ def constant_size(extents: Sequence[te.Dim], default: int = 1 << 16) -> int:
     return math.prod(known) * (1 if len(known) == len(extents) else default)
 
 
+def extent_of(axis: te.IterVar) -> te.Dim:
+    """How many values an axis takes."""
+    assert axis.dom is not None
+    return axis.dom.extent
+
+
+def panel_width(anchor: te.Operation) -> int:
+    """NR: the last dimension of the packed operand, the second input of a product or convolution."""
+    width = anchor.input_tensors[1].shape[-1]
+    assert isinstance(width, int)
+    return width
+
+
 def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> te.Tensor:
     """The anchor's result as a local tensor that is written out by `out`.
 
@@ -44,7 +57,9 @@ def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> t
     """
     result = anchor.output(0)
     if anchor is out.op:
-        return s.cache_write(result, "local")
+        cached = s.cache_write(result, "local")
+        assert isinstance(cached, te.Tensor)
+        return cached
     s[result].set_scope("local")
     return result
 

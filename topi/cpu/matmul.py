@@ -10,7 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel, vectorize_panel
+from topi.cpu.common import (
+    constant_size,
+    extent_of,
+    inline_injective,
+    local_accumulator,
+    panel_width,
+    parallel,
+    vectorize_panel,
+)
 from topi.cpu.tiling import tile_rows, vector_lanes
 from topi.registry import register_schedule
 
@@ -32,7 +40,7 @@ def _tile_output(
     """
     row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
     column_outer, column_inner = s[out].split(column, factor=panel)
-    extent = column.dom.extent
+    extent = extent_of(column)
     if isinstance(extent, int) and extent % panel == 0:
         s[out].reorder(*batch, column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, column_outer, row_outer)
@@ -57,12 +65,12 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     inline_injective(s, outs, keep=[anchor])
-    panel = int(anchor.input_tensors[1].shape[-1])
-    steps = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    panel = panel_width(anchor)
+    steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
     *row_axes, column = s[out].op.axis
-    rows = constant_size([axis.dom.extent for axis in row_axes])
-    work = 2.0 * rows * constant_size([column.dom.extent]) * steps
+    rows = constant_size([extent_of(axis) for axis in row_axes])
+    work = 2.0 * rows * constant_size([extent_of(column)]) * steps
     height = tile_rows(target, rows, panel, steps)
     _tile_output(s, out, accumulator, [], s[out].fuse(*row_axes), column, height, panel, work, vector_lanes(target))
     return s
@@ -75,11 +83,11 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     out = outs[0]
     lanes = vector_lanes(target)
     inline_injective(s, outs, keep=[anchor])
-    panel = int(anchor.input_tensors[1].shape[-1])
-    steps = constant_size([axis.dom.extent for axis in anchor.reduce_axis])
+    panel = panel_width(anchor)
+    steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
     *batch, row, column = s[out].op.axis
-    rows = constant_size([row.dom.extent])
+    rows = constant_size([extent_of(row)])
     height = tile_rows(target, rows, panel, steps)
     work = 2.0 * constant_size(out.shape) * steps
     _tile_output(s, out, accumulator, list(batch), row, column, height, panel, work, lanes)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from te.tir import Dim, IterVar
-from topi.cpu.common import constant_size, inline_injective, parallel
+from topi.cpu.common import constant_size, extent_of, inline_injective, parallel
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.tiling import vector_lanes
 from topi.registry import register_schedule
@@ -66,9 +65,3 @@ def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
         *data, column = s[accumulator].op.axis
         s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, column)
         s[accumulator].vectorize(column)
-
-
-def extent_of(axis: IterVar) -> Dim:
-    """How many values an axis takes."""
-    assert axis.dom is not None
-    return axis.extent

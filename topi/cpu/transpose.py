@@ -33,7 +33,8 @@ def strided_axis(out: te.Tensor) -> int | None:
     for tensor, index in _reads(op, {}):
         if constant_size(tensor.shape) * 2 < constant_size(out.shape):
             continue
-        number = numbers.get(_only_variable(index[-1])) if index else None
+        variable = _only_variable(index[-1]) if index else None
+        number = None if variable is None else numbers.get(variable)
         if number is None or number == last:
             return None
         strided.add(number)
