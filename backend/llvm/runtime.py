@@ -119,7 +119,7 @@ class LLVMModule(Module):
             return None
         address = self.address_of(name)
         if entry.messages is None:
-            return KernelFunc(name, address, entry.params, keep_alive=self)
+            return KernelFunc(name, address, entry.params, keep_alive=self._loaded())  # the code, not this: no cycle
         messages = dict(enumerate(entry.messages, 1))
         return HostFunc(name.removesuffix(HOST_SUFFIX), address, messages, self, self.find_function)
 
