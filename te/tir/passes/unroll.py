@@ -65,8 +65,8 @@ class _Unroller(Mutator):
         loop = node if body is node.body else For(
             node.loop_var, node.min, node.extent, node.kind, body, node.annotations, span=node.span)  # fmt: skip
         result = self._unrolled(loop)
-        if result is None:
-            result, self.has_loop = loop, True
+        if result is None or isinstance(result, For):
+            result, self.has_loop = loop if result is None else result, True
         else:
             self.steps *= max(ops.as_int(node.extent) or 0, 0)
         self.steps, self.has_loop = self.steps + outer_steps, self.has_loop or outer_loop
@@ -79,7 +79,9 @@ class _Unroller(Mutator):
         total = None if extent is None else extent * self.steps
         wanted = loop.kind is ForKind.UNROLLED
         automatic = loop.kind is ForKind.SERIAL and total is not None and self.max_steps >= total and not self.has_loop
-        if not (wanted or automatic) or extent is None or total is None:
+        if extent is None or total is None:
+            return loop.replace(kind=ForKind.SERIAL) if wanted else None
+        if not (wanted or automatic):
             return None
         if self.explicit and total <= max(self.options.max_statements, self.max_steps):
             return _written_out(loop, extent)
@@ -98,7 +100,7 @@ def _written_out(loop: For, extent: int) -> Stmt:
 
 @dataclass(frozen=True)
 class Unroll(FunctionPass):
-    """Writes loops out. (TVM: `UnrollLoop`.)
+    """Writes loops out; an UNROLLED loop without constant extent becomes serial. (TVM: `UnrollLoop`.)
 
     UNROLLED loops of constant extent are written out while the result stays within `max_statements` statements; with
     `explicit=False` they stay UNROLLED loops for the code generator. Serial loops are unrolled too where the code is
