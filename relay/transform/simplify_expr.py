@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from relay.expr import Call, Constant, Expr, Function
+from relay.interpreter import apply_reference
 from relay.op.base import OpDef, OpPattern, make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
 from relay.transform.function_pass import FunctionPass
-from relay.type import TensorType, shapes_equal
+from relay.type import TensorType, broadcast_shapes, shapes_equal
 from te.dtype import DType
 from te.ir import PassContext
 
@@ -100,6 +101,8 @@ class CastOfCast(PatternRule):
 
 def _widens(a: DType, b: DType) -> bool:
     """Does every value of `a` exist in `b`, so that a conversion there loses nothing?"""
+    if "string" in (a.code, b.code) or (a.variant and a != b and b.bits < 32):
+        return False
     if a.is_bool:
         return not b.is_handle
     if a.is_float:
@@ -162,8 +165,24 @@ class ChainOfConstants(PatternRule):
         a, b = found[self.a], found[self.b]
         if not shapes_equal(inner.shape, call.shape) or _broadcast_size(a, b) > _MAX_CONSTANT:
             return None
-        merged = call.op.reference(array_of(a), array_of(b))  # type: ignore[union-attr]
+        merged = apply_reference(inner.operator, (array_of(a), array_of(b)), _broadcast_type(a, b))
+        if not _keeps_magnitude(inner.operator, merged, a, b):
+            return None
         return make_call(call.op, (x, Constant(merged)), call.span)  # type: ignore[arg-type]
+
+
+def _broadcast_type(a: Expr, b: Expr) -> TensorType:
+    return TensorType(broadcast_shapes(a.shape, b.shape), a.dtype)
+
+
+def _keeps_magnitude(op: OpDef, merged: np.ndarray[Any, Any], a: Expr, b: Expr) -> bool:
+    """Did merging two constants neither overflow nor, in a product, underflow?"""
+    if not a.dtype.is_float:
+        return True
+    wide, x, y = merged.astype(np.float64), array_of(a).astype(np.float64), array_of(b).astype(np.float64)
+    overflow = ~np.isfinite(wide) & np.isfinite(x) & np.isfinite(y)
+    underflow = (wide == 0) & (x != 0) & (y != 0) if op.name == "multiply" else np.zeros((), bool)
+    return not overflow.any() and not underflow.any()
 
 
 _MAX_CONSTANT = 1 << 16

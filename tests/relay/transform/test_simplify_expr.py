@@ -71,6 +71,11 @@ IDENTITIES: dict[str, tuple[tuple[int, ...], Build, Build]] = {
         lambda x: op.add(op.add(x, vector(1, 2)), vector(3, 4)),
         lambda x: op.add(x, vector(4, 6)),
     ),
+    "constants whose product is out of range stay apart": (
+        (2, 2),
+        lambda x: op.multiply(op.multiply(x, const(1e-30)), const(1e-30)),
+        lambda x: op.multiply(op.multiply(x, const(1e-30)), const(1e-30)),
+    ),
     "an affine chain": (
         (2, 2),
         lambda x: op.add(op.multiply(op.add(op.multiply(x, vector(1, 2)), vector(3, 4)), vector(2, 3)), vector(1, 1)),
