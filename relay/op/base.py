@@ -148,6 +148,9 @@ def register_op(name: str, *, pattern: OpPattern) -> Callable[[type[_O]], type[_
             other = _registry[name]
             raise CompileError(f"operator {name!r} is registered already, by {other.__module__}.{other.__qualname__}")
         made = dataclasses.dataclass(frozen=True, kw_only=True, repr=False)(cls)
+        hidden = [f.name for f in dataclasses.fields(made) if hasattr(OpDef, f.name)]  # type: ignore[arg-type]
+        if hidden:
+            raise CompileError(f"operator {name!r}: attributes {', '.join(hidden)} hide members of OpDef; rename them")
         made.name, made.pattern = name, pattern
         if "num_inputs" not in cls.__dict__:
             made.num_inputs = _count_inputs(made.infer)
