@@ -11,7 +11,7 @@ from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
 
-MAX_ITERATIONS = 4096
+MAX_ITERATIONS = 1024
 """Iterations unrolled at most."""
 
 
