@@ -141,11 +141,9 @@ def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
         op = stage.op
         if not isinstance(op, te.ComputeOp) or stage.attach == "inline" or not op.axis:
             continue
-        result = op.output(0)
+        result, last = op.output(0), op.axis[-1]
+        groups = vectorize_elements(s, result, last, last.extent, lanes)
         if op.reduce_axis:
-            *outer, last = op.axis
-            s[result].reorder(*outer, *op.reduce_axis, last)
-        else:
-            *outer, last = op.axis
-        vectorize_elements(s, result, last, last.extent, lanes)
+            leaves = s[result].leaf_iter_vars
+            s[result].reorder(*op.reduce_axis, leaves[leaves.index(groups) + 1])
     return s

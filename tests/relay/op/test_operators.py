@@ -333,6 +333,7 @@ NORMALIZATION = [
     row("nn.softmax", f32(2, 5).astype(np.float16), tolerance=1e-3),
     row("nn.log_softmax", f32(2, 5)),
     row("nn.log_softmax", f32(2, 5, 3), axis=0),
+    row("nn.log_softmax", f32(2, 3, 2, 37), axis=1),
     row("nn.layer_norm", f32(2, 3, _C), *_CHANNELS),
     row("nn.layer_norm", f32(2, 3, _C), f32(3, _C), f32(3, _C), axis=1, epsilon=1e-3),
     row("nn.rms_norm", f32(2, 3, _C), f32(_C)),
