@@ -17,6 +17,7 @@ from te.tir import (
     For,
     ForKind,
     IfThenElse,
+    Let,
     PrimExpr,
     PrimFunc,
     SizeVar,
@@ -35,6 +36,8 @@ from te.tir import (
 )  # fmt: skip
 from te.tir.interpreter import interpret
 from te.tir.ops import all as all_of
+from te.tir.ops import any as any_of
+from te.tir.ops import floordiv, floormod
 
 KINDS = [ForKind.SERIAL, ForKind.PARALLEL, ForKind.VECTORIZED, ForKind.UNROLLED]
 
@@ -99,7 +102,7 @@ def random_program(seed: int, kinds: list[ForKind] = KINDS) -> Program:
     handles = [Var(x.name, HANDLE) for x in (a, b, c)]
     func = PrimFunc(tuple(handles), body, dict(zip(handles, (a, b, c), strict=True)), {"global_symbol": f"f{seed}"})
     data = np.random.default_rng(seed)
-    arrays = [data.integers(-9, 9, sizes).astype(np.float32), data.integers(0, 5, sizes[-1] + 2).astype(np.int32),
+    arrays = [data.integers(-9, 9, sizes).astype(np.float32), data.integers(1, 5, sizes[-1] + 2).astype(np.int32),
               np.zeros(sizes, str(c.dtype))]  # fmt: skip
     return Program(func, arrays)
 
@@ -107,9 +110,19 @@ def random_program(seed: int, kinds: list[ForKind] = KINDS) -> Program:
 def _body(rng: Random, a, b, c, index: list[PrimExpr], shape: list[Dim]) -> Stmt:
     k, extent = Var("k"), rng.randint(1, 3)
     read = _padded(rng, a, index, k, shape)
-    other = cast("float32", BufferLoad(b, (index[-1] + rng.randint(0, 2),)))
+    integer = BufferLoad(b, (index[-1] + rng.randint(0, 2),))
+    other = cast("float32", integer)
+    gathered = BufferLoad(a, (*index[:-1], integer % shape[-1]))
+    quotient = cast("float32", floordiv(k * 7 - 9, integer) + floormod(index[-1] - 5, integer))
+    local = Var("local")
     term = rng.choice([lambda: read * other, lambda: maximum(read, other), lambda: read + cast("float32", k),
-                       lambda: select(index[-1] % 2 < 1, read, other), lambda: read])()  # fmt: skip
+                       lambda: select(index[-1] % 2 < 1, read, other), lambda: read, lambda: read - gathered,
+                       lambda: read + quotient, lambda: Let(local, integer * 2, cast("float32", local) - read),
+                       lambda: if_then_else(any_of(at_edge(index), integer < 3), other, gathered)])()  # fmt: skip
+    if rng.random() < 0.2:
+        even = BufferStore(c, cast(c.dtype, other), tuple(index))
+        odd = BufferStore(c, cast(c.dtype, gathered + 1.0), tuple(index))
+        return IfThenElse(index[-1] % 2 < 1, even, odd if rng.random() < 0.7 else None)
     if rng.random() < 0.3:
         return BufferStore(c, cast(c.dtype, _padded(rng, a, index, const(1), shape) + other), tuple(index))
     width = rng.choice([1, 3])
@@ -123,6 +136,11 @@ def _body(rng: Random, a, b, c, index: list[PrimExpr], shape: list[Dim]) -> Stmt
     if width == 3:
         total = total + BufferLoad(acc, (minimum(const(extent), 2),))
     return Allocate(acc, seq(clear, update, BufferStore(c, cast(c.dtype, total), tuple(index))))
+
+
+def at_edge(index: list[PrimExpr]) -> PrimExpr:
+    """Is this the first element of its row?"""
+    return index[-1] < 1
 
 
 def _padded(rng: Random, a, index: list[PrimExpr], k: PrimExpr, shape: list[Dim]) -> PrimExpr:
