@@ -49,6 +49,10 @@ class ModuleText:
         self._metadata.append(f"!{own} = distinct !{{{operands}}}")
         return f"!{own}"
 
+    def externals(self, defined: set[str]) -> tuple[str, ...]:
+        """Functions declared that are neither in `defined` nor LLVM's own."""
+        return tuple(n for n in self._declarations if n not in defined and not n.startswith("llvm."))
+
     def text(self, defined: set[str]) -> str:
         """The whole module. Declarations of the functions in `defined` are left out."""
         strings = [_string_constant(name, text) for text, name in self._strings.items()]

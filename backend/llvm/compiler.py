@@ -18,7 +18,7 @@ import llvmlite.binding as llvm
 
 from backend.cache import default_cache, source_version
 from backend.fold_lanes import fold_lanes
-from backend.llvm.codegen import EmittedModule, emit_module
+from backend.llvm.codegen import EmittedModule, Machine, emit_module
 from backend.llvm.runtime import FunctionEntry, ObjectCode
 from backend.lower_intrin import lower_intrinsics
 from backend.runtime.packed_func import BUFFER
@@ -52,7 +52,11 @@ class Compiler:
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
         expanded = [lower_intrinsics(fold_lanes(f)) for f in functions]
-        return emit_module(expanded, fma=self.target.has_fma, fast=self._fast_math())
+        return emit_module(expanded, self._code_machine())
+
+    def _code_machine(self) -> Machine:
+        has_half = not self.target.features.isdisjoint(("f16c", "neon"))
+        return Machine(fma=self.target.has_fma, half=has_half, fast=self._fast_math())
 
     def _fast_math(self) -> str:
         flags = self.target.get("fast-math", [])
@@ -65,7 +69,8 @@ class Compiler:
 
     def object_code(self, emitted: EmittedModule, functions: Iterable[PrimFunc]) -> ObjectCode:
         """Native code of an emitted module."""
-        return ObjectCode(self._compile(emitted.text), tuple(_entry(f, emitted) for f in functions))
+        code = self._compile(emitted.text)
+        return ObjectCode(code, tuple(_entry(f, emitted) for f in functions), emitted.externals)
 
     def _compile(self, text: str) -> bytes:
         machine = self._machine()
@@ -184,7 +189,7 @@ class CompileQueue:
         return None if found is None else _unpack(found)
 
 
-_CACHE_FORMAT = "llvm objects 1"  # to be changed with what `_pack` writes
+_CACHE_FORMAT = "llvm objects 2"  # to be changed with what `_pack` writes
 _SIZE = struct.Struct("<Q")
 
 

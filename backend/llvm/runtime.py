@@ -39,10 +39,11 @@ class FunctionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCode:
-    """One object file and the functions in it that can be called from outside."""
+    """One object file, the functions in it that can be called from outside, and those it calls outside by name."""
 
     code: bytes
     functions: tuple[FunctionEntry, ...]
+    externals: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Everything but the code, for a JSON header; `from_description` reads it."""
@@ -50,6 +51,7 @@ class ObjectCode:
             "size": len(self.code),
             "sha256": hashlib.sha256(self.code).hexdigest(),
             "functions": [[e.name, list(e.params), e.messages and list(e.messages)] for e in self.functions],
+            "externals": list(self.externals),
         }
 
     @staticmethod
@@ -61,7 +63,7 @@ class ObjectCode:
             FunctionEntry(str(name), tuple(map(str, params)), None if texts is None else tuple(map(str, texts)))
             for name, params, texts in part["functions"]
         )
-        return ObjectCode(code, entries)
+        return ObjectCode(code, entries, tuple(map(str, part["externals"])))
 
 
 class LLVMModule(Module):
@@ -127,8 +129,20 @@ class LLVMModule(Module):
         with self._loading:
             if self._engine is None:
                 check_machine(self._triple, self._features)
+                self._check_externals()
                 self._engine = _link([part.code for part in self._parts])
             return self._engine
+
+
+    def _check_externals(self) -> None:
+        """LLVM's linker would end the process over a missing function."""
+        wanted = {name for part in self._parts for name in part.externals}
+        missing = sorted(n for n in wanted if n not in self._entries and not llvm.address_of_symbol(n))
+        if missing:
+            raise ModuleError(
+                f"this code calls {', '.join(missing)}, which neither the module nor the process has; load the library "
+                "that has it first: llvmlite.binding.load_library_permanently(path)"
+            )
 
 
 def _link(objects: Iterable[bytes]) -> llvm.ExecutionEngine:

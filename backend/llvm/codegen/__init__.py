@@ -1,6 +1,7 @@
 """Loop IR to LLVM assembly: `emit_module`.
 
     index.py   addresses: index arithmetic in 64 bits, constants folded
+    convert.py conversions between types
     expr.py    values
     memory.py  loads and stores, scalar and vector, masked or not
     calls.py   intrinsics, one function each
@@ -8,6 +9,7 @@
     module.py  functions and modules
 """
 
+from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.module import EmittedModule, emit_module
 
-__all__ = ["EmittedModule", "emit_module"]
+__all__ = ["EmittedModule", "Machine", "emit_module"]

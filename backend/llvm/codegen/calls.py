@@ -115,7 +115,7 @@ class CallEmitter(MemoryEmitter):
     def emit_fma(self, call: Call) -> str:
         of = compute_type(call.dtype)
         a, b, c = (self.computed(x) for x in call.args)
-        if self.fma:
+        if self.machine.fma:
             return self.rounded(self.fused(of, a, b, c), call.dtype)
         kind = register_type(of)
         product = self.text.pure(f"fmul {self.fast}{kind} {a}, {b}")

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.index import IndexEmitter, is_nonnegative
+from backend.llvm.codegen.convert import ConvertEmitter, Machine
+from backend.llvm.codegen.index import is_nonnegative
 from backend.llvm.types import compute_type, constant, register_type, suffix, vector_constant
 from te.dtype import DType, dtype
 from te.errors import CompileError
@@ -55,21 +56,16 @@ _PREDICATES: dict[type, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
-class ExprEmitter(IndexEmitter):
-    """Emits expressions; `visit` gives the operand that holds the value.
-
-    `fma`: the target multiplies and adds in one instruction, rounding once. `fast`: LLVM's fast-math flags for every
-    float operation.
-    """
+class ExprEmitter(ConvertEmitter):
+    """Emits expressions; `visit` gives the operand that holds the value."""
 
     mask: tuple[str, int] | None = None
     """While a side of a vector if_then_else is emitted: the mask of wanted lanes and their number. Loads touch no
     other lanes."""
 
-    def __init__(self, text: FunctionText, *, fma: bool, fast: str) -> None:
-        super().__init__(text)
-        self.fma = fma
-        self.fast = f"{fast} " if fast else ""
+    def __init__(self, text: FunctionText, machine: Machine) -> None:
+        super().__init__(text, machine)
+        self.fast = f"{machine.fast} " if machine.fast else ""
 
     def visit_default(self, node: Any) -> str:
         raise CompileError(f"the llvm target has no code for {type(node).__name__}: {node}; lower it first")
@@ -161,7 +157,7 @@ class ExprEmitter(IndexEmitter):
         if operation is None:
             raise CompileError(f"{type(expr).__name__} is defined on integers, not on {expr.dtype}: {expr}")
         kind = register_type(compute_type(expr.dtype))
-        if self.fma and (expr.__class__ is Add or expr.__class__ is Sub):
+        if self.machine.fma and (expr.__class__ is Add or expr.__class__ is Sub):
             fused = self._contract(expr, kind)
             if fused is not None:
                 return self.rounded(fused, expr.dtype)
@@ -354,90 +350,12 @@ class ExprEmitter(IndexEmitter):
             return expr.dtype.is_float and self.is_harmless(expr.a) and self.is_harmless(expr.b)
         return all(self.is_harmless(child) for child in expr.node_children())  # type: ignore[arg-type]
 
-    # Conversions
-
     def visit_Let(self, expr: Let) -> str:
         self.bind(expr.var, expr.value)
         return self.visit(expr.body)
 
     def visit_Cast(self, expr: Cast) -> str:
         return self.convert(self.visit(expr.value), expr.value.dtype, expr.dtype)
-
-    def convert(self, value: str, source: DType, target: DType) -> str:
-        """A value of type `source` as type `target`."""
-        if source == target:
-            return value
-        if target.is_bool:
-            return self._to_bool(value, source)
-        if source.is_float:
-            convert = self._float_to_float if target.is_float else self._to_int
-            return convert(value, source, target)
-        if target.is_float:
-            through = compute_type(target)
-            how = "sitofp" if source.is_int else "uitofp"
-            return self.convert(self._cast(how, value, source, through), through, target)
-        if source.is_handle != target.is_handle:
-            return self._cast("ptrtoint" if source.is_handle else "inttoptr", value, source, target)
-        if source.bits == target.bits:
-            return value
-        narrower = target.bits < source.bits
-        return self._cast("trunc" if narrower else "sext" if source.is_int else "zext", value, source, target)
-
-    def _cast(self, how: str, value: str, source: DType, target: DType) -> str:
-        return self.text.pure(f"{how} {register_type(source)} {value} to {register_type(target)}")
-
-    def _to_bool(self, value: str, source: DType) -> str:
-        zero = constant(source.element, 0) if source.lanes == 1 else "zeroinitializer"
-        if source.is_float and source.code != "bfloat":
-            return self.text.pure(f"fcmp une {register_type(source)} {value}, {zero}")
-        if source.code == "bfloat":
-            return self._to_bool(self._widen_bfloat(value, source), compute_type(source))
-        return self.text.pure(f"icmp ne {register_type(source)} {value}, {zero}")
-
-    def _to_int(self, value: str, source: DType, target: DType) -> str:
-        value, source = self.convert(value, source, compute_type(source)), compute_type(source)
-        if target.bits < 32:  # values outside the narrow type wrap, as they do from int32
-            through = dtype("int32").with_lanes(target.lanes)
-            return self._cast("trunc", self._cast("fptosi", value, source, through), through, target)
-        if target.element == "uint32":
-            through = dtype("int64").with_lanes(target.lanes)
-            return self._cast("trunc", self._cast("fptosi", value, source, through), through, target)
-        return self._cast("fptosi" if target.is_int else "fptoui", value, source, target)
-
-    def _float_to_float(self, value: str, source: DType, target: DType) -> str:
-        if source.code == "bfloat":
-            return self.convert(self._widen_bfloat(value, source), compute_type(source), target)
-        if target.code == "bfloat":
-            through = compute_type(target)
-            return self._round_bfloat(self.convert(value, source, through), through, target)
-        if source.bits + target.bits == 80:  # float64 <-> float16: no instruction, LLVM would call a library
-            through = dtype("float32").with_lanes(source.lanes)
-            return self.convert(self.convert(value, source, through), through, target)
-        return self._cast("fpext" if target.bits > source.bits else "fptrunc", value, source, target)
-
-    def _widen_bfloat(self, value: str, source: DType) -> str:
-        words, target = dtype("int32").with_lanes(source.lanes), compute_type(source)
-        kind = register_type(words)
-        wide = self.text.pure(f"zext {register_type(source)} {value} to {kind}")
-        shifted = self.text.pure(f"shl {kind} {wide}, {self._ints(words, 16)}")
-        return self._cast("bitcast", shifted, words, target)
-
-    def _round_bfloat(self, value: str, source: DType, target: DType) -> str:
-        """Round to nearest, ties to even, on the bits; a NaN stays one."""
-        words, pure = dtype("int32").with_lanes(source.lanes), self.text.pure
-        kind, flag = register_type(words), register_type(dtype("bool").with_lanes(source.lanes))
-        bits = self._cast("bitcast", value, source, words)
-        upper = pure(f"lshr {kind} {bits}, {self._ints(words, 16)}")
-        odd = pure(f"and {kind} {upper}, {self._ints(words, 1)}")
-        bias = pure(f"add {kind} {odd}, {self._ints(words, 0x7FFF)}")
-        biased = pure(f"add {kind} {bits}, {bias}")
-        rounded = pure(f"lshr {kind} {biased}, {self._ints(words, 16)}")
-        bad = pure(f"fcmp uno {register_type(source)} {value}, {value}")
-        chosen = pure(f"select {flag} {bad}, {kind} {self._ints(words, 0x7FC0)}, {kind} {rounded}")
-        return pure(f"trunc {kind} {chosen} to {register_type(target)}")
-
-    def _ints(self, of: DType, value: int) -> str:
-        return str(value) if of.lanes == 1 else f"splat ({register_type(of.element)} {value})"
 
 
 _COMPARE_INTS: dict[str, Any] = {

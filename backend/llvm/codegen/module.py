@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from backend.llvm.assembly import FunctionText, ModuleText
+from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.index import Index
 from backend.llvm.codegen.stmt import AssertMessages, StmtEmitter
 from backend.llvm.types import element_bytes, register_type
@@ -19,24 +20,25 @@ __all__ = ["EmittedModule", "emit_module"]
 class EmittedModule:
     """LLVM assembly and what has to be remembered of its functions.
 
+    `externals`: functions that it calls and does not hold: of other modules or of the process.
     `assert_messages`: for each packed function, the templates of its AssertStmts; failure k (from 1) has entry k - 1.
     """
 
     text: str
     names: tuple[str, ...]
     assert_messages: dict[str, list[str]] = field(default_factory=dict)
+    externals: tuple[str, ...] = ()
 
 
-def emit_module(functions: Iterable[PrimFunc], *, fma: bool, fast: str = "") -> EmittedModule:
-    """LLVM assembly of lowered functions (flat buffers, math intrinsics already expanded).
+def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModule:
+    """LLVM assembly of lowered functions (flat buffers, math intrinsics already expanded) for a kind of machine.
 
-    `fma`: the target has a fused multiply-add instruction. `fast`: fast-math flags of LLVM, such as "nnan nsz".
     Raises CompileError for what the target has no code for.
     """
     module, names, messages = ModuleText(), [], {}
     for function in functions:
         try:
-            own = _emit_function(module, function, fma, fast)
+            own = _emit_function(module, function, machine)
         except CompileError as error:
             error.add_note(f"in function {function.name}")
             raise
@@ -44,14 +46,15 @@ def emit_module(functions: Iterable[PrimFunc], *, fma: bool, fast: str = "") -> 
         if own is not None:
             messages[function.name] = own
     attributes = ["attributes #0 = { nounwind noinline }", "attributes #1 = { nounwind noinline }"]
-    return EmittedModule("\n".join([module.text(set(names)), *attributes, ""]), tuple(names), messages)
+    text = "\n".join([module.text(set(names)), *attributes, ""])
+    return EmittedModule(text, tuple(names), messages, module.externals(set(names)))
 
 
-def _emit_function(module: ModuleText, function: PrimFunc, fma: bool, fast: str) -> AssertMessages | None:
+def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> AssertMessages | None:
     is_host = function.attrs.get("calling_convention") == "packed"
     messages: AssertMessages | None = [] if is_host else None
     text = FunctionText(module, function.name, "")
-    emitter = StmtEmitter(text, fma=fma, fast=fast, messages=messages)
+    emitter = StmtEmitter(text, machine, messages)
     unaliased = bool(function.attrs.get("noalias", True)) and not is_host
     parameters = ["ptr %ctx"]
     for i, var in enumerate(function.params):

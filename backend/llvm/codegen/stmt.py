@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backend.llvm.assembly import FunctionText, ModuleText
 from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE, CallEmitter
+from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.index import Index, is_nonnegative
 from backend.llvm.types import element_bytes, memory_type, register_type
 from te.dtype import INT64
@@ -41,9 +42,9 @@ class StmtEmitter(CallEmitter):
     """Emits the statements of one function. `messages` collects what its AssertStmts say; None where none may be."""
 
     def __init__(
-        self, text: FunctionText, *, fma: bool, fast: str, messages: AssertMessages | None, parallel: bool = True
+        self, text: FunctionText, machine: Machine, messages: AssertMessages | None, *, parallel: bool = True
     ) -> None:
-        super().__init__(text, fma=fma, fast=fast)
+        super().__init__(text, machine)
         self.messages = messages
         self.parallel = parallel
         self.alignment: dict[Var, int] = {}
@@ -228,7 +229,7 @@ class StmtEmitter(CallEmitter):
 
     def child(self, text: FunctionText) -> StmtEmitter:
         """An emitter for a function outlined from this one: the same target, and parallel loops run serially."""
-        inner = StmtEmitter(text, fma=self.fma, fast=self.fast.strip(), messages=None, parallel=False)
+        inner = StmtEmitter(text, self.machine, None, parallel=False)
         inner.nonnegative = set(self.nonnegative)
         inner.alignment = dict(self.alignment)
         return inner

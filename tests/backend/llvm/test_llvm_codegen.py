@@ -194,6 +194,26 @@ def test_bfloat16_rounds_to_nearest_even(run_both):
     assert np.isnan(mine[~finite].astype("f4")).all()
 
 
+@pytest.mark.parametrize("lanes", [1, 8])
+def test_float16_without_instructions_for_it(run_llvm, lanes):
+    old = Target("llvm -mcpu=x86-64-v2") if "x86" in Target("llvm").get("mtriple") else Target("llvm")
+    every_half = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    widen = elementwise(lambda a: cast("float32", a), ["float16"], "float32", lanes, 1 << 16)
+    wide = run_llvm(widen, every_half, np.zeros(1 << 16, "f4"), target=old)[1]
+    np.testing.assert_array_equal(wide, every_half.astype("f4"))
+    bits = rng.integers(0, 1 << 32, 1 << 15, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    some = [bits, rng.uniform(-1e-4, 1e-4, 1 << 14), rng.uniform(-7e4, 7e4, 1 << 13), np.repeat(wide[: 1 << 12], 2)]
+    with np.errstate(invalid="ignore"):
+        values = np.concatenate(some).astype("f4")
+    values[-(1 << 13) :: 2] = np.nextafter(values[-(1 << 13) :: 2], np.float32(9))
+    narrow = elementwise(lambda a: cast("float16", a), ["float32"], "float16", lanes, len(values))
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.astype("f2")
+    np.testing.assert_array_equal(run_llvm(narrow, values, np.zeros(len(values), "f2"), target=old)[1], expected)
+    text = build(IRModule({"f": elementwise(lambda a: a * a, ["float16"], "float16", lanes, 64)}), old)
+    assert "hfsf" not in text.get_source("asm") and "sfhf" not in text.get_source("asm")
+
+
 def test_multiply_add_is_contracted_where_the_target_fuses(run_llvm):
     def compute(a, b, c):
         return a * b + c

@@ -11,7 +11,7 @@ from backend.runtime import nd
 from backend.runtime.errors import ArtifactError, ModuleError
 from backend.target import Target
 from te.ir import IRModule
-from te.tir import BufferLoad, BufferStore, For, ForKind, PrimFunc, Var, const, decl_buffer
+from te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, StringImm, Var, const, decl_buffer
 
 
 def scale(name: str, factor: float) -> PrimFunc:
@@ -62,6 +62,19 @@ def test_code_for_another_machine_is_refused_before_it_runs(host):
         load_from_bytes(module.save_to_bytes())["f"]
     with pytest.raises(ArtifactError, match=r"needs the instructions (amx-avx512|sve)"):
         check_machine(host.get("mtriple"), ["amx-avx512" if "x86" in host.get("mtriple") else "sve"])
+
+
+def test_a_missing_c_function_is_an_error_and_a_present_one_is_called(host):
+    def calling(name: str) -> PrimFunc:
+        c = decl_buffer((1,), "int32", name="C")
+        value = Call(c.dtype, "call_extern", (StringImm(name), const(-7)))
+        return PrimFunc((c.data,), BufferStore(c, value, (const(0),)), {c.data: c}, {"global_symbol": "f"})
+
+    with pytest.raises(ModuleError, match="calls no_such_function, which neither the module nor the process has"):
+        build(IRModule({"f": calling("no_such_function")}), host)["f"]
+    out = nd.array(np.zeros(1, "i4"))
+    build(IRModule({"f": calling("abs")}), host)["f"](out)
+    assert out.numpy()[0] == 7
 
 
 def test_unknown_names_and_sources(module):
