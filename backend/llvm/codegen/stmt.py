@@ -26,6 +26,7 @@ from te.tir import (
     product,
 )
 from te.tir.analysis import free_variables
+from te.tir.ops import as_int
 
 __all__ = ["AssertMessages", "StmtEmitter"]
 
@@ -172,6 +173,8 @@ class StmtEmitter(CallEmitter):
 
     def _loop_metadata(self, loop: For) -> str:
         if loop.kind is ForKind.UNROLLED:
+            if as_int(loop.extent) is None:
+                return ""  # LLVM would warn on standard error that it can't unroll it
             option = '!{!"llvm.loop.unroll.enable"}'
         elif "pragma_unroll_factor" in loop.annotations:
             option = f'!{{!"llvm.loop.unroll.count", i32 {int(loop.annotations["pragma_unroll_factor"])}}}'
