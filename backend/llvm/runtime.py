@@ -129,13 +129,15 @@ class LLVMModule(Module):
         with self._loading:
             if self._engine is None:
                 check_machine(self._triple, self._features)
+                engine = _new_engine()
                 self._check_externals()
-                self._engine = _link([part.code for part in self._parts])
+                _link(engine, [part.code for part in self._parts])
+                self._engine = engine
             return self._engine
 
 
     def _check_externals(self) -> None:
-        """LLVM's linker would end the process over a missing function."""
+        """LLVM's linker would end the process over a missing function. It knows the process once an engine exists."""
         wanted = {name for part in self._parts for name in part.externals}
         missing = sorted(n for n in wanted if n not in self._entries and not llvm.address_of_symbol(n))
         if missing:
@@ -145,12 +147,10 @@ class LLVMModule(Module):
             )
 
 
-def _link(objects: Iterable[bytes]) -> llvm.ExecutionEngine:
-    engine = _new_engine()
+def _link(engine: llvm.ExecutionEngine, objects: Iterable[bytes]) -> None:
     for code in objects:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    return engine
 
 
 def _new_engine() -> llvm.ExecutionEngine:

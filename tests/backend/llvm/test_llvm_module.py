@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -75,6 +79,26 @@ def test_a_missing_c_function_is_an_error_and_a_present_one_is_called(host):
     out = nd.array(np.zeros(1, "i4"))
     build(IRModule({"f": calling("abs")}), host)["f"](out)
     assert out.numpy()[0] == 7
+
+
+def test_functions_of_the_c_library_are_found_in_a_fresh_process(tmp_path, host):
+    c = decl_buffer((1,), "float64", name="C")
+    body = BufferStore(c, Call(c.dtype, "erf", (const(0.5, "float64"),)), (const(0),))
+    f = PrimFunc((c.data,), body, {c.data: c}, {"global_symbol": "f"})
+    path = tmp_path / "module"
+    path.write_bytes(build(IRModule({"f": f}), host).save_to_bytes())
+    program = (
+        "import sys, numpy as np\n"
+        "from backend.llvm.runtime import load_from_bytes\n"
+        "from backend.runtime import nd\n"
+        "out = nd.array(np.zeros(1))\n"
+        "load_from_bytes(open(sys.argv[1], 'rb').read()).address_of('f')\n"
+        "load_from_bytes(open(sys.argv[1], 'rb').read())['f'](out)\n"
+        "print(out.numpy()[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(math.erf(0.5))
 
 
 def test_unknown_names_and_sources(module):
