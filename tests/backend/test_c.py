@@ -61,13 +61,22 @@ def function_of(compute, dtypes, result, vector):
     return PrimFunc(tuple(b.data for b in buffers), loop, {b.data: b for b in buffers}, {"global_symbol": "f"})
 
 
-def run_both(function, *inputs, result, shape=(SIZE,)):
+def run_both(function, *inputs, result):
     """What C and the interpreter write into the last argument."""
-    expected = np.zeros(shape, result)
-    interpret(function, *[x.copy() for x in inputs], expected)
-    out = nd.array(np.zeros(shape, result))
-    build(function, target=TARGET)(*[nd.array(x) for x in inputs], out)
-    return out.numpy(), expected
+    return run_all({"f": function}, *inputs, result=result)["f"]
+
+
+def run_all(functions, *inputs, result):
+    """name -> what C and the interpreter write into the last argument; the C compiler runs once."""
+    module = build(IRModule(functions), target=TARGET)
+    found = {}
+    for name, function in functions.items():
+        expected = np.zeros(SIZE, result)
+        interpret(function, *[x.copy() for x in inputs], expected)
+        out = nd.array(np.zeros(SIZE, result))
+        module[name](*[nd.array(x) for x in inputs], out)
+        found[name] = out.numpy(), expected
+    return found
 
 
 def sample(dtype, seed, low=-20, high=20):
@@ -102,14 +111,8 @@ INTEGER = {
 @pytest.mark.parametrize("vector", [False, True], ids=["scalar", "vector"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint32"])
 def test_integer_operators(dtype, vector):
-    outs, expected = [], []
-    for op in INTEGER.values():
-        got, want = run_both(
-            function_of(op, [dtype, dtype], dtype, vector), sample(dtype, 1), sample(dtype, 2), result=dtype
-        )
-        outs.append(got)
-        expected.append(want)
-    for name, got, want in zip(INTEGER, outs, expected, strict=True):
+    functions = {name: function_of(op, [dtype, dtype], dtype, vector) for name, op in INTEGER.items()}
+    for name, (got, want) in run_all(functions, sample(dtype, 1), sample(dtype, 2), result=dtype).items():
         np.testing.assert_array_equal(got, want, err_msg=f"{name} of {dtype}")
 
 
@@ -141,9 +144,9 @@ FLOAT = {
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_float_operators(dtype, vector):
     tolerance = {"float16": 4e-3, "float32": 2e-6, "float64": 1e-14}[dtype]
-    for name, op in FLOAT.items():
-        x, y = (sample(dtype, seed, -6, 6) for seed in (1, 2))
-        got, want = run_both(function_of(op, [dtype, dtype], dtype, vector), x, y, result=dtype)
+    functions = {name: function_of(op, [dtype, dtype], dtype, vector) for name, op in FLOAT.items()}
+    x, y = (sample(dtype, seed, -6, 6) for seed in (1, 2))
+    for name, (got, want) in run_all(functions, x, y, result=dtype).items():
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance, err_msg=f"{name} of {dtype}")
 
 
