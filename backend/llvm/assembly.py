@@ -14,13 +14,12 @@ __all__ = ["FunctionText", "ModuleText"]
 
 
 class ModuleText:
-    """Functions, declarations, constants and metadata of one LLVM module."""
+    """Functions, declarations and constants of one LLVM module."""
 
     def __init__(self) -> None:
         self.functions: list[str] = []
         self._declarations: dict[str, str] = {}
         self._strings: dict[str, str] = {}
-        self._metadata: list[str] = []
         self._numbers = 0
 
     def fresh_number(self) -> int:
@@ -39,16 +38,6 @@ class ModuleText:
             name = self._strings[text] = f"@.str{len(self._strings)}"
         return name
 
-    def loop_metadata(self, *options: str) -> str:
-        """A fresh loop identity with the given options, such as ``!{!"llvm.loop.unroll.disable"}``."""
-        first = len(self._metadata)
-        for option in options:
-            self._metadata.append(f"!{len(self._metadata)} = {option}")
-        own = len(self._metadata)
-        operands = ", ".join([f"!{own}", *[f"!{first + i}" for i in range(len(options))]])
-        self._metadata.append(f"!{own} = distinct !{{{operands}}}")
-        return f"!{own}"
-
     def externals(self, defined: set[str]) -> tuple[str, ...]:
         """Functions declared that are neither in `defined` nor LLVM's own."""
         return tuple(n for n in self._declarations if n not in defined and not n.startswith("llvm."))
@@ -57,7 +46,7 @@ class ModuleText:
         """The whole module. Declarations of the functions in `defined` are left out."""
         strings = [_string_constant(name, text) for text, name in self._strings.items()]
         declarations = [line for name, line in self._declarations.items() if name not in defined]
-        return "\n".join([*strings, *declarations, *self.functions, *self._metadata, ""])
+        return "\n".join([*strings, *declarations, *self.functions, ""])
 
 
 def _string_constant(name: str, text: str) -> str:
@@ -120,9 +109,9 @@ class FunctionText:
         """End the block with a jump."""
         self._lines.append(f"  br label %{label}")
 
-    def branch(self, condition: str, then: str, otherwise: str, metadata: str = "") -> None:
+    def branch(self, condition: str, then: str, otherwise: str) -> None:
         """End the block with a conditional jump."""
-        self._lines.append(f"  br i1 {condition}, label %{then}, label %{otherwise}{metadata}")
+        self._lines.append(f"  br i1 {condition}, label %{then}, label %{otherwise}")
 
     @contextmanager
     def region(self) -> Generator[None]:

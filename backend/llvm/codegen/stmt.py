@@ -26,7 +26,6 @@ from te.tir import (
     product,
 )
 from te.tir.analysis import free_variables
-from te.tir.ops import as_int
 
 __all__ = ["AssertMessages", "StmtEmitter"]
 
@@ -35,6 +34,8 @@ STACK_BYTES = 64 * 1024
 STACK_TOTAL = 256 * 1024
 
 MAX_TASKS = 2**31 - 1
+MAX_UNROLLED = 4096
+"""Statements that an unrolled loop may become; a larger one stays a loop."""
 
 AssertMessages = list[str]
 
@@ -136,11 +137,14 @@ class StmtEmitter(CallEmitter):
         if loop.kind is ForKind.VECTORIZED:
             raise CompileError(f"loop {loop.loop_var.name} is still vectorized; run the vectorize pass first")
         low = self.index(loop.min)
-        if extent.value is None and (extent.constant <= 1 or loop.kind is ForKind.UNROLLED):
+        if extent.value is None and (extent.constant <= 1 or self._is_written_out(loop, extent.constant)):
             for i in range(extent.constant):
                 self.run_iteration(loop, self.sum(low, Index(None, i, 0)))
             return
         self.loop(loop, low, self.sum(low, extent))
+
+    def _is_written_out(self, loop: For, extent: int) -> bool:
+        return loop.kind is ForKind.UNROLLED and extent * _count_statements(loop.body) <= MAX_UNROLLED
 
     def run_iteration(self, loop: For, position: Index) -> None:
         """The body once, at a given position."""
@@ -168,19 +172,8 @@ class StmtEmitter(CallEmitter):
             text.place(latch)
             text.effect(f"%{following} = add nsw i64 {position}, 1")
             again = text.value(f"icmp slt i64 %{following}, {stop}")
-            text.branch(again, body, done, self._loop_metadata(loop))
+            text.branch(again, body, done)
         text.place(done)
-
-    def _loop_metadata(self, loop: For) -> str:
-        if loop.kind is ForKind.UNROLLED:
-            if as_int(loop.extent) is None:
-                return ""  # LLVM would warn on standard error that it can't unroll it
-            option = '!{!"llvm.loop.unroll.enable"}'
-        elif "pragma_unroll_factor" in loop.annotations:
-            option = f'!{{!"llvm.loop.unroll.count", i32 {int(loop.annotations["pragma_unroll_factor"])}}}'
-        else:
-            return ""
-        return f", !llvm.loop {self.text.module.loop_metadata(option)}"
 
     # Scratch memory
 
@@ -301,3 +294,10 @@ def _emit_task(module: ModuleText, name: str, body: str, kinds: list[str]) -> No
     text.effect(f"call void @{body}({', '.join(['ptr %ctx', *args, *[f'i64 {b}' for b in bounds]])})")
     text.effect("ret void")
     text.finish()
+
+
+def _count_statements(body: Stmt) -> int:
+    """Stores and calls that `body` runs, counting other loops once."""
+    if isinstance(body, For) and body.kind is ForKind.UNROLLED and isinstance(body.extent, IntImm):
+        return body.extent.value * _count_statements(body.body)
+    return sum([_count_statements(s) for s in body.node_children() if isinstance(s, Stmt)]) or 1

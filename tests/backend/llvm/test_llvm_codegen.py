@@ -334,6 +334,15 @@ def test_parallel_loops_of_one_symbolic_extent_after_each_other(run_both):
     assert_same(run_both(make(seq(first, second), c, n), np.zeros(64, "int32"), 7))
 
 
+def test_a_huge_unrolled_loop_stays_a_loop(run_both):
+    c = decl_buffer((100_000,), "int32", name="C")
+    j = Var("j", dtype_of("int32"))
+    f = make(loop(500, lambda i: For(j, const(0), const(200), ForKind.UNROLLED,
+                                     BufferStore(c, i - j, (i * 200 + j,))), ForKind.UNROLLED), c)  # fmt: skip
+    assert build(IRModule({"f": f}), Target("llvm")).get_source("raw-ll").count("store") == 200
+    assert_same(run_both(f, np.zeros(100_000, "int32")))
+
+
 def test_nested_parallel_loops_with_captured_values(run_both):
     n, scale = Var("n", dtype_of("int32")), Var("scale", dtype_of("float32"))
     a, c = decl_buffer((256,), name="A"), decl_buffer((256,), name="C")
