@@ -109,10 +109,10 @@ def build(
     workloads = list({node.workload.key: node.workload for node in graph.nodes}.values())
     builder = ModuleBuilder(target)
     with report.step("lower"):
-        workspaces = _lower_all(workloads, builder, progress)
+        memory = _lower_all(workloads, builder, progress)
     with report.step("plan"):
-        add_workspaces(graph, workspaces)
-        place_tensors(graph)
+        add_workspaces(graph, {name: m["workspaces"] for name, m in memory.items()})
+        place_tensors(graph, {name: m["in_place"] for name, m in memory.items()})
     with report.step("compile"):
         entry = make_entry(graph) if target.device_kind == "cpu" else None
         if entry is not None:
@@ -135,11 +135,11 @@ def _name_outputs(graph: ExecutionGraph, names: Sequence[str]) -> None:
 
 def _lower_all(
     workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
-) -> dict[str, tuple[int, ...]]:
-    """Hand every kernel to `builder`, those compiled before from its cache; gives their workspaces by name."""
+) -> dict[str, dict[str, list[int]]]:
+    """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask of memory, by name."""
     context = PassContext.current()
     settings = repr((context.opt_level, sorted(context.config.items()), sorted(context.disabled_pass)))
-    workspaces: dict[str, tuple[int, ...]] = {}
+    memory: dict[str, dict[str, list[int]]] = {}
     for i, workload in enumerate(workloads):
         key = f"{workload.name}\n{settings}\n{workload.key}"
         note = builder.reuse(workload.name, key)
@@ -147,10 +147,10 @@ def _lower_all(
             if progress is not None:
                 progress(f"lowering {workload.name}", i, len(workloads))
             kernel = lower(workload, builder.target)
-            note = json.dumps(kernel.workspaces)
+            note = json.dumps({"workspaces": kernel.workspaces, "in_place": kernel.in_place})
             builder.add(kernel.function, key, note)
-        workspaces[workload.name] = tuple(json.loads(note))
-    return workspaces
+        memory[workload.name] = json.loads(note)
+    return memory
 
 
 def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:

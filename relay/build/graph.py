@@ -65,8 +65,9 @@ class ExecutionGraph:
 
     def base_of(self, tensor: int) -> int:
         """The tensor that owns the memory this one shows."""
-        base = self.tensors[tensor].base
-        return tensor if base is None else base
+        while (base := self.tensors[tensor].base) is not None:
+            tensor = base
+        return tensor
 
     def to_json(self, name: str, target: str, device: str, entry: str | None) -> dict[str, Any]:
         """The graph as the executor reads it."""
@@ -211,14 +212,36 @@ def _place_outputs(graph: ExecutionGraph) -> None:
             base.storage = ("output", i)
 
 
-def _place_arena(graph: ExecutionGraph) -> None:
-    first: dict[int, int] = {}
+def _last_reads(graph: ExecutionGraph) -> dict[int, int]:
+    """Tensor that owns memory -> the last step that writes or reads it."""
     last: dict[int, int] = {}
     for step, node in enumerate(graph.nodes):
-        for number in node.outputs:
-            first[number] = last[number] = step
-        for number in node.inputs:
+        for number in (*node.outputs, *node.inputs):
             last[graph.base_of(number)] = step
+    return last
+
+
+def _reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> None:
+    """Let results take the memory of inputs that are read for the last time, where the kernel allows it."""
+    last = _last_reads(graph)
+    for step, node in enumerate(graph.nodes):
+        result = node.outputs[0]
+        for position in in_place.get(node.workload.name, ()):
+            base = graph.base_of(node.inputs[position])
+            mine = graph.tensors[result].storage is None and graph.tensors[base].storage is None
+            once = [graph.base_of(number) for number in node.inputs].count(base) == 1
+            if mine and once and last[base] == step and graph.tensors[base].nbytes == graph.tensors[result].nbytes:
+                graph.tensors[result].base = base
+                last[base] = last[result]
+                break
+
+
+def _place_arena(graph: ExecutionGraph) -> None:
+    last = _last_reads(graph)
+    first: dict[int, int] = {}
+    for step, node in enumerate(graph.nodes):
+        for number in node.outputs:
+            first.setdefault(graph.base_of(number), step)
     owned = [n for n in first if graph.tensors[n].storage is None]
     graph.plan = plan_memory([Lifetime(n, graph.tensors[n].nbytes, first[n], last[n]) for n in owned])
     for number, offset in graph.plan.offsets.items():
@@ -242,10 +265,13 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[int]
             graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", TensorType((nbytes,), "uint8")))
 
 
-def place_tensors(graph: ExecutionGraph) -> None:
-    """Decide where every tensor lies. Raises CompileError for symbolic shapes."""
+def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] | None = None) -> None:
+    """Decide where every tensor lies; `in_place` names the inputs that kernels may overwrite, by the kernel's name.
+
+    Raises CompileError for symbolic shapes.
+    """
     _place_outputs(graph)
+    _reuse_inputs(graph, in_place or {})
     _place_arena(graph)
-    for tensor in graph.tensors:
-        if tensor.base is not None:
-            tensor.storage = graph.tensors[tensor.base].storage
+    for number, tensor in enumerate(graph.tensors):
+        tensor.storage = graph.tensors[graph.base_of(number)].storage

@@ -10,6 +10,7 @@ from typing import Any
 import te
 from backend.target import Target
 from relay.analysis import evaluation_order
+from relay.build.in_place import in_place_inputs
 from relay.build.workspace import lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
@@ -61,11 +62,16 @@ class Workload:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A lowered workload. `workspaces`: bytes of the scratch buffers it takes as parameters after its results."""
+    """A lowered workload.
+
+    `workspaces`: bytes of the scratch buffers it takes as parameters after its results. `in_place`: positions of the
+    inputs that its result may overwrite.
+    """
 
     name: str
     function: PrimFunc
     workspaces: tuple[int, ...]
+    in_place: tuple[int, ...]
 
 
 def tensor_types(ty: Type) -> list[TensorType]:
@@ -133,4 +139,7 @@ def lower(workload: Workload, target: Target) -> Kernel:
         error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
         raise
     function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
-    return Kernel(workload.name, function, tuple(workspaces))
+    in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 else ()
+    if in_place:
+        function = function.with_attr("noalias", False)
+    return Kernel(workload.name, function, tuple(workspaces), in_place)

@@ -1,0 +1,67 @@
+"""Which inputs a kernel may overwrite with its result.
+
+A kernel works in place when every element of the input is read only to compute the same element of the output, once.
+That is read off the finished loops: each load of the input stands in the value of a store to the output, at the very
+same index, and no index is shifted inwards (such a last tile computes elements a second time).
+"""
+
+from __future__ import annotations
+
+from te.ir import Visitor, collect, structural_equal
+from te.tir import BufferLoad, BufferStore, Call, Min, PrimExpr, PrimFunc, Var, While
+
+__all__ = ["in_place_inputs"]
+
+
+class _Accesses(Visitor[None]):
+    """Finds out which of the candidate inputs are read only where `output` is written."""
+
+    def __init__(self, output: Var, candidates: set[Var]) -> None:
+        self.output = output
+        self.safe = set(candidates)
+        self.unsure = False
+
+    def visit_BufferStore(self, node: BufferStore) -> None:
+        if node.buffer.data is not self.output:
+            self.visit_default(node)
+            return
+        if any(collect(index, Min) for index in node.indices):
+            self.unsure = True
+        for load in collect(node.value, BufferLoad):
+            if load.buffer.data is self.output:
+                self.unsure = True
+            elif not _same(load.indices, node.indices):
+                self.safe.discard(load.buffer.data)
+        for index in node.indices:
+            self.visit(index)
+
+    def visit_BufferLoad(self, node: BufferLoad) -> None:
+        self.safe.discard(node.buffer.data)
+        self.visit_default(node)
+
+    def visit_Call(self, node: Call) -> None:
+        self.unsure = self.unsure or node.op in ("address_of", "call_extern", "call_packed", "call_kernel")
+        self.visit_default(node)
+
+    def visit_While(self, node: While) -> None:
+        self.unsure = True
+
+
+def _same(a: tuple[PrimExpr, ...], b: tuple[PrimExpr, ...]) -> bool:
+    return len(a) == len(b) and all(structural_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def in_place_inputs(function: PrimFunc, num_inputs: int) -> tuple[int, ...]:
+    """Positions of the inputs whose memory the first result may take; of its type and size, and safe to overwrite."""
+    if len(function.params) <= num_inputs:
+        return ()
+    result = function.buffer_map.get(function.params[num_inputs])
+    inputs = [function.buffer_map.get(p) for p in function.params[:num_inputs]]
+    if result is None:
+        return ()
+    alike = {
+        b.data: i for i, b in enumerate(inputs) if b is not None and b.dtype == result.dtype and b.shape == result.shape
+    }
+    accesses = _Accesses(result.data, set(alike))
+    accesses.visit(function.body)
+    return () if accesses.unsure else tuple(sorted(alike[data] for data in accesses.safe))
