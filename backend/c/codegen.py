@@ -28,6 +28,7 @@ from te.tir import (
     product,
 )
 from te.tir.analysis import free_variables
+from te.tir.passes.legalize_compute import legalize_compute
 
 __all__ = ["CGenerator", "build", "generate_source"]
 
@@ -223,7 +224,7 @@ def generate_source(module: IRModule) -> tuple[str, list[CFunction]]:
     declarations: list[str] = []
     table: list[CFunction] = []
     for name in module:
-        function: PrimFunc = module[name]
+        function: PrimFunc = legalize_compute(module[name], ("float16",))  # C may keep more digits between operations
         text = CGenerator(symbols).emit_function(function)
         texts.append(text)
         if function.attrs.get("calling_convention") == "packed":

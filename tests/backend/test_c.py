@@ -12,7 +12,7 @@ from backend.driver import build
 from backend.runtime import ArtifactError, ModuleError, load_module_bytes, nd
 from backend.target import Target
 from te import tir
-from te.dtype import FLOAT32
+from te.dtype import FLOAT32, HANDLE
 from te.errors import CompileError
 from te.ir import IRModule
 from te.tir import (
@@ -334,3 +334,17 @@ def test_what_c_can_not_do():
     store = BufferStore(wide, BufferLoad(wide, (const(0),)), (const(1),))
     with pytest.raises(CompileError, match="C has no type for float8_e4m3fn"):
         build(PrimFunc((wide.data,), store, {wide.data: wide}, {"global_symbol": "f"}), target=TARGET)
+
+
+def test_float16_is_rounded_after_every_operation():
+    a, b = decl_buffer((37,), "float16", "A"), decl_buffer((37,), "float16", "B")
+    i = Var("i")
+    x = BufferLoad(a, (i,))
+    handles = Var("A", HANDLE), Var("B", HANDLE)
+    body = For(i, const(0), const(37), ForKind.SERIAL, BufferStore(b, x * x + x, (i,)))
+    func = PrimFunc(handles, body, {handles[0]: a, handles[1]: b}, {"global_symbol": "f"})
+    data = np.linspace(-2, 2, 37).astype(np.float16)
+    out, expected = nd.array(np.zeros(37, np.float16)), np.zeros(37, np.float16)
+    build(IRModule({"f": func}), target=TARGET)["f"](nd.array(data), out)
+    interpret(func, data, expected)
+    np.testing.assert_array_equal(out.numpy(), expected)
