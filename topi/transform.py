@@ -16,9 +16,8 @@ from topi.tag import INJECTIVE
 from topi.utils import normalize_axis, ravel_index, unravel_index
 
 __all__ = [
-    "arange", "concatenate", "depth_to_space", "expand_dims", "flip", "full", "layout_transform", "meshgrid_axis",
-    "one_hot", "repeat", "reshape", "reverse_sequence", "space_to_depth", "split", "squeeze", "stack",
-    "strided_slice", "tile", "transpose", "trilu",
+    "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform", "one_hot", "repeat", "reshape",
+    "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
 ]  # fmt: skip
 
 
@@ -136,11 +135,6 @@ def arange(start: float, step: float, count: Dim, dtype: str) -> Tensor:
     return _injective((count,), lambda i: te.const(start, dtype) + te.cast(dtype, i) * te.const(step, dtype), "arange")
 
 
-def meshgrid_axis(x: Tensor, axis: int, shape: Sequence[Dim]) -> Tensor:
-    """Vector x laid along dimension `axis` of `shape` and repeated along the others."""
-    return _injective(shape, lambda *i: x(i[axis]), "meshgrid")
-
-
 def one_hot(indices: Tensor, on: Tensor, off: Tensor, depth: int, axis: int) -> Tensor:
     """`on` (scalar) where the new dimension `axis`, `depth` long, equals the index, else `off`.
 
@@ -165,30 +159,6 @@ def trilu(x: Tensor, k: int, upper: bool) -> Tensor:
         return te.select(keep, x(*i), te.const(0, x.dtype))
 
     return _injective(x.shape, body, "trilu")
-
-
-def depth_to_space(x: Tensor, block: int, mode: str) -> Tensor:
-    """(N, C, H, W) to (N, C / block^2, H * block, W * block); `mode` "DCR" or "CRD" (column-row-depth)."""
-    n, c, h, w = x.shape
-    channels = as_dim(c // (block * block))
-
-    def body(b: Any, ch: Any, y: Any, z: Any) -> PrimExpr:
-        sub = (y % block) * block + z % block
-        source = sub * channels + ch if mode == "DCR" else ch * (block * block) + sub
-        return x(b, source, y // block, z // block)
-
-    return _injective((n, channels, as_dim(h * block), as_dim(w * block)), body, "depth_to_space")
-
-
-def space_to_depth(x: Tensor, block: int) -> Tensor:
-    """(N, C, H, W) to (N, C * block^2, H / block, W / block), the block's position outermost."""
-    n, c, h, w = x.shape
-
-    def body(b: Any, ch: Any, y: Any, z: Any) -> PrimExpr:
-        sub, source = ch // c, ch % c
-        return x(b, source, y * block + sub // block, z * block + sub % block)
-
-    return _injective((n, as_dim(c * (block * block)), as_dim(h // block), as_dim(w // block)), body, "space_to_depth")
 
 
 def reverse_sequence(x: Tensor, lengths: Tensor, seq_axis: int, batch_axis: int) -> Tensor:

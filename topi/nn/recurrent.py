@@ -21,6 +21,9 @@ from te.tir.ir_builder import BufferView, IRBuilder
 
 __all__ = ["ACTIVATIONS", "Activation", "Gates", "gru", "lstm", "rnn"]
 
+_PARALLEL_WORK = 1 << 16
+"""Multiply-adds of a step from which on its blocks are shared between threads."""
+
 Activation = str | tuple[Any, ...]
 """The name of a function, or a tuple of a name and its parameters."""
 
@@ -87,7 +90,8 @@ class _Recurrence:
         self.products, self.weights = ib.buffer(products), ib.buffer(weights)
         self.lengths = None if lengths is None else ib.buffer(lengths)
         self.steps, self.batch, _ = products.shape
-        self.blocks, self.hidden, _, self.lanes = (int(d) for d in weights.shape)  # type: ignore[arg-type]
+        self.blocks, self.hidden, count, self.lanes = (int(d) for d in weights.shape)  # type: ignore[arg-type]
+        self.weights_per_step = count * self.hidden * self.hidden
         self.dtype = products.dtype
         self.h = self.state("h", 2)
         self.load(self.h, h0)
@@ -120,8 +124,9 @@ class _Recurrence:
 
     @contextmanager
     def each_block(self) -> Generator[tuple[Any, Any], None, None]:
-        """All (block, batch entry), blocks in parallel."""
-        blocks = self.ib.for_range(0, self.blocks, "block", kind="parallel")
+        """All (block, batch entry); blocks in parallel when a step is worth it."""
+        work = self.weights_per_step * (self.batch if isinstance(self.batch, int) else 1)
+        blocks = self.ib.for_range(0, self.blocks, "block", kind="parallel" if work >= _PARALLEL_WORK else "serial")
         with blocks as block, self.ib.for_range(0, self.batch, "b") as b:
             yield block, b
 

@@ -58,6 +58,7 @@ from relay.op.nn.pool import (
     max_pool3d,
 )
 from relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
+from relay.op.nn.space import depth_to_space, space_to_depth
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -84,6 +85,7 @@ __all__ = [
     "conv3d_transpose",
     "dense",
     "dense_packed",
+    "depth_to_space",
     "elu",
     "gelu",
     "global_avg_pool2d",
@@ -117,5 +119,6 @@ __all__ = [
     "softmax",
     "softplus",
     "softsign",
+    "space_to_depth",
     "thresholded_relu",
 ]  # fmt: skip
