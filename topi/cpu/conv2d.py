@@ -25,14 +25,17 @@ def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
 
 
 def _schedule_pad(s: te.Schedule, pad: te.Operation, lanes: int) -> None:
-    """The bordered copy: lines in parallel, channels vectorised."""
+    """The bordered copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
     result = pad.output(0)
-    n, h, _, c = s[result].op.axis
+    n, h, w, c = s[result].op.axis
     line = s[result].fuse(n, h)
     parallel(s, result, line, constant_size(result.shape) * 4.0, lanes)
     if isinstance(c.extent, int) and c.extent >= lanes:
         _, c_inner = s[result].split(c, factor=lanes)
         s[result].vectorize(c_inner)
+    else:
+        for axis in (line, w):
+            s[result].pragma(axis, "loop_partition_hint")
 
 
 @register_schedule("conv2d_nhwc_packed", "cpu")
