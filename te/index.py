@@ -287,7 +287,7 @@ class IndexMath:
         if k == 1:
             return a
         q, r = self._divide(a, b)
-        if self.nonneg(r) and self.nonneg(b - r - 1):
+        if not r.terms or (self.nonneg(r) and self.nonneg(b - r - 1)):
             return q
         if k is not None:
             for g in _divisors(r, k):
@@ -304,7 +304,7 @@ class IndexMath:
         if k == 1:
             return number(0)
         _, r = self._divide(a, b)
-        if self.nonneg(r) and self.nonneg(b - r - 1):
+        if not r.terms or (self.nonneg(r) and self.nonneg(b - r - 1)):
             return r
         if k is not None:
             for g in _divisors(r, k):
@@ -408,28 +408,39 @@ class IndexMath:
         return self._symbolically_nonneg(p)
 
     def _symbolically_nonneg(self, p: Poly) -> bool:
-        """Replace atoms by bounds of theirs, as their signs demand, until no term is negative."""
+        """Replace atoms by bounds of theirs, as their signs demand, until no term is negative.
+
+        Loop variables first: their extents may cancel against quotients, whose bounds lose more.
+        """
         for _ in range(12):
-            for monomial, c in p.terms.items():
-                bound = self._bound_of(monomial, c)
-                if bound is not None:
-                    p = p - Poly({monomial: c}) + bound
+            for find in (self._bound_by_extent, self._bound_of):
+                found = next(((m, c, b) for m, c in p.terms.items() if (b := find(m, c)) is not None), None)
+                if found is not None:
                     break
             else:
-                break
+                return False
+            monomial, c, bound = found
+            p = p - Poly({monomial: c}) + bound
             lo = self.bounds(p)[0]
             if lo is not None and lo >= 0:
                 return True
         return False
 
+    def _bound_by_extent(self, monomial: Monomial, c: int) -> Poly | None:
+        """A polynomial not above c * monomial with a loop variable replaced by its last value, or None."""
+        for i, atom in enumerate(monomial):
+            extent = self._extents.get(atom.expr) if c < 0 and isinstance(atom.expr, Var) else None
+            rest = monomial[:i] + monomial[i + 1 :]
+            if extent is not None and self._nonneg_atoms(rest):
+                return Poly({rest: c}) * (extent - 1)
+        return None
+
     def _bound_of(self, monomial: Monomial, c: int) -> Poly | None:
-        """A polynomial not above c * monomial with one atom less, or None."""
+        """A polynomial not above c * monomial with a quotient, remainder or extremum replaced, or None."""
         for i, atom in enumerate(monomial):
             rest = monomial[:i] + monomial[i + 1 :]
             if not self._nonneg_atoms(rest):
                 continue
-            if atom.kind == "var" and c < 0 and atom.expr in self._extents:
-                return Poly({rest: c}) * (self._extents[atom.expr] - 1)  # type: ignore[index]
             if atom.kind == "//":
                 x, m = atom.args
                 k = m.const

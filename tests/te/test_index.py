@@ -1,0 +1,122 @@
+"""Index arithmetic is exact: properties of random expressions, checked at every point of small boxes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from te.index import IndexMath, number
+from te.tir import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, const
+
+VARS = [Var("i"), Var("j"), Var("k")]
+
+
+def evaluate(expr: PrimExpr, at: dict[Var, int]) -> int:
+    if isinstance(expr, IntImm):
+        return expr.value
+    if isinstance(expr, Var):
+        return at[expr]
+    a, b = evaluate(expr.a, at), evaluate(expr.b, at)
+    table: dict[type, Any] = {Add: int.__add__, Sub: int.__sub__, Mul: int.__mul__, FloorDiv: int.__floordiv__,
+                              FloorMod: int.__mod__, Min: min, Max: max}  # fmt: skip
+    return table[type(expr)](a, b)
+
+
+leaves = st.one_of(st.sampled_from(VARS), st.integers(-6, 12).map(const))
+
+
+def combine(inner: st.SearchStrategy[PrimExpr]) -> st.SearchStrategy[PrimExpr]:
+    divisor = st.sampled_from([1, 2, 3, 4, 6, 8]).map(const)
+    return st.one_of(
+        st.builds(lambda op, a, b: op(a, b), st.sampled_from([Add, Add, Sub, Min, Max]), inner, inner),
+        st.builds(Mul, inner, st.integers(-4, 8).map(const)),
+        st.builds(lambda op, a, b: op(a, b), st.sampled_from([FloorDiv, FloorMod]), inner, divisor),
+    )
+
+
+expressions = st.recursive(leaves, combine, max_leaves=10)
+boxes = st.tuples(*[st.integers(1, 7)] * 3)
+
+
+def make(box: tuple[int, ...]) -> IndexMath:
+    math = IndexMath()
+    for var, extent in zip(VARS, box, strict=True):
+        math.declare(var, number(extent))
+    return math
+
+
+def points(box: tuple[int, ...]) -> list[dict[Var, int]]:
+    return [dict(zip(VARS, p, strict=True)) for p in itertools.product(*[range(n) for n in box])]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(expressions, boxes)
+def test_a_polynomial_has_the_values_of_its_expression_within_its_bounds(expr, box):
+    math = make(box)
+    poly = math.poly(expr, {})
+    back = math.expr(poly)
+    low, high = math.bounds(poly)
+    values = [evaluate(expr, at) for at in points(box)]
+    assert [evaluate(back, at) for at in points(box)] == values
+    assert low is None or low <= min(values)
+    assert high is None or high >= max(values)
+    if math.nonneg(poly):
+        assert min(values) >= 0
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(expressions, boxes, st.sets(st.sampled_from(VARS)))
+def test_relaxing_covers_every_value_and_keeps_the_other_variables(expr, box, free):
+    math = make(box)
+    interval = math.relax(math.poly(expr, {}), frozenset(free))
+    if interval is None:
+        return
+    first, span = math.expr(interval.lo), math.expr(interval.span)
+    for poly in (interval.lo, interval.span):
+        assert all(atom.vars.isdisjoint(free) for atom in poly.atoms())
+    for at in points(box):
+        assert 0 <= evaluate(expr, at) - evaluate(first, at) <= evaluate(span, at)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(expressions, expressions, boxes)
+def test_quotients_and_remainders_of_polynomials(a, b, box):
+    math = make(box)
+    x = math.poly(a, {})
+    for k in (1, 3, 8):
+        quotient, rest = math.expr(math.floordiv(x, number(k))), math.expr(math.floormod(x, number(k)))
+        for at in points(box):
+            assert divmod(evaluate(a, at), k) == (evaluate(quotient, at), evaluate(rest, at))
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        (lambda f, i, n: (f * 6 + i) // 6 * 6 + (f * 6 + i) % 6, "f * 6 + i"),
+        (lambda f, i, n: (f * 6 + i) // 3, "f * 2 + i // 3"),
+        (lambda f, i, n: (f * 6 + i) // 6, "f"),
+        (lambda f, i, n: (f * 7 // 7 // 5 * 5 + f * 7 // 7 % 5) * 2, "f * 2"),
+        (lambda f, i, n: (f * n + n * 2) // n, "f + 2"),
+        (lambda f, i, n: (i + 1) * n - i * n, "n"),
+    ],
+)
+def test_split_and_fused_indices_come_back_whole(expr, expected):
+    math = IndexMath()
+    f, i, n = Var("f"), Var("i"), SizeVar("n")
+    math.declare(f, number(9))
+    math.declare(i, number(6))
+    assert str(math.expr(math.poly(expr(f, i, n), {}))) == expected
+
+
+def test_sizes_are_compared_symbolically():
+    math, n, i = IndexMath(), SizeVar("n"), Var("i")
+    size = math.var(n)
+    math.declare(i, math.ceildiv(size, number(4)))
+    assert math.nonneg(math.ceildiv(size, number(4)).scale(4) - size)
+    assert math.nonneg(size - math.floordiv(size, number(4)).scale(4))
+    assert not math.nonneg(size - 1 - math.var(i).scale(4) - 3)
+    assert math.nonneg(math.ceildiv(size, number(4)) - 1 - math.var(i))
