@@ -551,7 +551,6 @@ class IterVar(ExprOperators):
     def __repr__(self) -> str:
         return f"iter_var({self.var.name}, {self.dom}, {self.thread_tag or self.kind})"
 
-    # Operators work on an axis as on its variable (A[i, k + 1]): te.tir.ops.convert takes the variable.
 
 
 class CommReducer:
@@ -564,11 +563,7 @@ class CommReducer:
     __slots__ = ("identity", "lhs", "result", "rhs")
 
     def __init__(
-        self,
-        lhs: Sequence[Var],
-        rhs: Sequence[Var],
-        result: Sequence[PrimExpr],
-        identity: Sequence[PrimExpr],
+        self, lhs: Sequence[Var], rhs: Sequence[Var], result: Sequence[PrimExpr], identity: Sequence[PrimExpr]
     ) -> None:
         self.lhs, self.rhs = tuple(lhs), tuple(rhs)
         self.result, self.identity = tuple(result), tuple(identity)
