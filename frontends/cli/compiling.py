@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import indent
 
 import relay
 from backend.runtime.artifact import CompiledModel
@@ -20,5 +21,5 @@ def compile_onnx(path: Path, target: str, shapes: Shapes, opt_level: int, steps:
         module, params = from_onnx(path, shape=shapes)
     with steps.step("build") as step, PassContext(opt_level=opt_level):
         compiled = relay.build(module, target, params, mod_name=path.stem, progress=step.show)
-    steps.report(f"{compiled.build_report}")
+    steps.report(indent(str(compiled.build_report), "  "))
     return compiled
