@@ -111,6 +111,20 @@ def test_shape_arithmetic_is_folded() -> None:
     assert mod["main"].body.shape == (2, 3)
 
 
+def test_results_whose_number_is_known_because_the_operand_is() -> None:
+    mask = np.array([[True, False, True], [False, True, True]])
+    nodes = [
+        node("NonZero", ["m"], ["where"]),
+        node("Transpose", ["where"], ["at"]),
+        node("GatherND", ["x", "at"], ["y"]),
+        node("Compress", ["x", "c"], ["z"], axis=1),
+    ]
+    weights = {"m": mask, "c": np.array([True, False, True])}
+    y, z = run(model(nodes, outputs=["y", "z"], weights=weights), X)
+    np.testing.assert_array_equal(y, X[mask])
+    np.testing.assert_array_equal(z, X[:, [0, 2]])
+
+
 def test_large_weights_are_not_folded_while_importing() -> None:
     weights = {"w": np.ones((300, 300), np.float32)}
     nodes = [node("Exp", ["w"], ["e"]), node("MatMul", ["x", "e"], ["y"])]
