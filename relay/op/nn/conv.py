@@ -140,7 +140,7 @@ def convolve(
     parts: list[Array] = []
     for g in range(groups):
         rows = windows[:, g * group_in : (g + 1) * group_in]
-        rows = np.moveaxis(rows, 1, 1 + rank).reshape(n * math.prod(out), -1)
+        rows = np.moveaxis(rows, 1, 1 + rank).reshape(n * math.prod(out), math.prod(w.shape[1:]))
         columns = w[g * group_out : (g + 1) * group_out].astype(wide).reshape(group_out, -1)
         parts.append(np.moveaxis((rows @ columns.T).reshape(n, *out, group_out), -1, 1))
     return np.concatenate(parts, 1)

@@ -375,6 +375,35 @@ RECURRENT = [
     row("nn.rnn", *_RNN, i64(0, 2), has_lengths=True, reverse=True, activations=("relu",), tolerance=2e-6),
 ]
 
+_NOTHING = np.zeros((0, 3), np.int64)
+
+EMPTY = [
+    row("nn.relu", f32(0, 3)),
+    row("add", f32(0, 3), f32(3)),
+    row("broadcast_to", f32(1, 3), shape=(0, 3)),
+    row("concatenate", f32(2, 0), f32(2, 3), axis=1),
+    row("reshape", f32(0, 3), newshape=(3, 0)),
+    row("transpose", f32(0, 3, 2), axes=(2, 0, 1)),
+    row("split", f32(4, 3), indices_or_sections=(0, 4)),
+    row("tile", f32(2, 3), reps=(0, 1)),
+    *[row(op, f32(2, 0), axis=(1,)) for op in ("sum", "prod", "max", "min")],
+    row("mean", f32(0, 3), axis=(1,)),
+    row("take", f32(4, 3), i64(), axis=0),
+    row("gather", f32(4, 3), _NOTHING, axis=0),
+    row("scatter_elements", f32(4, 3), _NOTHING, f32(0, 3)),
+    row("topk", f32(5), k=0),
+    row("sort", f32(0)),
+    row("cumsum", f32(0, 3), axis=1, dtype="float32"),
+    row("nn.softmax", f32(0, 5)),
+    row("nn.layer_norm", f32(0, 4), f32(4), f32(4)),
+    row("nn.dense", f32(3, 0), f32(4, 0)),
+    row("nn.batch_matmul", f32(2, 3, 0), f32(2, 4, 0)),
+    row("nn.conv2d", f32(0, 3, 5, 5), f32(4, 3, 3, 3)),
+    row("nn.max_pool", f32(0, 2, 6, 6), **_WINDOW),
+    row("nn.pad", f32(0, 2), pad_width=((1, 2), (0, 0)), pad_value=3.0),
+    row("nn.attention", f32(1, 2, 3, 4), f32(1, 2, 0, 4), f32(1, 2, 0, 3), scale=0.5),
+]
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -386,6 +415,7 @@ ROWS = [
     *POOLING,
     *NORMALIZATION,
     *RECURRENT,
+    *EMPTY,
 ]
 
 
