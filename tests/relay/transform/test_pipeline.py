@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pytest
 
 from backend.target import Target
 from relay import Call, Expr, Function, IRModule, const, op, var
@@ -104,6 +105,14 @@ def test_packing_follows_the_target(transformed):
         for t in ("llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell")
     ]
     assert wide[-1] % 16 == 0 and narrow[-1] % 8 == 0
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(32, 2), (24, 2), (20, 4), (12, 4), (36, 12)])
+def test_grouped_convolutions_of_any_width(transformed, channels: int, groups: int):
+    x = var("x", (1, channels, 5, 5))
+    y = nn.conv2d(x, weights(channels, channels // groups, 3, 3), groups=groups, padding=1)
+    names = kernels(transformed(Function((x,), y), *default_pipeline(3, CPU)))
+    assert ["nn.conv2d_nhwc_packed"] in names
 
 
 def test_a_weight_used_twice_is_packed_once(transformed):
