@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
+import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from te.dtype import DType
