@@ -17,7 +17,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto
 
 from frontends.onnx.attributes import Attributes, Bindings, bind
-from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault
+from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault, unsupported
 from frontends.onnx.fold import Folder, graph_inputs_of
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
@@ -259,11 +259,13 @@ class _Importer:
 
     def _check_output(self, name: str, declared: Any, expr: Expr) -> None:
         """The element type that the model declares for an output must be the one computed."""
+        where = f"{self.model.name}: output {name!r}"
+        if not isinstance(expr.ty, TensorType):
+            raise unsupported(where, "outputs that are sequences are not supported", missing="sequence")
         if not declared.HasField("tensor_type") or declared.tensor_type.elem_type == 0:
             return
-        where = f"{self.model.name}: output {name!r}"
         expected = dtype_name(declared.tensor_type.elem_type, where)
-        if isinstance(expr.ty, TensorType) and expr.ty.dtype != expected:
+        if expr.ty.dtype != expected:
             raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
 
     # Session --------------------------------------------------------------------------------------------------

@@ -125,6 +125,21 @@ def test_results_whose_number_is_known_because_the_operand_is() -> None:
     np.testing.assert_array_equal(z, X[:, [0, 2]])
 
 
+def test_sequences_are_gone_after_importing() -> None:
+    nodes = [
+        node("SplitToSequence", ["x", "one"], ["s"], axis=1),
+        node("SequenceAt", ["s", "last"], ["a"]),
+        node("SequenceInsert", ["s", "a", "zero"], ["longer"]),
+        node("SequenceErase", ["longer"], ["shorter"]),
+        node("SequenceLength", ["shorter"], ["n"]),
+        node("ConcatFromSequence", ["shorter"], ["y"], axis=1),
+    ]
+    weights = {"one": np.array(1), "last": np.array(-1), "zero": np.array(0)}
+    y, n = run(model(nodes, outputs=["y", "n"], weights=weights), X)
+    np.testing.assert_array_equal(y, X[:, [2, 0, 1]])
+    assert n == 3
+
+
 def test_large_weights_are_not_folded_while_importing() -> None:
     weights = {"w": np.ones((300, 300), np.float32)}
     nodes = [node("Exp", ["w"], ["e"]), node("MatMul", ["x", "e"], ["y"])]

@@ -23,6 +23,7 @@ _FAMILIES = (
     "recurrent",
     "reduction",
     "resize",
+    "sequence",
     "shape",
     "signal",
     "softmax",
