@@ -360,16 +360,19 @@ def same(a: PrimExpr, b: PrimExpr) -> bool:
     """Are two expressions equal node by node?"""
     if a is b:
         return True
-    if a.__class__ is not b.__class__ or a.dtype != b.dtype:
+    node_class = a.__class__
+    if node_class is not b.__class__ or node_class in _NAMES:
         return False
+    if node_class in _PAIRS:
+        return same(a.b, b.b) and same(a.a, b.a)  # type: ignore[attr-defined]
     for name in a.data_fields:
-        if name != "dtype" and getattr(a, name) != getattr(b, name):
+        if getattr(a, name) != getattr(b, name):
             return False
-    if isinstance(a, Var | Let):
-        return False
+    if node_class is IntImm:
+        return True
     mine, others = list(a.node_children()), list(b.node_children())
-    return len(mine) == len(others) and all(same(cast(PrimExpr, x), cast(PrimExpr, y))
-                                             for x, y in zip(mine, others, strict=True))  # fmt: skip
+    pairs = zip(mine, others, strict=False)
+    return len(mine) == len(others) and a.dtype == b.dtype and all(same(x, y) for x, y in pairs)  # type: ignore[arg-type]
 
 
 _FORM_RULES: dict[type, Callable[[Canonical, Any], Linear]] = {
@@ -383,6 +386,8 @@ _FORM_RULES: dict[type, Callable[[Canonical, Any], Linear]] = {
 
 _COMPARES = (EQ, NE, LT, LE, GT, GE)
 _BINARIES = (Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod, Min, Max)
+_PAIRS = frozenset((*_COMPARES, *_BINARIES, And, Or))
+_NAMES = frozenset((Var, SizeVar, Let))  # equal only when they are the same object
 _VALUE_RULES: dict[type, Callable[[Canonical, Any], PrimExpr]] = {
     **dict.fromkeys(_COMPARES, Canonical._value_compare),
     **dict.fromkeys(_BINARIES, Canonical._value_binary),
