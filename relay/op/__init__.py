@@ -31,6 +31,7 @@ from relay.op.broadcast import (
     trunc_mod,
     where,
 )
+from relay.op.creation import arange, full, full_like, ones, ones_like, zeros, zeros_like
 from relay.op.elementwise import (
     abs,
     acos,
@@ -83,16 +84,11 @@ from relay.op.indexing import (
     take,
     topk,
 )
+from relay.op.layout import layout_transform
 from relay.op.reduce import all, any, argmax, argmin, max, mean, min, prod, sum, variance
 from relay.op.transform import (
-    arange,
     concatenate,
     expand_dims,
-    full,
-    full_like,
-    layout_transform,
-    ones,
-    ones_like,
     repeat,
     reshape,
     reverse,
@@ -104,8 +100,6 @@ from relay.op.transform import (
     tile,
     transpose,
     trilu,
-    zeros,
-    zeros_like,
 )
 
 __all__ = [

@@ -1,32 +1,27 @@
-"""Operators that rearrange elements, and those that make constants."""
+"""Operators that rearrange elements."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 import te
 import topi
 from relay.errors import TypeInferenceError
-from relay.expr import Call, Constant, Expr, TupleGetItem
+from relay.expr import Call, Expr, TupleGetItem
 from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, check_axes, check_axis, numpy_dtype, require, require_same_dtype, with_dim
+from relay.op.common import Array, check_axes, check_axis, require, require_same_dtype, with_dim
 from relay.op.slicing import slice_axis
 from relay.type import TensorType, TupleType, Type, dims_equal, shape_text
-from te.errors import CompileError
 from te.tir import Dim, PrimExpr, as_dim
-from topi.layout import Layout
 
 __all__ = [
-    "Arange", "Concatenate", "ExpandDims", "Full", "LayoutTransform", "Repeat", "Reshape", "Reverse",
-    "ReverseSequence", "Split", "Squeeze", "Stack", "StridedSlice", "Tile", "Transpose", "Trilu", "arange",
-    "concatenate", "expand_dims", "full", "full_like", "layout_transform", "ones", "ones_like", "repeat", "reshape",
-    "reverse", "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
-    "zeros", "zeros_like",
+    "Concatenate", "ExpandDims", "Repeat", "Reshape", "Reverse", "ReverseSequence", "Split", "Squeeze", "Stack",
+    "StridedSlice", "Tile", "Transpose", "Trilu", "concatenate", "expand_dims", "repeat", "reshape", "reverse",
+    "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
 ]  # fmt: skip
 
 Perm = tuple[int, ...]
@@ -414,110 +409,6 @@ class Trilu(OpDef):
         return np.triu(x, self.k) if self.upper else np.tril(x, self.k)
 
 
-@register_op("full", pattern=OpPattern.ELEMWISE)
-class Full(OpDef):
-    """A tensor of one value (ONNX: ConstantOfShape)."""
-
-    shape: tuple[Dim, ...]
-    dtype: str
-    fill_value: float
-
-    def infer(self) -> TensorType:
-        return TensorType(self.shape, self.dtype)
-
-    def compute(self) -> te.Tensor:
-        return topi.full(self.shape, self.dtype, self.fill_value)
-
-    def reference(self) -> Array:
-        return np.full(self.infer().static_shape, self.fill_value, numpy_dtype(self.dtype))
-
-    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
-        return None
-
-
-@register_op("arange", pattern=OpPattern.INJECTIVE)
-class Arange(OpDef):
-    """start, start + step, ... below (above, for a negative step) stop (ONNX: Range). (C1) step is not 0."""
-
-    start: float = 0
-    stop: float
-    step: float = 1
-    dtype: str = "float32"
-
-    def _count(self) -> int:
-        require(self.step != 0, "(C1) step must not be 0")
-        return max(0, math.ceil((self.stop - self.start) / self.step))
-
-    def infer(self) -> TensorType:
-        return TensorType((self._count(),), self.dtype)
-
-    def compute(self) -> te.Tensor:
-        return topi.arange(self.start, self.step, self._count(), self.dtype)
-
-    def reference(self) -> Array:
-        kind = numpy_dtype(self.dtype)
-        index = np.arange(self._count()).astype(kind)
-        return np.asarray(self.start, kind) + index * np.asarray(self.step, kind)
-
-
-@register_op("layout_transform", pattern=OpPattern.INJECTIVE)
-class LayoutTransform(OpDef):
-    """x in another layout, such as NCHW to NHWC or OIHW to OHWI16o; blocks are filled up with 0 (see `topi.layout`).
-
-    (C1) both layouts name the same axes; (C2) the input has the rank of `src_layout`, and its blocks.
-    """
-
-    src_layout: str
-    dst_layout: str
-
-    def _layouts(self, ndim: int) -> tuple[Layout, Layout]:
-        try:
-            src, dst = Layout(self.src_layout), Layout(self.dst_layout)
-        except CompileError as error:
-            raise TypeInferenceError(str(error)) from None
-        require(set(src.axes) == set(dst.axes), f"(C1) layouts {src.name} and {dst.name} must name the same axes")
-        require(src.ndim == ndim, f"(C2) layout {src.name} has {src.ndim} dimensions, the input {ndim}")
-        return src, dst
-
-    def infer(self, x: TensorType) -> TensorType:
-        src, dst = self._layouts(x.ndim)
-        for (letter, size), dim in zip(src.parts, x.shape, strict=True):
-            if size and dim != size:
-                raise TypeInferenceError(f"(C2) dimension {letter} of {x} must be the block size {size}")
-        return x.with_shape(dst.shape_of(src.axis_sizes(x.shape)))
-
-    def compute(self, x: te.Tensor) -> te.Tensor:
-        return topi.layout_transform(x, *self._layouts(x.ndim))
-
-    def reference(self, x: Array) -> Array:
-        src, dst = self._layouts(x.ndim)
-        return _pack(_unpack(x, src, dst.axes), dst)
-
-
-def _unpack(x: Array, layout: Layout, axes: Sequence[str]) -> Array:
-    """x in the plain layout `axes`, fill included."""
-    order, shape = list[int](), list[int]()
-    for axis in axes:
-        outer, inner = layout.index(axis), layout.index(axis.lower())
-        order += [outer] if inner < 0 else [outer, inner]
-        shape.append(x.shape[outer] * (1 if inner < 0 else x.shape[inner]))
-    return x.transpose(order).reshape(shape)
-
-
-def _pack(x: Array, layout: Layout) -> Array:
-    """Plain x, dimensions in the order of ``layout.axes``, in `layout`."""
-    split, labels, padding = list[int](), list[str](), list[tuple[int, int]]()
-    for axis, size in zip(layout.axes, x.shape, strict=True):
-        block = layout.blocks.get(axis, 1)
-        padding.append((0, -size % block))
-        split += [-(-size // block)] if axis not in layout.blocks else [-(-size // block), block]
-        labels += [axis] if axis not in layout.blocks else [axis, axis.lower()]
-    if any(after for _, after in padding):
-        x = np.pad(x, padding)
-    order = [labels.index(letter) for letter, _ in layout.parts]
-    return np.ascontiguousarray(x.reshape(split).transpose(order))
-
-
 def reshape(data: Expr, newshape: Sequence[Dim]) -> Call:
     """`data` under another shape; -1 stands for what is left, 0 for the dimension of `data` at that place."""
     shape = data.shape
@@ -602,45 +493,3 @@ def repeat(data: Expr, repeats: int, axis: int) -> Call:
 def trilu(data: Expr, k: int = 0, upper: bool = True) -> Call:
     """The triangle of the last two dimensions above (below) diagonal `k`."""
     return Trilu(k=k, upper=upper)(data)
-
-
-def full(fill_value: Any, shape: Sequence[Dim], dtype: str = "float32") -> Call:
-    """A tensor of one value, a Python number or a scalar constant."""
-    value = fill_value.data.item() if isinstance(fill_value, Constant) else fill_value
-    return Full(shape=tuple(shape), dtype=dtype, fill_value=value)()
-
-
-def full_like(data: Expr, fill_value: Any) -> Call:
-    """A tensor of one value, of the type of `data`."""
-    return full(fill_value, data.shape, str(data.dtype))
-
-
-def zeros(shape: Sequence[Dim], dtype: str = "float32") -> Call:
-    """A tensor of zeros."""
-    return full(0, shape, dtype)
-
-
-def ones(shape: Sequence[Dim], dtype: str = "float32") -> Call:
-    """A tensor of ones."""
-    return full(1, shape, dtype)
-
-
-def zeros_like(data: Expr) -> Call:
-    """Zeros of the type of `data`."""
-    return full_like(data, 0)
-
-
-def ones_like(data: Expr) -> Call:
-    """Ones of the type of `data`."""
-    return full_like(data, 1)
-
-
-def arange(start: float, stop: float | None = None, step: float = 1, dtype: str = "float32") -> Call:
-    """start, start + step, ... below stop; with one argument from 0 to it."""
-    first, last = (0, start) if stop is None else (start, stop)
-    return Arange(start=first, stop=last, step=step, dtype=dtype)()
-
-
-def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Call:
-    """`data` in layout `dst_layout`."""
-    return LayoutTransform(src_layout=src_layout, dst_layout=dst_layout)(data)
