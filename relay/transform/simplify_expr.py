@@ -310,6 +310,44 @@ class SliceOfEverything(PatternRule):
         return found[self.x] if all_forward and found[self.x].ty is call.ty else None
 
 
+class SliceOfSlice(PatternRule):
+    """x[a:b][c:d] = x[a + c:a + d] for slices of static size that step by one"""
+
+    x = wildcard()
+    inner = is_op("strided_slice")(x)
+    pattern = is_op("strided_slice")(inner)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, inner = found[self.x], found.call(self.inner)
+        if not x.tensor_type.is_static or any(s != 1 for c in (inner, call) for s in _attr(c, "strides")):
+            return None
+        first = [0] * len(x.shape)
+        for cut in (inner, call):
+            shape = cut.args[0].tensor_type.static_shape
+            for axis, begin, end in zip(_attr(cut, "axes"), _attr(cut, "begin"), _attr(cut, "end"), strict=True):
+                first[axis] += slice(begin, end).indices(shape[axis])[0]
+        last = [b + d for b, d in zip(first, call.tensor_type.static_shape, strict=True)]
+        return make_call("strided_slice", (x,), call.span, begin=tuple(first), end=tuple(last),
+                         strides=(1,) * len(first), axes=tuple(range(len(first))))  # fmt: skip
+
+
+class PadOfPad(PatternRule):
+    """pad(pad(x)) with one constant = pad(x) by both widths, when neither cuts off"""
+
+    x = wildcard()
+    inner = is_op("nn.pad")(x).has_attr({"pad_mode": "constant"})
+    pattern = is_op("nn.pad")(inner).has_attr({"pad_mode": "constant"})
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        inner = found.call(self.inner)
+        widths, more = _attr(inner, "pad_width"), _attr(call, "pad_width")
+        cuts_off = any(w < 0 for pair in (*widths, *more) for w in pair)
+        if _attr(inner, "pad_value") != _attr(call, "pad_value") or cuts_off:
+            return None
+        total = tuple([(a + c, b + d) for (a, b), (c, d) in zip(widths, more, strict=True)])
+        return make_call(call.operator.replace(pad_width=total), (found[self.x],), call.span)  # type: ignore[call-arg]
+
+
 class ConcatenateOfOne(PatternRule):
     """concatenate(x) = x"""
 
@@ -447,6 +485,8 @@ RULES: tuple[type[PatternRule], ...] = (
     BroadcastToInBinary,
     ReshapeOfSlice,
     SliceOfEverything,
+    SliceOfSlice,
+    PadOfPad,
     ConcatenateOfOne,
     ConcatenateOfConcatenate,
     ReshapeBehindUnary,

@@ -93,6 +93,16 @@ IDENTITIES: dict[str, tuple[tuple[int, ...], Build, Build]] = {
         lambda x: op.add(x, vector(1, 2, 3)),
     ),
     "a slice of everything": ((4, 3), lambda x: nn.relu(op.strided_slice(x, (0, 0), (4, 3))), nn.relu),
+    "a slice of a slice": (
+        (8, 6),
+        lambda x: op.strided_slice(op.strided_slice(x, (2,), (8,)), (1, 1), (3, -1)),
+        lambda x: op.strided_slice(x, (3, 1), (5, 5)),
+    ),
+    "a pad of a pad": (
+        (2, 3),
+        lambda x: nn.pad(nn.pad(x, ((0, 1), (1, 0))), ((2, 0), (0, 0))),
+        lambda x: nn.pad(x, ((2, 1), (1, 0))),
+    ),
     "one concatenated": ((4,), lambda x: nn.relu(op.concatenate([x], axis=0)), nn.relu),
     "concatenated in steps": (
         (4,),
