@@ -1,8 +1,8 @@
 """PackWeights: constant weights of convolutions and matrix products, in the panels that register tiles read.
 
 A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product,
-(O / NR, KH, KW, I, NR) for a convolution. NR is chosen for the target by the cost model of the schedules. The packing
-is done here, once; panels are filled up with zeros.
+(O / NR, KH, KW, I, NR) for a convolution. NR is chosen for the target by the cost model of the schedules; in a grouped
+convolution it is the size of a group. The packing is done here, once; panels are filled up with zeros.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
 from te.ir import PassContext
-from topi.cpu.tiling import packed_columns, vector_lanes
+from topi.cpu.tiling import packed_columns
 
 __all__ = ["PackWeights", "pack_panels"]
 
@@ -107,45 +107,15 @@ class _Packer:
         channels, kh, kw, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
-        groups, order_name = op.groups, op.kernel_layout
-        lanes = vector_lanes(self.target)
-        if 1 < groups <= _MOST_ZEROS and 2 * _width_within(channels // groups, lanes) < lanes:
-            outputs_first, groups, order_name = _block_diagonal(outputs_first, groups), 1, f"{groups} blocks"
-            group_size = outputs_first.shape[-1]
         is_product = (kh, kw) == (1, 1) and op.strides == (1, 1) and not any(op.padding)
         line = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         rows = line if is_product else (call.shape[2] if isinstance(call.shape[2], int) else _UNKNOWN_ROWS)
-        if groups > 1:
-            width = _width_within(channels // groups, lanes)
-        else:
-            width = self._width(rows, channels, kh * kw * group_size)
-        packed = self._panels(weight, outputs_first, order_name, width)
+        width = channels // op.groups if op.groups > 1 else self._width(rows, channels, kh * kw * group_size)
+        packed = self._panels(weight, outputs_first, op.kernel_layout, width)
         made = Conv2DNHWCPacked(
-            strides=op.strides, padding=op.padding, dilation=op.dilation, groups=groups, channels=channels
+            strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )
         return Call(made, (call.args[0], packed), span=call.span)
-
-
-_MOST_VECTORS = 4
-"""Vectors of outputs in the widest register tile."""
-
-_MOST_ZEROS = 4
-"""Groups up to which a convolution whose groups do not fill vectors is computed as one group, with zeros in between."""
-
-
-def _width_within(outputs: int, lanes: int) -> int:
-    """The widest panels that divide the `outputs` of one group and are whole vectors, or an even part of one."""
-    widths = [w for w in range(1, _MOST_VECTORS * lanes + 1) if outputs % w == 0]
-    return max([w for w in widths if w % lanes == 0 or lanes % w == 0])
-
-
-def _block_diagonal(weight: Array, groups: int) -> Array:
-    """Weights (O, KH, KW, I of one group) of `groups` groups as those (O, KH, KW, C) of one."""
-    outputs, kh, kw, inputs = weight.shape
-    whole = np.zeros((groups, outputs // groups, kh, kw, groups, inputs), weight.dtype)
-    for g in range(groups):
-        whole[g, :, :, :, g] = weight.reshape(groups, outputs // groups, kh, kw, inputs)[g]
-    return whole.reshape(outputs, kh, kw, groups * inputs)
 
 
 def _channels_last(call: Call, op: Conv2D, weight: Array) -> Call:

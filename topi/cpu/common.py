@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.tiling import parallel_worthwhile
+from topi.cpu.tiling import group_columns, parallel_worthwhile
 from topi.registry import operations_behind
+
+if TYPE_CHECKING:
+    from backend.target import Target
 
 __all__ = [
     "INJECTIVE_TAGS", "constant_size", "extent_of", "inline_injective", "is_injective", "local_accumulator",
-    "panel_width", "parallel", "vectorize_panel",
+    "panel_width", "parallel", "split_columns", "tile_columns", "vectorize_panel",
 ]  # fmt: skip
 
 INJECTIVE_TAGS = frozenset({"elemwise", "broadcast", "injective", "pad"})
@@ -47,6 +51,23 @@ def panel_width(anchor: te.Operation) -> int:
     width = anchor.input_tensors[1].shape[-1]
     assert isinstance(width, int)
     return width
+
+
+def tile_columns(target: Target, anchor: te.Operation, rows: int, steps: int) -> int:
+    """Columns of the register tile: a panel, or the best part of one where each panel is a group."""
+    panel = panel_width(anchor)
+    return panel if anchor.attrs["groups"] == 1 else group_columns(target, rows, panel, steps)
+
+
+def split_columns(
+    s: te.Schedule, tensor: te.Tensor, column: te.IterVar, panel: int, tile: int
+) -> tuple[list[te.IterVar], te.IterVar]:
+    """The loops over the tiles of `column`, and the one inside a tile. The last tile of a panel is shifted inwards."""
+    outer, inner = s[tensor].split(column, factor=panel)
+    if tile == panel:
+        return [outer], inner
+    within, inner = s[tensor].split(inner, factor=tile, tail="shift")
+    return [outer, within], inner
 
 
 def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> te.Tensor:

@@ -1,6 +1,7 @@
 """Convolutions on CPUs: direct, on NHWC data, a register tile of output columns x channels, no im2col.
 
-Weights are packed [OC/NR][KH][KW][IC][NR]. Padding is a copy of the input with a border, made once per kernel.
+Weights are packed [OC/NR][KH][KW][IC][NR]; with groups a panel is one group, and tiles stay within it. Padding is a
+copy of the input with a border, made once per kernel.
 """
 
 from __future__ import annotations
@@ -8,7 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel, vectorize_panel
+from topi.cpu.common import (
+    constant_size,
+    inline_injective,
+    local_accumulator,
+    panel_width,
+    parallel,
+    split_columns,
+    tile_columns,
+    vectorize_panel,
+)
 from topi.cpu.tiling import tile_rows, vector_lanes
 from topi.registry import operations_behind, register_schedule
 
@@ -48,29 +58,30 @@ def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, tar
     inline_injective(s, outs, keep=[anchor, *pads])
     for pad in pads:
         _schedule_pad(s, pad, lanes)
-    panel = constant_size(anchor.input_tensors[1].shape[-1:])
+    panel = panel_width(anchor)
     steps = constant_size([axis.extent for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
 
     n, y, x, channel = s[out].op.axis
     width = constant_size([x.extent], default=64)
-    x_outer, x_inner = s[out].split(x, factor=tile_rows(target, width, panel, steps), tail="shift")
-    channel_outer, channel_inner = s[out].split(channel, factor=panel)
+    columns = tile_columns(target, anchor, width, steps)
+    x_outer, x_inner = s[out].split(x, factor=tile_rows(target, width, columns, steps), tail="shift")
+    channel_outer, channel_inner = split_columns(s, out, channel, panel, columns)
     work = 2.0 * constant_size(out.shape) * steps
     if isinstance(channel.extent, int) and channel.extent % panel == 0:
-        s[out].reorder(n, channel_outer, y, x_outer, x_inner, channel_inner)
-        parallel(s, out, s[out].fuse(n, channel_outer, y), work, lanes)
+        s[out].reorder(n, *channel_outer, y, x_outer, x_inner, channel_inner)
+        parallel(s, out, s[out].fuse(n, *channel_outer, y), work, lanes)
     else:  # the panel loop stays apart, so that the guard of the partial last panel is peeled off
-        s[out].reorder(n, y, channel_outer, x_outer, x_inner, channel_inner)
+        s[out].reorder(n, y, *channel_outer, x_outer, x_inner, channel_inner)
         parallel(s, out, s[out].fuse(n, y), work, lanes)
     s[out].unroll(x_inner)
-    vectorize_panel(s, out, channel_inner, panel, lanes)
+    vectorize_panel(s, out, channel_inner, columns, lanes)
 
     s[accumulator].compute_at(s[out], x_outer)
     _, _, tile_x, tile_channel = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, tile_x, tile_channel)
     s[accumulator].unroll(tile_x)
-    vectorize_panel(s, accumulator, tile_channel, panel, lanes)
+    vectorize_panel(s, accumulator, tile_channel, columns, lanes)
     return s
 
 

@@ -17,6 +17,8 @@ from topi.cpu.common import (
     local_accumulator,
     panel_width,
     parallel,
+    split_columns,
+    tile_columns,
     vectorize_panel,
 )
 from topi.cpu.tiling import tile_rows, vector_lanes
@@ -31,32 +33,32 @@ __all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed"]
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar,
-    rows: int, panel: int, work: float, lanes: int,
+    rows: int, columns: int, panel: int, work: float, lanes: int,
 ) -> None:  # fmt: skip
-    """Tile `row` x `column` of the output; the accumulator is computed tile by tile.
+    """Tile `row` x `column` of the output by `rows` x `columns`; the accumulator is computed tile by tile.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
     the panel loop apart, so that its guard can be peeled off.
     """
     row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
-    column_outer, column_inner = s[out].split(column, factor=panel)
+    column_outer, column_inner = split_columns(s, out, column, panel, columns)
     extent = extent_of(column)
     if isinstance(extent, int) and extent % panel == 0:
-        s[out].reorder(*batch, column_outer, row_outer, row_inner, column_inner)
-        tile = s[out].fuse(*batch, column_outer, row_outer)
+        s[out].reorder(*batch, *column_outer, row_outer, row_inner, column_inner)
+        tile = s[out].fuse(*batch, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
     else:
-        s[out].reorder(*batch, row_outer, column_outer, row_inner, column_inner)
+        s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
-        tile = column_outer
+        tile = column_outer[-1]
     s[out].unroll(row_inner)
-    vectorize_panel(s, out, column_inner, panel, lanes)
+    vectorize_panel(s, out, column_inner, columns, lanes)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
-    vectorize_panel(s, accumulator, n, panel, lanes)
+    vectorize_panel(s, accumulator, n, columns, lanes)
 
 
 @register_schedule("dense_packed", "cpu")
@@ -71,8 +73,10 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     *row_axes, column = s[out].op.axis
     rows = constant_size([extent_of(axis) for axis in row_axes])
     work = 2.0 * rows * constant_size([extent_of(column)]) * steps
-    height = tile_rows(target, rows, panel, steps)
-    _tile_output(s, out, accumulator, [], s[out].fuse(*row_axes), column, height, panel, work, vector_lanes(target))
+    width = tile_columns(target, anchor, rows, steps)
+    height = tile_rows(target, rows, width, steps)
+    row = s[out].fuse(*row_axes)
+    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, vector_lanes(target))
     return s
 
 
@@ -90,5 +94,5 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     rows = constant_size([extent_of(row)])
     height = tile_rows(target, rows, panel, steps)
     work = 2.0 * constant_size(out.shape) * steps
-    _tile_output(s, out, accumulator, list(batch), row, column, height, panel, work, lanes)
+    _tile_output(s, out, accumulator, list(batch), row, column, height, panel, panel, work, lanes)
     return s

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["RegisterTile", "best_tile", "packed_columns", "parallel_worthwhile", "tile_rows", "vector_lanes"]
+__all__ = [
+    "RegisterTile", "best_tile", "group_columns", "packed_columns", "parallel_worthwhile", "tile_rows", "vector_lanes",
+]  # fmt: skip
 
 _FMA_PORTS = 2
 _LOAD_CYCLES = 0.6
@@ -88,6 +90,15 @@ def best_tile(
 def packed_columns(target: Target, rows: int, columns: int, steps: int) -> int:
     """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]."""
     return best_tile(target, rows, columns, steps).columns
+
+
+def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
+    """Columns of the register tile for groups of `group` columns, which tiles don't cross: at most the group."""
+    lanes = vector_lanes(target)
+    if group <= lanes:
+        return group
+    fitting = (best_tile(target, rows, group, steps, vectors=v) for v in range(1, min(group // lanes, 4) + 1))
+    return min(fitting, key=lambda tile: _cost(tile, rows, group, steps)).columns
 
 
 def tile_rows(target: Target, rows: int, panel: int, steps: int) -> int:

@@ -124,15 +124,15 @@ def conv2d_nhwc_packed(
 ) -> Tensor:
     """2-D convolution of NHWC `data` with weights (ceil(O / NR), KH, KW, I, NR), the form register tiles read in order.
 
-    `channels` is the true O; a block of NR outputs lies within one group. A 1x1 kernel that touches every position once
-    makes a product of matrices: pixels by channels.
+    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. A 1x1
+    kernel that touches every position once makes a product of matrices: pixels by channels.
     """
     blocks, kh, kw, group_size, nr = weight.shape
     every_pixel = (kh, kw) == (1, 1) and tuple(strides) == (1, 1) and not any(padding)
-    if every_pixel and groups == 1:
+    if every_pixel:
         panels = te.compute((blocks, group_size, nr), lambda b, k, c: weight(b, 0, 0, k, c), name="w", tag=INJECTIVE)
         wide = accumulator_type(out_dtype or data.dtype)
-        return _rounded(flattened_product(data, panels, channels, wide), out_dtype or data.dtype)
+        return _rounded(flattened_product(data, panels, channels, wide, groups), out_dtype or data.dtype)
     padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], 0)
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
@@ -141,10 +141,9 @@ def conv2d_nhwc_packed(
     ow = output_size(w, kw, strides[1], dilation[1], padding[1] + padding[3])
     ry, rx = te.reduce_axis((0, kh), name="kh"), te.reduce_axis((0, kw), name="kw")
     rc = te.reduce_axis((0, group_size), name="rc")
-    outputs_per_group = channels // groups
 
     def body(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
-        channel = _group_channel(c, outputs_per_group, groups, group_size, rc) if groups > 1 else rc
+        channel = rc if groups == 1 else c // nr * group_size + rc
         value = padded(b, y * strides[0] + ry * dilation[0], x * strides[1] + rx * dilation[1], channel)
         return te.sum(te.cast(wide, value) * te.cast(wide, weight(c // nr, ry, rx, rc, c % nr)), axis=[ry, rx, rc])
 

@@ -185,8 +185,8 @@ class Conv2DNHWCPacked(OpDef):
 
     ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights so. `channels` is the true O, `padding` is (top, left,
     bottom, right). (C1) strides and dilation have 2 numbers, padding 4; (C2) both inputs have one element type; (C3)
-    ranks are 4 and 5; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block lies in
-    one group; (C6) the dilated kernel fits into the padded input.
+    ranks are 4 and 5; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block is one
+    group; (C6) the dilated kernel fits into the padded input.
     """
 
     strides: Ints = (1, 1)
@@ -207,9 +207,8 @@ class Conv2DNHWCPacked(OpDef):
         require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
         assert isinstance(blocks, int) and isinstance(nr, int)
         holds = 0 < self.channels <= blocks * nr and self.channels > (blocks - 1) * nr
-        inside = self.groups == 1 or (self.channels % self.groups == 0 and self.channels // self.groups % nr == 0)
         require(
-            holds and inside,
+            holds and (self.groups == 1 or self.channels == self.groups * nr),
             f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
         )
         top, left, bottom, right = self.padding

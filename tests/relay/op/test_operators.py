@@ -271,6 +271,8 @@ CONVOLUTION = [
     row("nn.conv3d", f32(1, 2, 3, 4, 3), f32(3, 2, 2, 2, 2), padding=(0, 1, 0, 1, 0, 1)),
     row("nn.conv2d_nhwc_packed", f32(1, 4, 5, 3), f32(2, 3, 3, 3, 4), channels=6, padding=(1, 1, 1, 1), strides=(1, 2)),
     row("nn.conv2d_nhwc_packed", f32(1, 3, 3, 4), f32(2, 1, 1, 2, 3), channels=6, groups=2),
+    row("nn.conv2d_nhwc_packed", f32(2, 3, 3, 10), f32(2, 1, 1, 5, 44), channels=88, groups=2),
+    row("nn.conv2d_nhwc_packed", f32(1, 5, 9, 6), f32(3, 3, 2, 2, 21), channels=63, groups=3, padding=(1, 0, 1, 1)),
     row("nn.conv2d_transpose", f32(1, 3, 3, 4), f32(3, 2, 3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
     row("nn.conv2d_transpose", f32(1, 4, 3, 3), f32(4, 2, 2, 3), groups=2, dilation=(2, 1), output_padding=(1, 0)),
     row("nn.conv2d_transpose", f32(1, 3, 3, 2), f32(2, 2, 2, 3), data_layout="NHWC", kernel_layout="IHWO"),
