@@ -9,6 +9,8 @@ is and its output is 0.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ _PARALLEL_WORK = 1 << 16
 
 Activation = str | tuple[Any, ...]
 """The name of a function, or a tuple of a name and its parameters."""
+
+_CHAINS = 4
+"""Blocks of sums that are added to in turns: with vectors of half a block, they hide the latency of multiply-adds."""
 
 
 def _c(value: float, like: PrimExpr) -> PrimExpr:
@@ -137,17 +142,25 @@ class _Recurrence:
             yield lane, block * self.lanes + lane
 
     def sums(self, source: BufferView, copy: Any, block: Any, b: Any, gates: Sequence[int]) -> BufferView:
-        """A state times the columns of `gates` of one block, NR sums for each gate."""
-        ib, lanes = self.ib, self.lanes
-        total = ib.allocate(self.dtype, len(gates) * lanes, "total", scope="local")
-        for place in range(len(gates)):
+        """A state times the columns of `gates` of one block, NR sums for each gate.
+
+        Few gates are summed in several chains, each over every so many units of the state, so that one multiply-add
+        need not wait for the one before.
+        """
+        ib, lanes, width = self.ib, self.lanes, len(gates) * self.lanes
+        chains = math.gcd(max(_CHAINS // len(gates), 1), self.hidden)
+        total = ib.allocate(self.dtype, chains * width, "total", scope="local")
+        for start in range(0, chains * width, lanes):
             with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
-                total[place * lanes + lane] = te.const(0, self.dtype)
-        with ib.for_range(0, self.hidden, "k") as k:
-            for place, gate in enumerate(gates):
+                total[start + lane] = te.const(0, self.dtype)
+        with ib.for_range(0, self.hidden // chains, "k") as k:
+            for chain, (place, gate) in itertools.product(range(chains), enumerate(gates)):
                 with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
-                    at = place * lanes + lane
-                    total[at] = total[at] + source[copy, b, k] * self.weights[block, k, gate, lane]
+                    at, unit = chain * width + place * lanes + lane, k * chains + chain
+                    total[at] = total[at] + source[copy, b, unit] * self.weights[block, unit, gate, lane]
+        for start in range(width, chains * width, lanes):
+            with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
+                total[start % width + lane] = total[start % width + lane] + total[start + lane]
         return total
 
     def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:

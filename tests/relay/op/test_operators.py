@@ -373,6 +373,9 @@ RECURRENT = [
     row("nn.gru", *_GRU, reset_after=True, reverse=True, tolerance=2e-6),
     row("nn.gru", *_GRU, i64(1, 3), has_lengths=True, clip=1.0, tolerance=2e-6),
     row("nn.rnn", *_RNN, tolerance=2e-6),
+    row("nn.rnn", f32(3, 2, 20), f32(3, 20, 1, 8), f32(2, 20), tolerance=4e-6),
+    row("nn.rnn", f32(3, 1, 18), f32(3, 18, 1, 8), f32(1, 18), tolerance=4e-6),
+    row("nn.gru", f32(3, 2, 66), f32(3, 22, 3, 8), f32(2, 22), f32(22), tolerance=4e-6),
     *[row("nn.rnn", *_RNN, activations=(a,), tolerance=4e-6) for a in _PARAMETRIC],
     row("nn.rnn", *_RNN, i64(0, 2), has_lengths=True, reverse=True, activations=("relu",), tolerance=2e-6),
 ]
