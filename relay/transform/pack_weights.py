@@ -107,9 +107,7 @@ class _Packer:
         channels, kh, kw, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
-        is_product = (kh, kw) == (1, 1) and op.strides == (1, 1) and not any(op.padding)
-        line = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        rows = line if is_product else (call.shape[2] if isinstance(call.shape[2], int) else _UNKNOWN_ROWS)
+        rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         width = channels // op.groups if op.groups > 1 else self._width(rows, channels, kh * kw * group_size)
         packed = self._panels(weight, outputs_first, op.kernel_layout, width)
         made = Conv2DNHWCPacked(

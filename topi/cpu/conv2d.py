@@ -1,4 +1,4 @@
-"""Convolutions on CPUs: direct, on NHWC data, a register tile of output columns x channels, no im2col.
+"""Convolutions on CPUs: direct, on NHWC data, a register tile of output pixels x channels, no im2col.
 
 Weights are packed [OC/NR][KH][KW][IC][NR]; with groups a panel is one group, and tiles stay within it. Padding is a
 copy of the input with a border, made once per kernel.
@@ -13,13 +13,10 @@ from topi.cpu.common import (
     constant_size,
     inline_injective,
     local_accumulator,
-    panel_width,
     parallel,
-    split_columns,
-    tile_columns,
-    vectorize_panel,
 )
-from topi.cpu.tiling import tile_rows, vector_lanes
+from topi.cpu.matmul import tile_product
+from topi.cpu.tiling import vector_lanes
 from topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
@@ -50,38 +47,16 @@ def _schedule_pad(s: te.Schedule, pad: te.Operation, lanes: int) -> None:
 
 @register_schedule("conv2d_nhwc_packed", "cpu")
 def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """C[n, y, x, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR]."""
+    """C[p, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR], p = (n, y, x).
+
+    A tile's pixels may lie on two lines: each has an address of its own, worked out once for the whole reduction.
+    """
     s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
-    lanes = vector_lanes(target)
     pads = _pads(outs, anchor)
     inline_injective(s, outs, keep=[anchor, *pads])
     for pad in pads:
-        _schedule_pad(s, pad, lanes)
-    panel = panel_width(anchor)
-    steps = constant_size([axis.extent for axis in anchor.reduce_axis])
-    accumulator = local_accumulator(s, anchor, out)
-
-    n, y, x, channel = s[out].op.axis
-    width = constant_size([x.extent], default=64)
-    columns = tile_columns(target, anchor, width, steps)
-    x_outer, x_inner = s[out].split(x, factor=tile_rows(target, width, columns, steps), tail="shift")
-    channel_outer, channel_inner = split_columns(s, out, channel, panel, columns)
-    work = 2.0 * constant_size(out.shape) * steps
-    if isinstance(channel.extent, int) and channel.extent % panel == 0:
-        s[out].reorder(n, *channel_outer, y, x_outer, x_inner, channel_inner)
-        parallel(s, out, s[out].fuse(n, *channel_outer, y), work, lanes)
-    else:  # the panel loop stays apart, so that the guard of the partial last panel is peeled off
-        s[out].reorder(n, y, *channel_outer, x_outer, x_inner, channel_inner)
-        parallel(s, out, s[out].fuse(n, y), work, lanes)
-    s[out].unroll(x_inner)
-    vectorize_panel(s, out, channel_inner, columns, lanes)
-
-    s[accumulator].compute_at(s[out], x_outer)
-    _, _, tile_x, tile_channel = s[accumulator].op.axis
-    s[accumulator].reorder(*s[accumulator].op.reduce_axis, tile_x, tile_channel)
-    s[accumulator].unroll(tile_x)
-    vectorize_panel(s, accumulator, tile_channel, columns, lanes)
+        _schedule_pad(s, pad, vector_lanes(target))
+    tile_product(s, outs[0], anchor, target)
     return s
 
 

@@ -27,7 +27,7 @@ from topi.registry import register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed"]
+__all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
 
 
 def _tile_output(
@@ -67,6 +67,12 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     inline_injective(s, outs, keep=[anchor])
+    tile_product(s, out, anchor, target)
+    return s
+
+
+def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
+    """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out` (..., columns)."""
     panel = panel_width(anchor)
     steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
@@ -77,7 +83,6 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     height = tile_rows(target, rows, width, steps)
     row = s[out].fuse(*row_axes)
     _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, vector_lanes(target))
-    return s
 
 
 @register_schedule("batch_matmul_packed", "cpu")

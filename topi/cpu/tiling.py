@@ -79,8 +79,7 @@ def best_tile(
 ) -> RegisterTile:
     """The cheapest tile for an output of `rows` rows by `columns` columns.
 
-    Tiles don't cross lines of a direct convolution's output: there `rows` is the length of a line. `vectors` fixes
-    the width where the packed operand decides it already.
+    `vectors` fixes the width where the packed operand decides it already.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
     candidates = [t for t in _tiles(target, lanes, vectors) if t.rows <= max(rows, 1)]

@@ -15,10 +15,9 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
 from topi.layout import Layout
-from topi.nn.dense import flattened_product
 from topi.nn.pad import pad_spatial
 from topi.tag import ELEMWISE, INJECTIVE
-from topi.utils import accumulator_type
+from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
 __all__ = ["conv", "conv2d_nhwc_packed", "conv_transpose", "output_size"]
 
@@ -124,15 +123,11 @@ def conv2d_nhwc_packed(
 ) -> Tensor:
     """2-D convolution of NHWC `data` with weights (ceil(O / NR), KH, KW, I, NR), the form register tiles read in order.
 
-    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. A 1x1
-    kernel that touches every position once makes a product of matrices: pixels by channels.
+    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. The
+    result is computed as a matrix, pixels by channels (tag "conv2d_nhwc_packed"), so that tiles need not stop at the
+    end of a line.
     """
     blocks, kh, kw, group_size, nr = weight.shape
-    every_pixel = (kh, kw) == (1, 1) and tuple(strides) == (1, 1) and not any(padding)
-    if every_pixel:
-        panels = te.compute((blocks, group_size, nr), lambda b, k, c: weight(b, 0, 0, k, c), name="w", tag=INJECTIVE)
-        wide = accumulator_type(out_dtype or data.dtype)
-        return _rounded(flattened_product(data, panels, channels, wide, groups), out_dtype or data.dtype)
     padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], 0)
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
@@ -142,14 +137,20 @@ def conv2d_nhwc_packed(
     ry, rx = te.reduce_axis((0, kh), name="kh"), te.reduce_axis((0, kw), name="kw")
     rc = te.reduce_axis((0, group_size), name="rc")
 
-    def body(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
+    def body(p: Any, c: Any) -> PrimExpr:
+        b, y, x = unravel_index(p, (n, oh, ow))
         channel = rc if groups == 1 else c // nr * group_size + rc
         value = padded(b, y * strides[0] + ry * dilation[0], x * strides[1] + rx * dilation[1], channel)
         return te.sum(te.cast(wide, value) * te.cast(wide, weight(c // nr, ry, rx, rc, c % nr)), axis=[ry, rx, rc])
 
     attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr)
-    total = te.compute((n, oh, ow, channels), body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)
-    return _rounded(total, out_dtype)
+    shape = (num_elements((n, oh, ow)), channels)
+    total = te.compute(shape, body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)
+
+    def image(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
+        return total(ravel_index((b, y, x), (n, oh, ow)), c)
+
+    return _rounded(te.compute((n, oh, ow, channels), image, name="image", tag=INJECTIVE), out_dtype)
 
 
 def conv_transpose(

@@ -35,30 +35,26 @@ def dense(data: Tensor, weight: Tensor, out_dtype: str | None = None) -> Tensor:
     return _rounded(te.compute((*data.shape[:-1], units), body, name="dense", tag="dense"), out_dtype)
 
 
-def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, groups: int = 1) -> Tensor:
-    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), tagged "dense_packed".
-
-    With groups, rows are (M, groups * K) and panel g, which holds all units of its group, reads the g-th part of them.
-    """
+def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
+    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), tagged "dense_packed"."""
     _, depth, nr = weight.shape
     k = te.reduce_axis((0, depth), name="k")
 
     def body(m: Any, n: Any) -> PrimExpr:
-        source = k if groups == 1 else n // nr * depth + k
-        return te.sum(te.cast(wide, rows(m, source)) * te.cast(wide, weight(n // nr, k, n % nr)), axis=k)
+        return te.sum(te.cast(wide, rows(m, k)) * te.cast(wide, weight(n // nr, k, n % nr)), axis=k)
 
-    attrs = {"block": nr, "groups": groups}
+    attrs = {"block": nr, "groups": 1}
     return te.compute((rows.shape[0], units), body, name="dense", tag="dense_packed", attrs=attrs)
 
 
-def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str, groups: int = 1) -> Tensor:
+def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
     """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
     if data.ndim == 2:
-        return product_of_rows(data, weight, units, wide, groups)
+        return product_of_rows(data, weight, units, wide)
     lead = data.shape[:-1]
     shape = (num_elements(lead), data.shape[-1])
     rows = te.compute(shape, lambda m, k: data(*unravel_index(m, lead), k), name="rows", tag=INJECTIVE)
-    result = product_of_rows(rows, weight, units, wide, groups)
+    result = product_of_rows(rows, weight, units, wide)
 
     def body(*i: Any) -> PrimExpr:
         return result(ravel_index(i[:-1], lead), i[-1])
