@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 import te
 import topi
 from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, as_expr, check_axis, numpy_dtype, require, require_same_dtype, with_dim
 from relay.type import TensorType, TupleType, Type, shapes_equal
 
@@ -336,7 +335,7 @@ class TopK(OpDef):
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class Running(OpDef):
     """Base of running sums and products. (C1) axis is in range; (C2) the element type is a number."""
 

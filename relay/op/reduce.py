@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.broadcast import multiply, subtract
 from relay.op.common import Array, check_axes, require, widened
 from relay.type import TensorType, Type
@@ -27,7 +26,7 @@ __all__ = [
 AxisLike = int | Sequence[int] | None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class Reduction(OpDef):
     """Base of reductions. (C1) the element type is one of `domain`; (C2) the axes are different and in range."""
 
@@ -145,7 +144,7 @@ class AnyOf(Reduction):
     evaluate = staticmethod(np.any)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class ArgReduction(OpDef):
     """Base of argmax and argmin: row-major positions within `axis`; a NaN beats every number.
 

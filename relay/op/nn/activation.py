@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 import te
 import topi
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, check_axis, require, require_float, require_same_dtype, widened
 from relay.op.elementwise import Erf, Unary, unary_helper
 from relay.type import TensorType, Type, dims_equal
@@ -90,7 +89,7 @@ class HardSwish(Unary):
         return x * np.clip(x / 6 + 0.5, 0, 1).astype(x.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class _Parametric(OpDef):
     """An elementwise function of floats with parameters. (C1) the element type is a float."""
 

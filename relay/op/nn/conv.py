@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
 from relay.op.nn.windows import window_view
 from relay.type import TensorType, Type, dims_equal
@@ -30,7 +29,7 @@ __all__ = [
 Ints = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class _Convolution(OpDef):
     """What all convolutions have. `padding` is (begin..., end...) of the spatial axes."""
 
@@ -238,7 +237,7 @@ class Conv2DNHWCPacked(OpDef):
         return result.size * kh * kw * group_size
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class _Transposed(_Convolution):
     """The gradient of a convolution with respect to its data (ONNX: ConvTranspose).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, at_least, ints, padding_pairs, require, require_float
 from relay.op.nn.windows import window_view
 from relay.type import TensorType, Type
@@ -46,7 +45,7 @@ def transposed_layout(layout: str, perm: Sequence[int]) -> str:
     return "".join(layout[p] for p in perm)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class _Pool(OpDef):
     """Base of pooling over windows. `padding` is (begin..., end...) of the spatial axes, in the order of `layout`.
 
@@ -190,7 +189,7 @@ class LpPool(_Pool):
         return back(windows.sum(_kernel_axes(windows)) ** (1 / self.p)).astype(x.dtype)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class _AdaptivePool(OpDef):
     """Base of pooling to a given size: window o of n covers [floor(o * size / n), ceil((o + 1) * size / n)).
 

@@ -8,7 +8,6 @@ recurrence weights packed (ceil(H / NR), H, G, NR), filled up with 0 (`pack_recu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 import te
 import topi
 from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, require, require_float, require_same_dtype
 from relay.op.nn.pad import pad
 from relay.op.transform import reshape, transpose
@@ -59,7 +58,7 @@ def _activated(activation: Activation, x: Array) -> Array:
     return _FUNCTIONS[name][1](x, *parameters)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@attributes_of_operator
 class _Recurrent(OpDef):
     """What all recurrences have.
 
