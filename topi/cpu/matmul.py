@@ -33,12 +33,13 @@ __all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed", "tile_produc
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar,
-    rows: int, columns: int, panel: int, work: float, lanes: int,
+    rows: int, columns: int, panel: int, work: float, lanes: int, panels_first: bool = False,
 ) -> None:  # fmt: skip
     """Tile `row` x `column` of the output by `rows` x `columns`; the accumulator is computed tile by tile.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
-    the panel loop apart, so that its guard can be peeled off.
+    the panel loop apart, so that its guard can be peeled off: inside the row tiles, or around them with `panels_first`,
+    which reads each panel once.
     """
     row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
     column_outer, column_inner = split_columns(s, out, column, panel, columns)
@@ -47,6 +48,10 @@ def _tile_output(
         s[out].reorder(*batch, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
+    elif panels_first and not batch:
+        s[out].reorder(*column_outer, row_outer, row_inner, column_inner)
+        parallel(s, out, column_outer[0], work, lanes)
+        tile = row_outer
     else:
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
@@ -82,7 +87,10 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     width = tile_columns(target, anchor, rows, steps)
     height = tile_rows(target, rows, width, steps)
     row = s[out].fuse(*row_axes)
-    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, vector_lanes(target))
+    packed_bytes = constant_size(anchor.input_tensors[1].shape) * anchor.input_tensors[1].dtype.nbytes
+    exceeds_caches = packed_bytes > max(target.cache_bytes)
+    lanes = vector_lanes(target)
+    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first=exceeds_caches)
 
 
 @register_schedule("batch_matmul_packed", "cpu")
