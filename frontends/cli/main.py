@@ -1,4 +1,4 @@
-"""The `relayc` command: compile, run, bench and show models."""
+"""The `relayc` command: compile, run, bench, show and verify models."""
 
 from __future__ import annotations
 
@@ -168,6 +168,47 @@ def show(
     llvm: LLVM IR · asm: machine code. Example: relayc show model.onnx asm --kernel conv2d
     """
     import_module("frontends.cli.show").print_form(model, form, kernel, target, parse_shapes(shape or []), opt_level)
+
+
+@app.command()
+@guarded
+def verify(
+    model: Annotated[Path, typer.Argument(help="an .onnx model")],
+    against: Annotated[str, typer.Option("--against", help="onnxruntime, or reference: our numpy references")] = (
+        "onnxruntime"
+    ),
+    inputs: Input = None,
+    fill: Fill = "random",
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", help="largest error of floats, as a share of the largest magnitude")
+    ] = None,
+    listed: Annotated[int, typer.Option("--list", help="print so many of the tensors that are furthest off")] = 10,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    seed: Seed = 0,
+) -> None:
+    """Compare every intermediate tensor with another implementation and name the first node that departs.
+
+    Exit code 1 when one does. Example: relayc verify resnet50.onnx --shape x:1,3,224,224 --against onnxruntime
+    """
+    if not is_onnx(model):
+        raise UsageError(f"{model}: expected an .onnx file")
+    check = import_module("frontends.cli.verifying").verify_model
+    shapes = parse_shapes(shape or [])
+    if not check(model, inputs, fill, seed, shapes, against, target, opt_level, tolerance, listed):
+        raise typer.Exit(1)
+
+
+@app.command()
+@guarded
+def doctor() -> None:
+    """Say what this machine can do, and what to install for the rest."""
+    findings = import_module("frontends.cli.doctor").examine()
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        mark = "yes" if finding.usable else "no "
+        out.print(f"{mark}  {finding.subject:<{width}}  {finding.text}", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def from_onnx(
     freeze_params: bool = True,
     *,
     constants: Mapping[str, np.ndarray] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> tuple[IRModule, Params]:
     """Convert an ONNX model to a module with the function "main" (TVM: `relay.frontend.from_onnx`).
 
@@ -60,7 +61,8 @@ def from_onnx(
     ``{"batch": 1}``; dimensions that stay unknown become symbolic. `dtype` overrides element types of inputs: one for
     all, or by input name. With `freeze_params` the weights are constants of the function and the returned dictionary
     is empty; without, they are parameters of it, and the dictionary holds their values. `constants` binds inputs to
-    values, for those that decide shapes.
+    values, for those that decide shapes. `outputs` names tensors of the main graph to give instead of the model's own
+    outputs; what none of them needs is left out.
 
     The module's attributes "input_names" and "output_names" hold the model's own names, in order.
 
@@ -68,7 +70,7 @@ def from_onnx(
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
     """
     load_converters()
-    return _Importer(load(model), freeze_params).run(shape, dtype, {} if constants is None else constants)
+    return _Importer(load(model), freeze_params).run(shape, dtype, {} if constants is None else constants, outputs)
 
 
 @dataclass(slots=True)
@@ -99,7 +101,11 @@ class _Importer:
         self.converted = 0
 
     def run(
-        self, shape: ShapeOverride | None, dtype: DtypeOverride | None, constants: Mapping[str, np.ndarray]
+        self,
+        shape: ShapeOverride | None,
+        dtype: DtypeOverride | None,
+        constants: Mapping[str, np.ndarray],
+        wanted: Sequence[str] | None,
     ) -> tuple[IRModule, Params]:
         graph, where = self.model.graph, self.model.name
         self._check_unique(graph)
@@ -112,21 +118,22 @@ class _Importer:
         inputs = [Var(name=name, ty=ty, span=Span(where, name)) for name, ty in types.items() if name not in constants]
         scope.values.update({var.name: var for var in inputs})
         scope.values.update(self._bound(constants, types))
-        outputs = self._graph(graph, scope)
-        for value, expr in zip(graph.output, outputs, strict=True):
-            self._check_output(value.name, value.type, expr)
+        output_names = [o.name for o in graph.output] if wanted is None else list(wanted)
+        outputs = self._graph(graph, scope, output_names)
+        declared_types = {value.name: value.type for value in graph.output}
+        for name, expr in zip(output_names, outputs, strict=True):
+            self._check_output(name, declared_types.get(name), expr)
         body = outputs[0] if len(outputs) == 1 else Tuple(tuple(outputs))
-        names = {"input_names": [v.name for v in inputs], "output_names": [o.name for o in graph.output]}
+        names = {"input_names": [v.name for v in inputs], "output_names": output_names}
         return IRModule({"main": Function((*inputs, *self.param_vars), body)}, names), self.params
 
     # graphs ---------------------------------------------------------------------------------------------------
 
-    def _graph(self, graph: GraphProto, scope: _Scope) -> list[Expr]:
-        """The outputs of `graph`, whose inputs are in `scope` already."""
+    def _graph(self, graph: GraphProto, scope: _Scope, outputs: Sequence[str]) -> list[Expr]:
+        """The tensors `outputs` of `graph`, whose inputs are in `scope` already."""
         if scope.depth > MAX_NESTING:
             raise fault(scope.where, f"graphs nested more than {MAX_NESTING} deep")
         initializers = _Initializers(self, graph, scope)
-        outputs = [output.name for output in graph.output]
         for node in ordered_nodes(graph.node, initializers, outputs, scope.where):
             for name in _names_read(node):
                 initializers.materialise(name)
@@ -193,7 +200,7 @@ class _Importer:
             raise OnnxImportError(f"its subgraph takes {len(graph.input)} inputs, got {len(args)}")
         for value, arg in zip(graph.input, args, strict=True):
             inner.values[value.name] = arg
-        return self._graph(graph, inner)
+        return self._graph(graph, inner, [output.name for output in graph.output])
 
     def _call(
         self,
@@ -262,7 +269,7 @@ class _Importer:
         where = f"{self.model.name}: output {name!r}"
         if not isinstance(expr.ty, TensorType):
             raise unsupported(where, "outputs that are sequences are not supported", missing="sequence")
-        if not declared.HasField("tensor_type") or declared.tensor_type.elem_type == 0:
+        if declared is None or not declared.HasField("tensor_type") or declared.tensor_type.elem_type == 0:
             return
         expected = dtype_name(declared.tensor_type.elem_type, where)
         if expr.ty.dtype != expected:

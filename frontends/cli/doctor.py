@@ -1,0 +1,100 @@
+"""`relayc doctor`: what this machine can do, and what is missing for the rest."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata, util
+
+from backend.cache import default_cache
+from backend.cpu import host_cpu
+from backend.runtime import device
+from backend.runtime.errors import RelaycError
+from backend.runtime.threads import num_threads
+from backend.target import Target
+from te.errors import CompileError
+
+__all__ = ["Finding", "examine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: a subject, whether it can be used, what was found or what to do."""
+
+    subject: str
+    usable: bool
+    text: str
+
+
+def examine() -> list[Finding]:
+    """Every finding about this machine. Never raises: what fails is a finding."""
+    return [
+        Finding("python", True, f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *[_package(name) for name in ("numpy", "onnx", "llvmlite", "ml_dtypes")],
+        _guarded("processor", _processor),
+        _guarded("target llvm", lambda: str(Target("llvm"))),
+        _c_compiler(),
+        _guarded("cache", _cache),
+        _cuda_compiler(),
+        _guarded("cuda device", _cuda_device),
+        _oracle(),
+    ]
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, True, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(name, False, f"not installed: pip install {name}")
+
+
+def _guarded(subject: str, find: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, True, find())
+    except (CompileError, RelaycError, OSError) as error:
+        return Finding(subject, False, str(error))
+
+
+def _processor() -> str:
+    cpu, threads = host_cpu(), num_threads()
+    caches = ", ".join(f"{size >> 10} KiB" for size in (cpu.caches.l1, cpu.caches.l2, cpu.caches.l3) if size)
+    return f"{cpu.name} ({cpu.triple}), caches {caches}, {threads} threads may be used"
+
+
+def _c_compiler() -> Finding:
+    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    return Finding("target c", found is not None, found or "no C compiler on PATH; only target \"c\" needs one")
+
+
+def _cache() -> str:
+    cache = default_cache()
+    return "off (RELAYC_CACHE_DIR=off)" if cache is None else str(cache.folder)
+
+
+def _cuda_compiler() -> Finding:
+    missing = [name for name in ("cuda.bindings.nvrtc",) if not _importable(name)]
+    if missing:
+        return Finding("target cuda", False, "NVRTC is not installed: pip install 'relayc[cuda]' to compile for GPUs")
+    return _guarded("target cuda", lambda: f"compiles for {Target('cuda').get('arch')} and others, no GPU needed")
+
+
+def _importable(name: str) -> bool:
+    try:
+        return util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _cuda_device() -> str:
+    gpu = device("cuda", 0)
+    if not gpu.exist:
+        raise RelaycError("no NVIDIA GPU can be used here; models for it can be compiled, not run")
+    return f"{gpu.device_name}, compute capability {gpu.compute_version}"
+
+
+def _oracle() -> Finding:
+    found = _package("onnxruntime")
+    text = f"{found.text}, for relayc verify" if found.usable else f"{found.text}, for relayc verify --against it"
+    return Finding("onnxruntime", found.usable, text)

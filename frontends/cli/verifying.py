@@ -1,0 +1,76 @@
+"""`relayc verify`: what it prints. Loaded only when there is something to verify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from backend.target import Target
+from frontends.cli.console import Steps, out
+from frontends.cli.options import Shapes, fill_inputs, read_inputs
+from frontends.onnx.importer import from_onnx
+from frontends.onnx.verify import Comparison, VerifyReport, verify
+from te.ir import PassContext
+
+__all__ = ["verify_model"]
+
+
+def verify_model(
+    path: Path,
+    inputs: list[str] | None,
+    fill: str,
+    seed: int,
+    shapes: Shapes,
+    against: str,
+    target: str,
+    opt_level: int,
+    tolerance: float | None,
+    listed: int,
+) -> bool:
+    """Compare the model with the oracle and print what was found; is it right?"""
+    values = _values(path, inputs, fill, seed, shapes)
+    steps = Steps()
+    with steps.step("verify"), PassContext(opt_level=opt_level):
+        report = verify(
+            path,
+            values,
+            against=against,
+            target=target,
+            where=Target(target).device_kind,
+            shape=shapes,
+            tolerance=tolerance,
+        )
+    _print(report, listed)
+    return report.agrees
+
+
+def _values(path: Path, inputs: list[str] | None, fill: str, seed: int, shapes: Shapes) -> dict[str, np.ndarray]:
+    module, _ = from_onnx(path, shape=shapes)
+    types = {p.name: p.tensor_type for p in module["main"].params}
+    wanted = {name: (ty.static_shape, str(ty.dtype)) for name, ty in types.items()}
+    return fill_inputs(wanted, read_inputs(inputs or []), fill, seed)
+
+
+def _print(report: VerifyReport, listed: int) -> None:
+    for name, reason in report.skipped.items():
+        out.print(f"not compared: {name} ({reason})", markup=False)
+    table = Table("tensor", "made by", "type", "error", "allowed")
+    worst = sorted(report.tensors, key=lambda c: -_excess(c))[:listed]
+    for found in worst:
+        kind = f"{found.dtype}{list(found.shape)}"
+        table.add_row(found.tensor, found.node, kind, f"{found.error:.2e}", f"{found.tolerance:.0e}")
+    if worst:
+        out.print(f"the {len(worst)} tensors furthest from {report.oracle}, as shares of their largest magnitude")
+        out.print(table)
+    if report.departs is None:
+        out.print(f"all {len(report.tensors)} tensors agree with {report.oracle}")
+        return
+    where = "only where it is fused with others, " if report.fused_only else ""
+    out.print(f"departs from {report.oracle}: {where}first at {report.departs}", markup=False, soft_wrap=True)
+
+
+def _excess(comparison: Comparison) -> float:
+    """How far out, so that exact types with any error come first."""
+    return comparison.error / max(comparison.tolerance, 1e-12)

@@ -1,0 +1,126 @@
+"""`relayc verify`: every tensor compared, the node at fault named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+from frontends.cli.main import app
+from frontends.onnx.verify import Comparison, _first_cut, departure, verify
+from relay.op.elementwise import Tanh
+from te.errors import CompileError
+
+X = np.random.default_rng(3).standard_normal((2, 6)).astype(np.float32)
+
+
+def small_model() -> onnx.ModelProto:
+    """x @ w -> tanh -> + b, split and joined through a sequence."""
+    rng = np.random.default_rng(4)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="project"),
+        helper.make_node("Tanh", ["h"], ["a"], name="activate"),
+        helper.make_node("SequenceConstruct", ["a", "h"], ["s"], name="collect"),
+        helper.make_node("ConcatFromSequence", ["s"], ["y"], name="join", axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+        [numpy_helper.from_array(rng.standard_normal((6, 4)).astype(np.float32), "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_right_model_agrees_tensor_by_tensor() -> None:
+    report = verify(small_model(), {"x": X}, against="reference", shape={"n": 2})
+    assert report.agrees and report.departs is None
+    assert [c.tensor for c in report.tensors] == ["h", "a", "y"]
+    assert [c.shape for c in report.outputs] == [(2, 8)]
+    assert list(report.skipped) == ["s"]
+    assert all(c.error < 1e-6 for c in report.tensors)
+
+
+def test_onnxruntime_is_an_oracle_where_it_is_installed() -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    report = verify(small_model(), {"x": X}, against="onnxruntime", shape={"n": 2})
+    assert report.agrees and len(report.tensors) == 3
+
+
+def test_the_first_node_that_departs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tanh, "reference", lambda self, x: np.tanh(x) * np.float32(1.01))
+    report = verify(small_model(), {"x": X}, against="reference", shape={"n": 2})
+    assert report.departs is not None and not report.fused_only
+    assert report.departs.tensor == "a" and report.departs.node == "node 'activate' (Tanh)"
+    assert report.departs.error == pytest.approx(0.01, rel=0.05)
+    assert verify(small_model(), {"x": X}, against="reference", shape={"n": 2}, tolerance=0.02).agrees
+
+
+def test_a_fault_that_only_fusion_shows_is_found_by_cutting() -> None:
+    names = [f"t{i}" for i in range(11)]
+    asked: list[str] = []
+
+    def compare(name: str) -> Comparison:
+        asked.append(name)
+        return Comparison(name, "n", "float32", (1,), 1.0 if int(name[1:]) >= 7 else 0.0, 1e-4)
+
+    output = Comparison("out", "n", "float32", (1,), 1.0, 1e-4)
+    assert _first_cut(names, compare, [output]).tensor == "t7"
+    assert len(asked) <= 4
+    assert _first_cut(names[:7], compare, [output]) is output
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "error"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.5], [1.0, 2.0], 0.25),
+        ([np.nan, 1.0], [np.nan, 1.0], 0.0),
+        ([1.0, np.nan], [np.nan, 1.0], np.inf),
+        ([np.inf, 1.0], [np.inf, 1.0], 0.0),
+        ([-np.inf, 1.0], [np.inf, 1.0], np.inf),
+        ([np.inf, 1.0], [2.0, 1.0], np.inf),
+        ([0.0], [0.0], 0.0),
+        ([1e-3], [0.0], np.inf),
+        ([1.0, 2.0], [1.0], np.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_departure(value: list[float], expected: list[float], error: float) -> None:
+    assert departure(np.array(value, np.float32), np.array(expected, np.float32)) == error
+
+
+def test_departure_of_another_type_is_infinite() -> None:
+    assert departure(np.zeros(2, np.float32), np.zeros(2, np.float64)) == np.inf
+
+
+def test_what_verify_refuses() -> None:
+    with pytest.raises(CompileError, match="'guess'; expected one of onnxruntime, reference"):
+        verify(small_model(), {"x": X}, against="guess")
+    with pytest.raises(CompileError, match="missing: x"):
+        verify(small_model(), {}, against="reference")
+
+
+def test_the_command_tells_and_its_exit_code_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "small.onnx"
+    onnx.save(small_model(), path)
+    command = ["verify", str(path), "--against", "reference", "--shape", "n=2"]
+    good = CliRunner().invoke(app, command)
+    assert good.exit_code == 0 and "all 3 tensors agree with reference" in good.output, good.output
+    assert "not compared: s (node 'collect' (SequenceConstruct) gives no tensor)" in good.output
+    monkeypatch.setattr(Tanh, "reference", lambda self, x: np.tanh(x) + np.float32(1))
+    bad = CliRunner().invoke(app, command)
+    assert bad.exit_code == 1 and "first at a of node 'activate' (Tanh)" in bad.output, bad.output
+
+
+def test_doctor_reports_on_every_subject() -> None:
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 0
+    lines = {line[5:].split("  ")[0].strip(): line[:3].strip() for line in result.output.splitlines() if line}
+    assert lines["python"] == "yes" and lines["target llvm"] == "yes" and lines["onnx"] == "yes"
+    assert {"processor", "target c", "cache", "target cuda", "cuda device", "onnxruntime"} <= set(lines)
