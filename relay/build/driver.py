@@ -81,7 +81,8 @@ def optimize(
     if params:
         bound = bind_params_by_name(module["main"], params)
         module = module.with_functions({**module.functions, "main": bound})
-    passes = default_pipeline(PassContext.current().opt_level, Target(target))
+    context = PassContext.current()
+    passes = default_pipeline(context.opt_level, Target(target), context.option("relay.ToMixedPrecision.dtype"))
     return Sequential(passes, "optimize")(module)
 
 

@@ -20,7 +20,7 @@ import difflib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from relay.errors import TypeInferenceError, UnknownOperatorError
@@ -30,7 +30,7 @@ from te.errors import CompileError
 from te.ir import Span
 from te.ir.structural import StructuralEqual
 
-__all__ = ["OpDef", "OpPattern", "get_op", "list_op_names", "make_call", "register_op"]
+__all__ = ["MixedPrecision", "OpDef", "OpPattern", "get_op", "list_op_names", "make_call", "register_op"]
 
 _O = TypeVar("_O", bound="OpDef")
 Permutation = tuple[int, ...]
@@ -55,6 +55,17 @@ class OpPattern(IntEnum):
     """Never fused."""
 
 
+class MixedPrecision(Enum):
+    """Which element type an operator takes in a program of mixed precision (TVM: FTVMMixedPrecisionConversionType)."""
+
+    ALWAYS = "always"
+    """The narrow one: contractions, whose speed and memory it halves, and whose sums are wide anyway."""
+    FOLLOW = "follow"
+    """That of its inputs: whatever moves values, or maps them to values of about their size."""
+    NEVER = "never"
+    """float32: results or inner values that leave the range of float16, or lose their meaning when rounded."""
+
+
 class OpDef(ABC):
     """Base of operators. Instances are values: equal when class and attributes are equal, usable as dictionary keys.
 
@@ -66,7 +77,7 @@ class OpDef(ABC):
     few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect`
     (random numbers, printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs
     that a change of layout concerns, the others being weights and the like; None: all); `joins_inputs` (each element
-    of the result comes from one of several inputs: concatenation).
+    of the result comes from one of several inputs: concatenation); `mixed_precision` (see `MixedPrecision`).
     """
 
     name: ClassVar[str]
@@ -77,6 +88,7 @@ class OpDef(ABC):
     has_side_effect: ClassVar[bool] = False
     num_data_inputs: ClassVar[int | None] = None
     joins_inputs: ClassVar[bool] = False
+    mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW
 
     # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.
 

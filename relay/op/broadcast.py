@@ -11,7 +11,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr, ExprOperators
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, as_expr, require, require_same_dtype, widened
 from relay.op.elementwise import negative
 from relay.type import TensorType, Type, broadcast_shapes, dims_equal
@@ -179,6 +179,7 @@ class FloorMod(Binary):
 class Power(Binary):
     """a to the power b (ONNX: Pow). Integer powers wrap; a negative integer exponent is unspecified."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.power)
 
     @staticmethod

@@ -12,7 +12,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, widened
 from relay.type import TensorType
 from te.dtype import dtype as parse_dtype
@@ -87,6 +87,7 @@ class Acos(Unary):
 class Acosh(Unary):
     """Inverse hyperbolic cosine (ONNX: Acosh)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.acosh)
     evaluate = staticmethod(np.arccosh)
 
@@ -143,6 +144,7 @@ class Cos(Unary):
 class Cosh(Unary):
     """Hyperbolic cosine (ONNX: Cosh)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.cosh)
     evaluate = staticmethod(np.cosh)
 
@@ -162,6 +164,7 @@ class Erf(Unary):
 class Exp(Unary):
     """e to the power x (ONNX: Exp)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.exp)
     evaluate = staticmethod(np.exp)
 
@@ -178,6 +181,7 @@ class Floor(Unary):
 class Log(Unary):
     """Natural logarithm (ONNX: Log)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.log)
     evaluate = staticmethod(np.log)
 
@@ -186,6 +190,7 @@ class Log(Unary):
 class Log1p(Unary):
     """log(1 + x), exact near 0."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.log1p)
     evaluate = staticmethod(np.log1p)
 
@@ -194,6 +199,7 @@ class Log1p(Unary):
 class Log2(Unary):
     """Logarithm to base 2."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.log2)
     evaluate = staticmethod(np.log2)
 
@@ -202,6 +208,7 @@ class Log2(Unary):
 class Log10(Unary):
     """Logarithm to base 10."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.log10)
     evaluate = staticmethod(np.log10)
 
@@ -227,6 +234,7 @@ class Round(Unary):
 class Rsqrt(Unary):
     """1 / sqrt(x)"""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.rsqrt)
 
     @staticmethod
@@ -266,6 +274,7 @@ class Sin(Unary):
 class Sinh(Unary):
     """Hyperbolic sine (ONNX: Sinh)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.sinh)
     evaluate = staticmethod(np.sinh)
 
@@ -282,6 +291,7 @@ class Sqrt(Unary):
 class Tan(Unary):
     """Tangent of radians (ONNX: Tan)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.tan)
     evaluate = staticmethod(np.tan)
 
@@ -372,6 +382,8 @@ class Cast(OpDef):
     A float that the integer type can't hold gives an unspecified value. (C1) neither type is a string.
     """
 
+    mixed_precision = MixedPrecision.NEVER
+
     dtype: str
 
     def infer(self, x: TensorType) -> TensorType:
@@ -390,6 +402,8 @@ class Cast(OpDef):
 @register_op("reinterpret", pattern=OpPattern.ELEMWISE)
 class Reinterpret(OpDef):
     """The same bits as type `dtype` (ONNX: BitCast). (C1) both types have the same width."""
+
+    mixed_precision = MixedPrecision.NEVER
 
     dtype: str
 

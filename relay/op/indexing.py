@@ -10,7 +10,7 @@ import numpy as np
 import te
 import topi
 from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, as_expr, check_axis, numpy_dtype, require, require_same_dtype, with_dim
 from relay.type import TensorType, TupleType, Type, shapes_equal
 
@@ -338,6 +338,8 @@ class TopK(OpDef):
 @attributes_of_operator
 class Running(OpDef):
     """Base of running sums and products. (C1) axis is in range; (C2) the element type is a number."""
+
+    mixed_precision = MixedPrecision.NEVER
 
     axis: int
     dtype: str

@@ -12,7 +12,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.broadcast import multiply, subtract
 from relay.op.common import Array, check_axes, require, widened
 from relay.type import TensorType, Type
@@ -65,6 +65,7 @@ class Reduction(OpDef):
 class Sum(Reduction):
     """The sum; integers wrap (ONNX: ReduceSum)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.sum)
 
     @staticmethod
@@ -76,6 +77,7 @@ class Sum(Reduction):
 class Prod(Reduction):
     """The product; integers wrap (ONNX: ReduceProd)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.prod)
 
     @staticmethod

@@ -15,6 +15,7 @@ from relay.transform.pipeline import default_pipeline
 from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
+from relay.transform.to_mixed_precision import ToMixedPrecision
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "SimplifyExpr",
     "SimplifyInference",
     "TimingInstrument",
+    "ToMixedPrecision",
     "default_pipeline",
 ]

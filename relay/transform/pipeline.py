@@ -16,16 +16,19 @@ from relay.transform.pack_weights import PackWeights
 from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
+from relay.transform.to_mixed_precision import ToMixedPrecision
 from te.ir import Pass
 
 __all__ = ["default_pipeline"]
 
 
-def default_pipeline(opt_level: int, target: Target) -> tuple[Pass, ...]:
+def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") -> tuple[Pass, ...]:
     """Every pass from the imported graph to fused functions, for one target, in order.
 
-    Passes above `opt_level` are left out; `PassContext` may force or disable more by name.
+    Passes above `opt_level` are left out; `PassContext` may force or disable more by name. With `mixed_precision`,
+    "float16" or "bfloat16", float32 models are converted once normalisations are folded into weights.
     """
+    in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
     for_cpu: tuple[Pass, ...] = (PackWeights(target),) if "cpu" in target.keys else ()
     passes: tuple[Pass, ...] = (
         FoldConstant(),
@@ -39,6 +42,7 @@ def default_pipeline(opt_level: int, target: Target) -> tuple[Pass, ...]:
         FoldScaleAxis(),
         FoldPad(),
         SimplifyExpr(),
+        *in_half,
         CombineParallelDense(),
         ConvertLayout(),
         *for_cpu,

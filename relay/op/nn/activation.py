@@ -10,7 +10,7 @@ import numpy as np
 import te
 import topi
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, check_axis, require, require_float, require_same_dtype, widened
 from relay.op.elementwise import Erf, Unary, unary_helper
 from relay.type import TensorType, Type, dims_equal
@@ -49,6 +49,7 @@ class Silu(Unary):
 class Mish(Unary):
     """x * tanh(log(1 + exp(x))) (ONNX: Mish)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.nn.mish)
 
     @staticmethod
@@ -60,6 +61,7 @@ class Mish(Unary):
 class Softplus(Unary):
     """log(1 + exp(x)) (ONNX: Softplus)."""
 
+    mixed_precision = MixedPrecision.NEVER
     define = staticmethod(topi.nn.softplus)
 
     @staticmethod

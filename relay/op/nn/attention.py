@@ -10,7 +10,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float, require_same_dtype
 from relay.type import TensorType, Type, broadcast_shapes, dims_equal, shapes_equal
 
@@ -26,6 +26,8 @@ class Attention(OpDef):
     nothing gives 0. (C1) the element type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that
     agree as above, H a multiple of G; (C4) the mask is bool or of that element type, and broadcasts to (B, H, S, T).
     """
+
+    mixed_precision = MixedPrecision.ALWAYS
 
     scale: float
     causal: bool = False

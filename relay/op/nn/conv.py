@@ -12,7 +12,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
 from relay.op.nn.windows import window_view
 from relay.type import TensorType, Type, dims_equal
@@ -86,6 +86,8 @@ class _Forward(_Convolution):
     two; (C3) both inputs have one element type; (C4) both have the layouts' ranks; (C5) C = I * groups and O is a
     multiple of groups; (C6) the dilated kernel fits into the padded input.
     """
+
+    mixed_precision = MixedPrecision.ALWAYS
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         sizes, weights, spatial = self._sizes(data, weight)
@@ -188,6 +190,8 @@ class Conv2DNHWCPacked(OpDef):
     group; (C6) the dilated kernel fits into the padded input.
     """
 
+    mixed_precision = MixedPrecision.ALWAYS
+
     strides: Ints = (1, 1)
     padding: Ints = (0, 0, 0, 0)
     dilation: Ints = (1, 1)
@@ -245,6 +249,8 @@ class _Transposed(_Convolution):
     - padding + output_padding. (C1) to (C4) as for convolutions; (C5) C = I, a multiple of groups; (C6) the result is
     not empty, and output_padding is not negative.
     """
+
+    mixed_precision = MixedPrecision.ALWAYS
 
     output_padding: Ints
 

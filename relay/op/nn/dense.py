@@ -11,7 +11,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, require_same_dtype
 from relay.type import TensorType, Type, broadcast_shapes, dims_equal
 from topi.utils import ceil_div
@@ -39,6 +39,8 @@ class Dense(OpDef):
 
     (C1) both inputs have one element type; (C2) data has one dimension or more and weight two; (C3) their K are equal.
     """
+
+    mixed_precision = MixedPrecision.ALWAYS
 
     out_dtype: str | None = None
 
@@ -70,6 +72,8 @@ class DensePacked(OpDef):
     ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K) so. (C1) both inputs have one element type; (C2) data
     has one dimension or more and weight three; (C3) their K are equal; (C4) the blocks hold `units` columns.
     """
+
+    mixed_precision = MixedPrecision.ALWAYS
 
     units: int
     out_dtype: str | None = None
@@ -106,6 +110,8 @@ class BatchMatmul(OpDef):
     (C1) both inputs have one element type; (C2) two dimensions or more; (C3) their K are equal; (C4) the leading
     dimensions broadcast.
     """
+
+    mixed_precision = MixedPrecision.ALWAYS
 
     transpose_a: bool = False
     transpose_b: bool = True
@@ -171,6 +177,8 @@ class BatchMatmulPacked(OpDef):
     (C1) both inputs have one element type; (C2) panels have one dimension more than the matrices, two at least; (C3)
     the leading dimensions and K are equal.
     """
+
+    mixed_precision = MixedPrecision.ALWAYS
 
     columns: int
     out_dtype: str | None = None

@@ -9,7 +9,7 @@ import numpy as np
 import te
 import topi
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, check_axes, check_axis, require, require_float, require_same_dtype
 from relay.type import TensorType, Type, dims_equal, shapes_equal
 
@@ -169,6 +169,8 @@ class BatchNorm(OpDef):
     (C1) the element type is a float; (C2) of all inputs; (C3) axis is in range; (C4) the parameters are vectors of the
     size of `axis`.
     """
+
+    mixed_precision = MixedPrecision.NEVER
 
     axis: int = 1
     epsilon: float = 1e-5

@@ -11,7 +11,7 @@ import te
 import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, at_least, ints, padding_pairs, require, require_float
 from relay.op.nn.windows import window_view
 from relay.type import TensorType, Type
@@ -173,6 +173,8 @@ class AvgPool(_Pool):
 @register_op("nn.lp_pool", pattern=OpPattern.OUT_FUSABLE)
 class LpPool(_Pool):
     """(sum of |x|^p over each window)^(1/p) (ONNX: LpPool). (C4) the element type is a float; (C5) p is at least 1."""
+
+    mixed_precision = MixedPrecision.NEVER
 
     p: int = 2
 

@@ -15,7 +15,7 @@ import numpy as np
 import te
 import topi
 from relay.expr import Call, Expr, TupleGetItem
-from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, require, require_float, require_same_dtype
 from relay.op.nn.pad import pad
 from relay.op.transform import reshape, transpose
@@ -66,6 +66,8 @@ class _Recurrent(OpDef):
     (ceil(H / NR), H, G, NR); (C4) states are (B, H); (C5) as many activations as the cell has, each a name or a tuple
     of a name and its parameters; (C6) lengths are B integers.
     """
+
+    mixed_precision = MixedPrecision.NEVER
 
     activations: tuple[Activation, ...]
     reverse: bool = False

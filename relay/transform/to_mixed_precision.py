@@ -1,0 +1,159 @@
+"""ToMixedPrecision: float32 programs compute in half precision where that is safe and pays.
+
+Each operator says what it takes (`OpDef.mixed_precision`): contractions always take the narrow type, operators whose
+values leave its range never do, and all others follow their inputs. Casts are made where the two meet, one for each
+value and type; a value keeps the type it was computed in, so two casts never follow each other. Constants are rounded
+here, once.
+
+Sums stay in float32: the computes of contractions, reductions and normalisations accumulate wide and round their
+results. What the pass costs in accuracy is one rounding (2^-11 relative for float16, 2^-8 for bfloat16) of each stored
+value and weight. TVM: `relay.transform.ToMixedPrecision`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import ml_dtypes  # pyright: ignore[reportMissingImports]
+import numpy as np
+
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, numpy_dtype
+from relay.op.base import MixedPrecision, OpDef, get_op, make_call
+from relay.transform.function_pass import FunctionPass
+from relay.type import TensorType, TupleType, Type
+from te.dtype import DType, dtype
+from te.errors import CompileError
+from te.ir import PassContext, post_order
+
+__all__ = ["MIXED_PRECISION_TYPES", "ToMixedPrecision"]
+
+MIXED_PRECISION_TYPES = ("float16", "bfloat16")
+_WIDE = dtype("float32")
+
+PassContext.declare_option(
+    "relay.ToMixedPrecision.dtype", "", "float16 or bfloat16: relay.build converts models to mixed precision"
+)
+
+
+@dataclass(frozen=True)
+class ToMixedPrecision(FunctionPass):
+    """float32 computations in `mixed_precision_type`, "float16" or "bfloat16".
+
+    `always` and `never` name operators that do not go by their own word. Inputs keep their types, and so do outputs
+    with `keep_orig_output_dtype`. Run it when batch normalisations are folded and spelled-out normalisations
+    recognized, as `default_pipeline` does with the option "relay.ToMixedPrecision.dtype". Raises CompileError for
+    another type, and for names that are no operators.
+    """
+
+    mixed_precision_type: str = "float16"
+    always: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    keep_orig_output_dtype: bool = True
+
+    opt_level: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if self.mixed_precision_type not in MIXED_PRECISION_TYPES:
+            raise CompileError(f"mixed precision in {self.mixed_precision_type!r}; expected one of "
+                               f"{', '.join(MIXED_PRECISION_TYPES)}")  # fmt: skip
+        for name in (*self.always, *self.never):
+            get_op(name)
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return _Converter(self).convert(function)
+
+    def wish_of(self, op: OpDef) -> MixedPrecision:
+        """What an operator takes under these settings."""
+        if op.name in self.never:
+            return MixedPrecision.NEVER
+        return MixedPrecision.ALWAYS if op.name in self.always else op.mixed_precision
+
+
+class _Converter:
+    """Walks a function once. `done` holds each expression computed in its new type, `casts` its other types."""
+
+    def __init__(self, settings: ToMixedPrecision) -> None:
+        self.settings = settings
+        self.narrow = dtype(settings.mixed_precision_type)
+        self.done: dict[int, Expr] = {}
+        self.casts: dict[tuple[int, DType], Expr] = {}
+
+    def convert(self, function: Function) -> Function:
+        for e in cast("list[Expr]", list(post_order(function))):
+            if e is not function:
+                self.done[id(e)] = self.visit(e)
+        body = self.done[id(function.body)]
+        if self.settings.keep_orig_output_dtype:
+            body = self.restored(function.body)
+        return function if body is function.body else function.with_body(body)
+
+    def visit(self, e: Expr) -> Expr:
+        if isinstance(e, Tuple | TupleGetItem):
+            return e.rebuild(lambda child: self.done[id(child)])
+        if isinstance(e, Call) and isinstance(e.op, OpDef) and self.takes_narrow(e, e.op):
+            return e.rebuild(lambda child: child if child is e.op else self.as_narrow(self.done[id(child)]))
+        return e.rebuild(lambda child: self.restored(child) if isinstance(child, Expr) else child)
+
+    def takes_narrow(self, call: Call, op: OpDef) -> bool:
+        """Is the call to be computed in the narrow type?"""
+        wish = self.settings.wish_of(op)
+        if wish is MixedPrecision.NEVER or not any(_holds(a.ty, _WIDE) for a in call.args):
+            return False
+        return wish is MixedPrecision.ALWAYS or any(_holds(self.done[id(a)].ty, self.narrow) for a in call.args)
+
+    def as_narrow(self, e: Expr) -> Expr:
+        return self.cast_between(e, _WIDE, self.narrow)
+
+    def restored(self, e: Expr) -> Expr:
+        """The converted expression, in the types that `e` has."""
+        return self.as_type(self.done.get(id(e), e), e.ty)
+
+    def as_type(self, e: Expr, wanted: Type) -> Expr:
+        if e.ty is wanted:
+            return e
+        if isinstance(wanted, TupleType):
+            return Tuple(tuple([self.as_type(f, t) for f, t in zip(_fields(e), wanted.fields, strict=True)]))
+        assert isinstance(wanted, TensorType)
+        return self.cast_to(e, wanted.dtype)
+
+    def cast_between(self, e: Expr, source: DType, target: DType) -> Expr:
+        """`e` with tensors of type `source` cast to `target`, all others left alone."""
+        if not _holds(e.ty, source):
+            return e
+        if isinstance(e.ty, TupleType):
+            return Tuple(tuple([self.cast_between(f, source, target) for f in _fields(e)]))
+        return self.cast_to(e, target)
+
+    def cast_to(self, e: Expr, target: DType) -> Expr:
+        if e.dtype == target:
+            return e
+        key = (id(e), target)
+        if key not in self.casts:
+            self.casts[key] = _rounded(e, target) if isinstance(e, Constant) else make_call(
+                "cast", (e,), e.span, dtype=str(target))  # fmt: skip
+        return self.casts[key]
+
+
+def _holds(ty: Type, element: DType) -> bool:
+    """Is there a tensor of type `element` in a value?"""
+    if isinstance(ty, TupleType):
+        return any(_holds(f, element) for f in ty.fields)
+    return isinstance(ty, TensorType) and ty.dtype == element
+
+
+def _fields(e: Expr) -> Iterable[Expr]:
+    if isinstance(e, Tuple):
+        return e.fields
+    assert isinstance(e.ty, TupleType)
+    return [TupleGetItem(e, i) for i in range(len(e.ty.fields))]
+
+
+def _rounded(constant: Constant, target: DType) -> Constant:
+    """The constant in another type. Finite numbers stay finite: a mask of huge negative numbers must not become one of
+    infinities, which give NaN where a whole row is masked."""
+    data, kind = constant.data, numpy_dtype(str(target))
+    limit = float(ml_dtypes.finfo(kind).max)
+    bounded = np.where(np.isfinite(data), np.clip(data, -limit, limit), data)
+    return Constant(bounded.astype(kind), span=constant.span)
