@@ -11,7 +11,16 @@ import typer
 from backend.runtime.graph_executor import GraphModule
 from frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
 from frontends.cli.models import executor_for, is_onnx, open_model
-from frontends.cli.options import Form, UsageError, fill_inputs, parse_shapes, read_inputs, write_archive
+from frontends.cli.options import (
+    Build,
+    Form,
+    Precision,
+    UsageError,
+    fill_inputs,
+    parse_shapes,
+    read_inputs,
+    write_archive,
+)
 
 __all__ = ["app"]
 
@@ -31,6 +40,9 @@ Target = Annotated[
 Shape = Annotated[
     list[str] | None,
     typer.Option("--shape", "-s", help="shape of an input, x:1,3,224,224, or size of a named dimension, batch=1"),
+]
+InPrecision = Annotated[
+    Precision, typer.Option("--precision", help="half precision: weights and most values; sums stay float32")
 ]
 OptLevel = Annotated[int, typer.Option("--opt-level", "-O", min=0, max=4, help="0: as written; 3: everything exact")]
 Input = Annotated[
@@ -55,6 +67,10 @@ def options(
     settings.traceback = traceback
 
 
+def _build(target: str, shapes: list[str] | None, opt_level: int, precision: Precision) -> Build:
+    return Build(target, parse_shapes(shapes or []), opt_level, precision)
+
+
 @app.command("compile")
 @guarded
 def compile_(
@@ -65,6 +81,7 @@ def compile_(
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
 ) -> None:
     """Compile an ONNX model to an artifact, which runs without the compiler.
 
@@ -74,7 +91,7 @@ def compile_(
         raise UsageError(f"{model}: expected an .onnx file")
     path = model.with_suffix(".relayc") if output is None else output
     steps = Steps()
-    compiled = open_model(model, target, parse_shapes(shape or []), opt_level, steps)
+    compiled = open_model(model, _build(target, shape, opt_level, precision), steps)
     with steps.step("save"):
         compiled.save(path)
     out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
@@ -92,6 +109,7 @@ def run(
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
     threads: Threads = None,
     seed: Seed = 0,
 ) -> None:
@@ -100,7 +118,7 @@ def run(
     Example: relayc run resnet50.relayc --input image.npz --print-top 5
     """
     steps = Steps(quiet=not is_onnx(model))
-    compiled = open_model(model, target, parse_shapes(shape or []), opt_level, steps)
+    compiled = open_model(model, _build(target, shape, opt_level, precision), steps)
     executor = executor_for(compiled, device, threads)
     _set_inputs(executor, inputs, fill, seed)
     executor.run()
@@ -135,6 +153,7 @@ def bench(
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
     threads: Threads = None,
     seed: Seed = 0,
 ) -> None:
@@ -143,7 +162,7 @@ def bench(
     Example: relayc bench resnet50.relayc --threads 1 --profile 10
     """
     steps = Steps(quiet=not is_onnx(model))
-    executor = executor_for(open_model(model, target, parse_shapes(shape or []), opt_level, steps), device, threads)
+    executor = executor_for(open_model(model, _build(target, shape, opt_level, precision), steps), device, threads)
     _set_inputs(executor, inputs, fill, seed)
     with steps.step("measure"):
         result = executor.benchmark(repeat=repeat, number=number)
@@ -161,13 +180,14 @@ def show(
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
 ) -> None:
     """Print a stage of a model as text.
 
     graph: as imported · optimized: after the graph passes · kernels: one line per kernel · loops: lowered loop IR ·
     llvm: LLVM IR · asm: machine code. Example: relayc show model.onnx asm --kernel conv2d
     """
-    import_module("frontends.cli.show").print_form(model, form, kernel, target, parse_shapes(shape or []), opt_level)
+    import_module("frontends.cli.show").print_form(model, form, kernel, _build(target, shape, opt_level, precision))
 
 
 @app.command()

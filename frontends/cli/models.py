@@ -9,7 +9,7 @@ from backend.runtime import device, load_model
 from backend.runtime.artifact import CompiledModel
 from backend.runtime.graph_executor import GraphModule
 from frontends.cli.console import Steps
-from frontends.cli.options import Shapes
+from frontends.cli.options import Build
 
 __all__ = ["executor_for", "is_onnx", "open_model"]
 
@@ -19,11 +19,11 @@ def is_onnx(path: Path) -> bool:
     return path.suffix.lower() in (".onnx", ".pb")
 
 
-def open_model(path: Path, target: str, shapes: Shapes, opt_level: int, steps: Steps) -> CompiledModel:
+def open_model(path: Path, how: Build, steps: Steps) -> CompiledModel:
     """The compiled model: loaded from an artifact, or compiled from an ONNX file with each step reported."""
     if is_onnx(path):
         compiler = import_module("frontends.cli.compiling")  # an artifact runs without the compiler
-        return compiler.compile_onnx(path, target, shapes, opt_level, steps)
+        return compiler.compile_onnx(path, how, steps)
     with steps.step("load"):
         return load_model(path)
 

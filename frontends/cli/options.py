@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-__all__ = ["Form", "UsageError", "fill_inputs", "parse_shapes", "read_inputs", "write_archive"]
+__all__ = ["Build", "Form", "Precision", "UsageError", "fill_inputs", "parse_shapes", "read_inputs", "write_archive"]
 
 Shapes = dict[str, tuple[int, ...] | int]
 
@@ -27,6 +28,31 @@ class Form(StrEnum):
     LOOPS = "loops"
     LLVM = "llvm"
     ASM = "asm"
+
+
+class Precision(StrEnum):
+    """What float32 models compute in."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Build:
+    """How to compile a model: what for, with which sizes, how hard, and in what precision."""
+
+    target: str
+    shapes: Shapes
+    opt_level: int
+    precision: Precision
+
+    @property
+    def config(self) -> dict[str, str]:
+        """Options of the graph passes."""
+        if self.precision is Precision.FLOAT32:
+            return {}
+        return {"relay.ToMixedPrecision.dtype": self.precision.value}
 
 
 class UsageError(Exception):

@@ -12,7 +12,7 @@ from backend.runtime.artifact import CompiledModel
 from backend.target import Target
 from frontends.cli.console import Steps, out
 from frontends.cli.models import is_onnx, open_model
-from frontends.cli.options import Form, Shapes, UsageError
+from frontends.cli.options import Build, Form, UsageError
 from frontends.onnx import from_onnx
 from relay.build.graph import make_graph
 from relay.build.lower import Kernel, lower
@@ -23,16 +23,17 @@ __all__ = ["print_form"]
 _SOURCES = {Form.LLVM: "ll", Form.ASM: "asm"}
 
 
-def print_form(path: Path, form: Form, kernel: str | None, target: str, shapes: Shapes, opt_level: int) -> None:
+def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
     """Print `form` of the model at `path`; `kernel` limits it to kernels whose name holds that text."""
     if form is Form.KERNELS:
-        compiled = open_model(path, target, shapes, opt_level, Steps(quiet=True)) if is_onnx(path) else load_model(path)
+        compiled = open_model(path, how, Steps(quiet=True)) if is_onnx(path) else load_model(path)
         _print_kernels(compiled, kernel)
         return
     if not is_onnx(path):
         raise UsageError(f"{form} of {path}: an artifact shows its kernels only; expected an .onnx file")
-    with PassContext(opt_level=opt_level):
-        module, params = from_onnx(path, shape=shapes)
+    target = Target(how.target)
+    with PassContext(opt_level=how.opt_level, config=how.config):
+        module, params = from_onnx(path, shape=how.shapes)
         if form is Form.GRAPH:
             _write(str(module))
             return
@@ -40,11 +41,11 @@ def print_form(path: Path, form: Form, kernel: str | None, target: str, shapes: 
         if form is Form.OPTIMIZED:
             _write(str(optimized))
             return
-        for lowered in _lowered(optimized, Target(target), kernel):
+        for lowered in _lowered(optimized, target, kernel):
             if form is Form.LOOPS:
                 _write(f"{lowered.function}\n")
             else:
-                code = build_module(IRModule({lowered.name: lowered.function}), target=Target(target))
+                code = build_module(IRModule({lowered.name: lowered.function}), target=target)
                 _write(code.get_source(_SOURCES[form]))
 
 

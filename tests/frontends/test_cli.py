@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
+from backend.runtime import load_model
 from frontends.cli.main import app
 
 runner = CliRunner()
@@ -146,3 +147,18 @@ def test_running_an_artifact_does_not_load_the_compiler(folder: Path) -> None:
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_half_precision_on_request(folder: Path) -> None:
+    path = folder / "half.relayc"
+    command = ["compile", str(folder / "model.onnx"), "-o", str(path), "-s", "batch=2", "--precision", "float16"]
+    result = runner.invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert {str(value.dtype) for value in load_model(path).params.values()} == {"float16"}
+    result = runner.invoke(app, ["run", str(path), "-i", f"x={folder / 'x.npy'}", "-o", str(folder / "half.npz")])
+    assert result.exit_code == 0, result.output
+    found, exact = np.load(folder / "half.npz")["y"], expected(np.load(folder / "x.npy"))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, exact / exact.sum(axis=-1, keepdims=True), atol=4e-3)
+    shown = runner.invoke(app, ["show", *command[1:2], "optimized", "-s", "batch=2", "--precision", "bfloat16"])
+    assert 'dtype="bfloat16"' in shown.output, shown.output
