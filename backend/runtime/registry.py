@@ -35,7 +35,7 @@ _providers: dict[str, str] = {
     "runtime.thread_pool.workspace_addresses": "backend.llvm.pool:workspace_addresses",
     "target.builder.llvm": "backend.llvm.build:Builder",
     "target.build.c": "backend.c.codegen:build",
-    "target.build.cuda": "backend.cuda.codegen:build",
+    "target.build.cuda": "backend.cuda.build:build",
     "target.build.interp": "backend.interp.target:build",
     "target.build.llvm": "backend.llvm.build:build",
 }
