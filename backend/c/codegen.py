@@ -29,6 +29,7 @@ from te.tir import (
 )
 from te.tir.analysis import free_variables
 from te.tir.passes.legalize_compute import legalize_compute
+from te.tir.passes.narrow_types import lower_narrow_types
 
 __all__ = ["CGenerator", "build", "generate_source"]
 
@@ -224,7 +225,8 @@ def generate_source(module: IRModule) -> tuple[str, list[CFunction]]:
     declarations: list[str] = []
     table: list[CFunction] = []
     for name in module:
-        function: PrimFunc = legalize_compute(module[name], ("float16",))  # C may keep more digits between operations
+        # C may keep more digits of a float16 between operations
+        function: PrimFunc = legalize_compute(lower_narrow_types(module[name]), ("float16",))
         text = CGenerator(symbols).emit_function(function)
         texts.append(text)
         if function.attrs.get("calling_convention") == "packed":

@@ -25,6 +25,7 @@ from backend.runtime.packed_func import BUFFER
 from backend.target import Target
 from te.errors import CompileError
 from te.tir import PrimFunc
+from te.tir.passes.narrow_types import lower_narrow_types
 
 __all__ = ["CompileQueue", "Compiler"]
 
@@ -51,7 +52,7 @@ class Compiler:
 
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
-        expanded = [lower_intrinsics(fold_lanes(f)) for f in functions]
+        expanded = [lower_intrinsics(fold_lanes(lower_narrow_types(f))) for f in functions]
         return emit_module(expanded, self._code_machine())
 
     def _code_machine(self) -> Machine:

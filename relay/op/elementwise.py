@@ -16,6 +16,7 @@ from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, widened
 from relay.type import TensorType
 from te.dtype import dtype as parse_dtype
+from te.tir.interpreter import convert_array
 
 __all__ = [
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Clip", "Copy", "Cos",
@@ -396,7 +397,7 @@ class Cast(OpDef):
 
     def reference(self, x: Array) -> Array:
         with np.errstate(all="ignore"):
-            return x.astype(numpy_dtype(self.dtype))
+            return convert_array(x, parse_dtype(self.dtype))
 
 
 @register_op("reinterpret", pattern=OpPattern.ELEMWISE)

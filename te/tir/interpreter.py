@@ -65,7 +65,7 @@ from te.tir.stmt import (
     While,
 )  # fmt: skip
 
-__all__ = ["Interpreter", "InterpreterError", "Pointer", "interpret", "numpy_dtype"]
+__all__ = ["Interpreter", "InterpreterError", "Pointer", "convert_array", "interpret", "numpy_dtype"]
 
 
 class InterpreterError(CompileError):
@@ -254,7 +254,7 @@ class Interpreter(Visitor[Any]):
 
     def visit_Cast(self, node: Cast) -> Any:
         value = self.visit(node.value)
-        return _converted(node.dtype, value) if isinstance(value, np.ndarray) else _scalar(node.dtype, value)
+        return convert_array(value, node.dtype) if isinstance(value, np.ndarray) else _scalar(node.dtype, value)
 
     def visit_Let(self, node: Let) -> Any:
         self.env[node.var] = self.visit(node.value)
@@ -515,7 +515,8 @@ def _memory_of(array: np.ndarray) -> Memory:
     span = 1 + sum([(n - 1) * (s // array.itemsize) for n, s in zip(array.shape, array.strides, strict=True)])
     if array.size == 0:
         return Memory(np.zeros(0, np.uint8))
-    flat = np.lib.stride_tricks.as_strided(array, (span,), (array.itemsize,))
+    words = array.view(f"u{array.itemsize}")  # numpy makes no strided view of some types of ml_dtypes
+    flat = np.lib.stride_tricks.as_strided(words, (span,), (array.itemsize,))
     return Memory(flat.view(np.uint8))
 
 
@@ -546,15 +547,29 @@ def _scalar(kind: DType, value: Any) -> Any:
             return _wrapped(kind, value)
         exact = float(value) if not isinstance(value, np.integer) else value
         return _wrapped(kind, int(exact)) if np.isfinite(exact) else kind.min_value()
-    return numpy_dtype(kind).type(value) if kind.is_float else value
+    return convert_array(np.asarray(value), kind)[()] if kind.is_float else value
 
 
 def _typed(kind: DType, value: Any) -> Any:
     return value if isinstance(value, np.ndarray | Pointer | str) else np.asarray(value).astype(numpy_dtype(kind))[()]
 
 
-def _converted(kind: DType, value: np.ndarray) -> np.ndarray:
-    return value != 0 if kind.is_bool else value.astype(numpy_dtype(kind))
+def convert_array(value: np.ndarray, kind: DType) -> np.ndarray:
+    """An array converted as `Cast` does it. A float64 is rounded once, where `ml_dtypes` goes by way of float32."""
+    if kind.is_bool:
+        return value != 0
+    if value.dtype == np.float64 and kind.is_float and kind.bits <= 16:
+        value = _round_to_odd(value)
+    return value.astype(numpy_dtype(kind))
+
+
+def _round_to_odd(value: np.ndarray) -> np.ndarray:
+    """float64 to float32; an inexact result ends in a 1 bit, so that rounding it again sees what was dropped."""
+    single = np.asarray(value.astype(np.float32))
+    bits, back = single.view(np.int32), single.astype(np.float64)
+    step = np.where(np.abs(back) < np.abs(value), 1, -1)
+    inexact = (back != value) & ~np.isnan(value)
+    return np.where(inexact & (bits & 1 == 0), bits + step, bits).astype(np.int32).view(np.float32)
 
 
 def _truncated_quotient(a: Any, b: Any) -> Any:

@@ -8,6 +8,7 @@ __all__ = ["load_converters"]
 
 _FAMILIES = (
     "attention",
+    "cast",
     "constant",
     "control",
     "convolution",

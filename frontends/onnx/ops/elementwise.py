@@ -12,7 +12,6 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import broadcast_pair, float_const, legacy_broadcast, like
 from frontends.onnx.registry import convert_with, converter
-from frontends.onnx.tensors import dtype_name
 from relay import op
 from relay.expr import Expr
 
@@ -173,54 +172,6 @@ def dropout(node: OnnxNode) -> list[Expr | None]:
         return [x]
     mask_dtype = "bool" if node.opset >= 10 else x.dtype
     return [x, like(np.ones((), mask_dtype), node.shape(0))]
-
-
-@converter("Cast", since=1)
-def cast_1(node: OnnxNode) -> Expr:
-    """Before opset 6 the target type is a string."""
-    wanted = node.attr_str("to").lower()
-    return op.cast(node[0], {"float": "float32", "double": "float64"}.get(wanted, wanted))
-
-
-@converter("Cast", since=6)
-def cast(node: OnnxNode) -> Expr:
-    node.attrs.ignore("round_mode")
-    to = dtype_name(node.attr_int("to"), node.where)
-    saturate = node.attr_bool("saturate", True)
-    return cast_to(node, node[0], to, saturate)
-
-
-@converter("CastLike", since=15)
-def cast_like(node: OnnxNode) -> Expr:
-    node.attrs.ignore("round_mode")
-    return cast_to(node, node[0], node.dtype(1), node.attr_bool("saturate", True))
-
-
-_FLOAT8_LIMITS = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0}
-
-
-def cast_to(node: OnnxNode, x: Expr, to: str, saturate: bool) -> Expr:
-    """A cast to float8 saturates at the largest finite value; without, it overflows to infinity or NaN."""
-    if x.dtype == to:
-        return x
-    if to == "float8_e8m0fnu":
-        raise node.unsupported("a cast to float8_e8m0fnu")
-    limit = _FLOAT8_LIMITS.get(to)
-    if limit is not None and saturate:
-        wide = x if x.dtype.is_float and x.dtype.bits >= 16 else op.cast(x, "float32")
-        return op.cast(op.clip(wide, -limit, limit), to)
-    return op.cast(x, to)
-
-
-@converter("BitCast", since=26)
-def bit_cast(node: OnnxNode) -> Expr:
-    """The same bits read as another element type of the same width."""
-    to = dtype_name(node.attr_int("to"), node.where)
-    if node.dtype(0) == to:
-        return node[0]
-    if "bool" in (to, node.dtype(0)):  # a bool is stored as a byte of 0 or 1
-        return op.cast(node[0], to)
-    return op.reinterpret(node[0], to)
 
 
 @converter("Where", since=9)

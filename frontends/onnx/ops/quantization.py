@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.cast import cast_to
 from frontends.onnx.ops.common import float_const, reshape_to
 from frontends.onnx.ops.convolution import convolve
-from frontends.onnx.ops.elementwise import cast_to
 from frontends.onnx.ops.linear import matmul
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import dtype_name
@@ -33,7 +33,7 @@ def _quantized(node: OnnxNode, x: Expr, zero: Expr | None, target: str, saturate
     """`x`, in units of the scale, as `target`."""
     parsed = parse_dtype(target)
     if parsed.is_float:
-        return cast_to(node, x, target, saturate)
+        return cast_to(x, target, saturate)
     x = op.round(_at_least_float32(x))
     if zero is not None:
         x = op.add(x, op.cast(zero, x.dtype))
