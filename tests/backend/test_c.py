@@ -19,7 +19,6 @@ from te.tir import (
     Allocate,
     AttrStmt,
     Broadcast,
-    Buffer,
     BufferLoad,
     BufferStore,
     Call,
@@ -330,10 +329,6 @@ def test_what_c_can_not_do():
     bound = AttrStmt("thread_extent", thread, const(4), BufferStore(out, const(0.0), (thread.var,)))
     with pytest.raises(CompileError, match="C code has no threads"):
         build(PrimFunc((out.data,), bound, {out.data: out}, {"global_symbol": "f"}), target=TARGET)
-    wide = Buffer("w", (4,), "string")
-    store = BufferStore(wide, BufferLoad(wide, (const(0),)), (const(1),))
-    with pytest.raises(CompileError, match="C has no type for string"):
-        build(PrimFunc((wide.data,), store, {wide.data: wide}, {"global_symbol": "f"}), target=TARGET)
 
 
 def test_float16_is_rounded_after_every_operation():
