@@ -7,13 +7,13 @@ A schedule is a function from output tensors and target to a `te.Schedule`, regi
 
 `schedule_for` looks at every operation behind the outputs, takes the one whose tag has a schedule of the highest rank
 for one of the target's keys (the *anchor*), and calls that schedule. Tags such as "injective" have the lowest rank:
-they serve when nothing heavier is in the group.
+they serve when nothing heavier is in the group. `schedules_for` goes on to the next ones.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
@@ -24,7 +24,7 @@ from te.errors import CompileError
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["Rank", "ScheduleFunction", "operations_behind", "register_schedule", "schedule_for"]
+__all__ = ["Rank", "ScheduleFunction", "operations_behind", "register_schedule", "schedule_for", "schedules_for"]
 
 
 class Rank(IntEnum):
@@ -98,22 +98,29 @@ def _find(tag: str, target: Target) -> _Entry | None:
 
 
 def schedule_for(outs: list[te.Tensor], target: Target) -> te.Schedule:
-    """A schedule of everything behind `outs`, made by the anchor's schedule function.
+    """The first of `schedules_for`: that of the anchor."""
+    return next(schedules_for(outs, target))
 
-    A group without an anchor gets the schedule registered for the tag "default". Raises CompileError when the target
-    has none.
+
+def schedules_for(outs: list[te.Tensor], target: Target) -> Iterator[te.Schedule]:
+    """Schedules of everything behind `outs`, each made when it is asked for: that of the anchor, then those of
+    operations of lower rank, then the one registered for the tag "default", which a group without an anchor gets first.
+
+    A caller that can't use one, as its kernel exceeds a limit of the target, takes the next. Raises CompileError when
+    the target has none at all.
     """
-    best: tuple[_Entry, te.Operation] | None = None
-    for op in operations_behind(outs):
-        entry = _find(op.tag, target) if op.input_tensors or op.tag else None
-        if entry is not None and (best is None or entry.rank >= best[0].rank):
-            best = entry, op
-    if best is None:
-        default = _find("default", target)
-        if default is None:
-            tags = sorted({op.tag for op in operations_behind(outs)} - {""})
-            raise CompileError(f"no schedule on {target} for a group tagged {', '.join(tags) or '(nothing)'}; "
-                               "register one with topi.register_schedule")  # fmt: skip
-        best = default, outs[0].op
-    entry, anchor = best
-    return entry.function(outs, anchor, target)
+    operations = operations_behind(outs)
+    found = [(_find(op.tag, target), op) for op in reversed(operations) if op.input_tensors or op.tag]
+    ranked = sorted([(entry, op) for entry, op in found if entry is not None], key=lambda pair: -pair[0].rank)
+    default = _find("default", target)
+    if default is not None:
+        ranked.append((default, outs[0].op))
+    if not ranked:
+        tags = sorted({op.tag for op in operations} - {""})
+        raise CompileError(f"no schedule on {target} for a group tagged {', '.join(tags) or '(nothing)'}; "
+                           "register one with topi.register_schedule")  # fmt: skip
+    tried: set[int] = set()
+    for entry, anchor in ranked:
+        if id(entry.function) not in tried:
+            tried.add(id(entry.function))
+            yield entry.function(outs, anchor, target)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import te
+from backend.runtime.registry import get_global_func
 from backend.target import Target
 from relay.analysis import evaluation_order
 from relay.build.in_place import in_place_inputs
@@ -16,9 +17,12 @@ from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.tir import PrimFunc
-from topi.registry import schedule_for
+from topi.registry import schedules_for
 
 __all__ = ["Kernel", "Workload", "lower", "to_tensors"]
+
+Verify = Callable[[PrimFunc, Target], list[str]]
+"""What "target.verify.<kind>" is: a sentence for each limit of the target that a function breaks."""
 
 _NAME_LENGTH = 60
 
@@ -129,17 +133,33 @@ def _identifier(name: str) -> str:
 def lower(workload: Workload, target: Target) -> Kernel:
     """Computes of the operators, the anchor's schedule, loops.
 
-    Raises CompileError with the group's operators and where they came from.
+    Where the target has limits to verify ("target.verify.<kind>"), the first schedule that keeps them is taken. Raises
+    CompileError with the group's operators and where they came from.
     """
     try:
         inputs, outputs = to_tensors(workload.function)
-        schedule = schedule_for(outputs, target)
-        module = te.lower(schedule, [*inputs, *outputs], name=workload.name)
+        function, workspaces = _first_that_fits(workload, inputs, outputs, target)
     except CompileError as error:
         error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
         raise
-    function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
-    in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 else ()
+    in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
     if in_place:
         function = function.with_attr("noalias", False)
     return Kernel(workload.name, function, tuple(workspaces), in_place)
+
+
+def _first_that_fits(
+    workload: Workload, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target
+) -> tuple[PrimFunc, list[int]]:
+    """Loops by the first schedule whose kernels the target can run, and the sizes of their workspaces."""
+    verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
+    refused: list[str] = []
+    for schedule in schedules_for(outputs, target):
+        module = te.lower(schedule, [*inputs, *outputs], name=workload.name)
+        function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
+        broken = [] if verify is None else verify(function, target)
+        if not broken:
+            return function, workspaces
+        refused.append("; ".join(broken))
+    tries = "".join(f"\n  schedule {i}: {why}" for i, why in enumerate(refused, 1))
+    raise CompileError(f"no schedule of this group keeps the limits of {target}:{tries}")
