@@ -2,49 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.tiling import group_columns, parallel_worthwhile
-from topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = [
-    "INJECTIVE_TAGS", "constant_size", "extent_of", "inline_injective", "is_injective", "local_accumulator",
-    "panel_width", "parallel", "split_columns", "tile_columns", "vectorize_panel",
-]  # fmt: skip
-
-INJECTIVE_TAGS = frozenset({"elemwise", "broadcast", "injective", "pad"})
-
-
-def is_injective(op: te.Operation) -> bool:
-    """Does this operation only move and map elements, so that it can be inlined into its readers?"""
-    return isinstance(op, te.ComputeOp) and not op.reduce_axis and op.tag in INJECTIVE_TAGS
-
-
-def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[te.Operation] = ()) -> None:
-    """Inline every injective operation but the outputs and those to `keep`."""
-    kept = {id(t.op) for t in outs} | {id(op) for op in keep}
-    for op in operations_behind(outs):
-        if id(op) not in kept and is_injective(op):
-            s[op].compute_inline()
-
-
-def constant_size(extents: Sequence[te.Dim], default: int = 1 << 16) -> int:
-    """The product of sizes; symbolic ones count as `default` in all, for decisions only."""
-    known = [e for e in extents if isinstance(e, int)]
-    return math.prod(known) * (1 if len(known) == len(extents) else default)
-
-
-def extent_of(axis: te.IterVar) -> te.Dim:
-    """How many values an axis takes."""
-    assert axis.dom is not None
-    return axis.dom.extent
-
+__all__ = ["local_accumulator", "panel_width", "parallel", "split_columns", "tile_columns", "vectorize_panel"]
 
 def panel_width(anchor: te.Operation) -> int:
     """NR: the last dimension of the packed operand, the second input of a product or convolution."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import te
 from te.ir import post_order
 from te.tir import Call
-from topi.cpu.common import constant_size, inline_injective, is_injective, parallel
+from topi.cpu.common import parallel
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided
+from topi.groups import constant_size, inline_injective, is_injective
 from topi.registry import Rank, operations_behind, register_schedule
 
 if TYPE_CHECKING:

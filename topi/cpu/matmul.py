@@ -10,18 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import (
-    constant_size,
-    extent_of,
-    inline_injective,
-    local_accumulator,
-    panel_width,
-    parallel,
-    split_columns,
-    tile_columns,
-    vectorize_panel,
-)
+from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, tile_columns, vectorize_panel
 from topi.cpu.tiling import tile_rows, vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:

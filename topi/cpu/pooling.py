@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import constant_size, inline_injective, local_accumulator, parallel
+from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:

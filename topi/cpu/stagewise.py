@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import constant_size, extent_of, inline_injective, parallel
+from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import te
 from te.ir import post_order
 from te.tir import IterVar, PrimExpr, ProducerLoad, Var, as_int
 from te.tir.substitute import substitute
-from topi.cpu.common import constant_size, is_injective
+from topi.groups import constant_size, is_injective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -1,0 +1,5 @@
+"""Schedules for NVIDIA GPUs. Importing the package registers them."""
+
+from topi.cuda import stagewise
+
+__all__ = ["stagewise"]

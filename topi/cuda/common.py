@@ -1,0 +1,36 @@
+"""What the CUDA schedules share: loops on thread axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import te
+
+__all__ = ["block_axis", "launch", "thread_axis"]
+
+
+def block_axis(dimension: str = "x") -> te.IterVar:
+    """The blocks of the grid along a dimension, as many as the loop that is bound has iterations."""
+    return te.thread_axis(f"blockIdx.{dimension}")
+
+
+def thread_axis(threads: int, dimension: str = "x") -> te.IterVar:
+    """`threads` threads of a block along a dimension."""
+    return te.thread_axis((0, threads), f"threadIdx.{dimension}")
+
+
+def launch(
+    s: te.Schedule, tensor: te.Tensor, axes: Sequence[te.IterVar], threads: int, items: int = 1
+) -> te.IterVar:
+    """Share the iterations of adjacent loops between threads, `items` each; gives the loop over the items.
+
+    Neighbouring threads run neighbouring iterations; the items of a thread lie a block apart.
+    """
+    stage = s[tensor]
+    block, inside = stage.split(stage.fuse(*axes), factor=threads * items)
+    item, thread = stage.split(inside, factor=threads)
+    stage.reorder(block, thread, item)
+    stage.bind(block, block_axis())
+    stage.bind(thread, thread_axis(threads))
+    stage.unroll(item)
+    return item

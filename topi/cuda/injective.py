@@ -1,0 +1,35 @@
+"""Elementwise, broadcasting and index-mapping groups: one kernel for each output, 128 bits at a time where possible."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cuda.common import launch
+from topi.cuda.cost import Gpu
+from topi.cuda.lanes import flat_lanes, is_flat, row_lanes
+from topi.groups import constant_size
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_elements"]
+
+
+def schedule_elements(s: te.Schedule, out: te.Tensor, target: Target) -> None:
+    """One pass over the elements of `out`, a group of lanes for each thread, everything injective in it inlined."""
+    gpu = Gpu.of(target)
+    axes = list(s[out].op.axis)
+    if is_flat(out):
+        axes, lanes = [s[out].fuse(*axes)], flat_lanes(out)
+    else:
+        lanes = row_lanes(out)
+    vector: te.IterVar | None = None
+    if lanes > 1:
+        axes[-1], vector = s[out].split(axes[-1], factor=lanes)
+    groups = constant_size(out.shape) // lanes
+    threads = gpu.block_size(groups)
+    items = gpu.items_per_thread(groups, threads, lanes * out.dtype.nbytes)
+    launch(s, out, axes, threads, items)
+    if vector is not None:
+        s[out].vectorize(vector)

@@ -1,0 +1,40 @@
+"""What schedules of all kinds of targets ask about the operations of a fused group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import te
+from te.tir import Dim
+from topi.registry import operations_behind
+from topi.tag import is_injective as has_injective_tag
+
+__all__ = ["constant_size", "extent_of", "inline_injective", "is_injective"]
+
+
+def is_injective(op: te.Operation) -> bool:
+    """Does this operation only move and map elements, so that it can be inlined into its readers?"""
+    return isinstance(op, te.ComputeOp) and not op.reduce_axis and has_injective_tag(op.tag)
+
+
+def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[te.Operation] = ()) -> None:
+    """Inline every injective operation but the outputs, those to `keep`, and those that no formula reads."""
+    ops = operations_behind(outs)
+    kept = {id(t.op) for t in outs} | {id(op) for op in keep}
+    kept |= {id(t.op) for op in ops if not isinstance(op, te.ComputeOp) for t in op.input_tensors}
+    for op in ops:
+        if id(op) not in kept and is_injective(op):
+            s[op].compute_inline()
+
+
+def constant_size(extents: Sequence[Dim], default: int = 1 << 16) -> int:
+    """The product of sizes; symbolic ones count as `default` in all, for decisions only."""
+    known = [e for e in extents if isinstance(e, int)]
+    return math.prod(known) * (1 if len(known) == len(extents) else default)
+
+
+def extent_of(axis: te.IterVar) -> Dim:
+    """How many values an axis takes."""
+    assert axis.dom is not None
+    return axis.dom.extent
