@@ -1,5 +1,6 @@
 """Passes on graphs, one per file, and the frame they run in."""
 
+from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
@@ -19,6 +20,7 @@ from relay.transform.to_mixed_precision import ToMixedPrecision
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
 __all__ = [
+    "ArrangeWeights",
     "CanonicalizeOps",
     "CombineParallelDense",
     "ConvertLayout",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from backend.target import Target
+from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
@@ -29,7 +30,11 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     "float16" or "bfloat16", float32 models are converted once normalisations are folded into weights.
     """
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
-    for_cpu: tuple[Pass, ...] = (PackWeights(target),) if "cpu" in target.keys else ()
+    arrange: tuple[Pass, ...] = ()
+    if "cpu" in target.keys:
+        arrange = (PackWeights(target),)
+    elif "gpu" in target.keys:
+        arrange = (ArrangeWeights(),)
     passes: tuple[Pass, ...] = (
         FoldConstant(),
         DeadCodeElimination(),
@@ -45,7 +50,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         *in_half,
         CombineParallelDense(),
         ConvertLayout(),
-        *for_cpu,
+        *arrange,
         FoldConstant(),
         SimplifyExpr(),
         EliminateCommonSubexpr(),

@@ -1,0 +1,65 @@
+"""ArrangeWeights: constant weights in the order that the kernels of GPUs read.
+
+Convolutions on channels last get weights with the output channels innermost, (spatial..., I, O): the columns of the
+implicit matrix product lie side by side, whole vectors of them are copied at once, and the channels of a depthwise
+convolution are those of its data. Products with a constant matrix become dense layers with weights (N, K). The weights
+are transposed here, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from relay.expr import Call, Constant, Expr, Function
+from relay.expr_functor import rewrite_calls
+from relay.op.base import OpDef
+from relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from relay.op.nn.dense import BatchMatmul, Dense
+from relay.transform.builders import transposed
+from relay.transform.function_pass import FunctionPass
+from te.ir import PassContext
+
+__all__ = ["ArrangeWeights"]
+
+
+@dataclass(frozen=True)
+class ArrangeWeights(FunctionPass):
+    """Convolutions of data (N, spatial..., C) take weights (spatial..., I, O), constant products weights (N, K)."""
+
+    opt_level: ClassVar[int] = 1
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite_calls(function, _Arranger().rewrite)
+
+
+class _Arranger:
+    """Transposes each weight once for each order in which layers ask for it."""
+
+    def __init__(self) -> None:
+        self.arranged: dict[tuple[int, tuple[int, ...]], Expr] = {}
+
+    def rewrite(self, call: Call) -> Expr:
+        if len(call.args) != 2 or not isinstance(call.args[1], Constant):
+            return call
+        match call.op:
+            case BatchMatmul(transpose_a=False) as op if call.args[1].data.ndim == 2:
+                weight = call.args[1] if op.transpose_b else self.transposed(call.args[1], (1, 0))
+                return Call(Dense(out_dtype=op.out_dtype), (call.args[0], weight), span=call.span)
+            case Conv1D() | Conv2D() | Conv3D() | Conv1DTranspose() | Conv2DTranspose() | Conv3DTranspose() as op:
+                return self.convolution(call, op, op.data_layout, op.kernel_layout)
+            case _:
+                return call
+
+    def convolution(self, call: Call, op: OpDef, data_layout: str, kernel_layout: str) -> Call:
+        wanted = data_layout[1:-1] + "IO"
+        if not data_layout.endswith("C") or kernel_layout == wanted or not kernel_layout.isupper():
+            return call
+        weight = self.transposed(call.args[1], tuple([kernel_layout.index(a) for a in wanted]))
+        return Call(op.replace(kernel_layout=wanted), (call.args[0], weight), span=call.span)
+
+    def transposed(self, weight: Expr, axes: tuple[int, ...]) -> Expr:
+        key = (id(weight), axes)
+        if key not in self.arranged:
+            self.arranged[key] = transposed(weight, axes)
+        return self.arranged[key]
