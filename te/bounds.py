@@ -9,7 +9,7 @@ attachment stay in the region's start. Thread axes are relaxed where the storage
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from te.errors import ScheduleError
@@ -18,6 +18,7 @@ from te.ir.visitor import post_order
 from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
 from te.stage import Fuse, Split, Stage
 from te.tensor import Tensor
+from te.tir import ops
 from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Var
 
 if TYPE_CHECKING:
@@ -32,11 +33,15 @@ _LOCAL_RANK = 3
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`value < limit` (or `value >= 0` without a limit) must hold for an iteration to count."""
+    """`value < limit` (or `value >= 0` without a limit) must hold for an iteration to count.
+
+    A `likely` guard is taken out of the main part of a loop by loop partitioning; others stay where they are.
+    """
 
     value: Poly
     limit: Poly | None
     of_reduce_axis: bool
+    likely: bool = True
 
     def variables(self) -> frozenset[Var]:
         """The loop variables and sizes it depends on."""
@@ -407,19 +412,22 @@ def _values_of(math: IndexMath, loops: Loops, relation: object) -> None:
             start = math.minimum(start, last) if math.nonneg(last) else start
         value = math.merge(start + values[relation.inner])
         values[relation.parent] = value
-        _require(math, loops, value, extents[relation.parent], relation.parent.kind == "reduce")
+        likely = relation.tail != "predicate"
+        _require(math, loops, value, extents[relation.parent], relation.parent.kind == "reduce", likely)
     elif isinstance(relation, Fuse):
         fused, inner_extent = values[relation.fused], extents[relation.inner]
         values[relation.outer] = math.floordiv(fused, inner_extent)
         values[relation.inner] = math.floormod(fused, inner_extent)
 
 
-def _require(math: IndexMath, loops: Loops, value: Poly, limit: Poly, of_reduce_axis: bool) -> None:
+def _require(
+    math: IndexMath, loops: Loops, value: Poly, limit: Poly, of_reduce_axis: bool, likely: bool = True
+) -> None:
     if math.nonneg(limit - 1 - value):
         return
     key = (value.key(), limit.key())
     if all(g.limit is None or (g.value.key(), g.limit.key()) != key for g in loops.guards):
-        loops.guards.append(Guard(value, limit, of_reduce_axis))
+        loops.guards.append(Guard(value, limit, of_reduce_axis, likely))
 
 
 def _root_guards(math: IndexMath, loops: Loops, starts: Mapping[IterVar, tuple[Poly, Poly]]) -> None:
@@ -445,11 +453,12 @@ def loop_extents(stage: Stage) -> tuple[dict[IterVar, PrimExpr], list[PrimExpr],
         starts[axis] = (math.dim(axis.dom.min), math.dim(axis.dom.extent))
     loops = derive_loops(math, stage, starts, {})
     values = {axis: math.expr(value) for axis, value in loops.values.items()}
-    guards = [guard_expr(math, g) for g in loops.guards if g.of_reduce_axis]
+    guards = [guard_expr(math, replace(g, likely=False)) for g in loops.guards if g.of_reduce_axis]
     return values, guards, {axis: math.as_dim(extent) for axis, extent in loops.extents.items()}
 
 
 def guard_expr(math: IndexMath, guard: Guard) -> PrimExpr:
     """The guard as a bool expression."""
     value = math.expr(guard.value)
-    return value >= 0 if guard.limit is None else value < math.expr(guard.limit)
+    holds = value >= 0 if guard.limit is None else value < math.expr(guard.limit)
+    return ops.likely(holds) if guard.likely else holds

@@ -18,6 +18,7 @@ from te.tir.function import PrimFunc
 from te.tir.passes.flatten import Flatten
 from te.tir.passes.hoist_if_then_else import HoistIfThenElse
 from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
+from te.tir.passes.inject_software_pipeline import InjectSoftwarePipeline
 from te.tir.passes.inject_virtual_thread import InjectVirtualThread
 from te.tir.passes.loop_partition import LoopPartition
 from te.tir.passes.remove_no_op import RemoveNoOp
@@ -107,6 +108,7 @@ def lowering_passes() -> tuple[Pass, ...]:
         RewriteUnsafeSelect(),
         InjectVirtualThread(),
         InjectDoubleBuffer(),
+        InjectSoftwarePipeline(),
         LoopPartition(),
         HoistIfThenElse(),
         Vectorize(),

@@ -21,6 +21,7 @@ from te.tir import ops
 from te.tir.buffer import Buffer, buffer_strides
 from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
 from te.tir.ops import convert, seq
+from te.tir.passes.inject_software_pipeline import PIPELINE_SCOPE
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
 from te.tir.substitute import substitute
 
@@ -107,6 +108,9 @@ class _Nests:
         if stage.double_buffered:
             for tensor in own:
                 nest = AttrStmt("double_buffer_scope", self.buffers[tensor], ops.const(1), nest)
+        if stage.pipeline_stages > 1:
+            for tensor in own:
+                nest = AttrStmt(PIPELINE_SCOPE, self.buffers[tensor], ops.const(stage.pipeline_stages), nest)
         body = seq(nest, rest)
         for tensor in reversed(own):
             body = Allocate(self.buffers[tensor], body)
@@ -285,7 +289,7 @@ class _StageNest:
 
     def _guarded(self, position: int, body: Stmt) -> Stmt:
         for guard in reversed(self.guards.get(position, ())):
-            body = IfThenElse(ops.likely(guard_expr(self.math, guard)), body)
+            body = IfThenElse(guard_expr(self.math, guard), body)
         return body
 
     def _predicated(self, body: Stmt) -> Stmt:
@@ -503,8 +507,8 @@ class _StageNest:
         for guard in reversed(self.guards.get(position, ())):
             if not guard.of_reduce_axis:
                 limit = None if guard.limit is None else renamed(guard.limit)
-                test = guard_expr(self.math, Guard(renamed(guard.value), limit, False))
-                body = IfThenElse(ops.likely(test), body)
+                test = guard_expr(self.math, Guard(renamed(guard.value), limit, False, guard.likely))
+                body = IfThenElse(test, body)
         return body
 
 

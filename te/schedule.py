@@ -77,6 +77,15 @@ class Schedule:
         made = staging.rfactor(self, tensor, axis, factor_axis)
         return made[0] if len(made) == 1 else made
 
+    def recompute(self, tensor: Tensor, by: Tensor) -> None:
+        """Compute `tensor` by the formula of `by`, of the same shape and type, which must mean the same.
+
+        `by` is made with `te.compute` from tensors of this schedule (`current`); operations in between become stages.
+        Turns a convolution into a matrix product of views, for one. Call it before scheduling the stage's loops.
+        Raises ScheduleError when shapes, types or inputs don't fit.
+        """
+        staging.recompute(self, tensor, by)
+
     def normalize(self) -> Schedule:
         """A copy with inlined stages gone and attachments at loops that were split or fused moved to their parts."""
         return staging.normalize(self)

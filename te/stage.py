@@ -30,7 +30,8 @@ MAX_LANES = 1024
 class Split:
     """`parent` = `outer` * inner extent + `inner`; exactly one of `factor` (of inner) and `nparts` (of outer).
 
-    With `tail` "shift" the start of the last part is moved back so that it ends with the parent.
+    With `tail` "shift" the start of the last part is moved back so that it ends with the parent; with "predicate" the
+    guard of a part that does not divide is kept in place.
     """
 
     parent: IterVar
@@ -94,6 +95,7 @@ class Stage:
         """the scan stage and axis in whose steps this stage is computed, wherever it is moved"""
         self.scope = ""
         self.double_buffered = False
+        self.pipeline_stages = 1
         self.predicate: PrimExpr | None = None
         self.launched_threads: tuple[IterVar, ...] = ()
 
@@ -116,7 +118,8 @@ class Stage:
         skipped by a guard, which loop partitioning takes out of the main part. "shift": the last part is moved back to
         end with the loop and computes some elements a second time, so that all parts are whole and none is guarded
         (Halide's ShiftInwards); for data axes of a constant extent, and not where elements are updated in place by
-        several threads or from outside the part.
+        several threads or from outside the part. "predicate": the guard stays where it is, for a last step so short
+        (the store of a finished tile) that a second copy of all the code around it does not pay.
         """
         self._check_leaf("split", parent)
         self._check_plain("split", parent)
@@ -125,8 +128,8 @@ class Stage:
         size = as_dim(factor if nparts is None else nparts)
         if isinstance(size, int) and size <= 0:
             raise self._error("split", f"of {parent.var.name} by {size}; the factor must be at least 1")
-        if tail not in ("guard", "shift"):
-            raise self._error("split", f'with tail={tail!r}; expected "guard" or "shift"')
+        if tail not in ("guard", "shift", "predicate"):
+            raise self._error("split", f'with tail={tail!r}; expected "guard", "shift" or "predicate"')
         if tail == "shift" and (parent.kind != "data" or factor is None):
             raise self._error("split", f"of {parent.var.name} with tail='shift', for factors of data axes only")
         outer = IterVar(None, Var(parent.var.name + ".outer", parent.dtype), parent.kind)
@@ -302,6 +305,18 @@ class Stage:
         if self.is_output:
             raise self._error("double_buffer", "of an output; only intermediate results can be double buffered")
         self.double_buffered = True
+
+    def pipeline(self, stages: int) -> None:
+        """Fill the result, in the loop it is computed at, `stages` - 1 iterations ahead, in a ring of `stages` copies.
+
+        Where the device can, the copies run while other iterations are computed. All stages that one loop pipelines
+        have the same number of stages, at least 2. (TVM: the annotation "software_pipeline_stage".)
+        """
+        if self.is_output:
+            raise self._error("pipeline", "of an output; only intermediate results can be filled ahead")
+        if stages < 2:
+            raise self._error("pipeline", f"of {stages} stages; expected at least 2")
+        self.pipeline_stages = stages
 
     def set_store_predicate(self, predicate: Any) -> None:
         """Store only where `predicate` holds: one thread of several that hold the same value."""

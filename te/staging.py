@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 from te.bounds import loop_extents
 from te.errors import ScheduleError
+from te.ir.structural import structural_equal
 from te.operation import ComputeOp, Operation, PlaceholderOp
 from te.rewrite import map_reads
 from te.stage import Fuse, Split, Stage
 from te.tensor import Tensor
 from te.tir import ops
-from te.tir.expr import IterVar, PrimExpr, ProducerLoad, Range, Reduce, Var
+from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Reduce, Var
 from te.tir.ops import const
 from te.tir.substitute import substitute
 
 if TYPE_CHECKING:
     from te.schedule import Schedule
 
-__all__ = ["cache_read", "cache_write", "normalize", "rfactor"]
+__all__ = ["cache_read", "cache_write", "normalize", "recompute", "rfactor"]
 
 
 def cache_read(schedule: Schedule, tensor: Tensor, scope: str, readers: Sequence[Tensor | Operation]) -> Tensor:
@@ -123,6 +124,41 @@ def rfactor(schedule: Schedule, tensor: Tensor, axis: IterVar, factor_axis: int 
     stage.loop_attrs = {iv: attrs for iv, attrs in stage.loop_attrs.items() if iv.kind != "reduce"}
     _replace_op(schedule, stage, final)
     return list(factored.op.outputs)
+
+
+def recompute(schedule: Schedule, tensor: Tensor, by: Tensor) -> None:
+    """See `Schedule.recompute`."""
+    stage = schedule[tensor]
+    old, new = stage.op, by.op
+    if not isinstance(old, ComputeOp) or not isinstance(new, ComputeOp) or old.num_outputs != 1 or new.num_outputs != 1:
+        raise ScheduleError(f"recompute of {tensor.name} by {by.name}: expected computes of one result")
+    same = len(old.axis) == len(new.axis) and tensor.dtype == by.dtype
+    if not same or not all(_same_dim(a, b) for a, b in zip(old.output(0).shape, by.shape, strict=True)):
+        raise ScheduleError(f"recompute of {tensor.name}, {tuple(tensor.shape)} of {tensor.dtype}, by {by.name}, "
+                            f"{tuple(by.shape)} of {by.dtype}; expected the same")  # fmt: skip
+    if stage.relations or stage.loop_attrs:
+        raise ScheduleError(f"recompute of {tensor.name}, whose loops are scheduled already; recompute it first")
+    for op in _new_operations(schedule, new):
+        _insert_stage(schedule, op, before=stage)
+    stage.all_iter_vars, stage.leaf_iter_vars = list(new.root_axes), list(new.root_axes)
+    _replace_op(schedule, stage, new)
+
+
+def _same_dim(a: Dim, b: Dim) -> bool:
+    return structural_equal(ops.convert(a), ops.convert(b))
+
+
+def _new_operations(schedule: Schedule, op: Operation) -> list[Operation]:
+    """What `op` reads, directly or through others, that is no stage yet; producers first."""
+    found: dict[Operation, None] = {}
+    for source in [t.op for t in op.input_tensors]:
+        if source not in schedule.stage_map:
+            if isinstance(source, PlaceholderOp):
+                raise ScheduleError(f"recompute by {op.name}, which reads {source.name}, an input that the schedule "
+                                    "does not have")  # fmt: skip
+            found.update(dict.fromkeys(_new_operations(schedule, source)))
+            found[source] = None
+    return list(found)
 
 
 def _relates(relation: object, axes: Sequence[IterVar]) -> bool:

@@ -423,6 +423,17 @@ class Interpreter(Visitor[Any]):
         self.barrier()
         return 0
 
+    def _call_async_copy(self, node: Call) -> int:
+        """Complete at once; zeros where the condition fails, without a look at the source."""
+        target, size = self.visit(node.args[0]), self.visit(node.args[2])
+        into = slice(target.offset, target.offset + size)
+        source = self.visit(node.args[1]) if self.visit(node.args[3]) else None
+        start = 0 if source is None else source.offset
+        target.memory.data[into] = 0 if source is None else source.memory.data[start : start + size]
+        if target.memory.written is not None:
+            target.memory.written[into] = True
+        return 0
+
     def _call_nothing(self, node: Call) -> int:
         return 0
 
@@ -506,7 +517,8 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
     "atomic_max": Interpreter._call_atomic, "call_kernel": Interpreter._call_kernel,
     "call_extern": Interpreter._call_function, "call_packed": Interpreter._call_function,
     "storage_sync": Interpreter._call_storage_sync, "prefetch": Interpreter._call_nothing,
-    "assume": Interpreter._call_nothing,
+    "async_copy": Interpreter._call_async_copy, "async_commit": Interpreter._call_nothing,
+    "async_wait": Interpreter._call_nothing, "assume": Interpreter._call_nothing,
 }  # fmt: skip
 
 

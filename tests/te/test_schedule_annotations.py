@@ -147,3 +147,32 @@ def test_misused_annotations(misuse, message):
     _, b = row_sums(4, 30)
     with pytest.raises(ScheduleError, match=message):
         misuse(te.create_schedule(b), b)
+
+
+def test_recompute_by_another_formula_of_the_same_meaning() -> None:
+    """A matrix product turned into one of views; the arguments stay those of the first formula."""
+    x, w = te.placeholder((3, 5), name="x"), te.placeholder((4, 5), name="w")
+    k = te.reduce_axis((0, 5), name="k")
+    y = te.compute((3, 4), lambda i, j: te.sum(x(i, k) * w(j, k), axis=k), name="y")
+    z = te.compute((3, 4), lambda i, j: y(i, j) + 1.0, name="z")
+    s = te.create_schedule(z.op)
+    turned = te.compute((5, 4), lambda i, j: w(j, i), name="turned")
+    r = te.reduce_axis((0, 5), name="r")
+    s.recompute(y, te.compute((3, 4), lambda i, j: te.sum(x(i, r) * turned(r, j), axis=r), name="y"))
+    s[turned].compute_at(s[y], s[y].op.axis[0])
+    func = te.lower(s, [x, w, z])["main"]
+    a, b = np.random.default_rng(0).random((3, 5), "float32"), np.random.default_rng(1).random((4, 5), "float32")
+    out = np.zeros((3, 4), "float32")
+    Interpreter({"main": func})("main", a, b, out)
+    np.testing.assert_allclose(out, a @ b.T + 1, rtol=1e-6)
+
+
+def test_recompute_refuses_other_shapes_and_strange_inputs() -> None:
+    x = te.placeholder((4,), name="x")
+    y = te.compute((4,), lambda i: x(i) + 1.0, name="y")
+    s = te.create_schedule(y.op)
+    with pytest.raises(ScheduleError, match="expected the same"):
+        s.recompute(y, te.compute((3,), lambda i: x(i) * 2.0, name="other"))
+    strange = te.placeholder((4,), name="strange")
+    with pytest.raises(ScheduleError, match="an input that the schedule does not have"):
+        s.recompute(y, te.compute((4,), lambda i: strange(i) * 2.0, name="other"))
