@@ -1,7 +1,9 @@
-"""The run half of the "cuda" target: nothing here knows the compiler."""
+"""The run half of the "cuda" target: nothing here knows the compiler, nor needs a GPU before it is used."""
 
 from __future__ import annotations
 
-from backend.cuda.module import CUDAModule
+from backend.cuda.device import CUDADeviceAPI, cuda_device_api
+from backend.cuda.driver import DriverError, probe
+from backend.cuda.module import CUDAModule, load_from_bytes
 
-__all__ = ["CUDAModule"]
+__all__ = ["CUDADeviceAPI", "CUDAModule", "DriverError", "cuda_device_api", "load_from_bytes", "probe"]

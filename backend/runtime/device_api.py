@@ -9,6 +9,8 @@ from __future__ import annotations
 import abc
 import bisect
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from backend.runtime.device import Device, DeviceAttrKind
@@ -108,6 +110,31 @@ class DeviceAPI(abc.ABC):
     def sync_stream_from_to(self, device: Device, source: Any, target: Any) -> None:  # noqa: B027
         """Work submitted to `target` after this call waits for what is queued on `source` now."""
 
+    def dlpack_stream(self, device: Device) -> int | None:
+        """The current stream as the `stream` argument of `__dlpack__` names it; None for devices without streams."""
+        return None
+
+    # -- time; the defaults wait for the device and read the host's clock
+
+    def record_mark(self, device: Device) -> Any:
+        """A point in the current stream, for `seconds_between`: devices with events record one and don't wait."""
+        self.stream_sync(device)
+        return time.perf_counter()
+
+    def seconds_between(self, device: Device, start: Any, end: Any) -> float:
+        """The time from one mark of `record_mark` to another on the same stream, waited for."""
+        return end - start
+
+    # -- graphs of work
+
+    def capture(self, device: Device, submit: Callable[[], object]) -> Callable[[], None] | None:
+        """Records what `submit` queues on the current stream, which does not run, as one unit.
+
+        The result queues all of it on the current stream, reading and writing the same addresses. None when this device
+        can't record, or not all of it; all that `submit` does must be work on the device. No device can by default.
+        """
+        return None
+
     def _pool(self, device: Device) -> WorkspacePool:
         pools: dict[int, WorkspacePool] | None = getattr(self._pools, "by_index", None)
         if pools is None:
@@ -122,13 +149,14 @@ class WorkspacePool:
     """Scratch memory of one thread on one device, kept for reuse. Source: TVM's `WorkspacePool`.
 
     Requests are rounded up to pages. The smallest free block that fits is taken; when none fits, the largest free one
-    is replaced by one of the wanted size, so the pool stays as small as the deepest nest of requests. Freeing the block
-    allocated last takes constant time.
+    is replaced by one of the wanted size, so the pool stays as small as the deepest nest of requests; with `shrink`
+    false it stays as well, for those who have noted its address. Freeing the block allocated last takes constant time.
     """
 
-    def __init__(self, api: DeviceAPI, device: Device) -> None:
+    def __init__(self, api: DeviceAPI, device: Device, shrink: bool = True) -> None:
         self._api = api
         self._device = device
+        self._shrink = shrink
         self._free: list[tuple[int, int]] = []  # (bytes, handle), ascending
         self._taken: list[tuple[int, int]] = []  # in the order of allocation
 
@@ -141,7 +169,7 @@ class WorkspacePool:
         if at < len(self._free):
             block = self._free.pop(at)
         else:
-            if self._free:
+            if self._free and self._shrink:
                 self._api.free_data_space(self._device, self._free.pop()[1])
             block = (wanted, self._api.alloc_data_space(self._device, wanted))
         self._taken.append(block)

@@ -377,10 +377,11 @@ def from_dlpack(source: Any) -> NDArray:
     if isinstance(source, np.ndarray):
         return wrap_numpy(source)
     if hasattr(source, "__dlpack__"):
+        options = _consumer_stream(source)
         try:
-            capsule = source.__dlpack__(max_version=(1, 1))
+            capsule = source.__dlpack__(max_version=(1, 1), **options)
         except TypeError:  # a producer of before DLPack 1.0
-            capsule = source.__dlpack__()
+            capsule = source.__dlpack__(**options)
     else:
         capsule = source
     imported = ImportedTensor(capsule)
@@ -396,6 +397,16 @@ def from_dlpack(source: Any) -> NDArray:
         read_only=imported.read_only,
     )
     return result if tensor.bits >= 8 or imported.padded else _padded(result)
+
+
+def _consumer_stream(producer: Any) -> dict[str, int]:
+    """The argument that tells a DLPack producer on a device with streams which one is to wait for its work."""
+    if not hasattr(producer, "__dlpack_device__"):
+        return {}
+    kind, index = producer.__dlpack_device__()
+    where = Device(device_kind_of(int(kind)), int(index))
+    stream = where.api.dlpack_stream(where)
+    return {} if stream is None else {"stream": stream}
 
 
 def _padded(packed: NDArray) -> NDArray:

@@ -67,6 +67,8 @@ class PackedFunc(abc.ABC):
     """
 
     name: str
+    is_queued: bool = False
+    """True when a call only queues work on the current stream of its arguments' device, so that it can be captured."""
 
     def __call__(self, *args: Any) -> Any:
         return self.bind(*args)()

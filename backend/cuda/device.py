@@ -1,0 +1,391 @@
+"""The device API of NVIDIA GPUs.
+
+Each GPU in use has its primary context, shared with every other CUDA library of the process, and a stream of its own
+that work is queued on unless a thread sets another. Memory is allocated in the order of the stream from the driver's
+pool, which keeps what is freed for reuse.
+
+A stream is an integer, the driver's handle: 1 is CUDA's legacy default stream, 2 its per-thread default stream, and
+None the current one. Arrays may be freed whatever streams used them; to use one on another stream than the one it was
+written on, order the two with `sync_stream_from_to`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
+from backend.cuda.graph import CapturedGraph, record
+from backend.cuda.staging import Staging
+from backend.runtime.device import Device, DeviceAttrKind, get_device_api
+from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, WorkspacePool
+from backend.runtime.errors import ArgumentError, DeviceError
+
+__all__ = ["CUDADeviceAPI", "Gpu", "cuda_device_api"]
+
+_LEGACY_STREAM = 1  # CU_STREAM_LEGACY
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no implicit order with the legacy stream
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_ALIGNMENT = 256  # bytes; what the driver aligns every allocation to
+
+
+class Gpu:
+    """A GPU in use: its context, its own stream, the streams that users made, and its pinned buffers."""
+
+    def __init__(self, index: int) -> None:
+        count, reason = probe()
+        if index >= count:
+            have = f"this machine has {count} CUDA device{'s' * (count > 1)}, from cuda:0 on" if count else reason
+            raise DeviceError(f"there is no device cuda:{index}: {have}")
+        self.index = index
+        self.ordinal = int(call("cuDeviceGet", index))
+        self.context = int(call("cuDevicePrimaryCtxRetain", self.ordinal))
+        self.activate()
+        self.stream = int(call("cuStreamCreate", _NON_BLOCKING))
+        self.user_streams: set[int] = set()
+        self.staging = Staging()
+        self.has_pool = bool(self.attribute("MEMORY_POOLS_SUPPORTED"))
+        if self.has_pool:
+            self._keep_freed_memory()
+
+    def activate(self) -> None:
+        """Makes the context current in this thread."""
+        call("cuCtxSetCurrent", self.context)
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by the end of its name in `CUdevice_attribute`."""
+        kind = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(call("cuDeviceGetAttribute", kind, self.ordinal))
+
+    def order(self, source: int, target: int) -> None:
+        """Work queued on `target` later waits for what is queued on `source` now."""
+        if source != target:
+            event = call("cuEventCreate", _DISABLE_TIMING)
+            call("cuEventRecord", event, source)
+            call("cuStreamWaitEvent", target, event, 0)
+            call("cuEventDestroy", event)
+
+    def _keep_freed_memory(self) -> None:
+        driver = bindings()
+        pool = call("cuDeviceGetDefaultMemPool", self.ordinal)
+        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        call("cuMemPoolSetAttribute", pool, threshold, driver.cuuint64_t((1 << 64) - 1))
+
+
+class CUDADeviceAPI(DeviceAPI):
+    """NVIDIA GPUs. Handles are device addresses; see the module's text for streams and the order of work.
+
+    Every method but `get_attr` raises `DeviceError` where there is no such GPU, saying why.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gpus: dict[int, Gpu] = {}
+        self._opening = threading.Lock()
+        self._of_thread = _ThreadState()
+        self._home: dict[int, int] = {}  # allocation -> the stream whose order it follows
+        self._peers: set[tuple[int, int]] = set()
+
+    # -- attributes and the active device
+
+    def get_attr(self, device: Device, kind: DeviceAttrKind) -> Any:
+        if kind == DeviceAttrKind.EXIST:
+            return device.index < probe()[0]
+        query = _ATTRIBUTES.get(kind)
+        return None if query is None or device.index >= probe()[0] else query(self.gpu(device))
+
+    def gpu(self, device: Device) -> Gpu:
+        """The GPU behind a device, its context current. Raises `DeviceError` when there is none, saying why."""
+        found = self._gpus.get(device.index)
+        if found is None or is_gone():
+            with self._opening:
+                found = None if is_gone() else self._gpus.get(device.index)
+                if found is None:
+                    found = self._gpus[device.index] = Gpu(device.index)
+        found.activate()
+        return found
+
+    def set_device(self, device: Device) -> None:
+        self.gpu(device)
+
+    # -- memory
+
+    def alloc_data_space(self, device: Device, nbytes: int, alignment: int = ALLOC_ALIGNMENT) -> int:
+        if nbytes < 0 or alignment < 1 or alignment & (alignment - 1) or alignment > _ALIGNMENT:
+            raise DeviceError(
+                f"can't allocate {nbytes} bytes aligned to {alignment} on {device}: expected 0 bytes or more, and a "
+                f"power of 2 up to {_ALIGNMENT}"
+            )
+        gpu = self.gpu(device)
+        stream = self.stream_of(gpu)
+        home = stream if stream in gpu.user_streams else gpu.stream
+        try:
+            if gpu.has_pool:
+                handle = int(call("cuMemAllocAsync", max(nbytes, 1), home))
+            else:
+                handle = int(call("cuMemAlloc", max(nbytes, 1)))
+        except DriverError as error:
+            raise DriverError(f"can't allocate {nbytes} bytes on {device}: {error}", error.code) from error
+        self._home[handle] = home
+        if self._of_thread.scratch is None:
+            gpu.order(home, stream)
+        return handle
+
+    def free_data_space(self, device: Device, handle: int) -> None:
+        if is_gone():
+            return
+        home = self._home.pop(handle, None)
+        if home is None:
+            raise DeviceError(f"{handle:#x} on {device} is no memory that was allocated here")
+        try:
+            gpu = self.gpu(device)
+            if not gpu.has_pool:
+                call("cuMemFree", handle)
+                return
+            home = home if home in gpu.user_streams else gpu.stream
+            for stream in (gpu.stream, *gpu.user_streams):
+                gpu.order(stream, home)
+            call("cuMemFreeAsync", handle, home)
+        except DriverError as error:
+            if not error.is_sticky:  # of a lost context nothing can be freed, nor need be
+                raise
+
+    def alloc_workspace(self, device: Device, nbytes: int) -> int:
+        scratch = self._of_thread.scratch
+        return scratch.alloc(nbytes) if scratch is not None else self.alloc_data_space(device, nbytes)
+
+    def free_workspace(self, device: Device, handle: int) -> None:
+        scratch = self._of_thread.scratch
+        if scratch is not None:
+            scratch.free(handle)
+        else:
+            self.free_data_space(device, handle)
+
+    def copy_data_from_to(
+        self,
+        source: int,
+        source_offset: int,
+        target: int,
+        target_offset: int,
+        nbytes: int,
+        device_from: Device,
+        device_to: Device,
+        stream: Any = None,
+    ) -> None:
+        here = device_from if device_from.kind == "cuda" else device_to
+        gpu = self.gpu(here)
+        queue = self.stream_of(gpu, stream)
+        read, written = source + source_offset, target + target_offset
+        if nbytes == 0:
+            return
+        if device_from.kind == device_to.kind:
+            if device_from.index == device_to.index:
+                call("cuMemcpyDtoDAsync", written, read, nbytes, queue)
+            else:
+                self._copy_to_peer(gpu, self.gpu(device_to), read, written, nbytes, queue)
+            return
+        if self._of_thread.scratch is not None:
+            raise DeviceError(f"host memory can't be copied to or from {here} while its work is recorded as a graph")
+        host = device_to if here == device_from else device_from
+        if not get_device_api(host.kind).host_accessible:
+            raise DeviceError(f"can't copy between {device_from} and {device_to}; copy by way of the cpu")
+        if here == device_from:
+            gpu.staging.download(read, written, nbytes, queue)
+        else:
+            gpu.staging.upload(read, written, nbytes, queue)
+
+    # -- streams
+
+    def create_stream(self, device: Device) -> int:
+        gpu = self.gpu(device)
+        stream = int(call("cuStreamCreate", _NON_BLOCKING))
+        gpu.user_streams.add(stream)
+        return stream
+
+    def free_stream(self, device: Device, stream: Any) -> None:
+        if is_gone():
+            return
+        gpu, handle = self.gpu(device), _handle_of(stream)
+        if handle not in gpu.user_streams:
+            raise DeviceError(f"stream {stream!r} of {device} is none that create_stream made")
+        call("cuStreamSynchronize", handle)
+        gpu.user_streams.discard(handle)
+        if self._of_thread.streams.get(device.index) == handle:
+            del self._of_thread.streams[device.index]
+        call("cuStreamDestroy", handle)
+
+    def set_stream(self, device: Device, stream: Any) -> None:
+        gpu = self.gpu(device)
+        left = self.stream_of(gpu)
+        if left != gpu.stream and left not in gpu.user_streams:
+            gpu.order(left, gpu.stream)  # another library's: memory that it used may be freed after it is gone
+        if stream is None:
+            self._of_thread.streams.pop(device.index, None)
+        else:
+            self._of_thread.streams[device.index] = _handle_of(stream)
+
+    def current_stream(self, device: Device) -> int | None:
+        return self._of_thread.streams.get(device.index)
+
+    def stream_of(self, gpu: Gpu, stream: Any = None) -> int:
+        """The driver's handle of a stream; of the current one for None."""
+        return self._of_thread.streams.get(gpu.index, gpu.stream) if stream is None else _handle_of(stream)
+
+    def stream_sync(self, device: Device, stream: Any = None) -> None:
+        gpu = self.gpu(device)
+        try:
+            call("cuStreamSynchronize", self.stream_of(gpu, stream))
+        except DriverError as error:
+            raise DriverError(f"work queued on {device} failed: {error}", error.code) from error
+
+    def sync_stream_from_to(self, device: Device, source: Any, target: Any) -> None:
+        gpu = self.gpu(device)
+        gpu.order(self.stream_of(gpu, source), self.stream_of(gpu, target))
+
+    def dlpack_stream(self, device: Device) -> int:
+        return self.stream_of(self.gpu(device))
+
+    # -- time
+
+    def record_mark(self, device: Device) -> _Event:
+        return _Event(self.stream_of(self.gpu(device)))
+
+    def seconds_between(self, device: Device, start: _Event, end: _Event) -> float:
+        self.gpu(device)
+        call("cuEventSynchronize", end.handle)
+        return float(call("cuEventElapsedTime", start.handle, end.handle)) * 1e-3
+
+    # -- graphs
+
+    def capture(self, device: Device, submit: Callable[[], object]) -> Callable[[], None] | None:
+        gpu, state = self.gpu(device), self._of_thread
+        if state.scratch is not None:
+            return None  # already recording: what is submitted becomes part of that graph
+        scratch = WorkspacePool(self, device, shrink=False)
+        outside = state.streams.get(device.index)
+        stream = int(call("cuStreamCreate", _NON_BLOCKING))
+        state.streams[device.index], state.scratch = stream, scratch
+        try:
+            executable = record(stream, submit)
+        finally:
+            state.scratch = None
+            if outside is None:
+                del state.streams[device.index]
+            else:
+                state.streams[device.index] = outside
+            call("cuStreamDestroy", stream)
+        call("cuStreamSynchronize", gpu.stream)  # the workspaces are allocated in its order; the graph runs anywhere
+        if executable is None:
+            return None
+        return CapturedGraph(executable, scratch, lambda: self.stream_of(gpu), gpu.activate)
+
+    def _copy_to_peer(self, gpu: Gpu, peer: Gpu, read: int, written: int, nbytes: int, queue: int) -> None:
+        """Copies on the source's stream, in the order of the current streams of both."""
+        other = self.stream_of(peer)
+        if (gpu.index, peer.index) not in self._peers:
+            self._open_peer(gpu, peer)
+            self._peers.add((gpu.index, peer.index))
+        _order_across(peer, other, gpu, queue)
+        gpu.activate()
+        call("cuMemcpyPeerAsync", written, peer.context, read, gpu.context, nbytes, queue)
+        _order_across(gpu, queue, peer, other)
+
+    def _open_peer(self, gpu: Gpu, peer: Gpu) -> None:
+        """Lets `gpu` reach the memory of `peer` directly where the machine can; elsewhere the driver copies by way of
+        the host."""
+        if not (peer.has_pool and call("cuDeviceCanAccessPeer", gpu.ordinal, peer.ordinal)):
+            return
+        driver = bindings()
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = gpu.ordinal
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        call("cuMemPoolSetAccess", call("cuDeviceGetDefaultMemPool", peer.ordinal), [access], 1)
+
+
+class _ThreadState(threading.local):
+    """The current stream of each GPU where it is not the GPU's own, and the workspaces of the graph being recorded."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
+        self.scratch: WorkspacePool | None = None
+
+
+class _Event:
+    """A point in the work of a stream, with its time."""
+
+    def __init__(self, stream: int) -> None:
+        self.handle = int(call("cuEventCreate", 0))
+        call("cuEventRecord", self.handle, stream)
+
+    def __del__(self) -> None:
+        if not is_gone() and hasattr(self, "handle"):
+            bindings().cuEventDestroy(self.handle)
+
+
+def _order_across(source: Gpu, queue: int, target: Gpu, other: int) -> None:
+    """Orders `other` of one GPU after `queue` of another: an event belongs to the GPU that records it."""
+    source.activate()
+    event = call("cuEventCreate", _DISABLE_TIMING)
+    call("cuEventRecord", event, queue)
+    target.activate()
+    call("cuStreamWaitEvent", other, event, 0)
+    call("cuEventDestroy", event)
+
+
+def _handle_of(stream: Any) -> int:
+    """The driver's handle of a stream: an integer, or a stream object of torch, cupy, cuda.core and others."""
+    if isinstance(stream, int):
+        return stream if stream else _LEGACY_STREAM
+    if hasattr(stream, "__cuda_stream__"):
+        return _handle_of(int(stream.__cuda_stream__()[1]))
+    for name in ("cuda_stream", "ptr"):
+        if hasattr(stream, name):
+            return _handle_of(int(getattr(stream, name)))
+    raise ArgumentError(
+        f"{stream!r} is no CUDA stream; expected what create_raw_stream gave, an integer handle, or an object with "
+        "__cuda_stream__, cuda_stream or ptr"
+    )
+
+
+def _name_of(gpu: Gpu) -> str:
+    return bytes(call("cuDeviceGetName", 256, gpu.ordinal)).split(b"\0")[0].decode()
+
+
+def _driver_version(_gpu: Gpu) -> str:
+    version = int(call("cuDriverGetVersion"))
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+_Query = Callable[[Gpu], Any]
+
+_ATTRIBUTES: dict[DeviceAttrKind, _Query] = {
+    DeviceAttrKind.MAX_THREADS_PER_BLOCK: lambda gpu: gpu.attribute("MAX_THREADS_PER_BLOCK"),
+    DeviceAttrKind.WARP_SIZE: lambda gpu: gpu.attribute("WARP_SIZE"),
+    # what a kernel may opt in to; the 48 KiB that it gets without asking are the same on every GPU
+    DeviceAttrKind.MAX_SHARED_MEMORY_PER_BLOCK: lambda gpu: gpu.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+    DeviceAttrKind.COMPUTE_VERSION: lambda gpu: ".".join(map(str, compute_capability(gpu))),
+    DeviceAttrKind.DEVICE_NAME: _name_of,
+    DeviceAttrKind.MAX_CLOCK_RATE: lambda gpu: gpu.attribute("CLOCK_RATE"),
+    DeviceAttrKind.MULTI_PROCESSOR_COUNT: lambda gpu: gpu.attribute("MULTIPROCESSOR_COUNT"),
+    DeviceAttrKind.MAX_THREAD_DIMENSIONS: lambda gpu: tuple(gpu.attribute(f"MAX_BLOCK_DIM_{axis}") for axis in "XYZ"),
+    DeviceAttrKind.MAX_REGISTERS_PER_BLOCK: lambda gpu: gpu.attribute("MAX_REGISTERS_PER_BLOCK"),
+    DeviceAttrKind.API_VERSION: lambda _: int(bindings().CUDA_VERSION),
+    DeviceAttrKind.DRIVER_VERSION: _driver_version,
+    DeviceAttrKind.L2_CACHE_SIZE_BYTES: lambda gpu: gpu.attribute("L2_CACHE_SIZE"),
+    DeviceAttrKind.TOTAL_GLOBAL_MEMORY: lambda gpu: int(call("cuDeviceTotalMem", gpu.ordinal)),
+    DeviceAttrKind.AVAILABLE_GLOBAL_MEMORY: lambda _: int(call("cuMemGetInfo")[0]),
+}
+
+
+def compute_capability(gpu: Gpu) -> tuple[int, int]:
+    """(major, minor) of a GPU."""
+    return gpu.attribute("COMPUTE_CAPABILITY_MAJOR"), gpu.attribute("COMPUTE_CAPABILITY_MINOR")
+
+
+@lru_cache(maxsize=1)
+def cuda_device_api() -> CUDADeviceAPI:
+    """The one `CUDADeviceAPI` of the process. It is there without a GPU too, to say why there is none."""
+    return CUDADeviceAPI()

@@ -1,0 +1,65 @@
+"""CUDA graphs: work recorded from a stream, and replayed in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backend.cuda.driver import bindings, call, is_gone
+from backend.runtime.device_api import WorkspacePool
+from backend.runtime.errors import DeviceError
+
+__all__ = ["CapturedGraph", "record"]
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: calls that don't touch the stream go on as usual, such as freeing memory
+
+
+class CapturedGraph:
+    """A recorded graph; calling it queues its work on the thread's current stream.
+
+    The addresses in it are those of the recording. It holds its workspaces, nothing else.
+    """
+
+    def __init__(
+        self, executable: int, scratch: WorkspacePool, stream: Callable[[], int], activate: Callable[[], None]
+    ) -> None:
+        self._executable = executable
+        self._scratch = scratch
+        self._stream = stream
+        self._activate = activate
+        self._launch = bindings().cuGraphLaunch
+        self._last = 0
+
+    def __call__(self) -> None:
+        self._last = self._stream()
+        result = self._launch(self._executable, self._last)[0]
+        if result:
+            self._activate()  # another library may have made its own context current, or this is a new thread
+            call("cuGraphLaunch", self._executable, self._last)
+
+    def __del__(self) -> None:
+        if not is_gone():
+            self._activate()
+            if self._last:
+                bindings().cuStreamSynchronize(self._last)
+            bindings().cuGraphExecDestroy(self._executable)
+
+
+def record(stream: int, submit: Callable[[], object]) -> int | None:
+    """An executable graph of what `submit` queues on `stream`; None when something in it can't be recorded."""
+    driver = bindings()
+    call("cuStreamBeginCapture", stream, driver.CUstreamCaptureMode(_RELAXED))
+    failed = True
+    try:
+        submit()
+        failed = False
+    except DeviceError:
+        return None
+    finally:
+        result, graph = driver.cuStreamEndCapture(stream)
+        if failed and not result:
+            driver.cuGraphDestroy(graph)
+    if result:
+        return None
+    result, executable = driver.cuGraphInstantiate(graph, 0)
+    driver.cuGraphDestroy(graph)
+    return None if result else int(executable)

@@ -1,0 +1,237 @@
+"""Calls of device functions, made ready once and launched with little Python.
+
+`bind` evaluates the sizes of grids, blocks and workspaces for the arrays given, and lays the arguments of every kernel
+out as the driver wants them: a slot of 8 bytes for each value and a table of their addresses. A call passes the
+address of that table on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from backend.cuda.device import CUDADeviceAPI, Gpu
+from backend.cuda.driver import bindings, refuse
+from backend.cuda.table import DeviceFunction, Kernel, Param, evaluate
+from backend.runtime.context import Context
+from backend.runtime.device import Device
+from backend.runtime.dtype import nbytes
+from backend.runtime.errors import ArgumentError
+from backend.runtime.ndarray import NDArray, from_dlpack
+from backend.runtime.packed_func import PackedFunc
+
+__all__ = ["CUDAFunc", "KernelSource"]
+
+_NUMBERS = (int, float, np.number, np.bool_)
+_SCALAR_TYPES: dict[str, Any] = {
+    "bool": np.bool_, "int8": np.int8, "int16": np.int16, "int32": np.int32, "int64": np.int64, "uint8": np.uint8,
+    "uint16": np.uint16, "uint32": np.uint32, "uint64": np.uint64, "handle": np.uint64, "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64,
+}  # fmt: skip
+
+
+class KernelSource(Protocol):
+    """Who has the code: `CUDAModule`."""
+
+    api: CUDADeviceAPI
+
+    def kernel(self, gpu: Gpu, name: str, dynamic_shared: int) -> int:
+        """The driver's handle of a kernel on a GPU, which may be launched with that much dynamic shared memory."""
+        ...
+
+
+class CUDAFunc(PackedFunc):
+    """A function of a `CUDAModule`: its kernels, queued one after another on the thread's current stream.
+
+    `bind` checks that the arguments are of the right number, kind, dtype and size, and contiguous on one GPU. That
+    shapes agree is the host function's to check, and the compiler's inside a model.
+    """
+
+    is_queued = True
+
+    def __init__(self, function: DeviceFunction, source: KernelSource) -> None:
+        self.name = function.name
+        self._function = function
+        self._source = source
+
+    def bind(self, *args: Any, context: Context | None = None) -> Callable[[], None]:
+        function = self._function
+        if len(args) != len(function.params):
+            names = ", ".join(param.name for param in function.params)
+            raise ArgumentError(f"{self.name}: got {len(args)} arguments; expected {len(function.params)}: {names}")
+        pairs = list(zip(function.params, args, strict=True))
+        values = [self._buffer(p, v) if p.shape is not None else self._scalar(p, v) for p, v in pairs]
+        arrays = [value for value in values if isinstance(value, NDArray)]
+        where = self._place(arrays)
+        variables = _sizes(function.params, values)
+        for param, value in zip(function.params, values, strict=True):
+            if isinstance(value, NDArray):
+                self._check_size(param, value, variables)
+        gpu = self._source.api.gpu(where)
+        launches: list[_Launch] = []
+        for kernel in function.kernels:
+            grid = [evaluate(extent, variables) for extent in kernel.grid]
+            if min(grid) > 0:  # an empty grid is no work; the driver refuses it
+                launches.append(_Launch(self._source, gpu, kernel, grid, values, variables))
+        scratch = [evaluate(size, variables) for size in function.workspaces]
+        if not scratch and len(launches) == 1:
+            return launches[0]
+        return _Sequence(self._source.api, where, launches, scratch)
+
+    def _buffer(self, param: Param, value: Any) -> NDArray:
+        array = value if isinstance(value, NDArray) else self._foreign(param, value)
+        if array.dtype != param.dtype or not array.is_contiguous:
+            raise ArgumentError(
+                f"{self.name}: argument {param.name!r} has dtype {array.dtype}, strides {array.strides}; expected "
+                f"{param.dtype}, contiguous"
+            )
+        assert param.shape is not None
+        if len(array.shape) != len(param.shape) and any(isinstance(extent, str) for extent in param.shape):
+            raise ArgumentError(
+                f"{self.name}: argument {param.name!r} has {len(array.shape)} dimensions; expected {len(param.shape)}"
+            )
+        return array
+
+    def _foreign(self, param: Param, value: Any) -> NDArray:
+        if not hasattr(value, "__dlpack__"):
+            raise ArgumentError(
+                f"{self.name}: argument {param.name!r} is {type(value).__name__}; expected an NDArray on a GPU, or an "
+                "object with __dlpack__"
+            )
+        return from_dlpack(value)
+
+    def _scalar(self, param: Param, value: Any) -> Any:
+        if not isinstance(value, _NUMBERS):
+            raise ArgumentError(
+                f"{self.name}: argument {param.name!r} is {type(value).__name__}; expected a number ({param.dtype})"
+            )
+        try:
+            return _SCALAR_TYPES[param.dtype](value)
+        except OverflowError as error:
+            raise ArgumentError(f"{self.name}: argument {param.name!r} is {value}; expected {param.dtype}") from error
+
+    def _place(self, arrays: Sequence[NDArray]) -> Device:
+        """The GPU that all arrays are on; the first one for a function without arrays."""
+        places = list(dict.fromkeys(array.device for array in arrays))
+        if len(places) > 1 or (places and places[0].kind != "cuda"):
+            named = ", ".join(map(str, places))
+            raise ArgumentError(f"{self.name}: arguments are on {named}; expected one CUDA device")
+        return places[0] if places else Device("cuda", 0)
+
+    def _check_size(self, param: Param, array: NDArray, variables: Mapping[str, int]) -> None:
+        assert param.shape is not None
+        shape = tuple(evaluate(extent, variables) for extent in param.shape)
+        count = 1
+        for extent in shape:
+            count *= extent
+        if array.nbytes < nbytes(param.dtype, count):
+            raise ArgumentError(
+                f"{self.name}: argument {param.name!r} has shape {array.shape}; expected {shape}, which is more"
+            )
+
+
+def _sizes(params: Sequence[Param], values: Sequence[Any]) -> dict[str, int]:
+    """The size variables: each is the extent of the first buffer that has it, or the scalar of its name."""
+    found: dict[str, int] = {}
+    for param, value in zip(params, values, strict=True):
+        if param.shape is None:
+            if np.issubdtype(type(value), np.integer):
+                found.setdefault(param.name, int(value))
+            continue
+        for extent, actual in zip(param.shape, value.shape, strict=False):
+            if isinstance(extent, str):
+                found.setdefault(extent, actual)
+    return found
+
+
+class _Launch:
+    """One kernel with its arguments laid out; calling it launches it on the thread's current stream."""
+
+    __slots__ = ("_call", "_gpu", "_keep", "_name", "_shape", "_slots", "_streams", "_table", "workspaces")
+
+    def __init__(
+        self,
+        source: KernelSource,
+        gpu: Gpu,
+        kernel: Kernel,
+        grid: Sequence[int],
+        values: Sequence[Any],
+        variables: Mapping[str, int],
+    ) -> None:
+        block = [evaluate(extent, variables) for extent in kernel.block]
+        shared = evaluate(kernel.dynamic_shared, variables)
+        count = max(len(kernel.arguments), 1)
+        self._slots = (ctypes.c_uint64 * count)()
+        start = ctypes.addressof(self._slots)
+        addresses = (ctypes.c_void_p * count)(*range(start, start + 8 * count, 8))
+        self._table = ctypes.addressof(addresses)
+        self.workspaces: list[tuple[int, int]] = []  # (slot, number of the workspace)
+        for slot, argument in enumerate(kernel.arguments):
+            if argument.kind == "workspace":
+                self.workspaces.append((slot, argument.index))
+            elif argument.kind == "size":
+                self._slots[slot] = _bits(_SCALAR_TYPES[argument.dtype](evaluate(argument.size, variables)))
+            else:
+                value = values[argument.index]
+                self._slots[slot] = value.handle if isinstance(value, NDArray) else _bits(value)
+        self._name = kernel.name
+        self._shape = (source.kernel(gpu, kernel.name, shared), *grid, *block, shared)
+        self._gpu = gpu
+        self._streams = source.api.stream_of
+        self._call = bindings().cuLaunchKernel
+        self._keep = (addresses, source, values)
+
+    def place(self, workspaces: Sequence[int]) -> None:
+        """The workspaces are at these addresses from now on."""
+        for slot, number in self.workspaces:
+            self._slots[slot] = workspaces[number]
+
+    def __call__(self) -> None:
+        result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
+        if result:
+            self._again()
+
+    def _again(self) -> None:
+        """After a failure, which may be that this thread has another context current, or none."""
+        self._gpu.activate()
+        result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
+        if result:
+            _, *sizes, shared = self._shape
+            raise refuse(
+                f"launch of kernel {self._name!r} on cuda:{self._gpu.index} with grid {tuple(sizes[:3])}, block "
+                f"{tuple(sizes[3:])}, {shared} bytes of dynamic shared memory",
+                result,
+            )
+
+
+class _Sequence:
+    """Several kernels and their workspaces, which are theirs only while a call queues its work."""
+
+    def __init__(
+        self, api: CUDADeviceAPI, where: Device, launches: Sequence[_Launch], workspaces: Sequence[int]
+    ) -> None:
+        self._api = api
+        self._where = where
+        self._launches = launches
+        self._workspaces = workspaces
+
+    def __call__(self) -> None:
+        taken: list[int] = []
+        try:
+            for size in self._workspaces:
+                taken.append(self._api.alloc_workspace(self._where, size))
+            for launch in self._launches:
+                launch.place(taken)
+                launch()
+        finally:
+            for handle in reversed(taken):
+                self._api.free_workspace(self._where, handle)
+
+
+def _bits(value: Any) -> int:
+    """The bytes of a scalar, as the low end of a slot."""
+    return int.from_bytes(value.tobytes(), "little")

@@ -1,0 +1,170 @@
+"""The function table of a CUDA module: what each function takes, and which kernels it launches how.
+
+It is JSON, made by the code generator:
+
+    {"f": {"params": [{"name": "A", "kind": "buffer", "dtype": "float32", "shape": ["n", 4]},
+                      {"name": "n", "kind": "scalar", "dtype": "int32"}],
+           "workspaces": [["*", "n", 16]],                                          bytes of each
+           "kernels": [{"name": "f_kernel0",
+                        "grid": [["//", ["+", "n", 63], 64], 1, 1], "block": [64, 1, 1],    along x, y, z
+                        "dynamic_shared": 0,                                        bytes
+                        "arguments": [["param", 0], ["workspace", 0], ["size", "n", "int32"]]}]}}
+
+A size is an integer, the name of a size variable, or [operator, size, size]. A variable is bound by the first buffer
+parameter that has it as an extent, or by the scalar parameter of its name.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from backend.runtime.fields import Record, damaged
+
+__all__ = ["Argument", "DeviceFunction", "Kernel", "Param", "Size", "evaluate", "read_functions"]
+
+Size = int | str | tuple[str, Any, Any]
+
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "min": min,
+    "max": max,
+}
+_DEEPEST = 64
+_SCALARS = frozenset({
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
+    "float64", "handle",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of a function: a buffer of some shape, or a scalar (`shape` None)."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a kernel: parameter or workspace number `index`, or the value of `size` as a `dtype`."""
+
+    kind: str
+    index: int = 0
+    size: Size = 0
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One launch: blocks along x, y, z, threads of a block along x, y, z, bytes of dynamic shared memory, arguments."""
+
+    name: str
+    grid: tuple[Size, ...]
+    block: tuple[Size, ...]
+    dynamic_shared: Size
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFunction:
+    """A function of the module: its kernels run in order. `workspaces` are sizes in bytes."""
+
+    name: str
+    params: tuple[Param, ...]
+    workspaces: tuple[Size, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def evaluate(size: Size, variables: Mapping[str, int]) -> int:
+    """The value of a size."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, str):
+        return variables[size]
+    name, left, right = size
+    return _OPERATORS[name](evaluate(left, variables), evaluate(right, variables))
+
+
+def read_functions(table: Mapping[str, Any], where: str = "function table") -> dict[str, DeviceFunction]:
+    """The functions of a table. Raises `ArtifactError` naming the first field that is wrong."""
+    return {name: _read_function(name, Record(entry, f"{where}.{name}")) for name, entry in table.items()}
+
+
+def _read_function(name: str, record: Record) -> DeviceFunction:
+    record.only("params", "workspaces", "kernels")
+    params = tuple(_read_param(item) for item in record.records("params"))
+    variables = {extent for param in params for extent in param.shape or () if isinstance(extent, str)}
+    variables |= {param.name for param in params if param.shape is None}
+    workspaces = _read_sizes(record, "workspaces", variables)
+    reader = _KernelReader(len(params), len(workspaces), variables)
+    return DeviceFunction(name, params, workspaces, tuple(reader.read(item) for item in record.records("kernels")))
+
+
+def _read_param(record: Record) -> Param:
+    record.only("name", "kind", "dtype", "shape")
+    name, kind, dtype = (record.get(key, str) for key in ("name", "kind", "dtype"))
+    if kind == "buffer":
+        return Param(name, dtype, _read_sizes(record, "shape", None))
+    if kind != "scalar" or dtype not in _SCALARS:
+        raise damaged(f"{record.where}.kind", [kind, dtype], f"'buffer', or 'scalar' of {', '.join(sorted(_SCALARS))}")
+    return Param(name, dtype, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _KernelReader:
+    """Reads kernels of a function with these numbers of parameters and workspaces, and these size variables."""
+
+    params: int
+    workspaces: int
+    variables: set[str]
+
+    def read(self, record: Record) -> Kernel:
+        record.only("name", "grid", "block", "dynamic_shared", "arguments")
+        grid, block = (_read_sizes(record, key, self.variables) for key in ("grid", "block"))
+        if len(grid) != 3 or len(block) != 3:
+            raise damaged(f"{record.where}.grid", [grid, block], "three sizes of the grid and three of the block")
+        shared = _read_size(record.value.get("dynamic_shared"), f"{record.where}.dynamic_shared", self.variables)
+        items: list[Any] = record.get("arguments", list)
+        arguments = tuple(self._argument(item, f"{record.where}.arguments[{i}]") for i, item in enumerate(items))
+        return Kernel(record.get("name", str), grid, block, shared, arguments)
+
+    def _argument(self, value: Any, where: str) -> Argument:
+        match value:
+            case ["param", int(index)] if 0 <= index < self.params:
+                return Argument("param", index)
+            case ["workspace", int(index)] if 0 <= index < self.workspaces:
+                return Argument("workspace", index)
+            case ["size", size, str(dtype)] if dtype in _SCALARS:
+                return Argument("size", size=_read_size(size, where, self.variables), dtype=dtype)
+            case _:
+                counts = f"{self.params} parameters, {self.workspaces} workspaces"
+                raise damaged(where, value, f'["param", i], ["workspace", i] of {counts}, or ["size", size, dtype]')
+
+
+def _read_sizes(record: Record, key: str, variables: set[str] | None) -> tuple[Size, ...]:
+    items: Sequence[Any] = record.get(key, list)
+    return tuple(_read_size(item, f"{record.where}.{key}[{i}]", variables) for i, item in enumerate(items))
+
+
+def _read_size(value: Any, where: str, variables: set[str] | None, depth: int = 0) -> Size:
+    """A size, its lists made tuples; its variables must be among `variables`, if given."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str):
+        if variables is not None and value not in variables:
+            raise damaged(where, value, f"a size variable, one of {', '.join(sorted(variables)) or 'none'}")
+        return value
+    if isinstance(value, list | tuple) and len(value) == 3 and value[0] in _OPERATORS and depth < _DEEPEST:
+        left, right = (_read_size(part, where, variables, depth + 1) for part in value[1:])
+        if value[0] not in ("//", "%") or (isinstance(right, int) and right > 0):
+            return value[0], left, right
+    known = " ".join(_OPERATORS)
+    raise damaged(where, value, f"an integer, a name, or [operator, size, size] of {known} and constant divisors > 0")

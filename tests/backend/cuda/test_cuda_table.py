@@ -1,0 +1,154 @@
+"""The function table, and the modules it is part of."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.cuda.module import CUDAModule, load_from_bytes, runs_on
+from backend.cuda.table import evaluate, read_functions
+from backend.runtime import ArgumentError, ArtifactError, ModuleError, load_module, nd
+
+ADD = {
+    "params": [
+        {"name": "A", "kind": "buffer", "dtype": "float32", "shape": ["n", 4]},
+        {"name": "B", "kind": "buffer", "dtype": "float32", "shape": ["n", 4]},
+        {"name": "k", "kind": "scalar", "dtype": "int32"},
+    ],
+    "workspaces": [["*", "n", 16]],
+    "kernels": [
+        {
+            "name": "add_kernel0",
+            "grid": [["//", ["+", "n", 63], 64], 1, 1],
+            "block": [64, 1, 1],
+            "dynamic_shared": 0,
+            "arguments": [["param", 0], ["param", 1], ["workspace", 0], ["param", 2], ["size", "n", "int32"]],
+        }
+    ],
+}
+
+
+def module(**changes):
+    given = {"image": b"\x7fELF", "format": "cubin", "arch": "sm_90", "functions": {"add": ADD}, "source": "// c",
+             "report": {"add_kernel0": {"registers": 8}}}  # fmt: skip
+    return CUDAModule(**{**given, **changes})
+
+
+def test_a_table_is_read():
+    function = read_functions({"add": ADD})["add"]
+    assert [param.shape for param in function.params] == [("n", 4), ("n", 4), None]
+    assert evaluate(function.kernels[0].grid[0], {"n": 65}) == 2
+    assert [argument.kind for argument in function.kernels[0].arguments] == [
+        "param", "param", "workspace", "param", "size",
+    ]  # fmt: skip
+
+
+@given(st.recursive(st.integers(0, 9) | st.sampled_from("nm"),
+                    lambda size: st.tuples(st.sampled_from(["+", "-", "*", "min", "max"]), size, size)))  # fmt: skip
+def test_sizes_mean_what_python_says(size):
+    def text(size):
+        if not isinstance(size, tuple):
+            return str(size)
+        op, left, right = size
+        return f"{op}({text(left)}, {text(right)})" if op in ("min", "max") else f"({text(left)} {op} {text(right)})"
+
+    assert evaluate(size, {"n": 5, "m": 3}) == eval(text(size), {"n": 5, "m": 3})
+
+
+WRONG = [
+    (("params", 0, "kind"), "tensor", "params[0].kind"),
+    (("params", 2, "dtype"), "complex64", "params[2].kind"),
+    (("workspaces", 0), ["*", "q", 16], "workspaces[0]"),
+    (("workspaces", 0), ["//", "n", 0], "workspaces[0]"),
+    (("workspaces", 0), ["**", "n", 2], "workspaces[0]"),
+    (("kernels", 0, "grid"), [1, 1], "kernels[0].grid"),
+    (("kernels", 0, "dynamic_shared"), None, "kernels[0].dynamic_shared"),
+    (("kernels", 0, "arguments", 0), ["param", 3], "kernels[0].arguments[0]"),
+    (("kernels", 0, "arguments", 2), ["workspace", 1], "kernels[0].arguments[2]"),
+    (("kernels", 0, "surprise"), 1, "kernels[0].surprise"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "where"), WRONG)
+def test_a_wrong_field_is_named(path, value, where):
+    table = copy.deepcopy({"add": ADD})
+    at = table["add"]
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(ArtifactError) as caught:
+        read_functions(table)
+    assert f"function table.add.{where}" in str(caught.value)
+
+
+def test_a_module_is_saved_and_loaded_without_a_gpu(tmp_path):
+    saved = module()
+    saved.save(tmp_path / "add.relayc")
+    loaded = load_module(tmp_path / "add.relayc")
+    assert isinstance(loaded, CUDAModule)
+    assert loaded.save_to_bytes() == saved.save_to_bytes()
+    assert (loaded.image, loaded.format, loaded.arch) == (b"\x7fELF", "cubin", "sm_90")
+    assert loaded.functions == {"add": ADD} and loaded.report == saved.report
+    assert loaded.function_names() == ["add"] and loaded.get_source() == loaded.get_source("cuda") == "// c"
+
+
+@pytest.mark.parametrize("damage", [b"", b"RELAYC-C", module().save_to_bytes()[:-1], module().save_to_bytes() + b"x"])
+def test_other_bytes_are_no_module(damage):
+    with pytest.raises(ArtifactError):
+        load_from_bytes(damage)
+
+
+def test_a_damaged_table_is_refused():
+    data = bytearray(module().save_to_bytes())
+    data[40] = 0xFF
+    with pytest.raises(ArtifactError, match="table of a cuda module is damaged"):
+        load_from_bytes(bytes(data))
+
+
+def test_sources():
+    made = module(sources={"sass": lambda: "FFMA"})
+    assert made.get_source("sass") == "FFMA"
+    with pytest.raises(ModuleError, match="no source in format 'll'; it has cuda, sass"):
+        made.get_source("ll")
+    assert module(image=b".version 9.0\0", format="ptx").get_source("ptx") == ".version 9.0"
+
+
+@pytest.mark.parametrize(
+    ("arch", "format", "capability", "runs"),
+    [
+        ("sm_80", "cubin", (8, 0), True),
+        ("sm_80", "cubin", (8, 6), True),
+        ("sm_86", "cubin", (8, 0), False),
+        ("sm_80", "cubin", (9, 0), False),
+        ("sm_90a", "cubin", (9, 0), True),
+        ("sm_100a", "cubin", (10, 3), False),
+        ("sm_100f", "cubin", (10, 3), True),
+        ("compute_80", "ptx", (12, 0), True),
+        ("compute_90", "ptx", (8, 0), False),
+        ("compute_90a", "ptx", (10, 0), False),
+        ("sm_120", "cubin", (12, 1), True),
+    ],
+)
+def test_which_code_runs_where(arch, format, capability, runs):
+    assert runs_on(arch, format, capability) is runs
+
+
+def test_a_call_with_memory_of_the_cpu_is_refused():
+    add = module()["add"]
+    x = nd.array(np.ones((3, 4), "float32"))
+    with pytest.raises(ArgumentError, match="arguments are on cpu:0; expected one CUDA device"):
+        add(x, x, 1)
+    with pytest.raises(ArgumentError, match="got 2 arguments; expected 3: A, B, k"):
+        add(x, x)
+    with pytest.raises(ArgumentError, match="argument 'A' has dtype float64"):
+        add(nd.array(np.ones((3, 4))), x, 1)
+    with pytest.raises(ArgumentError, match="argument 'A' has 1 dimensions; expected 2"):
+        add(nd.array(np.ones(3, "float32")), x, 1)
+    with pytest.raises(ArgumentError, match="argument 'k' is str"):
+        add(x, x, "1")
+    with pytest.raises(ArgumentError, match="argument 'k' is 4294967296"):
+        add(x, x, 1 << 32)
