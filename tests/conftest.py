@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+pytest_plugins = ["tests.cuda_emulation.plugin"]
 os.environ["RELAYC_CACHE_DIR"] = "off"  # the tests are about what the compiler makes now, not what it made before
 
 

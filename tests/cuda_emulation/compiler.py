@@ -1,0 +1,59 @@
+"""CUDA C++ text to an image that the stand-in driver loads: every kernel is compiled by g++ behind device/emulation.h.
+
+Kernels are compiled one by one, in parallel, and kept by the hash of their text: a kernel that two models share is
+compiled once.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.cuda_emulation.toolchain import HERE, build, digest
+
+__all__ = ["MAGIC", "compile_cuda", "split_kernels"]
+
+MAGIC = b"RELAYC-EMU\0"
+FLAGS = (
+    "-std=c++20", "-O2", "-march=native", "-fno-strict-aliasing", "-fno-math-errno", "-fPIC", "-w",
+    "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
+)  # fmt: skip
+_KERNEL = re.compile(r'^extern "C" __global__', re.MULTILINE)
+_SIGNATURE = re.compile(r'extern "C" __global__\s+void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s+)?(\w+)\s*\(')
+
+
+def split_kernels(source: str) -> tuple[str, list[str]]:
+    """What stands before the first kernel, and the kernels one by one."""
+    starts = [m.start() for m in _KERNEL.finditer(source)]
+    ends = [*starts[1:], len(source)]
+    return source[: starts[0]] if starts else source, [source[a:b] for a, b in zip(starts, ends, strict=True)]
+
+
+@functools.cache
+def _headers() -> str:
+    """The hash of the headers, a part of every key."""
+    files = [*sorted((HERE / "device").glob("*.h")), HERE / "driver" / "kernel.h"]
+    return digest(*[f.read_text() for f in files])
+
+
+def _compile_kernel(head: str, kernel: str) -> Path:
+    signature = _SIGNATURE.search(kernel)
+    if signature is None:
+        raise ValueError(f"no kernel's signature in:\n{kernel[:200]}")
+    bound, name = signature.groups()
+    text = f'#include "emulation.h"\n{head}\n{kernel}\nRELAYC_KERNEL({name}, {bound or 1024})\n'
+    return build("kernel.o", (*FLAGS, f"-I{HERE / 'device'}", "-c", "-x", "c++", "-"), _headers(), text)
+
+
+def compile_cuda(source: str, arch: str) -> bytes:
+    """An image for the stand-in driver; `arch` changes nothing. Raises RuntimeError with g++'s messages."""
+    head, kernels = split_kernels(source)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [str(path) for path in pool.map(lambda kernel: _compile_kernel(head, kernel), kernels)]
+    library = build("module.so", ("-shared", "-Wl,--allow-multiple-definition", *objects), "")
+    data = library.read_bytes()
+    return MAGIC + struct.pack("<Q", len(data)) + data

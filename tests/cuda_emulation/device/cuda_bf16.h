@@ -1,0 +1,2 @@
+// Everything it declares is in emulation.h already.
+#pragma once

@@ -1,0 +1,2 @@
+// Filled when the prelude's tensor-core functions are known.
+#pragma once

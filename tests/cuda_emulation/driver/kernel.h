@@ -1,0 +1,60 @@
+// What a compiled kernel and the stand-in driver know of each other. Kernels are built into shared libraries whose
+// undefined symbols, the functions below, are found in the driver.
+#pragma once
+#include <cstddef>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+
+namespace emulation {
+
+struct Parameter {
+  unsigned size;  // bytes
+  bool pointer;
+};
+
+// One kernel of a module: exported as `relayc_kernel_<name>`.
+struct Kernel {
+  void (*run)(void** arguments);  // one thread, from its first statement to its last
+  unsigned parameter_count;
+  const Parameter* parameters;
+  unsigned max_threads;  // of __launch_bounds__
+};
+
+// Work of a whole warp: called once, by the lane that comes last, with the values that all lanes brought.
+// `slots` has 32 places of `kSlotBytes`; `active` has a bit for each lane that takes part.
+constexpr unsigned kSlotBytes = 64;
+using WarpWork = void (*)(unsigned char* slots, unsigned active);
+
+}  // namespace emulation
+
+#define EMULATION_API extern "C" __attribute__((visibility("default")))
+
+// Position of the running thread. They never change while a thread runs, hence const.
+EMULATION_API uint3 emulation_thread_index() __attribute__((const));
+EMULATION_API uint3 emulation_block_index() __attribute__((const));
+EMULATION_API uint3 emulation_block_dim() __attribute__((const));
+EMULATION_API uint3 emulation_grid_dim() __attribute__((const));
+EMULATION_API unsigned emulation_linear_thread() __attribute__((const));
+
+// Memory of the block for the array declared at `line`; `line` 0 is the dynamic shared memory.
+EMULATION_API void* emulation_shared(unsigned line, std::size_t bytes);
+EMULATION_API unsigned emulation_shared_offset(const void* address);  // as a 32-bit shared address
+EMULATION_API void* emulation_shared_address(unsigned offset, unsigned bytes);
+
+// All threads of the block meet here; `line` tells barriers apart.
+EMULATION_API void emulation_block_barrier(unsigned line);
+// The lanes of `mask` meet, each with `bytes` of its own. `work`, if any, runs when all have come. Gives the slots.
+EMULATION_API unsigned char* emulation_warp_meet(unsigned mask, const void* value, unsigned bytes,
+                                                 emulation::WarpWork work, unsigned line);
+// The lane of the running thread, and which lanes of its warp take part in the meeting it last returned from.
+EMULATION_API unsigned emulation_active_lanes();
+
+// Copies that complete late: only a wait (or nothing) completes them.
+EMULATION_API void emulation_copy_async(unsigned to, const void* from, unsigned bytes, unsigned valid_bytes);
+EMULATION_API void emulation_copy_commit();
+EMULATION_API void emulation_copy_wait(unsigned groups_left);
+
+// Ends the kernel with an error that names its block and thread.
+EMULATION_API void emulation_fail(const char* format, ...) __attribute__((format(printf, 1, 2), noreturn));

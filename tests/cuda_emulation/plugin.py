@@ -1,0 +1,49 @@
+"""Fixtures of tests that run on a CUDA device: a real one where there is one, else the emulated one.
+
+A test that asks for `cuda_device` runs on either. A test marked `cuda` needs a real GPU and is skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from backend.runtime import Device, device
+from tests.cuda_emulation import emulation
+
+__all__ = ["cuda_device", "emulated_cuda_device", "pytest_runtest_setup"]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") is not None and not emulation.real_driver():
+        pytest.skip("needs an NVIDIA GPU with a driver")
+
+
+@pytest.fixture
+def cuda_device() -> Generator[Device, None, None]:
+    """`cuda(0)`. Where it is emulated, compiling for "cuda" gives what the emulation runs, while the test lasts."""
+    if emulation.real_driver():
+        yield device("cuda", 0)
+    else:
+        yield from _emulated()
+
+
+@pytest.fixture
+def emulated_cuda_device() -> Generator[Device, None, None]:
+    """`cuda(0)`, emulated: for tests of what only the emulation tells."""
+    if emulation.real_driver():
+        pytest.skip("this process uses the real driver")
+    yield from _emulated()
+
+
+def _emulated() -> Generator[Device, None, None]:
+    reason = emulation.unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    pytest.importorskip("cuda.bindings.driver")
+    emulation.start()
+    with emulation.compiling():
+        yield device("cuda", 0)
+    for index in (0, 1):
+        emulation.reset(index)
