@@ -1,14 +1,15 @@
 """Export the zoo: seven real architectures with random weights, opset 18, for benchmarks and end-to-end checks.
 
     pip install torch transformers onnxscript
-    python -m benchmarks.zoo FOLDER [NAME ...]
+    python -m benchmarks.zoo FOLDER [--batch N] [NAME ...]
 
-writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all.
+writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all. With a batch of N > 1 the
+files are NAME_bN.onnx and NAME_bN.npz.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def lstm_tagger() -> Case:
 ZOO: tuple[Callable[[], Case], ...] = (resnet50, mobilenet_v2, bert_base, vit_b16, gpt2, segformer_b0, lstm_tagger)
 
 
-class _Positional(torch.nn.Module):
+class Positional(torch.nn.Module):
     """A model called with positional tensors, giving its main output."""
 
     def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
@@ -94,25 +95,30 @@ class _Positional(torch.nn.Module):
         return out.logits if hasattr(out, "logits") else out.last_hidden_state
 
 
-def export(case: Callable[[], Case], folder: Path) -> None:
+def export(case: Callable[[], Case], folder: Path, batch: int = 1) -> None:
     """Write one model and its inputs."""
     torch.manual_seed(0)
     model, inputs = case()
-    wrapped = _Positional(model.eval(), list(inputs))
+    inputs = {name: torch.cat([x] * batch) for name, x in inputs.items()}
+    path = folder / (case.__name__ if batch == 1 else f"{case.__name__}_b{batch}")
     torch.onnx.export(
-        wrapped, tuple(inputs.values()), folder / f"{case.__name__}.onnx", input_names=list(inputs), opset_version=18,
-        dynamo=True, external_data=False, optimize=True,
+        Positional(model.eval(), list(inputs)), tuple(inputs.values()), path.with_suffix(".onnx"),
+        input_names=list(inputs), opset_version=18, dynamo=True, external_data=False, optimize=True,
     )  # fmt: skip
-    np.savez(folder / f"{case.__name__}.npz", **{name: x.numpy() for name, x in inputs.items()})
+    np.savez(path.with_suffix(".npz"), **{name: x.numpy() for name, x in inputs.items()})
 
 
 def main() -> None:
     """Export the models named on the command line, or all."""
-    folder, wanted = Path(sys.argv[1]), set(sys.argv[2:])
-    folder.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help="models to export; default: all")
+    parser.add_argument("--batch", type=int, default=1)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     for case in ZOO:
-        if not wanted or case.__name__ in wanted:
-            export(case, folder)
+        if not options.names or case.__name__ in options.names:
+            export(case, options.folder, options.batch)
 
 
 if __name__ == "__main__":

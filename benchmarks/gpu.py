@@ -1,0 +1,154 @@
+"""Models and matrix products on an NVIDIA GPU: checked, timed by the device's events, against its measured ceilings.
+
+    python -m benchmarks.gpu [--zoo FOLDER] [--models light_resnet50,bert_base] [--batches 1,8]
+                             [--precisions float32,float16] [--seconds 1] [--kernels 5]
+
+Light models come from the onnx package (random weights); the zoo is exported by ``python -m benchmarks.zoo FOLDER``,
+batches above 1 with ``--batch N``. Every model's result is compared with that of the same model compiled for the CPU.
+The tables are those of benchmarks/README.md; what could not be run stands below them, with the reason. Without a GPU
+the program says why there is none and ends with status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from backend.cuda.driver import probe
+from backend.runtime import device
+from benchmarks.gpu_engines import ENGINES, Job, NotRun, compiled
+from benchmarks.gpu_peak import Ceilings, measure_ceilings
+from benchmarks.gpu_products import SHAPES, products
+from benchmarks.light import LIGHT_MODELS, write_light
+from benchmarks.models import ZOO_MODELS
+
+TOLERANCE = {"float32": 2e-3, "float16": 5e-2}
+"""Largest difference from the CPU's result, as a share of its largest value."""
+
+
+@dataclass
+class Sheet:
+    """A table in Markdown, printed row by row, and what did not run."""
+
+    absent: dict[str, list[str]] = field(default_factory=dict)
+
+    def head(self, title: str, *columns: str) -> None:
+        print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+
+    def row(self, *cells: str) -> None:
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+    def not_run(self, what: str, reason: str) -> str:
+        self.absent.setdefault(reason, []).append(what)
+        return "-"
+
+    def print_absent(self) -> None:
+        if self.absent:
+            print("\nNot run:\n")
+        for reason, whats in self.absent.items():
+            print(f"* {', '.join(dict.fromkeys(whats))}: {reason}")
+
+
+def jobs(options: argparse.Namespace, scratch: Path, sheet: Sheet) -> Iterator[Job]:
+    """Every model at every batch size and in every precision; those that are not there are noted."""
+    names = options.models.split(",") if options.models else [*(f"light_{m}" for m in LIGHT_MODELS), *ZOO_MODELS]
+    for name in names:
+        for batch in [int(b) for b in options.batches.split(",")]:
+            found = _locate(name, batch, options.zoo, scratch)
+            if isinstance(found, str):
+                sheet.not_run(f"{name}, batch {batch}", found)
+                continue
+            path, inputs = found
+            for precision in options.precisions.split(","):
+                yield Job(name, path, inputs, batch, precision)
+
+
+def _locate(name: str, batch: int, zoo: Path | None, scratch: Path) -> tuple[Path, dict[str, np.ndarray]] | str:
+    """The files of a model at a batch size; or why there are none."""
+    if name.startswith("light_"):
+        path, values = write_light(name.removeprefix("light_"), scratch)
+        return path, {key: np.concatenate([x] * batch) for key, x in np.load(values).items()}
+    if zoo is None:
+        return "--zoo names no folder"
+    path = zoo / (f"{name}.onnx" if batch == 1 else f"{name}_b{batch}.onnx")
+    if not path.exists():
+        return f"there is no {path.name} in {zoo}; python -m benchmarks.zoo {zoo} --batch {batch} exports it"
+    return path, dict(np.load(path.with_suffix(".npz")))
+
+
+def difference(job: Job) -> float:
+    """The largest difference of the GPU's first output from the CPU's, as a share of the largest value."""
+    found = compiled(job).get_output(0).numpy()
+    exact = compiled(Job(job.name, job.path, job.inputs, job.batch, "float32"), "llvm").get_output(0).numpy()
+    return float(np.abs(found.astype(np.float64) - exact).max() / max(np.abs(exact).max(), 1e-30))
+
+
+def time_models(every: Sequence[Job], seconds: float, sheet: Sheet) -> list[Job]:
+    """The table of models; gives the jobs that ran."""
+    sheet.head("Whole models, milliseconds per run:", "model", "batch", "precision", *ENGINES, "difference", "check")
+    ran: list[Job] = []
+    for job in every:
+        cells: list[str] = []
+        for name, engine in ENGINES.items():
+            try:
+                cells.append(f"{engine(job)(seconds) * 1e3:.3f}")
+            except NotRun as reason:
+                cells.append(sheet.not_run(f"{name} on {job.title}", str(reason)))
+        if cells[0] == "-":
+            checked = ["-", "not run"]
+        else:
+            ran.append(job)
+            error = difference(job)
+            checked = [f"{error:.1e}", "right" if error <= TOLERANCE[job.precision] else "WRONG"]
+        sheet.row(job.name, str(job.batch), job.precision, *cells, *checked)
+    return ran
+
+
+def list_kernels(job: Job, ceilings: Ceilings, count: int, sheet: Sheet) -> None:
+    """The kernels of a job that take longest, as shares of the ceilings."""
+    sheet.head(f"{job.title}: kernels and their share of the ceilings:",
+               "operators", "calls", "us", "% of time", "GB/s", "% of copy", "GFLOP/s", "% of peak")  # fmt: skip
+    report = compiled(job).profile(repeat=20)
+    grouped = report.by(lambda call: call.func)
+    for call in sorted(grouped.calls, key=lambda c: -c.seconds)[:count]:
+        sheet.row(call.ops, str(call.count), f"{call.us:.1f}", f"{100 * call.us / report.total_us:.1f}",
+                  f"{call.gbs:.0f}", f"{100 * call.gbs / ceilings.copy_gbs:.0f}", f"{call.gflops:.0f}",
+                  f"{100 * call.gflops / ceilings.gflops(job.precision):.0f}")  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zoo", type=Path, help="folder with the exported zoo models")
+    parser.add_argument("--models", help="comma-separated names; default: all")
+    parser.add_argument("--batches", default="1,8")
+    parser.add_argument("--precisions", default="float32,float16")
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
+    parser.add_argument("--kernels", type=int, default=5, help="kernels to list for each model; 0: none")
+    options = parser.parse_args()
+    count, reason = probe()
+    if count == 0:
+        print(f"nothing measured: there is no CUDA device: {reason}", file=sys.stderr)
+        raise SystemExit(2)
+    sheet, gpu = Sheet(), device("cuda", 0)
+    print(f"{gpu.device_name}, compute capability {gpu.compute_version}, {gpu.multi_processor_count} multiprocessors, "
+          f"driver {gpu.driver_version}")  # fmt: skip
+    ceilings = measure_ceilings(gpu)
+    sheet.head("Ceilings, measured:", "copy GB/s", "float32 TFLOP/s", "float16 tensor cores TFLOP/s")
+    sheet.row(f"{ceilings.copy_gbs:.0f}", f"{ceilings.float32 / 1e3:.1f}", f"{ceilings.float16 / 1e3:.1f}")
+    products(SHAPES, options.precisions.split(","), ceilings, options.seconds, sheet)
+    with tempfile.TemporaryDirectory() as scratch:
+        ran = time_models(list(jobs(options, Path(scratch), sheet)), options.seconds, sheet)
+        for job in ran if options.kernels else ():
+            list_kernels(job, ceilings, options.kernels, sheet)
+    sheet.print_absent()
+
+
+if __name__ == "__main__":
+    main()
