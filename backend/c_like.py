@@ -26,6 +26,7 @@ from te.tir import (
     AttrStmt,
     Binary,
     Broadcast,
+    Buffer,
     BufferLoad,
     BufferStore,
     Call,
@@ -88,6 +89,10 @@ class CLikeGenerator(Visitor[Any]):
         "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile",
         "while",
     ))  # fmt: skip
+    storage_floats: ClassVar[frozenset[str]] = frozenset(("bfloat16",))
+    """Types without arithmetic: values in memory, converted by ``rc_from_<type>`` and ``rc_to_<type>``."""
+    not_a_number: ClassVar[str] = "NAN"
+    infinity: ClassVar[str] = "INFINITY"
     loop_pragmas: ClassVar[dict[ForKind, str]] = {}
 
     def __init__(self) -> None:
@@ -173,9 +178,9 @@ class CLikeGenerator(Visitor[Any]):
     def visit_FloatImm(self, node: FloatImm) -> str:
         value = float(np.float32(node.value)) if node.dtype.bits < 64 else node.value
         if math.isnan(value):
-            text = "NAN"
+            text = self.not_a_number
         elif math.isinf(value):
-            text = "INFINITY" if value > 0 else "(-INFINITY)"
+            text = self.infinity if value > 0 else f"(-{self.infinity})"
         else:
             text = value.hex() + ("" if node.dtype.bits == 64 else "f")
             text = f"({text})" if text.startswith("-") else text
@@ -191,19 +196,19 @@ class CLikeGenerator(Visitor[Any]):
         """`text`, of type `of`, as a value of type `to`."""
         if of == to:
             return text
-        if of.code == "bfloat":
-            return self.convert(f"rc_from_bfloat16({text})", dtype("float32"), to)
-        if to.code == "bfloat":
-            return f"rc_to_bfloat16((float)({text}))"
+        if str(of) in self.storage_floats:
+            return self.convert(f"rc_from_{of}({text})", dtype("float32"), to)
+        if str(to) in self.storage_floats:
+            return f"rc_to_{to}((float)({text}))"
         if to.is_bool:
             return f"({text} != 0)"
         return f"(({self.type_name(to)}){text})"
 
     def arithmetic(self, of: DType, compute: Callable[..., str], *operands: str) -> str:
         """`compute` of operands of type `of`, in float32 where the language has no arithmetic on the type."""
-        if of.code != "bfloat":
+        if str(of) not in self.storage_floats:
             return compute(*operands)
-        return f"rc_to_bfloat16({compute(*[f'rc_from_bfloat16({x})' for x in operands])})"
+        return f"rc_to_{of}({compute(*[f'rc_from_{of}({x})' for x in operands])})"
 
     def visit_Binary(self, node: Binary) -> str:
         of = node.dtype.element
@@ -246,8 +251,9 @@ class CLikeGenerator(Visitor[Any]):
 
     def visit_Compare(self, node: Compare) -> str:
         a, b = self.visit(node.a), self.visit(node.b)
-        if node.a.dtype.code == "bfloat":
-            a, b = f"rc_from_bfloat16({a})", f"rc_from_bfloat16({b})"
+        of = node.a.dtype.element
+        if str(of) in self.storage_floats:
+            a, b = f"rc_from_{of}({a})", f"rc_from_{of}({b})"
         return f"({a} {node.sign} {b})"
 
     def visit_Logical(self, node: Logical) -> str:
@@ -287,10 +293,12 @@ class CLikeGenerator(Visitor[Any]):
 
     def element(self, access: BufferLoad | BufferStore) -> str:
         """The element of a buffer that one lane of an access touches."""
-        buffer = access.buffer
-        at = self.index(access.indices)
-        if buffer.elem_offset != 0 or not isinstance(buffer.elem_offset, int):
-            offset = buffer.elem_offset
+        return self.element_at(access.buffer, self.index(access.indices))
+
+    def element_at(self, buffer: Buffer, at: str) -> str:
+        """The element of a buffer with the index that `at` is the text of."""
+        offset = buffer.elem_offset
+        if offset != 0 or not isinstance(offset, int):
             at = f"({at} + {self.scalar(offset) if isinstance(offset, PrimExpr) else offset})"
         pointer, name = self.pointer_type(buffer.dtype, buffer.scope), self.name(buffer.data)
         return f"{name}[{at}]" if self.pointers.get(buffer.data) == pointer else f"(({pointer}){name})[{at}]"
@@ -302,7 +310,11 @@ class CLikeGenerator(Visitor[Any]):
     def visit_BufferLoad(self, node: BufferLoad) -> str:
         if node.predicate is None:
             return self.element(node)
-        return f"({self.visit(node.predicate)} ? {self.element(node)} : ({self.type_name(node.dtype)})0)"
+        return f"({self.visit(node.predicate)} ? {self.element(node)} : {self.zero(node.dtype)})"
+
+    def zero(self, of: DType) -> str:
+        """The zero of an element type."""
+        return f"({self.type_name(of)})0"
 
     # -- calls
 

@@ -1,0 +1,128 @@
+"""CUDA C++ text to machine code by NVRTC, which needs no GPU and no driver.
+
+The result is a cubin for one architecture; PTX, which a driver compiles further, only for a GPU newer than this NVRTC.
+A function registered as "cuda.callback_compile", (source, arch) -> image bytes, takes NVRTC's place. (TVM:
+`tvm_callback_cuda_compile`.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from backend.cache import default_cache
+from backend.cuda.target import compute_capability
+from backend.runtime.registry import get_global_func
+from te.errors import CompileError
+
+__all__ = ["Image", "compile_flags", "compile_source", "compile_text", "nvrtc_version"]
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What the compiler made: `code` in `format` ("cubin" or "ptx"), and the assembler's `log`."""
+
+    code: bytes
+    format: str
+    log: str
+
+
+def _nvrtc() -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.nvrtc")
+    except ImportError as error:
+        raise CompileError(f"compiling for CUDA needs NVRTC: pip install 'relayc[cuda]' ({error})") from error
+
+
+def _call(result: tuple[Any, ...], what: str) -> Any:
+    """The value of a call of NVRTC. Raises CompileError when it failed."""
+    status, *values = result
+    if int(status) != 0:
+        raise CompileError(f"NVRTC can't {what}: {status.name} ({int(status)})")
+    return values[0] if values else None
+
+
+@lru_cache(maxsize=1)
+def nvrtc_version() -> tuple[int, int]:
+    """Major and minor version of NVRTC. Raises CompileError when it is not installed."""
+    nvrtc = _nvrtc()
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # how cuda.bindings says that the library is missing
+        raise CompileError(f"NVRTC can't be loaded: {error}. pip install 'relayc[cuda]'") from error
+    _call((status,), "tell its version")
+    return major, minor
+
+
+@lru_cache(maxsize=1)
+def _architectures() -> tuple[int, ...]:
+    """Compute capabilities, times ten, that NVRTC makes machine code for."""
+    return tuple(_call(_nvrtc().nvrtcGetSupportedArchs(), "list its architectures"))
+
+
+def compile_flags(arch: str, fast_math: bool = False) -> tuple[str, ...]:
+    """NVRTC's options for an architecture. IEEE arithmetic with fused multiply-add, unless `fast_math`."""
+    nvrtc_version()
+    known = _architectures()
+    name = arch if compute_capability(arch) in known else f"compute_{max(known)}"
+    flags = (f"--gpu-architecture={name}", "--std=c++17", "-default-device", "--ptxas-options=-v", "-lineinfo")
+    return (*flags, "--use_fast_math") if fast_math else flags
+
+
+def compile_source(source: str, arch: str, flags: Sequence[str]) -> Image:
+    """The machine code of a translation unit, from the cache on disk where it was compiled before.
+
+    Raises CompileError with the compiler's words and the numbered lines they are about.
+    """
+    replacement = get_global_func("cuda.callback_compile", allow_missing=True)
+    if replacement is not None:
+        return Image(bytes(replacement(source, arch)), "cubin", "")
+    cache, key = default_cache(), "\n".join(["nvrtc", *map(str, nvrtc_version()), *flags, source])
+    stored = None if cache is None else cache.get(key)
+    if stored is not None:
+        head, _, code = stored.partition(b"\n")
+        return Image(code=code, **json.loads(head))
+    image = _compile(source, flags)
+    if cache is not None:
+        head = {name: value for name, value in asdict(image).items() if name != "code"}
+        cache.put(key, json.dumps(head).encode() + b"\n" + image.code)
+    return image
+
+
+def compile_text(source: str, arch: str, flags: Sequence[str]) -> str:
+    """The PTX text of a translation unit. Raises CompileError as `compile_source` does."""
+    virtual = [f.replace("=sm_", "=compute_") for f in flags if not f.startswith("--ptxas")]
+    return _compile(source, virtual).code.rstrip(b"\0").decode()
+
+
+def _compile(source: str, flags: Sequence[str]) -> Image:
+    nvrtc = _nvrtc()
+    program = _call(nvrtc.nvrtcCreateProgram(source.encode(), b"relayc.cu", 0, [], []), "take a program")
+    try:
+        options = [flag.encode() for flag in flags]
+        status = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
+        log = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program, "give its log")
+        text = log.rstrip(b"\0").decode(errors="replace")
+        if int(status) != 0:
+            raise CompileError(f"NVRTC refuses the generated code: {status.name}\n{text.strip()}\n\n{numbered(source)}")
+        if any(f.startswith("--gpu-architecture=compute_") for f in flags):
+            return Image(_bytes(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program, "give PTX"), "ptx", text)
+        return Image(_bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program, "give a cubin"), "cubin", text)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _bytes(size: Any, read: Any, program: Any, what: str) -> bytes:
+    buffer = b" " * _call(size(program), what)
+    _call(read(program, buffer), what)
+    return buffer
+
+
+def numbered(source: str) -> str:
+    """Source text with the numbers of its lines, as compilers count them."""
+    lines = source.split("\n")
+    return "\n".join([f"{i:{len(str(len(lines)))}} | {line}" for i, line in enumerate(lines, 1)])

@@ -1,0 +1,163 @@
+// What stands before every generated CUDA file. It needs no header, on the device or anywhere else: what only a GPU has
+// (its intrinsics and PTX instructions) is in the first part, which another environment replaces by defining
+// RELAYC_HOST_EMULATION and the same names.
+
+#ifndef RELAYC_HOST_EMULATION
+
+#define RC_DEVICE __device__ __forceinline__
+#define RC_SHARED(T, name, n) __shared__ __align__(128) T name[n]
+#define RC_DYN_SHARED(T, name) \
+  extern __shared__ __align__(128) unsigned char rc_dynamic_shared[]; \
+  T* const name = reinterpret_cast<T*>(rc_dynamic_shared)
+#define RC_INF __int_as_float(0x7f800000)
+#define RC_NAN __int_as_float(0x7fffffff)
+
+RC_DEVICE unsigned short rc_float16_bits(float x) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return bits;
+}
+RC_DEVICE unsigned short rc_float16_bits(double x) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f64 %0, %1;" : "=h"(bits) : "d"(x));
+  return bits;
+}
+RC_DEVICE float rc_float16_value(unsigned short bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
+
+// Minimum and maximum; NaN when either is.
+RC_DEVICE float rc_min_f32(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float c;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+#else
+  return (a < b || a != a) ? a : b;
+#endif
+}
+RC_DEVICE float rc_max_f32(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+#else
+  return (a > b || a != a) ? a : b;
+#endif
+}
+
+#endif  // RELAYC_HOST_EMULATION
+
+// Types that are stored and moved, and computed with in float.
+
+struct alignas(2) rc_float16 { unsigned short bits; };
+struct alignas(2) rc_bfloat16 { unsigned short bits; };
+
+RC_DEVICE float rc_from_float16(rc_float16 x) { return rc_float16_value(x.bits); }
+RC_DEVICE rc_float16 rc_to_float16(float x) { return rc_float16{rc_float16_bits(x)}; }
+RC_DEVICE rc_float16 rc_to_float16(double x) { return rc_float16{rc_float16_bits(x)}; }
+
+template <class To, class From> RC_DEVICE To rc_reinterpret(From from) {
+  static_assert(sizeof(To) == sizeof(From), "reinterpret keeps the width");
+  union { From from; To to; } both;
+  both.from = from;
+  return both.to;
+}
+
+RC_DEVICE float rc_from_bfloat16(rc_bfloat16 x) { return rc_reinterpret<float>((unsigned)x.bits << 16); }
+RC_DEVICE rc_bfloat16 rc_to_bfloat16(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  rc_bfloat16 y;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+  return y;
+#else
+  unsigned bits = rc_reinterpret<unsigned>(x);
+  if (x != x) return rc_bfloat16{(unsigned short)(bits >> 16 | 0x40)};
+  return rc_bfloat16{(unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+#endif
+}
+
+// Vectors: N values that travel together, K of them (a power of two, at most 16 bytes) per access. `from` and `to` are
+// aligned to K values.
+
+template <class T, int N> struct rc_vec { T lane[N]; };
+template <class T, int K> struct alignas(K * sizeof(T)) rc_chunk { T lane[K]; };
+
+template <class T, int N, int K> RC_DEVICE rc_vec<T, N> rc_load(const T* from) {
+  rc_vec<T, N> all;
+#pragma unroll
+  for (int i = 0; i < N; i += K) {
+    rc_chunk<T, K> chunk = *reinterpret_cast<const rc_chunk<T, K>*>(from + i);
+#pragma unroll
+    for (int j = 0; j < K; ++j) all.lane[i + j] = chunk.lane[j];
+  }
+  return all;
+}
+template <class T, int N, int K> RC_DEVICE void rc_store(T* to, const rc_vec<T, N>& all) {
+#pragma unroll
+  for (int i = 0; i < N; i += K) {
+    rc_chunk<T, K> chunk;
+#pragma unroll
+    for (int j = 0; j < K; ++j) chunk.lane[j] = all.lane[i + j];
+    *reinterpret_cast<rc_chunk<T, K>*>(to + i) = chunk;
+  }
+}
+
+// Arithmetic that C++ has no operator for: division rounding down, minimum and maximum, the logistic function.
+
+#define RC_INTEGER(T, S) \
+  RC_DEVICE T rc_floordiv_##S(T a, T b) { T q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); } \
+  RC_DEVICE T rc_floormod_##S(T a, T b) { T r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); } \
+  RC_ORDER(T, S)
+#define RC_ORDER(T, S) \
+  RC_DEVICE T rc_min_##S(T a, T b) { return a < b ? a : b; } \
+  RC_DEVICE T rc_max_##S(T a, T b) { return a > b ? a : b; }
+
+RC_INTEGER(int, i32)
+RC_INTEGER(long long, i64)
+RC_ORDER(unsigned long long, u64)
+
+RC_DEVICE double rc_min_f64(double a, double b) { return (a < b || a != a) ? a : b; }
+RC_DEVICE double rc_max_f64(double a, double b) { return (a > b || a != a) ? a : b; }
+RC_DEVICE float rc_sigmoid_f32(float x) { return 1.0f / (1.0f + expf(-x)); }
+RC_DEVICE double rc_sigmoid_f64(double x) { return 1.0 / (1.0 + exp(-x)); }
+
+// Atomic operations on all types, by exchange where the hardware has none; they give the old value.
+
+#ifndef RELAYC_HOST_EMULATION
+
+#define RC_ATOMIC_NATIVE(T, As) \
+  RC_DEVICE T rc_atomic_add(T* at, T by) { return (T)atomicAdd((As*)at, (As)by); }
+#define RC_ATOMIC_MAX_NATIVE(T) \
+  RC_DEVICE T rc_atomic_max(T* at, T by) { return atomicMax(at, by); }
+#define RC_ATOMIC_EXCHANGE(T, Bits, name, combined) \
+  RC_DEVICE T rc_atomic_##name(T* at, T by) { \
+    Bits seen = *reinterpret_cast<volatile Bits*>(at), before; \
+    do { \
+      before = seen; \
+      T old = rc_reinterpret<T>(before); \
+      seen = atomicCAS(reinterpret_cast<Bits*>(at), before, rc_reinterpret<Bits>(combined)); \
+    } while (seen != before); \
+    return rc_reinterpret<T>(before); \
+  }
+
+RC_ATOMIC_NATIVE(int, int)
+RC_ATOMIC_NATIVE(unsigned, unsigned)
+RC_ATOMIC_NATIVE(long long, unsigned long long)
+RC_ATOMIC_NATIVE(unsigned long long, unsigned long long)
+RC_ATOMIC_NATIVE(float, float)
+RC_ATOMIC_NATIVE(double, double)
+RC_ATOMIC_EXCHANGE(rc_float16, unsigned short, add, rc_to_float16(rc_from_float16(old) + rc_from_float16(by)))
+RC_ATOMIC_EXCHANGE(rc_bfloat16, unsigned short, add, rc_to_bfloat16(rc_from_bfloat16(old) + rc_from_bfloat16(by)))
+RC_ATOMIC_MAX_NATIVE(int)
+RC_ATOMIC_MAX_NATIVE(unsigned)
+RC_ATOMIC_MAX_NATIVE(long long)
+RC_ATOMIC_MAX_NATIVE(unsigned long long)
+RC_ATOMIC_EXCHANGE(float, unsigned, max, rc_max_f32(old, by))
+RC_ATOMIC_EXCHANGE(double, unsigned long long, max, rc_max_f64(old, by))
+RC_ATOMIC_EXCHANGE(rc_float16, unsigned short, max, rc_to_float16(rc_max_f32(rc_from_float16(old), rc_from_float16(by))))
+RC_ATOMIC_EXCHANGE(rc_bfloat16, unsigned short, max, rc_to_bfloat16(rc_max_f32(rc_from_bfloat16(old), rc_from_bfloat16(by))))
+
+#endif  // RELAYC_HOST_EMULATION

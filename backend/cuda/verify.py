@@ -1,0 +1,40 @@
+"""Can a kernel be launched on a target at all? Found out before any code is made."""
+
+from __future__ import annotations
+
+from backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
+from backend.kernels import AXES, Kernel
+from backend.target import Target
+from te.ir import collect
+from te.tir import Allocate, as_int, product
+
+__all__ = ["shared_bytes", "verify_launch"]
+
+
+def shared_bytes(kernel: Kernel) -> tuple[int, int]:
+    """Bytes of shared memory of fixed size ("shared") and given at launch ("shared.dyn") that a kernel allocates."""
+    totals = {"shared": 0, "shared.dyn": 0}
+    for node in collect(kernel.body, Allocate):
+        scope, count = node.buffer.scope, as_int(product(node.buffer.shape))
+        if scope in totals and count is not None:
+            totals[scope] += count * node.buffer.dtype.element.nbytes * node.buffer.dtype.lanes
+    return totals["shared"], totals["shared.dyn"]
+
+
+def verify_launch(kernel: Kernel, target: Target) -> list[str]:
+    """Why a kernel can't be launched on a target; empty when it can. (TVM: `VerifyGPUCode`.)"""
+    limits = CudaLimits.of(target)
+    wrong: list[str] = []
+    if kernel.threads > limits.threads_per_block:
+        wrong.append(f"{kernel.threads} threads in a block, at most {limits.threads_per_block}")
+    for kind, extents, most in (("threadIdx", kernel.block, limits.block), ("blockIdx", kernel.grid, limits.grid)):
+        for axis, extent, limit in zip(AXES, extents, most, strict=True):
+            size = as_int(extent)
+            if size is not None and size > limit:
+                wrong.append(f"{kind}.{axis} has {size} values, at most {limit}")
+    static, dynamic = shared_bytes(kernel)
+    if static > STATIC_SHARED_BYTES:
+        wrong.append(f"{static} bytes of static shared memory, at most {STATIC_SHARED_BYTES}")
+    if static + dynamic > limits.shared_per_block:
+        wrong.append(f"{static + dynamic} bytes of shared memory, at most {limits.shared_per_block}")
+    return [f"{kernel.name}: {reason}" for reason in wrong]

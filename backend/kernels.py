@@ -1,0 +1,253 @@
+"""Functions with thread axes taken apart into kernels, for devices that launch them.
+
+A nest of loops at the root of a function that runs on thread axes is one kernel. What is allocated around the nests
+lives between launches: memory of the device, a *workspace*. Everything else at the root must be free of loops; such a
+statement is a kernel of a single thread.
+
+The table that `function_record` makes says how to launch a function to a runtime that knows no compiler. A size in it
+is an int, the name of a size variable or scalar parameter, or ``[op, a, b]`` with op one of ``+ - * // % min max``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from te.errors import CompileError
+from te.ir import collect
+from te.tir import (
+    Add,
+    Allocate,
+    AttrStmt,
+    Buffer,
+    Cast,
+    Dim,
+    Div,
+    FloorDiv,
+    FloorMod,
+    For,
+    IfThenElse,
+    IntImm,
+    IterVar,
+    LetStmt,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    PrimExpr,
+    PrimFunc,
+    SeqStmt,
+    Stmt,
+    Sub,
+    Var,
+    While,
+    as_int,
+)
+from te.tir.analysis import free_variables
+from te.tir.ops import is_no_op
+
+__all__ = ["DeviceFunction", "Kernel", "function_record", "split_kernels"]
+
+AXES = ("x", "y", "z")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What one launch runs: `body`, in `grid` blocks of `block` threads each, three extents in the order x, y, z.
+
+    `arguments` are the variables it gets from outside: pointers of parameters and workspaces, scalars and sizes.
+    """
+
+    name: str
+    body: Stmt
+    grid: tuple[Dim, Dim, Dim]
+    block: tuple[int, int, int]
+    arguments: tuple[Var, ...]
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFunction:
+    """A function as the launches it is made of, in order, and the buffers that live between them."""
+
+    function: PrimFunc
+    workspaces: tuple[Buffer, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def split_kernels(function: PrimFunc, symbol: str) -> DeviceFunction:
+    """The kernels of a lowered function, named ``<symbol>_kernel<i>``.
+
+    Raises CompileError, naming the buffers, for loops at the root that run on no thread axis.
+    """
+    splitter = _Splitter(function, symbol)
+    splitter.walk(function.body, lambda body: body)
+    return DeviceFunction(function, tuple(splitter.workspaces), tuple(splitter.kernels))
+
+
+class _Splitter:
+    def __init__(self, function: PrimFunc, symbol: str) -> None:
+        self.function = function
+        self.symbol = symbol
+        self.workspaces: list[Buffer] = []
+        self.kernels: list[Kernel] = []
+
+    def walk(self, stmt: Stmt, within: Callable[[Stmt], Stmt]) -> None:
+        """Add the kernels of a statement at the root; `within` puts what stands around it (not loops) into them."""
+        if isinstance(stmt, SeqStmt):
+            for part in stmt.stmts:
+                self.walk(part, within)
+        elif isinstance(stmt, Allocate):
+            name, scope = stmt.buffer.name, stmt.buffer.scope
+            if scope != "global":
+                raise CompileError(f"{self.function.name}: {name} lies in {scope!r} memory, which lives within a "
+                                   "kernel only; compute it at a loop of its consumer")  # fmt: skip
+            self.workspaces.append(stmt.buffer)
+            self.walk(stmt.body, within)
+        elif isinstance(stmt, LetStmt):
+            self.walk(stmt.body, lambda body: within(LetStmt(stmt.var, stmt.value, body)))
+        elif isinstance(stmt, IfThenElse) and stmt.else_case is None:
+            self.walk(stmt.then_case, lambda body: within(IfThenElse(stmt.condition, body)))
+        elif isinstance(stmt, AttrStmt) and stmt.key != "thread_extent":
+            self.walk(stmt.body, within)
+        elif not is_no_op(stmt):
+            self._add(stmt, within)
+
+    def _add(self, stmt: Stmt, within: Callable[[Stmt], Stmt]) -> None:
+        if not isinstance(stmt, AttrStmt) and collect(stmt, (For, While)):
+            raise CompileError(self._unbound(stmt))
+        extents = self._extents(stmt)
+        body = within(stmt)
+        axes = {n.subject.var for n in _thread_axes(body)}
+        arguments = [v for v in free_variables(body) if v not in axes]
+        for extent in extents.values():
+            arguments += [v for v in free_variables(extent) if v not in arguments]
+        block = [self._constant(f"threadIdx.{axis}", extents) for axis in AXES]
+        grid = [_dim(extents.get(f"blockIdx.{axis}")) for axis in AXES]
+        name = f"{self.symbol}_kernel{len(self.kernels)}"
+        self.kernels.append(Kernel(name, body, (grid[0], grid[1], grid[2]), (block[0], block[1], block[2]),
+                                   tuple(arguments)))  # fmt: skip
+
+    def _unbound(self, stmt: Stmt) -> str:
+        loop = collect(stmt, (For, While))[-1]
+        what = f"loop {loop.loop_var.name}" if isinstance(loop, For) else "a while loop"
+        return (
+            f"{self.function.name}: {what} runs on no thread axis, but a device function has no host code of its own. "
+            f"Bind the loops of every stage at the root: s[stage].bind(loop, te.thread_axis(\"blockIdx.x\")).\n{stmt}"
+        )
+
+    def _extents(self, stmt: Stmt) -> dict[str, PrimExpr]:
+        """Thread tag -> extent. One tag has one extent in a kernel."""
+        extents: dict[str, PrimExpr] = {}
+        for axis in _thread_axes(stmt):
+            tag, extent = axis.subject.thread_tag, axis.value
+            known = extents.setdefault(tag, extent)
+            if known is not extent and as_int(known) != as_int(extent):
+                raise CompileError(f"{self.function.name}: {tag} has {known} threads in one place and {extent} in "
+                                   "another of the same kernel")  # fmt: skip
+        return extents
+
+    def _constant(self, tag: str, extents: dict[str, PrimExpr]) -> int:
+        extent = extents.get(tag)
+        size = 1 if extent is None else as_int(extent)
+        if size is None:
+            raise CompileError(f"{self.function.name}: {tag} has {extent} threads; the threads of a block are a "
+                               "constant number: split the loop and bind its inner part")  # fmt: skip
+        return size
+
+
+def _thread_axes(stmt: Stmt) -> list[AttrStmt]:
+    found = [n for n in collect(stmt, AttrStmt) if n.key == "thread_extent" and isinstance(n.subject, IterVar)]
+    return list(reversed(found))
+
+
+def _dim(extent: PrimExpr | None) -> Dim:
+    if extent is None:
+        return 1
+    known = as_int(extent)
+    return extent if known is None else known
+
+
+_SIZE_OPERATORS: dict[type, str] = {
+    Add: "+", Sub: "-", Mul: "*", FloorDiv: "//", FloorMod: "%", Div: "//", Mod: "%", Min: "min", Max: "max",
+}  # fmt: skip
+"""Sizes are not negative, so rounding down and towards zero are the same."""
+
+
+class SizeTable:
+    """Sizes of one function in the form of the table; equal names of different variables are told apart."""
+
+    def __init__(self, function: PrimFunc) -> None:
+        self.function = function
+        self.names: dict[Var, str] = {}
+
+    def name(self, var: Var) -> str:
+        """The name of a size variable or scalar parameter in the table."""
+        found = self.names.get(var)
+        if found is None:
+            taken, number = set(self.names.values()), 0
+            found = var.name
+            while found in taken:
+                number += 1
+                found = f"{var.name}_{number}"
+            self.names[var] = found
+        return found
+
+    def size(self, of: Dim) -> Any:
+        """A size as an int, a name or an operation. Raises CompileError for what can't be computed from shapes."""
+        if isinstance(of, int | IntImm):
+            return int(of)
+        if isinstance(of, Var):
+            return self.name(of)
+        if isinstance(of, Cast):
+            return self.size(of.value)
+        operator = _SIZE_OPERATORS.get(of.__class__)
+        if operator is None:
+            raise CompileError(f"{self.function.name}: {of} can't be computed from the shapes of the arguments")
+        return [operator, self.size(of.a), self.size(of.b)]  # type: ignore[attr-defined]
+
+    def bytes(self, of: Buffer) -> Any:
+        """The bytes of a buffer."""
+        total: Any = of.dtype.element.nbytes * of.dtype.lanes
+        for dim in of.shape:
+            size = self.size(dim)
+            total = total * size if isinstance(total, int) and isinstance(size, int) else ["*", total, size]
+        return total
+
+
+def function_record(device: DeviceFunction, dynamic_shared: Sequence[int]) -> dict[str, Any]:
+    """The table's entry of a function; `dynamic_shared` has the bytes of dynamic shared memory of each kernel."""
+    function = device.function
+    table = SizeTable(function)
+    places: dict[Var, list[Any]] = {}
+    params: list[dict[str, Any]] = []
+    for i, param in enumerate(function.params):
+        places[param] = ["param", i]
+        buffer = function.buffer_map.get(param)
+        if buffer is None:
+            params.append({"name": table.name(param), "kind": "scalar", "dtype": str(param.dtype)})
+        else:
+            places[buffer.data] = ["param", i]
+            shape = [table.size(dim) for dim in buffer.shape]
+            params.append({"name": buffer.name, "kind": "buffer", "dtype": str(buffer.dtype), "shape": shape})
+    for i, workspace in enumerate(device.workspaces):
+        places[workspace.data] = ["workspace", i]
+    return {
+        "params": params,
+        "workspaces": [table.bytes(workspace) for workspace in device.workspaces],
+        "kernels": [
+            {
+                "name": kernel.name,
+                "grid": [table.size(extent) for extent in kernel.grid],
+                "block": list(kernel.block),
+                "dynamic_shared": shared,
+                "arguments": [places.get(v, ["size", table.name(v), str(v.dtype)]) for v in kernel.arguments],
+            }
+            for kernel, shared in zip(device.kernels, dynamic_shared, strict=True)
+        ],
+    }

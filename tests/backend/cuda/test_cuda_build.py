@@ -1,0 +1,165 @@
+"""Lowered functions to kernels, their text, and machine code for GPUs that are not here."""
+
+from __future__ import annotations
+
+import pytest
+
+import backend
+import te
+from backend.cuda.build import generate_source, prepare
+from backend.cuda.nvrtc import compile_flags, compile_source
+from backend.cuda.report import parse_log
+from backend.kernels import split_kernels
+from backend.target import Target
+from te.errors import CompileError
+from tests.backend.cuda import cuda_programs as programs
+
+
+def built(schedule, args, arch="sm_90", name="f"):
+    return backend.build(schedule, args, Target(f"cuda -arch={arch}"), name=name).imported_modules[0]
+
+
+def text_of(schedule, args):
+    """The kernels' text, without what stands before every file."""
+    module = te.lower(schedule, args, name="f")
+    text = generate_source(prepare(module, Target("cuda -arch=sm_90"))).text
+    return text[text.index('extern "C"') :]
+
+
+@pytest.mark.parametrize("arch", programs.ARCHES)
+@pytest.mark.parametrize("n", [3, 1000, 4096, te.var("n")], ids=str)
+@pytest.mark.parametrize("vector", [1, 4])
+def test_vector_add_compiles(n, vector, arch):
+    module = built(*programs.vector_add(n, vector=vector), arch=arch)
+    assert module.format == "cubin" and module.image[:4] == b"\x7fELF" and module.arch == arch
+    (report,) = module.report.values()
+    assert report["spill_stores"] == report["spill_loads"] == report["stack"] == 0
+    assert report["threads"] == (1 if (n, vector) == (3, 4) else 64)
+    assert 0 < report["registers"] < 64 and report["occupancy"] > 0.4
+
+
+def test_the_table_says_how_to_launch():
+    n = te.var("n")
+    (record,) = built(*programs.vector_add(n)).functions.values()
+    assert [p["kind"] for p in record["params"]] == ["buffer"] * 3
+    assert all(p["shape"] == ["n"] and p["dtype"] == "float32" for p in record["params"])
+    (kernel,) = record["kernels"]
+    assert kernel["name"] == "f_kernel0" and kernel["block"] == [64, 1, 1] and kernel["dynamic_shared"] == 0
+    assert kernel["grid"] == [["//", ["+", "n", 63], 64], 1, 1]
+    assert sorted(map(str, kernel["arguments"])) == sorted(
+        map(str, [["param", 0], ["param", 1], ["param", 2], ["size", "n", "int32"]])
+    )
+
+
+def test_two_stages_are_two_kernels_with_memory_between():
+    a = te.placeholder((256, 64), name="A")
+    k = te.reduce_axis((0, 64), name="k")
+    row = te.compute((256,), lambda i: te.sum(a[i, k], axis=k), name="row")
+    out = te.compute((256, 64), lambda i, j: a[i, j] - row[i], name="out")
+    s = te.create_schedule(out.op)
+    for stage in (row, out):
+        s[stage].bind(stage.op.axis[0], te.thread_axis("blockIdx.x"))
+    s[out].bind(out.op.axis[1], te.thread_axis("threadIdx.x"))
+    module = built(s, [a, out])
+    record = module.functions["f"]
+    assert record["workspaces"] == [1024]
+    assert [k["name"] for k in record["kernels"]] == ["f_kernel0", "f_kernel1"]
+    assert all(["workspace", 0] in kernel["arguments"] for kernel in record["kernels"])
+    assert set(module.report) == {"f_kernel0", "f_kernel1"}
+
+
+def test_text_of_a_vector_access():
+    text = text_of(*programs.vector_add(256, vector=4))
+    assert text == '''extern "C" __global__ void __launch_bounds__(64) f_kernel0(float* __restrict__ C, const float* __restrict__ A, const float* __restrict__ B) {
+  const int blockIdx_x = blockIdx.x;
+  const int threadIdx_x = threadIdx.x;
+  {
+    const rc_vec<float, 4> A_lanes = rc_load<float, 4, 4>(&A[(threadIdx_x * 4)]);
+    const rc_vec<float, 4> B_lanes = rc_load<float, 4, 4>(&B[(threadIdx_x * 4)]);
+    rc_vec<float, 4> C_lanes;
+#pragma unroll
+    for (int lane = 0; lane < 4; ++lane) {
+      C_lanes.lane[lane] = (A_lanes.lane[lane] + B_lanes.lane[lane]);
+    }
+    rc_store<float, 4, 4>(&C[(threadIdx_x * 4)], C_lanes);
+  }
+}
+'''  # noqa: E501
+
+
+def test_a_loop_without_threads_is_refused_by_name():
+    a = te.placeholder((16,), name="A")
+    c = te.compute((16,), lambda i: a[i] + 1.0, name="C")
+    with pytest.raises(CompileError, match=r"f: loop i runs on no thread axis.*thread_axis"):
+        built(te.create_schedule(c.op), [a, c])
+
+
+def test_a_statement_without_loops_needs_no_threads():
+    a = te.placeholder((1,), name="A")
+    c = te.compute((1,), lambda i: a[i] + 1.0, name="C")
+    (kernel,) = built(te.create_schedule(c.op), [a, c]).functions["f"]["kernels"]
+    assert (kernel["grid"], kernel["block"]) == ([1, 1, 1], [1, 1, 1])
+
+
+def test_threads_of_a_block_must_be_constant():
+    n = te.var("n")
+    a = te.placeholder((n,), name="A")
+    c = te.compute((n,), lambda i: a[i] + 1.0, name="C")
+    s = te.create_schedule(c.op)
+    s[c].bind(c.op.axis[0], te.thread_axis("threadIdx.x"))
+    with pytest.raises(CompileError, match=r"threadIdx.x has n threads.*constant"):
+        split_kernels(te.lower(s, [a, c], name="f")["f"], "f")
+
+
+def test_a_kernel_that_can_not_be_launched_is_refused():
+    a = te.placeholder((4096,), name="A")
+    c = te.compute((4096,), lambda i: a[i] + 1.0, name="C")
+    s = te.create_schedule(c.op)
+    s[c].bind(c.op.axis[0], te.thread_axis("threadIdx.x"))
+    with pytest.raises(CompileError, match=r"f_kernel0: 4096 threads in a block, at most 1024"):
+        built(s, [a, c])
+
+
+def test_a_compile_error_shows_numbered_lines():
+    with pytest.raises(CompileError) as caught:
+        compile_source("__global__ void f() {\n  oops;\n}", "sm_80", compile_flags("sm_80"))
+    assert '"oops" is undefined' in str(caught.value) and "2 |   oops;" in str(caught.value)
+
+
+def test_a_newer_gpu_gets_ptx(monkeypatch):
+    monkeypatch.setattr("backend.cuda.nvrtc._architectures", lambda: (75, 80))
+    module = built(*programs.vector_add(64), arch="sm_90")
+    assert module.format == "ptx" and b".target sm_80" in module.image
+    assert module.report == {"f_kernel0": {}}
+
+
+def test_a_registered_compiler_takes_the_place_of_nvrtc():
+    seen = []
+    backend.register_func("cuda.callback_compile", lambda source, arch: seen.append((source, arch)) or b"image")
+    try:
+        module = built(*programs.vector_add(64))
+    finally:
+        backend.runtime.registry.remove_global_func("cuda.callback_compile")
+    assert module.image == b"image" and seen == [(module.get_source("cuda"), "sm_90")]
+
+
+def test_the_log_is_read():
+    log = (
+        "ptxas info    : Compiling entry function 'f' for 'sm_90'\n"
+        "ptxas info    : Function properties for f\n"
+        "    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n"
+        "ptxas info    : Used 40 registers, used 1 barriers, 16384 bytes smem, 388 bytes cmem[0]\n"
+    )
+    assert parse_log(log) == {
+        "f": {"stack": 16, "spill_stores": 8, "spill_loads": 4, "registers": 40, "shared": 16384}
+    }
+
+
+def test_compiled_code_is_found_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    first = built(*programs.vector_add(64))
+    monkeypatch.setattr("backend.cuda.nvrtc._compile", lambda *_: pytest.fail("compiled twice"))
+    second = built(*programs.vector_add(64))
+    assert (second.image, second.report) == (first.image, first.report)
+
+
