@@ -45,7 +45,8 @@ def _compile_kernel(head: str, kernel: str) -> Path:
     if signature is None:
         raise ValueError(f"no kernel's signature in:\n{kernel[:200]}")
     bound, name = signature.groups()
-    text = f'#include "emulation.h"\n{head}\n{kernel}\nRELAYC_KERNEL({name}, {bound or 1024})\n'
+    body = f'{head}\n#line 1 "{name}"\n{kernel}'.replace("#pragma unroll\n", "#pragma GCC unroll 64\n")
+    text = f'#include "emulation.h"\n{body}\nRELAYC_KERNEL({name}, {bound or 1024})\n'
     return build("kernel.o", (*FLAGS, f"-I{HERE / 'device'}", "-c", "-x", "c++", "-"), _headers(), text)
 
 

@@ -22,9 +22,6 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __restrict__ __restrict
 
-#define RC_SHARED(T, name, n) T* const name = (T*)emulation_shared(__LINE__, sizeof(T) * (n))
-#define RC_DYN_SHARED(T, name) T* const name = (T*)emulation_shared(0, 0)
-
 #define threadIdx (emulation_thread_index())
 #define blockIdx (emulation_block_index())
 #define blockDim (emulation_block_dim())
@@ -38,8 +35,7 @@
 #include "mathematics.h"
 #include "atomics.h"
 #include "warp.h"
-#include "half_types.h"
-#include "tensor_core.h"
+#include "prelude.h"
 
 namespace emulation {
 

@@ -156,7 +156,7 @@ int find_meeting(Warp& warp, unsigned mask, unsigned line, unsigned lane) {
   for (int i = 0; i < warp.opened; ++i) {
     const Meeting& meeting = warp.meetings[i];
     if (meeting.met && meeting.mask == mask && meeting.line == line) return i;
-    if (meeting.met && (meeting.mask & mask))
+    if (meeting.met & mask)
       emulation_fail("divergent warp operation: lane %u at line %u with mask %08x, while lanes %08x wait at line %u "
                      "with mask %08x", lane, line, mask, meeting.met, meeting.line, meeting.mask);
     if (!meeting.users && unused < 0) unused = i;
@@ -269,8 +269,7 @@ class FaultHandler {
 
 void run_all_blocks() {
   const uint3 grid = block.launch.grid;
-  static unsigned launches = 0;
-  unsigned number = launches++;
+  unsigned number = 0;
   for (unsigned z = 0; z < grid.z; ++z)
     for (unsigned y = 0; y < grid.y; ++y)
       for (unsigned x = 0; x < grid.x; ++x) {

@@ -1,2 +1,0 @@
-// Everything it declares is in emulation.h already.
-#pragma once

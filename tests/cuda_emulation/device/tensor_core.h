@@ -1,2 +1,0 @@
-// Filled when the prelude's tensor-core functions are known.
-#pragma once
