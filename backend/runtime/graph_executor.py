@@ -28,10 +28,12 @@ from backend.runtime.graph import GraphTensor
 from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty, from_dlpack
 from backend.runtime.profiler import Report, node_timings
-from backend.runtime.runners import EntryRunner, NodeRunner, OutputBuffer
+from backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
 from backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
+
+_Runner = EntryRunner | NodeRunner | CapturingRunner
 
 
 def create(
@@ -88,7 +90,7 @@ class GraphModule:
         self._params = bound.model.params_on(where)
         self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
         self._node_runner: NodeRunner | None = None
-        self._runner: EntryRunner | NodeRunner = self._make_runner()
+        self._runner: _Runner = self._make_runner()
         _executors.add(self)
 
     # -- inputs and outputs
@@ -256,7 +258,7 @@ class GraphModule:
     def profile(self, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
 
-        Every node is waited for, so the whole takes longer than `run` does.
+        The whole takes longer than `run` does: every node is waited for, or, on devices with events, launched by itself.
         """
         with self._lock:
             self.set_input(**inputs)
@@ -332,13 +334,16 @@ class GraphModule:
         own = (tensor.storage, tensor.place) == ("output", position)
         return OutputBuffer(tensor, self.device) if own else None
 
-    def _make_runner(self) -> EntryRunner | NodeRunner:
+    def _make_runner(self) -> _Runner:
         graph = self._graph
         if graph.entry is None:
-            return self._by_node()
-        runner = EntryRunner(graph, self.module, self._context, self._arena)
+            nodes = NodeRunner(graph, self.module, self._context)
+            runner = CapturingRunner(nodes, self.device) if nodes.is_queued else nodes
+            self._node_runner = nodes
+        else:
+            runner = EntryRunner(graph, self.module, self._context, self._arena)
         for index, tensor in enumerate(graph.tensors):
-            if tensor.storage != "arena":  # the entry knows the places in the arena
+            if graph.entry is None or tensor.storage != "arena":  # the entry knows the places in the arena
                 runner.move(index, self._array_of(index))
         return runner
 
@@ -368,7 +373,7 @@ class GraphModule:
 
     def _moved(self, storage: str, place: int) -> None:
         """Tells the runners that an input or output lives elsewhere now."""
-        runners = {runner for runner in (self._runner, self._node_runner) if runner is not None}
+        runners = [runner for runner in dict.fromkeys((self._runner, self._node_runner)) if runner is not None]
         for index in self._tensors_in[storage, place]:
             for runner in runners:
                 runner.move(index, self._array_of(index))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from backend.runtime.context import Context
 from backend.runtime.device import Device
@@ -15,9 +16,10 @@ from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty
 from backend.runtime.packed_func import KernelFunc, PackedFunc
 
-__all__ = ["EntryRunner", "NodeRunner", "OutputBuffer"]
+__all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer"]
 
 _MAX_SPARE = 2
+_MAX_RECORDINGS = 4  # outputs that users hold one at a time move among `_MAX_SPARE` + 1 buffers
 
 
 class EntryRunner:
@@ -63,6 +65,11 @@ class NodeRunner:
         self._arrays: dict[int, NDArray] = {}
         self._context = context
 
+    @property
+    def is_queued(self) -> bool:
+        """True when every node only queues work on the device."""
+        return all(function.is_queued for function in self._functions)
+
     def move(self, tensor: int, array: NDArray) -> None:
         """The tensor lives in `array` from now on."""
         self._arrays[tensor] = array
@@ -74,22 +81,69 @@ class NodeRunner:
             (call or self._bind(index))()
 
     def time(self, device: Device) -> list[float]:
-        """Runs once, waiting for every node; the seconds that each took."""
+        """Runs once; the seconds that each node took, by the device's events or else by waiting for every node."""
         calls = [call or self._bind(index) for index, call in enumerate(self._calls)]
-        sync, clock = device.api.stream_sync, time.perf_counter
-        seconds: list[float] = []
-        sync(device)
+        api = device.api
+        api.stream_sync(device)
+        marks = [api.record_mark(device)]
         for call in calls:
-            start = clock()
             call()
-            sync(device)
-            seconds.append(clock() - start)
-        return seconds
+            marks.append(api.record_mark(device))
+        return [api.seconds_between(device, start, end) for start, end in pairwise(marks)]
 
     def _bind(self, index: int) -> Callable[[], object]:
         arrays = [self._arrays[tensor] for tensor in self._tensors[index]]
         call = self._calls[index] = self._functions[index].bind(*arrays, context=self._context)
         return call
+
+
+class CapturingRunner:
+    """Runs the nodes of a device that can record work as one unit: recorded once, a run is a single call.
+
+    A recording is good for the addresses that it was made with. The first run with some addresses calls node by node,
+    which also loads what has to be loaded; the second records. The last few recordings are kept, so that addresses that
+    come back find theirs. Where recording fails, runs stay node by node.
+    """
+
+    def __init__(self, nodes: NodeRunner, device: Device) -> None:
+        self._nodes = nodes
+        self._device = device
+        self._places: dict[int, tuple[int, int]] = {}  # tensor -> its handle and byte offset
+        self._key: tuple[tuple[int, int], ...] | None = None
+        self._replay: Callable[[], None] | None = None
+        self._recordings: OrderedDict[tuple[tuple[int, int], ...], Callable[[], None] | None] = OrderedDict()
+        self._can_record = True
+
+    def move(self, tensor: int, array: NDArray) -> None:
+        """The tensor lives in `array` from now on."""
+        self._nodes.move(tensor, array)
+        self._places[tensor] = array.handle, array.byte_offset
+        self._key = self._replay = None
+
+    def __call__(self) -> None:
+        if self._replay is None:
+            self._replay = self._record() if self._can_record else self._nodes
+        if self._replay is None:
+            self._nodes()
+        else:
+            self._replay()
+
+    def _record(self) -> Callable[[], None] | None:
+        """The recording for the present addresses, made when they are met for the second time."""
+        key = self._key = tuple(self._places.values()) if self._key is None else self._key
+        if key not in self._recordings:
+            self._recordings[key] = None
+            if len(self._recordings) > _MAX_RECORDINGS:
+                self._recordings.popitem(last=False)
+            return None
+        self._recordings.move_to_end(key)
+        if self._recordings[key] is None:
+            found = self._recordings[key] = self._device.api.capture(self._device, self._nodes)
+            if found is None:
+                self._can_record = False
+                self._recordings.clear()
+                return self._nodes
+        return self._recordings[key]
 
 
 class _Lease:
