@@ -286,6 +286,24 @@ DRIVER_API Result cuMemPoolGetAttribute(void* pool, int attribute, void* value) 
   return SUCCESS;
 }
 
+// CUmemAccessDesc
+struct PoolAccess {
+  int kind, device;
+  int flags;  // 0: none, 3: read and write
+};
+
+DRIVER_API Result cuMemPoolSetAccess(void* pool, const PoolAccess* rules, std::size_t count) {
+  ENTER;
+  int owner = static_cast<Device*>(pool)->index;
+  for (const PoolAccess* rule = rules; rule != rules + count; ++rule) {
+    if (rule->kind != 1 || rule->device < 0 || rule->device >= static_cast<int>(devices.size())) return INVALID_VALUE;
+    std::set<int>& peers = devices[rule->device].peers;
+    if (rule->flags) peers.insert(owner);
+    else peers.erase(owner);
+  }
+  return SUCCESS;
+}
+
 DRIVER_API Result cuMemPoolTrimTo(void*, std::size_t) {
   ENTER;
   return SUCCESS;
