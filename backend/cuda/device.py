@@ -17,61 +17,16 @@ from functools import lru_cache
 from typing import Any
 
 from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
+from backend.cuda.gpu import NON_BLOCKING, Gpu
 from backend.cuda.graph import CapturedGraph, record
-from backend.cuda.staging import Staging
 from backend.runtime.device import Device, DeviceAttrKind, get_device_api
 from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, WorkspacePool
 from backend.runtime.errors import ArgumentError, DeviceError
 
-__all__ = ["CUDADeviceAPI", "Gpu", "cuda_device_api"]
+__all__ = ["CUDADeviceAPI", "cuda_device_api"]
 
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no implicit order with the legacy stream
-_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _ALIGNMENT = 256  # bytes; what the driver aligns every allocation to
-
-
-class Gpu:
-    """A GPU in use: its context, its own stream, the streams that users made, and its pinned buffers."""
-
-    def __init__(self, index: int) -> None:
-        count, reason = probe()
-        if index >= count:
-            have = f"this machine has {count} CUDA device{'s' * (count > 1)}, from cuda:0 on" if count else reason
-            raise DeviceError(f"there is no device cuda:{index}: {have}")
-        self.index = index
-        self.ordinal = int(call("cuDeviceGet", index))
-        self.context = int(call("cuDevicePrimaryCtxRetain", self.ordinal))
-        self.activate()
-        self.stream = int(call("cuStreamCreate", _NON_BLOCKING))
-        self.user_streams: set[int] = set()
-        self.staging = Staging()
-        self.has_pool = bool(self.attribute("MEMORY_POOLS_SUPPORTED"))
-        if self.has_pool:
-            self._keep_freed_memory()
-
-    def activate(self) -> None:
-        """Makes the context current in this thread."""
-        call("cuCtxSetCurrent", self.context)
-
-    def attribute(self, name: str) -> int:
-        """A device attribute by the end of its name in `CUdevice_attribute`."""
-        kind = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
-        return int(call("cuDeviceGetAttribute", kind, self.ordinal))
-
-    def order(self, source: int, target: int) -> None:
-        """Work queued on `target` later waits for what is queued on `source` now."""
-        if source != target:
-            event = call("cuEventCreate", _DISABLE_TIMING)
-            call("cuEventRecord", event, source)
-            call("cuStreamWaitEvent", target, event, 0)
-            call("cuEventDestroy", event)
-
-    def _keep_freed_memory(self) -> None:
-        driver = bindings()
-        pool = call("cuDeviceGetDefaultMemPool", self.ordinal)
-        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        call("cuMemPoolSetAttribute", pool, threshold, driver.cuuint64_t((1 << 64) - 1))
 
 
 class CUDADeviceAPI(DeviceAPI):
@@ -200,7 +155,7 @@ class CUDADeviceAPI(DeviceAPI):
 
     def create_stream(self, device: Device) -> int:
         gpu = self.gpu(device)
-        stream = int(call("cuStreamCreate", _NON_BLOCKING))
+        stream = int(call("cuStreamCreate", NON_BLOCKING))
         gpu.user_streams.add(stream)
         return stream
 
@@ -250,7 +205,8 @@ class CUDADeviceAPI(DeviceAPI):
     # -- time
 
     def record_mark(self, device: Device) -> _Event:
-        return _Event(self.stream_of(self.gpu(device)))
+        gpu = self.gpu(device)
+        return _Event(gpu, self.stream_of(gpu))
 
     def seconds_between(self, device: Device, start: _Event, end: _Event) -> float:
         self.gpu(device)
@@ -265,7 +221,7 @@ class CUDADeviceAPI(DeviceAPI):
             return None  # already recording: what is submitted becomes part of that graph
         scratch = WorkspacePool(self, device, shrink=False)
         outside = state.streams.get(device.index)
-        stream = int(call("cuStreamCreate", _NON_BLOCKING))
+        stream = int(call("cuStreamCreate", NON_BLOCKING))
         state.streams[device.index], state.scratch = stream, scratch
         try:
             executable = record(stream, submit)
@@ -279,30 +235,18 @@ class CUDADeviceAPI(DeviceAPI):
         call("cuStreamSynchronize", gpu.stream)  # the workspaces are allocated in its order; the graph runs anywhere
         if executable is None:
             return None
-        return CapturedGraph(executable, scratch, lambda: self.stream_of(gpu), gpu.activate)
+        return CapturedGraph(executable, scratch, gpu, self.stream_of)
 
     def _copy_to_peer(self, gpu: Gpu, peer: Gpu, read: int, written: int, nbytes: int, queue: int) -> None:
         """Copies on the source's stream, in the order of the current streams of both."""
         other = self.stream_of(peer)
         if (gpu.index, peer.index) not in self._peers:
-            self._open_peer(gpu, peer)
+            gpu.open_peer(peer)
             self._peers.add((gpu.index, peer.index))
-        _order_across(peer, other, gpu, queue)
+        peer.order_across(other, gpu, queue)
         gpu.activate()
         call("cuMemcpyPeerAsync", written, peer.context, read, gpu.context, nbytes, queue)
-        _order_across(gpu, queue, peer, other)
-
-    def _open_peer(self, gpu: Gpu, peer: Gpu) -> None:
-        """Lets `gpu` reach the memory of `peer` directly where the machine can; elsewhere the driver copies by way of
-        the host."""
-        if not (peer.has_pool and call("cuDeviceCanAccessPeer", gpu.ordinal, peer.ordinal)):
-            return
-        driver = bindings()
-        access = driver.CUmemAccessDesc()
-        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = gpu.ordinal
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        call("cuMemPoolSetAccess", call("cuDeviceGetDefaultMemPool", peer.ordinal), [access], 1)
+        gpu.order_across(queue, peer, other)
 
 
 class _ThreadState(threading.local):
@@ -316,23 +260,15 @@ class _ThreadState(threading.local):
 class _Event:
     """A point in the work of a stream, with its time."""
 
-    def __init__(self, stream: int) -> None:
+    def __init__(self, gpu: Gpu, stream: int) -> None:
+        self.handle = 0
+        self._gpu = gpu
         self.handle = int(call("cuEventCreate", 0))
         call("cuEventRecord", self.handle, stream)
 
     def __del__(self) -> None:
-        if not is_gone() and hasattr(self, "handle"):
-            bindings().cuEventDestroy(self.handle)
-
-
-def _order_across(source: Gpu, queue: int, target: Gpu, other: int) -> None:
-    """Orders `other` of one GPU after `queue` of another: an event belongs to the GPU that records it."""
-    source.activate()
-    event = call("cuEventCreate", _DISABLE_TIMING)
-    call("cuEventRecord", event, queue)
-    target.activate()
-    call("cuStreamWaitEvent", other, event, 0)
-    call("cuEventDestroy", event)
+        if self.handle:
+            self._gpu.leave("cuEventDestroy", self.handle)
 
 
 def _handle_of(stream: Any) -> int:
@@ -366,7 +302,7 @@ _ATTRIBUTES: dict[DeviceAttrKind, _Query] = {
     DeviceAttrKind.WARP_SIZE: lambda gpu: gpu.attribute("WARP_SIZE"),
     # what a kernel may opt in to; the 48 KiB that it gets without asking are the same on every GPU
     DeviceAttrKind.MAX_SHARED_MEMORY_PER_BLOCK: lambda gpu: gpu.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
-    DeviceAttrKind.COMPUTE_VERSION: lambda gpu: ".".join(map(str, compute_capability(gpu))),
+    DeviceAttrKind.COMPUTE_VERSION: lambda gpu: ".".join(map(str, gpu.compute_capability)),
     DeviceAttrKind.DEVICE_NAME: _name_of,
     DeviceAttrKind.MAX_CLOCK_RATE: lambda gpu: gpu.attribute("CLOCK_RATE"),
     DeviceAttrKind.MULTI_PROCESSOR_COUNT: lambda gpu: gpu.attribute("MULTIPROCESSOR_COUNT"),
@@ -378,11 +314,6 @@ _ATTRIBUTES: dict[DeviceAttrKind, _Query] = {
     DeviceAttrKind.TOTAL_GLOBAL_MEMORY: lambda gpu: int(call("cuDeviceTotalMem", gpu.ordinal)),
     DeviceAttrKind.AVAILABLE_GLOBAL_MEMORY: lambda _: int(call("cuMemGetInfo")[0]),
 }
-
-
-def compute_capability(gpu: Gpu) -> tuple[int, int]:
-    """(major, minor) of a GPU."""
-    return gpu.attribute("COMPUTE_CAPABILITY_MAJOR"), gpu.attribute("COMPUTE_CAPABILITY_MINOR")
 
 
 @lru_cache(maxsize=1)

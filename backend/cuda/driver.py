@@ -63,7 +63,7 @@ def refuse(doing: str, result: Any) -> DriverError:
         name, text = (_text(describe(result)[1]) for describe in (driver.cuGetErrorName, driver.cuGetErrorString))
     except RuntimeError:  # no driver to ask
         name, text = "CUresult", "no text"
-    error = DriverError(f"{doing}: {name} ({code}): {text}", code)
+    error = DriverError(f"{doing}: {probe()[1] if _State.inherited else f'{name} ({code}): {text}'}", code)
     if error.is_sticky:
         error.args = (
             f"{error.args[0]}. A kernel launched earlier failed, and this process can't use the device any more; start "

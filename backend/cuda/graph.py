@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.cuda.driver import bindings, call, is_gone
+from backend.cuda.driver import bindings, call
+from backend.cuda.gpu import Gpu
 from backend.runtime.device_api import WorkspacePool
 from backend.runtime.errors import DeviceError
 
@@ -19,29 +20,24 @@ class CapturedGraph:
     The addresses in it are those of the recording. It holds its workspaces, nothing else.
     """
 
-    def __init__(
-        self, executable: int, scratch: WorkspacePool, stream: Callable[[], int], activate: Callable[[], None]
-    ) -> None:
+    def __init__(self, executable: int, scratch: WorkspacePool, gpu: Gpu, stream_of: Callable[[Gpu], int]) -> None:
         self._executable = executable
         self._scratch = scratch
-        self._stream = stream
-        self._activate = activate
+        self._gpu = gpu
+        self._stream_of = stream_of
         self._launch = bindings().cuGraphLaunch
         self._last = 0
 
     def __call__(self) -> None:
-        self._last = self._stream()
-        result = self._launch(self._executable, self._last)[0]
-        if result:
-            self._activate()  # another library may have made its own context current, or this is a new thread
+        self._last = self._stream_of(self._gpu)
+        if self._launch(self._executable, self._last)[0]:
+            self._gpu.activate()  # another library may have made its own context current, or this is a new thread
             call("cuGraphLaunch", self._executable, self._last)
 
     def __del__(self) -> None:
-        if not is_gone():
-            self._activate()
-            if self._last:
-                bindings().cuStreamSynchronize(self._last)
-            bindings().cuGraphExecDestroy(self._executable)
+        if self._last:
+            self._gpu.leave("cuStreamSynchronize", self._last)  # it may be running
+        self._gpu.leave("cuGraphExecDestroy", self._executable)
 
 
 def record(stream: int, submit: Callable[[], object]) -> int | None:

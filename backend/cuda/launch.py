@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from backend.cuda.device import CUDADeviceAPI, Gpu
+from backend.cuda.device import CUDADeviceAPI
 from backend.cuda.driver import bindings, refuse
+from backend.cuda.gpu import Gpu
 from backend.cuda.table import DeviceFunction, Kernel, Param, evaluate
 from backend.runtime.context import Context
 from backend.runtime.device import Device

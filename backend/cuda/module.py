@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from backend.cuda.device import CUDADeviceAPI, Gpu, compute_capability, cuda_device_api
-from backend.cuda.driver import DriverError, bindings, call, is_gone
+from backend.cuda.device import CUDADeviceAPI, cuda_device_api
+from backend.cuda.driver import DriverError, bindings, call
+from backend.cuda.gpu import Gpu
 from backend.cuda.launch import CUDAFunc
 from backend.cuda.table import read_functions
-from backend.runtime.device import Device
 from backend.runtime.errors import ArtifactError, DeviceError, ModuleError
 from backend.runtime.module import Module
 from backend.runtime.packed_func import PackedFunc
@@ -63,7 +63,7 @@ class CUDAModule(Module):
         self._sources = dict(sources or {})
         self._entries = read_functions(functions)
         self._loading = threading.Lock()
-        self._loaded: dict[int, int] = {}  # GPU index -> the driver's module
+        self._loaded: dict[Gpu, int] = {}  # the driver's modules
         self._kernels: dict[tuple[int, str], tuple[int, int]] = {}  # (GPU, kernel) -> (handle, shared opted in to)
 
     def function_names(self) -> list[str]:
@@ -106,22 +106,20 @@ class CUDAModule(Module):
         return _HEADER.pack(_MAGIC, *map(len, parts)) + b"".join(parts)
 
     def __del__(self) -> None:
-        if not is_gone():
-            for index, loaded in getattr(self, "_loaded", {}).items():
-                self.api.set_device(Device("cuda", index))
-                bindings().cuModuleUnload(loaded)
+        for gpu, loaded in getattr(self, "_loaded", {}).items():
+            gpu.leave("cuModuleUnload", loaded)
 
     def _look_up(self, gpu: Gpu, name: str) -> int:
-        loaded = self._loaded.get(gpu.index)
+        loaded = self._loaded.get(gpu)
         if loaded is None:
-            loaded = self._loaded[gpu.index] = self._load(gpu)
+            loaded = self._loaded[gpu] = self._load(gpu)
         try:
             return int(call("cuModuleGetFunction", loaded, name.encode()))
         except DriverError as error:
             raise ArtifactError(f"cuda module has no kernel {name!r}, which its table names: {error}") from error
 
     def _load(self, gpu: Gpu) -> int:
-        capability = compute_capability(gpu)
+        capability = gpu.compute_capability
         if not runs_on(self.arch, self.format, capability):
             here = f"sm_{capability[0]}{capability[1]}"
             raise ArtifactError(

@@ -258,7 +258,7 @@ class GraphModule:
     def profile(self, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
 
-        The whole takes longer than `run` does: every node is waited for, or, on devices with events, launched by itself.
+        The whole takes longer than `run`: every node is waited for or, where devices have events, launched by itself.
         """
         with self._lock:
             self.set_input(**inputs)

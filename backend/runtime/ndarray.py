@@ -268,11 +268,11 @@ class NDArray:
             source = self.copyto(Device(device_kind_of(int(dl_device[0])), int(dl_device[1])))
         elif copy:
             source = self.copyto(self.device)
-        elif stream != -1 and not get_device_api(self.device.kind).host_accessible:
+        if stream != -1 and not _on_host(source):
             if stream is None:
-                self.device.sync()
+                source.device.sync()
             else:
-                self.device.api.sync_stream_from_to(self.device, None, stream)
+                source.device.api.sync_stream_from_to(source.device, None, stream)
         versioned = max_version is not None and max_version[0] >= 1
         if data_type(source.dtype).is_subbyte and not versioned:
             raise BufferError(f"{_brief(self)} has an element in each byte, which an unversioned capsule can't say")

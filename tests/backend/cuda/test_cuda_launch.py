@@ -196,5 +196,5 @@ ours = [name for name in sys.modules if name.split(".")[0] in ("te", "topi", "re
 assert not ours, ours
 """
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

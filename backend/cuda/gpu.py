@@ -1,0 +1,87 @@
+"""A GPU in use by this process."""
+
+from __future__ import annotations
+
+from backend.cuda.driver import bindings, call, is_gone, probe
+from backend.cuda.staging import Staging
+from backend.runtime.errors import DeviceError
+
+__all__ = ["NON_BLOCKING", "Gpu"]
+
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no implicit order with the legacy stream
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+
+
+class Gpu:
+    """A GPU in use: its context, its own stream, the streams that users made, and its pinned buffers."""
+
+    def __init__(self, index: int) -> None:
+        count, reason = probe()
+        if index >= count:
+            have = f"this machine has {count} CUDA device{'s' * (count > 1)}, from cuda:0 on" if count else reason
+            raise DeviceError(f"there is no device cuda:{index}: {have}")
+        self.index = index
+        self.ordinal = int(call("cuDeviceGet", index))
+        self.context = int(call("cuDevicePrimaryCtxRetain", self.ordinal))
+        self.activate()
+        self.stream = int(call("cuStreamCreate", NON_BLOCKING))
+        self.user_streams: set[int] = set()
+        self.staging = Staging()
+        self.has_pool = bool(self.attribute("MEMORY_POOLS_SUPPORTED"))
+        if self.has_pool:
+            self._keep_freed_memory()
+
+    def activate(self) -> None:
+        """Makes the context current in this thread."""
+        call("cuCtxSetCurrent", self.context)
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """(major, minor)."""
+        return self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by the end of its name in `CUdevice_attribute`."""
+        kind = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(call("cuDeviceGetAttribute", kind, self.ordinal))
+
+    def order(self, source: int, target: int) -> None:
+        """Work queued on `target` later waits for what is queued on `source` now."""
+        if source != target:
+            event = call("cuEventCreate", _DISABLE_TIMING)
+            call("cuEventRecord", event, source)
+            call("cuStreamWaitEvent", target, event, 0)
+            call("cuEventDestroy", event)
+
+    def order_across(self, source: int, other: Gpu, target: int) -> None:
+        """As `order`, with `target` a stream of another GPU, whose context is current afterwards."""
+        self.activate()
+        event = call("cuEventCreate", _DISABLE_TIMING)
+        call("cuEventRecord", event, source)
+        other.activate()
+        call("cuStreamWaitEvent", target, event, 0)
+        call("cuEventDestroy", event)
+
+    def open_peer(self, peer: Gpu) -> None:
+        """Lets this GPU reach the memory of `peer` where the machine can; elsewhere copies pass through the host."""
+        if not (peer.has_pool and call("cuDeviceCanAccessPeer", self.ordinal, peer.ordinal)):
+            return
+        driver = bindings()
+        access = driver.CUmemAccessDesc()
+        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self.ordinal
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        call("cuMemPoolSetAccess", call("cuDeviceGetDefaultMemPool", peer.ordinal), [access], 1)
+
+    def leave(self, destroy: str, handle: int) -> None:
+        """Gives a handle back by the driver function `destroy`, as far as the driver can still take it."""
+        if not is_gone():
+            driver = bindings()
+            driver.cuCtxSetCurrent(self.context)
+            getattr(driver, destroy)(handle)
+
+    def _keep_freed_memory(self) -> None:
+        driver = bindings()
+        pool = call("cuDeviceGetDefaultMemPool", self.ordinal)
+        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        call("cuMemPoolSetAttribute", pool, threshold, driver.cuuint64_t((1 << 64) - 1))
