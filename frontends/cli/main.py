@@ -10,6 +10,7 @@ import typer
 
 from backend.runtime.graph_executor import GraphModule
 from frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
+from frontends.cli.kernels import code_module, kernel_lines
 from frontends.cli.models import executor_for, is_onnx, open_model
 from frontends.cli.options import (
     Build,
@@ -51,7 +52,9 @@ Input = Annotated[
 ]
 Fill = Annotated[str | None, typer.Option("--fill", help="inputs without a value: random (seeded), ones or zeros")]
 Threads = Annotated[int | None, typer.Option("--threads", help="threads to use; default: all this process may use")]
-Device = Annotated[str, typer.Option("--device", "-d", help='where to run: "cpu", "cuda:0"')]
+Device = Annotated[
+    str | None, typer.Option("--device", "-d", help='where to run: "cpu", "cuda:0"; default: what it was compiled for')
+]
 Seed = Annotated[int, typer.Option("--seed", help="seed of --fill random")]
 
 
@@ -105,7 +108,7 @@ def run(
     fill: Fill = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the outputs to this .npz")] = None,
     print_count: Annotated[int, typer.Option("--print-top", help="print so many of the largest values")] = 0,
-    device: Device = "cpu",
+    device: Device = None,
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
@@ -149,7 +152,7 @@ def bench(
     repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="figures to take")] = 50,
     number: Annotated[int, typer.Option("--number", min=1, help="runs per figure")] = 1,
     profile: Annotated[int, typer.Option("--profile", help="also list so many of the slowest kernels")] = 0,
-    device: Device = "cpu",
+    device: Device = None,
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
@@ -184,10 +187,21 @@ def show(
 ) -> None:
     """Print a stage of a model as text.
 
-    graph: as imported · optimized: after the graph passes · kernels: one line per kernel · loops: lowered loop IR ·
-    llvm: LLVM IR · asm: machine code. Example: relayc show model.onnx asm --kernel conv2d
+    graph: as imported · optimized: after the graph passes · kernels: what runs, for a GPU with registers, spills,
+    shared memory and occupancy · loops: lowered loop IR · llvm: LLVM IR · asm: machine code · cuda, ptx, sass: a GPU's.
+    An artifact shows its kernels and its CUDA code. Example: relayc show model.onnx asm --kernel conv2d
     """
-    import_module("frontends.cli.show").print_form(model, form, kernel, _build(target, shape, opt_level, precision))
+    how = _build(target, shape, opt_level, precision)
+    if form is Form.KERNELS:
+        compiled = open_model(model, how, Steps(quiet=True))
+        out.print("\n".join(kernel_lines(compiled, kernel)), markup=False, soft_wrap=True)
+    elif is_onnx(model):
+        import_module("frontends.cli.show").print_form(model, form, kernel, how)
+    elif form in (Form.CUDA, Form.PTX, Form.SASS) and kernel is None:
+        code = code_module(open_model(model, how, Steps(quiet=True)).module, "cuda")
+        out.print(code.get_source(form.value), markup=False, soft_wrap=True)
+    else:
+        raise UsageError(f"{form} of {model}: an artifact shows its kernels and its CUDA code; expected an .onnx file")
 
 
 @app.command()

@@ -28,6 +28,9 @@ def open_model(path: Path, how: Build, steps: Steps) -> CompiledModel:
         return load_model(path)
 
 
-def executor_for(model: CompiledModel, where: str, threads: int | None) -> GraphModule:
-    """An executor of `model` on device `where`, "cpu" or "cuda:0"."""
-    return GraphModule(model["default"](device(where)), threads)
+def executor_for(model: CompiledModel, where: str | None, threads: int | None) -> GraphModule:
+    """An executor of `model` on device `where`, "cpu" or "cuda:0"; by default on the kind it was compiled for.
+
+    Raises DeviceError when there is no such device, saying why.
+    """
+    return GraphModule(model["default"](device(model.graph.device if where is None else where)), threads)

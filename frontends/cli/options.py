@@ -28,6 +28,9 @@ class Form(StrEnum):
     LOOPS = "loops"
     LLVM = "llvm"
     ASM = "asm"
+    CUDA = "cuda"
+    PTX = "ptx"
+    SASS = "sass"
 
 
 class Precision(StrEnum):

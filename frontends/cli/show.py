@@ -1,4 +1,4 @@
-"""The stages of a model as text: graph, optimized graph, kernels, loops, LLVM IR, machine code."""
+"""The stages of a model as text: graph, optimized graph, loops, generated code."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 
 import relay
 from backend import build as build_module
-from backend.runtime import load_model
-from backend.runtime.artifact import CompiledModel
 from backend.target import Target
-from frontends.cli.console import Steps, out
-from frontends.cli.models import is_onnx, open_model
-from frontends.cli.options import Build, Form, UsageError
+from frontends.cli.console import out
+from frontends.cli.kernels import code_module
+from frontends.cli.options import Build, Form
 from frontends.onnx import from_onnx
 from relay.build.graph import make_graph
 from relay.build.lower import Kernel, lower
@@ -20,17 +18,12 @@ from te.ir import IRModule, PassContext
 
 __all__ = ["print_form"]
 
-_SOURCES = {Form.LLVM: "ll", Form.ASM: "asm"}
+_SOURCES = {Form.LLVM: "ll"}
+"""Names of the formats of generated code, where they are not those of the forms."""
 
 
 def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
-    """Print `form` of the model at `path`; `kernel` limits it to kernels whose name holds that text."""
-    if form is Form.KERNELS:
-        compiled = open_model(path, how, Steps(quiet=True)) if is_onnx(path) else load_model(path)
-        _print_kernels(compiled, kernel)
-        return
-    if not is_onnx(path):
-        raise UsageError(f"{form} of {path}: an artifact shows its kernels only; expected an .onnx file")
+    """Print `form` of the ONNX model at `path`; `kernel` limits it to kernels whose name holds that text."""
     target = Target(how.target)
     with PassContext(opt_level=how.opt_level, config=how.config):
         module, params = from_onnx(path, shape=how.shapes)
@@ -41,12 +34,13 @@ def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
         if form is Form.OPTIMIZED:
             _write(str(optimized))
             return
-        for lowered in _lowered(optimized, target, kernel):
-            if form is Form.LOOPS:
-                _write(f"{lowered.function}\n")
-            else:
-                code = build_module(IRModule({lowered.name: lowered.function}), target=target)
-                _write(code.get_source(_SOURCES[form]))
+        lowered = _lowered(optimized, target, kernel)
+        if form is Form.LOOPS:
+            for each in lowered:
+                _write(f"{each.function}\n")
+        else:
+            code = build_module(IRModule({each.name: each.function for each in lowered}), target=target)
+            _write(code_module(code, target.kind.name).get_source(_SOURCES.get(form, form.value)))
 
 
 def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[Kernel]:
@@ -55,15 +49,6 @@ def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[K
     for workload in workloads.values():
         if kernel is None or kernel in workload.name:
             yield lower(workload, target)
-
-
-def _print_kernels(compiled: CompiledModel, kernel: str | None) -> None:
-    graph = compiled.graph
-    for node in graph.nodes:
-        if kernel is not None and kernel not in node.func:
-            continue
-        outputs = ", ".join(f"{graph.tensors[t].dtype}{list(graph.tensors[t].shape)}" for t in node.outputs)
-        _write(f"{node.func}  {outputs}  {' '.join(node.ops)}  <- {', '.join(node.sources)}")
 
 
 def _write(text: str) -> None:

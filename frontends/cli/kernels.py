@@ -1,0 +1,63 @@
+"""The kernels of a compiled model as text. Needs no compiler, and no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from backend.runtime.artifact import CompiledModel
+from backend.runtime.graph import GraphNode
+from backend.runtime.module import Module
+
+__all__ = ["code_module", "kernel_lines"]
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "threads": lambda r: str(r["threads"]),
+    "registers": lambda r: str(r["registers"]),
+    "spilled B": lambda r: str(r["spill_stores"] + r["spill_loads"]),
+    "stack B": lambda r: str(r["stack"]),
+    "shared B": lambda r: str(r["shared"]),
+    "occupancy": lambda r: f"{100 * r['occupancy']:.0f} %",
+}
+"""What the assembler of a GPU says of a kernel: per thread registers, stack and spilled bytes, per block the others."""
+
+
+def code_module(module: Module, kind: str) -> Module:
+    """The module of type `kind` that a model's module is or imports; the module itself when there is none."""
+    pending = [module]
+    while pending:
+        found = pending.pop(0)
+        if found.type_key == kind:
+            return found
+        pending += found.imported_modules
+    return module
+
+
+def kernel_lines(compiled: CompiledModel, part: str | None) -> Iterator[str]:
+    """A line for each node of the model; for GPUs a table of the kernels first. `part` is part of their names."""
+    nodes = [node for node in compiled.graph.nodes if part is None or part in node.func]
+    code = code_module(compiled.module, "cuda")
+    if code.type_key == "cuda":
+        yield from _report_lines(code, nodes)
+        yield ""
+    for node in nodes:
+        tensors = [compiled.graph.tensors[t] for t in node.outputs]
+        outputs = ", ".join(f"{t.dtype}{list(t.shape)}" for t in tensors)
+        yield f"{node.func}  {outputs}  {' '.join(node.ops)}  <- {', '.join(node.sources)}"
+
+
+def _report_lines(code: Any, nodes: list[GraphNode]) -> Iterator[str]:
+    """The kernels of a CUDA module that the nodes launch, with the assembler's figures."""
+    calls: dict[str, int] = {}
+    for node in nodes:
+        calls[node.func] = calls.get(node.func, 0) + 1
+    rows = [["calls", *_COLUMNS, "kernel"]]
+    for name, count in calls.items():
+        for kernel in code.functions[name]["kernels"]:
+            report = code.report.get(kernel["name"])
+            figures = [column(report) if report else "-" for column in _COLUMNS.values()]
+            rows.append([str(count), *figures, kernel["name"]])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield f"{len(rows) - 1} kernels for {code.arch} ({code.format}, {len(code.image) / 1e6:.2f} MB):"
+    for row in rows:
+        yield "  ".join([*(cell.rjust(w) for cell, w in zip(row[:-1], widths, strict=False)), row[-1]])
