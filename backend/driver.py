@@ -99,9 +99,10 @@ class ModuleBuilder:
         self.target = Target(target)
         start = get_global_func(f"target.builder.{self.target.kind.name}", allow_missing=True)
         self._parts: PartBuilder | None = None
-        if start is not None and self.target.device_kind == "cpu":
+        if start is not None:
             self._parts = start(self.target)
         self._collected: dict[str, PrimFunc] = {}
+        self._hosts: dict[str, PrimFunc] = {}  # functions on the host of a device's part
         self._names: list[str] = []
 
     def reuse(self, name: str, key: str) -> str | None:
@@ -117,14 +118,21 @@ class ModuleBuilder:
         if self._parts is None:
             self._collected[function.name] = function
             return
-        host, _ = split_host_device(IRModule({function.name: function}), self.target)
-        self._parts.add(list(host.functions.values()), key, note)
+        host, device = split_host_device(IRModule({function.name: function}), self.target)
+        if device is None:
+            self._parts.add(list(host.functions.values()), key, note)
+        else:
+            self._parts.add(list(device.functions.values()), key, note)
+            self._hosts.update(host.functions)
 
     def finish(self) -> Module:
         """The module of all functions. Raises CompileError for what can't be compiled."""
         if self._parts is None:
             return build(IRModule(self._collected), target=self.target)
         library = self._parts.finish()
+        if self._hosts:
+            device, library = library, _generate(IRModule(self._hosts), host_target(self.target))
+            library.import_module(device)
         library.entry_name = _entry_of(self._names)
         return library
 

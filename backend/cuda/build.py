@@ -11,7 +11,7 @@ from typing import Any
 
 from backend.cuda.codegen import CudaGenerator, dynamic_shared_bytes
 from backend.cuda.nvrtc import compile_flags, compile_source
-from backend.cuda.report import kernel_reports
+from backend.cuda.report import Launch, kernel_reports
 from backend.cuda.runtime import CUDAModule
 from backend.cuda.target import CudaLimits
 from backend.cuda.verify import verify_launch
@@ -22,7 +22,7 @@ from te.ir import IRModule, Pass, PassContext, Sequential
 from te.tir import PrimFunc
 from te.tir.passes.legalize_compute import LegalizeCompute
 
-__all__ = ["build", "device_passes", "generate_source", "prelude", "prepare", "verify"]
+__all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
 
 PassContext.declare_option("cuda.fast_math", False, "approximate division, square root and functions on CUDA devices")
 
@@ -34,11 +34,14 @@ def device_passes(target: Target) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The text of a translation unit, the table of its functions, and its kernels with their dynamic shared memory."""
+    """The text of kernels, the table of the functions that they make up, and how each kernel is launched.
+
+    All of it is plain data. Sources are put together by `assemble`.
+    """
 
     text: str
     functions: dict[str, Any]
-    kernels: tuple[tuple[Any, int], ...]
+    launches: tuple[Launch, ...]
 
 
 def prepare(module: IRModule, target: Target) -> list[DeviceFunction]:
@@ -79,21 +82,21 @@ def prelude() -> str:
 
 
 def generate_source(functions: Sequence[DeviceFunction], fast_math: bool = False) -> Source:
-    """The CUDA C++ text of functions, one translation unit, and how to launch them."""
+    """The CUDA C++ text of functions, the prelude left out, and how to launch them."""
     texts: list[str] = []
     records: dict[str, Any] = {}
-    kernels: list[tuple[Any, int]] = []
+    launches: list[Launch] = []
     for device in functions:
         generator = CudaGenerator(device.function, fast_math)
         texts += [generator.emit_kernel(kernel, device.workspaces) for kernel in device.kernels]
         shared = [dynamic_shared_bytes(kernel) for kernel in device.kernels]
         records[device.function.name] = function_record(device, shared)
-        kernels += zip(device.kernels, shared, strict=True)
-    return Source("\n\n".join([prelude(), *texts]) + "\n", records, tuple(kernels))
+        launches += [Launch(k.name, k.threads, nbytes) for k, nbytes in zip(device.kernels, shared, strict=True)]
+    return Source("\n\n".join(texts), records, tuple(launches))
 
 
-def build(module: IRModule, target: Target) -> CUDAModule:
-    """Machine code of every function of a module of lowered functions, each reachable by its name.
+def emit(module: IRModule, target: Target) -> Source:
+    """The CUDA code of a module of lowered functions under the current `PassContext`.
 
     Raises CompileError for functions without thread axes, kernels that can't be launched, and what has no CUDA code.
     """
@@ -101,9 +104,24 @@ def build(module: IRModule, target: Target) -> CUDAModule:
     refused = verify(functions, target)
     if refused:
         raise CompileError("kernels that can't be launched on " + target.get("model") + ":\n  " + "\n  ".join(refused))
-    fast_math = bool(PassContext.current().option("cuda.fast_math"))
-    source = generate_source(functions, fast_math)
+    return generate_source(functions, bool(PassContext.current().option("cuda.fast_math")))
+
+
+def assemble(sources: Sequence[Source], target: Target) -> CUDAModule:
+    """The module of all functions, compiled as one translation unit. Raises CompileError with the compiler's words."""
+    text = "\n\n".join([prelude(), *[source.text for source in sources]]) + "\n"
     arch = target.get("arch")
-    image = compile_source(source.text, arch, compile_flags(arch, fast_math))
-    report = kernel_reports(image.log, source.kernels, CudaLimits.of(target))
-    return CUDAModule(image.code, image.format, arch, source.functions, source.text, report)
+    flags = compile_flags(arch, bool(PassContext.current().option("cuda.fast_math")))
+    image = compile_source(text, arch, flags)
+    functions = {name: record for source in sources for name, record in source.functions.items()}
+    launches = [launch for source in sources for launch in source.launches]
+    report = kernel_reports(image.log, launches, CudaLimits.of(target))
+    return CUDAModule(image.code, image.format, arch, functions, text, report)
+
+
+def build(module: IRModule, target: Target) -> CUDAModule:
+    """Machine code of every function of a module of lowered functions, each reachable by its name.
+
+    Raises CompileError as `emit` and `assemble` do.
+    """
+    return assemble([emit(module, target)], target)

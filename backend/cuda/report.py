@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from backend.cuda.target import CudaLimits
-from backend.kernels import Kernel
 
-__all__ = ["kernel_reports", "parse_log"]
+__all__ = ["Launch", "kernel_reports", "parse_log"]
 
 _KERNEL = re.compile(r"Compiling entry function '(\w+)'")
 _FIGURES = {
@@ -39,20 +38,23 @@ def parse_log(log: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def kernel_reports(
-    log: str, kernels: Iterable[tuple[Kernel, int]], limits: CudaLimits
-) -> dict[str, dict[str, Any]]:
-    """Kernel -> its figures, with dynamic shared memory in "shared", "threads" per block, and "occupancy" (0 to 1).
+class Launch(NamedTuple):
+    """A kernel as it is launched: threads per block, bytes of dynamic shared memory."""
 
-    `kernels` come with their bytes of dynamic shared memory.
-    """
+    kernel: str
+    threads: int
+    dynamic_shared: int
+
+
+def kernel_reports(log: str, launches: Iterable[Launch], limits: CudaLimits) -> dict[str, dict[str, Any]]:
+    """Kernel -> its figures, with dynamic shared memory in "shared", "threads" per block, and "occupancy" (0 to 1)."""
     figures = parse_log(log)
     reports: dict[str, dict[str, Any]] = {}
-    for kernel, dynamic in kernels:
-        of: dict[str, Any] = dict(figures.get(kernel.name, {}))
+    for kernel in launches:
+        of: dict[str, Any] = dict(figures.get(kernel.kernel, {}))
         if of:
-            of["shared"] += dynamic
+            of["shared"] += kernel.dynamic_shared
             of["threads"] = kernel.threads
             of["occupancy"] = round(limits.occupancy(kernel.threads, of["registers"], of["shared"]), 4)
-        reports[kernel.name] = of
+        reports[kernel.kernel] = of
     return reports

@@ -33,11 +33,13 @@ _providers: dict[str, str] = {
     "device_api.interp": "backend.interp.runtime:interp_device_api",
     "runtime.thread_pool.parallel_address": "backend.llvm.pool:parallel_address",
     "runtime.thread_pool.workspace_addresses": "backend.llvm.pool:workspace_addresses",
+    "target.builder.cuda": "backend.cuda.builder:Builder",
     "target.builder.llvm": "backend.llvm.build:Builder",
     "target.build.c": "backend.c.codegen:build",
     "target.build.cuda": "backend.cuda.build:build",
     "target.build.interp": "backend.interp.target:build",
     "target.build.llvm": "backend.llvm.build:build",
+    "target.verify.cuda": "backend.cuda.builder:broken_limits",
 }
 
 

@@ -1,0 +1,63 @@
+"""Models for GPUs piece by piece: the text of each kernel is kept on disk, the whole is compiled as one unit.
+
+Kernels are found again by what decides them (the caller's key), so that a model compiled before is neither lowered nor
+printed again; its translation unit is then the same text, whose machine code NVRTC's own cache has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from backend.cache import default_cache, source_version
+from backend.cuda.build import Source, assemble, emit, prepare, verify
+from backend.cuda.report import Launch
+from backend.cuda.runtime import CUDAModule
+from backend.target import Target
+from te.errors import CompileError
+from te.ir import IRModule
+from te.tir import PrimFunc
+
+__all__ = ["Builder", "broken_limits"]
+
+_FORMAT = "cuda sources 1"  # to be changed with what `Builder.add` writes
+
+
+class Builder:
+    """The parts of one module; see `backend.driver.PartBuilder`."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._cache = default_cache()
+        self._prefix = "\0".join([_FORMAT, source_version(), str(target), ""])
+        self._sources: list[Source] = []
+
+    def reuse(self, key: str) -> str | None:
+        """Add the code that an earlier `add` with this key made, here or in another process; its note, or None."""
+        stored = None if self._cache is None else self._cache.get(self._prefix + key)
+        if stored is None:
+            return None
+        record = json.loads(stored)
+        launches = tuple(Launch(*launch) for launch in record["launches"])
+        self._sources.append(Source(record["text"], record["functions"], launches))
+        return record["note"]
+
+    def add(self, functions: Sequence[PrimFunc], key: str = "", note: str = "") -> None:
+        """Print functions as CUDA code. Raises CompileError as `emit` does."""
+        source = emit(IRModule({function.name: function for function in functions}), self._target)
+        self._sources.append(source)
+        if key and self._cache is not None:
+            self._cache.put(self._prefix + key, json.dumps({"note": note, **asdict(source)}).encode())
+
+    def finish(self) -> CUDAModule:
+        """Compile everything added as one translation unit. Raises CompileError with the compiler's words."""
+        return assemble(self._sources, self._target)
+
+
+def broken_limits(function: PrimFunc, target: Target) -> list[str]:
+    """A sentence for each reason why a lowered function can't be launched on `target`; empty when it can."""
+    try:
+        return verify(prepare(IRModule({function.name: function}), target), target)
+    except CompileError as error:
+        return [str(error)]
