@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
+from backend.cuda.build import prelude
 from backend.cuda.module import CUDAModule
-from backend.runtime import get_global_func
+from backend.cuda.nvrtc import compile_flags, compile_source
 
 KERNELS = """
 extern "C" __global__ void __launch_bounds__(64) add_kernel0(const float* __restrict__ a, const float* __restrict__ b,
@@ -32,11 +31,6 @@ extern "C" __global__ void __launch_bounds__(1024) sums_kernel0(const float* __r
   }
 }
 extern "C" __global__ void __launch_bounds__(64) astray_kernel0(float* __restrict__ x) { x[1ll << 40] = 1; }
-"""
-DEVICE_MACROS = """
-#ifndef RELAYC_HOST_EMULATION
-#define RC_DYN_SHARED(type, name) extern __shared__ type name[]
-#endif
 """
 BLOCKS = ["//", ["+", "n", 63], 64]
 
@@ -91,9 +85,7 @@ FUNCTIONS = {
 @pytest.fixture
 def kernels(cuda_device):
     """A `CUDAModule` for the device at hand, of the functions above."""
-    source = DEVICE_MACROS + KERNELS
+    source = prelude() + KERNELS
     arch = "sm_" + cuda_device.compute_version.replace(".", "")
-    compile_text = get_global_func("cuda.callback_compile", allow_missing=True)
-    if compile_text is None:
-        compile_text = importlib.import_module("backend.cuda.nvrtc").compile_cubin
-    return CUDAModule(compile_text(source, arch), "cubin", arch, FUNCTIONS, source, {})
+    image = compile_source(source, arch, compile_flags(arch))
+    return CUDAModule(image.code, image.format, arch, FUNCTIONS, source, {})

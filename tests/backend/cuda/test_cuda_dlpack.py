@@ -1,0 +1,138 @@
+"""Arrays on a GPU exchanged by DLPack, in the order of the consumer's stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backend.cuda.driver import call
+from backend.runtime import device, nd
+from tests.cuda_emulation import emulation
+
+RNG = np.random.default_rng(0)
+N = 1 << 16
+
+
+@pytest.fixture
+def consumer(cuda_device):
+    """A stream that the runtime knows nothing of, as another library's is."""
+    cuda_device.api.set_device(cuda_device)
+    stream = int(call("cuStreamCreate", 1))
+    yield stream
+    call("cuStreamDestroy", stream)
+
+
+def read_on(stream, array, where):
+    """What a consumer of the array sees that queues a copy of it on `stream`."""
+    copy = nd.empty(array.shape, array.dtype, where)
+    where.api.copy_data_from_to(array.handle, 0, copy.handle, 0, array.nbytes, where, where, stream)
+    call("cuStreamSynchronize", stream)
+    return copy.numpy()
+
+
+def test_a_capsule_holds_the_same_memory(cuda_device):
+    values = RNG.random((3, 5)).astype("float32")
+    x = nd.array(values, cuda_device)
+    assert x.__dlpack_device__() == (2, 0)
+    for y in (nd.from_dlpack(x), nd.from_dlpack(x.to_dlpack()), nd.from_dlpack(x.__dlpack__(max_version=(1, 1)))):
+        assert (y.handle, y.shape, y.device) == (x.handle, x.shape, cuda_device)
+        assert np.array_equal(y.numpy(), values)
+    part = x._create_view((5,), "float32", 20)
+    assert np.array_equal(nd.from_dlpack(part).numpy(), values[1])
+
+
+def test_memory_lives_as_long_as_the_consumer(cuda_device):
+    values = RNG.random(N).astype("float32")
+    y = nd.from_dlpack(nd.array(values, cuda_device))
+    others = [nd.zeros((N,), "float32", cuda_device) for _ in range(4)]
+    assert np.array_equal(y.numpy(), values) and len(others) == 4
+
+
+@pytest.mark.parametrize("stream", ["the consumer's", 1, 2])
+def test_the_consumers_stream_waits(cuda_device, consumer, stream):
+    values = RNG.random(N).astype("float32")
+    x = nd.array(values, cuda_device)
+    chosen = consumer if isinstance(stream, str) else stream
+    x.__dlpack__(stream=chosen)
+    assert np.array_equal(read_on(chosen, x, cuda_device), values)
+
+
+def test_without_a_stream_the_host_waits(cuda_device, consumer):
+    values = RNG.random(N).astype("float32")
+    x = nd.array(values, cuda_device)
+    x.__dlpack__()
+    assert np.array_equal(read_on(consumer, x, cuda_device), values)
+
+
+@pytest.mark.skipif(emulation.real_driver(), reason="a race, which the emulation always loses")
+def test_minus_one_means_no_waiting(cuda_device, consumer):
+    x = nd.array(np.zeros(N, "float32"), cuda_device)
+    x.__dlpack__(stream=-1)
+    assert np.isnan(read_on(consumer, x, cuda_device)).all()
+
+
+def test_a_copy_is_waited_for_too(cuda_device, consumer):
+    values = RNG.random(N).astype("float32")
+    x = nd.array(values, cuda_device)
+    y = nd.from_dlpack(x.__dlpack__(copy=True, stream=consumer, max_version=(1, 1)))
+    assert y.handle != x.handle and np.array_equal(read_on(consumer, y, cuda_device), values)
+    here = nd.from_dlpack(x.__dlpack__(dl_device=(1, 0), max_version=(1, 1)))
+    assert here.device == device("cpu", 0) and np.array_equal(here.numpy(), values)
+    with pytest.raises(BufferError, match="without a copy"):
+        x.__dlpack__(dl_device=(1, 0), copy=False)
+
+
+def test_a_producer_is_told_the_current_stream(cuda_device):
+    seen = []
+
+    class Producer:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+        def __dlpack__(self, *, stream=None, max_version=None):
+            seen.append(stream)
+            return self.array.__dlpack__(stream=stream, max_version=max_version)
+
+    x = nd.array(RNG.random(4).astype("float32"), cuda_device)
+    mine = cuda_device.create_raw_stream()
+    nd.from_dlpack(Producer(x))
+    cuda_device.api.sync_stream_from_to(cuda_device, None, mine)
+    cuda_device.set_raw_stream(mine)
+    y = nd.from_dlpack(Producer(x))
+    assert seen[0] not in (None, mine) and seen[1] == mine and np.array_equal(y.numpy(), x.numpy())
+    cuda_device.set_raw_stream(None)
+    cuda_device.free_raw_stream(mine)
+
+
+@pytest.mark.cuda
+def test_torch(cuda_device, kernels):
+    torch = pytest.importorskip("torch")
+    ours = nd.array(RNG.random(N).astype("float32"), cuda_device)
+    theirs = torch.from_dlpack(ours)
+    assert theirs.data_ptr() == ours.handle
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        doubled = torch.from_dlpack(ours) * 2
+        back = nd.from_dlpack(doubled)
+    assert np.allclose(back.numpy(), 2 * ours.numpy())
+    out = torch.empty_like(theirs)
+    kernels["add"](theirs, doubled, out)
+    cuda_device.sync()
+    assert np.allclose(out.cpu().numpy(), 3 * ours.numpy())
+    cuda_device.set_raw_stream(side)
+    kernels["add"](theirs, doubled, out)
+    side.synchronize()
+    cuda_device.set_raw_stream(None)
+    assert np.allclose(out.cpu().numpy(), 3 * ours.numpy())
+
+
+@pytest.mark.cuda
+def test_cupy(cuda_device):
+    cupy = pytest.importorskip("cupy")
+    ours = nd.array(RNG.random(N).astype("float32"), cuda_device)
+    theirs = cupy.from_dlpack(ours)
+    assert theirs.data.ptr == ours.handle
+    assert np.allclose(nd.from_dlpack(theirs + 1).numpy(), ours.numpy() + 1)
