@@ -343,7 +343,8 @@ def _extents_of(math: IndexMath, loops: Loops, relation: object) -> None:
                 raise ScheduleError(f"stage {loops.stage.name}: split with tail='shift': loop "
                                     f"{relation.parent.var.name} runs {math.as_dim(parent)} times and the factor is "
                                     f"{relation.factor}; expected a constant extent and factor")  # fmt: skip
-            if known is not None and limit is not None and known > limit and thread is None:
+            whole = thread is not None or relation.tail == "predicate"
+            if known is not None and limit is not None and known > limit and not whole:
                 factor = number(max(limit, 1))
             extents[relation.inner], extents[relation.outer] = factor, math.ceildiv(parent, factor)
         else:

@@ -119,7 +119,8 @@ class Stage:
         end with the loop and computes some elements a second time, so that all parts are whole and none is guarded
         (Halide's ShiftInwards); for data axes of a constant extent, and not where elements are updated in place by
         several threads or from outside the part. "predicate": the guard stays where it is, for a last step so short
-        (the store of a finished tile) that a second copy of all the code around it does not pay.
+        (the store of a finished tile) that a second copy of all the code around it does not pay; a factor larger than
+        the loop is kept too.
         """
         self._check_leaf("split", parent)
         self._check_plain("split", parent)

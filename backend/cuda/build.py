@@ -20,6 +20,7 @@ from backend.target import Target
 from te.errors import CompileError
 from te.ir import IRModule, Pass, PassContext, Sequential
 from te.tir import PrimFunc
+from te.tir.passes.inject_async_copy import InjectAsyncCopy
 from te.tir.passes.legalize_compute import LegalizeCompute
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
@@ -29,7 +30,7 @@ PassContext.declare_option("cuda.fast_math", False, "approximate division, squar
 
 def device_passes(target: Target) -> tuple[Pass, ...]:
     """The passes from a lowered function to one that the generator prints, in order."""
-    return (LegalizeCompute(),)
+    return (LegalizeCompute(), InjectAsyncCopy())
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,16 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
             raise CompileError(f"threads of different blocks can't wait for each other: {node}")
         return barrier
 
+    def call_async_copy(self, node: Call) -> str:
+        to, source, nbytes, condition = [self.visit(a) for a in node.args]
+        return f"rc_async_copy<{nbytes}>({to}, {source}, {condition})"
+
+    def call_async_commit(self, node: Call) -> str:
+        return "rc_async_commit()"
+
+    def call_async_wait(self, node: Call) -> str:
+        return f"rc_async_wait<{self.visit(node.args[0])}>()"
+
     def call_call_extern(self, node: Call) -> str:
         name = node.args[0]
         assert isinstance(name, StringImm), "call_extern begins with a name"

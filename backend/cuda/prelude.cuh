@@ -48,6 +48,31 @@ RC_DEVICE float rc_max_f32(float a, float b) {
 #endif
 }
 
+// Copies from global to shared memory that end later: N = 4, 8 or 16 bytes, aligned to N; zeros where `inside` is false.
+// `commit` closes a group of the thread's copies, `wait` waits until all but the newest `Pending` groups are complete.
+// Before sm_80 they are complete at once.
+
+#if __CUDA_ARCH__ >= 800
+template <int N> RC_DEVICE void rc_async_copy(void* to, const void* from, bool inside) {
+  unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  int bytes = inside ? N : 0;
+  if constexpr (N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(place), "l"(from), "n"(N), "r"(bytes) : "memory");
+  }
+}
+RC_DEVICE void rc_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending> RC_DEVICE void rc_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+#else
+template <int N> RC_DEVICE void rc_async_copy(void* to, const void* from, bool inside) {
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) ((unsigned*)to)[i] = inside ? ((const unsigned*)from)[i] : 0u;
+}
+RC_DEVICE void rc_async_commit() {}
+template <int Pending> RC_DEVICE void rc_async_wait() {}
+#endif
+
 #endif  // RELAYC_HOST_EMULATION
 
 // Types that are stored and moved, and computed with in float.

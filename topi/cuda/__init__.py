@@ -1,5 +1,5 @@
 """Schedules for NVIDIA GPUs. Importing the package registers them."""
 
-from topi.cuda import stagewise
+from topi.cuda import products, stagewise
 
-__all__ = ["stagewise"]
+__all__ = ["products", "stagewise"]

@@ -54,3 +54,11 @@ static inline T rc_atomic_max(T* at, T by) {
   *at = emulation_larger(old, by);
   return old;
 }
+
+template <int N>
+static inline void rc_async_copy(void* to, const void* from, bool inside) {
+  emulation_copy_async(emulation_shared_offset(to), from, N, inside ? N : 0);
+}
+static inline void rc_async_commit() { emulation_copy_commit(); }
+template <int Pending>
+static inline void rc_async_wait() { emulation_copy_wait(Pending); }

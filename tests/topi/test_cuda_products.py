@@ -1,0 +1,114 @@
+"""Products of matrices on GPUs: dense layers, matrix products and convolutions, against numpy, at odd sizes too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from topi.registry import schedule_for
+
+RNG = np.random.default_rng(3)
+TARGET = "cuda -arch=sm_90"
+
+
+def placeholder(name, *shape, dtype="float32"):
+    return te.placeholder(shape, dtype, name)
+
+
+def run(device, inputs, out):
+    """The group of `out` and a bias with a floor, on random arrays; gives (arrays, result without the epilogue)."""
+    last = te.compute(out.shape, lambda *i: te.max(out(*i) + 1.0, te.const(-1e9)), name="last", tag="elemwise")
+    return execute(device, inputs, last)
+
+
+def execute(device, inputs, *outs):
+    target = Target(TARGET)
+    library = backend.build(te.lower(schedule_for(list(outs), target), [*inputs, *outs]), target=target)
+    arrays = [RNG.standard_normal(t.shape).astype(str(t.dtype)) for t in inputs]
+    given = [backend.nd.array(a, device) for a in arrays]
+    results = [backend.nd.empty(t.shape, str(t.dtype), device) for t in outs]
+    library(*given, *results)
+    return arrays, *[r.numpy() for r in results]
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 8, 40), (9, 33, 27), (1, 3, 22), (64, 128, 64), (100, 70, 129)])
+def test_dense(cuda_device, m, n, k):
+    x, w = placeholder("x", m, k), placeholder("w", n, k)
+    (a, b), result = execute(cuda_device, [x, w], topi.nn.dense(x, w))
+    np.testing.assert_allclose(result, a @ b.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("dims", [(3, 9, 20, 33), (2, 64, 32, 40)])
+def test_batch_matmul(cuda_device, dims, transpose_a, transpose_b):
+    b, m, n, k = dims
+    x = placeholder("x", b, *((k, m) if transpose_a else (m, k)))
+    y = placeholder("y", b, *((n, k) if transpose_b else (k, n)))
+    out = topi.nn.batch_matmul(x, y, transpose_a, transpose_b)
+    (p, q), result = run(cuda_device, [x, y], out)
+    expected = (p.swapaxes(1, 2) if transpose_a else p) @ (q.swapaxes(1, 2) if transpose_b else q)
+    np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("a_batch", "b_batch"), [((), (2, 3)), ((2, 3), ()), ((2, 1), (1, 3)), ((2, 3), (3,))])
+def test_batches_broadcast(cuda_device, a_batch, b_batch):
+    x, y = placeholder("x", *a_batch, 5, 34), placeholder("y", *b_batch, 34, 12)
+    (p, q), result = run(cuda_device, [x, y], topi.nn.batch_matmul(x, y))
+    np.testing.assert_allclose(result, p @ q + 1, rtol=1e-4, atol=1e-4)
+
+
+def windows(x, kernel, strides, padding, dilation):
+    """(N, spatial out..., C, kernel...) of x (N, spatial..., C)."""
+    rank = len(kernel)
+    pads = [(0, 0), *zip(padding[:rank], padding[rank:], strict=True), (0, 0)]
+    padded = np.pad(x, pads)
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    view = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=range(1, rank + 1))
+    view = view[(slice(None), *[slice(None, None, s) for s in strides])]
+    return view[(..., *[slice(None, None, d) for d in dilation])]
+
+
+def convolution(x, w, strides, padding, dilation, groups):
+    """x (N, spatial..., C), w (O, I, kernel...): (N, spatial..., O)."""
+    view = windows(x, w.shape[2:], strides, padding, dilation)
+    rank = w.ndim - 2
+    parts = []
+    for g in range(groups):
+        per_group, outputs = w.shape[1], w.shape[0] // groups
+        inside = view[(*[slice(None)] * (rank + 1), slice(g * per_group, (g + 1) * per_group))]
+        weight = w[g * outputs : (g + 1) * outputs]
+        parts.append(np.tensordot(inside, weight, axes=(range(rank + 1, inside.ndim), range(1, w.ndim))))
+    return np.concatenate(parts, axis=-1)
+
+
+CONVOLUTIONS = [
+    ((1, 9, 10, 8), (12, 8, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+    ((2, 7, 7, 5), (7, 5, 3, 2), (2, 1), (1, 0, 2, 1), (1, 2), 1),
+    ((1, 12, 12, 3), (16, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
+    ((2, 6, 6, 40), (24, 40, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((1, 6, 5, 12), (18, 4, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 3),
+    ((1, 20, 10), (6, 10, 5), (2,), (2, 2), (1,), 1),
+    ((1, 4, 5, 6, 4), (8, 4, 2, 3, 3), (1, 1, 1), (0, 1, 1, 1, 1, 1), (1, 1, 1), 1),
+]
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda c: "x".join(map(str, c[1])))
+def test_convolution(cuda_device, case, channels_last):
+    shape, kernel, strides, padding, dilation, groups = case
+    spatial = "DHW"[-len(strides) :]
+    data_layout = f"N{spatial}C" if channels_last else f"NC{spatial}"
+    kernel_layout = f"{spatial}IO" if channels_last else f"OI{spatial}"
+    x = placeholder("x", *(shape if channels_last else (shape[0], shape[-1], *shape[1:-1])))
+    w = placeholder("w", *((*kernel[2:], kernel[1], kernel[0]) if channels_last else kernel))
+    out = topi.nn.conv(x, w, strides, padding, dilation, groups, data_layout, kernel_layout)
+    (a, b), result = run(cuda_device, [x, w], out)
+    a = a if channels_last else np.moveaxis(a, 1, -1)
+    b = np.moveaxis(b, (-1, -2), (0, 1)) if channels_last else b
+    result = result if channels_last else np.moveaxis(result, 1, -1)
+    np.testing.assert_allclose(result, convolution(a, b, strides, padding, dilation, groups) + 1, rtol=1e-4, atol=1e-3)

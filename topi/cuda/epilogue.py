@@ -1,0 +1,76 @@
+"""What follows a heavy operation in a fused group: whether it can run on the operation's results in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import te
+from te.ir import post_order
+from te.rewrite import map_reads
+from te.tir import PrimExpr, ProducerLoad
+from te.tir.substitute import substitute
+from topi.cuda.stagewise import schedule_stage
+from topi.groups import inline_injective, is_injective
+from topi.registry import operations_behind
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["fused_output", "start_schedule"]
+
+
+def fused_output(outs: Sequence[te.Tensor], anchor: te.Operation) -> te.Tensor | None:
+    """The output whose elements read the anchor's result at their own index only, if it is all there is to compute."""
+    if len(outs) != 1:
+        return None
+    out, result = outs[0], anchor.output(0)
+    if out.op is anchor:
+        return out
+    if not is_injective(out.op) or len(out.shape) != len(result.shape):
+        return None
+    if not all(a is b or a == b for a, b in zip(_known(out), _known(result), strict=True)):
+        return None
+    assert isinstance(out.op, te.ComputeOp)
+    own = [axis.var for axis in out.op.axis]
+    for load in [n for n in post_order(_written_in(out.op.body[0], anchor)) if isinstance(n, ProducerLoad)]:
+        if load.producer.op is anchor and not all(i is v for i, v in zip(load.indices, own, strict=True)):
+            return None
+    return out
+
+
+def _known(tensor: te.Tensor) -> list[object]:
+    return [d if isinstance(d, int) else id(d) for d in tensor.shape]
+
+
+def _written_in(value: PrimExpr, anchor: te.Operation) -> PrimExpr:
+    """`value` with the formulas of injective operations written in, as far as the anchor."""
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        op = load.producer.op
+        if op is anchor or not is_injective(op):
+            return load
+        assert isinstance(op, te.ComputeOp)
+        index = {axis.var: i for axis, i in zip(op.axis, load.indices, strict=True)}
+        return _written_in(substitute(op.body[load.producer.value_index], index), anchor)
+
+    return map_reads(value, read)
+
+
+def start_schedule(
+    outs: Sequence[te.Tensor], anchor: te.Operation, target: Target
+) -> tuple[te.Schedule, te.Tensor]:
+    """A schedule with everything done but the anchor and what it is written out by, which is given.
+
+    The epilogue is written out by the group's output if it can be fused, else by the anchor, and what reads that is a
+    kernel of its own. What the anchor reads is inlined where it is injective.
+    """
+    fused = fused_output(outs, anchor)
+    s = te.create_schedule([out.op for out in outs])
+    keep = [] if fused is not None else [anchor]
+    inline_injective(s, outs, keep)
+    out = anchor.output(0) if fused is None else fused
+    for op in operations_behind(outs):
+        if op is not anchor and op is not out.op and s[op].attach != "inline":
+            schedule_stage(s, op, target)
+    return s, out
