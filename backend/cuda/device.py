@@ -11,6 +11,7 @@ written on, order the two with `sync_stream_from_to`.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import lru_cache
@@ -54,13 +55,18 @@ class CUDADeviceAPI(DeviceAPI):
     def gpu(self, device: Device) -> Gpu:
         """The GPU behind a device, its context current. Raises `DeviceError` when there is none, saying why."""
         found = self._gpus.get(device.index)
-        if found is None or is_gone():
+        if found is None:
             with self._opening:
-                found = None if is_gone() else self._gpus.get(device.index)
+                found = self._gpus.get(device.index)
                 if found is None:
                     found = self._gpus[device.index] = Gpu(device.index)
         found.activate()
         return found
+
+    def forget_gpus(self) -> None:
+        """In a forked child, which has none: what is asked for says so."""
+        self._gpus = {}
+        self._opening = threading.Lock()
 
     def set_device(self, device: Device) -> None:
         self.gpu(device)
@@ -82,7 +88,8 @@ class CUDADeviceAPI(DeviceAPI):
             else:
                 handle = int(call("cuMemAlloc", max(nbytes, 1)))
         except DriverError as error:
-            raise DriverError(f"can't allocate {nbytes} bytes on {device}: {error}", error.code) from error
+            free = "" if error.is_sticky else f"; {call('cuMemGetInfo')[0]} bytes are free"
+            raise DriverError(f"can't allocate {nbytes} bytes on {device}: {error}{free}", error.code) from error
         self._home[handle] = home
         if self._of_thread.scratch is None:
             gpu.order(home, stream)
@@ -319,4 +326,7 @@ _ATTRIBUTES: dict[DeviceAttrKind, _Query] = {
 @lru_cache(maxsize=1)
 def cuda_device_api() -> CUDADeviceAPI:
     """The one `CUDADeviceAPI` of the process. It is there without a GPU too, to say why there is none."""
-    return CUDADeviceAPI()
+    api = CUDADeviceAPI()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=api.forget_gpus)
+    return api

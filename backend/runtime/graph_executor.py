@@ -245,6 +245,8 @@ class GraphModule:
                 for result in self(**inputs):
                     result.numpy()
 
+            if isinstance(self._runner, CapturingRunner):
+                self._run()  # and once more to warm up, which records
             return measure(
                 everything if end_to_end else self._run,
                 [self.device],

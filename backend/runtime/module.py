@@ -146,13 +146,17 @@ class Module(abc.ABC):
     ) -> Callable[..., BenchmarkResult]:
         """A function of the arguments that times function `name` on them; see `timing.measure`.
 
-        Arguments are made ready once, so what is timed is the call alone. TVM: `Module.time_evaluator`.
+        Arguments are made ready once, so what is timed is the call alone; of a function of a device that queues its
+        work, the device's part of it, after one call that checks the arguments. TVM: `Module.time_evaluator`.
         """
         function = self.get_function(name, query_imports=True)
+        queued = next((f for m in self._imports if (f := m._lookup(name, True)) is not None and f.is_queued), None)
 
         def evaluate(*args: Any) -> BenchmarkResult:
+            if queued is not None:
+                function(*args)
             return measure(
-                function.bind(*args),
+                (function if queued is None else queued).bind(*args),
                 [dev],
                 number=number,
                 repeat=repeat,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 
 import numpy as np
@@ -64,7 +65,7 @@ def test_copies_within_an_array(cuda_device):
 
 def test_memory_is_aligned_and_its_end_is_told(cuda_device):
     assert all(nd.empty((n,), "uint8", cuda_device).handle % 64 == 0 for n in range(5))
-    with pytest.raises(DeviceError, match=r"can't allocate \d+ bytes on cuda:0: .*OUT_OF_MEMORY"):
+    with pytest.raises(DeviceError, match=r"can't allocate \d+ bytes on cuda:0: .*OUT_OF_MEMORY.* \d+ bytes are free"):
         nd.empty((1 << 50,), "uint8", cuda_device)
     with pytest.raises(DeviceError, match="aligned to 3"):
         cuda_device.api.alloc_data_space(cuda_device, 16, 3)
@@ -195,6 +196,29 @@ def test_pickled_arrays_come_back_to_their_device(cuda_device):
     rebuild, state = nd.array([1.0, 2.0], cuda_device).__reduce__()
     again = rebuild(*state)
     assert again.device == cuda_device and again.numpy().tolist() == [1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_is_told_why_it_has_no_device(cuda_device):
+    x = nd.array([1.0, 2.0], cuda_device)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        lines = [str(cuda_device.exist)]
+        for use in (x.numpy, cuda_device.sync, lambda: nd.zeros((3,), "float32", cuda_device)):
+            try:
+                use()
+            except DeviceError as error:
+                lines.append(str(error))
+        os.write(writing, "\n".join(lines).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    exists, *errors = os.read(reading, 1 << 16).decode().split("\n")
+    os.close(reading)
+    os.close(writing)
+    assert exists == "False" and len(errors) == 3
+    assert all("the driver does not survive a fork; start processes by 'spawn'" in error for error in errors)
+    assert x.numpy().tolist() == [1, 2]
 
 
 def test_scalars_are_spread(cuda_device):

@@ -10,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import backend
+import te
 from backend.cuda.module import CUDAModule, load_from_bytes
 from backend.runtime import ArgumentError, ArtifactError, DeviceError, device, nd
+from backend.target import Target
 from tests.cuda_emulation import emulation
 
 RNG = np.random.default_rng(0)
@@ -185,6 +188,22 @@ def test_time_evaluator(cuda_device, kernels):
     result = kernels.time_evaluator("add", cuda_device, number=3, repeat=2)(a, b, c)
     assert len(result.results) == 2 and 0 < result.mean < 10
     assert np.array_equal(c.numpy(), a.numpy() + b.numpy())
+
+
+def test_time_evaluator_of_a_host_function_times_the_device_after_one_check(cuda_device):
+    n = te.var("n")
+    x = te.placeholder((n,), name="x")
+    y = te.compute((n,), lambda i: x[i] + 1, name="y")
+    s = te.create_schedule(y.op)
+    block, thread = s[y].split(y.op.axis[0], factor=64)
+    s[y].bind(block, te.thread_axis("blockIdx.x"))
+    s[y].bind(thread, te.thread_axis("threadIdx.x"))
+    built = backend.build(s, [x, y], Target(f"cuda -arch=sm_{cuda_device.compute_version.replace('.', '')}"))
+    a, b = arrays(cuda_device, 100, 100)
+    timed = built.time_evaluator("main", cuda_device, number=3, repeat=2)
+    assert timed(a, b).mean > 0 and np.array_equal(b.numpy(), a.numpy() + 1)
+    with pytest.raises(ArgumentError, match="expected 100"):
+        timed(a, nd.empty((99,), "float32", cuda_device))
 
 
 def test_running_needs_no_compiler():
