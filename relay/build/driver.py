@@ -136,11 +136,11 @@ def _name_outputs(graph: ExecutionGraph, names: Sequence[str]) -> None:
 
 def _lower_all(
     workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
-) -> dict[str, dict[str, list[int]]]:
+) -> dict[str, dict[str, Any]]:
     """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask of memory, by name."""
     context = PassContext.current()
     settings = repr((context.opt_level, sorted(context.config.items()), sorted(context.disabled_pass)))
-    memory: dict[str, dict[str, list[int]]] = {}
+    memory: dict[str, dict[str, Any]] = {}
     for i, workload in enumerate(workloads):
         key = f"{workload.name}\n{settings}\n{workload.key}"
         note = builder.reuse(workload.name, key)

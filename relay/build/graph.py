@@ -16,6 +16,7 @@ import numpy as np
 from relay.analysis import evaluation_order
 from relay.build.lower import Workload, tensor_types
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
+from relay.build.workspace import Workspace
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType
 from te.errors import CompileError
@@ -256,13 +257,13 @@ def make_graph(function: Function) -> ExecutionGraph:
     return _Numbering(function).graph
 
 
-def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[int]]) -> None:
-    """Give the nodes scratch tensors: `workspaces` holds sizes in bytes by the name of the kernel."""
+def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Workspace]]) -> None:
+    """Give the nodes scratch tensors: `workspaces` holds what they are by the name of the kernel."""
     for node in graph.nodes:
-        for nbytes in workspaces[node.workload.name]:
+        for count, element in workspaces[node.workload.name]:
             node.outputs.append(len(graph.tensors))
             node.scratch += 1
-            graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", TensorType((nbytes,), "uint8")))
+            graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", TensorType((count,), element)))
 
 
 def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] | None = None) -> None:

@@ -12,7 +12,7 @@ from backend.runtime.registry import get_global_func
 from backend.target import Target
 from relay.analysis import evaluation_order
 from relay.build.in_place import in_place_inputs
-from relay.build.workspace import lift_workspaces
+from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
@@ -68,13 +68,13 @@ class Workload:
 class Kernel:
     """A lowered workload.
 
-    `workspaces`: bytes of the scratch buffers it takes as parameters after its results. `in_place`: positions of the
+    `workspaces`: the scratch buffers it takes as parameters after its results. `in_place`: positions of the
     inputs that its result may overwrite.
     """
 
     name: str
     function: PrimFunc
-    workspaces: tuple[int, ...]
+    workspaces: tuple[Workspace, ...]
     in_place: tuple[int, ...]
 
 
@@ -150,8 +150,8 @@ def lower(workload: Workload, target: Target) -> Kernel:
 
 def _first_that_fits(
     workload: Workload, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target
-) -> tuple[PrimFunc, list[int]]:
-    """Loops by the first schedule whose kernels the target can run, and the sizes of their workspaces."""
+) -> tuple[PrimFunc, list[Workspace]]:
+    """Loops by the first schedule whose kernels the target can run, and their workspaces."""
     verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
     refused: list[str] = []
     for schedule in schedules_for(outputs, target):

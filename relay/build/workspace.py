@@ -7,37 +7,39 @@ place in the arena for just that step.
 
 from __future__ import annotations
 
-from te.dtype import DType
+from te.dtype import dtype
 from te.ir import Mutator
-from te.tir import Allocate, Buffer, For, PrimFunc, Stmt, While
+from te.tir import Allocate, Buffer, For, PrimFunc, Stmt, While, product
 
-__all__ = ["lift_workspaces"]
+__all__ = ["Workspace", "lift_workspaces"]
 
 _SMALLEST = 4096
 """Bytes: smaller buffers stay inside, on the stack."""
 
 
-def _nbytes(buffer: Buffer) -> int | None:
-    elements = 1
-    for extent in buffer.shape:
-        if not isinstance(extent, int):
-            return None
-        elements *= extent
-    element: DType = buffer.dtype
-    return elements * element.nbytes
+Workspace = tuple[int, str]
+"""Number and type of the elements of a scratch buffer."""
+
+
+def _workspace(buffer: Buffer) -> Workspace | None:
+    """What a buffer of a known size holds."""
+    count = product(buffer.shape)
+    return (count * buffer.dtype.lanes, str(buffer.dtype.element)) if isinstance(count, int) else None
 
 
 class _Lifter(Mutator):
     """Removes large allocations that stand outside all loops."""
 
     def __init__(self) -> None:
-        self.lifted: list[tuple[Buffer, int]] = []
+        self.lifted: list[tuple[Buffer, Workspace]] = []
 
     def visit_Allocate(self, node: Allocate) -> Stmt:
-        nbytes = _nbytes(node.buffer)
-        if node.buffer.scope == "global" and nbytes is not None and nbytes >= _SMALLEST:
-            self.lifted.append((node.buffer, nbytes))
-            return self.visit(node.body)
+        workspace = _workspace(node.buffer)
+        if node.buffer.scope == "global" and workspace is not None:
+            count, element = workspace
+            if count * dtype(element).nbytes >= _SMALLEST:
+                self.lifted.append((node.buffer, workspace))
+                return self.visit(node.body)
         return self.visit_default(node)
 
     def visit_For(self, node: For) -> Stmt:
@@ -47,8 +49,8 @@ class _Lifter(Mutator):
         return node
 
 
-def lift_workspaces(function: PrimFunc) -> tuple[PrimFunc, list[int]]:
-    """The function with large scratch buffers as last parameters, and their sizes in bytes."""
+def lift_workspaces(function: PrimFunc) -> tuple[PrimFunc, list[Workspace]]:
+    """The function with large scratch buffers as last parameters, and what they hold."""
     lifter = _Lifter()
     body = lifter.visit(function.body)
     if not lifter.lifted:
@@ -56,4 +58,4 @@ def lift_workspaces(function: PrimFunc) -> tuple[PrimFunc, list[int]]:
     params = tuple(buffer.data for buffer, _ in lifter.lifted)
     buffer_map = {**function.buffer_map, **{buffer.data: buffer for buffer, _ in lifter.lifted}}
     lifted = function.replace(params=(*function.params, *params), body=body, buffer_map=buffer_map)
-    return lifted, [nbytes for _, nbytes in lifter.lifted]
+    return lifted, [workspace for _, workspace in lifter.lifted]
