@@ -104,6 +104,12 @@ DRIVER_API Result cuDriverGetVersion(int* version) {
   return SUCCESS;
 }
 
+// NVRTC asks for the driver's inner tables when it finds a driver, and does without them.
+DRIVER_API Result cuGetExportTable(const void** table, const void*) {
+  *table = nullptr;
+  return NOT_FOUND;
+}
+
 DRIVER_API Result cuDeviceGetCount(int* count) {
   ENTER_WITHOUT_CONTEXT;
   *count = static_cast<int>(devices.size());
