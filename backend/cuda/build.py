@@ -22,6 +22,7 @@ from te.ir import IRModule, Pass, PassContext, Sequential
 from te.tir import PrimFunc
 from te.tir.passes.inject_async_copy import InjectAsyncCopy
 from te.tir.passes.legalize_compute import LegalizeCompute
+from te.tir.passes.thread_sync import ThreadSync
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
 
@@ -30,7 +31,7 @@ PassContext.declare_option("cuda.fast_math", False, "approximate division, squar
 
 def device_passes(target: Target) -> tuple[Pass, ...]:
     """The passes from a lowered function to one that the generator prints, in order."""
-    return (LegalizeCompute(), InjectAsyncCopy())
+    return (LegalizeCompute(), InjectAsyncCopy(), ThreadSync())
 
 
 @dataclass(frozen=True, slots=True)

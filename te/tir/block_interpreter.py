@@ -61,7 +61,10 @@ class _BlockThread:
 
 
 class BlockInterpreter(Interpreter):
-    """An `Interpreter` that obeys barriers among the threads of a block ("threadIdx" axes)."""
+    """An `Interpreter` that obeys barriers among the threads of a block ("threadIdx" axes).
+
+    `backwards` runs the threads in the opposite order: a program whose result differs lacks a barrier.
+    """
 
     def __init__(
         self,
@@ -69,8 +72,10 @@ class BlockInterpreter(Interpreter):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         *,
         check_uninitialized: bool = False,
+        backwards: bool = False,
     ) -> None:
         super().__init__(module, functions, check_uninitialized=check_uninitialized)
+        self._order = -1 if backwards else 1
         self._thread: _BlockThread | None = None
         self._shared: dict[tuple[int, int], Any] = {}
         self._visits: dict[int, int] = {}
@@ -97,7 +102,7 @@ class BlockInterpreter(Interpreter):
             threads = [self._start(dict(zip(axes, reversed(p), strict=True)), body, pool) for p in positions]
             try:
                 while not all(t.finished for t in threads):
-                    for thread in threads:
+                    for thread in threads[:: self._order]:
                         thread.advance()
                         if thread.finished:
                             thread.outcome.result()

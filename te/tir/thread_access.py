@@ -1,0 +1,202 @@
+"""Which elements of shared memory the threads of a block touch, and whether two accesses may meet.
+
+An access is described by the bytes that all threads of the block together touch when they run it once, as a function
+of what is the same for all of them: loops around it that every thread runs alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from te.arith import Analyzer, Interval
+from te.ir.visitor import collect
+from te.tir import ops
+from te.tir.buffer import Buffer
+from te.tir.expr import FloorMod, IntImm, PrimExpr, Ramp, Range, Var
+from te.tir.substitute import substitute
+
+__all__ = ["Access", "AccessTests"]
+
+_MOST_SLOTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Access:
+    """One access of a block's threads to shared memory.
+
+    `first` is the first byte from the buffer's pointer on and `nbytes` the count; `first` None: anywhere. `inner` holds
+    the ranges of variables that differ among the threads or runs that the access stands for: thread axes, loops that
+    are over. `explicit`: barriers for this buffer stand in the program already.
+    """
+
+    buffer: Buffer
+    first: PrimExpr | None
+    nbytes: int
+    writes: bool
+    inner: Mapping[Var, Range] = field(default_factory=dict)
+    explicit: bool = False
+    origin: Access | None = None
+    turned: Mapping[Var, Range] = field(default_factory=dict)
+    """loops in an earlier iteration of which `origin` was this access"""
+
+    @staticmethod
+    def of(buffer: Buffer, index: PrimExpr | None, writes: bool, inner: Mapping[Var, Range], explicit: bool) -> Access:
+        """An access at an element index (a vector of them too); None: anywhere in the buffer."""
+        size = buffer.dtype.element.nbytes
+        lanes = 1
+        if isinstance(index, Ramp):
+            stride = ops.as_int(index.stride)
+            lanes = (index.lanes - 1) * stride + 1 if stride is not None and stride > 0 else 0
+            index = index.base
+        if index is None or index.dtype.lanes > 1 or lanes == 0:
+            return Access(buffer, None, 0, writes, inner, explicit)
+        start = ops.mul(ops.add(index, ops.cast(index.dtype, buffer.elem_offset)), size)
+        return Access(buffer, start, lanes * size * buffer.dtype.lanes, writes, inner, explicit)
+
+    def of_size(self, nbytes: int) -> Access:
+        """The access to so many bytes from the same place on."""
+        return self if self.first is None else replace(self, nbytes=nbytes)
+
+    def depends_on(self, var: Var) -> bool:
+        """Does the place depend on a variable that is the same for all threads?"""
+        return self.first is not None and var not in self.inner and any(v is var for v in collect(self.first, Var))
+
+    def earlier(self, var: Var, within: Range) -> Access:
+        """The access of the iteration before; `within` is the range of the loop."""
+        if self.first is None:
+            return self
+        return replace(self, first=substitute(self.first, {var: ops.sub(var, 1)}), origin=self.origin or self,
+                       turned={**self.turned, var: within})  # fmt: skip
+
+    @property
+    def everywhere(self) -> Access:
+        """The access of all iterations of the loops that it has been moved in."""
+        if self.origin is None:
+            return self
+        return replace(self.origin, inner={**self.origin.inner, **self.turned})
+
+    def over(self, var: Var, within: Range) -> Access:
+        """The access of all iterations of a loop."""
+        first = self.first
+        if first is not None and var in self.turned:
+            first = substitute(first, {var: ops.add(var, 1)})
+        return replace(self, first=first, inner={**self.inner, var: within})
+
+
+class AccessTests:
+    """Decides whether accesses may touch the same byte from different threads. Answers are kept."""
+
+    def __init__(self, threads: Mapping[Var, int]) -> None:
+        parallel = [var for var, extent in threads.items() if extent > 1]
+        self.threads = {var: number for number, var in enumerate(parallel)}
+        self.analyzer = Analyzer()
+        self.ranges: dict[Var, Range] = {}
+        self._known: dict[tuple[Access, Access], bool] = {}
+
+    def bind(self, var: Var, within: Range) -> None:
+        """Declare the range of a variable: a thread axis or a loop."""
+        self.ranges[var] = within
+        self.analyzer.bind(var, within)
+
+    def conflict(self, earlier: Access, later: Access) -> bool:
+        """May different threads meet in a byte, one of them writing?"""
+        if earlier.buffer.data is not later.buffer.data or not (earlier.writes or later.writes):
+            return False
+        if earlier.explicit and later.explicit and earlier.buffer is later.buffer:
+            return False
+        known = self._known.get((earlier, later))
+        if known is None:
+            known = self._known[earlier, later] = not (self._apart(earlier, later) or self._same_thread(earlier, later))
+        return known
+
+    # -- different bytes
+
+    def _apart(self, a: Access, b: Access) -> bool:
+        """Are the bytes of one, over all threads, known to lie before those of the other?"""
+        if a.first is None or b.first is None:
+            return False
+        return all(self._apart_at(a, b, values) for values in self._cases(a, b))
+
+    def _cases(self, a: Access, b: Access) -> Iterable[Mapping[Var, PrimExpr]]:
+        """The slots of ring buffers, one by one: k = m * q + r for r < m, where indices depend on k % m."""
+        assert a.first is not None and b.first is not None
+        inner = a.inner.keys() | b.inner.keys()
+        modulus, turning = 1, set[Var]()
+        for node in (*collect(a.first, FloorMod), *collect(b.first, FloorMod)):
+            outer = {v for v in collect(node.a, Var) if v not in inner}
+            if outer and isinstance(node.b, IntImm) and 0 < node.b.value <= _MOST_SLOTS:
+                modulus, turning = math.lcm(modulus, node.b.value), turning | outer
+        if len(turning) != 1 or modulus > _MOST_SLOTS:
+            return [{}]
+        (var,) = turning
+        quotient = Var(var.name + ".turn", var.dtype)
+        return [{var: ops.add(ops.mul(quotient, modulus), r)} for r in range(modulus)]
+
+    def _apart_at(self, a: Access, b: Access, values: Mapping[Var, PrimExpr]) -> bool:
+        first, second = self._bytes(a, values), self._bytes(b, values)
+        return self._before(first, second) or self._before(second, first)
+
+    def _bytes(self, access: Access, values: Mapping[Var, PrimExpr]) -> Interval:
+        assert access.first is not None
+        start = substitute(access.first, values) if values else access.first
+        within = self.analyzer.int_set(start, access.inner)
+        return Interval(within.min, None if within.max is None else ops.add(within.max, access.nbytes - 1))
+
+    def _before(self, a: Interval, b: Interval) -> bool:
+        return a.max is not None and b.min is not None and self.analyzer.can_prove_less(a.max, b.min)
+
+    # -- the same thread
+
+    def _same_thread(self, a: Access, b: Access) -> bool:
+        """Does every thread touch bytes of its own only, the same ones in both accesses?
+
+        Both must be the same sum of axes times strides, in which each stride exceeds all that smaller terms add up to:
+        then a byte tells the value of every axis, and so its thread.
+        """
+        a = a.everywhere
+        if a.first is None or b.first is None:
+            return False
+        known = set(collect(a.first, Var))
+        apart = {v: self.ranges[v] for v in collect(b.first, Var) if v in self.ranges and v not in known}
+        one, other = self._terms(a), self._terms(replace(b, inner={**a.inner, **apart, **b.inner}))
+        if one is None or other is None or one != other:
+            return False
+        terms, _ = one
+        if not set(self.threads.values()) <= {axis for _, _, axis in terms}:
+            return False
+        span = 1
+        for stride, extent, _ in terms:
+            if stride < span:
+                return False
+            span += stride * (extent - 1)
+        return True
+
+    def _terms(self, access: Access) -> tuple[list[tuple[int, int, int]], object] | None:
+        """(stride, extent, number of the thread axis) of all axes, small strides first, and the rest of the sum.
+
+        Loops have the number -1: which one it is makes no difference.
+        """
+        if access.first is None:
+            return None
+        form = self.analyzer.linear(access.first)
+        terms = [(1, access.nbytes, -1)]
+        rest = form
+        for atom, stride in form.terms.items():
+            var = atom.expr
+            if not (isinstance(var, Var) and var in access.inner):
+                if not self._is_common(atom.expr, access):
+                    return None
+                continue
+            extent = ops.as_int(access.inner[var].extent)
+            if extent is None or stride < 0 or ops.as_int(access.inner[var].min) is None:
+                return None
+            rest = rest.without(atom)
+            if extent > 1:
+                terms.append((stride, extent, self.threads.get(var, -1)))
+        return sorted(terms), rest.key
+
+    def _is_common(self, expr: PrimExpr | None, access: Access) -> bool:
+        """Is a term the same for all threads and runs that the access stands for?"""
+        return expr is not None and not any(v in access.inner for v in collect(expr, Var))
