@@ -19,6 +19,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 from frontends.onnx.attributes import Attributes, Bindings, bind
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault, unsupported
 from frontends.onnx.fold import Folder, graph_inputs_of
+from frontends.onnx.functions import has_function, schema_defaults, schema_function
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
 from frontends.onnx.model import NEWEST_OPSET, Model, load, opset_table
@@ -156,8 +157,10 @@ class _Importer:
             attributes = bind(node.attribute, scope.bindings)
             if function is not None:
                 results: Sequence[Expr | None] = self._call(function, inputs, attributes, scope)
-            else:
+            elif find_converter(domain, node.op_type, self._opset(domain, scope, place)) is not None:
                 results = self._call_converter(node, domain, inputs, Attributes(attributes), scope, place)
+            else:
+                results = self._expand(node, domain, inputs, attributes, scope, place)
             finished = [None if r is None else self.folder.finish(r, span) for r in results]
         except CONVERSION_FAULTS as error:
             raise _located(error, place, inputs) from error
@@ -174,7 +177,7 @@ class _Importer:
     ) -> Sequence[Expr | None]:
         opset = scope.opsets[domain]
         convert = find_converter(domain, node.op_type, opset)
-        assert convert is not None, "operators without a converter are listed before conversion starts"
+        assert convert is not None
         view = OnnxNode(
             name=node.name,
             op_type=node.op_type,
@@ -194,6 +197,29 @@ class _Importer:
             raise view.error(f"attributes that this operator does not have at opset {opset}: {listed}")
         return results
 
+    def _opset(self, domain: str, scope: _Scope, place: str) -> int:
+        if domain not in scope.opsets:
+            raise fault(place, f"the body imports no version of the domain {domain or 'ai.onnx'!r}")
+        return scope.opsets[domain]
+
+    def _expand(
+        self,
+        node: NodeProto,
+        domain: str,
+        inputs: Sequence[Expr | None],
+        attributes: Bindings,
+        scope: _Scope,
+        place: str,
+    ) -> Sequence[Expr | None]:
+        """The outputs of an operator without a converter, which ONNX defines by a function body."""
+        opset = scope.opsets[domain]
+        complete = {**schema_defaults(domain, node.op_type, opset), **attributes}
+        body = schema_function(node, domain, scope.opsets, complete, inputs)
+        if body is None:  # inside of another body; those of the model were looked through beforehand
+            operator = f"{domain}::{node.op_type}" if domain else node.op_type
+            raise unsupported(place, f"{operator} at opset {opset} is not supported", missing=operator)
+        return self._call(body, inputs, complete, scope)
+
     def _subgraph(self, graph: GraphProto, args: Sequence[Expr], scope: _Scope, place: str) -> list[Expr]:
         inner = scope.inner(place)
         if len(args) != len(graph.input):
@@ -209,7 +235,7 @@ class _Importer:
         attributes: Bindings,
         scope: _Scope,
     ) -> list[Expr | None]:
-        """The outputs of a model-local function applied to `inputs`."""
+        """The outputs of a function, one of the model's own or an operator's body, applied to `inputs`."""
         where = f"{self.model.name}: function {function.name!r}"
         if scope.depth >= MAX_NESTING:
             raise fault(where, "functions that call each other in a circle, or too deeply")
@@ -377,6 +403,8 @@ def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -
     if domain not in opsets:
         return f"{operator} (the model imports no version of the domain {domain or 'ai.onnx'!r})"
     if find_converter(domain, node.op_type, opsets[domain]) is not None:
+        return ""
+    if has_function(domain, node.op_type, opsets[domain]):
         return ""
     if find_converter(domain, node.op_type, NEWEST_OPSET) is not None:
         return f"{operator} at opset {opsets[domain]} (a newer opset of it is supported)"

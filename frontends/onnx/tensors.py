@@ -18,7 +18,16 @@ from onnx import SparseTensorProto, TensorProto
 
 from frontends.onnx.errors import fault, unsupported
 
-__all__ = ["MAX_ELEMENTS", "check_computed", "check_shape", "dtype_name", "numpy_dtype", "sparse_to_numpy", "to_numpy"]
+__all__ = [
+    "MAX_ELEMENTS",
+    "check_computed",
+    "check_shape",
+    "dtype_name",
+    "element_type",
+    "numpy_dtype",
+    "sparse_to_numpy",
+    "to_numpy",
+]
 
 MAX_ELEMENTS = 2**31 - 1
 """Elements of the largest tensor: the compiler indexes with int32."""
@@ -91,6 +100,11 @@ def numpy_dtype(elem_type: int, where: str) -> np.dtype[Any]:
 def dtype_name(elem_type: int, where: str) -> str:
     """The compiler's spelling of ONNX element type `elem_type`, such as ``"float32"``."""
     return numpy_dtype(elem_type, where).name
+
+
+def element_type(dtype: str) -> int:
+    """The ONNX element type that the compiler spells `dtype`."""
+    return next(number for number, element in _TYPES.items() if element.dtype.name == dtype)
 
 
 def _known_types() -> str:

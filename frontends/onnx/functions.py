@@ -1,0 +1,91 @@
+"""Operators that ONNX defines by a function body: the body, for an operator that has no converter of its own.
+
+Bodies come from the schemas of the onnx package, at the model's opset. Attributes that a node leaves out take the
+schema's defaults, and inputs that it leaves out stay absent in the body: `onnx.inliner` does neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs, helper
+
+from frontends.onnx.errors import OnnxImportError
+from frontends.onnx.tensors import element_type
+from relay.expr import Expr
+from relay.type import TensorType
+
+__all__ = ["has_function", "schema_defaults", "schema_function"]
+
+
+def _schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
+    try:
+        return defs.get_schema(name, opset, domain)
+    except defs.SchemaError:
+        return None
+
+
+def has_function(domain: str, name: str, opset: int) -> bool:
+    """Does ONNX define this operator by a body, at `opset` of its domain?"""
+    schema = _schema(domain, name, opset)
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def schema_defaults(domain: str, name: str, opset: int) -> dict[str, AttributeProto]:
+    """The attributes of an operator that have a default, with it."""
+    schema = _schema(domain, name, opset)
+    if schema is None:
+        return {}
+    defaults = {key: attribute.default_value for key, attribute in schema.attributes.items()}
+    return {key: value for key, value in defaults.items() if value.type != AttributeProto.UNDEFINED}
+
+
+def schema_function(
+    node: NodeProto,
+    domain: str,
+    opsets: Mapping[str, int],
+    attributes: Mapping[str, AttributeProto],
+    inputs: Sequence[Expr | None],
+) -> FunctionProto | None:
+    """The body of the operator of `node` as a function; None when ONNX defines it by words only.
+
+    Bodies of the operators of other domains are versioned by the default domain's opset; the newest that the model's
+    opsets allow is taken. Raises `OnnxImportError` when the onnx package finds no body for these inputs.
+    """
+    schema = _schema(domain, node.op_type, opsets[domain])
+    if schema is None:
+        return None
+    limit = opsets.get("", opsets[domain])
+    if schema.has_function:
+        text = schema.get_function_with_opset_version(_newest(schema.function_opset_versions, limit))
+    elif schema.has_context_dependent_function:
+        bare = helper.make_node(node.op_type, list(node.input), list(node.output), domain=node.domain)
+        bare.attribute.extend(attributes.values())
+        types = [_type_proto(x).SerializeToString() for x in inputs]
+        version = _newest(schema.context_dependent_function_opset_versions, limit)
+        text = schema.get_context_dependent_function_with_opset_version(version, bare.SerializeToString(), types)
+    else:
+        return None
+    function = FunctionProto()
+    try:
+        function.ParseFromString(text)
+    except DecodeError as error:
+        raise OnnxImportError(f"ONNX gives no body of {node.op_type} for these inputs and attributes") from error
+    if not function.node:
+        raise OnnxImportError(f"ONNX gives no body of {node.op_type} for these inputs and attributes")
+    if not any(entry.domain in ("", "ai.onnx") for entry in function.opset_import):  # FlexAttention forgets it
+        function.opset_import.append(helper.make_opsetid("", limit))
+    return function
+
+
+def _newest(versions: Sequence[int], limit: int) -> int:
+    return max((v for v in versions if v <= limit), default=min(versions))
+
+
+def _type_proto(x: Expr | None) -> TypeProto:
+    """The ONNX type of an expression; the empty type for an input that is left out."""
+    if x is None or not isinstance(x.ty, TensorType):
+        return TypeProto()
+    dims = [d if isinstance(d, int) else None for d in x.ty.shape]
+    return helper.make_tensor_type_proto(element_type(str(x.ty.dtype)), dims)
