@@ -1,6 +1,6 @@
 """Compute definitions of operators, and the schedules found for them by tag and target (TVM: `topi`)."""
 
-from topi import nn
+from topi import nn, vision
 from topi.broadcast import (
     add,
     bitwise_and,
@@ -71,6 +71,7 @@ from topi.elementwise import (
 )
 from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take
 from topi.layout import Layout
+from topi.linalg import det
 from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.sort import argsort, cumprod, cumsum, sort, topk
@@ -93,17 +94,18 @@ from topi.transform import (
     transpose,
     trilu,
 )
+from topi.trees import tree_ensemble
 
 __all__ = [
     "Layout", "Rank", "abs", "acos", "acosh", "add", "all", "any", "arange", "argmax", "argmin", "argsort", "asin",
     "asinh", "atan", "atanh", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast_to", "cast",
-    "ceil", "clip", "concatenate", "copy", "cos", "cosh", "cumprod", "cumsum", "divide", "equal", "erf", "exp",
+    "ceil", "clip", "concatenate", "copy", "cos", "cosh", "cumprod", "cumsum", "det", "divide", "equal", "erf", "exp",
     "expand_dims", "flip", "floor", "floor_divide", "floor_mod", "full", "gather", "gather_nd", "greater",
     "greater_equal", "isfinite", "isinf", "isnan", "layout_transform", "left_shift", "less", "less_equal", "log",
     "log1p", "log2", "log10", "logical_and", "logical_not", "logical_or", "logical_xor", "max", "maximum", "mean",
     "min", "minimum", "multiply", "negative", "nn", "not_equal", "one_hot", "power", "prod", "register_schedule",
     "reinterpret", "repeat", "reshape", "reverse_sequence", "right_shift", "round", "rsqrt", "scatter_elements",
     "scatter_nd", "schedule_for", "sigmoid", "sign", "sin", "sinh", "sort", "split", "sqrt", "squeeze", "stack",
-    "strided_slice", "subtract", "sum", "take", "tan", "tanh", "tile", "topk", "transpose", "trilu", "trunc",
-    "trunc_divide", "trunc_mod", "where",
+    "strided_slice", "subtract", "sum", "take", "tan", "tanh", "tile", "topk", "transpose", "tree_ensemble", "trilu",
+    "trunc", "trunc_divide", "trunc_mod", "vision", "where",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from topi.elementwise import elementwise
 from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
 from topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
 
-__all__ = ["all", "any", "argmax", "argmin", "max", "mean", "min", "prod", "reduced_shape", "sum"]
+__all__ = ["all", "any", "arg_reducer", "argmax", "argmin", "max", "mean", "min", "prod", "reduced_shape", "sum"]
 
 Axis = int | Sequence[int] | None
 
@@ -113,7 +113,7 @@ def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     )
 
 
-def _arg_reducer(better: Callable[[PrimExpr, PrimExpr], PrimExpr], last: bool, name: str) -> Callable[..., Any]:
+def arg_reducer(better: Callable[[PrimExpr, PrimExpr], PrimExpr], last: bool, name: str) -> Callable[..., Any]:
     """Keeps the (index, value) pair whose value is `better`; NaN beats every number, ties go by index.
 
     Index -1 marks the identity: no value yet.
@@ -145,7 +145,7 @@ def _arg_reduce(
 ) -> Tensor:
     axes = normalize_axes(axis, x.ndim)
     ks = _axes_of(x, axes)
-    reducer = _arg_reducer(better, select_last_index, name)
+    reducer = arg_reducer(better, select_last_index, name)
     extents = [x.shape[a] for a in axes]
 
     def body(*i: Any) -> Any:

@@ -7,6 +7,7 @@ schema's defaults, and inputs that it leaves out stay absent in the body: `onnx.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs, helper
@@ -19,7 +20,10 @@ from relay.type import TensorType
 __all__ = ["has_function", "schema_defaults", "schema_function"]
 
 
-def _schema(domain: str, name: str, opset: int) -> defs.OpSchema | None:
+def _schema(domain: str, name: str, opset: int) -> Any:  # the stubs of onnx lack most of OpSchema
+    is_text = isinstance(domain, str) and isinstance(name, str)  # protobuf gives bytes for text that is none
+    if not is_text or not 0 < opset < 1 << 31:
+        return None
     try:
         return defs.get_schema(name, opset, domain)
     except defs.SchemaError:
@@ -60,11 +64,15 @@ def schema_function(
     if schema.has_function:
         text = schema.get_function_with_opset_version(_newest(schema.function_opset_versions, limit))
     elif schema.has_context_dependent_function:
+        _check_attributes(schema, attributes)
         bare = helper.make_node(node.op_type, list(node.input), list(node.output), domain=node.domain)
         bare.attribute.extend(attributes.values())
         types = [_type_proto(x).SerializeToString() for x in inputs]
         version = _newest(schema.context_dependent_function_opset_versions, limit)
-        text = schema.get_context_dependent_function_with_opset_version(version, bare.SerializeToString(), types)
+        try:
+            text = schema.get_context_dependent_function_with_opset_version(version, bare.SerializeToString(), types)
+        except RuntimeError as error:
+            raise OnnxImportError(f"ONNX gives no body of {node.op_type} for these inputs: {error}") from error
     else:
         return None
     function = FunctionProto()
@@ -77,6 +85,14 @@ def schema_function(
     if not any(entry.domain in ("", "ai.onnx") for entry in function.opset_import):  # FlexAttention forgets it
         function.opset_import.append(helper.make_opsetid("", limit))
     return function
+
+
+def _check_attributes(schema: Any, attributes: Mapping[str, AttributeProto]) -> None:
+    """Only what the schema declares goes to the C++ code that writes bodies."""
+    for name, attribute in attributes.items():
+        declared = schema.attributes.get(name)
+        if declared is None or declared.type.value != attribute.type:
+            raise OnnxImportError(f"{schema.name} has no attribute {name!r} of this kind")
 
 
 def _newest(versions: Sequence[int], limit: int) -> int:

@@ -1,6 +1,6 @@
 """Operators: importing this package registers all of them. Helper functions build calls (`relay.op.add(x, y)`)."""
 
-from relay.op import nn
+from relay.op import nn, vision
 from relay.op.base import OpDef, OpPattern, get_op, list_op_names, make_call, register_op
 from relay.op.broadcast import (
     add,
@@ -85,6 +85,7 @@ from relay.op.indexing import (
     topk,
 )
 from relay.op.layout import layout_transform
+from relay.op.linalg import det
 from relay.op.reduce import all, any, argmax, argmin, max, mean, min, prod, sum, variance
 from relay.op.transform import (
     concatenate,
@@ -101,18 +102,19 @@ from relay.op.transform import (
     transpose,
     trilu,
 )
+from relay.op.trees import tree_ensemble
 
 __all__ = [
     "OpDef", "OpPattern", "abs", "acos", "acosh", "add", "all", "any", "arange", "argmax", "argmin", "argsort",
     "asin", "asinh", "atan", "atanh", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast_to",
-    "cast", "ceil", "clip", "concatenate", "copy", "cos", "cosh", "cumprod", "cumsum", "divide", "equal", "erf",
-    "exp", "expand_dims", "floor", "floor_divide", "floor_mod", "full", "full_like", "gather", "gather_nd", "get_op",
-    "greater", "greater_equal", "isfinite", "isinf", "isnan", "layout_transform", "left_shift", "less", "less_equal",
-    "list_op_names", "log", "log1p", "log2", "log10", "logical_and", "logical_not", "logical_or", "logical_xor",
-    "make_call", "max", "maximum", "mean", "min", "minimum", "multiply", "negative", "nn", "not_equal", "one_hot",
-    "ones", "ones_like", "power", "prod", "register_op", "reinterpret", "repeat", "reshape", "reverse",
+    "cast", "ceil", "clip", "concatenate", "copy", "cos", "cosh", "cumprod", "cumsum", "det", "divide", "equal",
+    "erf", "exp", "expand_dims", "floor", "floor_divide", "floor_mod", "full", "full_like", "gather", "gather_nd",
+    "get_op", "greater", "greater_equal", "isfinite", "isinf", "isnan", "layout_transform", "left_shift", "less",
+    "less_equal", "list_op_names", "log", "log1p", "log2", "log10", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "make_call", "max", "maximum", "mean", "min", "minimum", "multiply", "negative", "nn", "not_equal",
+    "one_hot", "ones", "ones_like", "power", "prod", "register_op", "reinterpret", "repeat", "reshape", "reverse",
     "reverse_sequence", "right_shift", "round", "rsqrt", "scatter_elements", "scatter_nd", "sigmoid", "sign", "sin",
     "sinh", "sort", "split", "sqrt", "squeeze", "stack", "strided_slice", "subtract", "sum", "take", "tan", "tanh",
-    "tile", "topk", "transpose", "trilu", "trunc", "trunc_divide", "trunc_mod", "variance", "where", "zeros",
-    "zeros_like",
+    "tile", "topk", "transpose", "tree_ensemble", "trilu", "trunc", "trunc_divide", "trunc_mod", "variance", "vision",
+    "where", "zeros", "zeros_like",
 ]  # fmt: skip

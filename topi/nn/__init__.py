@@ -21,14 +21,15 @@ from topi.nn.conv import conv, conv2d_nhwc_packed, conv_transpose
 from topi.nn.dense import batch_matmul, batch_matmul_packed, bias_add, dense, dense_packed, pack_panels
 from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, layer_norm, lrn, rms_norm
 from topi.nn.pad import mirror_pad, pad
-from topi.nn.pool import adaptive_pool, avg_pool, lp_pool, max_pool
+from topi.nn.pool import adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
 from topi.nn.recurrent import gru, lstm, rnn
 from topi.nn.softmax import log_softmax, softmax
+from topi.nn.unfold import col2im
 
 __all__ = [
     "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_matmul_packed", "batch_norm", "bias_add", "celu",
-    "conv", "conv2d_nhwc_packed", "conv_transpose", "dense", "dense_packed", "elu", "gelu", "group_norm", "gru",
-    "hard_sigmoid", "hard_swish", "instance_norm", "l2_normalize", "layer_norm", "leaky_relu", "log_softmax",
-    "lp_pool", "lrn", "lstm", "max_pool", "mirror_pad", "mish", "pack_panels", "pad", "prelu", "relu", "rms_norm",
-    "rnn", "selu", "silu", "softmax", "softplus", "softsign", "thresholded_relu",
+    "col2im", "conv", "conv2d_nhwc_packed", "conv_transpose", "dense", "dense_packed", "elu", "gelu", "group_norm",
+    "gru", "hard_sigmoid", "hard_swish", "instance_norm", "l2_normalize", "layer_norm", "leaky_relu", "log_softmax",
+    "lp_pool", "lrn", "lstm", "max_pool", "max_pool_with_argmax", "mirror_pad", "mish", "pack_panels", "pad", "prelu",
+    "relu", "rms_norm", "rnn", "selu", "silu", "softmax", "softplus", "softsign", "thresholded_relu",
 ]  # fmt: skip

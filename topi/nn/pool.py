@@ -9,10 +9,11 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int, convert
 from topi.nn.pad import pad_spatial
-from topi.tag import COMM_REDUCE, ELEMWISE
-from topi.utils import accumulator_type
+from topi.reduction import arg_reducer
+from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
+from topi.utils import accumulator_type, ravel_index
 
-__all__ = ["adaptive_pool", "avg_pool", "lp_pool", "max_pool", "pooled_size"]
+__all__ = ["adaptive_pool", "avg_pool", "lp_pool", "max_pool", "max_pool_with_argmax", "pooled_size"]
 
 
 def pooled_size(size: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil_mode: bool) -> Dim:
@@ -114,6 +115,43 @@ def max_pool(
         tag="pool",
         attrs=attrs,
     )
+
+
+def max_pool_with_argmax(
+    x: Tensor,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    column_major: bool,
+) -> tuple[Tensor, Tensor]:
+    """The largest value of each window, and where it lies in the whole of x (int64), the first among equal ones.
+
+    x is (N, C, spatial...) in row-major order; `column_major` counts the spatial axes with the first running fastest.
+    """
+    windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
+    bordered = windows.bordered(float("-inf") if x.dtype.is_float else x.dtype.min_value())
+    order = list(reversed(axes)) if column_major else list(axes)
+    never = te.max_value("int64")
+
+    def body(*i: Any) -> Any:
+        source = windows.source(i)
+        at = list(i)
+        inside = list[PrimExpr]()
+        for k, a in enumerate(axes):
+            at[a] = source[a] - windows.begin[k]
+            inside.extend([at[a] >= 0, at[a] < x.shape[a]])
+        position = ravel_index([te.cast("int64", v) for v in (at[0], at[1], *[at[a] for a in order])],
+                               [x.shape[a] for a in (0, 1, *order)])  # fmt: skip
+        return _argmax((te.select(te.all(*inside), position, never), bordered(*source)), axis=windows.taps)
+
+    positions, values = te.compute(windows.shape, body, name="max_pool_with_argmax", tag=COMM_REDUCE_IDX)
+    return values, positions
+
+
+_argmax = arg_reducer(lambda a, b: a > b, last=False, name="argmax")
 
 
 def avg_pool(

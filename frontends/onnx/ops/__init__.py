@@ -14,11 +14,15 @@ _FAMILIES = (
     "convolution",
     "einsum",
     "elementwise",
+    "fourier",
     "gather",
     "grid",
     "linear",
     "loss",
+    "ml",
+    "ml_trees",
     "normalization",
+    "optimizer",
     "pooling",
     "quantization",
     "recurrent",
@@ -28,6 +32,7 @@ _FAMILIES = (
     "shape",
     "signal",
     "softmax",
+    "vision",
 )
 
 

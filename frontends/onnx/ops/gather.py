@@ -180,3 +180,23 @@ def compress(node: OnnxNode) -> Expr:
 def reverse_sequence(node: OnnxNode) -> Expr:
     time, batch = node.attr_int("time_axis", 0), node.attr_int("batch_axis", 1)
     return op.reverse_sequence(node[0], node[1], seq_axis=time, batch_axis=batch)
+
+
+@converter("TensorScatter", since=24)
+def tensor_scatter(node: OnnxNode) -> Expr:
+    """A cache [batch, ...] with `update` written along an axis, for each batch entry from its own position on."""
+    shape, new = node.shape(0), node.shape(1)
+    axis = node.axis(node.attr_int("axis", -2), len(shape))
+    circular = node.attr_choice("mode", ("linear", "circular"), "linear") == "circular"
+    extent, length = shape[axis], new[axis]
+    if axis == 0 or length > extent or new != (*shape[:axis], length, *shape[axis + 1 :]):
+        raise node.error(f"an update of {list(new)} to a cache of {list(shape)} along axis {axis}")
+    start = Constant(np.zeros(shape[0], np.int64)) if node.get(2) is None else op.cast(node[2], "int64")
+    # Element s of the cache is element s - start of the update, if there is one.
+    at = op.subtract(Constant(np.arange(extent)[None, :]), op.reshape(start, (shape[0], 1)))
+    if circular:
+        at = op.floor_mod(at, const(extent, "int64"))
+    inside = op.logical_and(op.greater_equal(at, const(0, "int64")), op.less(at, const(length, "int64")))
+    written = op.take(node[1], at, axis=axis, batch_dims=1, mode="clip")
+    mask = op.reshape(inside, (shape[0], *[1] * (axis - 1), extent, *[1] * (len(shape) - axis - 1)))
+    return op.where(mask, written, node[0])

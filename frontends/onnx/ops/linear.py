@@ -55,3 +55,8 @@ def gemm(node: OnnxNode) -> Expr:
 
 def _scaled(x: Expr, factor: float) -> Expr:
     return x if factor == 1.0 else op.multiply(x, float_const(factor, x))
+
+
+@converter("Det", since=11)
+def det(node: OnnxNode) -> Expr:
+    return op.det(node[0])

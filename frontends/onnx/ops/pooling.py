@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const
+from frontends.onnx.ops.common import float_const, like, reshape_to
 from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
@@ -21,12 +24,49 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 @converter("MaxPool", since=1)
 def max_pool(node: OnnxNode) -> Expr:
-    node.attrs.ignore("storage_order")
-    if node.wants(1):
-        raise node.unsupported("the second output of MaxPool (indices)")
+    """The second output is where the values lie in the whole input, counted in the order that storage_order says."""
+    column_major = node.attr_bool("storage_order", False)
     window = _window(node)
+    if node.wants(1):
+        return op.nn.max_pool_with_argmax(node[0], **_attributes(node, window), column_major=column_major)
     function = _by_rank(node, _MAX, window)
     return function(node[0], **_attributes(node, window))
+
+
+@converter("MaxUnpool", since=9)
+def max_unpool(node: OnnxNode) -> Expr:
+    """The values at the positions that MaxPool gave for them, zeros elsewhere."""
+    shape = node.shape(0)
+    kernel = node.attr_ints("kernel_shape")
+    rank = len(shape) - 2
+    strides, pads = node.attr_ints("strides", (1,) * rank), node.attr_ints("pads", (0,) * (2 * rank))
+    if len(kernel) != rank or len(strides) != rank or len(pads) != 2 * rank or shape != node.shape(1):
+        raise node.error(f"a kernel of {list(kernel)}, strides {list(strides)}, pads {list(pads)}")
+    pooled = [(n - 1) * strides[a] - pads[a] - pads[a + rank] + kernel[a] for a, n in enumerate(shape[2:])]
+    unpooled = (*shape[:2], *pooled)
+    empty = like(np.zeros((), str(node.dtype(0))), (math.prod(unpooled),))
+    flat = op.scatter_elements(empty, reshape_to(node[1], (-1,)), reshape_to(node[0], (-1,)), axis=0)
+    result = reshape_to(flat, unpooled)
+    if node.get(2) is None:
+        return result
+    wanted = node.constant_ints(2, "the output shape")
+    if len(wanted) != len(shape) or any(w < n for w, n in zip(wanted, unpooled, strict=True)):
+        raise node.error(f"an output shape of {list(wanted)}", expected=f"at least {list(unpooled)}")
+    return op.nn.pad(result, [(0, w - n) for w, n in zip(wanted, unpooled, strict=True)])
+
+
+@converter("Col2Im", since=18)
+def col2im(node: OnnxNode) -> Expr:
+    image, block = node.constant_ints(1, "the image's shape"), node.constant_ints(2, "the block's shape")
+    rank = len(image)
+    return op.nn.col2im(
+        node[0],
+        image,
+        block,
+        strides=node.attr_ints("strides", (1,) * rank),
+        dilation=node.attr_ints("dilations", (1,) * rank),
+        padding=node.attr_ints("pads", (0,) * (2 * rank)),
+    )
 
 
 @converter("AveragePool", since=1)

@@ -29,3 +29,25 @@ def window(node: OnnxNode) -> Expr:
     t = 2 * np.pi * np.arange(size) / max(period, 1)
     a0, a1, a2 = _COSINE_SUMS[node.op_type]
     return Constant((a0 - a1 * np.cos(t) + a2 * np.cos(2 * t)).astype(dtype))
+
+
+@converter("MelWeightMatrix", since=17)
+def mel_weight_matrix(node: OnnxNode) -> Expr:
+    """Triangles over the bins of a spectrum, at equal distances on the mel scale: [bins, triangles]."""
+    count, length, rate = (node.constant_ints(i, "the sizes")[0] for i in range(3))
+    low, high = (float(node.constant(i, "the edges").reshape(-1)[0]) for i in (3, 4))
+    dtype = numpy_dtype(node.attr_int("output_datatype", 1), node.where)
+    bins = length // 2 + 1
+    if min(count, length, rate) < 1 or not 0 <= low < high:
+        raise node.error(f"{count} bands from {low} to {high} Hz of {length} samples at {rate} Hz")
+    check_computed((bins, count), node.where)
+    mel = 2595 * np.log1p(np.array([low, high]) / 700) / np.log(10)
+    edges = np.arange(count + 2) * (mel[1] - mel[0]) / (count + 2) + mel[0]
+    corners = ((length + 1) * 700 * np.expm1(edges / 2595 * np.log(10)) // rate).astype(int)
+    left, middle, right = corners[:-2], corners[1:-1], corners[2:]
+    at = np.arange(bins)[:, None]
+    rising = (at >= left) & (at <= middle)
+    falling = (at >= middle) & (at < right)
+    up = np.where(middle > left, (at - left) / np.maximum(middle - left, 1), 1.0)
+    down = (right - at) / np.maximum(right - middle, 1)
+    return Constant(np.where(falling, down, np.where(rising, up, 0.0)).astype(dtype))

@@ -56,9 +56,11 @@ from relay.op.nn.pool import (
     max_pool1d,
     max_pool2d,
     max_pool3d,
+    max_pool_with_argmax,
 )
 from relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
 from relay.op.nn.space import depth_to_space, space_to_depth
+from relay.op.nn.unfold import col2im
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -76,6 +78,7 @@ __all__ = [
     "batch_norm",
     "bias_add",
     "celu",
+    "col2im",
     "conv1d",
     "conv1d_transpose",
     "conv2d",
@@ -106,6 +109,7 @@ __all__ = [
     "max_pool1d",
     "max_pool2d",
     "max_pool3d",
+    "max_pool_with_argmax",
     "mish",
     "pack_panels",
     "pack_recurrence",

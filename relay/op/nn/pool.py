@@ -14,16 +14,16 @@ from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, at_least, ints, padding_pairs, require, require_float
 from relay.op.nn.windows import window_view
-from relay.type import TensorType, Type
+from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from topi.layout import Layout
 from topi.nn.pool import pooled_size
 
 __all__ = [
-    "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LpPool", "MaxPool", "adaptive_avg_pool1d",
+    "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LpPool", "MaxPool", "MaxPoolWithArgmax", "adaptive_avg_pool1d",
     "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
     "avg_pool1d", "avg_pool2d", "avg_pool3d", "global_avg_pool2d", "global_max_pool2d", "lp_pool", "max_pool1d",
-    "max_pool2d", "max_pool3d",
+    "max_pool2d", "max_pool3d", "max_pool_with_argmax",
 ]  # fmt: skip
 
 Ints = tuple[int, ...]
@@ -138,6 +138,41 @@ class MaxPool(_Pool):
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
         windows, back = self.windows(x, lowest)
         return back(windows.max(_kernel_axes(windows)))
+
+
+@register_op("nn.max_pool_with_argmax", pattern=OpPattern.OPAQUE)
+class MaxPoolWithArgmax(_Pool):
+    """The largest value of each window, and its position in the whole of x, an int64 (ONNX: MaxPool with Indices).
+
+    Gives a tuple (values, positions); the first among equal values counts. `column_major` counts positions with the
+    first spatial axis running fastest. (C4) the layout is N, C, then the spatial axes.
+    """
+
+    column_major: bool = False
+
+    def infer(self, x: TensorType) -> TupleType:  # pyright: ignore[reportIncompatibleMethodOverride]
+        require(self.layout.startswith("NC"), f"(C4) layout {self.layout} must be N, C, then the spatial axes")
+        values = super().infer(x)
+        return TupleType([values, values.with_dtype("int64")])
+
+    def compute(self, x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+        return topi.nn.max_pool_with_argmax(x, *self.arguments(x.ndim), self.column_major)
+
+    def reference(self, x: Array) -> tuple[Array, Array]:
+        lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+        spatial = x.shape[2:][::-1] if self.column_major else x.shape[2:]
+        positions = np.arange(x.size).reshape((*x.shape[:2], *spatial))
+        if self.column_major:
+            positions = positions.transpose((0, 1, *range(x.ndim - 1, 1, -1)))
+        pool = MaxPool(**{name: value for name, value in self.attributes().items() if name != "column_major"})
+        values, _ = pool.windows(x, lowest)
+        places, _ = pool.windows(positions, np.iinfo(np.int64).max)
+        best = values.max(_kernel_axes(values), keepdims=True)
+        found = np.where(values == best, places, np.iinfo(np.int64).max).min(_kernel_axes(values))
+        return values.max(_kernel_axes(values)), found
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return None
 
 
 @register_op("nn.avg_pool", pattern=OpPattern.OUT_FUSABLE)
@@ -317,6 +352,24 @@ def global_avg_pool2d(data: Expr, layout: str = "NCHW") -> Call:
 def global_max_pool2d(data: Expr, layout: str = "NCHW") -> Call:
     """The largest value over height and width."""
     return adaptive_max_pool2d(data, 1, layout)
+
+
+def max_pool_with_argmax(
+    data: Expr,
+    pool_size: Sequence[int],
+    strides: IntOrInts = 1,
+    dilation: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    layout: str = "NCHW",
+    ceil_mode: bool = False,
+    column_major: bool = False,
+) -> Call:
+    """A tuple: the largest value of each window, and its position in `data`."""
+    rank = len(pool_size)
+    return MaxPoolWithArgmax(
+        pool_size=tuple(pool_size), strides=ints(strides, rank), dilation=ints(dilation, rank),
+        padding=padding_pairs(padding, rank), layout=layout, ceil_mode=ceil_mode, column_major=column_major,
+    )(data)  # fmt: skip
 
 
 def lp_pool(

@@ -409,6 +409,41 @@ EMPTY = [
     row("nn.attention", f32(1, 2, 3, 4), f32(1, 2, 0, 4), f32(1, 2, 0, 3), scale=0.5),
 ]
 
+_TREES = np.array(  # x[0] <= 0.5 ? (x[1] > -0.25 ? leaf : leaf) : leaf, and a tree that is a leaf
+    [[0, 0, 1, 2, 1, 0, 0], [3, 1, 3, 4, 0, 0, 0], [6, 0, 0, 0, 0, 0, 1], [6, 0, 0, 0, 0, 1, 2], [6, 0, 0, 0, 0, 2, 4]],
+    np.int32,
+)
+_FOREST = (
+    _TREES,
+    np.array([0.5, -0.25, 0, 0, 0], np.float32),
+    np.array([0, 1, 1, 0], np.int32),
+    f32(4),
+    np.array([0, 2], np.int32),
+)
+_REGIONS = (np.array([[0, 0, 5, 4], [1.5, 0.5, 3, 2.25], [-3, -3, 9, 9]], np.float32), np.array([0, 1, 1]))
+
+SPECIAL = [
+    row("det", f32(3, 4, 4), tolerance=1e-5),
+    row("det", f32(2, 2), tolerance=1e-5),
+    row("det", np.zeros((2, 3, 3), np.float32)),
+    *[
+        row("ml.tree_ensemble", f32(5, 2, low=-1), *_FOREST, num_targets=2, aggregate=a, modes=(0, 3))
+        for a in ("sum", "min", "max")
+    ],
+    row("ml.tree_ensemble", np.array([[np.nan, 0], [0, np.nan]], np.float32), *_FOREST, num_targets=3, modes=(0, 3)),
+    *[
+        row("vision.roi_align", f32(2, 3, 6, 5), *_REGIONS, pooled_size=(2, 3), mode=mode, sample_ratio=ratio,
+            half_pixel=half, tolerance=1e-5)
+        for mode, ratio, half in (("avg", 2, True), ("avg", 0, False), ("max", 0, True))
+    ],
+    row("nn.col2im", f32(2, 12, 9), image_shape=(4, 4), block_shape=(2, 2), strides=(1, 1), dilation=(1, 1),
+        padding=(0, 0, 0, 0)),
+    row("nn.col2im", f32(1, 12, 4), image_shape=(5, 5), block_shape=(2, 3), strides=(2, 1), dilation=(1, 2),
+        padding=(0, 1, 0, 0), tolerance=1e-5),
+    row("nn.max_pool_with_argmax", i32(2, 2, 5, 5), **_WINDOW),
+    row("nn.max_pool_with_argmax", f32(1, 2, 5, 6), **_WINDOW, column_major=True),
+]  # fmt: skip
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -420,6 +455,7 @@ ROWS = [
     *POOLING,
     *NORMALIZATION,
     *RECURRENT,
+    *SPECIAL,
     *EMPTY,
 ]
 

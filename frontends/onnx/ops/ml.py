@@ -1,0 +1,256 @@
+"""Numeric operators of ai.onnx.ml: features, scaling, linear models. String labels and keys are not supported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import reshape_to
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr
+
+__all__ = ["POST_TRANSFORMS", "class_labels", "labelled", "post_transformed"]
+
+DOMAIN = "ai.onnx.ml"
+POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+
+def _constant(values: float | Sequence[float], like: Expr) -> Constant:
+    return Constant(np.asarray(values, dtype=str(like.dtype)))
+
+
+def post_transformed(node: OnnxNode, scores: Expr, transform: str) -> Expr:
+    """Scores [N, targets] as the attribute `post_transform` wants them."""
+    if transform == "NONE":
+        return scores
+    if transform == "LOGISTIC":
+        return op.sigmoid(scores)
+    if transform == "SOFTMAX":
+        return op.nn.softmax(scores, axis=-1)
+    if transform == "PROBIT":
+        return _probit(scores)
+    # As onnxruntime has it: scores of about zero stay zero, the others are divided by the sum of what they became.
+    highest = op.max(scores, axis=(-1,), keepdims=True)
+    small = op.less_equal(op.abs(scores), _constant(1e-7, scores))
+    powers = op.where(small, op.multiply(scores, op.exp(op.negative(highest))), op.exp(op.subtract(scores, highest)))
+    return op.divide(powers, op.sum(powers, axis=(-1,), keepdims=True))
+
+
+def _probit(scores: Expr) -> Expr:
+    """sqrt(2) * inverse erf(2 s - 1), by Winitzki's approximation, which ONNX's implementations share."""
+    x = op.subtract(op.multiply(scores, _constant(2.0, scores)), _constant(1.0, scores))
+    log = op.log(op.multiply(op.subtract(_constant(1.0, x), x), op.add(_constant(1.0, x), x)))
+    half = op.add(_constant(2 / (np.pi * 0.147), x), op.multiply(log, _constant(0.5, x)))
+    inner = op.subtract(op.multiply(half, half), op.multiply(log, _constant(1 / 0.147, x)))
+    size = op.sqrt(op.subtract(op.sqrt(inner), half))
+    return op.multiply(op.multiply(op.sign(x), size), _constant(1.41421356, x))
+
+
+def class_labels(node: OnnxNode, ints: str) -> tuple[int, ...]:
+    """The integer labels of a classifier."""
+    if node.attrs.get_strings("classlabels_strings"):
+        raise node.unsupported("string labels", expected="integer labels")
+    labels = node.attr_ints(ints, ())
+    if not labels:
+        raise node.error("no class labels")
+    return labels
+
+
+def labelled(
+    node: OnnxNode, scores: Expr, labels: Sequence[int], transform: str, single: bool, positive: bool
+) -> list[Expr]:
+    """The labels of the best classes [N] and the scores [N, classes].
+
+    A `single` score per row is that of the second of two classes: it wins above 0, or above 0.5 where all weights are
+    `positive` and the score a probability.
+    """
+    if not single:
+        best = op.argmax(scores, axis=(-1,))
+        return [op.take(Constant(np.array(labels, np.int64)), best, axis=0), post_transformed(node, scores, transform)]
+    limit = _constant(0.5 if positive else 0.0, scores)
+    pair = labels if len(labels) == 2 else (0, labels[0])
+    wins = reshape_to(op.greater(scores, limit), (scores.tensor_type.static_shape[0],))
+    label = op.where(wins, Constant(np.array(pair[1], np.int64)), Constant(np.array(pair[0], np.int64)))
+    if transform == "PROBIT":
+        return [label, _probit(scores)]
+    if positive and transform != "LOGISTIC":
+        other = op.subtract(_constant(1.0, scores), scores)
+        return [label, op.concatenate([other, scores], axis=1)]
+    both = op.concatenate([op.negative(scores), scores], axis=1)
+    return [label, op.sigmoid(both) if transform == "LOGISTIC" else both]
+
+
+def _floats(node: OnnxNode, name: str) -> tuple[float, ...]:
+    return node.attrs.get_floats(name) or ()
+
+
+def _float_rows(node: OnnxNode) -> Expr:
+    """Input 0 as rows of float32; a vector is one row."""
+    x = node[0] if node.rank(0) != 1 else op.expand_dims(node[0], 0)
+    return op.cast(x, "float32")
+
+
+@converter("ArrayFeatureExtractor", domain=DOMAIN)
+def array_feature_extractor(node: OnnxNode) -> Expr:
+    """The columns of the last axis that input 1 names; of a vector, one row."""
+    rows = node[0] if node.rank(0) > 1 else op.expand_dims(node[0], 0)
+    return op.take(rows, reshape_to(node[1], (-1,)), axis=len(rows.shape) - 1, mode="numpy")
+
+
+@converter("Binarizer", domain=DOMAIN)
+def binarizer(node: OnnxNode) -> Expr:
+    """1 above the threshold, else 0."""
+    threshold = _constant(node.attr_float("threshold", 0.0), node[0])
+    return op.cast(op.greater(node[0], threshold), str(node.dtype(0)))
+
+
+@converter("FeatureVectorizer", domain=DOMAIN)
+def feature_vectorizer(node: OnnxNode) -> Expr:
+    """Columns side by side, each input cut or filled with zeros to its size."""
+    sizes = node.attr_ints("inputdimensions", ())
+    parts: list[Expr] = []
+    for index, x in enumerate(node.all_inputs()):
+        rows = op.cast(x if len(x.shape) > 1 else op.expand_dims(x, 1), "float32")
+        have = rows.tensor_type.static_shape[1]
+        want = sizes[index] if index < len(sizes) else have
+        rows = op.strided_slice(rows, (0,), (want,), axes=(1,)) if want < have else rows
+        parts.append(op.nn.pad(rows, [(0, 0), (0, want - have)]) if want > have else rows)
+    return op.concatenate(parts, axis=1)
+
+
+@converter("Imputer", domain=DOMAIN)
+def imputer(node: OnnxNode) -> Expr:
+    """Another number, one or one per column, in place of a certain one."""
+    x = node[0]
+    if x.dtype.is_float:
+        missing, values = node.attr_float("replaced_value_float", 0.0), _floats(node, "imputed_value_floats")
+        node.attrs.ignore("replaced_value_int64", "imputed_value_int64s")
+    else:
+        missing, values = node.attr_int("replaced_value_int64", 0), node.attr_ints("imputed_value_int64s", ())
+        node.attrs.ignore("replaced_value_float", "imputed_value_floats")
+    if len(values) not in (1, node.shape(0)[-1]):
+        raise node.error(f"{len(values)} imputed values", expected="one, or one per column")
+    found = op.isnan(x) if x.dtype.is_float and missing != missing else op.equal(x, _constant(missing, x))
+    return op.where(found, _constant(values, x), x)
+
+
+@converter("Scaler", domain=DOMAIN)
+def scaler(node: OnnxNode) -> Expr:
+    """(x - offset) * scale, each one number or one per column."""
+    x = op.cast(node[0], "float32")
+    for name, function in (("offset", op.subtract), ("scale", op.multiply)):
+        values = _floats(node, name)
+        if values:
+            if len(values) not in (1, node.shape(0)[-1]):
+                raise node.error(f"{len(values)} numbers in {name}", expected="one, or one per column")
+            x = function(x, _constant(values, x))
+    return x
+
+
+@converter("Normalizer", domain=DOMAIN)
+def normalizer(node: OnnxNode) -> Expr:
+    """Rows divided by their norm; rows of zeros stay. The norm "MAX" is, as in onnxruntime, the largest number."""
+    x = op.cast(node[0], "float32")
+    norm = node.attr_choice("norm", ("MAX", "L1", "L2"), "MAX")
+    axis = (len(x.shape) - 1,)
+    if norm == "MAX":
+        size = op.max(x, axis=axis, keepdims=True)
+    elif norm == "L1":
+        size = op.sum(op.abs(x), axis=axis, keepdims=True)
+    else:
+        size = op.sqrt(op.sum(op.multiply(x, x), axis=axis, keepdims=True))
+    zero = op.equal(size, _constant(0.0, x))
+    return op.divide(x, op.where(zero, _constant(1.0, x), size))
+
+
+@converter("OneHotEncoder", domain=DOMAIN)
+def one_hot_encoder(node: OnnxNode) -> Expr:
+    """1 at the category of each element along a new last axis; unknown ones give zeros."""
+    if node.attrs.get_strings("cats_strings"):
+        raise node.unsupported("categories that are strings")
+    if not node.attr_bool("zeros", True):
+        raise node.unsupported("zeros=0, which fails on unknown categories when it runs")
+    categories = Constant(np.array(node.attr_ints("cats_int64s"), np.int64))
+    x = op.expand_dims(op.cast(node[0], "int64"), node.rank(0))
+    return op.cast(op.equal(x, categories), "float32")
+
+
+@converter("LabelEncoder", since=2, domain=DOMAIN)
+def label_encoder(node: OnnxNode) -> Expr:
+    """The value whose key an element equals, or the default; the first of equal keys counts, and NaN equals NaN."""
+    keys, values = _table(node, "keys"), _table(node, "values")
+    if keys.shape != values.shape:
+        raise node.error(f"{keys.size} keys for {values.size} values")
+    default = _default(node, values)
+    if not keys.size:
+        return op.broadcast_to(Constant(default), node.shape(0))
+    x = node[0]
+    if str(x.dtype) != keys.dtype.name:
+        raise node.error(f"keys of {keys.dtype.name}")
+    wide = op.expand_dims(x, len(x.shape))
+    equal = op.equal(wide, Constant(keys))
+    if keys.dtype.kind == "f" and np.isnan(keys).any():
+        equal = op.logical_or(equal, op.logical_and(op.isnan(wide), Constant(np.isnan(keys))))
+    at = op.argmax(op.cast(equal, "int32"), axis=(-1,))
+    found = op.take(Constant(values), at, axis=0, mode="fast")
+    return op.where(op.any(equal, axis=(-1,)), found, Constant(default))
+
+
+def _table(node: OnnxNode, name: str) -> np.ndarray:
+    """Keys or values: a tensor, integers or floats."""
+    if node.attrs.get_strings(f"{name}_strings"):
+        raise node.unsupported(f"{name} that are strings")
+    tensor = node.attr_tensor(f"{name}_tensor")
+    if tensor is not None:
+        return tensor.reshape(-1)
+    ints = node.attrs.get_ints(f"{name}_int64s")
+    if ints:
+        return np.array(ints, np.int64)
+    return np.array(_floats(node, f"{name}_floats"), np.float32)
+
+
+def _default(node: OnnxNode, values: np.ndarray) -> np.ndarray:
+    tensor = node.attr_tensor("default_tensor")
+    node.attrs.ignore("default_string", "default_int64", "default_float")
+    if tensor is not None:
+        return tensor.reshape(())
+    value = node.attr_int("default_int64", -1) if values.dtype.kind in "iu" else node.attr_float("default_float", -0.0)
+    return np.array(value, values.dtype)
+
+
+def _linear(node: OnnxNode, targets: int) -> Expr:
+    """x W' + b: [N, targets]."""
+    x = _float_rows(node)
+    coefficients = np.array(_floats(node, "coefficients"), np.float32)
+    if coefficients.size != targets * x.tensor_type.static_shape[1]:
+        raise node.error(f"{coefficients.size} coefficients for {targets} targets")
+    product = op.nn.dense(x, Constant(coefficients.reshape(targets, -1)))
+    intercepts = _floats(node, "intercepts")
+    if not intercepts:
+        return product
+    if len(intercepts) != targets:
+        raise node.error(f"{len(intercepts)} intercepts for {targets} targets")
+    return op.add(product, _constant(intercepts, product))
+
+
+@converter("LinearRegressor", domain=DOMAIN)
+def linear_regressor(node: OnnxNode) -> Expr:
+    transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")
+    return post_transformed(node, _linear(node, node.attr_int("targets", 1)), transform)
+
+
+@converter("LinearClassifier", domain=DOMAIN)
+def linear_classifier(node: OnnxNode) -> list[Expr]:
+    """The label of the best class, and the scores of all."""
+    node.attrs.ignore("multi_class")
+    labels = class_labels(node, "classlabels_ints")
+    transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")
+    features = _float_rows(node).tensor_type.static_shape[1]
+    targets = len(_floats(node, "coefficients")) // max(features, 1)
+    single = targets == 1 and len(labels) <= 2
+    if not single and targets != len(labels):
+        raise node.error(f"scores of {targets} classes with {len(labels)} labels")
+    return labelled(node, _linear(node, targets), labels, transform, single, positive=False)

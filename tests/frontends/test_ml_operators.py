@@ -1,0 +1,127 @@
+"""Numeric operators of ai.onnx.ml against onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import ModelProto, helper
+
+from frontends.onnx.backend import RelayBackend
+from frontends.onnx.errors import OnnxImportError
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(9, 3)).astype(np.float32)
+
+
+def model(op: str, x: np.ndarray, outputs: int = 1, **attrs: Any) -> ModelProto:
+    domain, opset = "ai.onnx.ml", 3
+    names = ["y", "z"][:outputs]
+    node = helper.make_node(op, ["x"], names, domain=domain, **attrs)
+    value = helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+    results = [helper.make_empty_tensor_value_info(name) for name in names]
+    imports = [helper.make_opsetid(domain, opset), helper.make_opsetid("", 17)]
+    return helper.make_model(helper.make_graph([node], op, [value], results), opset_imports=imports, ir_version=8)
+
+
+def check(op: str, x: np.ndarray, outputs: int = 1, **attrs: Any) -> None:
+    proto = model(op, x, outputs, **attrs)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": x})
+    for have, want in zip(RelayBackend.prepare(proto).run([x]), expected, strict=True):
+        assert (have.dtype, have.shape) == (want.dtype, want.shape)
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-6)
+
+
+# Two trees: x0 <= 0.1 ? (x1 < -0.2 ? a : b) : c, and x2 > 0.3 ? d : e.
+NODES: dict[str, Any] = {
+    "nodes_treeids": [0] * 5 + [1] * 3,
+    "nodes_nodeids": [0, 1, 2, 3, 4, 0, 1, 2],
+    "nodes_featureids": [0, 1, 0, 0, 0, 2, 0, 0],
+    "nodes_modes": ["BRANCH_LEQ", "BRANCH_LT", "LEAF", "LEAF", "LEAF", "BRANCH_GT", "LEAF", "LEAF"],
+    "nodes_values": [0.1, -0.2, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0],
+    "nodes_truenodeids": [1, 3, 0, 0, 0, 1, 0, 0],
+    "nodes_falsenodeids": [2, 4, 0, 0, 0, 2, 0, 0],
+    "nodes_missing_value_tracks_true": [1, 0, 0, 0, 0, 1, 0, 0],
+}
+LEAVES = {"treeids": [0, 0, 0, 1, 1], "nodeids": [2, 3, 4, 1, 2]}
+
+
+def leaves(prefix: str, ids: list[int], weights: list[float]) -> dict[str, Any]:
+    return {
+        **NODES,
+        **{f"{prefix}_{key}": value for key, value in LEAVES.items()},
+        f"{prefix}_ids": ids,
+        f"{prefix}_weights": weights,
+    }
+
+
+@pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
+def test_tree_regressor(aggregate):
+    attrs = leaves("target", [0, 0, 0, 0, 0], [1.0, -2.0, 3.0, 0.5, -4.0])
+    check("TreeEnsembleRegressor", X, n_targets=1, aggregate_function=aggregate, base_values=[0.25], **attrs)
+    missing = X.copy()
+    missing[::2, 0] = missing[::3, 2] = np.nan
+    check("TreeEnsembleRegressor", missing, n_targets=1, aggregate_function=aggregate, **attrs)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO"])
+def test_tree_classifier_of_several_classes(transform):
+    attrs = leaves("class", [0, 1, 2, 1, 0], [0.9, 0.2, 0.7, 0.4, 0.3])
+    check("TreeEnsembleClassifier", X, 2, classlabels_int64s=[3, 5, 9], post_transform=transform, **attrs)
+
+
+@pytest.mark.parametrize("transform", ["NONE", "LOGISTIC"])
+@pytest.mark.parametrize("weights", [[0.4, 0.1, 0.3, 0.35, 0.05], [1.0, -2.0, 3.0, 0.5, -4.0]])
+def test_tree_classifier_of_two_classes_with_one_score(transform, weights):
+    attrs = leaves("class", [0] * 5, weights)
+    check("TreeEnsembleClassifier", X, 2, classlabels_int64s=[4, 7], post_transform=transform, **attrs)
+
+
+def test_trees_that_lead_nowhere_are_refused():
+    circular = {**leaves("target", [0] * 5, [1.0] * 5), "nodes_falsenodeids": [0, 4, 0, 0, 0, 2, 0, 0]}
+    with pytest.raises(OnnxImportError, match="circle"):
+        RelayBackend.prepare(model("TreeEnsembleRegressor", X, n_targets=1, **circular))
+
+
+@pytest.mark.parametrize("transform", ["NONE", "SOFTMAX", "LOGISTIC"])
+def test_linear_models(transform):
+    weights = rng.normal(size=9).astype(np.float32).tolist()
+    check("LinearRegressor", X, coefficients=weights, intercepts=[0.1, 0.2, 0.3], targets=3)
+    classes = {"coefficients": weights, "intercepts": [0.1, -0.2, 0.3], "classlabels_ints": [2, 4, 8]}
+    check("LinearClassifier", X, 2, **classes, post_transform=transform)
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_normalizer(norm):
+    check("Normalizer", np.concatenate([X, np.zeros((1, 3), np.float32)]), norm=norm)
+
+
+def test_features():
+    check("Scaler", X, offset=[0.5, 1.0, -1.0], scale=[2.0, 0.5, 3.0])
+    check("Scaler", X, offset=[0.5], scale=[2.0])
+    check("Binarizer", X, threshold=0.25)
+    check("OneHotEncoder", np.array([[1, 4], [7, 0]], np.int64), cats_int64s=[4, 1, 9], zeros=1)
+    holes = X.copy()
+    holes[::2, 1] = np.nan
+    check("Imputer", holes, imputed_value_floats=[1.0, 2.0, 3.0], replaced_value_float=float("nan"))
+    check("Imputer", np.array([[1, -1], [-1, 2]], np.int64), imputed_value_int64s=[5], replaced_value_int64=-1)
+    check("FeatureVectorizer", X, inputdimensions=[3])
+
+
+def test_label_encoder():
+    keys = np.array([3, 1, 7, 3], np.int64)
+    check("LabelEncoder", keys, keys_int64s=[1, 3], values_floats=[0.5, 1.5], default_float=-2.0)
+    x = np.array([1.0, np.nan, 2.0], np.float32)  # by the specification NaN is a key like any other
+    proto = model("LabelEncoder", x, keys_floats=[float("nan"), 1.0], values_int64s=[4, 6])
+    np.testing.assert_array_equal(RelayBackend.prepare(proto).run([x])[0], [6, 4, -1])
+
+
+def test_string_labels_are_refused_by_name():
+    with pytest.raises(OnnxImportError, match="string labels"):
+        RelayBackend.prepare(
+            model("LinearClassifier", X, 2, coefficients=[1.0] * 6, classlabels_strings=["a", "b"])
+        )

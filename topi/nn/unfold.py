@@ -1,0 +1,56 @@
+"""Windows laid side by side, and back: the sum of overlapping windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import PrimExpr
+from topi.utils import accumulator_type, ravel_index
+
+__all__ = ["col2im", "window_counts"]
+
+
+def window_counts(
+    image: Sequence[int], block: Sequence[int], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int]
+) -> tuple[int, ...]:
+    """How many windows lie along each axis of an image; `padding` is (begin..., end...)."""
+    rank = len(image)
+    return tuple(
+        (n + padding[a] + padding[a + rank] - dilation[a] * (block[a] - 1) - 1) // strides[a] + 1
+        for a, n in enumerate(image)
+    )
+
+
+def col2im(
+    x: Tensor,
+    image: Sequence[int],
+    block: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """Images (N, C, image...) that are the sums of their windows x (N, C * taps, windows), in row-major order."""
+    rank, taps = len(image), prod(block)
+    counts = window_counts(image, block, strides, dilation, padding)
+    ks = [te.reduce_axis((0, size), name=f"k{a}") for a, size in enumerate(block)]
+    channels = x.shape[1] // taps
+    wide = accumulator_type(x.dtype)
+
+    def body(n: Any, c: Any, *i: Any) -> PrimExpr:
+        windows, inside = list[PrimExpr](), list[PrimExpr]()
+        for a in range(rank):
+            start = i[a] + padding[a] - ks[a] * dilation[a]  # of the window whose tap k lies at i, in pixels
+            window = start // strides[a]
+            windows.append(window)
+            inside.extend([start >= 0, window < counts[a]])
+            if strides[a] > 1:
+                inside.append(start % strides[a] == 0)
+        column = x(n, c * taps + ravel_index(ks, block), ravel_index(windows, counts))
+        return te.sum(te.if_then_else(te.all(*inside), te.cast(wide, column), te.const(0, wide)), axis=ks)
+
+    total = te.compute((x.shape[0], channels, *image), body, name="col2im", tag="default")
+    return total if wide == x.dtype else te.compute(total.shape, lambda *i: te.cast(x.dtype, total(*i)), name="rounded")
