@@ -1,0 +1,28 @@
+"""A checker of kernels as loops: it runs them block by block and finds what a GPU would not tell.
+
+`check_kernel` raises `SimtFault` for
+
+* a race: two threads touch one element of shared or global memory, at least one writes, and no barrier stands between
+  them (none can, between blocks);
+* a divergent barrier or warp operation: one that some threads of the block do not reach;
+* an access outside a buffer, of any scope;
+* a read of memory that nothing has written: shared, local, and workspaces between kernels.
+
+The error names the kernel, the buffer, the element, the threads and the statements.
+
+It is no interpreter. What the checks need is where threads read and write, not the numbers they move, so loops without
+barriers are looked at all at once, as numpy arrays over threads and iterations, and values are followed only where they
+decide an address or a branch (a gather, a sort). Threads of a block go in lock-step from statement to statement; times
+are those of a thread running alone, so "read before written" is exact.
+
+Two threads may write the same *value* to one element: schedules do so on purpose at the ends of axes
+(``split(..., tail="shift")`` moves the last tile back over the one before it). When a statement writes an element
+twice, the kernel is run again with all its numbers, and it is a race only if they differ.
+
+Long loops with barriers run their first and last iterations only, and large grids their corners: see `check_kernel`.
+"""
+
+from te.tir.simt_checker.checker import KernelChecker, check_kernel, sample_blocks
+from te.tir.simt_checker.faults import ExternAccess, SimtFault
+
+__all__ = ["ExternAccess", "KernelChecker", "SimtFault", "check_kernel", "sample_blocks"]

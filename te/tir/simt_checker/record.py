@@ -1,0 +1,360 @@
+"""The accesses of a kernel: their bounds, their order in time, and the record of the memory they touch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from te.errors import CompileError
+from te.ir.node import Node
+from te.ir.visitor import post_order
+from te.tir.buffer import Buffer
+from te.tir.expr import BufferLoad, IterVar, PrimExpr, Var
+from te.tir.interpreter import numpy_dtype
+from te.tir.simt_checker.faults import ExternAccess, SimtFault
+from te.tir.simt_checker.lockstep import Lockstep, Mask
+from te.tir.simt_checker.shadow import NEVER, Access, Conflict, Moment, Shadow
+from te.tir.simt_checker.steering import find_steering
+from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, Stmt
+
+__all__ = ["Context", "Event", "Frame", "Grid", "Memory", "Recorder", "WrittenTwice", "first_line"]
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class Context:
+    """What is known of a function around its kernels; `filled` are the pointers that an earlier kernel wrote."""
+
+    parameters: tuple[Buffer, ...]
+    workspaces: tuple[Buffer, ...]
+    sizes: Mapping[str, int]
+    arrays: Mapping[str, np.ndarray]
+    initialized: frozenset[str]
+    externs: Mapping[str, Sequence[ExternAccess]]
+    max_iterations: int
+    filled: set[Var] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Memory:
+    """What lies behind one pointer."""
+
+    buffer: Buffer
+    unit: int  # bytes of a cell
+    cells: int
+    shadow: Shadow | None  # None: only read, and initialised
+    values: np.ndarray | None
+    private: bool  # every thread has its own: cell = element * threads + thread
+
+
+@dataclass(slots=True)
+class Frame:
+    """A loop looked at all at once; `length` is the time of one iteration, known at its end."""
+
+    axis: int
+    length: int = 0
+
+
+@dataclass(slots=True)
+class Event:
+    """An access that waits for the end of the loops around it to be put in order."""
+
+    memory: Memory
+    index: Any  # in cells
+    width: int  # cells
+    mask: Mask
+    statement: int
+    offset: int
+    frames: tuple[Frame, ...]
+    writes: bool
+    atomic: bool
+    values: Any = None
+    undefined: bool = False  # the start of an asynchronous copy: the element is written, but not to be read
+
+
+class WrittenTwice(Exception):
+    """A statement wrote an element that another thread or block had written; whether the values differ is not known."""
+
+    def __init__(self, statement: int, blocks: list[Grid]) -> None:
+        super().__init__()
+        self.statement = statement
+        self.blocks = blocks
+
+
+class Recorder(Lockstep):
+    """Evaluates expressions for one block at a time and keeps the record of memory; a subclass walks the statements."""
+
+    def __init__(self, context: Context, name: str, body: Stmt, everything: bool, allowed: set[int]) -> None:
+        super().__init__(_depth(body))
+        self.context, self.name, self.body = context, name, body
+        self.everything, self.allowed = everything, allowed
+        self.steering = find_steering(body, everything)
+        self.statements: list[Node] = []
+        self.numbers: dict[int, int] = {}
+        nodes = list(post_order(body))
+        self.units = _units(nodes)
+        self.memories: dict[Var, Memory] = {}
+        extents = self._thread_extents(nodes)
+        self.grid: Grid = (extents.get("blockIdx.x", 1), extents.get("blockIdx.y", 1), extents.get("blockIdx.z", 1))
+        self.dims: Grid = (extents.get("threadIdx.x", 1), extents.get("threadIdx.y", 1), extents.get("threadIdx.z", 1))
+        self.threads = self.dims[0] * self.dims[1] * self.dims[2]
+        self.tid = self.along(0, self.threads)
+        self.block: Grid = (0, 0, 0)
+        self.blocks: list[Grid] = []
+        self.block_number = self.phase = self.step = self.clock = 0
+        self.statement = -1
+        self.frames: tuple[Frame, ...] = ()
+        self.events: list[Event] = []
+
+    def visit_Var(self, node: Var) -> Any:
+        if node not in self.env and node.name in self.context.sizes:
+            self.env[node] = self.context.sizes[node.name]
+        return super().visit_Var(node)
+
+    def _thread_extents(self, nodes: list[Node]) -> dict[str, int]:
+        extents: dict[str, int] = {}
+        for node in nodes:
+            if isinstance(node, AttrStmt) and node.key == "thread_extent" and isinstance(node.subject, IterVar):
+                extents[node.subject.thread_tag] = int(self.visit(node.value))
+        return extents
+
+    def bind_parameters(self) -> None:
+        known = self.context
+        for buffer in (*known.parameters, *known.workspaces):
+            written = buffer.data in self.steering.written
+            workspace = buffer in known.workspaces
+            fresh = buffer.name not in known.initialized and buffer.data not in known.filled
+            self.memories[buffer.data] = self.memory(
+                buffer, initialized=not (fresh and (written or workspace)), record=written or (workspace and fresh)
+            )
+
+    def memory(self, buffer: Buffer, initialized: bool, record: bool) -> Memory:
+        size = 1
+        for dim in buffer.shape:
+            size *= int(self.visit(dim)) if isinstance(dim, PrimExpr) else dim
+        unit = self.units.get(buffer.data, buffer.dtype.element.nbytes)
+        per_element = max(1, buffer.dtype.element.nbytes * buffer.dtype.lanes // unit)
+        private = buffer.scope == "local"
+        count = size * per_element * (self.threads if private else 1)
+        shadow = Shadow(count, initialized, across_blocks=buffer.scope == "global") if record else None
+        values = self._contents(buffer, count) if buffer.data in self.steering.memory else None
+        if shadow is not None:
+            shadow.values = values if self.everything else None
+        return Memory(buffer, unit, size * per_element, shadow, values, private)
+
+    def _contents(self, buffer: Buffer, count: int) -> np.ndarray:
+        """The values of a buffer at the start."""
+        kind = numpy_dtype(buffer.dtype.element)
+        given = self.context.arrays.get(buffer.name)
+        if given is not None:
+            return np.resize(given.astype(kind).reshape(-1), count)
+        if buffer.scope == "global" and kind.kind in "iu":
+            return (np.arange(count) % 127).astype(kind)
+        if buffer.scope == "global" and kind.kind == "b":
+            return np.arange(count) % 2 == 1
+        return np.random.default_rng(count).standard_normal(count).astype(kind)
+
+    # -- accesses
+
+    def begin(self, node: Node) -> None:
+        """The statement that accesses belong to from here on."""
+        number = self.numbers.get(id(node))
+        if number is None:
+            number = self.numbers[id(node)] = len(self.statements)
+            self.statements.append(node)
+        self.statement = number
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def access(
+        self, node: Node, buffer: Buffer, index: Any, writes: bool, atomic: bool = False, values: Any = None,
+        width: int | None = None,
+    ) -> Memory:  # fmt: skip
+        if values is not None:
+            values = self.typed(buffer.dtype, values)
+        event = self.event_of(node, buffer, index, writes, atomic, values, width)
+        memory = event.memory
+        if event.mask is not False:
+            if values is not None and writes and not self.everything:
+                self._assign(event)
+            if memory.shadow is not None:
+                self.queue(event)
+        return memory
+
+    def event_of(
+        self, node: Node, buffer: Buffer, index: Any, writes: bool, atomic: bool, values: Any, width: int | None
+    ) -> Event:
+        """An access, with its bounds checked. `width` counts bytes; without, it is one element."""
+        memory = self.memories.get(buffer.data)
+        if memory is None:
+            raise CompileError(f"kernel {self.name}: {buffer.name} is neither a parameter nor allocated, in {node}")
+        size = buffer.dtype.element.nbytes
+        elements = 1 if width is None else -(-width // size)
+        offset = buffer.elem_offset
+        self._check_bounds(buffer, index, elements)
+        place = index + (self.visit(offset) if isinstance(offset, PrimExpr) else offset)
+        scale = max(1, size // memory.unit)
+        return Event(memory, place * scale, elements * scale, self.mask, self.statement, self.tick(), self.frames,
+                      writes, atomic, values)  # fmt: skip
+
+    def _check_bounds(self, buffer: Buffer, index: Any, elements: int) -> None:
+        limit = 1
+        for dim in buffer.shape:
+            limit *= int(self.visit(dim)) if isinstance(dim, PrimExpr) else dim
+        limit -= elements - 1
+        if not isinstance(index, np.ndarray):
+            if 0 <= index < limit or self.mask is False:
+                return
+        elif index.min() >= 0 and index.max() < limit:
+            return
+        outside = (np.asarray(index) < 0) | (np.asarray(index) >= limit)
+        bad = outside if self.mask is True else outside & self.mask
+        if not bad.any():
+            return
+        bad = np.broadcast_to(bad, np.broadcast_shapes(bad.shape or (1,) * self.dimensions, self.tid.shape))
+        first = tuple(np.argwhere(bad)[0])
+        where = int(np.broadcast_to(index, bad.shape)[first])
+        raise SimtFault("bounds", self.text(
+            f"{buffer.name}[{where}] lies outside its {limit + elements - 1} elements "
+            f"({buffer.scope} memory), for thread {self.position(int(first[0]))}"))  # fmt: skip
+
+    def queue(self, event: Event) -> None:
+        if self.frames:
+            self.events.append(event)
+        else:
+            self.settle([event])
+
+    def _assign(self, event: Event) -> None:
+        memory = event.memory
+        assert memory.values is not None
+        cells, _, values, _ = self._flatten(event)
+        assert values is not None
+        memory.values[cells] = values
+
+    def settle(self, events: list[Event]) -> None:
+        """Enters accesses in the record of their memory, and reports what is wrong with them."""
+        flat = [(e, *self._flatten(e, timed=True)) for e in events]
+        for event, cells, _, _, times in flat:
+            if event.undefined and event.memory.shadow is not None:
+                event.memory.shadow.first_write[cells] = NEVER
+            elif event.writes and event.memory.shadow is not None:
+                event.memory.shadow.write_times(cells, times)
+        for event, cells, threads, _, times in flat:
+            shadow = event.memory.shadow
+            if shadow is not None and not event.writes:
+                early = shadow.first_write[cells] >= times
+                if early.any():
+                    self._uninitialized(event, cells[early][0], threads[early][0])
+        for event, cells, threads, values, _ in flat:
+            shadow = event.memory.shadow
+            if shadow is None or event.memory.private:
+                if event.writes and values is not None and self.everything and event.memory.values is not None:
+                    event.memory.values[cells] = values
+                continue
+            moment = Moment(self.block_number, self.phase, self.step, event.statement)
+            access = Access(cells, threads, moment, event.atomic, values)
+            conflict = shadow.write(access) if event.writes else shadow.read(access)
+            if conflict is not None:
+                self._race(event, conflict)
+
+    def _flatten(self, event: Event, timed: bool = False) -> tuple[Any, ...]:
+        """(cells, threads, values[, times]) of an event, one element per cell and active thread and iteration."""
+        shapes = [np.shape(x) for x in (event.index, event.mask, event.values) if isinstance(x, np.ndarray)]
+        shape = np.broadcast_shapes(self.tid.shape, *shapes)
+        index = np.broadcast_to(event.index, shape)
+        if event.memory.private:
+            index = index * self.threads + self.tid
+        parts: list[np.ndarray] = [index, np.broadcast_to(self.tid, shape)]
+        if event.values is not None:
+            parts.append(np.broadcast_to(event.values, shape))
+        if timed:
+            times: Any = event.offset
+            for frame in event.frames:
+                if shape[frame.axis] > 1:
+                    times = times + frame.length * self.along(frame.axis, shape[frame.axis])
+            parts.append(np.broadcast_to(times, shape))
+        if event.mask is True:
+            flat = [p.reshape(-1) for p in parts]
+        else:
+            mask = np.broadcast_to(event.mask, shape)
+            flat = [p[mask] for p in parts]
+        if event.width > 1:
+            stride = self.threads if event.memory.private else 1
+            steps = np.arange(event.width) * stride
+            flat = [(flat[0][:, None] + steps).reshape(-1), *[np.repeat(p, event.width) for p in flat[1:]]]
+        cells, threads, *rest = flat
+        values = rest.pop(0) if event.values is not None else None
+        return (cells, threads, values, rest[0]) if timed else (cells, threads, values, None)
+
+    # -- messages
+
+    def position(self, thread: int) -> tuple[int, int, int]:
+        x, y, _ = self.dims
+        return thread % x, thread // x % y, thread // (x * y)
+
+    def text(self, what: str, *others: str) -> str:
+        statement = first_line(self.statements[self.statement])
+        return "\n".join([f"kernel {self.name}, block {self.block}: {what}", f"  in {statement}", *others])
+
+    def _element(self, memory: Memory, cell: int) -> str:
+        if memory.private:
+            cell //= self.threads
+        scale = max(1, memory.buffer.dtype.element.nbytes // memory.unit)
+        return f"{memory.buffer.name}[{cell // scale}]"
+
+    def _uninitialized(self, event: Event, cell: int, thread: int) -> None:
+        self.statement = event.statement
+        raise SimtFault("uninitialized", self.text(
+            f"{self._element(event.memory, int(cell))} ({event.memory.buffer.scope} memory) is read by thread "
+            f"{self.position(int(thread))} before anything has written it"))  # fmt: skip
+
+    def _race(self, event: Event, conflict: Conflict) -> None:
+        self.statement = event.statement
+        twice = event.writes and not conflict.other_reads
+        if twice and event.statement in self.allowed:
+            return
+        if twice and not self.everything and not event.atomic:
+            numbers = [self.block_number] if conflict.other_block is None else [conflict.other_block, self.block_number]
+            raise WrittenTwice(event.statement, [self.blocks[n] for n in numbers])
+        verb = "writes" if event.writes else "reads"
+        verbs = "read" if conflict.other_reads else "wrote"
+        if conflict.other_block is not None:
+            whom = f"another block {verbs}" if conflict.other_block < 0 else (
+                f"block {self.blocks[conflict.other_block]} {verbs}")  # fmt: skip
+            why = "blocks run in any order"
+        else:
+            other = conflict.other_thread
+            whom = f"other threads {verbs}" if other < 0 else f"thread {self.position(other)} {verbs}"
+            why = "no barrier stands between them"
+        raise SimtFault("race", self.text(
+            f"race on {self._element(event.memory, conflict.cell)} ({event.memory.buffer.scope} memory): thread "
+            f"{self.position(conflict.thread)} {verb} what {whom}, and {why}"
+            + (", with another value" if twice and not event.atomic else ""),
+            f"  and {first_line(self.statements[conflict.other_statement])}"))  # fmt: skip
+
+
+def _depth(stmt: Node) -> int:
+    """How deep loops nest."""
+    below = max([_depth(c) for c in stmt.node_children()], default=0) if not isinstance(stmt, PrimExpr) else 0
+    return below + isinstance(stmt, For)
+
+
+def _units(nodes: list[Node]) -> dict[Var, int]:
+    """The size in bytes of the smallest element of the buffers that share a pointer, or that are copied by bytes."""
+    units: dict[Var, int] = {}
+    for node in nodes:
+        if isinstance(node, BufferLoad | BufferStore | Allocate):
+            data, size = node.buffer.data, node.buffer.dtype.element.nbytes
+            units[data] = min(size, units.get(data, size))
+    return units
+
+
+def first_line(node: Node) -> str:
+    text = str(node).strip().splitlines()
+    return text[0] if text else type(node).__name__
