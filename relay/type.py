@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from relay.errors import TypeInferenceError
+from relay.sizes import dims_equal, dims_match, normal
 from te.dtype import DType, dtype
-from te.ir import Node, structural_equal
 from te.ir.structural import StructuralEqual
 from te.tir import Dim, PrimExpr, as_dim
 from te.tir import Var as TirVar
@@ -26,8 +26,10 @@ __all__ = [
     "Type",
     "broadcast_shapes",
     "dims_equal",
+    "dims_match",
     "scalar_type",
     "shapes_equal",
+    "shapes_match",
 ]
 
 
@@ -53,12 +55,12 @@ class TensorType(Type):
         found = cls._interned.get((shape, dtype_))
         if found is not None:
             return found
-        shape = tuple([as_dim(d) for d in shape])
+        shape = tuple([normal(as_dim(d)) for d in shape])
         for d in shape:
             if isinstance(d, int) and d < 0:
                 raise TypeInferenceError(f"a dimension can't be negative: {shape_text(shape)}")
         element = dtype(dtype_)
-        key = (tuple([_dim_key(d) for d in shape]), element)
+        key = (shape, element)
         found = cls._interned.get(key)
         if found is None:
             found = object.__new__(cls)
@@ -179,31 +181,10 @@ def scalar_type(dtype_: str = "float32") -> TensorType:
     return TensorType((), dtype_)
 
 
-def _dim_key(d: Dim) -> Any:
-    """A hashable value, equal for structurally equal dimensions; variables are told apart by identity."""
-    if isinstance(d, int | TirVar):
-        return d
-    return _expr_key(d)
-
-
-def _expr_key(e: Any) -> Any:
-    if isinstance(e, TirVar) or not isinstance(e, Node):
-        return e
-    parts = [getattr(e, name) for name in (*e.data_fields, *e.child_fields)]
-    return (type(e), *[tuple(map(_expr_key, p)) if isinstance(p, tuple) else _expr_key(p) for p in parts])
-
-
 def shape_text(shape: Sequence[Dim]) -> str:
     """`(1, 3, n)` as it is printed in types and messages."""
     inner = ", ".join([d.name if isinstance(d, TirVar) else str(d) for d in shape])
     return f"({inner},)" if len(shape) == 1 else f"({inner})"
-
-
-def dims_equal(a: Dim, b: Dim) -> bool:
-    """Are two dimensions known to be equal?"""
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    return a is b or structural_equal(a, b)
 
 
 def shapes_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
@@ -211,10 +192,16 @@ def shapes_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(dims_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def shapes_match(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Are two shapes equal, or, in an `assuming` scope, not known to differ?"""
+    return len(a) == len(b) and all(dims_match(x, y) for x, y in zip(a, b, strict=True))
+
+
 def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The shape that all `shapes` broadcast to, by numpy's rule.
 
-    A symbolic dimension meets 1 or itself; against any other it is an error, because it could be anything.
+    A symbolic dimension meets 1 or itself; against any other it is an error, because it could be anything, unless an
+    `assuming` scope takes them to be equal.
     Raises TypeInferenceError naming the first two dimensions that do not fit.
     """
     rank = max((len(s) for s in shapes), default=0)
@@ -224,9 +211,11 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
             current = result[axis]
             if _is_one(current):
                 result[axis] = d
-            elif not _is_one(d) and not dims_equal(current, d):
+            elif not _is_one(d) and not dims_match(current, d):
                 listed = " and ".join(shape_text(s) for s in shapes)
                 raise TypeInferenceError(f"shapes {listed} do not broadcast: {current} against {d} on axis {axis}")
+            elif isinstance(d, int) and not _is_one(d):
+                result[axis] = d
     return tuple(result)
 
 

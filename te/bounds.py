@@ -94,9 +94,14 @@ def path_of(stage: Stage) -> list[tuple[Stage, int]]:
 class Bounds:
     """The result of bound inference over a normalized schedule: `loops` of each stage, `regions` of its tensors."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, assume_large: bool = True) -> None:
+        """`assume_large`: splits of symbolic extents with tail="shift" take the extent to be at least the factor.
+
+        `math.facts` then says what was assumed. Without it they are guarded.
+        """
         self.schedule = schedule
         self.math = IndexMath()
+        self.math.may_assume = assume_large
         self.loops: dict[Stage, Loops] = {}
         self.regions: dict[Stage, Region] = {}
         self.scopes: dict[Stage, str] = {}
@@ -339,10 +344,12 @@ def _extents_of(math: IndexMath, loops: Loops, relation: object) -> None:
             factor = math.dim(relation.factor)
             thread = loops.stage.attrs_of(relation.inner).thread
             known, limit = factor.const, parent.const
-            if relation.tail == "shift" and (known is None or limit is None):
+            if relation.tail == "shift" and known is None:
                 raise ScheduleError(f"stage {loops.stage.name}: split with tail='shift': loop "
                                     f"{relation.parent.var.name} runs {math.as_dim(parent)} times and the factor is "
-                                    f"{relation.factor}; expected a constant extent and factor")  # fmt: skip
+                                    f"{relation.factor}; expected a constant factor")  # fmt: skip
+            if relation.tail == "shift" and limit is None:
+                math.assume(parent - factor)
             whole = thread is not None or relation.tail == "predicate"
             if known is not None and limit is not None and known > limit and not whole:
                 factor = number(max(limit, 1))

@@ -140,6 +140,9 @@ class IndexMath:
         self._sizes: set[Var] = set()
         self._bounds: dict[Atom, tuple[int | None, int | None]] = {}
         self._keep: list[Any] = []
+        self.facts: list[Poly] = []
+        """polynomials that are assumed to be at least 0"""
+        self.may_assume = False
 
     # -- facts ---------------------------------------------------------------------------------------------------
 
@@ -151,6 +154,12 @@ class IndexMath:
     def declare_size(self, var: Var) -> None:
         """`var` is at least 0."""
         self._sizes.add(var)
+
+    def assume(self, p: Poly) -> None:
+        """Take p >= 0 for granted, if that is allowed and p holds no loop variable."""
+        sizes_only = all(v not in self._extents for atom in p.atoms() for v in atom.vars)
+        if self.may_assume and sizes_only and not self.nonneg(p):
+            self.facts.append(p)
 
     def extent(self, var: Var) -> Poly | None:
         """The declared extent of a loop variable."""
@@ -405,7 +414,20 @@ class IndexMath:
             return False
         if p.const is not None:
             return False
+        if self.facts and self._nonneg_by_facts(p):
+            return True
         return self._symbolically_nonneg(p)
+
+    def _nonneg_by_facts(self, p: Poly) -> bool:
+        """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?"""
+        if any((low := self.bounds(p - fact)[0]) is not None and low >= 0 for fact in self.facts):
+            return True
+        for monomial, c in p.terms.items():
+            if len(monomial) == 1 and monomial[0].kind in ("min", "max"):
+                rest = p - Poly({monomial: c})
+                enough = any if monomial[0].kind == ("max" if c > 0 else "min") else all
+                return enough(self.nonneg(rest + value.scale(c)) for value in monomial[0].args)
+        return False
 
     def _symbolically_nonneg(self, p: Poly) -> bool:
         """Replace atoms by bounds of theirs, as their signs demand, until no term is negative.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from te.bounds import Bounds
@@ -15,6 +16,7 @@ from te.tensor import Tensor
 from te.tir.buffer import Buffer, decl_buffer
 from te.tir.expr import Dim, PrimExpr, SizeVar, Var
 from te.tir.function import PrimFunc
+from te.tir.ops import likely, logical_and
 from te.tir.passes.flatten import Flatten
 from te.tir.passes.hoist_if_then_else import HoistIfThenElse
 from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
@@ -27,7 +29,8 @@ from te.tir.passes.simplify import Simplify
 from te.tir.passes.storage_rewrite import StorageRewrite
 from te.tir.passes.unroll import Unroll
 from te.tir.passes.vectorize import Vectorize
-from te.tir.substitute import Substitution, substitute
+from te.tir.stmt import IfThenElse, Stmt
+from te.tir.substitute import Substitution, fresh_copy, substitute
 
 __all__ = ["lower", "lowering_passes", "schedule_to_function"]
 
@@ -66,8 +69,19 @@ def schedule_to_function(
                 normalized[tensor].is_output = True
         params.append(buffer.data)
         buffer_map[buffer.data] = buffer
-    body = schedule_to_loops(Bounds(normalized), buffers)
+    body = _loops(normalized, buffers)
     return _with_sizes(PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True}))
+
+
+def _loops(schedule: Schedule, buffers: Mapping[Tensor, Buffer]) -> Stmt:
+    """The loop nest; where splits take symbolic extents to be large enough, beside one that does not, under a test."""
+    bounds = Bounds(schedule)
+    body = schedule_to_loops(bounds, buffers)
+    if not bounds.math.facts:
+        return body
+    large = [bounds.math.expr(fact) >= 0 for fact in bounds.math.facts]
+    small = schedule_to_loops(Bounds(schedule, assume_large=False), buffers)
+    return IfThenElse(likely(functools.reduce(logical_and, large)), body, fresh_copy(small))
 
 
 def _with_sizes(func: PrimFunc) -> PrimFunc:

@@ -3,11 +3,16 @@
 Storage of a tensor is one of `["input", i]` (the i-th graph input), `["output", i]` (the buffer of the i-th output),
 `["param", name]` (a weight), `["arena", byte_offset]` (the executor's one block of scratch). An output whose storage is
 not its own output buffer (an input, a weight, another output seen twice) is copied when it is fetched.
+
+A graph with `sizes` is one whose shapes hold size variables. Its intermediate tensors are stored in `["slot", k]`: slot
+k is as large as the largest tensor in it, and the slots lie one after another once the sizes are known. Its `steps` say
+when kernels run and when variables get their values.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +20,14 @@ from backend.runtime.dtype import data_type
 from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.fields import Record, damaged
+from backend.runtime.sizes import Size, is_static, read_shape, size_text
+from backend.runtime.steps import Step, read_steps, step_to_json
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphNode", "GraphTensor"]
 
 GRAPH_VERSION = 1
 _MAX_BYTES = 1 << 48
-_STORAGE = ("input", "output", "param", "arena")
+_STORAGE = ("input", "output", "param", "arena", "slot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +35,31 @@ class GraphTensor:
     """`place` is a byte offset (arena), a position (input, output) or a weight's name (param), as `storage` says."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     dtype: str
     storage: str
     place: int | str
 
     @property
+    def is_static(self) -> bool:
+        """Is the shape known before a run?"""
+        return is_static(self.shape)
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape of a tensor whose dimensions are numbers."""
+        assert self.is_static, f"{self.name} has the shape {self.shape_text}"
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as it is shown to users."""
+        inner = ", ".join(map(size_text, self.shape))
+        return f"({inner},)" if len(self.shape) == 1 else f"({inner})"
+
+    @property
     def nbytes(self) -> int:
-        return nbytes_of(self.dtype, math.prod(self.shape))
+        return nbytes_of(self.dtype, math.prod(self.static_shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +67,7 @@ class GraphNode:
     """One kernel call: function `func` of the module on the input tensors, the output tensors, then those of scratch.
 
     `ops` and `sources` say which operators and which nodes of the imported model it computes; `flops` and `bytes` what
-    that takes.
+    that takes. `sizes` are the size variables that the function takes after its tensors.
     """
 
     name: str
@@ -55,6 +79,7 @@ class GraphNode:
     sources: tuple[str, ...]
     flops: int
     bytes: int
+    sizes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +95,12 @@ class Graph:
     outputs: tuple[int, ...]
     arena_bytes: int
     entry: str | None
+    sizes: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The graph as JSON values; `from_json` reads them back."""
+        dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]} if self.steps else {}
         return {
             "version": GRAPH_VERSION,
             "name": self.name,
@@ -93,6 +121,7 @@ class Graph:
                     "sources": list(n.sources),
                     "flops": n.flops,
                     "bytes": n.bytes,
+                    **({"sizes": list(n.sizes)} if n.sizes else {}),
                 }
                 for n in self.nodes
             ],
@@ -100,6 +129,7 @@ class Graph:
             "outputs": list(self.outputs),
             "arena_bytes": self.arena_bytes,
             "entry": self.entry,
+            **dynamic,
         }
 
     @staticmethod
@@ -107,8 +137,9 @@ class Graph:
         """The graph that `value` describes. Raises `ArtifactError` naming the first field that is wrong."""
         record = Record(value, where)
         record.only(
-            "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry"
-        )
+            "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
+            "sizes", "steps",
+        )  # fmt: skip
         version = record.number("version")
         if version != GRAPH_VERSION:
             raise ArtifactError(
@@ -116,26 +147,32 @@ class Graph:
                 "Compile the model again, or install the relayc that wrote it"
             )
         arena_bytes = record.number("arena_bytes", 0, _MAX_BYTES)
-        tensors = tuple(_tensor(item, arena_bytes) for item in record.records("tensors"))
+        sizes = record.strings("sizes") if "sizes" in record.value else ()
+        tensors = tuple(_tensor(item, arena_bytes, sizes) for item in record.records("tensors"))
         last = len(tensors) - 1
+        nodes = tuple(_node(item, last, sizes) for item in record.records("nodes"))
+        steps = record.records("steps") if "steps" in record.value else []
         graph = Graph(
             name=record.get("name", str),
             device=record.get("device", str),
             target=record.get("target", str),
             tensors=tensors,
-            nodes=tuple(_node(item, last) for item in record.records("nodes")),
+            nodes=nodes,
             inputs=record.numbers("inputs", 0, last),
             outputs=record.numbers("outputs", 0, last),
             arena_bytes=arena_bytes,
             entry=None if record.value.get("entry") is None else record.get("entry", str),
+            sizes=sizes,
+            steps=read_steps(steps, sizes, len(nodes), len(tensors)),
         )
         _check_places(graph, where)
         return graph
 
 
-def _tensor(record: Record, arena_bytes: int) -> GraphTensor:
+def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTensor:
     record.only("name", "shape", "dtype", "storage")
-    shape, dtype = record.numbers("shape"), record.get("dtype", str)
+    shape = read_shape(record.get("shape", list), f"{record.where}.shape", sizes)
+    dtype = record.get("dtype", str)
     try:
         data_type(dtype)
     except ArgumentError as error:
@@ -143,9 +180,14 @@ def _tensor(record: Record, arena_bytes: int) -> GraphTensor:
     pair = record.get("storage", list)
     if len(pair) != 2 or pair[0] not in _STORAGE or type(pair[1]) is not (str if pair[0] == "param" else int):
         raise damaged(
-            f"{record.where}.storage", pair, '["input", i], ["output", i], ["param", name] or ["arena", offset]'
+            f"{record.where}.storage", pair, '["input", i], ["output", i], ["param", name], ["arena", offset] or '
+            '["slot", k]',
         )
     tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1])
+    if not tensor.is_static:
+        if tensor.storage in ("arena", "param"):
+            raise damaged(f"{record.where}.storage", pair, "a place whose size is known at run time")
+        return tensor
     if tensor.nbytes > _MAX_BYTES:
         raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
     if tensor.storage == "arena" and not 0 <= int(tensor.place) <= arena_bytes - tensor.nbytes:
@@ -153,8 +195,11 @@ def _tensor(record: Record, arena_bytes: int) -> GraphTensor:
     return tensor
 
 
-def _node(record: Record, last: int) -> GraphNode:
-    record.only("name", "func", "inputs", "outputs", "scratch", "ops", "sources", "flops", "bytes")
+def _node(record: Record, last: int, sizes: Sequence[str]) -> GraphNode:
+    record.only("name", "func", "inputs", "outputs", "scratch", "ops", "sources", "flops", "bytes", "sizes")
+    taken = record.strings("sizes") if "sizes" in record.value else ()
+    if not set(taken) <= set(sizes):
+        raise damaged(f"{record.where}.sizes", list(taken), f"size variables among {list(sizes)}")
     return GraphNode(
         name=record.get("name", str),
         func=record.get("func", str),
@@ -165,6 +210,7 @@ def _node(record: Record, last: int) -> GraphNode:
         sources=record.strings("sources"),
         flops=record.number("flops"),
         bytes=record.number("bytes"),
+        sizes=taken,
     )
 
 
@@ -188,7 +234,7 @@ def _check_places(graph: Graph, where: str) -> None:
             raise damaged(
                 f"{where}.tensors[{index}].storage", tensor.place, f"an {tensor.storage} that is stored there"
             )
-        if home.nbytes != tensor.nbytes:
+        if home.is_static and tensor.is_static and home.nbytes != tensor.nbytes:
             raise damaged(f"{where}.tensors[{index}].shape", tensor.shape, f"the {home.nbytes} bytes of its storage")
     for index, node in enumerate(graph.nodes):
         for output in (*node.outputs, *node.scratch):

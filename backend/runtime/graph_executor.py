@@ -23,12 +23,14 @@ from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.device_api import ALLOC_ALIGNMENT
 from backend.runtime.dtype import to_numpy
+from backend.runtime.dynamic import DynamicRunner
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.graph import GraphTensor
 from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty, from_dlpack
 from backend.runtime.profiler import Report, node_timings
 from backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
+from backend.runtime.sizes import Size, size_text
 from backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
@@ -65,6 +67,9 @@ class GraphModule:
     sets inputs, runs and fetches outputs in one step that no other thread comes between.
 
     An array from `get_output` keeps its values as long as it is held: later runs write elsewhere.
+
+    A model with size variables takes inputs of any sizes that agree with each other; its outputs' shapes are those of
+    the last run.
     """
 
     def __init__(self, bound: BoundModel, num_threads: int | None = None) -> None:
@@ -83,14 +88,19 @@ class GraphModule:
         self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
         for index, tensor in enumerate(graph.tensors):
             self._tensors_in[tensor.storage, tensor.place].append(index)
-        self._own_inputs = [empty(graph.tensors[i].shape, graph.tensors[i].dtype, where) for i in graph.inputs]
+        shapes = [_smallest(graph.tensors[i]) for i in graph.inputs]
+        self._own_inputs = [empty(s, graph.tensors[i].dtype, where) for s, i in zip(shapes, graph.inputs, strict=True)]
         self._inputs = list(self._own_inputs)
-        self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
         self._unset = set(range(len(graph.inputs)))
         self._params = bound.model.params_on(where)
-        self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
         self._node_runner: NodeRunner | None = None
-        self._runner: _Runner = self._make_runner()
+        self._dynamic: DynamicRunner | None = None
+        if graph.steps:
+            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params)
+        else:
+            self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
+            self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
+            self._runner: _Runner = self._make_runner()
         _executors.add(self)
 
     # -- inputs and outputs
@@ -141,6 +151,9 @@ class GraphModule:
         with self._lock:
             position = self._output_position(index)
             tensor = self._graph.tensors[self._graph.outputs[position]]
+            if self._dynamic is not None:
+                result = self._dynamic.output(position)
+                return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
             if out is not None:
                 target = out if isinstance(out, NDArray) else from_dlpack(out)
                 self._check(tensor, target.shape, target.dtype)
@@ -169,12 +182,12 @@ class GraphModule:
             )
         return position
 
-    def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        """(name -> shape, name -> dtype) of the inputs, in order. TVM: `get_input_info`."""
+    def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
+        """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
         tensors = [self._graph.tensors[index] for index in self._graph.inputs]
         return {t.name: t.shape for t in tensors}, {t.name: t.dtype for t in tensors}
 
-    def get_output_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the outputs, in order."""
         tensors = [self._graph.tensors[index] for index in self._graph.outputs]
         return {t.name: t.shape for t in tensors}, {t.name: t.dtype for t in tensors}
@@ -265,13 +278,20 @@ class GraphModule:
         with self._lock:
             self.set_input(**inputs)
             self._prepare()
-            runner = self._by_node()
-            seconds = [runner.time(self.device) for _ in range(repeat + 1)][1:]
+            seconds = [self._time_nodes() for _ in range(repeat + 1)][1:]
             self._context.check()
         graph = self._graph
         medians = np.median(np.array(seconds).reshape(repeat, len(graph.nodes)), axis=0)
         facts = {"model": graph.name, "target": graph.target, "device": str(self.device), "threads": self.num_threads}
         return Report(node_timings(graph, medians.tolist()), facts)
+
+    def _time_nodes(self) -> list[float]:
+        """The seconds that each node takes in a run."""
+        if self._dynamic is None:
+            return self._by_node().time(self.device)
+        seconds: list[float] = []
+        self._dynamic.run(self._inputs, seconds)
+        return seconds
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its model, weights included; inputs and outputs stay behind."""
@@ -293,6 +313,8 @@ class GraphModule:
             given = self._as_array(tensor, value)
         self._check(tensor, given.shape, given.dtype)
         own = self._own_inputs[position]
+        if own.shape != given.shape:
+            own = self._own_inputs[position] = empty(given.shape, tensor.dtype, self.device)
         own.copyfrom(given)
         if self._inputs[position] is not own:
             self._place_input(position, own)
@@ -309,10 +331,13 @@ class GraphModule:
     def _check(self, tensor: GraphTensor, shape: tuple[int, ...], dtype: object) -> None:
         """Refuses an array of another shape or dtype than the graph's input or output has."""
         wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
-        if shape != tensor.shape or dtype != wanted:
+        fits = len(shape) == len(tensor.shape) and all(
+            not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
+        )
+        if not fits or dtype != wanted:
             raise ArgumentError(
                 f"{tensor.storage} {tensor.name!r} of model {self._graph.name!r}: got shape {shape}, dtype {dtype}; "
-                f"expected shape {tensor.shape}, dtype {tensor.dtype}"
+                f"expected shape {tensor.shape_text}, dtype {tensor.dtype}"
             )
 
     def _place_input(self, position: int, array: NDArray) -> None:
@@ -361,7 +386,7 @@ class GraphModule:
         """The array that a tensor of the graph lives in now."""
         tensor = self._graph.tensors[index]
         if tensor.storage == "arena":
-            return self._arena._create_view(tensor.shape, tensor.dtype, int(tensor.place))
+            return self._arena._create_view(tensor.static_shape, tensor.dtype, int(tensor.place))
         if tensor.storage == "param":
             home = self._params[str(tensor.place)]
         elif tensor.storage == "input":
@@ -371,10 +396,12 @@ class GraphModule:
             assert buffer is not None, "a graph's output buffers are those of its outputs"
             home = buffer.array
         same = (home.shape, home.dtype) == (tensor.shape, tensor.dtype)
-        return home if same else home._create_view(tensor.shape, tensor.dtype)
+        return home if same else home._create_view(tensor.static_shape, tensor.dtype)
 
     def _moved(self, storage: str, place: int) -> None:
         """Tells the runners that an input or output lives elsewhere now."""
+        if self._dynamic is not None:
+            return  # it is given the inputs at every run
         runners = [runner for runner in dict.fromkeys((self._runner, self._node_runner)) if runner is not None]
         for index in self._tensors_in[storage, place]:
             for runner in runners:
@@ -387,14 +414,17 @@ class GraphModule:
             raise ArgumentError(
                 f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self._signature()}"
             )
-        for position, buffer in enumerate(self._outputs):
+        for position, buffer in enumerate(() if self._dynamic is not None else self._outputs):
             if buffer is not None and buffer.renew():
                 self._moved("output", position)
         self._context.refresh()
 
     def _run(self) -> None:
         self._prepare()
-        self._runner()
+        if self._dynamic is not None:
+            self._dynamic.run(self._inputs)
+        else:
+            self._runner()
         self._context.check()
 
     def _input_tensor(self, position: int) -> GraphTensor:
@@ -402,7 +432,12 @@ class GraphModule:
 
     def _signature(self) -> str:
         tensors = [self._graph.tensors[index] for index in self._graph.inputs]
-        return ", ".join(f"{t.name}: {t.dtype}{list(t.shape)}" for t in tensors)
+        return ", ".join(f"{t.name}: {t.dtype}[{', '.join(map(size_text, t.shape))}]" for t in tensors)
+
+
+def _smallest(tensor: GraphTensor) -> tuple[int, ...]:
+    """The shape to reserve for an input before it is set: nothing along sizes that are not known yet."""
+    return tuple([d if isinstance(d, int) else 0 for d in tensor.shape])
 
 
 _executors: weakref.WeakSet[GraphModule] = weakref.WeakSet()

@@ -163,7 +163,7 @@ class OutputBuffer:
         self._device = device
         self._lease: weakref.ref[_Lease] | None = None
         self._spare: list[tuple[NDArray, weakref.ref[_Lease]]] = []
-        self.array = empty(tensor.shape, tensor.dtype, device)
+        self.array = empty(tensor.static_shape, tensor.dtype, device)
 
     def lend(self) -> NDArray:
         """The current buffer as an array of the user's."""
@@ -184,7 +184,7 @@ class OutputBuffer:
         lent = self.array, self._lease
         free = next((pair for pair in self._spare if pair[1]() is None), None)
         if free is None:
-            self.array = empty(self._tensor.shape, self._tensor.dtype, self._device)
+            self.array = empty(self._tensor.static_shape, self._tensor.dtype, self._device)
         else:
             self.array = free[0]
             self._spare.remove(free)

@@ -14,13 +14,18 @@ import numpy as np
 from backend.driver import ModuleBuilder
 from backend.runtime.artifact import CompiledModel
 from backend.target import Target
-from relay.build.entry import make_entry
+from relay.build.dynamic import plan_dynamic
+from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors
 from relay.build.lower import Workload, lower
+from relay.build.workspace import Workspace
 from relay.expr import Constant, Function, Var
+from relay.sizes import size_from_json, size_to_json, size_variables
 from relay.transform import default_pipeline
 from te.errors import CompileError
 from te.ir import IRModule, PassContext, Sequential, rewrite_dag
+from te.tir import PrimFunc
+from te.tir import Var as SizeVariable
 
 __all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
 
@@ -50,6 +55,25 @@ class BuildReport:
         lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
                      f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
         return "\n".join(lines)
+
+
+@dataclass
+class _Note:
+    """What is kept with a kernel's code: see `relay.build.lower.Kernel`."""
+
+    workspaces: list[Workspace]
+    in_place: list[int]
+    sizes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        workspaces = [(size_to_json(count), element) for count, element in self.workspaces]
+        return json.dumps({"workspaces": workspaces, "in_place": self.in_place, "sizes": self.sizes})
+
+    @staticmethod
+    def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _Note:
+        record = json.loads(text)
+        workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
+        return _Note(workspaces, record["in_place"], tuple(record["sizes"]))
 
 
 def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
@@ -110,21 +134,40 @@ def build(
     workloads = list({node.workload.key: node.workload for node in graph.nodes}.values())
     builder = ModuleBuilder(target)
     with report.step("lower"):
-        memory = _lower_all(workloads, builder, progress)
+        kernels = _lower_all(workloads, builder, progress)
     with report.step("plan"):
-        add_workspaces(graph, {name: m["workspaces"] for name, m in memory.items()})
-        place_tensors(graph, {name: m["in_place"] for name, m in memory.items()})
+        entries = _plan(graph, kernels, module["main"].attrs, with_entries=target.device_kind == "cpu")
     with report.step("compile"):
-        entry = make_entry(graph) if target.device_kind == "cpu" else None
-        if entry is not None:
+        for entry in entries:
             builder.add(entry)
         library = builder.finish()
     _describe(report, graph, len(workloads))
-    entry_name = None if entry is None else entry.name
+    entry_name = ENTRY_NAME if graph.is_static and target.device_kind == "cpu" else None
     description = graph.to_json(mod_name, str(target), target.device_kind, entry_name)
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
+
+
+def _plan(
+    graph: ExecutionGraph, kernels: Mapping[str, _Note], attrs: Mapping[str, Any], with_entries: bool
+) -> list[PrimFunc]:
+    """Place the tensors of the graph; gives the functions that run its nodes in a row, where such are wanted."""
+    add_workspaces(graph, {name: kernel.workspaces for name, kernel in kernels.items()})
+    in_place = {name: kernel.in_place for name, kernel in kernels.items()}
+    for node in graph.nodes:
+        node.sizes = kernels[node.workload.name].sizes
+    if graph.is_static:
+        place_tensors(graph, in_place)
+        return [make_entry(graph)] if with_entries else []
+    rounds = plan_dynamic(graph, in_place, attrs)
+    if not with_entries:
+        return []
+    runs = [step for step in graph.steps if step["step"] == "run"]
+    entries = [make_dynamic_entry(graph, number, *nodes) for number, nodes in enumerate(rounds)]
+    for step, entry in zip(runs, entries, strict=True):
+        step["entry"] = entry.name
+    return entries
 
 
 def _name_outputs(graph: ExecutionGraph, names: Sequence[str]) -> None:
@@ -136,11 +179,11 @@ def _name_outputs(graph: ExecutionGraph, names: Sequence[str]) -> None:
 
 def _lower_all(
     workloads: list[Workload], builder: ModuleBuilder, progress: Progress | None
-) -> dict[str, dict[str, Any]]:
-    """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask of memory, by name."""
+) -> dict[str, _Note]:
+    """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask for, by name."""
     context = PassContext.current()
     settings = repr((context.opt_level, sorted(context.config.items()), sorted(context.disabled_pass)))
-    memory: dict[str, dict[str, Any]] = {}
+    notes: dict[str, _Note] = {}
     for i, workload in enumerate(workloads):
         key = f"{workload.name}\n{settings}\n{workload.key}"
         note = builder.reuse(workload.name, key)
@@ -148,10 +191,11 @@ def _lower_all(
             if progress is not None:
                 progress(f"lowering {workload.name}", i, len(workloads))
             kernel = lower(workload, builder.target)
-            note = json.dumps({"workspaces": kernel.workspaces, "in_place": kernel.in_place})
+            note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes).to_json()
             builder.add(kernel.function, key, note)
-        memory[workload.name] = json.loads(note)
-    return memory
+        variables = size_variables(p.tensor_type.shape for p in workload.function.params)
+        notes[workload.name] = _Note.from_json(note, variables)
+    return notes
 
 
 def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from relay.build.graph import ExecutionGraph, GraphNode
-from te.dtype import HANDLE, dtype
-from te.tir import Evaluate, IntImm, PrimExpr, PrimFunc, StringImm, Var, call_intrin, const, seq
+from te.dtype import HANDLE, INT32, dtype
+from te.tir import Evaluate, IntImm, PrimExpr, PrimFunc, Stmt, StringImm, Var, call_intrin, cast, const, seq
 
-__all__ = ["ENTRY_NAME", "make_entry"]
+__all__ = ["ENTRY_NAME", "make_dynamic_entry", "make_entry"]
 
 ENTRY_NAME = "relayc_run"
 _POINTER_BYTES = 8
@@ -34,3 +34,25 @@ def make_entry(graph: ExecutionGraph) -> PrimFunc:
     calls = [call(node) for node in graph.nodes]
     attrs = {"global_symbol": ENTRY_NAME, "packed_api": False}
     return PrimFunc((arena, table), seq(calls), {}, attrs)
+
+
+def make_dynamic_entry(graph: ExecutionGraph, number: int, first: int, last: int) -> PrimFunc:
+    """``relayc_run_<number>(tensors, sizes)``: nodes `first` ... `last` - 1 of a graph with size variables.
+
+    `tensors` is a table of the addresses of all tensors, `sizes` one of the size variables' values.
+    """
+    table, sizes = Var("tensors", HANDLE), Var("sizes", HANDLE)
+
+    def address(tensor: int) -> PrimExpr:
+        return call_intrin("handle", "load_at", table, const(graph.base_of(tensor) * _POINTER_BYTES, "int64"))
+
+    def size(name: str) -> PrimExpr:
+        offset = const(graph.sizes.index(name) * _POINTER_BYTES, "int64")
+        return cast(INT32, call_intrin("int64", "load_at", sizes, offset))
+
+    calls: list[Stmt] = []
+    for node in graph.nodes[first:last]:
+        arguments = [*map(address, (*node.inputs, *node.outputs)), *map(size, node.sizes)]
+        calls.append(Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *arguments)))
+    attrs = {"global_symbol": f"{ENTRY_NAME}_{number}", "packed_api": False}
+    return PrimFunc((table, sizes), seq(calls), {}, attrs)

@@ -18,10 +18,12 @@ from relay.build.lower import Workload, tensor_types
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relay.build.workspace import Workspace
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.sizes import product, size_to_json
 from relay.type import TensorType
 from te.errors import CompileError
 
-__all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "add_workspaces", "make_graph", "place_tensors"]
+__all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "add_workspaces", "last_reads", "make_graph",
+           "place_outputs", "place_tensors", "reuse_inputs"]  # fmt: skip
 
 Value = int | tuple["Value", ...]
 
@@ -37,20 +39,26 @@ class GraphTensor:
 
     @property
     def nbytes(self) -> int:
-        if self.ty.size is None:
-            raise CompileError(f"tensor {self.name} has symbolic shape {self.ty}; give the model's inputs fixed sizes")
-        return self.ty.size * self.ty.dtype.nbytes
+        return self.ty.nbytes
+
+    def as_large_as(self, other: GraphTensor) -> bool:
+        """Do both take the same number of bytes, whatever the sizes?"""
+        return self.ty.dtype.nbytes == other.ty.dtype.nbytes and product(self.ty.shape) is product(other.ty.shape)
 
 
 @dataclass
 class GraphNode:
-    """One kernel call; the last `scratch` of its outputs are memory that nobody reads after it."""
+    """One kernel call; the last `scratch` of its outputs are memory that nobody reads after it.
+
+    The kernel takes the values of the size variables `sizes` after its tensors.
+    """
 
     workload: Workload
     inputs: list[int]
     outputs: list[int]
     sources: list[str]
     scratch: int = 0
+    sizes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -63,6 +71,13 @@ class ExecutionGraph:
     nodes: list[GraphNode] = field(default_factory=list)
     params: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     plan: MemoryPlan = field(default_factory=lambda: MemoryPlan({}, 0, 0))
+    sizes: tuple[str, ...] = ()
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_static(self) -> bool:
+        """Are all sizes known now?"""
+        return all(t.ty.is_static for t in self.tensors)
 
     def base_of(self, tensor: int) -> int:
         """The tensor that owns the memory this one shows."""
@@ -78,7 +93,12 @@ class ExecutionGraph:
             "device": device,
             "target": target,
             "tensors": [
-                {"name": t.name, "shape": list(t.ty.shape), "dtype": str(t.ty.dtype), "storage": list(t.storage or ())}
+                {
+                    "name": t.name,
+                    "shape": [size_to_json(d) for d in t.ty.shape],
+                    "dtype": str(t.ty.dtype),
+                    "storage": list(t.storage or ()),
+                }
                 for t in self.tensors
             ],
             "nodes": [self._node_json(i, n) for i, n in enumerate(self.nodes)],
@@ -86,6 +106,7 @@ class ExecutionGraph:
             "outputs": self.outputs,
             "arena_bytes": self.plan.arena_bytes,
             "entry": entry,
+            **({"sizes": list(self.sizes), "steps": self.steps} if self.steps else {}),
         }
 
     def _node_json(self, index: int, node: GraphNode) -> dict[str, Any]:
@@ -100,6 +121,7 @@ class ExecutionGraph:
             "sources": node.sources,
             "flops": node.workload.flops,
             "bytes": node.workload.nbytes,
+            **({"sizes": list(node.sizes)} if node.sizes else {}),
         }
 
 
@@ -205,7 +227,7 @@ def sources_of(function: Function, label: str) -> list[str]:
     return list(dict.fromkeys([n for n in (*names, label) if n]))
 
 
-def _place_outputs(graph: ExecutionGraph) -> None:
+def place_outputs(graph: ExecutionGraph) -> None:
     """Give outputs that a kernel writes the caller's memory."""
     for i, number in enumerate(graph.outputs):
         base = graph.tensors[graph.base_of(number)]
@@ -213,7 +235,7 @@ def _place_outputs(graph: ExecutionGraph) -> None:
             base.storage = ("output", i)
 
 
-def _last_reads(graph: ExecutionGraph) -> dict[int, int]:
+def last_reads(graph: ExecutionGraph) -> dict[int, int]:
     """Tensor that owns memory -> the last step that writes or reads it."""
     last: dict[int, int] = {}
     for step, node in enumerate(graph.nodes):
@@ -222,23 +244,23 @@ def _last_reads(graph: ExecutionGraph) -> dict[int, int]:
     return last
 
 
-def _reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> None:
+def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> None:
     """Let results take the memory of inputs that are read for the last time, where the kernel allows it."""
-    last = _last_reads(graph)
+    last = last_reads(graph)
     for step, node in enumerate(graph.nodes):
         result = node.outputs[0]
         for position in in_place.get(node.workload.name, ()):
             base = graph.base_of(node.inputs[position])
             mine = graph.tensors[result].storage is None and graph.tensors[base].storage is None
             once = [graph.base_of(number) for number in node.inputs].count(base) == 1
-            if mine and once and last[base] == step and graph.tensors[base].nbytes == graph.tensors[result].nbytes:
+            if mine and once and last[base] == step and graph.tensors[base].as_large_as(graph.tensors[result]):
                 graph.tensors[result].base = base
                 last[base] = last[result]
                 break
 
 
 def _place_arena(graph: ExecutionGraph) -> None:
-    last = _last_reads(graph)
+    last = last_reads(graph)
     first: dict[int, int] = {}
     for step, node in enumerate(graph.nodes):
         for number in node.outputs:
@@ -266,13 +288,18 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Work
             graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", TensorType((count,), element)))
 
 
+def share_storage(graph: ExecutionGraph) -> None:
+    """Views lie where what they show lies."""
+    for number, tensor in enumerate(graph.tensors):
+        tensor.storage = graph.tensors[graph.base_of(number)].storage
+
+
 def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] | None = None) -> None:
     """Decide where every tensor lies; `in_place` names the inputs that kernels may overwrite, by the kernel's name.
 
-    Raises CompileError for symbolic shapes.
+    `relay.build.dynamic` does it for graphs with symbolic sizes.
     """
-    _place_outputs(graph)
-    _reuse_inputs(graph, in_place or {})
+    place_outputs(graph)
+    reuse_inputs(graph, in_place or {})
     _place_arena(graph)
-    for number, tensor in enumerate(graph.tensors):
-        tensor.storage = graph.tensors[graph.base_of(number)].storage
+    share_storage(graph)

@@ -16,7 +16,8 @@ from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
-from te.tir import PrimFunc
+from te.tir import PrimExpr, PrimFunc, SizeVar
+from te.tir.analysis import free_variables
 from topi.registry import schedules_for
 
 __all__ = ["Kernel", "Workload", "lower", "to_tensors"]
@@ -69,13 +70,14 @@ class Kernel:
     """A lowered workload.
 
     `workspaces`: the scratch buffers it takes as parameters after its results. `in_place`: positions of the
-    inputs that its result may overwrite.
+    inputs that its result may overwrite. `sizes`: the size variables that are its last parameters.
     """
 
     name: str
     function: PrimFunc
     workspaces: tuple[Workspace, ...]
     in_place: tuple[int, ...]
+    sizes: tuple[str, ...]
 
 
 def tensor_types(ty: Type) -> list[TensorType]:
@@ -145,7 +147,16 @@ def lower(workload: Workload, target: Target) -> Kernel:
     in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
     if in_place:
         function = function.with_attr("noalias", False)
-    return Kernel(workload.name, function, tuple(workspaces), in_place)
+    sizes = size_parameters(function)
+    function = function.replace(params=(*function.params, *sizes)) if sizes else function
+    return Kernel(workload.name, function, tuple(workspaces), in_place, tuple(v.name for v in sizes))
+
+
+def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
+    """The size variables that the body or the shapes of the arguments use, which the kernel is given as numbers."""
+    dims = [d for buffer in function.buffer_map.values() for d in buffer.shape if isinstance(d, PrimExpr)]
+    used = [v for part in (*dims, function.body) for v in free_variables(part) if isinstance(v, SizeVar)]
+    return tuple(dict.fromkeys(used))
 
 
 def _first_that_fits(

@@ -7,9 +7,10 @@ place in the arena for just that step.
 
 from __future__ import annotations
 
+from relay.sizes import product
 from te.dtype import dtype
 from te.ir import Mutator
-from te.tir import Allocate, Buffer, For, PrimFunc, Stmt, While, product
+from te.tir import Allocate, Buffer, Dim, For, PrimFunc, Stmt, While
 
 __all__ = ["Workspace", "lift_workspaces"]
 
@@ -17,14 +18,13 @@ _SMALLEST = 4096
 """Bytes: smaller buffers stay inside, on the stack."""
 
 
-Workspace = tuple[int, str]
+Workspace = tuple[Dim, str]
 """Number and type of the elements of a scratch buffer."""
 
 
-def _workspace(buffer: Buffer) -> Workspace | None:
-    """What a buffer of a known size holds."""
-    count = product(buffer.shape)
-    return (count * buffer.dtype.lanes, str(buffer.dtype.element)) if isinstance(count, int) else None
+def _workspace(buffer: Buffer) -> Workspace:
+    """What a buffer holds."""
+    return product((*buffer.shape, buffer.dtype.lanes)), str(buffer.dtype.element)
 
 
 class _Lifter(Mutator):
@@ -34,12 +34,11 @@ class _Lifter(Mutator):
         self.lifted: list[tuple[Buffer, Workspace]] = []
 
     def visit_Allocate(self, node: Allocate) -> Stmt:
-        workspace = _workspace(node.buffer)
-        if node.buffer.scope == "global" and workspace is not None:
-            count, element = workspace
-            if count * dtype(element).nbytes >= _SMALLEST:
-                self.lifted.append((node.buffer, workspace))
-                return self.visit(node.body)
+        count, element = workspace = _workspace(node.buffer)
+        large = not isinstance(count, int) or count * dtype(element).nbytes >= _SMALLEST
+        if node.buffer.scope == "global" and large:
+            self.lifted.append((node.buffer, workspace))
+            return self.visit(node.body)
         return self.visit_default(node)
 
     def visit_For(self, node: For) -> Stmt:

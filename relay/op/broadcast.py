@@ -14,7 +14,7 @@ from relay.expr import Call, Expr, ExprOperators
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, as_expr, require, require_same_dtype, widened
 from relay.op.elementwise import negative
-from relay.type import TensorType, Type, broadcast_shapes, dims_equal
+from relay.type import TensorType, Type, broadcast_shapes, dims_match
 from te.tir import Dim
 
 __all__ = [
@@ -346,7 +346,7 @@ class BroadcastTo(OpDef):
     def infer(self, x: TensorType) -> TensorType:
         target = TensorType(self.shape, x.dtype)
         result = _broadcast(1, x, target)
-        fits = len(result) == target.ndim and all(map(dims_equal, result, target.shape))
+        fits = len(result) == target.ndim and all(map(dims_match, result, target.shape))
         require(fits, f"(C1) {x} does not broadcast to {target}")
         return target
 

@@ -12,7 +12,7 @@ import topi
 from relay.expr import Call, Expr, TupleGetItem
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, as_expr, check_axis, numpy_dtype, require, require_same_dtype, with_dim
-from relay.type import TensorType, TupleType, Type, shapes_equal
+from relay.type import TensorType, TupleType, Type, shapes_match
 
 __all__ = [
     "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND", "Sort", "Take",
@@ -52,7 +52,7 @@ class Take(OpDef):
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         _require_integers(1, indices)
         axis, batch = check_axis(2, self.axis, x.ndim), self.batch_dims
-        fits = 0 <= batch <= min(axis, indices.ndim) and shapes_equal(x.shape[:batch], indices.shape[:batch])
+        fits = 0 <= batch <= min(axis, indices.ndim) and shapes_match(x.shape[:batch], indices.shape[:batch])
         require(fits, f"(C3) {x} and {indices} must agree in {batch} batch dimensions in front of axis {axis}")
         require(
             self.mode in ("clip", "wrap", "numpy", "fast"), f"(C4) mode {self.mode!r} is not clip, wrap, numpy or fast"
@@ -123,7 +123,7 @@ class GatherND(OpDef):
         fits = isinstance(depth, int) and 0 <= depth <= x.ndim - batch
         require(fits, f"(C2) tuples of length {depth} do not index {x} after {batch} batch dimensions")
         assert isinstance(depth, int)
-        same = 0 <= batch < indices.ndim and shapes_equal(x.shape[:batch], indices.shape[1 : 1 + batch])
+        same = 0 <= batch < indices.ndim and shapes_match(x.shape[:batch], indices.shape[1 : 1 + batch])
         require(same, f"(C3) {x} and {indices} must agree in {batch} batch dimensions")
         return x.with_shape((*indices.shape[1:], *x.shape[batch + depth :]))
 
@@ -162,7 +162,7 @@ class ScatterElements(OpDef):
     def infer(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         _require_integers(1, indices)
         check_axis(2, self.axis, x.ndim)
-        fits = x.ndim == indices.ndim and shapes_equal(indices.shape, updates.shape)
+        fits = x.ndim == indices.ndim and shapes_match(indices.shape, updates.shape)
         require(fits, f"(C3) {indices} and {updates} must have one shape, of the rank of {x}")
         require_same_dtype(4, x, updates)
         _require_reduction(5, self.reduction)
@@ -200,7 +200,7 @@ class ScatterND(OpDef):
         require(isinstance(depth, int) and 0 <= depth <= x.ndim, f"(C2) tuples of length {depth} do not index {x}")
         assert isinstance(depth, int)
         shape = (*indices.shape[1:], *x.shape[depth:])
-        require(shapes_equal(updates.shape, shape), f"(C3) updates must be {x.with_shape(shape)}; got {updates}")
+        require(shapes_match(updates.shape, shape), f"(C3) updates must be {x.with_shape(shape)}; got {updates}")
         require_same_dtype(4, x, updates)
         _require_reduction(5, self.reduction)
         return x

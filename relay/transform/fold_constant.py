@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 from relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGetItem
 from relay.interpreter import apply_reference
 from relay.op.base import OpDef
+from relay.sizes import size_variables
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType, TupleType, Type
 from te.ir import PassContext, rewrite_dag
@@ -50,7 +51,7 @@ def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
     op, args = call.op, call.args
     if not isinstance(op, OpDef) or op.has_side_effect or not all(isinstance(a, Constant) for a in args):
         return call
-    if type(op).reference is OpDef.reference:
+    if type(op).reference is OpDef.reference or size_variables(op.attributes().values()):
         return call
     given, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
     if result > max(max_bytes, 2 * given) or op.macs([a.ty for a in args], call.ty) > max_macs:

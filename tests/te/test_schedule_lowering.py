@@ -137,9 +137,24 @@ def test_shifted_tails_refuse_what_would_compute_twice():
     x = te.placeholder((n,), name="x")
     y = te.compute((n,), lambda i: x[i] + 1, name="y")
     t = te.create_schedule(y)
-    t[y].split(y.op.axis[0], 4, tail="shift")
-    with pytest.raises(ScheduleError, match="constant extent"):
+    t[y].split(y.op.axis[0], n, tail="shift")
+    with pytest.raises(ScheduleError, match="constant factor"):
         te.lower(t, [x, y], simple_mode=True)
+
+
+def test_shifted_tails_of_symbolic_extents_have_a_guarded_version_for_small_ones():
+    m = te.size_var("m")
+    a, b, c = matmul(m, 9, 5)
+    s = te.create_schedule(c)
+    cc = s.cache_write(c, "local")
+    io, ii = s[c].split(c.op.axis[0], 6, tail="shift")
+    s[c].unroll(ii)
+    s[cc].compute_at(s[c], io)
+    text = str(te.lower(s, [a, b, c], simple_mode=True))
+    large, small = text.split("else:", 1)
+    assert "if likely(m - 6 >= 0)" in large and large.count("likely") == 1 and "likely" in small
+    for size in (0, 1, 5, 6, 7, 12, 13):
+        check_matmul(s, a, b, c, size, 9, 5)
 
 
 def test_symbolic_sizes():

@@ -13,7 +13,7 @@ from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, check_axis, require, require_float, require_same_dtype, widened
 from relay.op.elementwise import Erf, Unary, unary_helper
-from relay.type import TensorType, Type, dims_equal
+from relay.type import TensorType, Type, dims_match
 
 __all__ = [
     "Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "PRelu", "Relu", "Selu", "Silu",
@@ -223,7 +223,7 @@ class PRelu(OpDef):
         require_float(1, x)
         require_same_dtype(2, x, slope)
         axis = check_axis(3, self.axis, x.ndim)
-        fits = slope.ndim == 1 and dims_equal(slope.shape[0], x.shape[axis])
+        fits = slope.ndim == 1 and dims_match(slope.shape[0], x.shape[axis])
         require(fits, f"(C4) slope must have shape ({x.shape[axis]},); got {slope}")
         return x
 

@@ -12,7 +12,7 @@ from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float, require_same_dtype
-from relay.type import TensorType, Type, broadcast_shapes, dims_equal, shapes_equal
+from relay.type import TensorType, Type, broadcast_shapes, dims_match, shapes_match
 
 __all__ = ["Attention", "attention"]
 
@@ -41,8 +41,8 @@ class Attention(OpDef):
         require(query.ndim == key.ndim == value.ndim == 4, expected)
         batch, heads, length, depth = query.shape
         groups = key.shape[1]
-        agree = dims_equal(batch, key.shape[0]) and dims_equal(depth, key.shape[3])
-        agree = agree and shapes_equal(key.shape[:3], value.shape[:3])
+        agree = dims_match(batch, key.shape[0]) and dims_match(depth, key.shape[3])
+        agree = agree and shapes_match(key.shape[:3], value.shape[:3])
         even = isinstance(heads, int) and isinstance(groups, int) and groups > 0 and heads % groups == 0
         require(agree and even, expected)
         if mask is not None:
@@ -55,7 +55,7 @@ class Attention(OpDef):
             f"(C4) a mask of {mask.dtype}; expected bool or {query.dtype}",
         )
         try:
-            fits = shapes_equal(broadcast_shapes(mask.shape, scores.shape), scores.shape)
+            fits = shapes_match(broadcast_shapes(mask.shape, scores.shape), scores.shape)
         except TypeInferenceError:
             fits = False
         require(fits, f"(C4) mask {mask} does not broadcast to {scores}")

@@ -9,7 +9,7 @@ import topi
 from relay.expr import Call, Expr
 from relay.op.base import OpDef, OpPattern, register_op
 from relay.op.common import Array, check_axis, require, require_same_dtype
-from relay.type import TensorType, Type, dims_equal
+from relay.type import TensorType, Type, dims_match
 
 __all__ = ["BiasAdd", "bias_add"]
 
@@ -27,7 +27,7 @@ class BiasAdd(OpDef):
     def infer(self, x: TensorType, bias: TensorType) -> TensorType:
         require_same_dtype(1, x, bias)
         axis = check_axis(2, self.axis, x.ndim)
-        fits = bias.ndim == 1 and dims_equal(bias.shape[0], x.shape[axis])
+        fits = bias.ndim == 1 and dims_match(bias.shape[0], x.shape[axis])
         require(fits, f"(C3) bias must have shape ({x.shape[axis]},); got {bias}")
         return x
 

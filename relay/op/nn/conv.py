@@ -15,7 +15,7 @@ from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
 from relay.op.nn.windows import window_view
-from relay.type import TensorType, Type, dims_equal
+from relay.type import TensorType, Type, dims_match
 from te.errors import CompileError
 from te.tir import Dim, as_dim
 from topi.layout import Layout
@@ -92,7 +92,7 @@ class _Forward(_Convolution):
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         sizes, weights, spatial = self._sizes(data, weight)
         channels, outputs = sizes["C"], weights["O"]
-        matches = self.groups >= 1 and dims_equal(channels, as_dim(weights["I"] * self.groups))
+        matches = self.groups >= 1 and dims_match(channels, as_dim(weights["I"] * self.groups))
         matches = matches and (not isinstance(outputs, int) or outputs % self.groups == 0)
         groups = f"{weights['I']} in each of {self.groups} groups of {outputs} outputs"
         require(matches, f"(C5) {channels} input channels, weights for {groups}")
@@ -206,7 +206,7 @@ class Conv2DNHWCPacked(OpDef):
         require(data.ndim == 4 and weight.ndim == 5, f"(C3) data needs 4 dimensions, weight 5; got {data} and {weight}")
         n, h, w, c = data.shape
         blocks, kh, kw, group_size, nr = weight.shape
-        matches = dims_equal(c, as_dim(group_size * self.groups))
+        matches = dims_match(c, as_dim(group_size * self.groups))
         require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
         assert isinstance(blocks, int) and isinstance(nr, int)
         holds = 0 < self.channels <= blocks * nr and self.channels > (blocks - 1) * nr
@@ -258,7 +258,7 @@ class _Transposed(_Convolution):
         sizes, weights, spatial = self._sizes(data, weight)
         channels = sizes["C"]
         divides = self.groups >= 1 and (not isinstance(channels, int) or channels % self.groups == 0)
-        matches = dims_equal(channels, weights["I"]) and divides
+        matches = dims_match(channels, weights["I"]) and divides
         require(matches, f"(C5) {channels} input channels, weights for {weights['I']} in {self.groups} groups")
         result: dict[str, Dim] = {"N": sizes["N"], "C": as_dim(weights["O"] * self.groups)}
         for k, a in enumerate(spatial):
@@ -365,9 +365,9 @@ def _check_weight(
     layout = Layout(kernel_layout)
     sizes = layout.axis_sizes(weight.shape)
     spatial = [sizes[a] for a in layout.axes if a not in "OI"]
-    if channels is not None and not dims_equal(sizes["O"] * groups, channels):
+    if channels is not None and not dims_match(sizes["O"] * groups, channels):
         raise TypeInferenceError(f"channels={channels}, but the weights {weight.ty} make {sizes['O'] * groups}")
-    if kernel_size is not None and not all(map(dims_equal, ints(kernel_size, len(spatial)), spatial)):
+    if kernel_size is not None and not all(map(dims_match, ints(kernel_size, len(spatial)), spatial)):
         raise TypeInferenceError(f"kernel_size={kernel_size}, but the weights are {weight.ty}")
 
 

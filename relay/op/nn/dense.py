@@ -13,7 +13,7 @@ from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, require_same_dtype
-from relay.type import TensorType, Type, broadcast_shapes, dims_equal
+from relay.type import TensorType, Type, broadcast_shapes, dims_match
 from topi.utils import ceil_div
 
 __all__ = [
@@ -50,7 +50,7 @@ class Dense(OpDef):
             data.ndim >= 1 and weight.ndim == 2,
             f"(C2) data (..., K) and weight (N, K) expected; got {data} and {weight}",
         )
-        require(dims_equal(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
+        require(dims_match(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
         return TensorType((*data.shape[:-1], weight.shape[0]), self.out_dtype or data.dtype)
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -82,7 +82,7 @@ class DensePacked(OpDef):
         require_same_dtype(1, data, weight)
         ranks = data.ndim >= 1 and weight.ndim == 3
         require(ranks, f"(C2) data (..., K) and weight (N / NR, K, NR) expected; got {data} and {weight}")
-        require(dims_equal(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
+        require(dims_match(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
         blocks, _, nr = weight.shape
         assert isinstance(blocks, int) and isinstance(nr, int)
         holds = (blocks - 1) * nr < self.units <= blocks * nr
@@ -122,7 +122,7 @@ class BatchMatmul(OpDef):
         require(a.ndim >= 2 and b.ndim >= 2, f"(C2) two dimensions or more are needed; got {a} and {b}")
         rows, depth = a.shape[-2:][::-1] if self.transpose_a else a.shape[-2:]
         other, columns = b.shape[-2:][::-1] if self.transpose_b else b.shape[-2:]
-        require(dims_equal(depth, other), f"(C3) K differs, {depth} and {other}: {a} and {b}")
+        require(dims_match(depth, other), f"(C3) K differs, {depth} and {other}: {a} and {b}")
         try:
             batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         except TypeInferenceError as error:
@@ -186,8 +186,8 @@ class BatchMatmulPacked(OpDef):
     def infer(self, a: TensorType, panels: TensorType) -> TensorType:
         require_same_dtype(1, a, panels)
         require(a.ndim >= 2 and panels.ndim == a.ndim + 1, f"(C2) the ranks don't fit: {a} and {panels}")
-        same = all(dims_equal(x, y) for x, y in zip(a.shape[:-2], panels.shape[:-3], strict=True))
-        require(same and dims_equal(a.shape[-1], panels.shape[-2]), f"(C3) {a} and {panels} differ")
+        same = all(dims_match(x, y) for x, y in zip(a.shape[:-2], panels.shape[:-3], strict=True))
+        require(same and dims_match(a.shape[-1], panels.shape[-2]), f"(C3) {a} and {panels} differ")
         return TensorType((*a.shape[:-1], self.columns), self.out_dtype or a.dtype)
 
     def compute(self, a: te.Tensor, panels: te.Tensor) -> te.Tensor:
@@ -216,7 +216,7 @@ def batch_matmul_packed(a: Expr, panels: Expr, columns: int, out_dtype: str | No
 
 def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str | None = None) -> Call:
     """`data` (..., K) times `weight` (N, K) transposed; `units`, where given, must be N."""
-    if units is not None and not dims_equal(weight.shape[0], units):
+    if units is not None and not dims_match(weight.shape[0], units):
         raise TypeInferenceError(f"units={units}, but the weights are {weight.ty}")
     return Dense(out_dtype=out_dtype)(data, weight)
 

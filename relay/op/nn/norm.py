@@ -11,7 +11,7 @@ import topi
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, check_axes, check_axis, require, require_float, require_same_dtype
-from relay.type import TensorType, Type, dims_equal, shapes_equal
+from relay.type import TensorType, Type, dims_match, shapes_match
 
 __all__ = [
     "LRN",
@@ -38,7 +38,7 @@ Perm = tuple[int, ...]
 
 
 def _require_channels(number: int, size: object, *parameters: TensorType) -> None:
-    fits = all(p.ndim == 1 and dims_equal(p.shape[0], size) for p in parameters)  # type: ignore[arg-type]
+    fits = all(p.ndim == 1 and dims_match(p.shape[0], size) for p in parameters)  # type: ignore[arg-type]
     found = ", ".join(map(str, parameters))
     require(fits, f"(C{number}) parameters per channel must have shape ({size},); got {found}")
 
@@ -119,7 +119,7 @@ class LayerNorm(OpDef):
         require_float(1, x)
         require_same_dtype(2, x, gamma, beta)
         shape = x.shape[check_axis(3, self.axis, x.ndim) :]
-        fits = shapes_equal(gamma.shape, shape) and shapes_equal(beta.shape, shape)
+        fits = shapes_match(gamma.shape, shape) and shapes_match(beta.shape, shape)
         require(fits, f"(C4) gamma and beta must be {x.with_shape(shape)}; got {gamma} and {beta}")
         return x
 
@@ -149,7 +149,7 @@ class RMSNorm(OpDef):
         require_float(1, x)
         require_same_dtype(2, x, gamma)
         shape = x.shape[check_axis(3, self.axis, x.ndim) :]
-        require(shapes_equal(gamma.shape, shape), f"(C4) gamma must be {x.with_shape(shape)}; got {gamma}")
+        require(shapes_match(gamma.shape, shape), f"(C4) gamma must be {x.with_shape(shape)}; got {gamma}")
         return x
 
     def compute(self, x: te.Tensor, gamma: te.Tensor) -> te.Tensor:

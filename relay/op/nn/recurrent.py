@@ -19,7 +19,7 @@ from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operat
 from relay.op.common import Array, require, require_float, require_same_dtype
 from relay.op.nn.pad import pad
 from relay.op.transform import reshape, transpose
-from relay.type import TensorType, TupleType, Type, dims_equal, shapes_equal
+from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from topi.nn.recurrent import Activation, Gates
 
 __all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_recurrence", "rnn"]
@@ -92,14 +92,14 @@ class _Recurrent(OpDef):
         require(shaped, expected)
         blocks, hidden, packed_gates, lanes = weight.static_shape
         whole = packed_gates == gates and blocks == -(-hidden // lanes)
-        require(whole and dims_equal(products.shape[2], gates * hidden), expected)
+        require(whole and dims_match(products.shape[2], gates * hidden), expected)
         state = products.with_shape((products.shape[1], hidden))
         for given in states:
             require(given is state, f"(C4) a state must be {state}; got {given}")
         known = all(map(_is_known, self.activations)) and len(self.activations) == self.activation_count
         require(known, f"(C5) {self.activation_count} of {', '.join(_FUNCTIONS)} expected; got {self.activations}")
         if self.has_lengths:
-            fits = extra[-1].dtype.is_integral and shapes_equal(extra[-1].shape, (products.shape[1],))
+            fits = extra[-1].dtype.is_integral and shapes_match(extra[-1].shape, (products.shape[1],))
             require(fits, f"(C6) lengths must be {products.shape[1]} integers; got {extra[-1]}")
         return products.with_shape((*products.shape[:2], hidden)), state
 
@@ -167,7 +167,7 @@ class LSTM(_Recurrent):
         if self.has_peepholes:
             shape = (3, state.shape[1])
             require(
-                shapes_equal(extra[0].shape, shape), f"(C7) peepholes must be {state.with_shape(shape)}; got {extra[0]}"
+                shapes_match(extra[0].shape, shape), f"(C7) peepholes must be {state.with_shape(shape)}; got {extra[0]}"
             )
         return TupleType([y, state, state])
 
@@ -218,7 +218,7 @@ class GRU(_Recurrent):
             len(lengths) == int(self.has_lengths), f"takes {4 + int(self.has_lengths)} inputs with these attributes"
         )
         y, state = self._check(products, weight, (h0,), (hidden_bias, *lengths))
-        fits = shapes_equal(hidden_bias.shape, state.shape[1:])
+        fits = shapes_match(hidden_bias.shape, state.shape[1:])
         require(fits, f"(C7) hidden_bias must have shape ({state.shape[1]},); got {hidden_bias}")
         return TupleType([y, state])
 

@@ -367,7 +367,7 @@ GRAPH_FAULTS = [
     ),
     (lambda g: g["tensors"][3].update(storage=["arena", -64]), "inside an arena"),
     (lambda g: g["tensors"][3].update(storage=["heap", 0]), r"expected \[\"input\", i\]"),
-    (lambda g: g["tensors"][3].update(shape=[2, -4]), "integers from 0"),
+    (lambda g: g["tensors"][3].update(shape=[2, -4]), "a size: an integer"),
     (lambda g: g["tensors"][3].update(shape=[1 << 40, 1 << 40]), "at most 281474976710656 bytes"),
     (lambda g: g["tensors"][3].update(dtype="float31"), "expected a dtype"),
     (lambda g: g["tensors"][4].update(storage=["output", 1]), "expected a position below 1"),

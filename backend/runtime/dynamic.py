@@ -1,0 +1,278 @@
+"""Runs a graph whose sizes are known only now: binds size variables, lays out memory, calls compiled code.
+
+A run goes through the graph's steps. Kernels between two steps are one call of compiled code, which takes the addresses
+of all tensors and the values of all size variables from two tables. What depends on sizes, the places of the
+intermediate tensors and the shapes of the outputs, is worked out once per set of sizes and kept for the next run.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from backend.runtime.context import Context
+from backend.runtime.device import Device
+from backend.runtime.dtype import nbytes as nbytes_of
+from backend.runtime.errors import ArgumentError, ModuleError
+from backend.runtime.graph import Graph, GraphTensor
+from backend.runtime.module import Module
+from backend.runtime.ndarray import NDArray, empty
+from backend.runtime.packed_func import KernelFunc
+from backend.runtime.runners import OutputBuffer
+from backend.runtime.sizes import evaluate, variables
+from backend.runtime.steps import Bind, Check, RunNodes
+
+__all__ = ["DynamicRunner", "bind_sizes"]
+
+_ALIGNMENT = 64
+_MAX_LAYOUTS = 256
+_MAX_ELEMENTS = (1 << 31) - 1
+"""Kernels count elements in int32."""
+
+
+def bind_sizes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """The values of the size variables that input shapes give.
+
+    Raises `ArgumentError` naming the input and axis whose size is not what the other inputs, or the model, say.
+    """
+    sizes: dict[str, int] = {}
+    giver: dict[str, str] = {}
+    tensors = [graph.tensors[index] for index in graph.inputs]
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if isinstance(dim, str) and dim not in sizes:
+                sizes[dim], giver[dim] = given, f"input {tensor.name!r}, axis {axis}"
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if isinstance(dim, str) and sizes[dim] == given:
+                continue
+            unknown = [name for name in variables(dim) if name not in sizes]
+            if unknown:
+                raise ArgumentError(f"model {graph.name!r}: no input has the size {unknown[0]!r} as a dimension")
+            wanted = evaluate(dim, sizes)
+            if wanted != given:
+                why = "".join(f"; {name} is {sizes[name]} by {giver[name]}" for name in variables(dim))
+                raise ArgumentError(
+                    f"input {tensor.name!r} of model {graph.name!r}: got shape {shape}, whose axis {axis} is {given}; "
+                    f"expected {wanted} in {tensor.shape_text}{why}"
+                )
+    return sizes
+
+
+class _Stage:
+    """Tensors whose sizes become known at one point of a run, and how they are laid out in memory."""
+
+    def __init__(self, graph: Graph, tensors: Sequence[int], views: Sequence[int]) -> None:
+        """`views` show memory of this stage under shapes that may be known later only."""
+        owners = [i for i in tensors if graph.tensors[i].storage == "slot"]
+        self.tensors = [*owners, *views]
+        self.numbers = np.array(self.tensors, np.intp)
+        places = [int(graph.tensors[i].place) for i in self.tensors]
+        slots = {place: k for k, place in enumerate(sorted(set(places)))}
+        self._slot_of = np.array([slots[place] for place in places], np.intp)
+        self._kinds: dict[tuple[Any, str], int] = {}
+        kind_of = [self._kinds.setdefault((graph.tensors[i].shape, graph.tensors[i].dtype), len(self._kinds))
+                   for i in owners]  # fmt: skip
+        self._kind_of = np.array(kind_of, np.intp)
+        self._count = len(slots)
+        self.outputs = [i for i in tensors if graph.tensors[i].storage == "output"]
+        self.variables = sorted({v for i in tensors for d in graph.tensors[i].shape for v in variables(d)})
+        self.arena: NDArray | None = None
+        self.layouts: dict[tuple[int, ...], tuple[np.ndarray[Any, Any], int]] = {}
+
+    def layout(self, sizes: dict[str, int]) -> tuple[np.ndarray[Any, Any], int]:
+        """(byte offset of each tensor, bytes in all) for these sizes."""
+        key = tuple([sizes[name] for name in self.variables])
+        found = self.layouts.get(key)
+        if found is None:
+            nbytes = np.array([_nbytes(shape, dtype, sizes) for shape, dtype in self._kinds], np.int64)
+            slots = np.ones(self._count, np.int64)
+            np.maximum.at(slots, self._slot_of[: len(self._kind_of)], nbytes[self._kind_of])
+            slots = -(-slots // _ALIGNMENT) * _ALIGNMENT
+            ends = np.cumsum(slots)
+            total = int(ends[-1]) if self._count else 0
+            if len(self.layouts) >= _MAX_LAYOUTS:
+                self.layouts.pop(next(iter(self.layouts)))
+            found = self.layouts[key] = ((ends - slots)[self._slot_of], total)
+        return found
+
+
+def _nbytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> int:
+    dims = [evaluate(d, sizes) for d in shape]
+    if min(dims, default=0) < 0:
+        raise ArgumentError(f"the sizes {sizes} make a tensor of shape {tuple(dims)}; the inputs are too small for it")
+    count = math.prod(dims)
+    if count > _MAX_ELEMENTS:
+        raise ArgumentError(f"the sizes {sizes} make a tensor of {count} elements; expected at most {_MAX_ELEMENTS}")
+    return nbytes_of(dtype, count)
+
+
+class DynamicRunner:
+    """Runs one graph with size variables. `run` takes the arrays of the inputs; `output` gives what came out."""
+
+    def __init__(
+        self, graph: Graph, module: Module, context: Context, where: Device, params: dict[str, NDArray]
+    ) -> None:
+        self._graph, self._module, self._context, self._device = graph, module, context, where
+        self._params = params
+        self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
+        self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
+        self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
+        self._stages = self._make_stages()
+        self._offsets: dict[int, int] = {}
+        self._inputs: list[NDArray] = []
+        self._outputs: dict[int, OutputBuffer] = {}
+        self._functions: dict[str, Any] = {}
+        self._entries = {step: self._entry(step.entry) for step in graph.steps
+                         if isinstance(step, RunNodes) and step.entry is not None}  # fmt: skip
+        self.sizes: dict[str, int] = {}
+        for index, tensor in enumerate(graph.tensors):
+            if tensor.storage == "param":
+                self._addresses[index] = params[str(tensor.place)].handle
+
+    def _make_stages(self) -> dict[int, _Stage]:
+        known = {step.name: i + 1 for i, step in enumerate(self._graph.steps) if isinstance(step, Bind)}
+        groups: dict[int, list[int]] = {0: []}
+        views: dict[int, list[int]] = {}
+        of_slot: dict[int | str, int] = {}
+        stage_of = [max([known.get(v, 0) for d in self._home(tensor).shape for v in variables(d)], default=0)
+                    for tensor in self._graph.tensors]  # fmt: skip
+        for index, tensor in enumerate(self._graph.tensors):
+            if tensor.storage == "slot":
+                of_slot[tensor.place] = min(of_slot.get(tensor.place, stage_of[index]), stage_of[index])
+        for index, tensor in enumerate(self._graph.tensors):
+            stage = stage_of[index]
+            first = of_slot[tensor.place] if tensor.storage == "slot" else stage
+            (groups if first == stage else views).setdefault(first, []).append(index)
+        return {stage: _Stage(self._graph, tensors, views.get(stage, ())) for stage, tensors in groups.items()}
+
+    def _home(self, tensor: GraphTensor) -> GraphTensor:
+        """The graph's output whose memory a tensor shows, else the tensor itself."""
+        return self._graph.tensors[self._graph.outputs[int(tensor.place)]] if tensor.storage == "output" else tensor
+
+    def _entry(self, name: str) -> Any:
+        entry = self._module.get_function(name, query_imports=True)
+        if not isinstance(entry, KernelFunc) or len(entry.params) != 2:
+            raise ModuleError(f"entry {name!r} of model {self._graph.name!r} is {entry!r}; expected two pointers")
+        return entry.raw
+
+    # -- a run
+
+    def run(self, inputs: Sequence[NDArray], seconds: list[float] | None = None) -> None:
+        """Run on the arrays of the inputs; with `seconds`, node by node, noting how long each took.
+
+        Raises `ArgumentError` for sizes that contradict each other or the model.
+        """
+        graph, self._inputs = self._graph, list(inputs)
+        self.sizes = bind_sizes(graph, [array.shape for array in inputs])
+        for index, tensor in enumerate(graph.tensors):
+            if tensor.storage == "input":
+                self._addresses[index] = inputs[int(tensor.place)].handle
+        self._note_sizes()
+        self._place(0)
+        for position, step in enumerate(graph.steps):
+            if isinstance(step, RunNodes):
+                self._run_nodes(step, seconds)
+            elif isinstance(step, Bind):
+                self._bind(step)
+                self._place(position + 1)
+            else:
+                self._check(step)
+
+    def _note_sizes(self) -> None:
+        for i, name in enumerate(self._graph.sizes):
+            self._size_table[i] = self.sizes.get(name, 0)
+
+    def _place(self, number: int) -> None:
+        """Give the tensors of a stage their memory."""
+        stage = self._stages.get(number)
+        if stage is None:
+            return
+        offsets, total = stage.layout(self.sizes)
+        if stage.arena is None or stage.arena.nbytes < total:
+            stage.arena = empty((total,), "uint8", self._device)
+        self._addresses[stage.numbers] = offsets + stage.arena.handle
+        for index in stage.outputs:
+            self._place_output(index)
+
+    def _place_output(self, index: int) -> None:
+        tensor = self._graph.tensors[index]
+        position = int(tensor.place)
+        home = self._home(tensor)
+        shape = tuple([evaluate(d, self.sizes) for d in home.shape])
+        buffer = self._outputs.get(position)
+        if buffer is None or buffer.array.shape != shape:
+            _nbytes(shape, home.dtype, self.sizes)
+            resolved = GraphTensor(home.name, shape, home.dtype, "output", position)
+            buffer = self._outputs[position] = OutputBuffer(resolved, self._device)
+        elif index == self._graph.outputs[position]:
+            buffer.renew()
+        self._addresses[index] = buffer.array.handle
+
+    def _bind(self, step: Bind) -> None:
+        values = self.array(step.tensor).numpy().reshape(-1)
+        value = int(values[step.element])
+        if not 0 <= value <= _MAX_ELEMENTS:
+            raise ArgumentError(
+                f"model {self._graph.name!r}: {step.source} computes the size {value}; expected 0 to {_MAX_ELEMENTS}"
+            )
+        self.sizes[step.name] = value
+        self._note_sizes()
+
+    def _check(self, step: Check) -> None:
+        left, right = evaluate(step.left, self.sizes), evaluate(step.right, self.sizes)
+        if left != right:
+            raise ArgumentError(
+                f"model {self._graph.name!r}: {step.source} needs two equal sizes and gets {left} and {right}, with "
+                f"{', '.join(f'{name} = {value}' for name, value in self.sizes.items())}"
+            )
+
+    # -- kernels
+
+    def _run_nodes(self, step: RunNodes, seconds: list[float] | None) -> None:
+        entry = self._entries.get(step)
+        if entry is not None and seconds is None:
+            entry(*self._tables)
+            return
+        sync, clock = self._device.api.stream_sync, time.perf_counter
+        for node in self._graph.nodes[step.first : step.last]:
+            function = self._functions.get(node.func)
+            if function is None:
+                function = self._functions[node.func] = self._module.get_function(node.func, query_imports=True)
+            arrays = [self.array(i) for i in (*node.inputs, *node.outputs, *node.scratch)]
+            call = function.bind(*arrays, *[self.sizes[name] for name in node.sizes], context=self._context)
+            start = clock()
+            call()
+            if seconds is not None:
+                sync(self._device)
+                seconds.append(clock() - start)
+
+    # -- arrays
+
+    def array(self, index: int) -> NDArray:
+        """The array that a tensor of the graph lives in, in this run."""
+        tensor = self._graph.tensors[index]
+        shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
+        if tensor.storage == "slot":
+            stage = next(s for s in self._stages.values() if index in s.tensors)
+            offset = int(stage.layout(self.sizes)[0][stage.tensors.index(index)])
+            assert stage.arena is not None, "tensors are placed before they are used"
+            return stage.arena._create_view(shape, tensor.dtype, offset)
+        if tensor.storage == "param":
+            home = self._params[str(tensor.place)]
+        elif tensor.storage == "input":
+            home = self._inputs[int(tensor.place)]
+        else:
+            home = self._outputs[int(tensor.place)].array
+        return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
+
+    def output(self, position: int) -> NDArray:
+        """An output of the last run as an array of the caller's; a copy where it is an input or a weight."""
+        tensor = self._graph.tensors[self._graph.outputs[position]]
+        if (tensor.storage, tensor.place) == ("output", position):
+            return self._outputs[position].lend()
+        return self.array(self._graph.outputs[position]).copyto(self._device)

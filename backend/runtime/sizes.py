@@ -1,0 +1,83 @@
+"""Sizes that are known only when a model runs: expressions over named size variables.
+
+    size = int | name | [op, size, size]          op = "+" "-" "*" "//" "%" "min" "max"
+
+They are what a graph says of shapes and memory. Evaluation is exact integer arithmetic; a division by 0, which only an
+empty tensor brings about, gives 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from backend.runtime.fields import damaged
+
+__all__ = ["Size", "evaluate", "is_static", "read_shape", "size_text", "variables"]
+
+Size = int | str | tuple[str, "Size", "Size"]
+
+_MAX_DEPTH = 200
+_MAX_SIZE = 1 << 62
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b if b else 0,
+    "%": lambda a, b: a % b if b else 0,
+    "min": min,
+    "max": max,
+}
+
+
+def read_size(value: object, where: str, known: Sequence[str], depth: int = 0) -> Size:
+    """The size that the JSON value says. Raises `ArtifactError` for what is none, or a variable that is not `known`."""
+    if type(value) is int and 0 <= value <= _MAX_SIZE:
+        return value
+    if type(value) is int and depth:
+        return value
+    if isinstance(value, str) and value in known:
+        return value
+    if isinstance(value, list | tuple):
+        parts: list[Any] = list(value)
+        if len(parts) == 3 and isinstance(parts[0], str) and parts[0] in _OPERATORS and depth < _MAX_DEPTH:
+            return parts[0], read_size(parts[1], where, known, depth + 1), read_size(parts[2], where, known, depth + 1)
+    raise damaged(where, value, f"a size: an integer, one of the names {list(known)}, or [operator, size, size]")
+
+
+def read_shape(value: Sequence[object], where: str, known: Sequence[str]) -> tuple[Size, ...]:
+    """A shape from JSON values; see `read_size`."""
+    return tuple([read_size(d, f"{where}[{i}]", known) for i, d in enumerate(value)])
+
+
+def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
+    """The number that a size comes to."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, str):
+        return sizes[size]
+    return _OPERATORS[size[0]](evaluate(size[1], sizes), evaluate(size[2], sizes))
+
+
+def variables(size: Size) -> Iterator[str]:
+    """The names in a size."""
+    if isinstance(size, str):
+        yield size
+    elif isinstance(size, tuple):
+        yield from variables(size[1])
+        yield from variables(size[2])
+
+
+def is_static(shape: Sequence[Size]) -> bool:
+    """Are all dimensions numbers?"""
+    return all(isinstance(d, int) for d in shape)
+
+
+def size_text(size: Size) -> str:
+    """A size as it is shown to users."""
+    if not isinstance(size, tuple):
+        return str(size)
+    op, a, b = size
+    if op in ("min", "max"):
+        return f"{op}({size_text(a)}, {size_text(b)})"
+    return f"({size_text(a)} {op} {size_text(b)})"

@@ -1,0 +1,174 @@
+"""Graphs whose sizes are known only at run time: the order of their steps and the sharing of their memory.
+
+Size variables get their values from the shapes of the inputs, and from small integer tensors that the graph computes
+(the function's attribute "bound_sizes"). The nodes are put into rounds: everything that the variables known so far
+allow is run, then the variables that can be are bound, and so on; a model without such tensors has one round.
+
+Which intermediate tensors share memory is decided now, their places at run time: tensors that are never alive together
+may lie in one slot, which is as large as the largest of them turns out to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relay.build.graph import (
+    ExecutionGraph,
+    GraphNode,
+    last_reads,
+    place_outputs,
+    reuse_inputs,
+    share_storage,
+)
+from relay.sizes import evaluate, product, size_to_json, size_variables
+from te.errors import CompileError
+from te.tir import Dim
+
+__all__ = ["BoundSize", "plan_dynamic"]
+
+_LIKELY_SIZE = 128
+"""What a size variable is taken to be when tensors are matched to slots."""
+
+
+@dataclass(frozen=True)
+class BoundSize:
+    """The size variable `name` is element `element` of output `output` of the function; `source` made it."""
+
+    name: str
+    output: int
+    element: int
+    source: str
+
+
+def plan_dynamic(
+    graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]], attrs: Mapping[str, Any]
+) -> list[tuple[int, int]]:
+    """Order the nodes, write the steps and place the tensors; gives the nodes of each round as (first, last).
+
+    `attrs` are the function's: "bound_sizes" (`BoundSize`s) and "size_checks" (left, right, source).
+    """
+    bound: list[BoundSize] = list(attrs.get("bound_sizes", ()))
+    checks: list[tuple[Dim, Dim, str]] = list(attrs.get("size_checks", ()))
+    tensors = [graph.outputs[b.output] for b in bound]
+    real = len(graph.outputs) - len({b.output for b in bound})
+    order = _Rounds(graph, bound, tensors, checks)
+    rounds = order.run()
+    graph.outputs = graph.outputs[:real]
+    place_outputs(graph)
+    reuse_inputs(graph, in_place)
+    _place_slots(graph, order.stage_of, set(tensors))
+    share_storage(graph)
+    return rounds
+
+
+class _Rounds:
+    """Puts nodes, binds and checks into an order in which everything is known when it is needed."""
+
+    def __init__(
+        self, graph: ExecutionGraph, bound: list[BoundSize], tensors: list[int], checks: list[tuple[Dim, Dim, str]]
+    ) -> None:
+        self.graph, self.waiting, self.checks = graph, list(zip(bound, tensors, strict=True)), checks
+        self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].ty.shape))
+        late = {b.name for b in bound}
+        self.known -= late
+        self.known_at = dict.fromkeys(self.known, 0)
+        self.nodes: list[GraphNode] = []
+        self.written = {graph.base_of(i) for i in range(len(graph.tensors)) if graph.tensors[graph.base_of(i)].storage}
+
+    def run(self) -> list[tuple[int, int]]:
+        """Fills the graph's nodes, sizes and steps."""
+        graph, left, rounds = self.graph, list(self.graph.nodes), list[tuple[int, int]]()
+        steps = self._checks()
+        while left or self.waiting:
+            first = len(self.nodes)
+            left = self._run_ready(left)
+            if len(self.nodes) > first:
+                rounds.append((first, len(self.nodes)))
+                steps.append({"step": "run", "first": first, "last": len(self.nodes), "entry": None})
+            binds = self._bind_ready()
+            if len(self.nodes) == first and not binds:
+                missing = sorted(set().union(*[self._needs(node) for node in left]) - self.known)
+                raise CompileError(f"the sizes {', '.join(missing)} are given by no input and no node")
+            steps += [*binds, *self._checks()]
+        graph.nodes, graph.sizes, graph.steps = self.nodes, tuple(self.known_at), steps
+        return rounds
+
+    def _needs(self, node: GraphNode) -> set[str]:
+        numbers = (*node.inputs, *node.outputs)
+        return {*node.sizes, *size_variables(self.graph.tensors[i].ty.shape for i in numbers)}
+
+    def _run_ready(self, left: list[GraphNode]) -> list[GraphNode]:
+        """Take over the nodes that can run now; gives the others."""
+        rest: list[GraphNode] = []
+        for node in left:
+            ready = self._needs(node) <= self.known and all(self.graph.base_of(i) in self.written for i in node.inputs)
+            (self.nodes if ready else rest).append(node)
+            if ready:
+                self.written.update(self.graph.base_of(i) for i in node.outputs)
+        return rest
+
+    def _bind_ready(self) -> list[dict[str, Any]]:
+        ready = [(b, t) for b, t in self.waiting if self.graph.base_of(t) in self.written]
+        self.waiting = [pair for pair in self.waiting if pair not in ready]
+        stage = max(self.known_at.values(), default=0) + 1
+        for b, _ in ready:
+            self.known.add(b.name)
+            self.known_at[b.name] = stage
+        return [{"step": "bind", "name": b.name, "tensor": t, "element": b.element, "source": b.source}
+                for b, t in ready]  # fmt: skip
+
+    def _checks(self) -> list[dict[str, Any]]:
+        ready = [c for c in self.checks if set(size_variables(c[:2])) <= self.known]
+        self.checks = [c for c in self.checks if c not in ready]
+        return [{"step": "check", "left": size_to_json(a), "right": size_to_json(b), "source": source}
+                for a, b, source in ready]  # fmt: skip
+
+    def stage_of(self, dims: Iterable[Dim]) -> int:
+        """The stage at which a shape is known."""
+        return max([self.known_at[v] for v in size_variables(dims)], default=0)
+
+
+@dataclass
+class _Slot:
+    """Memory for tensors that are never alive together; `likely` bytes, free after step `until`."""
+
+    number: int
+    nbytes: Dim
+    likely: int
+    until: int
+
+
+def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int], kept: set[int]) -> None:
+    """Give every intermediate tensor a slot: one of its own size if it is free, else the nearest in size, else anew.
+
+    Tensors whose sizes become known at different times don't share; `kept` ones are alive to the end.
+    """
+    last = last_reads(graph)
+    for number in kept:
+        last[graph.base_of(number)] = len(graph.nodes)
+    slots: dict[int, list[_Slot]] = {}
+    count = 0
+    for step, node in enumerate(graph.nodes):
+        for number in dict.fromkeys(graph.base_of(i) for i in node.outputs):
+            tensor = graph.tensors[number]
+            if tensor.storage is not None:
+                continue
+            nbytes = product((*tensor.ty.shape, max(tensor.ty.dtype.nbytes, 1)))
+            likely = _likely(nbytes)
+            pool = slots.setdefault(stage_of(tensor.ty.shape), [])
+            free = [s for s in pool if s.until < step]
+            slot = min(free, key=lambda s: (s.nbytes is not nbytes, abs(s.likely - likely)), default=None)
+            if slot is None or (slot.nbytes is not nbytes and not likely / 4 <= slot.likely <= likely * 4):
+                slot = _Slot(count, nbytes, likely, 0)
+                count += 1
+                pool.append(slot)
+            slot.until, slot.likely = last[number], max(slot.likely, likely)
+            tensor.storage = ("slot", slot.number)
+
+
+def _likely(nbytes: Dim) -> int:
+    value = evaluate(nbytes, dict.fromkeys(size_variables([nbytes]), _LIKELY_SIZE))
+    assert isinstance(value, int)
+    return value

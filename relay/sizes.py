@@ -1,0 +1,228 @@
+"""Arithmetic of dimensions: sizes known now (int) and sizes known at run time (expressions over size variables).
+
+Every size has one normal form, a polynomial written in a fixed order and interned: equal sizes are the same object.
+Where a rule needs two sizes to be equal and they are only not known to differ, an `assuming` scope may take note of the
+equality, for whoever can establish it (the importer) or check it (the executor).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from te.errors import CompileError
+from te.index import IndexMath, Poly
+from te.ir import collect
+from te.tir import Cast, Dim, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, as_dim
+from te.tir.expr import Add
+from te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, sub
+from te.tir.substitute import substitute
+
+__all__ = [
+    "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide", "normal", "product",
+    "quotient", "replace_sizes", "size_from_json", "size_to_json", "size_variables",
+]  # fmt: skip
+
+_math = IndexMath()
+_normal: dict[Any, PrimExpr] = {}
+_lock = threading.RLock()
+
+
+def _as_dim(p: Poly) -> Dim:
+    if p.const is not None:
+        return p.const
+    key = p.key()
+    found = _normal.get(key)
+    if found is None:
+        found = _normal[key] = _math.expr(p)
+    return found
+
+
+def _poly(d: Dim) -> Poly:
+    return _math.dim(d)
+
+
+def normal(d: Dim) -> Dim:
+    """The one object that stands for all sizes equal to `d`."""
+    if isinstance(d, int | SizeVar):
+        return d
+    d = as_dim(d)
+    if isinstance(d, int):
+        return d
+    with _lock:
+        return _as_dim(_poly(d))
+
+
+def dims_equal(a: Dim, b: Dim) -> bool:
+    """Are two sizes known to be equal?"""
+    if a is b:
+        return True
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return normal(a) is normal(b)
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of sizes; 1 of none."""
+    with _lock:
+        total = _poly(1)
+        for d in dims:
+            total = total * _poly(d)
+        return _as_dim(total)
+
+
+def add_sizes(*dims: Dim) -> Dim:
+    """The sum of sizes."""
+    with _lock:
+        total = _poly(0)
+        for d in dims:
+            total = total + _poly(d)
+        return _as_dim(_math.merge(total))
+
+
+def floor_divide(a: Dim, b: Dim) -> Dim:
+    """a / b rounded down, for b > 0."""
+    with _lock:
+        return _as_dim(_math.floordiv(_poly(a), _poly(b)))
+
+
+def is_at_least(a: Dim, b: Dim) -> bool:
+    """Is a >= b known?"""
+    if isinstance(a, int) and isinstance(b, int):
+        return a >= b
+    with _lock:
+        return _math.nonneg(_poly(a) - _poly(b))
+
+
+def smaller(a: Dim, b: Dim) -> Dim:
+    """min(a, b)"""
+    with _lock:
+        return _as_dim(_math.minimum(_poly(a), _poly(b)))
+
+
+def larger(a: Dim, b: Dim) -> Dim:
+    """max(a, b)"""
+    with _lock:
+        return _as_dim(_math.maximum(_poly(a), _poly(b)))
+
+
+def quotient(total: Sequence[Dim], parts: Sequence[Dim]) -> Dim | None:
+    """The product of `total` divided by that of `parts`; None where it is known not to divide.
+
+    Factors on both sides cancel first. A rest that is not known to divide is assumed to in an `assuming` scope.
+    """
+    above, below = [normal(d) for d in total], list[Dim]()
+    for d in map(normal, parts):
+        match = next((i for i, t in enumerate(above) if t is d or (t == d and isinstance(d, int))), None)
+        if match is None:
+            below.append(d)
+        else:
+            del above[match]
+    a, b = product(above), product(below)
+    if isinstance(a, int) and isinstance(b, int):
+        if b == 0:
+            return 1 if a == 0 else None
+        return None if a % b else a // b
+    if isinstance(b, int) and b == 0:
+        return None
+    result = floor_divide(a, b)
+    return result if dims_match(product((result, b)), a) else None
+
+
+def size_variables(dims: Iterable[Any]) -> dict[str, Var]:
+    """The variables of sizes by name, in order of first use; other values are passed over."""
+    found: dict[str, Var] = {}
+    for d in dims:
+        if isinstance(d, tuple | list):
+            found.update(size_variables(d))
+        elif isinstance(d, PrimExpr):
+            found.update({v.name: v for v in collect(d, Var)})
+    return found
+
+
+def evaluate(d: Dim, sizes: Mapping[str, Dim]) -> Dim:
+    """`d` with variables replaced by name."""
+    if isinstance(d, int):
+        return d
+    return normal(as_dim(substitute(d, {v: convert(sizes[v.name]) for v in collect(d, Var) if v.name in sizes})))
+
+
+def replace_sizes(value: Any, sizes: Mapping[str, Dim]) -> Any:
+    """An attribute, possibly a tuple of them, with size variables replaced by name."""
+    if isinstance(value, tuple):
+        return tuple([replace_sizes(v, sizes) for v in value])
+    return evaluate(value, sizes) if isinstance(value, PrimExpr) else value
+
+
+_SIGNS: dict[type, str] = {Add: "+", Sub: "-", Mul: "*", FloorDiv: "//", FloorMod: "%", Min: "min", Max: "max"}
+_MEANINGS: dict[str, Any] = {
+    "+": add, "-": sub, "*": mul, "//": floordiv, "%": floormod, "min": minimum, "max": maximum,
+}  # fmt: skip
+
+
+def size_to_json(d: Dim) -> Any:
+    """A size as the runtime reads it (`backend.runtime.sizes`). Raises CompileError for other expressions."""
+    if isinstance(d, int):
+        return d
+    if isinstance(d, Var):
+        return d.name
+    if isinstance(d, IntImm):
+        return d.value
+    if isinstance(d, Cast):
+        return size_to_json(d.value)
+    sign = _SIGNS.get(type(d))
+    if sign is None:
+        raise CompileError(f"the size {d} can't be computed at run time; expected sums, products, quotients of sizes")
+    return [sign, size_to_json(d.a), size_to_json(d.b)]  # type: ignore[attr-defined]
+
+
+def size_from_json(value: Any, variables: Mapping[str, Var]) -> Dim:
+    """The size that `size_to_json` wrote."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return variables[value]
+    sign, a, b = value
+    return normal(as_dim(_MEANINGS[sign](size_from_json(a, variables), size_from_json(b, variables))))
+
+
+class Assumptions:
+    """Equalities that were taken for granted, each once, in order."""
+
+    def __init__(self) -> None:
+        self.equal: list[tuple[Dim, Dim]] = []
+
+    def note(self, a: Dim, b: Dim) -> None:
+        """Take a == b for granted."""
+        if not any({id(a), id(b)} == {id(x), id(y)} for x, y in self.equal):
+            self.equal.append((a, b))
+
+
+_scopes: list[Assumptions] = []
+
+
+@contextmanager
+def assuming() -> Generator[Assumptions]:
+    """Inside, sizes that must be equal, and may be, are taken to be; the result lists them."""
+    scope = Assumptions()
+    _scopes.append(scope)
+    try:
+        yield scope
+    finally:
+        _scopes.remove(scope)
+
+
+def dims_match(a: Dim, b: Dim) -> bool:
+    """Are two sizes equal, or, in an `assuming` scope, not known to differ?"""
+    if dims_equal(a, b):
+        return True
+    if not _scopes or (isinstance(a, int) and isinstance(b, int)):
+        return False
+    with _lock:
+        low, high = _math.bounds(_poly(a) - _poly(b))
+    if (low is not None and low > 0) or (high is not None and high < 0):
+        return False
+    _scopes[-1].note(normal(a), normal(b))
+    return True

@@ -1,0 +1,130 @@
+"""Models whose sizes are known at run time, from a relay function to the executor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from backend.runtime import device, graph_executor
+from backend.runtime.artifact import CompiledModel
+from backend.runtime.errors import ArgumentError, ArtifactError
+from relay import op
+from relay.transform import PassContext
+from te.tir import SizeVar
+
+RNG = np.random.default_rng(3)
+WEIGHT = RNG.standard_normal((32, 64), dtype=np.float32)
+BIAS = RNG.standard_normal(32, dtype=np.float32)
+
+
+def network(n):
+    x = relay.var("x", (n, 64))
+    hidden = op.nn.relu(op.add(op.nn.dense(x, relay.const(WEIGHT)), relay.const(BIAS)))
+    return relay.Function((x,), op.nn.softmax(hidden, axis=1))
+
+
+def expected(x):
+    bent = np.maximum(x @ WEIGHT.T + BIAS, 0)
+    raised = np.exp(bent - bent.max(1, keepdims=True, initial=0))
+    return raised / raised.sum(1, keepdims=True)
+
+
+def executor(function, target="llvm"):
+    lib = relay.build(function, target=target)
+    return graph_executor.GraphModule(lib["default"](device(lib.graph.device, 0)))
+
+
+@pytest.mark.parametrize("target", ["llvm", "c", "interp"])
+def test_one_model_runs_at_any_batch_size(target):
+    module = executor(network(SizeVar("n")), target)
+    for n in (1, 3, 4, 17, 4, 0):
+        x = RNG.standard_normal((n, 64), dtype=np.float32)
+        module.set_input("x", x)
+        module.run()
+        result = module.get_output(0).numpy()
+        np.testing.assert_allclose(result, expected(x), rtol=1e-4, atol=1e-6)
+
+
+def test_outputs_keep_their_values_while_they_are_held():
+    module = executor(network(SizeVar("n")))
+    x = RNG.standard_normal((2, 64), dtype=np.float32)
+    (first,) = module(x)
+    module(x + 1)
+    module(np.zeros((5, 64), np.float32))
+    np.testing.assert_allclose(first.numpy(), expected(x), rtol=1e-4, atol=1e-6)
+
+
+def test_a_saved_model_keeps_its_sizes():
+    lib = relay.build(network(SizeVar("n")))
+    again = CompiledModel.from_bytes(lib.to_bytes())
+    module = graph_executor.GraphModule(again["default"](device("cpu", 0)))
+    assert module.get_input_info()[0] == {"x": ("n", 64)}
+    x = RNG.standard_normal((7, 64), dtype=np.float32)
+    np.testing.assert_allclose(module(x)[0].numpy(), expected(x), rtol=1e-4, atol=1e-6)
+
+
+def test_sizes_that_disagree_are_named():
+    n, m = SizeVar("n"), SizeVar("m")
+    x, y = relay.var("x", (n, m)), relay.var("y", (m,))
+    module = executor(relay.Function((x, y), op.add(x, y)))
+    module.set_input("x", np.zeros((2, 3), np.float32))
+    with pytest.raises(ArgumentError, match=r"expected shape \(n, m\)"):
+        module.set_input("x", np.zeros(3, np.float32))
+    module.set_input("y", np.zeros(4, np.float32))
+    with pytest.raises(ArgumentError, match=r"'y'.*is 4; expected 3 in \(m,\); m is 3 by input 'x', axis 1"):
+        module.run()
+    module.set_input("y", np.arange(3, dtype=np.float32))
+    module.run()
+    np.testing.assert_array_equal(module.get_output(0).numpy(), [[0, 1, 2], [0, 1, 2]])
+
+
+def test_sizes_beyond_the_index_type_are_refused():
+    n = SizeVar("n")
+    x = relay.var("x", (n, 1))
+    module = executor(relay.Function((x,), op.add(x, op.broadcast_to(relay.const(1.0), (n, 100000)))))
+    with pytest.raises(ArgumentError, match="at most 2147483647"):
+        module(np.zeros((100000, 1), np.float32))
+
+
+def test_intermediate_tensors_share_memory():
+    n = SizeVar("n")
+    x = relay.var("x", (n, 256))
+    y = x
+    for _ in range(6):
+        y = op.nn.softmax(op.nn.softmax(y, axis=0), axis=1)
+    lib = relay.build(relay.Function((x,), y))
+    slots = {t.place for t in lib.graph.tensors if t.storage == "slot" and not isinstance(t.shape[0], int)}
+    assert len(lib.graph.nodes) >= 12 and len(slots) <= 3
+
+
+def test_profiles_node_by_node():
+    module = executor(network(SizeVar("n")))
+    report = module.profile(repeat=2, x=np.zeros((9, 64), np.float32))
+    assert len(report) == len(module._graph.nodes)
+
+
+@pytest.mark.parametrize("level", [0, 3])
+def test_every_level_of_optimisation(level):
+    with PassContext(opt_level=level):
+        module = executor(network(SizeVar("n")))
+    x = RNG.standard_normal((13, 64), dtype=np.float32)
+    np.testing.assert_allclose(module(x)[0].numpy(), expected(x), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda g: g["tensors"][0].update(shape=["k", 64]), "a size"),
+        (lambda g: g["tensors"][0].update(shape=[["^", "n", 1], 64]), "a size"),
+        (lambda g: g["steps"][0].update(last=99), "an integer from"),
+        (lambda g: g["steps"][0].update(step="jump"), '"run", "bind" or "check"'),
+        (lambda g: g["nodes"][0].update(sizes=["k"]), "size variables among"),
+    ],
+)
+def test_damaged_descriptions_are_refused(damage, message):
+    lib = relay.build(network(SizeVar("n")))
+    record = lib.graph.to_json()
+    damage(record)
+    with pytest.raises(ArtifactError, match=message):
+        CompiledModel(record, lib.params, lib.module)

@@ -1,0 +1,59 @@
+"""Arithmetic of symbolic dimensions."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.runtime import sizes as runtime_sizes
+from relay import sizes
+from relay.type import TensorType, broadcast_shapes
+from te.tir import SizeVar
+
+N, M = SizeVar("n"), SizeVar("m")
+
+
+def test_equal_sizes_are_one_object():
+    assert sizes.normal(N * M + N) is sizes.normal((M + 1) * N)
+    assert sizes.product((N, 2, M)) is sizes.normal(2 * M * N)
+    assert TensorType((N + 0, M)) is TensorType((N, M * 1))
+    assert sizes.quotient((N, 12, M), (M, 4)) is sizes.normal(N * 3)
+    assert sizes.quotient((N, 7), (2,)) is None and sizes.quotient((0,), (0,)) == 1
+
+
+def test_what_is_not_known_to_differ_may_be_assumed_equal():
+    assert not sizes.dims_match(N, M)
+    with sizes.assuming() as assumed:
+        assert sizes.dims_match(N, M) and sizes.dims_match(N, 3)
+        assert not sizes.dims_match(sizes.normal(N + 1), N)
+        assert not sizes.dims_match(sizes.normal(N + 5), 4)
+        assert broadcast_shapes((N,), (8,)) == (8,)
+    assert [(a, b) for a, b in assumed.equal] == [(N, M), (N, 3), (N, 8)]
+
+
+leaves = st.one_of(st.integers(0, 9), st.sampled_from([N, M]))
+trees = st.recursive(
+    leaves,
+    lambda inner: st.builds(
+        lambda f, a, b: f(a, b),
+        st.sampled_from([sizes.add_sizes, lambda a, b: sizes.product((a, b)), sizes.smaller, sizes.larger]),
+        inner,
+        inner,
+    ),
+    max_leaves=6,
+)
+
+
+@given(trees, st.integers(0, 20), st.integers(0, 20))
+def test_the_runtime_computes_what_the_compiler_means(size, n, m):
+    """to_json and back is the same object; its value at run time is that of substitution."""
+    value = {"n": n, "m": m}
+    text = sizes.size_to_json(size)
+    assert sizes.dims_equal(sizes.size_from_json(text, {"n": N, "m": M}), size)
+    assert runtime_sizes.evaluate(text if not isinstance(text, list) else _tuples(text), value) == sizes.evaluate(
+        size, value
+    )
+
+
+def _tuples(value):
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
