@@ -14,11 +14,15 @@ from typing import Any
 
 from backend.runtime.errors import DeviceError
 
-__all__ = ["DriverError", "bindings", "call", "is_gone", "probe", "refuse"]
+__all__ = ["WRONG_CONTEXT", "DriverError", "bindings", "call", "is_gone", "probe", "refuse"]
 
 _OLDEST_DRIVER = 13000  # the bindings of CUDA 13 need a driver of CUDA 13; NVIDIA numbers it R580 and later
 _STICKY = frozenset({214, 700, 702, 704, 709, 710, 713, 714, 715, 716, 717, 718, 719, 720, 721})
 """Results after which a context can do nothing more: a kernel that was launched earlier did something illegal."""
+
+WRONG_CONTEXT = frozenset({3, 201, 400})
+"""Results of a call in a thread where no context is current, or another library's: not initialised, invalid context,
+invalid handle. Once the right one is current, the call can be made again."""
 
 _NO_DEVICE = {
     34: "the libcuda.so.1 found is the toolkit's stub, not a driver; remove it from the library path",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.cuda.driver import bindings, call
+from backend.cuda.driver import WRONG_CONTEXT, bindings, call, refuse
 from backend.cuda.gpu import Gpu
 from backend.runtime.device_api import WorkspacePool
 from backend.runtime.errors import DeviceError
@@ -30,9 +30,12 @@ class CapturedGraph:
 
     def __call__(self) -> None:
         self._last = self._stream_of(self._gpu)
-        if self._launch(self._executable, self._last)[0]:
-            self._gpu.activate()  # another library may have made its own context current, or this is a new thread
-            call("cuGraphLaunch", self._executable, self._last)
+        result = self._launch(self._executable, self._last)[0]
+        if result in WRONG_CONTEXT:
+            self._gpu.activate()
+            result = self._launch(self._executable, self._last)[0]
+        if result:
+            raise refuse(f"replay of a recorded graph on cuda:{self._gpu.index}", result)
 
     def __del__(self) -> None:
         if self._last:

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from backend.cuda.device import CUDADeviceAPI
-from backend.cuda.driver import bindings, refuse
+from backend.cuda.driver import WRONG_CONTEXT, bindings, refuse
 from backend.cuda.gpu import Gpu
 from backend.cuda.table import DeviceFunction, Kernel, Param, evaluate
 from backend.runtime.context import Context
@@ -194,12 +194,13 @@ class _Launch:
     def __call__(self) -> None:
         result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
         if result:
-            self._again()
+            self._again(result)
 
-    def _again(self) -> None:
+    def _again(self, result: Any) -> None:
         """After a failure, which may be that this thread has another context current, or none."""
-        self._gpu.activate()
-        result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
+        if result in WRONG_CONTEXT:
+            self._gpu.activate()
+            result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
         if result:
             _, *sizes, shared = self._shape
             raise refuse(

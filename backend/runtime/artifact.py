@@ -82,7 +82,9 @@ class CompiledModel:
         with self._placing:
             found = self._on_device.get(where)
             if found is None:
-                found = self._on_device[where] = {name: _placed(values, where) for name, values in self.params.items()}
+                found = {name: _placed(values, where) for name, values in self.params.items()}
+                where.sync()  # executors on other streams use them too
+                self._on_device[where] = found
                 if where.kind == "cpu":
                     self.params = {name: np.asarray(placed, copy=False) for name, placed in found.items()}
             return found

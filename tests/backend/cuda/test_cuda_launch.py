@@ -78,9 +78,15 @@ def test_a_launch_that_fails_names_the_kernel(cuda_device, kernels):
 @pytest.mark.skipif(emulation.real_driver(), reason="the device is lost to the whole process")
 def test_an_error_of_a_kernel_is_told_by_sync(cuda_device, kernels):
     (x,) = arrays(cuda_device, 8)
+    add = kernels["add"].bind(x, x, x)
+    replay = cuda_device.api.capture(cuda_device, add)
     kernels["astray"](x)
     with pytest.raises(DeviceError, match=r"work queued on cuda:0 failed: .*\(7\d\d\).*CUDA_LAUNCH_BLOCKING"):
         cuda_device.sync()
+    with pytest.raises(DeviceError, match=r"launch of kernel 'add_kernel0' on cuda:0 with .*\(7\d\d\)"):
+        add()
+    with pytest.raises(DeviceError, match=r"replay of a recorded graph on cuda:0: .*\(7\d\d\)"):
+        replay()
 
 
 def test_arguments_are_kept_alive_by_what_is_bound(cuda_device, kernels):
