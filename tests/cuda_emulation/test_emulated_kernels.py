@@ -149,6 +149,23 @@ def test_every_block_starts_with_fresh_shared_memory() -> None:
     assert np.isnan(y[32:]).all()
 
 
+@pytest.mark.parametrize("wait", [0, 1])
+def test_asynchronous_copies_are_there_after_the_wait_only(wait: int) -> None:
+    x, y = floats(64), np.zeros(64, np.float32)
+    run(f"""RC_SHARED(float, s, 64); int t = threadIdx.x;
+            rc_async_copy<4>(&s[t], &x[t], t < 60); rc_async_commit(); rc_async_wait<{wait}>(); __syncthreads();
+            y[t] = s[63 - t];""", x, y)  # fmt: skip
+    if wait == 0:
+        assert np.array_equal(y[4:], x[:60][::-1]) and (y[:4] == 0).all()
+    else:
+        assert np.isnan(y).all()
+
+
+def test_misaligned_asynchronous_copies_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="misaligned shared address 4 for 16 bytes"):
+        run("RC_SHARED(float, s, 64); rc_async_copy<16>(&s[1], &x[0], true);", floats(64), floats(64))
+
+
 def test_kernels_of_a_source_are_found_and_compiled_on_their_own() -> None:
     head, kernels = split_kernels('int a;\nextern "C" __global__ void f() {}\nextern "C" __global__ void g() {}\n')
     assert head == "int a;\n"

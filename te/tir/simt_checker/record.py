@@ -20,7 +20,7 @@ from te.tir.simt_checker.shadow import NEVER, Access, Conflict, Moment, Shadow
 from te.tir.simt_checker.steering import find_steering
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, Stmt
 
-__all__ = ["Context", "Event", "Frame", "Grid", "Memory", "Recorder", "WrittenTwice", "first_line"]
+__all__ = ["Context", "Event", "Frame", "Memory", "Recorder", "WrittenTwice", "first_line"]
 
 Grid = tuple[int, int, int]
 

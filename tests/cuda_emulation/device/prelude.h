@@ -15,6 +15,17 @@ RC_DEVICE float rc_float16_value(unsigned short bits) { return (float)emulation_
 RC_DEVICE float rc_min_f32(float a, float b) { return (a < b || a != a) ? a : b; }
 RC_DEVICE float rc_max_f32(float a, float b) { return (a > b || a != a) ? a : b; }
 
+// Asynchronous copies end at the wait, not before.
+template <int N>
+static inline void rc_async_copy(void* to, const void* from, bool inside) {
+  emulation_copy_async(to, from, N, inside);
+}
+static inline void rc_async_commit() { emulation_copy_commit(); }
+template <int Pending>
+static inline void rc_async_wait() {
+  emulation_copy_wait(Pending);
+}
+
 // Atomic operations: a thread is never interrupted between two accesses.
 struct rc_float16;
 struct rc_bfloat16;
@@ -54,11 +65,3 @@ static inline T rc_atomic_max(T* at, T by) {
   *at = emulation_larger(old, by);
   return old;
 }
-
-template <int N>
-static inline void rc_async_copy(void* to, const void* from, bool inside) {
-  emulation_copy_async(emulation_shared_offset(to), from, N, inside ? N : 0);
-}
-static inline void rc_async_commit() { emulation_copy_commit(); }
-template <int Pending>
-static inline void rc_async_wait() { emulation_copy_wait(Pending); }

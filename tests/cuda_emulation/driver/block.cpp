@@ -32,9 +32,11 @@ struct Fiber {
 };
 
 struct PendingCopy {
-  unsigned to;
+  void* to;
   const void* from;
-  unsigned bytes, valid, group;
+  unsigned bytes;
+  bool inside;
+  unsigned group;
 };
 
 struct Meeting {  // of lanes of a warp
@@ -344,17 +346,11 @@ void* emulation_shared(unsigned line, std::size_t bytes) {
   return block.shared + array.offset;
 }
 
-unsigned emulation_shared_offset(const void* address) {
+void emulation_check_shared(const void* address, unsigned bytes) {
   auto offset = static_cast<const char*>(address) - block.shared;
-  if (offset < 0 || offset > static_cast<std::ptrdiff_t>(block.shared_used)) emulation_fail("not a shared address");
-  return static_cast<unsigned>(offset);
-}
-
-void* emulation_shared_address(unsigned offset, unsigned bytes) {
-  if (offset + bytes > block.shared_used)
-    emulation_fail("shared address %u outside the %zu bytes of the block", offset, block.shared_used);
-  if (offset % bytes) emulation_fail("misaligned shared address %u for %u bytes", offset, bytes);
-  return block.shared + offset;
+  if (offset < 0 || offset + bytes > static_cast<std::ptrdiff_t>(block.shared_used))
+    emulation_fail("shared address %td outside the %zu bytes of the block", offset, block.shared_used);
+  if (offset % bytes) emulation_fail("misaligned shared address %td for %u bytes", offset, bytes);
 }
 
 void emulation_block_barrier(unsigned line) {
@@ -396,10 +392,11 @@ unsigned char* emulation_warp_meet(unsigned mask, const void* value, unsigned by
   return warp.slots[place];
 }
 
-void emulation_copy_async(unsigned to, const void* from, unsigned bytes, unsigned valid) {
-  if (reinterpret_cast<std::uintptr_t>(from) % bytes && valid)
+void emulation_copy_async(void* to, const void* from, unsigned bytes, bool inside) {
+  emulation_check_shared(to, bytes);
+  if (inside && reinterpret_cast<std::uintptr_t>(from) % bytes)
     emulation_fail("misaligned source of a copy of %u bytes", bytes);
-  current().copies.push_back({to, from, bytes, valid, current().groups});
+  current().copies.push_back({to, from, bytes, inside, current().groups});
 }
 
 void emulation_copy_commit() { ++current().groups; }
@@ -412,9 +409,11 @@ void emulation_copy_wait(unsigned groups_left) {
       thread.copies[kept++] = copy;
       continue;
     }
-    auto to = static_cast<char*>(emulation_shared_address(copy.to, copy.bytes));
-    std::memcpy(to, copy.from, copy.valid);
-    std::memset(to + copy.valid, 0, copy.bytes - copy.valid);
+    if (copy.inside) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+      std::memset(copy.to, 0, copy.bytes);
+    }
   }
   thread.copies.resize(kept);
 }

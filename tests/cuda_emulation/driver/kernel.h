@@ -40,8 +40,8 @@ EMULATION_API unsigned emulation_linear_thread() __attribute__((const));
 
 // Memory of the block for the array declared at `line`; `line` 0 is the dynamic shared memory.
 EMULATION_API void* emulation_shared(unsigned line, std::size_t bytes);
-EMULATION_API unsigned emulation_shared_offset(const void* address);  // as a 32-bit shared address
-EMULATION_API void* emulation_shared_address(unsigned offset, unsigned bytes);
+// Ends the kernel unless `bytes` from `address` on are shared memory of the block, aligned to their number.
+EMULATION_API void emulation_check_shared(const void* address, unsigned bytes);
 
 // All threads of the block meet here; `line` tells barriers apart.
 EMULATION_API void emulation_block_barrier(unsigned line);
@@ -51,8 +51,8 @@ EMULATION_API unsigned char* emulation_warp_meet(unsigned mask, const void* valu
 // The lane of the running thread, and which lanes of its warp take part in the meeting it last returned from.
 EMULATION_API unsigned emulation_active_lanes();
 
-// Copies that complete late: only a wait (or nothing) completes them.
-EMULATION_API void emulation_copy_async(unsigned to, const void* from, unsigned bytes, unsigned valid_bytes);
+// Copies to shared memory that complete late: only a wait completes them. Unless `inside`, they bring zeros.
+EMULATION_API void emulation_copy_async(void* to, const void* from, unsigned bytes, bool inside);
 EMULATION_API void emulation_copy_commit();
 EMULATION_API void emulation_copy_wait(unsigned groups_left);
 
