@@ -14,6 +14,7 @@ from backend.cuda.driver import DriverError, bindings, call
 from backend.cuda.gpu import Gpu
 from backend.cuda.launch import CUDAFunc
 from backend.cuda.table import read_functions
+from backend.runtime.device import Device
 from backend.runtime.errors import ArtifactError, DeviceError, ModuleError
 from backend.runtime.module import Module
 from backend.runtime.packed_func import PackedFunc
@@ -88,6 +89,10 @@ class CUDAModule(Module):
             self._kernels[gpu.index, name] = handle, allowed
             return handle
 
+    def check_device(self, where: Device) -> None:
+        if where.kind == "cuda":
+            self._check_architecture(self.api.gpu(where))
+
     def get_source(self, fmt: str = "") -> str:
         """CUDA C++ ("", "cuda"), "ptx" where the image is that, and what `sources` has."""
         if fmt in ("", "cuda"):
@@ -118,7 +123,7 @@ class CUDAModule(Module):
         except DriverError as error:
             raise ArtifactError(f"cuda module has no kernel {name!r}, which its table names: {error}") from error
 
-    def _load(self, gpu: Gpu) -> int:
+    def _check_architecture(self, gpu: Gpu) -> None:
         capability = gpu.compute_capability
         if not runs_on(self.arch, self.format, capability):
             here = f"sm_{capability[0]}{capability[1]}"
@@ -126,6 +131,9 @@ class CUDAModule(Module):
                 f"this code was compiled for {self.arch} ({self.format}) and can't run on cuda:{gpu.index}, which is "
                 f"{here}; compile it with target 'cuda -arch={here}'"
             )
+
+    def _load(self, gpu: Gpu) -> int:
+        self._check_architecture(gpu)
         image = self.image + b"\0" if self.format == "ptx" else self.image
         try:
             return int(call("cuModuleLoadData", image))

@@ -65,13 +65,19 @@ class CompiledModel:
         return self.bind
 
     def bind(self, where: Device | str) -> BoundModel:
-        """The model on a device. Raises `DeviceError` when it was compiled for another kind."""
+        """The model on a device.
+
+        Raises `DeviceError` when it was compiled for another kind of device or there is none, `ArtifactError` when its
+        code is for others of that kind.
+        """
         chosen = device(where)
         if chosen.kind != device(self.graph.device).kind:
             raise DeviceError(
                 f"model {self.graph.name!r} was compiled for {self.graph.device!r} (target {self.graph.target!r}) and "
                 f"can't run on {chosen}; compile it for that device, or bind it to device({self.graph.device!r})"
             )
+        for module in self.module._tree():
+            module.check_device(chosen)
         return BoundModel(self, chosen)
 
     def params_on(self, where: Device) -> dict[str, NDArray]:

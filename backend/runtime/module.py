@@ -71,6 +71,13 @@ class Module(abc.ABC):
         """This module without its imports, for `load_module_bytes`; equal for equal modules."""
         raise ModuleError(f"a module of type {self.type_key!r} can't be saved; it lives in its process only")
 
+    def check_device(self, where: Device) -> None:  # noqa: B027
+        """Raises `ArtifactError` when this code can't run on a device of its kind, `DeviceError` when there is none.
+
+        Asked when a model is bound to the device, so that it fails there and not in the first run. By default nothing
+        is known before.
+        """
+
     # -- for everyone
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from backend.runtime import CompiledModel, DeviceError, device, load_model, nd
+from backend.cuda.module import CUDAModule
+from backend.runtime import ArtifactError, CompiledModel, DeviceError, device, load_model, nd
 from backend.runtime.graph_executor import GraphModule
 from backend.runtime.packed_func import PythonFunc
 
@@ -214,11 +215,17 @@ def test_saved_and_loaded(model, cuda_device, tmp_path):
         check(executor, some())
 
 
-def test_an_artifact_without_a_device_to_run_it(model, tmp_path, monkeypatch):
+def test_an_artifact_without_a_device_to_run_it(model, tmp_path):
     model.save(tmp_path / "chain.relayc")
     loaded = load_model(tmp_path / "chain.relayc")
     with pytest.raises(DeviceError, match="there is no device cuda:42: "):
-        GraphModule(loaded["default"](device("cuda", 42)))
+        loaded["default"](device("cuda", 42))
+
+
+def test_an_artifact_for_another_architecture(kernels, cuda_device):
+    other = CUDAModule(kernels.image, "cubin", "sm_75", kernels.functions, "", {})
+    with pytest.raises(ArtifactError, match=r"compiled for sm_75.*compile it with target 'cuda -arch=sm_"):
+        CompiledModel(GRAPH, {"w": W}, other)["default"](cuda_device)
 
 
 def test_two_executors_in_two_threads(model, cuda_device):
