@@ -22,6 +22,7 @@ from te.ir import IRModule, Pass, PassContext, Sequential
 from te.tir import PrimFunc
 from te.tir.passes.inject_async_copy import InjectAsyncCopy
 from te.tir.passes.legalize_compute import LegalizeCompute
+from te.tir.passes.lower_thread_allreduce import LowerThreadAllreduce
 from te.tir.passes.thread_sync import ThreadSync
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
@@ -31,7 +32,8 @@ PassContext.declare_option("cuda.fast_math", False, "approximate division, squar
 
 def device_passes(target: Target) -> tuple[Pass, ...]:
     """The passes from a lowered function to one that the generator prints, in order."""
-    return (LegalizeCompute(), InjectAsyncCopy(), ThreadSync())
+    warp = target.get("thread-warp-size")
+    return (LowerThreadAllreduce(warp), LegalizeCompute(), InjectAsyncCopy(), ThreadSync())
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,16 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
             raise CompileError(f"threads of different blocks can't wait for each other: {node}")
         return barrier
 
+    def call_warp_shuffle_xor(self, node: Call) -> str:
+        """Printed in place, not through the prelude: every shuffle of a kernel has a line of its own."""
+        mask, value, flip, width = [self.visit(a) for a in node.args]
+        of = node.dtype.element
+        if of.bits >= 32:
+            return f"__shfl_xor_sync({mask}, {value}, {flip}, {width})"
+        bits = "unsigned short" if of.bits == 16 else "unsigned char"
+        wide = f"__shfl_xor_sync({mask}, (unsigned)rc_reinterpret<{bits}>({value}), {flip}, {width})"
+        return f"rc_reinterpret<{self.type_name(of)}>(({bits}){wide})"
+
     def call_async_copy(self, node: Call) -> str:
         to, source, nbytes, condition = [self.visit(a) for a in node.args]
         return f"rc_async_copy<{nbytes}>({to}, {source}, {condition})"
@@ -225,8 +235,9 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
 def _written(kernel: Kernel) -> set[Var]:
     """Pointers of the buffers that a kernel may write: those it stores to, and those it passes the address of."""
     written = {store.buffer.data for store in collect(kernel.body, BufferStore)}
+    read_only = {call.args[1] for call in collect(kernel.body, Call) if call.op == "async_copy"}
     for call in collect(kernel.body, Call):
-        if call.op == "address_of" and isinstance(call.args[0], BufferLoad):
+        if call.op == "address_of" and isinstance(call.args[0], BufferLoad) and call not in read_only:
             written.add(call.args[0].buffer.data)
     return written
 

@@ -423,6 +423,14 @@ class Interpreter(Visitor[Any]):
         self.barrier()
         return 0
 
+    def _call_warp_shuffle_xor(self, node: Call) -> Any:
+        mask, value, flip, width = [self.visit(a) for a in node.args]
+        return self.shuffle(mask, value, flip, width)
+
+    def shuffle(self, mask: int, value: Any, flip: int, width: int) -> Any:
+        """The value that lane `lane ^ flip`, within `width` lanes, brings to this very shuffle."""
+        raise InterpreterError("a shuffle: threads run one after another here; use te.tir.block_interpreter")
+
     def _call_async_copy(self, node: Call) -> int:
         """Complete at once; zeros where the condition fails, without a look at the source."""
         target, size = self.visit(node.args[0]), self.visit(node.args[2])
@@ -516,7 +524,8 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
     "load_at": Interpreter._call_load_at, "atomic_add": Interpreter._call_atomic,
     "atomic_max": Interpreter._call_atomic, "call_kernel": Interpreter._call_kernel,
     "call_extern": Interpreter._call_function, "call_packed": Interpreter._call_function,
-    "storage_sync": Interpreter._call_storage_sync, "prefetch": Interpreter._call_nothing,
+    "warp_shuffle_xor": Interpreter._call_warp_shuffle_xor, "storage_sync": Interpreter._call_storage_sync,
+    "prefetch": Interpreter._call_nothing,
     "async_copy": Interpreter._call_async_copy, "async_commit": Interpreter._call_nothing,
     "async_wait": Interpreter._call_nothing, "assume": Interpreter._call_nothing,
 }  # fmt: skip

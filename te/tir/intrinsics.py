@@ -95,6 +95,8 @@ intrinsic("async_commit", 0, pure=False, doc='closes a group of the thread\'s co
 intrinsic("async_wait", 1, pure=False, doc="(n): waits until all but the n newest groups of the thread are complete")
 intrinsic("atomic_add", 2, pure=False, doc="(address, value): adds to memory atomically, gives the old value")
 intrinsic("atomic_max", 2, pure=False, doc="(address, value): as atomic_add, with the larger value")
+intrinsic("warp_shuffle_xor", 4, pure=False,
+          doc="(mask of the lanes that take part, value, lane mask, width): the value of lane ^ lane mask")  # fmt: skip
 intrinsic("thread_allreduce", None, pure=False, doc="cross-thread reduction; lowered by the device passes")
 intrinsic("assume", 1, pure=False, doc="the argument is true; a hint")
 intrinsic("dlpack_field", 2, pure=False, doc="(packed argument handle, field name): a field of a DLTensor argument")

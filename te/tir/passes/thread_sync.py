@@ -197,6 +197,9 @@ class _Planner(Visitor[None]):
 
     def without_barriers(self, node: Stmt, walk: Callable[[], None]) -> None:
         """A statement that not all threads run alike: one that needs a barrier inside is an error."""
+        if self.entering:
+            walk()
+            return
         outer, self.state, self.divergent = self.state, _State(), node
         walk()
         inside, self.state, self.divergent = self.state.pending, outer, None

@@ -166,6 +166,12 @@ def test_a_loop_whose_trips_differ_is_one_statement():
         thread_sync(launch(For(k, const(0), tx, ForKind.SERIAL, seq(WRITE, MIRROR))))
 
 
+def test_a_condition_of_threads_inside_a_loop_counts():
+    k = Var("k")
+    guarded = loop(k, 3, IfThenElse(tx + k < THREADS, store(B, tx, load(S, tx + k))))
+    check(seq(WRITE, guarded), seq(WRITE, SYNC, guarded))
+
+
 def test_both_branches_count():
     other = store(S, tx, load(A, tx + 1))
     body = seq(IfThenElse(bx < 1, WRITE, other), MIRROR)
