@@ -153,7 +153,10 @@ class CUDADeviceAPI(DeviceAPI):
         host = device_to if here == device_from else device_from
         if not get_device_api(host.kind).host_accessible:
             raise DeviceError(f"can't copy between {device_from} and {device_to}; copy by way of the cpu")
-        if here == device_from:
+        if host.kind == "cuda_host":
+            call("cuMemcpyDtoHAsync" if here == device_from else "cuMemcpyHtoDAsync", written, read, nbytes, queue)
+            call("cuStreamSynchronize", queue)
+        elif here == device_from:
             gpu.staging.download(read, written, nbytes, queue)
         else:
             gpu.staging.upload(read, written, nbytes, queue)

@@ -5,5 +5,15 @@ from __future__ import annotations
 from backend.cuda.device import CUDADeviceAPI, cuda_device_api
 from backend.cuda.driver import DriverError, probe
 from backend.cuda.module import CUDAModule, load_from_bytes
+from backend.cuda.pinned import CUDAHostDeviceAPI, cuda_host_device_api
 
-__all__ = ["CUDADeviceAPI", "CUDAModule", "DriverError", "cuda_device_api", "load_from_bytes", "probe"]
+__all__ = [
+    "CUDADeviceAPI",
+    "CUDAHostDeviceAPI",
+    "CUDAModule",
+    "DriverError",
+    "cuda_device_api",
+    "cuda_host_device_api",
+    "load_from_bytes",
+    "probe",
+]

@@ -30,6 +30,7 @@ _functions: dict[str, Callable[..., Any]] = {}
 _providers: dict[str, str] = {
     "device_api.cpu": "backend.runtime.cpu_device:cpu_device_api",
     "device_api.cuda": "backend.cuda.runtime:cuda_device_api",
+    "device_api.cuda_host": "backend.cuda.runtime:cuda_host_device_api",
     "device_api.interp": "backend.interp.runtime:interp_device_api",
     "runtime.thread_pool.parallel_address": "backend.llvm.pool:parallel_address",
     "runtime.thread_pool.workspace_addresses": "backend.llvm.pool:workspace_addresses",

@@ -57,6 +57,21 @@ def test_more_copies_than_pinned_buffers(cuda_device):
     assert all(np.array_equal(x.numpy(), row) for x, row in zip(there, rows, strict=True))
 
 
+def test_pinned_memory(cuda_device):
+    pinned = device("cuda_host", 0)
+    assert pinned.exist and not device("cuda_host", 1).exist and pinned.device_name is None
+    values = RNG.random(1 << 19).astype("float32")
+    x = nd.array(values, pinned)
+    assert x.__dlpack_device__() == (3, 0)
+    there = x.copyto(cuda_device)
+    np.asarray(x, copy=False)[:] = 0
+    assert np.array_equal(there.numpy(), values)
+    assert np.array_equal(there.copyto(pinned).numpy(), values)
+    assert nd.from_dlpack(x).device == pinned
+    with pytest.raises(DeviceError, match="can't pin"):
+        nd.empty((1 << 50,), "uint8", pinned)
+
+
 def test_copies_within_an_array(cuda_device):
     api, x = cuda_device.api, nd.array(np.arange(8, dtype="int32"), cuda_device)
     api.copy_data_from_to(x.handle, 0, x.handle, 16, 8, cuda_device, cuda_device)

@@ -58,7 +58,7 @@ def test_the_reason_is_told_by_probe_and_by_every_use(machine):
     count, reason = probe()
     assert count == 0 and machine in reason
     gpu = device("cuda", 0)
-    assert not gpu.exist
+    assert not gpu.exist and not device("cuda_host", 0).exist
     assert gpu.device_name is None and gpu.api.get_attr(gpu, DeviceAttrKind.TOTAL_GLOBAL_MEMORY) is None
     uses = [
         lambda: nd.array(np.ones(3, "float32"), gpu),
