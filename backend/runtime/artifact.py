@@ -73,8 +73,9 @@ class CompiledModel:
         chosen = device(where)
         if chosen.kind != device(self.graph.device).kind:
             raise DeviceError(
-                f"model {self.graph.name!r} was compiled for {self.graph.device!r} (target {self.graph.target!r}) and "
-                f"can't run on {chosen}; compile it for that device, or bind it to device({self.graph.device!r})"
+                f"model {self.graph.name!r} was compiled for {self.graph.device!r} (target "
+                f"{_short(self.graph.target)!r}) and can't run on {chosen}; compile it for that device, or bind it to "
+                f"device({self.graph.device!r})"
             )
         for module in self.module._tree():
             module.check_device(chosen)
@@ -129,7 +130,7 @@ class CompiledModel:
     def __repr__(self) -> str:
         size = sum(values.nbytes for values in self.params.values())
         return (
-            f"<CompiledModel {self.graph.name!r} for {self.graph.target!r}: {len(self.graph.nodes)} nodes, "
+            f"<CompiledModel {self.graph.name!r} for {_short(self.graph.target)!r}: {len(self.graph.nodes)} nodes, "
             f"{size / 1e6:.1f} MB of weights, {self.graph.arena_bytes / 1e6:.1f} MB of scratch>"
         )
 
@@ -149,6 +150,12 @@ def load_model(path: str | os.PathLike[str], verify: Verify = "quick") -> Compil
     Raises `ArtifactError` for a file that is damaged, foreign, of another version or for another machine.
     """
     return _read(map_file(path), os.fspath(path), verify)
+
+
+def _short(target: str) -> str:
+    """The kind and the processor of a target written in full."""
+    kind, *options = target.split()
+    return " ".join([kind, *[o for o in options if o.startswith(("-arch=", "-mcpu=", "-model="))]])
 
 
 def _contents(model: CompiledModel) -> tuple[dict[str, Any], list[Section]]:
