@@ -356,5 +356,6 @@ def _units(nodes: list[Node]) -> dict[Var, int]:
 
 
 def first_line(node: Node) -> str:
+    """The first line of the text of a statement, for a message."""
     text = str(node).strip().splitlines()
     return text[0] if text else type(node).__name__
