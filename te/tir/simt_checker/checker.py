@@ -16,7 +16,7 @@ from te.tir.stmt import Stmt
 __all__ = ["KernelChecker", "check_kernel", "sample_blocks"]
 
 
-def sample_blocks(grid: Grid, limit: int = 12) -> list[Grid]:
+def sample_blocks(grid: Grid, limit: int = 8) -> list[Grid]:
     """All blocks of a small grid (x, y, z); else the first two, the middle and the last of each axis, up to `limit`."""
     if grid[0] * grid[1] * grid[2] <= limit:
         chosen = [range(n) for n in grid]

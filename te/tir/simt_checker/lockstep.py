@@ -81,9 +81,11 @@ def _safe(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: compute(a, np.where(b == 0, 1, b) if isinstance(b, np.ndarray) else b)
 
 
-_INTEGER: dict[type, Callable[[Any, Any], Any]] = {
+_BINARY: dict[type, Callable[[Any, Any], Any]] = {
     Add: operator.add, Sub: operator.sub, Mul: operator.mul, FloorDiv: _safe(operator.floordiv),
     FloorMod: _safe(operator.mod), Div: _truncated(operator.floordiv), Mod: _truncated(operator.sub),
+    Min: lambda a, b: min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b),
+    Max: lambda a, b: max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b),
 }  # fmt: skip
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
     EQ: operator.eq, NE: operator.ne, LT: operator.lt, LE: operator.le, GT: operator.gt, GE: operator.ge,
@@ -138,19 +140,13 @@ class Lockstep(Visitor[Any]):
 
     def typed(self, to: DType, value: Any) -> Any:
         """A value in the numpy type of a type of the IR."""
-        with np.errstate(all="ignore"):
-            return np.asarray(value).astype(numpy_dtype(to.element))[()]
+        return np.asarray(value).astype(numpy_dtype(to.element))[()]
 
     def visit_Binary(self, node: Binary) -> Any:
         a, b = self.visit(node.a), self.visit(node.b)
-        with np.errstate(all="ignore"):
-            if isinstance(node, Min | Max):
-                if isinstance(a, int) and isinstance(b, int):
-                    return min(a, b) if isinstance(node, Min) else max(a, b)
-                return (np.minimum if isinstance(node, Min) else np.maximum)(a, b)
-            if node.dtype.is_float and isinstance(node, Div):
-                return a / b
-            return _INTEGER[type(node)](a, b)
+        if node.dtype.is_float and isinstance(node, Div):
+            return a / b
+        return _BINARY[type(node)](a, b)
 
     def visit_Compare(self, node: Compare) -> Any:
         return _COMPARE[type(node)](self.visit(node.a), self.visit(node.b))
@@ -214,8 +210,7 @@ class Lockstep(Visitor[Any]):
         row = INTRINSICS[node.op]
         if not row.pure or row.reference is None:
             return self.effect(node)
-        with np.errstate(all="ignore"):
-            if node.op.startswith("vector_reduce"):
-                return row.reference(self.visit(node.args[0]), axis=-1, keepdims=True)
-            args = [self.typed(a.dtype, self.visit(a)) for a in node.args]
-            return self.typed(node.dtype, row.reference(*args))
+        if node.op.startswith("vector_reduce"):
+            return row.reference(self.visit(node.args[0]), axis=-1, keepdims=True)
+        args = [self.typed(a.dtype, self.visit(a)) for a in node.args]
+        return self.typed(node.dtype, row.reference(*args))

@@ -49,6 +49,7 @@ class Memory:
     shadow: Shadow | None  # None: only read, and initialised
     values: np.ndarray | None
     private: bool  # every thread has its own: cell = element * threads + thread
+    registers: set[int] = field(default_factory=set)  # private elements that every thread has written
 
 
 @dataclass(slots=True)
@@ -178,6 +179,8 @@ class Recorder(Lockstep):
     ) -> Memory:  # fmt: skip
         if values is not None:
             values = self.typed(buffer.dtype, values)
+        elif self._is_register(buffer, index, writes):
+            return self.memories[buffer.data]
         event = self.event_of(node, buffer, index, writes, atomic, values, width)
         memory = event.memory
         if event.mask is not False:
@@ -186,6 +189,32 @@ class Recorder(Lockstep):
             if memory.shadow is not None:
                 self.queue(event)
         return memory
+
+    def _is_register(self, buffer: Buffer, index: Any, writes: bool) -> bool:
+        """Is it an element that all threads have written before, or do write now? Most accesses are such.
+
+        Their index is the same in all threads; nothing can be wrong with them but the bounds.
+        """
+        memory = self.memories.get(buffer.data)
+        if memory is None or not memory.private or buffer.elem_offset != 0 or memory.values is not None:
+            return False
+        if isinstance(index, int):
+            places = [index]
+        elif isinstance(index, np.ndarray) and index.size == index.shape[-1]:
+            places = index.reshape(-1).tolist()
+        else:
+            return False
+        if not writes:
+            return memory.registers.issuperset(places)
+        if self.mask is not True or self.frames or min(places) < 0 or max(places) >= memory.cells:
+            return False
+        if not memory.registers.issuperset(places) and memory.shadow is not None:
+            memory.registers.update(places)
+            clock = self.tick()
+            for place in places:
+                cells = memory.shadow.first_write[place * self.threads : (place + 1) * self.threads]
+                np.minimum(cells, clock, out=cells)
+        return True
 
     def event_of(
         self, node: Node, buffer: Buffer, index: Any, writes: bool, atomic: bool, values: Any, width: int | None
@@ -264,33 +293,33 @@ class Recorder(Lockstep):
                 self._race(event, conflict)
 
     def _flatten(self, event: Event, timed: bool = False) -> tuple[Any, ...]:
-        """(cells, threads, values[, times]) of an event, one element per cell and active thread and iteration."""
-        shapes = [np.shape(x) for x in (event.index, event.mask, event.values) if isinstance(x, np.ndarray)]
-        shape = np.broadcast_shapes(self.tid.shape, *shapes)
-        index = np.broadcast_to(event.index, shape)
-        if event.memory.private:
-            index = index * self.threads + self.tid
-        parts: list[np.ndarray] = [index, np.broadcast_to(self.tid, shape)]
-        if event.values is not None:
-            parts.append(np.broadcast_to(event.values, shape))
-        if timed:
-            times: Any = event.offset
-            for frame in event.frames:
-                if shape[frame.axis] > 1:
-                    times = times + frame.length * self.along(frame.axis, shape[frame.axis])
-            parts.append(np.broadcast_to(times, shape))
-        if event.mask is True:
-            flat = [p.reshape(-1) for p in parts]
-        else:
-            mask = np.broadcast_to(event.mask, shape)
-            flat = [p[mask] for p in parts]
+        """(cells, threads, values, times) of an event, one element per cell and active thread and iteration.
+
+        The time is a number where it is the same for all of them.
+        """
+        arrays = [x for x in (event.index, event.mask, event.values) if isinstance(x, np.ndarray)]
+        shape = self.tid.shape
+        if any(x.shape != shape for x in arrays):
+            shape = np.broadcast_shapes(shape, *[x.shape for x in arrays])
+        index = event.index * self.threads + self.tid if event.memory.private else event.index
+        parts: list[Any] = [index, self.tid, event.values]
+        times: Any = event.offset
+        for frame in event.frames if timed else ():
+            if shape[frame.axis] > 1:
+                times = times + frame.length * self.along(frame.axis, shape[frame.axis])
+        if isinstance(times, np.ndarray):
+            parts.append(times)
+        mask = None if event.mask is True else _expanded(event.mask, shape)
+        flat: list[Any] = []
+        for part in parts:
+            full = None if part is None else _expanded(part, shape)
+            flat.append(None if full is None else full.reshape(-1) if mask is None else full[mask])
         if event.width > 1:
             stride = self.threads if event.memory.private else 1
             steps = np.arange(event.width) * stride
-            flat = [(flat[0][:, None] + steps).reshape(-1), *[np.repeat(p, event.width) for p in flat[1:]]]
-        cells, threads, *rest = flat
-        values = rest.pop(0) if event.values is not None else None
-        return (cells, threads, values, rest[0]) if timed else (cells, threads, values, None)
+            rest = [None if p is None else np.repeat(p, event.width) for p in flat[1:]]
+            flat = [(flat[0][:, None] + steps).reshape(-1), *rest]
+        return (*flat[:3], flat[3] if len(flat) > 3 else times)
 
     # -- messages
 
@@ -337,6 +366,11 @@ class Recorder(Lockstep):
             f"{self.position(conflict.thread)} {verb} what {whom}, and {why}"
             + (", with another value" if twice and not event.atomic else ""),
             f"  and {first_line(self.statements[conflict.other_statement])}"))  # fmt: skip
+
+
+def _expanded(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A value with all its axes at full length."""
+    return value if isinstance(value, np.ndarray) and value.shape == shape else np.broadcast_to(value, shape)
 
 
 def _depth(stmt: Node) -> int:

@@ -67,8 +67,11 @@ class Shadow:
         """The contents are undefined from here on."""
         self.first_write.fill(NEVER)
 
-    def write_times(self, cells: np.ndarray, times: np.ndarray) -> None:
+    def write_times(self, cells: np.ndarray, times: np.ndarray | int) -> None:
         """Notes when cells were written first."""
+        if not isinstance(times, np.ndarray):
+            self.first_write[cells] = np.minimum(self.first_write[cells], times)
+            return
         earlier = times < self.first_write[cells]
         cells, times = cells[earlier], times[earlier]
         order = np.argsort(-times, kind="stable")  # of several for one cell the earliest is assigned last

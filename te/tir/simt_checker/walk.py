@@ -62,7 +62,8 @@ class Walk(Recorder):
             self.phase += 1
             self.step += 1
             self.group, self.copies, self.mask = 0, [], True
-            self.walk(self.body)
+            with np.errstate(all="ignore"):  # inactive threads compute, too
+                self.walk(self.body)
 
     def walk(self, stmt: Stmt) -> None:
         """Runs a statement."""
@@ -86,6 +87,7 @@ class Walk(Recorder):
             self.memories[data] = self.memory(stmt.buffer, initialized=False, record=True)
         elif not self.frames:
             memory.shadow.forget()
+            memory.registers.clear()
         self.walk(stmt.body)
 
     def walk_let(self, stmt: LetStmt) -> None:
@@ -109,6 +111,8 @@ class Walk(Recorder):
             if case is None:
                 continue
             self.mask = both(outer, holds)
+            if self.mask is not True and np.all(self.mask):
+                self.mask = True
             if self.mask is True or np.any(self.mask):
                 self.walk(case)
         self.mask = outer

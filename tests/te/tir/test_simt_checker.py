@@ -364,4 +364,4 @@ def test_sampled_blocks_hold_the_corners() -> None:
     many = sample_blocks((1000, 1, 1))
     assert many == [(0, 0, 0), (1, 0, 0), (500, 0, 0), (999, 0, 0)]
     cube = sample_blocks((9, 9, 9))
-    assert len(cube) <= 12 and {(0, 0, 0), (1, 0, 0), (8, 8, 8)} <= set(cube)
+    assert len(cube) <= 8 and {(0, 0, 0), (1, 0, 0), (8, 8, 8)} <= set(cube)
