@@ -27,6 +27,7 @@ from backend.runtime.errors import ArgumentError, DeviceError
 __all__ = ["CUDADeviceAPI", "cuda_device_api"]
 
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY
+_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL: recorded anew by every replay
 _ALIGNMENT = 256  # bytes; what the driver aligns every allocation to
 
 
@@ -216,7 +217,7 @@ class CUDADeviceAPI(DeviceAPI):
 
     def record_mark(self, device: Device) -> _Event:
         gpu = self.gpu(device)
-        return _Event(gpu, self.stream_of(gpu))
+        return _Event(gpu, self.stream_of(gpu), in_graph=self._of_thread.scratch is not None)
 
     def seconds_between(self, device: Device, start: _Event, end: _Event) -> float:
         self.gpu(device)
@@ -268,13 +269,13 @@ class _ThreadState(threading.local):
 
 
 class _Event:
-    """A point in the work of a stream, with its time."""
+    """A point in the work of a stream, with its time; of one recorded in a graph, that of the last replay."""
 
-    def __init__(self, gpu: Gpu, stream: int) -> None:
+    def __init__(self, gpu: Gpu, stream: int, in_graph: bool) -> None:
         self.handle = 0
         self._gpu = gpu
         self.handle = int(call("cuEventCreate", 0))
-        call("cuEventRecord", self.handle, stream)
+        call("cuEventRecordWithFlags", self.handle, stream, _EXTERNAL if in_graph else 0)
 
     def __del__(self) -> None:
         if self.handle:

@@ -115,7 +115,7 @@ def _look() -> tuple[int, str]:
         version = int(driver.cuDriverGetVersion()[1])
         count = int(driver.cuDeviceGetCount()[1])
     except RuntimeError as error:
-        return 0, f"no NVIDIA driver on this machine: {str(error).strip()}"
+        return 0, f"no NVIDIA driver on this machine ({str(error).strip()})"
     if version < _OLDEST_DRIVER:
         return 0, (
             f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}; "

@@ -117,7 +117,10 @@ class DeviceAPI(abc.ABC):
     # -- time; the defaults wait for the device and read the host's clock
 
     def record_mark(self, device: Device) -> Any:
-        """A point in the current stream, for `seconds_between`: devices with events record one and don't wait."""
+        """A point in the current stream, for `seconds_between`: devices with events record one and don't wait.
+
+        In what is captured, a point of every replay.
+        """
         self.stream_sync(device)
         return time.perf_counter()
 

@@ -273,25 +273,27 @@ class GraphModule:
     def profile(self, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
 
-        The whole takes longer than `run`: every node is waited for or, where devices have events, launched by itself.
+        The whole takes longer than `run`: every node is waited for or, where devices have events, followed by one.
         """
         with self._lock:
             self.set_input(**inputs)
             self._prepare()
-            seconds = [self._time_nodes() for _ in range(repeat + 1)][1:]
+            seconds = self._time_nodes(repeat)
             self._context.check()
         graph = self._graph
         medians = np.median(np.array(seconds).reshape(repeat, len(graph.nodes)), axis=0)
         facts = {"model": graph.name, "target": graph.target, "device": str(self.device), "threads": self.num_threads}
         return Report(node_timings(graph, medians.tolist()), facts)
 
-    def _time_nodes(self) -> list[float]:
-        """The seconds that each node takes in a run."""
+    def _time_nodes(self, repeat: int) -> list[list[float]]:
+        """The seconds that each node takes, in each of `repeat` runs after a warm-up."""
         if self._dynamic is None:
-            return self._by_node().time(self.device)
-        seconds: list[float] = []
-        self._dynamic.run(self._inputs, seconds)
-        return seconds
+            return self._by_node().time(self.device, repeat)
+        runs: list[list[float]] = []
+        for _ in range(repeat + 1):
+            runs.append([])
+            self._dynamic.run(self._inputs, runs[-1])
+        return runs[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its model, weights included; inputs and outputs stay behind."""

@@ -89,8 +89,7 @@ def _importable(name: str) -> bool:
 
 def _cuda_device() -> str:
     gpu = device("cuda", 0)
-    if not gpu.exist:
-        raise RelaycError("no NVIDIA GPU can be used here; models for it can be compiled, not run")
+    gpu.api.set_device(gpu)  # says why, where there is none
     return f"{gpu.device_name}, compute capability {gpu.compute_version}"
 
 

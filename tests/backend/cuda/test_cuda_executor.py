@@ -200,6 +200,30 @@ def test_benchmark_and_profile(executor):
     check(executor, x)
 
 
+def test_a_profile_replays_its_nodes_and_their_marks(executor, captures):
+    executor.profile(repeat=3, x=some())
+    assert len(captures) == 1 and captures[0] is not None
+
+
+def test_marks_in_a_graph_are_of_its_last_replay(cuda_device, kernels):
+    api, marks = cuda_device.api, []
+    call = kernels["add"].bind(*(nd.array(some(), cuda_device) for _ in range(3)))
+
+    def submit():
+        marks.append(api.record_mark(cuda_device))
+        call()
+        marks.append(api.record_mark(cuda_device))
+
+    replay = api.capture(cuda_device, submit)
+    for _ in range(2):
+        before = api.record_mark(cuda_device)
+        replay()
+        after = api.record_mark(cuda_device)
+        cuda_device.sync()
+        times = [api.seconds_between(cuda_device, *pair) for pair in ((before, marks[0]), marks, (marks[1], after))]
+        assert min(times) >= 0 and times[1] > 0
+
+
 def test_clones_and_pickles(executor, model):
     check(executor, some())
     for other in (executor.clone(), pickle.loads(pickle.dumps(executor))):

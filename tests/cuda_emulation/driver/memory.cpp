@@ -297,9 +297,9 @@ DRIVER_API Result cuMemPoolSetAccess(void* pool, const PoolAccess* rules, std::s
   int owner = static_cast<Device*>(pool)->index;
   for (const PoolAccess* rule = rules; rule != rules + count; ++rule) {
     if (rule->kind != 1 || rule->device < 0 || rule->device >= static_cast<int>(devices.size())) return INVALID_VALUE;
-    std::set<int>& peers = devices[rule->device].peers;
-    if (rule->flags) peers.insert(owner);
-    else peers.erase(owner);
+    std::set<int>& pools = devices[rule->device].pools;
+    if (rule->flags) pools.insert(owner);
+    else pools.erase(owner);
   }
   return SUCCESS;
 }

@@ -77,7 +77,8 @@ Result run(const PendingLaunch& launch) {
     Allocation* found = find_allocation(values[i], 0);
     std::string what = "kernel " + function.name + ": argument " + std::to_string(i);
     if (!found) return fail(device, ILLEGAL_ADDRESS, what + " is no memory of a device");
-    if (found->device >= 0 && found->device != device.index && !device.peers.count(found->device))
+    if (found->device >= 0 && found->device != device.index && !device.peers.count(found->device) &&
+        !device.pools.count(found->device))
       return fail(device, ILLEGAL_ADDRESS, what + " lies on a device that is no peer");
     values[i] &= ~kDeviceBit;
   }

@@ -64,6 +64,7 @@ struct Device {
   Stream null_stream;
   std::set<Stream*> streams;
   std::set<int> peers;  // devices whose memory this one may touch
+  std::set<int> pools;  // devices whose pool's memory this one may touch
   Result error = SUCCESS;  // of a kernel; every later call gives it
   std::string message;
   std::size_t used = 0;

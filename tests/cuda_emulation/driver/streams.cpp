@@ -177,6 +177,17 @@ DRIVER_API Result cuEventRecord(void* handle, void* on) {
   return submit(on, event->last->captured ? Operation([]() -> Result { return SUCCESS; }) : mark(event->last));
 }
 
+// With the flag EXTERNAL, of a stream that is captured: the event is recorded by every launch of the graph.
+DRIVER_API Result cuEventRecordWithFlags(void* handle, void* on, unsigned flags) {
+  STREAM_OR_RETURN(stream, on);
+  if (!(flags & 1)) return cuEventRecord(handle, on);
+  if (!stream->capture) return INVALID_VALUE;
+  auto event = static_cast<Event*>(handle);
+  event->last = std::make_shared<Record>();
+  event->last->stream = nullptr;
+  return submit(on, mark(event->last));
+}
+
 DRIVER_API Result cuEventSynchronize(void* handle) {
   ENTER;
   std::shared_ptr<Record> record = static_cast<Event*>(handle)->last;
