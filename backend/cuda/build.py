@@ -23,6 +23,7 @@ from te.tir import PrimFunc
 from te.tir.passes.inject_async_copy import InjectAsyncCopy
 from te.tir.passes.legalize_compute import LegalizeCompute
 from te.tir.passes.lower_thread_allreduce import LowerThreadAllreduce
+from te.tir.passes.merge_shared_memory import MergeSharedMemory
 from te.tir.passes.thread_sync import ThreadSync
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
@@ -33,7 +34,7 @@ PassContext.declare_option("cuda.fast_math", False, "approximate division, squar
 def device_passes(target: Target) -> tuple[Pass, ...]:
     """The passes from a lowered function to one that the generator prints, in order."""
     warp = target.get("thread-warp-size")
-    return (LowerThreadAllreduce(warp), LegalizeCompute(), InjectAsyncCopy(), ThreadSync())
+    return (LowerThreadAllreduce(warp), LegalizeCompute(), InjectAsyncCopy(), ThreadSync(), MergeSharedMemory())
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,65 @@ RC_DEVICE void rc_async_commit() {}
 template <int Pending> RC_DEVICE void rc_async_wait() {}
 #endif
 
+// Tensor cores (sm_80 and newer). Fragments are those of `mma.sync` with 16 rows, 8 columns and 32 bytes of depth, for lane
+// 4 g + t: `left` 4 registers, `right` 2, `sums` 4 values, of rows g (first two) and g + 8, columns 2 t and 2 t + 1.
+
+#if __CUDA_ARCH__ >= 800
+#define RC_MMA(name, shape, operands, T, constraint) \
+  RC_DEVICE void rc_mma_##name(T* sums, const void* left, const void* right) { \
+    const unsigned* a = (const unsigned*)left; \
+    const unsigned* b = (const unsigned*)right; \
+    asm volatile("mma.sync.aligned." shape ".row.col." operands " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+                 : "+" constraint(sums[0]), "+" constraint(sums[1]), "+" constraint(sums[2]), "+" constraint(sums[3]) \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
+  }
+RC_MMA(float16, "m16n8k16", "f32.f16.f16.f32", float, "f")
+RC_MMA(bfloat16, "m16n8k16", "f32.bf16.bf16.f32", float, "f")
+RC_MMA(tfloat32, "m16n8k8", "f32.tf32.tf32.f32", float, "f")
+RC_MMA(int8, "m16n8k32", "s32.s8.s8.s32", int, "r")
+
+// 8 x 8 matrices of 16-bit elements, whose rows of 16 bytes lie at the addresses that the lanes give.
+#define RC_LDMATRIX(name, which) \
+  RC_DEVICE void rc_ldmatrix_x4##name(void* to, const char* from) { \
+    unsigned* r = (unsigned*)to; \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" which ".shared.b16 {%0,%1,%2,%3}, [%4];" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((unsigned)__cvta_generic_to_shared(from)) : "memory"); \
+  } \
+  RC_DEVICE void rc_ldmatrix_x2##name(void* to, const char* from) { \
+    unsigned* r = (unsigned*)to; \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2" which ".shared.b16 {%0,%1}, [%2];" \
+                 : "=r"(r[0]), "=r"(r[1]) : "r"((unsigned)__cvta_generic_to_shared(from)) : "memory"); \
+  }
+RC_LDMATRIX(, "")
+RC_LDMATRIX(_turned, ".trans")
+#endif
+
 #endif  // RELAYC_HOST_EMULATION
+
+#if defined(RELAYC_HOST_EMULATION) || __CUDA_ARCH__ >= 800
+
+// Fragments of a warp from shared memory, whose rows are `stride` bytes apart and aligned to 16 bytes. `own` is the first
+// element of the calling thread's row g or column 2 t. Rows of memory are rows (columns) of the operand; in the `turned`
+// forms, of 16-bit elements only, they are positions of depth.
+
+RC_DEVICE void rc_load_left(void* to, const void* own, int stride) {
+  int lane = threadIdx.x & 31;
+  rc_ldmatrix_x4(to, (const char*)own + ((lane & 15) - (lane >> 2)) * stride + (lane >> 4) * 16);
+}
+RC_DEVICE void rc_load_left_turned(void* to, const void* own, int stride) {
+  int lane = threadIdx.x & 31, k = (lane >> 4) * 8 + (lane & 7), row = (lane >> 3 & 1) * 8;
+  rc_ldmatrix_x4_turned(to, (const char*)own + k * stride + (row - (lane >> 2)) * 2);
+}
+RC_DEVICE void rc_load_right(void* to, const void* own, int stride) {
+  int lane = threadIdx.x & 31;
+  rc_ldmatrix_x2(to, (const char*)own + ((lane & 7) - (lane & 3) * 2) * stride + (lane >> 3 & 1) * 16);
+}
+RC_DEVICE void rc_load_right_turned(void* to, const void* own, int stride) {
+  int lane = threadIdx.x & 31;
+  rc_ldmatrix_x2_turned(to, (const char*)own + (lane & 15) * stride - (lane & 3) * 4);
+}
+
+#endif
 
 // Types that are stored and moved, and computed with in float.
 

@@ -9,6 +9,7 @@ import backend
 import te
 import topi
 from backend.target import Target
+from te.tir.interpreter import numpy_dtype
 from topi.registry import schedule_for
 
 RNG = np.random.default_rng(3)
@@ -25,17 +26,23 @@ def run(device, inputs, out):
     return execute(device, inputs, last)
 
 
+def random(tensor):
+    if str(tensor.dtype) == "int8":
+        return RNG.integers(-128, 128, tensor.shape, dtype="int8")
+    return RNG.standard_normal(tensor.shape).astype(numpy_dtype(tensor.dtype))
+
+
 def execute(device, inputs, *outs):
     target = Target(TARGET)
     library = backend.build(te.lower(schedule_for(list(outs), target), [*inputs, *outs]), target=target)
-    arrays = [RNG.standard_normal(t.shape).astype(str(t.dtype)) for t in inputs]
+    arrays = [random(t) for t in inputs]
     given = [backend.nd.array(a, device) for a in arrays]
     results = [backend.nd.empty(t.shape, str(t.dtype), device) for t in outs]
     library(*given, *results)
     return arrays, *[r.numpy() for r in results]
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(8, 8, 40), (9, 33, 27), (1, 3, 22), (64, 128, 64), (100, 70, 129)])
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 8, 8), (9, 33, 7), (1, 3, 2), (64, 128, 64), (100, 70, 129)])
 def test_dense(cuda_device, m, n, k):
     x, w = placeholder("x", m, k), placeholder("w", n, k)
     (a, b), result = execute(cuda_device, [x, w], topi.nn.dense(x, w))
@@ -90,7 +97,7 @@ CONVOLUTIONS = [
     ((1, 9, 10, 8), (12, 8, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
     ((2, 7, 7, 5), (7, 5, 3, 2), (2, 1), (1, 0, 2, 1), (1, 2), 1),
     ((1, 12, 12, 3), (16, 3, 7, 7), (2, 2), (3, 3, 3, 3), (1, 1), 1),
-    ((2, 6, 6, 40), (24, 40, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+    ((2, 6, 6, 16), (24, 16, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
     ((1, 6, 5, 12), (18, 4, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 3),
     ((1, 20, 10), (6, 10, 5), (2,), (2, 2), (1,), 1),
     ((1, 4, 5, 6, 4), (8, 4, 2, 3, 3), (1, 1, 1), (0, 1, 1, 1, 1, 1), (1, 1, 1), 1),
@@ -112,3 +119,37 @@ def test_convolution(cuda_device, case, channels_last):
     b = np.moveaxis(b, (-1, -2), (0, 1)) if channels_last else b
     result = result if channels_last else np.moveaxis(result, 1, -1)
     np.testing.assert_allclose(result, convolution(a, b, strides, padding, dilation, groups) + 1, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("turned", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dims", [(2, 40, 72, 104), (1, 9, 33, 97), (1, 8, 24, 16)])
+def test_tensor_cores(cuda_device, dims, turned, dtype):
+    b, m, n, k = dims
+    x = placeholder("x", b, *((k, m) if turned[0] == "t" else (m, k)), dtype=dtype)
+    y = placeholder("y", b, *((n, k) if turned[1] == "t" else (k, n)), dtype=dtype)
+    out = topi.nn.batch_matmul(x, y, turned[0] == "t", turned[1] == "t", out_dtype="float32")
+    (p, q), result = run(cuda_device, [x, y], out)
+    p, q = p.astype("float32"), q.astype("float32")
+    expected = (p.swapaxes(1, 2) if turned[0] == "t" else p) @ (q.swapaxes(1, 2) if turned[1] == "t" else q)
+    np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dims", [(40, 72, 128), (5, 9, 48)])
+def test_products_of_bytes(cuda_device, dims):
+    m, n, k = dims
+    x, w = placeholder("x", m, k, dtype="int8"), placeholder("w", n, k, dtype="int8")
+    (a, b), result = execute(cuda_device, [x, w], topi.nn.dense(x, w, out_dtype="int32"))
+    np.testing.assert_array_equal(result, a.astype("int32") @ b.T.astype("int32"))
+
+
+@pytest.mark.parametrize("case", [CONVOLUTIONS[i] for i in (0, 3, 4)], ids=lambda c: "x".join(map(str, c[1])))
+def test_convolution_on_tensor_cores(cuda_device, case):
+    shape, kernel, strides, padding, dilation, groups = case
+    x = placeholder("x", *shape, dtype="float16")
+    w = placeholder("w", *kernel[2:], kernel[1], kernel[0], dtype="float16")
+    out = topi.nn.conv(x, w, strides, padding, dilation, groups, "NHWC", "HWIO", out_dtype="float32")
+    (a, b), result = run(cuda_device, [x, w], out)
+    a, b = a.astype("f"), np.moveaxis(b, (-1, -2), (0, 1)).astype("f")
+    expected = convolution(a, b, strides, padding, dilation, groups)
+    np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-2)

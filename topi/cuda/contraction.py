@@ -48,7 +48,7 @@ from te.tir.substitute import substitute
 from topi.tag import is_injective
 from topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "written_in", "zero_filled"]
+__all__ = ["Contraction", "Operand", "contraction_of", "guarded_load", "within", "written_in", "zero_filled"]
 
 Group = tuple[IterVar, ...]
 
@@ -164,6 +164,11 @@ class Contraction:
     def depth(self) -> Dim:
         """Products per element."""
         return num_elements(_sizes(self.left.depth))
+
+    @property
+    def split_in_rows(self) -> bool:
+        """Does the axis that groups share belong to the rows?"""
+        return self.split is not None and self.split[0] in self.axes[1]
 
     def position(self, index: Sequence[Any]) -> tuple[Any, Any, Any]:
         """Batch, row and column of element `index` of the result."""
@@ -338,6 +343,13 @@ def _mentions(expr: PrimExpr, *variables: Var) -> bool:
 def zero_filled(value: PrimExpr, *inside: PrimExpr) -> PrimExpr:
     """`value` where all of `inside` hold, else 0."""
     return te.if_then_else(te.all(*inside), value, te.const(0, value.dtype)) if inside else value
+
+
+def within(position: Any, size: Dim, tile: int, width: int) -> list[PrimExpr]:
+    """The condition that `position` is not past `size`, if that is not a whole number of tiles."""
+    if isinstance(size, int) and size % tile == 0:
+        return []
+    return [position // width < size // width] if width > 1 else [position < size]
 
 
 def guarded_load(value: PrimExpr) -> tuple[list[PrimExpr], ProducerLoad | None]:

@@ -8,17 +8,27 @@ are resident. The model adds up cycles, takes the blocks that the slowest multip
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from topi.cuda.cost import Gpu
 
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["SimtTile", "best_simt_tile"]
+__all__ = [
+    "BANKS",
+    "LANES",
+    "STATIC_SHARED_BYTES",
+    "MmaTile",
+    "Problem",
+    "SimtTile",
+    "architecture",
+    "best_mma_tile",
+    "best_simt_tile",
+]  # fmt: skip
 
 BANKS = 32
 """Banks of shared memory, of four bytes each."""
@@ -36,7 +46,7 @@ _LAUNCH_CYCLES = 1500
 _HIDING_WARPS = 8
 """Resident warps from which on a multiprocessor hides the latencies of its own units."""
 
-_STATIC_SHARED_BYTES = 48 << 10
+STATIC_SHARED_BYTES = 48 << 10
 """Shared memory that needs no opting in."""
 _STEP_INSTRUCTIONS = 1024
 """Multiply-adds of a thread in a step at most: the loop is unrolled and must stay in the instruction cache."""
@@ -86,13 +96,13 @@ class SimtTile:
         """Shared memory of a block for elements of `nbytes`."""
         return self.stages * self.depth * (self.rows + self.columns + 8) * nbytes
 
-    def step_cycles(self, fma_per_cycle: int) -> float:
+    def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
         rows, columns = self.own
         warps = self.threads // 32
-        multiply = self.rows * self.columns * self.depth / fma_per_cycle
-        read = warps * self.depth * 4 * (LANES[0] * rows + LANES[1] * columns) / _SHARED_BYTES_PER_CYCLE
-        slices = (self.rows + self.columns) * self.depth * 4
+        multiply = self.rows * self.columns * self.depth / per_cycle
+        read = warps * self.depth * nbytes * (LANES[0] * rows + LANES[1] * columns) / _SHARED_BYTES_PER_CYCLE
+        slices = (self.rows + self.columns) * self.depth * nbytes
         write = slices / _SHARED_BYTES_PER_CYCLE
         issue = warps * self.depth * (rows * columns + (rows + columns) / 4) / 4 + slices / 4 / 32 / 4
         return max(multiply, issue, read + write, slices / _L2_BYTES_PER_CYCLE) + 0.15 * (read + write)
@@ -111,32 +121,134 @@ def _simt_tiles() -> Iterator[SimtTile]:
                 yield tile
 
 
+@dataclass(frozen=True, slots=True)
+class MmaTile:
+    """A tile computed by `warps` (down, across), each on `tiles` (down, across) of 16 x 8 by tensor cores.
+
+    `depth` products at a time, `stages` in flight.
+    """
+
+    warps: tuple[int, int]
+    tiles: tuple[int, int]
+    depth: int
+    stages: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the tile of a block."""
+        return self.warps[0] * self.tiles[0] * 16
+
+    @property
+    def columns(self) -> int:
+        """Columns of the tile of a block."""
+        return self.warps[1] * self.tiles[1] * 8
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps[0] * self.warps[1]
+
+    @property
+    def registers(self) -> int:
+        """About how many registers a thread needs: sums, operands of a step, addresses."""
+        down, across = self.tiles
+        return 4 * down * across + 4 * down + 2 * across + 40
+
+    def shared_bytes(self, nbytes: int) -> int:
+        """Shared memory of a block for elements of `nbytes`, whose rows are padded by 16 bytes."""
+        pad = 16 // nbytes
+        as_rows = (self.rows + self.columns) * (self.depth + pad)
+        as_columns = self.depth * (self.rows + self.columns + 2 * pad)
+        return self.stages * max(as_rows, as_columns) * nbytes
+
+    def step_cycles(self, per_cycle: int, nbytes: int) -> float:
+        """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
+        warps = self.threads // 32
+        multiply = self.rows * self.columns * self.depth / per_cycle
+        fragments = warps * (self.tiles[0] * 16 + self.tiles[1] * 8) * self.depth * nbytes
+        slices = (self.rows + self.columns) * self.depth * nbytes
+        shared = (fragments + slices) / _SHARED_BYTES_PER_CYCLE
+        return max(multiply, shared, slices / _L2_BYTES_PER_CYCLE) + 0.15 * shared
+
+
+def _mma_tiles(nbytes: int) -> Iterator[MmaTile]:
+    warps = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
+    tiles = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4), (2, 8), (4, 8))
+    for w, t in product(warps, tiles):
+        for depth_bytes, stages in ((32, 4), (64, 3), (64, 4), (128, 3), (128, 4)):
+            yield MmaTile(w, t, depth_bytes // nbytes, stages)
+
+
+def architecture(target: Target) -> int:
+    """The compute capability times ten."""
+    return int(str(target.get("arch", "sm_80")).removeprefix("sm_").rstrip("af"))
+
+
 def fma_per_cycle(target: Target) -> int:
     """float32 multiply-adds of a multiprocessor in a cycle (CUDA C++ Programming Guide, arithmetic throughput)."""
-    arch = str(target.get("arch", "sm_80"))
-    return 64 if arch.removeprefix("sm_").rstrip("af") in ("75", "80") else 128
+    return 64 if architecture(target) in (75, 80) else 128
 
 
-def _cycles(tile: SimtTile, gpu: Gpu, fma: int, batch: int, rows: int, columns: int, depth: int, nbytes: int) -> float:
-    """The time of the multiprocessor with the most blocks."""
-    resident = gpu.resident_blocks(tile.threads, tile.registers, tile.shared_bytes(nbytes))
-    if not resident or tile.shared_bytes(nbytes) > _STATIC_SHARED_BYTES:
-        return math.inf
-    blocks = batch * math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
-    steps = math.ceil(depth / tile.depth)
-    step = tile.step_cycles(fma)
-    share = math.ceil(blocks / gpu.processors)
-    together = min(resident, share)
-    warps = together * tile.threads // 32
-    rate = min(1.0, (warps / _HIDING_WARPS) ** 0.5)
-    write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
-    alone = _LAUNCH_CYCLES + steps * _STEP_CYCLES
-    return share * (steps * step + write) / rate + math.ceil(share / together) * alone
+def mma_per_cycle(target: Target, nbytes: int) -> int:
+    """Multiply-adds of a multiprocessor's tensor cores in a cycle by `mma.sync`, for operands of `nbytes`.
+
+    1024 of two bytes on data-centre GPUs, somewhat more on those whose full rate `wgmma` alone reaches; half on others.
+    """
+    two_bytes = {80: 1024, 90: 1280, 100: 1280, 103: 1280}.get(architecture(target), 512)
+    return two_bytes * 2 // nbytes
 
 
-def best_simt_tile(
-    target: Target, batch: int, rows: int, columns: int, depth: int, nbytes: int = 4
-) -> SimtTile:
-    """The tile of the least cycles for `batch` products of (rows, depth) by (depth, columns) matrices."""
-    gpu, fma = Gpu.of(target), fma_per_cycle(target)
-    return min(_simt_tiles(), key=lambda t: (_cycles(t, gpu, fma, batch, rows, columns, depth, nbytes), t.threads))
+Tile = TypeVar("Tile", SimtTile, MmaTile)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`batch` products of (rows, depth) by (depth, columns) matrices of elements of `nbytes`, on a GPU.
+
+    `whole` says of rows and columns whether tiles must divide them.
+    """
+
+    gpu: Gpu
+    batch: int
+    rows: int
+    columns: int
+    depth: int
+    nbytes: int
+    whole: tuple[bool, bool] = (False, False)
+
+    def fits(self, tile: SimtTile | MmaTile) -> bool:
+        """Are the tiles whole where they must be?"""
+        sizes = ((self.rows, tile.rows), (self.columns, tile.columns))
+        return not any(must and size % part for must, (size, part) in zip(self.whole, sizes, strict=True))
+
+    def cycles(self, tile: SimtTile | MmaTile, per_cycle: int) -> float:
+        """The time of the multiprocessor with the most blocks, with `per_cycle` multiply-adds in a cycle."""
+        shared = tile.shared_bytes(self.nbytes)
+        resident = self.gpu.resident_blocks(tile.threads, tile.registers, shared)
+        if not resident:
+            return math.inf
+        blocks = self.batch * math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
+        share = math.ceil(blocks / self.gpu.processors)
+        together = min(resident, share)
+        rate = min(1.0, (together * tile.threads / 32 / _HIDING_WARPS) ** 0.5)
+        steps = math.ceil(self.depth / tile.depth)
+        write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
+        alone = _LAUNCH_CYCLES + steps * _STEP_CYCLES
+        return share * (steps * tile.step_cycles(per_cycle, self.nbytes) + write) / rate + share / together * alone
+
+    def best(self, tiles: Iterable[Tile], per_cycle: int) -> Tile | None:
+        """The tile of the least cycles, None when none fits."""
+        ranked = [(self.cycles(t, per_cycle), t.threads, i, t) for i, t in enumerate(tiles) if self.fits(t)]
+        found = min(ranked, default=None)
+        return None if found is None or found[0] == math.inf else found[3]
+
+
+def best_simt_tile(target: Target, problem: Problem) -> SimtTile | None:
+    """The tile of the least cycles on ordinary cores."""
+    fitting = [t for t in _simt_tiles() if t.shared_bytes(problem.nbytes) <= STATIC_SHARED_BYTES]
+    return problem.best(fitting, fma_per_cycle(target))
+
+
+def best_mma_tile(target: Target, problem: Problem) -> MmaTile | None:
+    """The tile of the least cycles on tensor cores."""
+    return problem.best(_mma_tiles(problem.nbytes), mma_per_cycle(target, problem.nbytes))

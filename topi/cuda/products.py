@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cuda.contraction import contraction_of
+from topi.cuda.contraction import Contraction, contraction_of
+from topi.cuda.cost import VECTOR_BYTES, Gpu
 from topi.cuda.epilogue import start_schedule
-from topi.cuda.product_tiles import best_simt_tile
+from topi.cuda.mma_matmul import schedule_mma
+from topi.cuda.product_tiles import Problem, architecture, best_mma_tile, best_simt_tile
 from topi.cuda.simt_matmul import schedule_simt
 from topi.cuda.stagewise import schedule_stagewise
+from topi.cuda.tensor_core import Multiply, multiplies
 from topi.groups import constant_size
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_product"]
+__all__ = ["problem_of", "schedule_product"]
 
 _LAYOUTS = ("ncw", "nwc", "nchw", "nhwc", "ncdhw", "ndhwc")
 _CONVOLUTIONS = [f"conv{len(x) - 2}d{kind}_{x}" for x in _LAYOUTS for kind in ("", "_transpose")]
@@ -28,9 +31,34 @@ def schedule_product(outs: list[te.Tensor], anchor: te.Operation, target: Target
     contraction = contraction_of(anchor)
     if contraction is None:
         return schedule_stagewise(outs, anchor, target)
+    problem = problem_of(contraction, target)
+    instruction = _instruction(contraction, target)
+    tensor_tile = None if instruction is None else best_mma_tile(target, problem)
+    tile = best_simt_tile(target, problem) if tensor_tile is None else None
+    if tensor_tile is None and tile is None:
+        return schedule_stagewise(outs, anchor, target)
     s, out = start_schedule(outs, anchor, target)
-    batch, rows, columns, depth = (
-        constant_size([d]) for d in (contraction.batch, contraction.rows, contraction.columns, contraction.depth)
-    )
-    schedule_simt(s, out, contraction, best_simt_tile(target, batch, rows, columns, depth))
+    if tensor_tile is not None and instruction is not None:
+        schedule_mma(s, out, contraction, tensor_tile, instruction)
+    elif tile is not None:
+        schedule_simt(s, out, contraction, tile)
     return s
+
+
+def problem_of(c: Contraction, target: Target) -> Problem:
+    """The sizes of a contraction for the choice of tiles, which must not reach into the next group of channels."""
+    batch, rows, columns, depth = (constant_size([d]) for d in (c.batch, c.rows, c.columns, c.depth))
+    grouped = c.split is not None
+    whole = grouped and c.split_in_rows, grouped and not c.split_in_rows
+    return Problem(Gpu.of(target), batch, rows, columns, depth, c.left.value.dtype.nbytes, whole)
+
+
+def _instruction(c: Contraction, target: Target) -> Multiply | None:
+    """The tensor cores' instruction for a contraction, if it has one: of known sizes, and not of plain float32."""
+    constant = all(isinstance(size, int) for size in (c.batch, c.rows, c.columns, c.depth))
+    if not constant or c.left.dtype != c.right.dtype or c.left.dtype == "float32" or architecture(target) < 80:
+        return None
+    found = multiplies(c.left.dtype, c.wide)
+    nbytes = c.left.value.dtype.nbytes
+    straight = all(operand.copy_direction(VECTOR_BYTES // nbytes)[0] == "depth" for operand in (c.left, c.right))
+    return found if nbytes == 2 or straight else None

@@ -14,7 +14,7 @@ from typing import Any
 import te
 from te.tir import Dim, IterVar, PrimExpr, as_dim
 from topi.cuda.common import block_axis, thread_axis
-from topi.cuda.contraction import Contraction, Operand, zero_filled
+from topi.cuda.contraction import Contraction, Operand, within, zero_filled
 from topi.cuda.cost import VECTOR_BYTES
 from topi.cuda.product_tiles import BANKS, LANES, SimtTile
 from topi.utils import ceil_div
@@ -42,7 +42,7 @@ class _Slice:
         free_size, depth_size = operand.free_size, operand.depth_size
 
         def body(b: Any, k: Any, f: Any) -> PrimExpr:
-            inside = (*_within(k, depth_size, depth, 1), *_within(f, free_size, tile, width))
+            inside = (*within(k, depth_size, depth, 1), *within(f, free_size, tile, width))
             return zero_filled(operand.at(b, f, k), *inside)
 
         shape = (batch, as_dim(ceil_div(depth_size, depth) * depth), as_dim(ceil_div(free_size, tile) * tile))
@@ -65,13 +65,6 @@ class _Slice:
         rest, thread = stage.split(loop, factor=threads)
         stage.bind(thread, thread_axis(threads))
         stage.unroll(rest)
-
-
-def _within(position: Any, size: Dim, tile: int, width: int) -> list[PrimExpr]:
-    """The condition that `position` is not past `size`, if that is not a whole number of tiles."""
-    if isinstance(size, int) and size % tile == 0:
-        return []
-    return [position // width < size // width] if width > 1 else [position < size]
 
 
 def _split_tile(

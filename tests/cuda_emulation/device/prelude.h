@@ -65,3 +65,74 @@ static inline T rc_atomic_max(T* at, T by) {
   *at = emulation_larger(old, by);
   return old;
 }
+
+// Tensor cores: lanes meet with their registers or addresses, and each takes its share of what they mean together.
+
+template <int Count, bool Turned>
+static inline void emulation_ldmatrix(void* to, const char* from) {
+  unsigned lane = emulation_lane();
+  if ((unsigned long long)from % 16) emulation_fail("ldmatrix reads a row of shared memory that is not aligned to 16 bytes");
+  const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), &from, sizeof from, nullptr, Turned + 2u * Count);
+  for (unsigned i = 0; i < Count; ++i) {
+    unsigned short pair[2];
+    for (unsigned half = 0; half < 2; ++half) {
+      unsigned across = 2 * (lane & 3) + half, down = lane >> 2;
+      auto row = emulation_read_lane<const char*>(slots, 8 * i + (Turned ? across : down), __LINE__);
+      memcpy(&pair[half], row + 2 * (Turned ? down : across), 2);
+    }
+    memcpy((char*)to + 4 * i, pair, 4);
+  }
+}
+static inline void rc_ldmatrix_x4(void* to, const char* from) { emulation_ldmatrix<4, false>(to, from); }
+static inline void rc_ldmatrix_x2(void* to, const char* from) { emulation_ldmatrix<2, false>(to, from); }
+static inline void rc_ldmatrix_x4_turned(void* to, const char* from) { emulation_ldmatrix<4, true>(to, from); }
+static inline void rc_ldmatrix_x2_turned(void* to, const char* from) { emulation_ldmatrix<2, true>(to, from); }
+
+struct EmulationFragments {
+  unsigned left[4], right[2];
+};
+
+// Element `k` of a row's fragments: registers hold runs of 4 bytes, first those of the first 16 bytes of depth.
+template <class T>
+static inline T emulation_element(const unsigned* low, const unsigned* high, unsigned k) {
+  constexpr unsigned each = 4 / sizeof(T);
+  T value;
+  memcpy(&value, (const char*)(k / each / 4 ? high : low) + k % each * sizeof(T), sizeof value);
+  return value;
+}
+
+template <class T, class Sum, class Widen>
+static inline void emulation_multiply(Sum* sums, const void* left, const void* right, Widen widen, unsigned line) {
+  EmulationFragments own;
+  memcpy(own.left, left, sizeof own.left);
+  memcpy(own.right, right, sizeof own.right);
+  const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), &own, sizeof own, nullptr, line);
+  constexpr unsigned each = 4 / sizeof(T), depth = 8 * each;
+  unsigned lane = emulation_lane();
+  for (unsigned i = 0; i < 4; ++i) {
+    unsigned half = i / 2, column = 2 * (lane & 3) + i % 2;
+    Sum sum = sums[i];
+    for (unsigned k = 0; k < depth; ++k) {
+      unsigned holder = k / each % 4;
+      auto a = emulation_read_lane<EmulationFragments>(slots, (lane & ~3u) + holder, line);
+      auto b = emulation_read_lane<EmulationFragments>(slots, 4 * column + holder, line);
+      sum += widen(emulation_element<T>(&a.left[half], &a.left[half + 2], k)) *
+             widen(emulation_element<T>(&b.right[0], &b.right[1], k));
+    }
+    sums[i] = sum;
+  }
+}
+static inline void rc_mma_float16(float* sums, const void* left, const void* right) {
+  emulation_multiply<_Float16>(sums, left, right, [](_Float16 x) { return (float)x; }, __LINE__);
+}
+static inline void rc_mma_bfloat16(float* sums, const void* left, const void* right) {
+  auto widen = [](unsigned short x) { return emulation_bits<float>((unsigned)x << 16); };
+  emulation_multiply<unsigned short>(sums, left, right, widen, __LINE__);
+}
+static inline void rc_mma_tfloat32(float* sums, const void* left, const void* right) {
+  auto widen = [](unsigned x) { return emulation_bits<float>(x & 0xffffe000u); };
+  emulation_multiply<unsigned>(sums, left, right, widen, __LINE__);
+}
+static inline void rc_mma_int8(int* sums, const void* left, const void* right) {
+  emulation_multiply<signed char>(sums, left, right, [](signed char x) { return (int)x; }, __LINE__);
+}

@@ -1,0 +1,178 @@
+"""Products of matrices on tensor cores: tiles in shared memory, fragments and sums in registers.
+
+A block copies slices of both operands to shared memory, in the order they have in memory, several steps ahead. Each
+warp has a part of the tile; for every 32 bytes of depth it loads the fragments of its rows and columns and multiplies
+all pairs. Rows of a slice are padded so that the eight rows of a fragment lie in different banks. The sums stay where
+the instruction leaves them, and the epilogue runs on them there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import te
+from te.tir import Dim, IterVar, PrimExpr, as_dim
+from topi.cuda.common import block_axis, thread_axis
+from topi.cuda.contraction import Contraction, Operand, within, zero_filled
+from topi.cuda.cost import VECTOR_BYTES
+from topi.cuda.product_tiles import STATIC_SHARED_BYTES, MmaTile
+from topi.cuda.tensor_core import COLUMNS, ROWS, WARP_COLUMNS, Multiply, load_left, load_right, multiply
+from topi.utils import ceil_div
+
+__all__ = ["schedule_mma"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """An operand in the order of memory: (batch, tile, parts..., depth), or if `turned` (batch, depth, tile, parts...).
+
+    `parts` is how a row or column of a tile is told: (half, g) or (t, e). `width` elements are copied at once.
+    """
+
+    view: te.Tensor
+    parts: tuple[int, int]
+    turned: bool
+    width: int
+
+    @staticmethod
+    def of(operand: Operand, name: str, batch: Dim, tile: int, depth: int, parts: tuple[int, int]) -> _Slice:
+        """The operand filled up with zeros to whole tiles of `tile` rows or columns and `depth` products."""
+        along, width = operand.copy_direction(VECTOR_BYTES // operand.value.dtype.nbytes)
+        turned = along == "free"
+        free_size, depth_size = operand.free_size, operand.depth_size
+        each = parts[0] * parts[1]
+
+        def body(b: Any, *i: Any) -> PrimExpr:
+            (k, *free), k_width, f_width = (i, 1, width) if turned else ((i[-1], *i[:-1]), width, 1)
+            f = (free[0] * parts[0] + free[1]) * parts[1] + free[2]
+            inside = (*within(k, depth_size, depth, k_width), *within(f, free_size, tile, f_width))
+            return zero_filled(operand.at(b, f, k), *inside)
+
+        tiles, steps = as_dim(ceil_div(free_size, tile) * (tile // each)), as_dim(ceil_div(depth_size, depth) * depth)
+        free_shape = (tiles, *parts)
+        shape = (batch, steps, *free_shape) if turned else (batch, *free_shape, steps)
+        return _Slice(te.compute(shape, body, name=name), parts, turned, width)
+
+    def at(self, b: Any, tile: Any, first: Any, second: Any, k: Any) -> PrimExpr:
+        """The element at position `k` of row or column (tile, first, second)."""
+        return self.view(b, k, tile, first, second) if self.turned else self.view(b, tile, first, second, k)
+
+    def copy(self, s: te.Schedule, threads: int) -> None:
+        """All threads copy a slice, adjacent elements of memory by adjacent threads."""
+        stage = s[self.view]
+        unit = VECTOR_BYTES // self.view.dtype.nbytes
+        if self.turned:
+            _, k, *free = stage.op.axis
+            stage.storage_align(k, 2 * unit, unit)
+            inner, outer = stage.fuse(*free), k
+        else:
+            _, *free, inner = stage.op.axis
+            stage.storage_align(free[-1], 2 * unit, unit)
+            outer = stage.fuse(*free)
+        if self.width > 1:
+            inner, lanes = stage.split(inner, factor=self.width)
+            stage.vectorize(lanes)
+        rest, thread = stage.split(stage.fuse(outer, inner), factor=threads)
+        stage.bind(thread, thread_axis(threads))
+        stage.unroll(rest)
+
+
+def _fragments(source: _Slice, name: str, depth: int, swapped: bool) -> te.Tensor:
+    """(batch, step of depth, tile, shared part, own part, k): what the threads of a warp load of a slice.
+
+    A thread has one value of the part that is shared out among the lanes, (g of a row, t of a column), and all of the
+    other; `swapped` says that the shared part comes second in a slice.
+    """
+    batch, first, second = source.view.shape[0], *source.parts
+    tiles, steps = (source.view.shape[2], source.view.shape[1]) if source.turned else source.view.shape[1::3]
+    lanes, own = (second, first) if swapped else (first, second)
+
+    def body(b: Any, step: Any, tile: Any, lane: Any, each: Any, k: Any) -> PrimExpr:
+        parts = (each, lane) if swapped else (lane, each)
+        return source.at(b, tile, *parts, step * depth + k)
+
+    return te.compute((batch, as_dim(steps // depth), tiles, lanes, own, depth), body, name=name)
+
+
+def _split_columns(s: te.Schedule, out: te.Tensor, axis: IterVar, size: Dim, tile: MmaTile) -> list[IterVar]:
+    """Columns of the output as [block, warp, tile, t, e]."""
+    stage = s[out]
+    count = tile.warps[1] * tile.tiles[1] * WARP_COLUMNS
+    if isinstance(size, int) and size % 2 == 0:
+        axis, e = stage.split(axis, factor=2, tail="predicate")
+        block, rest = stage.split(axis, factor=count, tail="predicate")
+        stage.vectorize(e)
+    else:
+        block, rest = stage.split(axis, factor=2 * count, tail="predicate")
+        rest, e = stage.split(rest, factor=2)
+        stage.unroll(e)
+    rest, t = stage.split(rest, factor=WARP_COLUMNS)
+    warp, each = stage.split(rest, factor=tile.tiles[1])
+    return [block, warp, each, t, e]
+
+
+def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) -> IterVar:
+    """Blocks, warps and lanes over the output; gives the loop whose iterations are the threads."""
+    batch, rows, columns = c.loops(s, out)
+    stage = s[out]
+    i, rest = stage.split(rows, factor=tile.rows, tail="predicate")
+    rest, g = stage.split(rest, factor=8)
+    rest, half = stage.split(rest, factor=2)
+    i_warp, i_tile = stage.split(rest, factor=tile.tiles[0])
+    j, j_warp, j_tile, t, e = _split_columns(s, out, columns, c.columns, tile)
+    stage.reorder(batch, i, j, i_warp, j_warp, g, t, i_tile, half, j_tile, e)
+    thread = stage.fuse(i_warp, j_warp, g, t)
+    for axis, dimension in ((batch, "z"), (i, "y"), (j, "x")):
+        stage.bind(axis, block_axis(dimension))
+    stage.bind(thread, thread_axis(tile.threads))
+    for axis in (i_tile, half, j_tile):
+        stage.unroll(axis)
+    return thread
+
+
+def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, instruction: Multiply) -> None:
+    """Schedule contraction `c` and the output `out` that reads it at its own index; all between is inlined."""
+    left = _Slice.of(c.left, "left", c.batch, tile.rows, tile.depth, (2, 8))
+    right = _Slice.of(c.right, "right", c.batch, tile.columns, tile.depth, (WARP_COLUMNS, 2))
+    depth = instruction.depth
+    rows, columns = _fragments(left, "rows", depth, True), _fragments(right, "columns", depth, False)
+    step = te.reduce_axis((0, rows.shape[1]), name="step")
+    k = te.reduce_axis((0, depth), name="k")
+
+    def element(b: Any, i: Any, j: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
+        factors = rows(b, step, i, g, half, k), columns(b, step, j, t, e, k)
+        return te.sum(te.cast(c.wide, factors[0]) * te.cast(c.wide, factors[1]), axis=[step, k])
+
+    shape = (c.batch, rows.shape[2], columns.shape[2], 8, WARP_COLUMNS, 2, 2)
+    product = te.compute(shape, element, name="product")
+
+    def view(*index: Any) -> PrimExpr:
+        b, i, j = c.position(index)
+        return product(b, i // ROWS, j // COLUMNS, i % 8, j % COLUMNS // 2, i % ROWS // 8, j % 2)
+
+    result = c.op.output(0)
+    s.recompute(result, te.compute(result.shape, view, name=c.op.name, tag=c.op.tag))
+    if out.op is not c.op:
+        s[c.op].compute_inline()
+    thread = _tile_output(s, out, c, tile)
+
+    s[product].set_scope("local")
+    s[product].compute_at(s[out], thread)
+    _, i, j, g, t, half, e = s[product].op.axis
+    outer, inner = s[product].split(s[product].op.reduce_axis[0], factor=tile.depth // depth)
+    s[product].reorder(outer, inner, i, j, g, t, half, e, s[product].op.reduce_axis[1])
+    for axis in (inner, i, j):
+        s[product].unroll(axis)
+    s[product].tensorize(g, multiply(instruction))
+    scope = "shared" if tile.shared_bytes(left.view.dtype.nbytes) <= STATIC_SHARED_BYTES else "shared.dyn"
+    for operand, fragments, load in ((left, rows, load_left), (right, columns, load_right)):
+        s[fragments].set_scope("local")
+        s[fragments].compute_at(s[product], inner)
+        _, _, each, lane, *_ = s[fragments].op.axis
+        s[fragments].unroll(each)
+        s[fragments].tensorize(lane, load(instruction, operand.turned))
+        s[operand.view].set_scope(scope)
+        s[operand.view].compute_at(s[product], outer)
+        s[operand.view].pipeline(tile.stages)
+        operand.copy(s, tile.threads)

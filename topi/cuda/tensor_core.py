@@ -1,0 +1,127 @@
+"""Tensor cores: the instructions `mma.sync` and `ldmatrix` as tensor intrinsics.
+
+A warp multiplies a tile of 16 rows by one of 8 columns over 32 bytes of depth. Its 32 threads, lane = 4 * g + t, hold
+the result between them: thread (g, t) has rows g and g + 8, columns 2 * t and 2 * t + 1. As tensors, with a row as
+(tile, half, g) and a column as (tile, t, e):
+
+    product[..., half, e] += sum over k of left[..., half, k] * right[..., e, k]       by every thread for itself
+
+is what the stages of a schedule say. The intrinsics do it together: what `load_left` and `load_right` leave in the
+registers of a thread is not its own rows and columns but the share of the warp's operands that `mma.sync` wants there
+(PTX ISA, "Matrix Fragments for mma.m16n8k16"). Only `multiply` reads them. Without the intrinsics the same schedule
+computes the same on any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import te
+from te.tir import Buffer, BufferLoad, BufferStore, Evaluate, PrimExpr, Stmt, StringImm, Var, const, decl_buffer, seq
+from te.tir.ops import call_intrin
+
+__all__ = ["COLUMNS", "ROWS", "WARP_COLUMNS", "Multiply", "load_left", "load_right", "multiplies", "multiply"]
+
+ROWS, COLUMNS = 16, 8
+"""Of the result of one instruction."""
+WARP_COLUMNS = 4
+"""Threads of a warp across the columns; 8 down the rows."""
+_DEPTH_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """An instruction: operands of `dtype`, sums of `wide`, `depth` products at a time, and its name in the prelude."""
+
+    dtype: str
+    wide: str
+    depth: int
+    name: str
+
+
+_INSTRUCTIONS = {
+    (row.dtype, row.wide): row
+    for row in (
+        Multiply("float16", "float32", 16, "rc_mma_float16"),
+        Multiply("bfloat16", "float32", 16, "rc_mma_bfloat16"),
+        Multiply("int8", "int32", 32, "rc_mma_int8"),
+        Multiply("float32", "float32", 8, "rc_mma_tfloat32"),
+    )
+}
+
+
+def multiplies(dtype: str, wide: str) -> Multiply | None:
+    """The instruction for operands of a type, or None. float32 operands lose 13 bits (tf32)."""
+    return _INSTRUCTIONS.get((dtype, wide))
+
+
+def _address(buffer: Buffer, index: Sequence[int]) -> PrimExpr:
+    return call_intrin("handle", "address_of", BufferLoad(buffer, tuple([const(i) for i in index])))
+
+
+def _call(name: str, *args: Any) -> Stmt:
+    return Evaluate(call_intrin("int32", "call_extern", StringImm(name), *args))
+
+
+def _strided(tensor: te.Tensor, name: str) -> Buffer:
+    """A declaration for a part of any buffer: `Var` strides, but of the last dimension."""
+    strides = [*[Var(f"{name}_stride{i}") for i in range(len(tensor.shape) - 1)], 1]
+    return decl_buffer(tensor.shape, str(tensor.dtype), name, strides=strides, elem_offset=Var(f"{name}_offset"))
+
+
+@cache
+def multiply(instruction: Multiply) -> te.TensorIntrin:
+    """product (2, 2) += left (2, depth) * right (2, depth)."""
+    depth = instruction.depth
+    left = te.placeholder((2, depth), instruction.dtype, name="left")
+    right = te.placeholder((2, depth), instruction.dtype, name="right")
+    k = te.reduce_axis((0, depth), name="k")
+
+    def body(half: Any, e: Any) -> PrimExpr:
+        return te.sum(te.cast(instruction.wide, left(half, k)) * te.cast(instruction.wide, right(e, k)), axis=k)
+
+    product = te.compute((2, 2), body, name="product")
+
+    def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[None, Stmt, Stmt]:
+        result = outputs[0]
+        zero = const(0, instruction.wide)
+        start = seq([BufferStore(result, zero, (const(i), const(j))) for i in range(2) for j in range(2)])
+        places = [_address(b, (0, 0)) for b in (result, *inputs)]
+        return None, start, _call(instruction.name, *places)
+
+    return te.decl_tensor_intrin(product.op, emit, instruction.name)
+
+
+@cache
+def load_left(instruction: Multiply, turned: bool) -> te.TensorIntrin:
+    """Rows g and g + 8 of a tile, (2, depth), from shared memory: (half, g, k), or `turned` (k, tile, half, g)."""
+    depth = instruction.depth
+    shape = (depth, 1, 2, 8) if turned else (2, 8, depth)
+    source = te.placeholder(shape, instruction.dtype, name="source")
+    out = te.compute((2, depth), lambda h, k: source(k, 0, h, 0) if turned else source(h, 0, k), name="rows")
+    return _load(out, source, "rc_load_left" + ("_turned" if turned else ""), 0 if turned else 1)
+
+
+@cache
+def load_right(instruction: Multiply, turned: bool) -> te.TensorIntrin:
+    """Columns 2 t and 2 t + 1 of a tile, (2, depth), from shared memory: (t, e, k), or `turned` (k, tile, t, e)."""
+    depth = instruction.depth
+    shape = (depth, 1, WARP_COLUMNS, 2) if turned else (WARP_COLUMNS, 2, depth)
+    source = te.placeholder(shape, instruction.dtype, name="source")
+    out = te.compute((2, depth), lambda e, k: source(k, 0, 0, e) if turned else source(0, e, k), name="columns")
+    return _load(out, source, "rc_load_right" + ("_turned" if turned else ""), 0 if turned else 1)
+
+
+def _load(out: te.Tensor, source: te.Tensor, name: str, row_dimension: int) -> te.TensorIntrin:
+    """A call with the place for the fragment, the thread's own first element and the bytes between rows of memory."""
+    declared = _strided(source, "source")
+    assert declared.strides is not None
+    row = declared.strides[row_dimension] * source.dtype.nbytes
+
+    def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
+        return _call(name, _address(outputs[0], (0, 0)), _address(inputs[0], (0,) * len(source.shape)), row)
+
+    return te.decl_tensor_intrin(out.op, emit, name, binds={source: declared})
