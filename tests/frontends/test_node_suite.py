@@ -132,4 +132,4 @@ def test_gaps_name_operators_without_a_converter_only() -> None:
     load_converters()
     converted = {f"{domain}::{name}" if domain else name for domain, name, _ in registered_operators()}
     listed = [name for name in known_gaps() if not name.startswith("test_")]
-    assert not [name for name in listed if name in converted and name != "Scan"]
+    assert not [name for name in listed if name in converted]

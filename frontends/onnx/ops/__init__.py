@@ -12,6 +12,7 @@ _FAMILIES = (
     "constant",
     "control",
     "convolution",
+    "deform",
     "einsum",
     "elementwise",
     "fourier",
@@ -32,6 +33,7 @@ _FAMILIES = (
     "shape",
     "signal",
     "softmax",
+    "text",
     "vision",
 )
 

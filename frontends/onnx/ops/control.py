@@ -102,6 +102,35 @@ def scan(node: OnnxNode) -> Sequence[Expr]:
     return [*carried, *stacked]
 
 
+@converter("Scan", since=8)
+def scan_8(node: OnnxNode) -> Sequence[Expr]:
+    """Opset 8 scans each entry of a batch: tensors are [batch, ...], scanned ones [batch, length, ...]."""
+    body, count = node.attr_graph("body"), node.attr_int("num_scan_inputs")
+    backwards = node.attr_ints("directions", (0,) * count)
+    if node.get(0) is not None:
+        raise node.unsupported("lengths that differ within a batch")
+    inputs = node.inputs[1:]
+    states = len(inputs) - count
+    lengths = {node.shape(1 + states + i)[1] for i in range(count)}
+    if count < 1 or states < 0 or len(lengths) != 1:
+        raise node.error(f"{len(inputs)} inputs of which {count} are scanned, of lengths {sorted(lengths)}")
+    length = lengths.pop()
+    if not 1 <= length <= MAX_ITERATIONS:
+        raise node.unsupported(f"a scan of {length} iterations", expected=f"1 to {MAX_ITERATIONS}")
+    entries: list[list[Expr]] = []
+    for entry in range(node.shape(1)[0]):
+        given = [_at(node[1 + i], 0, entry) for i in range(len(inputs))]
+        carried, collected = given[:states], list[list[Expr]]()
+        for step in range(length):
+            at = [length - 1 - step if backward else step for backward in backwards]
+            slices = [_at(x, 0, i) for x, i in zip(given[states:], at, strict=True)]
+            results = node.convert_graph(body, [*carried, *slices])
+            carried = results[:states]
+            collected.append(results[states:])
+        entries.append([*carried, *(_stacked(node, column, 0) for column in zip(*collected, strict=True))])
+    return [_stacked(node, column, 0) for column in zip(*entries, strict=True)]
+
+
 def _axes(node: OnnxNode, name: str, count: int, ranks: Sequence[int]) -> list[int]:
     axes = node.attr_ints(name, (0,) * count)
     if len(axes) != count:

@@ -17,12 +17,14 @@ from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr
 
+__all__ = ["Axis", "sampled"]
+
 CUBIC = -0.75
 """Parameter of the cubic kernel."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class Axis:
     """One spatial axis being sampled: its extent, and what positions outside of it mean."""
 
     extent: int
@@ -72,13 +74,21 @@ def grid_sample(node: OnnxNode) -> Expr:
         raise node.error(f"data of shape {list(shape)}, a grid of shape {list(grid)}")
     if rank > 3:
         raise node.unsupported(f"{rank} spatial axes", expected="1 to 3")
-    axes = [_Axis(extent, padding, node.attr_bool("align_corners", False)) for extent in shape[2:]]
+    axes = [Axis(extent, padding, node.attr_bool("align_corners", False)) for extent in shape[2:]]
     count = math.prod(grid[1:-1])
     positions = op.cast(reshape_to(node[1], (grid[0], count, rank)), str(node.dtype(0)))
-    taps = [_taps(axis, _coordinate(positions, rank - 1 - i), mode) for i, axis in enumerate(axes)]
+    pixels = [axis.position(_coordinate(positions, rank - 1 - i)) for i, axis in enumerate(axes)]
     flat = reshape_to(node[0], (*shape[:2], math.prod(shape[2:])))
-    terms = [_term(flat, axes, combination) for combination in itertools.product(*taps)]
-    return reshape_to(reduce(op.add, terms), (*shape[:2], *grid[1:-1]))
+    return reshape_to(sampled(flat, axes, pixels, mode), (*shape[:2], *grid[1:-1]))
+
+
+def sampled(flat: Expr, axes: Sequence[Axis], pixels: Sequence[Expr], mode: str) -> Expr:
+    """Images [N, C, all pixels] at positions [N, count], in pixels along each axis: [N, C, count].
+
+    `mode`: "nearest", "linear" or "cubic".
+    """
+    taps = [_taps(axis, x, mode) for axis, x in zip(axes, pixels, strict=True)]
+    return reduce(op.add, [_term(flat, axes, combination) for combination in itertools.product(*taps)])
 
 
 def _coordinate(positions: Expr, index: int) -> Expr:
@@ -90,8 +100,7 @@ Tap = tuple[Expr, Expr | None]
 """Whole positions [N, count] along an axis, and their weights (None: 1)."""
 
 
-def _taps(axis: _Axis, grid: Expr, mode: str) -> list[Tap]:
-    x = axis.position(grid)
+def _taps(axis: Axis, x: Expr, mode: str) -> list[Tap]:
     if mode == "nearest":
         return [(op.round(x), None)]
     x = axis.inside(x)
@@ -126,7 +135,7 @@ def _cubic_weight(distance: Expr) -> Expr:
     return op.where(op.less_equal(distance, float_const(1.0, distance)), near, far)
 
 
-def _term(flat: Expr, axes: Sequence[_Axis], taps: Sequence[Tap]) -> Expr:
+def _term(flat: Expr, axes: Sequence[Axis], taps: Sequence[Tap]) -> Expr:
     """The pixels [N, C, count] at one combination of taps, weighted."""
     index: Expr | None = None
     valid: list[Expr] = []
