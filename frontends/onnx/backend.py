@@ -6,7 +6,7 @@ y, = backend.prepare(onnx.load("model.onnx"), device="CPU").run([x])
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 import relay
 from backend.runtime import RelaycError, graph_executor
 from backend.runtime import device as open_device
+from frontends.onnx.containers import assembled, holds_strings, is_tensor_of_numbers, shape_of
 from frontends.onnx.errors import OnnxImportError, ValueNeededError
 from frontends.onnx.importer import from_onnx
 from frontends.onnx.inputs import graph_inputs
 from frontends.onnx.model import NEWEST_OPSET
+from relay.expr import Tuple
 from te.ir import IRModule
 
 __all__ = ["RelayBackend", "RelayRep", "prepare", "run_model", "run_node", "supports_device"]
@@ -41,10 +43,13 @@ class RelayRep(BackendRep):
         self._declared = [value.name for value in graph_inputs(model.graph)]
         self._all_declared = [value.name for value in model.graph.input]
         self._outputs = [value.name for value in model.graph.output]
-        self._deciding: tuple[str, ...] = ()
-        """Inputs whose values decide shapes."""
+        declared = graph_inputs(model.graph)
+        self._deciding = tuple(value.name for value in declared if holds_strings(value))
+        """Inputs whose values decide shapes, or are strings."""
         self._specialised: dict[Any, Executable] = {}
         self._static: Executable | None = None
+        if not all(is_tensor_of_numbers(value) for value in declared):
+            return
         try:
             mod, _ = from_onnx(model)
         except ValueNeededError as error:
@@ -62,25 +67,25 @@ class RelayRep(BackendRep):
 
     def _named(self, inputs: Any) -> dict[str, np.ndarray]:
         if isinstance(inputs, Mapping):
-            return {name: np.asarray(value) for name, value in inputs.items()}
+            return {name: _array(value) for name, value in inputs.items()}
         values = list(inputs) if isinstance(inputs, Sequence) else [inputs]
         names = self._declared if len(values) == len(self._declared) else self._all_declared
         if len(values) != len(names):
             raise OnnxImportError(f"{len(values)} inputs given; the model takes {len(names)}: {', '.join(names)}")
-        return {name: np.asarray(value) for name, value in zip(names, values, strict=True) if name in self._declared}
+        return {name: _array(value) for name, value in zip(names, values, strict=True) if name in self._declared}
 
     def _specialise(self, arrays: Arrays) -> Executable:
         """Code for these shapes and values, made on the first call with them."""
         while True:
             values = {name: arrays[name] for name in self._deciding if name in arrays}
             key = (
-                tuple((name, array.shape) for name, array in arrays.items()),
-                tuple((name, array.tobytes()) for name, array in values.items()),
+                tuple((name, _hashable(shape_of(value))) for name, value in arrays.items()),
+                tuple((name, _contents(value)) for name, value in values.items()),
             )
             found = self._specialised.get(key)
             if found is not None:
                 return found
-            shapes = {name: array.shape for name, array in arrays.items()}
+            shapes = {name: shape_of(value) for name, value in arrays.items()}
             try:
                 mod, _ = from_onnx(self._model, shape=shapes, constants=values)
             except ValueNeededError as error:
@@ -91,6 +96,33 @@ class RelayRep(BackendRep):
                 continue
             self._specialised[key] = self._compile_module(mod)
             return self._specialised[key]
+
+
+def _array(value: Any) -> Any:
+    """An input as arrays: a sequence as a list of them, None as it is."""
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    return [_array(item) for item in value] if isinstance(value, list | tuple) else np.asarray(value)
+
+
+def _flattened(arrays: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays by name, those of sequences by name and number."""
+    for name, value in arrays.items():
+        if isinstance(value, list):
+            yield from _flattened({f"{name}[{i}]": item for i, item in enumerate(value)})
+        elif value is not None:
+            yield name, value
+
+
+def _hashable(shape: Any) -> Any:
+    return tuple([_hashable(item) for item in shape]) if isinstance(shape, list | tuple) else shape
+
+
+def _contents(value: Any) -> Any:
+    """The value of an input as a key."""
+    if value is None or isinstance(value, list):
+        return value if value is None else tuple([_contents(item) for item in value])
+    return tuple(value.reshape(-1).tolist()) if value.dtype.kind in "OSU" else value.tobytes()
 
 
 class RelayBackend(Backend):
@@ -104,7 +136,7 @@ class RelayBackend(Backend):
     @classmethod
     def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> RelayRep:
         """Compile `model`. Raises `OnnxImportError` or its subclass `UnsupportedOperatorError`."""
-        return RelayRep(model, lambda mod: cls.compile_module(mod, device))
+        return RelayRep(model, lambda mod: cls.compile_model(mod, device))
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
@@ -147,6 +179,8 @@ class RelayBackend(Backend):
     @classmethod
     def compile_module(cls, mod: IRModule, device: str) -> Executable:
         """A function from arrays by input name to the outputs in order."""
+        if isinstance(mod["main"].body, Tuple) and not mod["main"].body.fields:  # nothing is left to compute
+            return lambda arrays: []
         name, _, number = device.partition(":")
         kind, target = _KINDS[name.upper()]
         place = open_device(kind, int(number) if number else 0)
@@ -157,6 +191,17 @@ class RelayBackend(Backend):
                 module.set_input(input_name, arrays[input_name])
             module.run()
             return [module.get_output(i).numpy() for i in range(module.get_num_outputs())]
+
+        return execute
+
+    @classmethod
+    def compile_model(cls, mod: IRModule, device: str) -> Executable:
+        """As `compile_module`, for modules whose inputs and outputs may be sequences, optional values and strings."""
+        compiled, forms = cls.compile_module(mod, device), mod.attrs.get("output_forms")
+
+        def execute(arrays: Arrays) -> list[Any]:
+            results = compiled(dict(_flattened(arrays)))
+            return results if forms is None else [assembled(form, results) for form in forms]
 
         return execute
 

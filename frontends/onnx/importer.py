@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from frontends.onnx.attributes import Attributes, Bindings, bind
+from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_inputs
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault, unsupported
 from frontends.onnx.fold import Folder, graph_inputs_of
 from frontends.onnx.functions import has_function, schema_defaults, schema_function
@@ -59,13 +60,15 @@ def from_onnx(
 
     `model` is a path (external data is read from the model's folder), the bytes of a model file, or a ModelProto.
     `shape` gives shapes by input name, ``{"x": (1, 3, 224, 224)}``, and sizes by name of a symbolic dimension,
-    ``{"batch": 1}``; dimensions that stay unknown become symbolic. `dtype` overrides element types of inputs: one for
+    ``{"batch": 1}``; dimensions that stay unknown become symbolic. An input that is a sequence needs a list of shapes,
+    an optional one a shape or None. `dtype` overrides element types of inputs: one for
     all, or by input name. With `freeze_params` the weights are constants of the function and the returned dictionary
     is empty; without, they are parameters of it, and the dictionary holds their values. `constants` binds inputs to
     values, for those that decide shapes. `outputs` names tensors of the main graph to give instead of the model's own
     outputs; what none of them needs is left out.
 
-    The module's attributes "input_names" and "output_names" hold the model's own names, in order.
+    The module's attributes "input_names" and "output_names" hold the model's own names, in order; "output_forms" says
+    how outputs that are no tensors of numbers consist of them (`frontends.onnx.containers.assembled`).
 
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
@@ -111,21 +114,31 @@ class _Importer:
         graph, where = self.model.graph, self.model.name
         self._check_unique(graph)
         declared = graph_inputs(graph)
-        types = input_types(declared, shape, dtype, where)
+        numbers = [value for value in declared if is_tensor_of_numbers(value)]
+        others = [value for value in declared if not is_tensor_of_numbers(value)]
+        forms = {} if shape is None else dict(shape)
+        other_values, other_params = other_inputs(others, forms, constants, where)
+        types = input_types(numbers, {k: v for k, v in forms.items() if k not in other_values}, dtype, where)
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         _list_unsupported(self.model)
         scope = _Scope({}, self.model.opsets, {}, where)
         inputs = [Var(name=name, ty=ty, span=Span(where, name)) for name, ty in types.items() if name not in constants]
         scope.values.update({var.name: var for var in inputs})
-        scope.values.update(self._bound(constants, types))
+        scope.values.update(other_values)
+        scope.values.update(self._bound({k: v for k, v in constants.items() if k not in other_values}, types))
+        inputs.extend(other_params)
         output_names = [o.name for o in graph.output] if wanted is None else list(wanted)
         outputs = self._graph(graph, scope, output_names)
         declared_types = {value.name: value.type for value in graph.output}
         for name, expr in zip(output_names, outputs, strict=True):
             self._check_output(name, declared_types.get(name), expr)
-        body = outputs[0] if len(outputs) == 1 else Tuple(tuple(outputs))
-        names = {"input_names": [v.name for v in inputs], "output_names": output_names}
+        leaves: list[Expr] = []
+        result_forms = [form_of(expr, leaves) for expr in outputs]
+        names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names}
+        if not all(isinstance(form, int) for form in result_forms):
+            names = {**names, "output_forms": result_forms, "output_names": [f"output_{i}" for i in range(len(leaves))]}
+        body = leaves[0] if len(leaves) == 1 else Tuple(tuple(leaves))
         return IRModule({"main": Function((*inputs, *self.param_vars), body)}, names), self.params
 
     # graphs ---------------------------------------------------------------------------------------------------
@@ -294,10 +307,13 @@ class _Importer:
         """The element type that the model declares for an output must be the one computed."""
         where = f"{self.model.name}: output {name!r}"
         if not isinstance(expr.ty, TensorType):
-            raise unsupported(where, "outputs that are sequences are not supported", missing="sequence")
+            if declared is not None and declared.HasField("tensor_type"):
+                raise fault(where, "it is computed as a sequence", expected="a tensor, as declared")
+            return
         if declared is None or not declared.HasField("tensor_type") or declared.tensor_type.elem_type == 0:
             return
-        expected = dtype_name(declared.tensor_type.elem_type, where)
+        strings = declared.tensor_type.elem_type == TensorProto.STRING
+        expected = "string" if strings else dtype_name(declared.tensor_type.elem_type, where)
         if expr.ty.dtype != expected:
             raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
 

@@ -141,6 +141,8 @@ def to_numpy(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray
     """
     dims = tuple(tensor.dims)
     count = check_shape(dims, where)
+    if tensor.data_type == TensorProto.STRING:
+        return _strings(tensor, count, where).reshape(dims)
     dtype = numpy_dtype(tensor.data_type, where)
     element = _TYPES[tensor.data_type]
     if tensor.HasField("segment"):
@@ -160,6 +162,18 @@ def to_numpy(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray
             remedy="the file is damaged or was cut; export or download it again",
         )
     return _unpack(raw, element, count).reshape(dims)
+
+
+def _strings(tensor: TensorProto, count: int, where: str) -> np.ndarray:
+    """Python's str as objects."""
+    if len(tensor.string_data) != count:
+        raise fault(where, f"{len(tensor.string_data)} strings for shape {list(tensor.dims)}")
+    values = np.empty(count, object)
+    try:
+        values[:] = [text.decode("utf-8") for text in tensor.string_data]
+    except UnicodeDecodeError as error:
+        raise fault(where, f"a string that is not UTF-8: {error}") from error
+    return values
 
 
 def _packed_bytes(count: int, bits: int) -> int:

@@ -90,7 +90,7 @@ def disagreement(case: Case) -> tuple[str, tuple[str, ...]]:
         for inputs, outputs in data_sets:
             got = prepared.run([_plain(value) for value in inputs])
             for have, want in zip(got, outputs, strict=True):
-                _compare(have, np.asarray(_plain(want)), rtol, atol)
+                _compare(have, _plain(want), rtol, atol)
     except UnsupportedOperatorError as error:
         return str(error), error.operators
     except (CompileError, AssertionError) as error:
@@ -99,10 +99,23 @@ def disagreement(case: Case) -> tuple[str, tuple[str, ...]]:
 
 
 def _plain(value: Any) -> Any:
-    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+    """A value of the suite as an array, a list of them, or None."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None:
+        return None
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
-def _compare(have: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> None:
+def _compare(have: Any, want: Any, rtol: float, atol: float) -> None:
+    if want is None or isinstance(want, list):
+        assert (have is None) == (want is None) and (want is None or len(have) == len(want)), (have, want)
+        for one, other in zip(have or (), want or (), strict=True):
+            _compare(one, other, rtol, atol)
+        return
+    if want.dtype.kind in "OSU":
+        assert have.shape == want.shape and have.tolist() == want.astype(str).tolist(), (have, want)
+        return
     assert have.dtype == want.dtype and have.shape == want.shape, (have.dtype, have.shape, want.dtype, want.shape)
     if have.dtype.kind in "biu":
         np.testing.assert_array_equal(have, want)

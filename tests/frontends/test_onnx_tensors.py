@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from frontends.onnx import OnnxImportError, UnsupportedOperatorError
+from frontends.onnx import OnnxImportError
 from frontends.onnx.model import load
 from frontends.onnx.tensors import sparse_to_numpy, to_numpy
 
@@ -65,9 +65,15 @@ def test_absurd_shapes_are_refused_before_anything_is_allocated(dims: list[int])
         to_numpy(tensor, None, "w")
 
 
-def test_strings_and_unknown_types_are_named() -> None:
-    with pytest.raises(UnsupportedOperatorError, match="STRING"):
-        to_numpy(helper.make_tensor("s", TensorProto.STRING, [1], [b"x"]), None, "s")
+def test_strings_are_python_strings() -> None:
+    tensor = helper.make_tensor("s", TensorProto.STRING, [2], [b"x", "ü".encode()])
+    assert to_numpy(tensor, None, "s").tolist() == ["x", "ü"]
+    tensor.string_data[1] = b"\xff"
+    with pytest.raises(OnnxImportError, match="not UTF-8"):
+        to_numpy(tensor, None, "s")
+
+
+def test_unknown_types_are_named() -> None:
     with pytest.raises(OnnxImportError, match="element type 99"):
         to_numpy(TensorProto(data_type=99, dims=[1], raw_data=b"x"), None, "s")
 

@@ -154,8 +154,8 @@ def is_inf(node: OnnxNode) -> Expr:
 
 
 @converter("Identity")
-def identity(node: OnnxNode) -> Expr:
-    return node[0]
+def identity(node: OnnxNode) -> list[Expr]:
+    return [node[0]]
 
 
 @converter("Dropout", since=1)

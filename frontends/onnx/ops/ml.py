@@ -1,4 +1,4 @@
-"""Numeric operators of ai.onnx.ml: features, scaling, linear models. String labels and keys are not supported."""
+"""Numeric operators of ai.onnx.ml: features, scaling, linear models. String labels are not supported."""
 
 from __future__ import annotations
 
@@ -176,49 +176,6 @@ def one_hot_encoder(node: OnnxNode) -> Expr:
     categories = Constant(np.array(node.attr_ints("cats_int64s"), np.int64))
     x = op.expand_dims(op.cast(node[0], "int64"), node.rank(0))
     return op.cast(op.equal(x, categories), "float32")
-
-
-@converter("LabelEncoder", since=2, domain=DOMAIN)
-def label_encoder(node: OnnxNode) -> Expr:
-    """The value whose key an element equals, or the default; the first of equal keys counts, and NaN equals NaN."""
-    keys, values = _table(node, "keys"), _table(node, "values")
-    if keys.shape != values.shape:
-        raise node.error(f"{keys.size} keys for {values.size} values")
-    default = _default(node, values)
-    if not keys.size:
-        return op.broadcast_to(Constant(default), node.shape(0))
-    x = node[0]
-    if str(x.dtype) != keys.dtype.name:
-        raise node.error(f"keys of {keys.dtype.name}")
-    wide = op.expand_dims(x, len(x.shape))
-    equal = op.equal(wide, Constant(keys))
-    if keys.dtype.kind == "f" and np.isnan(keys).any():
-        equal = op.logical_or(equal, op.logical_and(op.isnan(wide), Constant(np.isnan(keys))))
-    at = op.argmax(op.cast(equal, "int32"), axis=(-1,))
-    found = op.take(Constant(values), at, axis=0, mode="fast")
-    return op.where(op.any(equal, axis=(-1,)), found, Constant(default))
-
-
-def _table(node: OnnxNode, name: str) -> np.ndarray:
-    """Keys or values: a tensor, integers or floats."""
-    if node.attrs.get_strings(f"{name}_strings"):
-        raise node.unsupported(f"{name} that are strings")
-    tensor = node.attr_tensor(f"{name}_tensor")
-    if tensor is not None:
-        return tensor.reshape(-1)
-    ints = node.attrs.get_ints(f"{name}_int64s")
-    if ints:
-        return np.array(ints, np.int64)
-    return np.array(_floats(node, f"{name}_floats"), np.float32)
-
-
-def _default(node: OnnxNode, values: np.ndarray) -> np.ndarray:
-    tensor = node.attr_tensor("default_tensor")
-    node.attrs.ignore("default_string", "default_int64", "default_float")
-    if tensor is not None:
-        return tensor.reshape(())
-    value = node.attr_int("default_int64", -1) if values.dtype.kind in "iu" else node.attr_float("default_float", -0.0)
-    return np.array(value, values.dtype)
 
 
 def _linear(node: OnnxNode, targets: int) -> Expr:

@@ -1,13 +1,15 @@
-"""Counts of n-grams of whole numbers."""
+"""Counts of n-grams."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const
+from frontends.onnx.ops.strings import strings
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
@@ -16,16 +18,17 @@ from relay.expr import Constant, Expr
 @converter("TfIdfVectorizer", since=9)
 def tf_idf_vectorizer(node: OnnxNode) -> Expr:
     """For each n-gram of the pool, how often it occurs in a row with 0 to max_skip_count elements left out between."""
-    if node.attrs.get_strings("pool_strings"):
-        raise node.unsupported("n-grams of strings", expected="pool_int64s")
     mode = node.attr_choice("mode", ("TF", "IDF", "TFIDF"), "TF")
     shortest, longest = node.attr_int("min_gram_length"), node.attr_int("max_gram_length")
     skips, columns = node.attr_int("max_skip_count"), np.array(node.attr_ints("ngram_indexes"), np.int64)
-    pool = _pool(node)
+    words = node.attrs.get_strings("pool_strings") or ()
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    pool = _pool(node, [numbers[word] for word in words] if words else node.attr_ints("pool_int64s"))
     if len(columns) != sum(len(grams) for grams in pool.values()) or not columns.size or columns.min() < 0:
         raise node.error(f"{len(columns)} indexes for {sum(len(grams) for grams in pool.values())} n-grams")
     vector = node.rank(0) == 1
-    rows = op.cast(op.expand_dims(node[0], 0) if vector else node[0], "int64")
+    x = Constant(np.vectorize(lambda s: numbers.get(s, -1), otypes=[np.int64])(strings(node, 0))) if words else node[0]
+    rows = op.cast(op.expand_dims(x, 0) if vector else x, "int64")
     width = int(columns.max()) + 1
     counts: list[Expr] = []
     start = 0
@@ -44,9 +47,9 @@ def tf_idf_vectorizer(node: OnnxNode) -> Expr:
     return op.squeeze(result, axis=(0,)) if vector else result
 
 
-def _pool(node: OnnxNode) -> dict[int, np.ndarray]:
+def _pool(node: OnnxNode, numbers: Sequence[int]) -> dict[int, np.ndarray]:
     """The n-grams of each length [count, length], in the order of the attribute."""
-    flat, starts = np.array(node.attr_ints("pool_int64s"), np.int64), list(node.attr_ints("ngram_counts"))
+    flat, starts = np.array(numbers, np.int64), list(node.attr_ints("ngram_counts"))
     pool: dict[int, np.ndarray] = {}
     for length, (begin, end) in enumerate(zip(starts, [*starts[1:], len(flat)], strict=True), start=1):
         if not 0 <= begin <= end <= len(flat) or (end - begin) % length:

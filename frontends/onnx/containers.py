@@ -1,0 +1,141 @@
+"""Inputs and outputs of a model that are no tensors of numbers: sequences, optional values, strings.
+
+While importing, a sequence is a tuple of tensors, an optional value without element is `ABSENT`, and strings are
+constants, on which everything is computed at once, by the operators' references. So a sequence's length and shapes and
+all strings have to be known; of a compiled model only tensors of numbers are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, TypeProto, ValueInfoProto
+
+from frontends.onnx.errors import ValueNeededError, compose, fault
+from frontends.onnx.tensors import dtype_name
+from relay.expr import Constant, Expr, Tuple, Var
+from relay.type import TensorType
+from te.ir import Span
+
+__all__ = [
+    "ABSENT",
+    "Form",
+    "assembled",
+    "form_of",
+    "holds_strings",
+    "is_tensor_of_numbers",
+    "other_inputs",
+    "shape_of",
+]
+
+ABSENT = Tuple(())
+"""The optional value that has no element. It is known by its identity."""
+
+Form = int | None | np.ndarray | list[Any]
+"""How an output is put together: a result of the compiled model by number, nothing, strings, or a list of forms."""
+
+
+def _kind(of: TypeProto) -> TypeProto:
+    """The type of what an optional type holds; other types are themselves."""
+    return of.optional_type.elem_type if of.HasField("optional_type") else of
+
+
+def _element_type(of: TypeProto) -> int:
+    """The element type of a tensor or of the tensors of a sequence."""
+    kind = _kind(of)
+    kind = kind.sequence_type.elem_type if kind.HasField("sequence_type") else kind
+    return kind.tensor_type.elem_type
+
+
+def holds_strings(value: ValueInfoProto) -> bool:
+    """Is it a tensor or a sequence of strings?"""
+    return _element_type(value.type) == TensorProto.STRING
+
+
+def is_tensor_of_numbers(value: ValueInfoProto) -> bool:
+    """Is it what a compiled model takes and gives? Values without a type count, too."""
+    of = value.type
+    return (of.HasField("tensor_type") or of.WhichOneof("value") is None) and not holds_strings(value)
+
+
+def shape_of(value: Any) -> Any:
+    """The shape of an array, a list of them for a sequence, None for no value: what `from_onnx` takes as `shape`."""
+    if value is None:
+        return None
+    return [shape_of(item) for item in value] if isinstance(value, list) else value.shape
+
+
+def other_inputs(
+    inputs: Sequence[ValueInfoProto], shapes: Mapping[str, Any], constants: Mapping[str, Any], where: str
+) -> tuple[dict[str, Expr], list[Var]]:
+    """The values of inputs that are no tensors of numbers, and the parameters that they consist of.
+
+    Element i of a sequence "x" is the parameter "x[i]". Raises `ValueNeededError` for an input whose form is not given.
+    """
+    values: dict[str, Expr] = {}
+    params: list[Var] = []
+    for value in inputs:
+        place = f"{where}: input {value.name!r}"
+        if value.name in constants:
+            values[value.name] = _constant(constants[value.name], value, place)
+        elif value.name in shapes and not holds_strings(value):
+            values[value.name] = _of_shape(shapes[value.name], value.name, value.type, place, params)
+        else:
+            raise _form_needed(value, place)
+    return values, params
+
+
+def _form_needed(value: ValueInfoProto, place: str) -> ValueNeededError:
+    if holds_strings(value):
+        problem, remedy = "strings are computed when compiling", f"give them: constants={{{value.name!r}: array}}"
+    else:
+        problem = "how many tensors it holds, and their shapes, must be known when compiling"
+        remedy = f"give a list of shapes, or for an optional value a shape or None: shape={{{value.name!r}: [...]}}"
+    return ValueNeededError(compose(place, problem, remedy=remedy), (value.name,))
+
+
+def _constant(given: Any, value: ValueInfoProto, place: str) -> Expr:
+    if given is None:
+        return ABSENT
+    if isinstance(given, list | tuple):
+        return Tuple(tuple([_constant(item, value, place) for item in given]))
+    data = np.asarray(given)
+    return Constant(data.astype(object) if holds_strings(value) else data, span=Span(place, value.name))
+
+
+def _of_shape(shape: Any, name: str, of: TypeProto, place: str, params: list[Var]) -> Expr:
+    """A parameter of a shape, a sequence of parameters of a list of shapes, or nothing."""
+    if shape is None and of.HasField("optional_type"):
+        return ABSENT
+    kind = _kind(of)
+    if kind.HasField("sequence_type"):
+        if not isinstance(shape, list):
+            raise fault(place, f"shape= gives {shape}", expected="a list of shapes, one for each element")
+        element = kind.sequence_type.elem_type
+        return Tuple(tuple([_of_shape(s, f"{name}[{i}]", element, place, params) for i, s in enumerate(shape)]))
+    if not isinstance(shape, tuple):
+        raise fault(place, f"shape= gives {shape}", expected="a shape")
+    ty = TensorType(shape, dtype_name(kind.tensor_type.elem_type, place))
+    params.append(Var(name=name, ty=ty, span=Span(place, name)))
+    return params[-1]
+
+
+def form_of(expr: Expr, leaves: list[Expr]) -> Form:
+    """How an output is put together again from `leaves`, to which its tensors of numbers are added."""
+    if expr is ABSENT:
+        return None
+    if isinstance(expr, Tuple):
+        return [form_of(item, leaves) for item in expr.fields]
+    if isinstance(expr, Constant) and expr.dtype == "string":
+        return expr.data
+    leaves.append(expr)
+    return len(leaves) - 1
+
+
+def assembled(form: Form, results: Sequence[Any]) -> Any:
+    """The output of a form, from the results of the compiled model."""
+    if isinstance(form, int):
+        return results[form]
+    return [assembled(item, results) for item in form] if isinstance(form, list) else form

@@ -1,0 +1,85 @@
+"""Labels by keys: LabelEncoder and CategoryMapper of ai.onnx.ml. With strings they are computed when compiling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.strings import strings
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr
+
+DOMAIN = "ai.onnx.ml"
+
+
+@converter("LabelEncoder", since=2, domain=DOMAIN)
+def label_encoder(node: OnnxNode) -> Expr:
+    """The value whose key an element equals, or the default; the first of equal keys counts, and NaN equals NaN."""
+    keys, values = _table(node, "keys"), _table(node, "values")
+    if keys.shape != values.shape:
+        raise node.error(f"{keys.size} keys for {values.size} values")
+    default = _default(node, values)
+    if keys.dtype == object or values.dtype == object:
+        return _on_host(node, keys, values, default)
+    if not keys.size:
+        return op.broadcast_to(Constant(default), node.shape(0))
+    x = node[0]
+    if str(x.dtype) != keys.dtype.name:
+        raise node.error(f"keys of {keys.dtype.name}")
+    wide = op.expand_dims(x, len(x.shape))
+    equal = op.equal(wide, Constant(keys))
+    if keys.dtype.kind == "f" and np.isnan(keys).any():
+        equal = op.logical_or(equal, op.logical_and(op.isnan(wide), Constant(np.isnan(keys))))
+    at = op.argmax(op.cast(equal, "int32"), axis=(-1,))
+    found = op.take(Constant(values), at, axis=0, mode="fast")
+    return op.where(op.any(equal, axis=(-1,)), found, Constant(default))
+
+
+@converter("CategoryMapper", domain=DOMAIN)
+def category_mapper(node: OnnxNode) -> Expr:
+    """Strings to numbers, or numbers to strings."""
+    names = np.array(node.attrs.get_strings("cats_strings") or (), object)
+    numbers = np.array(node.attr_ints("cats_int64s"), np.int64)
+    number, name = node.attr_int("default_int64", -1), node.attr_str("default_string", "_Unused")
+    if names.shape != numbers.shape:
+        raise node.error(f"{names.size} strings for {numbers.size} numbers")
+    if node.dtype(0) == "string":
+        return _on_host(node, names, numbers, np.array(number, np.int64))
+    return _on_host(node, numbers, names, np.array(name, object))
+
+
+def _on_host(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:
+    x = strings(node, 0) if keys.dtype == object else node.constant(0, "the keys")
+    table: dict[Any, Any] = {}
+    for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+        table.setdefault("NaN" if key != key else key, value)
+    found = [table.get("NaN" if key != key else key, default.item()) for key in x.reshape(-1).tolist()]
+    result = np.empty(len(found), values.dtype)
+    result[:] = found
+    return Constant(result.reshape(x.shape))
+
+
+def _table(node: OnnxNode, name: str) -> np.ndarray:
+    """Keys or values: a tensor, strings, integers or floats."""
+    tensor = node.attr_tensor(f"{name}_tensor")
+    if tensor is not None:
+        return tensor.reshape(-1)
+    texts = node.attrs.get_strings(f"{name}_strings")
+    if texts:
+        return np.array(texts, object)
+    ints = node.attrs.get_ints(f"{name}_int64s")
+    return np.array(ints, np.int64) if ints else np.array(node.attrs.get_floats(f"{name}_floats") or (), np.float32)
+
+
+def _default(node: OnnxNode, values: np.ndarray) -> np.ndarray:
+    tensor = node.attr_tensor("default_tensor")
+    text = node.attr_str("default_string", "_Unused")
+    number, real = node.attr_int("default_int64", -1), node.attr_float("default_float", -0.0)
+    if tensor is not None:
+        return tensor.reshape(())
+    if values.dtype == object:
+        return np.array(text, object)
+    return np.array(number if values.dtype.kind in "iu" else real, values.dtype)
