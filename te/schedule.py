@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import overload
+from typing import Any, overload
 
 from te import staging
 from te.errors import ScheduleError
@@ -13,7 +13,7 @@ from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
 from te.rewrite import replace_inputs
 from te.stage import LoopAttrs, Stage
 from te.tensor import Tensor
-from te.tir.expr import IterVar, ProducerLoad, Var
+from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Var
 
 __all__ = ["AutoInlineBroadcast", "AutoInlineElemWise", "AutoInlineInjective", "Schedule", "create_schedule"]
 
@@ -54,6 +54,22 @@ class Schedule:
     def cache_read(self, tensor: Tensor, scope: str, readers: Iterable[Tensor | Operation] | Tensor) -> Tensor:
         """A stage that copies `tensor` into `scope`, read by `readers` in its place. Gives the copy."""
         return staging.cache_read(self, tensor, scope, [readers] if isinstance(readers, Tensor) else list(readers))
+
+    def cache_tiled(
+        self,
+        tensor: Tensor,
+        scope: str,
+        readers: Iterable[Tensor | Operation],
+        shape: Sequence[Dim],
+        element: Callable[..., PrimExpr],
+        place: Callable[..., Sequence[Any]],
+    ) -> Tensor:
+        """A stage that copies `tensor` into `scope` in another order, read by `readers` in its place. Gives the copy.
+
+        The copy has `shape`; ``element(tensor, *j)`` is its element j, and ``place(*i)`` is where element i of the
+        tensor is found in it. With the elements of one thread next to each other they stay in its registers.
+        """
+        return staging.cache_tiled(self, tensor, scope, list(readers), shape, element, place)
 
     @overload
     def cache_write(self, tensor: Tensor, scope: str) -> Tensor: ...

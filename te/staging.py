@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from te.bounds import loop_extents
 from te.errors import ScheduleError
@@ -20,26 +20,65 @@ from te.tir.substitute import substitute
 if TYPE_CHECKING:
     from te.schedule import Schedule
 
-__all__ = ["cache_read", "cache_write", "normalize", "recompute", "rfactor"]
+__all__ = ["cache_read", "cache_tiled", "cache_write", "normalize", "recompute", "rfactor"]
 
 
 def cache_read(schedule: Schedule, tensor: Tensor, scope: str, readers: Sequence[Tensor | Operation]) -> Tensor:
     """See `Schedule.cache_read`."""
-    source_stage = schedule[tensor]
-    source = schedule.current(tensor)
-    reading = [schedule[r] for r in readers]
-    for stage in reading:
-        if source not in stage.op.input_tensors:
-            names = ", ".join(t.name for t in stage.op.input_tensors) or "nothing"
-            raise ScheduleError(
-                f"cache_read of {tensor.name} for reader {stage.name}, which does not read it; it reads {names}"
-            )
+    source_stage, source = schedule[tensor], schedule.current(tensor)
+    reading = _reading("cache_read", schedule, source, readers)
     axis = [IterVar(Range(0, d), Var(f"ax{i}"), "data") for i, d in enumerate(source.shape)]
     copy_op = ComputeOp(f"{source.name}.{scope}", "", None, axis, [source(*axis)])
     stage = _insert_stage(schedule, copy_op, after=source_stage)
     stage.scope = scope
     schedule.replace_tensors({source: copy_op.output(0)}, reading)
     return copy_op.output(0)
+
+
+def _reading(
+    primitive: str, schedule: Schedule, source: Tensor, readers: Sequence[Tensor | Operation]
+) -> list[Stage]:
+    """The stages of the readers, each of which must read `source`."""
+    reading = [schedule[r] for r in readers]
+    for stage in reading:
+        if source not in stage.op.input_tensors:
+            names = ", ".join(t.name for t in stage.op.input_tensors) or "nothing"
+            raise ScheduleError(
+                f"{primitive} of {source.name} for reader {stage.name}, which does not read it; it reads {names}"
+            )
+    return reading
+
+
+def cache_tiled(
+    schedule: Schedule,
+    tensor: Tensor,
+    scope: str,
+    readers: Sequence[Tensor | Operation],
+    shape: Sequence[Dim],
+    element: Callable[..., PrimExpr],
+    place: Callable[..., Sequence[Any]],
+) -> Tensor:
+    """See `Schedule.cache_tiled`."""
+    source_stage, source = schedule[tensor], schedule.current(tensor)
+    reading = _reading("cache_tiled", schedule, source, readers)
+    for stage in reading:
+        if not isinstance(stage.op, ComputeOp):
+            raise ScheduleError(f"cache_tiled of {source.name} for reader {stage.name}, which is no compute")
+    axis = [IterVar(Range(0, d), Var(f"ax{i}"), "data") for i, d in enumerate(shape)]
+    copy_op = ComputeOp(f"{source.name}.{scope}", "", None, axis, [element(source, *[iv.var for iv in axis])])
+    stage = _insert_stage(schedule, copy_op, after=source_stage)
+    stage.scope = scope
+    copied = copy_op.output(0)
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        return copied(*place(*load.indices)) if load.producer is source else load
+
+    for reader in reading:
+        op = reader.op
+        assert isinstance(op, ComputeOp)
+        body = [map_reads(e, read) for e in op.body]
+        _replace_op(schedule, reader, ComputeOp(op.name, op.tag, op.attrs, op.axis, body))
+    return copied
 
 
 def _insert_stage(
