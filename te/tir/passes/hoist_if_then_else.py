@@ -22,18 +22,22 @@ class _Hoister(Mutator):
         return node
 
     def visit_For(self, node: For) -> Stmt:
-        loop = node.rebuild(self.visit)
-        branch = loop.body
-        if not isinstance(branch, IfThenElse):
-            return loop
-        fixed, moving = _split(branch.condition, loop.loop_var)
-        if not fixed or (moving and branch.else_case is not None):
-            return loop
-        inner = branch.then_case if not moving else IfThenElse(_all(moving), branch.then_case, span=branch.span)
-        else_loop: Stmt | None = None
-        if branch.else_case is not None:
-            else_loop = fresh_copy(loop.replace(body=branch.else_case))
-        return IfThenElse(_all(fixed), loop.replace(body=inner), else_loop, span=branch.span)
+        return _hoisted(node.rebuild(self.visit))
+
+
+def _hoisted(loop: For) -> Stmt:
+    """The loop inside the branches that fill it."""
+    branch = loop.body
+    if not isinstance(branch, IfThenElse):
+        return loop
+    fixed, moving = _split(branch.condition, loop.loop_var)
+    if not fixed or (moving and branch.else_case is not None):
+        return loop
+    inner = branch.then_case if not moving else IfThenElse(_all(moving), branch.then_case, span=branch.span)
+    else_loop: Stmt | None = None
+    if branch.else_case is not None:
+        else_loop = fresh_copy(loop.replace(body=branch.else_case))
+    return IfThenElse(_all(fixed), _hoisted(loop.replace(body=inner)), else_loop, span=branch.span)
 
 
 def _split(condition: PrimExpr, var: Var) -> tuple[list[PrimExpr], list[PrimExpr]]:

@@ -215,6 +215,8 @@ class _LaneRewriter(Mutator):
             return node
         if node.op not in _LANEWISE_CALLS or node.dtype.lanes > 1:
             raise _NotVectorizable
+        if all(a.dtype.lanes == 1 for a in args):
+            return Call(node.dtype, node.op, args, span=node.span)
         return Call(node.dtype.with_lanes(self.lanes), node.op, tuple([self.widen(a) for a in args]), span=node.span)
 
     def _if_then_else(self, node: Call) -> PrimExpr:

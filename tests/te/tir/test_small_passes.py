@@ -29,7 +29,7 @@ from te.tir import (
 )  # fmt: skip
 from te.tir.interpreter import InterpreterError, interpret
 from te.tir.ops import all as all_of
-from te.tir.ops import floordiv
+from te.tir.ops import floordiv, likely
 from te.tir.passes.hoist_if_then_else import hoist_if_then_else
 from te.tir.passes.inject_double_buffer import inject_double_buffer
 from te.tir.passes.inject_virtual_thread import inject_virtual_thread
@@ -91,10 +91,32 @@ def test_branches_leave_loops():
         "                    if j < 4:",
         "                        B[i, j] = 1.0",
     ]
+    nested = loop(j, 8, IfThenElse(n > 3, IfThenElse(n > 4, store)), ForKind.VECTORIZED)
+    hoisted = hoist_if_then_else(function(nested, b))
+    assert lines(hoisted)[:3] == ["    if n > 3:", "        if n > 4:", "            for j in vectorized(8):"]
     body = loop(i, 8, loop(j, 8, IfThenElse(n > 3, store, other)))
     assert lines(hoist_if_then_else(function(body, b)))[0] == "    if n > 3:"
     stays = function(loop(i, 8, loop(j, 8, IfThenElse(j > 3, store, other))), b)
     assert hoist_if_then_else(stays) is stays
+
+
+def test_conditions_that_lanes_share_stay_branches():
+    a, b, n = decl_buffer((8,), name="A"), decl_buffer((8,), name="B"), Var("n")
+    guarded = IfThenElse(likely(n * 2 + n < 9), BufferStore(b, BufferLoad(a, (i,)), (i,)))
+    text = str(vectorize(function(loop(i, 8, guarded, ForKind.VECTORIZED), a, b)))
+    assert "B[ramp(0, 1, 8)] = A[ramp(0, 1, 8)]" in text
+    assert "where" not in text
+
+
+def test_unrolled_loops_are_not_cut_at_threads():
+    """A guard in each copy of the body: a loop whose length varies by thread could not be unrolled."""
+    b, thread = decl_buffer((20,), name="B"), IterVar(Range(0, 8), Var("tx"), "thread", "threadIdx.x")
+    place = i * 8 + thread.var
+    body = IfThenElse(likely(place < 20), BufferStore(b, const(1.0), (place,)))
+    nest = AttrStmt("thread_extent", thread, const(8), loop(i, 3, body, ForKind.UNROLLED))
+    text = str(loop_partition(function(nest, b)))
+    assert "for i in unrolled(3):" in text
+    assert "if likely(i * 8 + tx < 20):" in text
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float8_e4m3fn"])
