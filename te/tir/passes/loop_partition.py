@@ -109,6 +109,7 @@ class _Partitioner(Mutator):
         self.copies = 1
         self.cut_vars: set[Var] = set()
         self.lane_vars: set[Var] = set()
+        self.thread_vars: set[Var] = set()
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
@@ -118,6 +119,7 @@ class _Partitioner(Mutator):
             return node.rebuild(self.visit)
         axis = node.subject
         self.analyzer.bind(axis.var, Range(0, node.value))
+        self.thread_vars.add(axis.var)
         if axis.thread_tag.startswith("blockIdx"):
             # the threads of a block take the same side, so barriers inside stay legal
             body = self._versioned(axis.var, node.body, hinted=False)
@@ -137,8 +139,13 @@ class _Partitioner(Mutator):
         parts = self._parts(node, hinted)
         if parts is None or (node.kind is ForKind.VECTORIZED and len(parts) > 1):  # a mask is better than two loops
             return node.rebuild(self.visit)
+        if node.kind is ForKind.UNROLLED and any(self._varies_by_thread(part) for part in parts):
+            return node.rebuild(self.visit)  # registers can't be indexed: a guard in each copy of the body is better
         self.copies += len(parts) - 1
         return ops.seq([self._inside(part) for part in parts])
+
+    def _varies_by_thread(self, part: Stmt) -> bool:
+        return isinstance(part, For) and _mentions(part.extent, self.thread_vars)
 
     def _inside(self, part: Stmt) -> Stmt:
         """A part of a loop with its inner loops cut; the part itself is not cut again."""

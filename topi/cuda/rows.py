@@ -1,0 +1,312 @@
+"""Kernels over the rows of a tensor: reductions along rows, and what is computed elementwise with their results.
+
+A *row* is what one result of a reduction is made of, a *column* the position in it; rows and columns may each span
+several dimensions (see `RowMap`). A block holds R rows of T threads. Where columns are neighbours in memory the
+threads of a row are neighbours (threadIdx.x runs along columns), otherwise those of neighbouring rows are. A thread
+has C chunks of V columns::
+
+    column = (chunk * T + thread) * V + lane
+
+so that the V lanes are one access to memory and the threads of a row read a whole chunk together. Rows of up to
+`MOST_REGISTERS` columns per thread are read once and stay in registers (`Plan.registers`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import te
+from te.ir import post_order
+from te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int, product
+from te.tir.expr import Add, Mul
+from topi.cuda.common import block_axis, thread_axis
+from topi.cuda.cost import VECTOR_BYTES, Gpu, power_of_two
+from topi.groups import constant_size
+from topi.utils import ravel_index, same_dim, unravel_index
+
+__all__ = [
+    "MOST_REGISTERS", "Plan", "RowMap", "bind_results", "bind_rows", "hold_rows", "memory_order", "plan_rows",
+    "reduce_rows",
+]  # fmt: skip
+
+MOST_REGISTERS = 16
+"""Columns of a row that a thread keeps in registers at most."""
+
+_CHUNKS = 4
+"""Chunks that each thread has where there are rows enough: loads in flight, against threads that wait together."""
+
+_SMALL_BLOCK = 128
+"""Threads of a block that holds several rows."""
+
+_STREAMING_THREADS = 256
+"""Threads that share a row which is too long for their registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowMap:
+    """Which dimensions of a tensor of `shape` are rows and which columns.
+
+    `groups[d]` is 0 where dimension d is of the row, the dimension's size where it is of the column, and g where the
+    row is index // g and the column index % g.
+    """
+
+    shape: tuple[Dim, ...]
+    groups: tuple[Dim, ...]
+
+    @staticmethod
+    def of(op: te.ComputeOp, tensor: te.Tensor) -> RowMap | None:
+        """How the reduction `op` reads `tensor`; None where it is not row by row."""
+        loads = [e for e in post_order(op.body) if isinstance(e, ProducerLoad) and e.producer is tensor]
+        reduced = {axis.var: axis.extent for axis in op.reduce_axis}
+        groups = [_group_of(index, dim, reduced) for index, dim in zip(loads[0].indices, tensor.shape, strict=True)]
+        met = [e for e in post_order(loads[0].indices) if isinstance(e, Var) and e in reduced]
+        if None in groups or len(met) != len(reduced) or len(set(met)) != len(met):
+            return None
+        return RowMap(tuple(tensor.shape), tuple([g for g in groups if g is not None]))
+
+    @property
+    def column_shape(self) -> list[Dim]:
+        """The sizes of the column's dimensions, in the order of memory."""
+        return [g for g in self.groups if g != 0]
+
+    @property
+    def columns(self) -> Dim:
+        """Columns of a row."""
+        return product(self.column_shape)
+
+    @property
+    def row_shape(self) -> list[Dim]:
+        """The sizes of the row's dimensions, in the order of memory."""
+        pairs = zip(self.shape, self.groups, strict=True)
+        return [d if g == 0 else d // g for d, g in pairs if g == 0 or not same_dim(d, g)]  # type: ignore[operator]
+
+    @property
+    def along_memory(self) -> bool:
+        """Are columns neighbours in memory?"""
+        sizes = [i for i, d in enumerate(self.shape) if as_int(d) != 1]
+        return not sizes or self.groups[sizes[-1]] != 0
+
+    def split(self, index: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The row and the column of an element."""
+        rows: list[Any] = []
+        columns: list[Any] = []
+        for value, dim, group in zip(index, self.shape, self.groups, strict=True):
+            if group == 0:
+                rows.append(value)
+            elif same_dim(dim, group):
+                columns.append(value)
+            else:
+                rows.append(value // group)
+                columns.append(value % group)
+        return rows, ravel_index(columns, self.column_shape)
+
+    def join(self, rows: Sequence[Any], column: Any) -> list[Any]:
+        """The index of the element of a row at a column."""
+        row, columns = iter(rows), iter(unravel_index(column, self.column_shape))
+        index: list[Any] = []
+        for dim, group in zip(self.shape, self.groups, strict=True):
+            if group == 0:
+                index.append(next(row))
+            elif same_dim(dim, group):
+                index.append(next(columns))
+            else:
+                index.append(next(row) * group + next(columns))
+        return index
+
+
+def _group_of(index: PrimExpr, dim: Dim, reduced: Mapping[Var, Dim]) -> Dim | None:
+    """The entry of `RowMap.groups` for a dimension read at `index`; None where that is of another form."""
+    if isinstance(index, Var):
+        return 0 if index not in reduced else dim if same_dim(dim, reduced[index]) else None
+    if as_int(index) is not None:
+        return 0
+    if not isinstance(index, Add) or not isinstance(index.a, Mul) or not isinstance(index.b, Var):
+        return None
+    size = as_int(index.a.b)
+    return size if size is not None and index.b in reduced and as_int(reduced[index.b]) == size else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How rows are shared between threads; see the top of the file for the letters."""
+
+    rows: int
+    """R"""
+    threads: int
+    """T"""
+    chunks: int
+    """C; a guess where the number of columns is not known"""
+    lanes: int
+    """V"""
+    registers: bool
+    """Does a thread keep its columns of a row in registers?"""
+    along_memory: bool
+    """Does threadIdx.x run along the columns?"""
+    exact: bool
+    """Is the number of columns known, and C * T * V?"""
+
+    def scalar(self) -> Plan:
+        """The same plan one column at a time."""
+        return replace(self, chunks=self.chunks * self.lanes, lanes=1)
+
+    @property
+    def chunk(self) -> int:
+        """Columns of a chunk."""
+        return self.threads * self.lanes
+
+    def row_thread(self) -> te.IterVar:
+        """The threads that tell the rows of a block apart."""
+        return thread_axis(self.rows, "y" if self.along_memory else "x")
+
+    def column_thread(self) -> te.IterVar:
+        """The threads that share a row."""
+        return thread_axis(self.threads, "x" if self.along_memory else "y")
+
+
+def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory: bool, hold: bool) -> Plan:
+    """Threads for `rows` rows (a guess where it isn't known) of elements of at most `itemsize` bytes.
+
+    `hold`: is every column needed more than once, so that it is worth a register?
+    """
+    known = as_int(columns)
+    length = constant_size([columns])
+    if not along_memory:
+        return _plan_across(gpu, rows, known, hold)
+    lanes = 1 if known is None else math.gcd(VECTOR_BYTES // itemsize, max(known, 1))
+    plenty = rows >= 2 * gpu.processors
+    each = max(MOST_REGISTERS // lanes, 1) if hold else 2 * _CHUNKS
+    vectors = math.ceil(length / lanes)
+    threads = min(_round_up_power(math.ceil(vectors / (each if plenty else 1))), gpu.block_threads)
+    registers = hold and known is not None and math.ceil(vectors / threads) * lanes <= MOST_REGISTERS
+    if hold and not registers:
+        lanes = math.gcd(lanes, max(4 // itemsize, 1))
+        vectors = math.ceil(length / lanes)
+    threads = threads if registers else min(threads, _STREAMING_THREADS if plenty else gpu.block_threads)
+    return Plan(
+        _rows_of_block(gpu, rows, threads), threads, max(math.ceil(vectors / threads), 1), lanes, registers, True,
+        known is not None and known % (threads * lanes) == 0,
+    )  # fmt: skip
+
+
+def _plan_across(gpu: Gpu, rows: int, columns: int | None, hold: bool) -> Plan:
+    """Neighbouring threads have neighbouring rows; a row is shared when there are too few of them."""
+    wanted = gpu.processors * gpu.processor_threads // 2
+    length = (1 << 16) if columns is None else columns
+    threads = min(power_of_two(wanted // max(rows, 1)), power_of_two(length // _CHUNKS), gpu.warp)
+    block = max(gpu.warp, _SMALL_BLOCK // threads)
+    across = min(block, max(gpu.warp // threads, _round_up_power(rows)))
+    chunks = max(math.ceil(length / threads), 1)
+    registers = hold and columns is not None and chunks <= MOST_REGISTERS
+    return Plan(across, threads, chunks, 1, registers, False, columns is not None and length % threads == 0)
+
+
+def _rows_of_block(gpu: Gpu, rows: int, threads: int) -> int:
+    """Rows in a block of `threads` threads each: whole warps, and a block for every multiprocessor."""
+    least = max(gpu.warp // threads, 1)
+    return max(min(_SMALL_BLOCK // threads, power_of_two(rows // gpu.processors)), least)
+
+
+def _round_up_power(value: int) -> int:
+    return 1 << max(value - 1, 0).bit_length()
+
+
+# -- schedules of single stages
+
+
+def bind_rows(s: te.Schedule, out: te.Tensor, rows: RowMap, plan: Plan) -> te.IterVar:
+    """The loops of `out`, a tensor of the mapped shape, on threads; gives the loop to compute statistics at."""
+    stage = s[out]
+    outer: list[te.IterVar] = []
+    inner: list[te.IterVar] = []
+    for axis, dim, group in zip(stage.op.axis, rows.shape, rows.groups, strict=True):
+        if group == 0:
+            outer.append(axis)
+        elif same_dim(dim, group):
+            inner.append(axis)
+        else:
+            row, column = stage.split(axis, factor=group)
+            outer.append(row)
+            inner.append(column)
+    stage.reorder(*outer, *inner)
+    column = stage.fuse(*inner)
+    block, row = stage.split(stage.fuse(*outer), factor=plan.rows)
+    chunk, thread = stage.split(column, factor=plan.chunk)
+    thread, lane = stage.split(thread, factor=plan.lanes)
+    stage.reorder(block, row, thread, chunk, lane)
+    stage.bind(block, block_axis())
+    stage.bind(row, plan.row_thread())
+    stage.bind(thread, plan.column_thread())
+    if plan.registers:
+        stage.unroll(chunk)
+    if plan.lanes > 1:
+        stage.vectorize(lane)
+    return thread
+
+
+def bind_results(s: te.Schedule, out: te.Tensor, plan: Plan) -> te.IterVar:
+    """The loops of `out`, one element for each row, on threads; gives the loop to compute the reduction at."""
+    stage = s[out]
+    block, row = stage.split(stage.fuse(*stage.op.axis), factor=plan.rows)
+    stage.bind(block, block_axis())
+    stage.bind(row, plan.row_thread())
+    if plan.threads > 1:
+        thread = plan.column_thread()
+        stage.env_threads([thread])
+        stage.set_store_predicate(thread.var == 0)
+    return row
+
+
+def reduce_rows(s: te.Schedule, result: te.Tensor, order: Sequence[te.IterVar], plan: Plan) -> te.IterVar:
+    """The loops of a reduction on the threads of a row; gives the loop over chunks. `order`: its axes as in memory."""
+    stage = s[result]
+    stage.set_scope("local")
+    stage.reorder(*order)
+    chunk, thread = stage.split(stage.fuse(*order), factor=plan.chunk)
+    thread, lane = stage.split(thread, factor=plan.lanes)
+    if plan.threads > 1:
+        stage.bind(thread, plan.column_thread())
+    if plan.registers:
+        stage.unroll(chunk)
+    else:
+        chunk, some = stage.split(chunk, factor=_CHUNKS)
+        stage.reorder(chunk, some, thread, lane)
+        stage.unroll(some)
+        chunk = some
+    stage.unroll(lane)
+    return chunk
+
+
+def memory_order(op: te.ComputeOp, tensor: te.Tensor) -> list[te.IterVar]:
+    """The reduce axes of `op` in the order of the dimensions of `tensor` that they run along."""
+    load = next(e for e in post_order(op.body) if isinstance(e, ProducerLoad) and e.producer is tensor)
+    met = [e for e in post_order(load.indices) if isinstance(e, Var)]
+    return sorted(op.reduce_axis, key=lambda axis: next(i for i, v in enumerate(met) if v is axis.var))
+
+
+def hold_rows(
+    s: te.Schedule, tensor: te.Tensor, readers: Sequence[te.Operation], rows: RowMap, plan: Plan
+) -> te.Tensor:
+    """A copy of `tensor` in registers, each thread its columns, read by `readers` in its place."""
+    width, threads, lanes = as_int(rows.columns), plan.threads, plan.lanes
+    assert width is not None
+
+    def element(source: te.Tensor, *index: Any) -> PrimExpr:
+        *row, chunk, thread, lane = index
+        vector = chunk * threads + thread
+        value = source(*rows.join(row, vector * lanes + lane))
+        return value if plan.exact else te.if_then_else(vector < width // lanes, value, te.const(0, value.dtype))
+
+    def place(*index: Any) -> Sequence[Any]:
+        row, column = rows.split(index)
+        return *row, column // plan.chunk, column // lanes % threads, column % lanes
+
+    shape = (*rows.row_shape, plan.chunks, threads, lanes)
+    held = s.cache_tiled(tensor, "local", readers, shape, element, place)
+    *_, chunk, _, lane = s[held].op.axis
+    s[held].unroll(chunk)
+    if lanes > 1:
+        s[held].vectorize(lane)
+    return held
