@@ -61,11 +61,12 @@ class RowMap:
         """How the reduction `op` reads `tensor`; None where it is not row by row."""
         loads = [e for e in post_order(op.body) if isinstance(e, ProducerLoad) and e.producer is tensor]
         reduced = {axis.var: axis.extent for axis in op.reduce_axis}
-        groups = [_group_of(index, dim, reduced) for index, dim in zip(loads[0].indices, tensor.shape, strict=True)]
+        found = [_group_of(index, dim, reduced) for index, dim in zip(loads[0].indices, tensor.shape, strict=True)]
+        groups = tuple([g for g in found if g is not None])
         met = [e for e in post_order(loads[0].indices) if isinstance(e, Var) and e in reduced]
-        if None in groups or len(met) != len(reduced) or len(set(met)) != len(met):
+        if len(groups) < len(found) or len(met) != len(reduced) or len(set(met)) != len(met):
             return None
-        return RowMap(tuple(tensor.shape), tuple([g for g in groups if g is not None]))
+        return RowMap(tuple(tensor.shape), groups)
 
     @property
     def column_shape(self) -> list[Dim]:
