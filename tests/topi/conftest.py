@@ -8,33 +8,35 @@ import numpy as np
 import pytest
 
 import te
+from backend.cuda.build import device_passes
 from backend.target import Target
-from te.ir import IRModule
+from te.ir import IRModule, Sequential
 from te.tir.block_interpreter import BlockInterpreter
 from topi.registry import schedule_for
 
 
 @pytest.fixture(scope="session")
-def sm_90() -> Target:
-    return Target("cuda -arch=sm_90")
+def small_gpu() -> Target:
+    """A GPU with few multiprocessors and small blocks, which the interpreter gets through soon."""
+    return Target("cuda -arch=sm_90 -multi-processor-count=8 -max-threads-per-block=64")
 
 
 @pytest.fixture
-def lower_cuda(sm_90: Target) -> Callable[..., IRModule]:
+def lower_cuda(small_gpu: Target) -> Callable[..., IRModule]:
     """Lowers outputs with the schedule that they get on a GPU."""
 
     def lower(inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor]) -> IRModule:
-        return te.lower(schedule_for(list(outputs), sm_90), [*inputs, *outputs])
+        return te.lower(schedule_for(list(outputs), small_gpu), [*inputs, *outputs])
 
     return lower
 
 
 @pytest.fixture
-def run_cuda(lower_cuda: Callable[..., IRModule]) -> Callable[..., list[np.ndarray]]:
+def run_cuda(lower_cuda: Callable[..., IRModule], small_gpu: Target) -> Callable[..., list[np.ndarray]]:
     """Lowers outputs for a GPU and interprets the threads of each block on arrays; gives the results."""
 
     def run(inputs: Sequence[te.Tensor], outputs: Sequence[te.Tensor], *arrays: np.ndarray) -> list[np.ndarray]:
-        module = lower_cuda(inputs, outputs)
+        module = Sequential(device_passes(small_gpu), "cuda")(lower_cuda(inputs, outputs))
         sizes = {d: n for t, a in zip(inputs, arrays, strict=True) for d, n in zip(t.shape, a.shape, strict=True)}
         results = [np.zeros([sizes.get(d, d) for d in t.shape], str(t.dtype)) for t in outputs]
         BlockInterpreter(module, check_uninitialized=True)("main", *arrays, *results)
