@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import te
 from te.ir import post_order
-from te.tir import Call, PrimExpr, ProducerLoad, Var, as_int
+from te.tir import Call, PrimExpr, ProducerLoad, Var, as_int, product
 from te.tir.expr import Add, FloorDiv, FloorMod, Mul, Sub
 from te.tir.substitute import substitute
 from topi.cuda.cost import VECTOR_BYTES
@@ -49,7 +49,7 @@ def widest_lanes(out: te.Tensor) -> int:
 
 def flat_lanes(out: te.Tensor) -> int:
     """Lanes for a group where shapes don't matter (see `is_flat`): as wide as the number of elements divides by."""
-    size = as_int(te.tir.product(out.shape))
+    size = as_int(product(out.shape))
     return 1 if size is None else math.gcd(widest_lanes(out), size)
 
 
