@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty
 from backend.runtime.packed_func import KernelFunc, PackedFunc
 
-__all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer"]
+__all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Recordings"]
 
 _MAX_SPARE = 2
 _MAX_RECORDINGS = 4  # outputs that users hold one at a time move among `_MAX_SPARE` + 1 buffers
@@ -115,22 +115,51 @@ class NodeRunner:
         return call
 
 
-class CapturingRunner:
-    """Runs the nodes of a device that can record work as one unit: recorded once, a run is a single call.
+class Recordings:
+    """What a device recorded of work that comes again, under keys that say all it depends on: addresses, sizes.
 
-    A recording is good for the addresses that it was made with. The first run with some addresses calls node by node,
-    which also loads what has to be loaded; the second records. The last few recordings are kept, so that addresses that
-    come back find theirs. Where recording fails, runs stay node by node.
+    Work met for the first time is submitted as it is, which also loads what has to be loaded; the second time it is
+    recorded. The last `limit` keys are kept. Where recording fails, nothing is recorded any more.
+    """
+
+    def __init__(self, device: Device, limit: int) -> None:
+        self._device = device
+        self._limit = limit
+        self._kept: OrderedDict[Hashable, Callable[[], None] | None] = OrderedDict()
+        self._can_record = True
+
+    def find(self, key: Hashable, submit: Callable[[], object]) -> Callable[[], object]:
+        """How to do the work of this key now: a replay, or `submit` itself."""
+        if not self._can_record:
+            return submit
+        if key not in self._kept:
+            self._kept[key] = None
+            if len(self._kept) > self._limit:
+                self._kept.popitem(last=False)
+            return submit
+        self._kept.move_to_end(key)
+        replay = self._kept[key]
+        if replay is None:
+            replay = self._kept[key] = self._device.api.capture(self._device, submit)
+            if replay is None:
+                self._can_record = False
+                self._kept.clear()
+                return submit
+        return replay
+
+
+class CapturingRunner:
+    """Runs the nodes of a device that can record work: recorded once, a run is a single call.
+
+    A recording is good for the addresses that it was made with; addresses that come back find theirs.
     """
 
     def __init__(self, nodes: NodeRunner, device: Device) -> None:
         self._nodes = nodes
-        self._device = device
         self._places: dict[int, tuple[int, int]] = {}  # tensor -> its handle and byte offset
-        self._key: tuple[tuple[int, int], ...] | None = None
-        self._replay: Callable[[], None] | None = None
-        self._recordings: OrderedDict[tuple[tuple[int, int], ...], Callable[[], None] | None] = OrderedDict()
-        self._can_record = True
+        self._key: Hashable = None
+        self._replay: Callable[[], object] | None = None
+        self._recordings = Recordings(device, _MAX_RECORDINGS)
 
     def move(self, tensor: int, array: NDArray) -> None:
         """The tensor lives in `array` from now on."""
@@ -139,29 +168,15 @@ class CapturingRunner:
         self._key = self._replay = None
 
     def __call__(self) -> None:
-        if self._replay is None:
-            self._replay = self._record() if self._can_record else self._nodes
-        if self._replay is None:
-            self._nodes()
-        else:
+        if self._replay is not None:
             self._replay()
-
-    def _record(self) -> Callable[[], None] | None:
-        """The recording for the present addresses, made when they are met for the second time."""
-        key = self._key = tuple(self._places.values()) if self._key is None else self._key
-        if key not in self._recordings:
-            self._recordings[key] = None
-            if len(self._recordings) > _MAX_RECORDINGS:
-                self._recordings.popitem(last=False)
-            return None
-        self._recordings.move_to_end(key)
-        if self._recordings[key] is None:
-            found = self._recordings[key] = self._device.api.capture(self._device, self._nodes)
-            if found is None:
-                self._can_record = False
-                self._recordings.clear()
-                return self._nodes
-        return self._recordings[key]
+            return
+        if self._key is None:
+            self._key = tuple(self._places.values())
+        found = self._recordings.find(self._key, self._nodes)
+        if found is not self._nodes:
+            self._replay = found
+        found()
 
 
 class _Lease:
