@@ -17,13 +17,14 @@ import numpy as np
 from backend.cuda.device import CUDADeviceAPI
 from backend.cuda.driver import WRONG_CONTEXT, bindings, refuse
 from backend.cuda.gpu import Gpu
-from backend.cuda.table import DeviceFunction, Kernel, Param, evaluate
+from backend.cuda.table import DeviceFunction, Kernel, Param
 from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.dtype import nbytes
 from backend.runtime.errors import ArgumentError
 from backend.runtime.ndarray import NDArray, from_dlpack
 from backend.runtime.packed_func import PackedFunc
+from backend.runtime.sizes import evaluate
 
 __all__ = ["CUDAFunc", "KernelSource"]
 

@@ -10,33 +10,21 @@ It is JSON, made by the code generator:
                         "dynamic_shared": 0,                                        bytes
                         "arguments": [["param", 0], ["workspace", 0], ["size", "n", "int32"]]}]}}
 
-A size is an integer, the name of a size variable, or [operator, size, size]. A variable is bound by the first buffer
-parameter that has it as an extent, or by the scalar parameter of its name.
+Sizes are those of `backend.runtime.sizes`. A size variable is bound by the first buffer parameter that has it as an
+extent, or by the scalar parameter of its name.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backend.runtime.fields import Record, damaged
+from backend.runtime.sizes import Size, read_shape, read_size
 
-__all__ = ["Argument", "DeviceFunction", "Kernel", "Param", "Size", "evaluate", "read_functions"]
+__all__ = ["Argument", "DeviceFunction", "Kernel", "Param", "read_functions"]
 
-Size = int | str | tuple[str, Any, Any]
-
-_OPERATORS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "min": min,
-    "max": max,
-}
-_DEEPEST = 64
 _SCALARS = frozenset({
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
     "float64", "handle",
@@ -83,16 +71,6 @@ class DeviceFunction:
     kernels: tuple[Kernel, ...]
 
 
-def evaluate(size: Size, variables: Mapping[str, int]) -> int:
-    """The value of a size."""
-    if isinstance(size, int):
-        return size
-    if isinstance(size, str):
-        return variables[size]
-    name, left, right = size
-    return _OPERATORS[name](evaluate(left, variables), evaluate(right, variables))
-
-
 def read_functions(table: Mapping[str, Any], where: str = "function table") -> dict[str, DeviceFunction]:
     """The functions of a table. Raises `ArtifactError` naming the first field that is wrong."""
     return {name: _read_function(name, Record(entry, f"{where}.{name}")) for name, entry in table.items()}
@@ -100,20 +78,21 @@ def read_functions(table: Mapping[str, Any], where: str = "function table") -> d
 
 def _read_function(name: str, record: Record) -> DeviceFunction:
     record.only("params", "workspaces", "kernels")
-    params = tuple(_read_param(item) for item in record.records("params"))
-    variables = {extent for param in params for extent in param.shape or () if isinstance(extent, str)}
-    variables |= {param.name for param in params if param.shape is None}
-    workspaces = _read_sizes(record, "workspaces", variables)
-    reader = _KernelReader(len(params), len(workspaces), variables)
+    described = record.records("params")
+    known = [extent for item in described for extent in item.value.get("shape", ()) if isinstance(extent, str)]
+    known += [item.get("name", str) for item in described if "shape" not in item.value]
+    params = tuple(_read_param(item, known) for item in described)
+    workspaces = read_shape(record.get("workspaces", list), f"{record.where}.workspaces", known)
+    reader = _KernelReader(len(params), len(workspaces), known)
     return DeviceFunction(name, params, workspaces, tuple(reader.read(item) for item in record.records("kernels")))
 
 
-def _read_param(record: Record) -> Param:
+def _read_param(record: Record, known: Sequence[str]) -> Param:
     record.only("name", "kind", "dtype", "shape")
     name, kind, dtype = (record.get(key, str) for key in ("name", "kind", "dtype"))
     if kind == "buffer":
-        return Param(name, dtype, _read_sizes(record, "shape", None))
-    if kind != "scalar" or dtype not in _SCALARS:
+        return Param(name, dtype, read_shape(record.get("shape", list), f"{record.where}.shape", known))
+    if kind != "scalar" or dtype not in _SCALARS or "shape" in record.value:
         raise damaged(f"{record.where}.kind", [kind, dtype], f"'buffer', or 'scalar' of {', '.join(sorted(_SCALARS))}")
     return Param(name, dtype, None)
 
@@ -124,14 +103,14 @@ class _KernelReader:
 
     params: int
     workspaces: int
-    variables: set[str]
+    known: Sequence[str]
 
     def read(self, record: Record) -> Kernel:
         record.only("name", "grid", "block", "dynamic_shared", "arguments")
-        grid, block = (_read_sizes(record, key, self.variables) for key in ("grid", "block"))
+        grid, block = (read_shape(record.get(k, list), f"{record.where}.{k}", self.known) for k in ("grid", "block"))
         if len(grid) != 3 or len(block) != 3:
             raise damaged(f"{record.where}.grid", [grid, block], "three sizes of the grid and three of the block")
-        shared = _read_size(record.value.get("dynamic_shared"), f"{record.where}.dynamic_shared", self.variables)
+        shared = read_size(record.value.get("dynamic_shared"), f"{record.where}.dynamic_shared", self.known)
         items: list[Any] = record.get("arguments", list)
         arguments = tuple(self._argument(item, f"{record.where}.arguments[{i}]") for i, item in enumerate(items))
         return Kernel(record.get("name", str), grid, block, shared, arguments)
@@ -143,28 +122,7 @@ class _KernelReader:
             case ["workspace", int(index)] if 0 <= index < self.workspaces:
                 return Argument("workspace", index)
             case ["size", size, str(dtype)] if dtype in _SCALARS:
-                return Argument("size", size=_read_size(size, where, self.variables), dtype=dtype)
+                return Argument("size", size=read_size(size, where, self.known), dtype=dtype)
             case _:
                 counts = f"{self.params} parameters, {self.workspaces} workspaces"
                 raise damaged(where, value, f'["param", i], ["workspace", i] of {counts}, or ["size", size, dtype]')
-
-
-def _read_sizes(record: Record, key: str, variables: set[str] | None) -> tuple[Size, ...]:
-    items: Sequence[Any] = record.get(key, list)
-    return tuple(_read_size(item, f"{record.where}.{key}[{i}]", variables) for i, item in enumerate(items))
-
-
-def _read_size(value: Any, where: str, variables: set[str] | None, depth: int = 0) -> Size:
-    """A size, its lists made tuples; its variables must be among `variables`, if given."""
-    if type(value) is int:
-        return value
-    if isinstance(value, str):
-        if variables is not None and value not in variables:
-            raise damaged(where, value, f"a size variable, one of {', '.join(sorted(variables)) or 'none'}")
-        return value
-    if isinstance(value, list | tuple) and len(value) == 3 and value[0] in _OPERATORS and depth < _DEEPEST:
-        left, right = (_read_size(part, where, variables, depth + 1) for part in value[1:])
-        if value[0] not in ("//", "%") or (isinstance(right, int) and right > 0):
-            return value[0], left, right
-    known = " ".join(_OPERATORS)
-    raise damaged(where, value, f"an integer, a name, or [operator, size, size] of {known} and constant divisors > 0")
