@@ -13,7 +13,7 @@ from backend.cuda.codegen import CudaGenerator, dynamic_shared_bytes
 from backend.cuda.nvrtc import compile_flags, compile_source
 from backend.cuda.report import Launch, kernel_reports
 from backend.cuda.runtime import CUDAModule
-from backend.cuda.target import CudaLimits
+from backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
 from backend.cuda.verify import verify_launch
 from backend.kernels import DeviceFunction, function_record, split_kernels
 from backend.target import Target
@@ -34,7 +34,8 @@ PassContext.declare_option("cuda.fast_math", False, "approximate division, squar
 def device_passes(target: Target) -> tuple[Pass, ...]:
     """The passes from a lowered function to one that the generator prints, in order."""
     warp = target.get("thread-warp-size")
-    return (LowerThreadAllreduce(warp), LegalizeCompute(), InjectAsyncCopy(), ThreadSync(), MergeSharedMemory())
+    memory = MergeSharedMemory(STATIC_SHARED_BYTES)
+    return (LowerThreadAllreduce(warp), LegalizeCompute(), InjectAsyncCopy(), memory, ThreadSync())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ _MOST_SLOTS = 16
 class Access:
     """One access of a block's threads to shared memory.
 
-    `first` is the first byte from the buffer's pointer on and `nbytes` the count; `first` None: anywhere. `inner` holds
-    the ranges of variables that differ among the threads or runs that the access stands for: thread axes, loops that
-    are over. `explicit`: barriers for this buffer stand in the program already.
+    `first` is the first byte from the buffer's pointer on and `nbytes` the count; `first` None: all there is. `inner`
+    holds the ranges of variables that differ among the threads or runs that the access stands for: thread axes, loops
+    that are over. `explicit`: barriers for this buffer stand in the program already.
     """
 
     buffer: Buffer
@@ -43,7 +43,7 @@ class Access:
 
     @staticmethod
     def of(buffer: Buffer, index: PrimExpr | None, writes: bool, inner: Mapping[Var, Range], explicit: bool) -> Access:
-        """An access at an element index (a vector of them too); None: anywhere in the buffer."""
+        """An access at an element index (a vector of them too); None: somewhere in the buffer, so to all of it."""
         size = buffer.dtype.element.nbytes
         lanes = 1
         if isinstance(index, Ramp):
@@ -51,7 +51,9 @@ class Access:
             lanes = (index.lanes - 1) * stride + 1 if stride is not None and stride > 0 else 0
             index = index.base
         if index is None or index.dtype.lanes > 1 or lanes == 0:
-            return Access(buffer, None, 0, writes, inner, explicit)
+            index, lanes = ops.const(0), ops.as_int(ops.product(buffer.shape)) or 0
+            if lanes == 0:
+                return Access(buffer, None, 0, writes, inner, explicit)
         start = ops.mul(ops.add(index, ops.cast(index.dtype, buffer.elem_offset)), size)
         return Access(buffer, start, lanes * size * buffer.dtype.lanes, writes, inner, explicit)
 

@@ -1,95 +1,188 @@
-"""The dynamic shared memory of a kernel is one buffer."""
+"""The shared memory of a kernel in one piece, in which buffers that are not alive together overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from te.errors import LoweringError
-from te.ir.visitor import Mutator, collect
+from te.ir.visitor import Mutator, collect, post_order
 from te.tir import ops
 from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, IterVar, PrimExpr
+from te.tir.expr import BufferLoad, IterVar, PrimExpr, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
-from te.tir.stmt import Allocate, AttrStmt, BufferStore, Stmt
+from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, IfThenElse, LetStmt, SeqStmt, Stmt, While
+from te.tir.substitute import substitute
 
-__all__ = ["MergeSharedMemory", "merge_shared_memory"]
+__all__ = ["ALIGNMENT", "MergeSharedMemory", "merge_shared_memory"]
 
-_SCOPE = "shared.dyn"
-_ALIGN = 128
-"""Bytes that each part is aligned to: a row of all banks."""
+ALIGNMENT = 128
+"""bytes that every buffer is aligned to: a line of all banks"""
 
 
-class _ToParts(Mutator):
-    """Sends the accesses of buffers to views of the whole and drops their allocations."""
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Bytes taken: from `start` up to `end`."""
 
-    def __init__(self, parts: Mapping[Buffer, Buffer]) -> None:
-        self.parts = parts
+    start: int
+    end: int
 
-    def visit_Allocate(self, node: Allocate) -> Stmt:
-        new = node.rebuild(self.visit)
-        return new.body if node.buffer in self.parts else new
 
-    def visit_BufferLoad(self, node: BufferLoad) -> BufferLoad:
-        load, part = node.rebuild(self.visit), self.parts.get(node.buffer)
-        return load if part is None else load.replace(buffer=part)
+class _Planner:
+    """Gives every shared buffer of a kernel a place. `total` is what the kernel needs."""
 
-    def visit_BufferStore(self, node: BufferStore) -> BufferStore:
-        store, part = node.rebuild(self.visit), self.parts.get(node.buffer)
-        return store if part is None else store.replace(buffer=part)
+    def __init__(self) -> None:
+        self.places: dict[Var, int] = {}
+        self.total = 0
+        self.separate = 0
+        """what it needs with each buffer by itself"""
+
+    def scope(self, stmt: Stmt, taken: Sequence[_Span]) -> None:
+        """Place what is allocated directly in a scope, then what is inside its statements; `taken` lives around."""
+        buffers: list[Buffer] = []
+        leaves: list[Stmt] = []
+        _linearize(stmt, buffers, leaves)
+        lives = {b: _life(b, leaves) for b in buffers}
+        placed: list[tuple[_Span, range]] = []
+        for buffer in sorted(buffers, key=lambda b: (lives[b].start, -_nbytes(b))):
+            life = lives[buffer]
+            others = [span for span, other in placed if other.start < life.stop and life.start < other.stop]
+            placed.append((self._place(buffer, [*taken, *others]), life))
+        for i, leaf in enumerate(leaves):
+            inner = [*taken, *[span for span, life in placed if i in life]]
+            for part in _inner_scopes(leaf):
+                self.scope(part, inner)
+
+    def _place(self, buffer: Buffer, taken: Iterable[_Span]) -> _Span:
+        """The lowest free place."""
+        nbytes = _nbytes(buffer)
+        start = 0
+        for span in sorted(taken, key=lambda s: s.start):
+            if start + nbytes <= span.start:
+                break
+            start = max(start, _aligned(span.end))
+        self.places[buffer.data] = start
+        self.total = max(self.total, start + nbytes)
+        self.separate = _aligned(self.separate) + nbytes
+        return _Span(start, start + nbytes)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _nbytes(buffer: Buffer) -> int:
+    count = ops.product(buffer.shape)
+    if not isinstance(count, int):
+        raise LoweringError(f"shared memory {buffer.name} of {count} elements: its size has to be constant")
+    return max(1, count) * buffer.dtype.element.nbytes * buffer.dtype.lanes
+
+
+def _is_shared(buffer: Buffer) -> bool:
+    return buffer.scope in ("shared", "shared.dyn")
+
+
+def _linearize(stmt: Stmt, buffers: list[Buffer], leaves: list[Stmt]) -> None:
+    """The shared buffers that a scope allocates, and the statements that run in it, in order."""
+    if isinstance(stmt, Allocate):
+        if _is_shared(stmt.buffer):
+            buffers.append(stmt.buffer)
+        _linearize(stmt.body, buffers, leaves)
+    elif isinstance(stmt, SeqStmt):
+        for part in stmt.stmts:
+            _linearize(part, buffers, leaves)
+    elif isinstance(stmt, LetStmt | AttrStmt):
+        _linearize(stmt.body, buffers, leaves)
+    else:
+        leaves.append(stmt)
+
+
+def _inner_scopes(leaf: Stmt) -> list[Stmt]:
+    if isinstance(leaf, For | While):
+        return [leaf.body]
+    if isinstance(leaf, IfThenElse):
+        return [leaf.then_case] if leaf.else_case is None else [leaf.then_case, leaf.else_case]
+    return []
+
+
+def _life(buffer: Buffer, leaves: Sequence[Stmt]) -> range:
+    """The positions of the statements from the first that touches a buffer to the last."""
+    touching = [i for i, leaf in enumerate(leaves) if buffer.data in _touched(leaf)]
+    return range(touching[0], touching[-1] + 1) if touching else range(0)
+
+
+def _touched(stmt: Stmt) -> set[Var]:
+    return {n.buffer.data for n in post_order(stmt) if isinstance(n, BufferLoad | BufferStore)}
 
 
 class _Merger(Mutator):
-    """Inside the innermost of the thread axes that a kernel begins with stands the one allocation."""
+    def __init__(self, static_bytes: int) -> None:
+        self.static_bytes = static_bytes
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
 
     def visit_AttrStmt(self, node: AttrStmt) -> Stmt:
-        if not _is_thread_axis(node):
+        if node.key != "thread_extent" or not isinstance(node.subject, IterVar):
             return node.rebuild(self.visit)
-        inner = self.visit(node.body) if _is_thread_axis(node.body) else _merged(node.body)
-        return node if inner is node.body else AttrStmt(node.key, node.subject, node.value, inner, span=node.span)
+        planner = _Planner()
+        planner.scope(node, [])
+        dynamic = any(n.buffer.scope == "shared.dyn" for n in collect(node, Allocate))
+        if not dynamic and planner.separate <= min(planner.total, self.static_bytes):
+            return node
+        scope = "shared.dyn" if dynamic or planner.total > self.static_bytes else "shared"
+        return _merged(node, planner, scope)
 
 
-def _is_thread_axis(stmt: Stmt) -> bool:
-    return isinstance(stmt, AttrStmt) and stmt.key == "thread_extent" and isinstance(stmt.subject, IterVar)
+def _merged(kernel: AttrStmt, planner: _Planner, scope: str) -> Stmt:
+    """The kernel with all shared buffers at their places in one."""
+    memory = Buffer("shared_memory", (planner.total,), "uint8", scope=scope, align=ALIGNMENT)
+    accesses = [n.buffer for n in post_order(kernel) if isinstance(n, BufferLoad | BufferStore)]
+    allocated = [n.buffer for n in collect(kernel, Allocate)]
+    views: dict[Buffer, Buffer] = {}
+    for buffer in dict.fromkeys([*accesses, *allocated]):
+        place = planner.places.get(buffer.data)
+        if place is not None:
+            start = ops.add(buffer.elem_offset, place // buffer.dtype.element.nbytes)
+            views[buffer] = buffer.with_(data=memory.data, elem_offset=ops.as_dim(start), scope=scope, align=ALIGNMENT)
+    body = substitute(_DropShared().visit(kernel), {}, views)
+    return _inside_threads(body, memory)
 
 
-def _merged(body: Stmt) -> Stmt:
-    buffers = [n.buffer for n in collect(body, Allocate) if n.buffer.scope == _SCOPE]
-    if len(buffers) < 2:
-        return body
-    whole = Buffer("dynamic", (sum([_room(b) for b in buffers]),), "uint8", scope=_SCOPE, align=_ALIGN)
-    parts: dict[Buffer, Buffer] = {}
-    start = 0
-    for buffer in buffers:
-        parts[buffer] = buffer.with_(data=whole.data, elem_offset=start // buffer.dtype.nbytes)
-        start += _room(buffer)
-    return Allocate(whole, _ToParts(parts).visit(body))
+def _inside_threads(stmt: Stmt, memory: Buffer) -> Stmt:
+    """`memory` allocated inside all thread axes that stand around the whole kernel."""
+    if isinstance(stmt, AttrStmt) and stmt.key == "thread_extent":
+        return AttrStmt(stmt.key, stmt.subject, stmt.value, _inside_threads(stmt.body, memory), span=stmt.span)
+    return Allocate(memory, stmt)
 
 
-def _room(buffer: Buffer) -> int:
-    """Bytes of a buffer, rounded up so that the next one is aligned."""
-    count = ops.as_int(ops.product(buffer.shape))
-    if count is None or len(buffer.shape) != 1:
-        raise LoweringError(f"shared memory {buffer.name} of shape {tuple(buffer.shape)}: expected one constant size")
-    return -(-count * buffer.dtype.nbytes // _ALIGN) * _ALIGN
+class _DropShared(Mutator):
+    def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
+        return node
+
+    def visit_Allocate(self, node: Allocate) -> Stmt:
+        new = node.rebuild(self.visit)
+        return new.body if _is_shared(node.buffer) else new
 
 
-def merge_shared_memory(func: PrimFunc) -> PrimFunc:
-    """The function with one dynamic shared buffer for each kernel: see `MergeSharedMemory`."""
-    return func.with_body(_Merger().visit(func.body))
+def merge_shared_memory(func: PrimFunc, static_bytes: int = 48 << 10) -> PrimFunc:
+    """The function with the shared memory of its kernels merged: see `MergeSharedMemory`."""
+    return func.with_body(_Merger(static_bytes).visit(func.body))
 
 
 @dataclass(frozen=True)
 class MergeSharedMemory(FunctionPass):
-    """All "shared.dyn" buffers of a kernel become parts of one of bytes, which the launch gives the kernel.
+    """The shared buffers of a kernel become views of one piece of memory, where that is needed or saves some.
 
-    Parts lie side by side, each aligned to 128 bytes. Buffers must be flat and of constant size; barriers are placed
-    already. (TVM: `MergeSharedMemoryAllocations`.)
+    The piece has scope "shared.dyn" (its size is given at launch) when one of the buffers has, or when it is larger
+    than `static_bytes`; "shared" otherwise. Buffers overlap when the statements from the first to the last that touches
+    one leave the other alone; a buffer allocated in a loop lives in that loop. Barriers come after this pass:
+    `ThreadSync` sees that the bytes are the same. Raises LoweringError for sizes that are not constant. (TVM:
+    `MergeSharedMemoryAllocations`.)
     """
 
+    static_bytes: int = 48 << 10
+
     def function(self, func: PrimFunc) -> PrimFunc:
-        return merge_shared_memory(func)
+        return merge_shared_memory(func, self.static_bytes)

@@ -1,0 +1,230 @@
+"""Generated kernels run: on a GPU where there is one, else their very text on the host. Numpy is the judge."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import backend
+import te
+from backend.target import Target
+from tests.backend.cuda import cuda_programs as programs
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+def numpy_type(dtype: str):
+    return np.dtype(getattr(ml_dtypes, dtype)) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
+
+
+def run(schedule, args, arrays, device, outputs: int = 1):
+    """Build for the device, call with numpy arrays (the last ones are written), give the outputs."""
+    function = backend.build(schedule, args, Target("cuda -arch=sm_90" if device is None else "cuda"), name="f")
+    passed = [backend.nd.array(a, device) if isinstance(a, np.ndarray) else a for a in arrays]
+    function(*passed)
+    results = [a.numpy() for a in passed[-outputs:]]
+    return results[0] if outputs == 1 else results
+
+
+def elementwise(fn, dtypes, n=70, vector=1):
+    """One thread per element (or per `vector` of them): (schedule, arguments)."""
+    ins = [te.placeholder((n,), d, name=f"in{i}") for i, d in enumerate(dtypes)]
+    out = te.compute((n,), lambda i: fn(*[t[i] for t in ins]), name="out")
+    s = te.create_schedule(out.op)
+    block, thread = s[out].split(out.op.axis[0], factor=32 * vector)
+    if vector > 1:
+        thread, lanes = s[out].split(thread, factor=vector)
+        s[out].vectorize(lanes)
+    s[out].bind(block, te.thread_axis("blockIdx.x"))
+    s[out].bind(thread, te.thread_axis("threadIdx.x"))
+    return s, [*ins, out]
+
+
+def values(dtype: str, n: int = 70, seed: int = 0, low=-20, high=20):
+    random = np.random.default_rng(seed)
+    if dtype == "bool":
+        return random.integers(0, 2, n).astype(bool)
+    if dtype.startswith(("int", "uint")):
+        return random.integers(max(low, 0) if dtype[0] == "u" else low, high, n).astype(dtype)
+    return random.uniform(low, high, n).astype(numpy_type(dtype))
+
+
+@pytest.mark.parametrize("vector", [1, 4])
+@pytest.mark.parametrize("dtype", [*FLOATS, "int8", "uint8", "int16", "int32", "int64"])
+def test_vector_add(cuda_device, dtype, vector):
+    a, b = values(dtype, 1003), values(dtype, 1003, 1)
+    out = run(*programs.vector_add(1003, dtype, vector), [a, b, np.zeros_like(a)], cuda_device)
+    np.testing.assert_array_equal(out, a + b)
+
+
+@pytest.mark.parametrize("n", [1, 64, 1000])
+def test_symbolic_size(cuda_device, n):
+    a, b = values("float32", n), values("float32", n, 1)
+    out = run(*programs.vector_add(te.var("n"), vector=4), [a, b, np.zeros_like(a)], cuda_device)
+    np.testing.assert_array_equal(out, a + b)
+
+
+FUNCTIONS = {
+    "exp": (np.exp, -5, 5), "exp2": (np.exp2, -5, 5), "expm1": (np.expm1, -2, 2), "log": (np.log, 0.1, 9),
+    "log2": (np.log2, 0.1, 9), "log10": (np.log10, 0.1, 9), "log1p": (np.log1p, -0.5, 9), "sqrt": (np.sqrt, 0, 9),
+    "rsqrt": (lambda x: 1 / np.sqrt(x), 0.1, 9), "sin": (np.sin, -9, 9), "cos": (np.cos, -9, 9), "tan": (np.tan, -1, 1),
+    "asin": (np.arcsin, -1, 1), "acos": (np.arccos, -1, 1), "atan": (np.arctan, -5, 5), "sinh": (np.sinh, -3, 3),
+    "cosh": (np.cosh, -3, 3), "tanh": (np.tanh, -3, 3), "asinh": (np.arcsinh, -5, 5), "acosh": (np.arccosh, 1.1, 5),
+    "atanh": (np.arctanh, -0.9, 0.9), "erf": (np.vectorize(math.erf, otypes=[float]), -3, 3),
+    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), -5, 5), "floor": (np.floor, -9, 9), "ceil": (np.ceil, -9, 9),
+    "trunc": (np.trunc, -9, 9), "fabs": (np.abs, -9, 9), "round": (np.round, -9, 9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_mathematical_functions(cuda_device, dtype, part):
+    """Several functions in one kernel: a column of the input and an output each."""
+    n, names = 40, list(FUNCTIONS)[part * 7 : part * 7 + 7]
+    xs = np.stack([values(dtype, n, i, *FUNCTIONS[name][1:]) for i, name in enumerate(names)], 1)
+    x = te.placeholder((n, len(names)), dtype, name="x")
+    outs = te.compute(
+        (n,), lambda i: tuple(te.tir.call_intrin(dtype, name, x[i, j]) for j, name in enumerate(names)), name="y"
+    )
+    s = te.create_schedule(outs[0].op)
+    s[outs[0]].bind(s[outs[0]].op.axis[0], te.thread_axis("threadIdx.x"))
+    arrays = [xs, *[np.zeros(n, xs.dtype) for _ in names]]
+    results = run(s, [x, *outs], arrays, cuda_device, len(names))
+    tolerance = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 1e-2}[dtype]
+    for j, name in enumerate(names):
+        expected = FUNCTIONS[name][0](xs[:, j].astype("float64"))
+        np.testing.assert_allclose(results[j].astype("float64"), expected, tolerance, tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64"])
+def test_integer_operators(cuda_device, dtype):
+    a, b = values(dtype), values(dtype, seed=1)
+    b[b == 0] = 3
+    fns = {
+        "floordiv": (lambda x, y: x // y, lambda x, y: x // y),
+        "floormod": (lambda x, y: x % y, lambda x, y: x % y),
+        "min": (te.tir.minimum, np.minimum),
+        "max": (te.tir.maximum, np.maximum),
+        "and": (lambda x, y: x & y, np.bitwise_and),
+        "xor": (lambda x, y: x ^ y, np.bitwise_xor),
+        "mul": (lambda x, y: x * y, np.multiply),
+    }
+    for name, (fn, reference) in fns.items():
+        out = run(*elementwise(fn, [dtype, dtype]), [a, b, np.zeros_like(a)], cuda_device)
+        np.testing.assert_array_equal(out, reference(a, b), err_msg=name)
+
+
+@pytest.mark.parametrize("of", ["float32", "float16", "bfloat16", "float64", "int32", "int8", "bool", "int64"])
+def test_casts(cuda_device, of):
+    x = values(of)
+    for to in ("float32", "float16", "bfloat16", "float64", "int32", "int8", "int64", "bool"):
+        out = run(*elementwise(lambda v, to=to: v.astype(to), [of]), [x, np.zeros(70, numpy_type(to))], cuda_device)
+        expected = x.astype("float32").astype(numpy_type(to)) if to == "bfloat16" else x.astype(numpy_type(to))
+        np.testing.assert_array_equal(out, expected, err_msg=to)
+
+
+def test_nan_goes_through_minimum_and_maximum(cuda_device):
+    a, b = values("float32"), values("float32", seed=1)
+    a[::3], b[::5] = np.nan, np.nan
+    for fn, reference in ((te.tir.minimum, np.minimum), (te.tir.maximum, np.maximum)):
+        out = run(*elementwise(fn, ["float32", "float32"]), [a, b, np.zeros_like(a)], cuda_device)
+        np.testing.assert_array_equal(out, reference(a, b))
+
+
+def test_special_numbers(cuda_device):
+    x = np.array([1, np.nan, np.inf, -np.inf, -0.0, 3] * 12, "float32")[:70]
+    inf = te.tir.ops.infinity("float32")
+    for fn, reference in (
+        (lambda v: te.tir.call_intrin("bool", "isnan", v), np.isnan),
+        (lambda v: te.tir.call_intrin("bool", "isinf", v), np.isinf),
+        (lambda v: te.tir.call_intrin("bool", "isfinite", v), np.isfinite),
+    ):
+        out = run(*elementwise(fn, ["float32"]), [x, np.zeros(70, bool)], cuda_device)
+        np.testing.assert_array_equal(out, reference(x))
+    out = run(*elementwise(lambda v: te.tir.select(v > 2.0, inf, -inf), ["float32"]), [x, x], cuda_device)
+    np.testing.assert_array_equal(out, np.where(x > 2, np.inf, -np.inf))
+
+
+def test_bits(cuda_device):
+    x = values("int32")
+    popcount = run(*elementwise(lambda v: te.tir.call_intrin("int32", "popcount", v), ["int32"]), [x, x], cuda_device)
+    np.testing.assert_array_equal(popcount, np.bitwise_count(x.view("uint32")))
+    clz = run(*elementwise(lambda v: te.tir.call_intrin("int32", "clz", v), ["int32"]), [x, x * 0], cuda_device)
+    np.testing.assert_array_equal(clz, [32 - int(v).bit_length() for v in x.view("uint32")])
+    bits = run(
+        *elementwise(lambda v: te.tir.call_intrin("float32", "reinterpret", v), ["int32"]),
+        [x, np.zeros(70, "float32")], cuda_device,
+    )  # fmt: skip
+    np.testing.assert_array_equal(bits.view("int32"), x)
+
+
+def test_a_padded_vector_load_reads_nothing_outside(cuda_device):
+    """A condition that is the same for all lanes guards the whole vector."""
+    a = te.placeholder((8, 16), name="a")
+    b = te.compute(
+        (10, 16), lambda i, j: te.if_then_else(te.all(i >= 1, i < 9), a[i - 1, j], te.const(0.0)), name="b"
+    )
+    s = te.create_schedule(b.op)
+    outer, lanes = s[b].split(b.op.axis[1], factor=4)
+    s[b].vectorize(lanes)
+    s[b].bind(b.op.axis[0], te.thread_axis("blockIdx.x"))
+    s[b].bind(outer, te.thread_axis("threadIdx.x"))
+    x = values("float32", 128).reshape(8, 16)
+    out = run(s, [a, b], [x, np.ones((10, 16), "float32")], cuda_device)
+    np.testing.assert_array_equal(out, np.pad(x, ((1, 1), (0, 0))))
+
+
+@pytest.mark.parametrize("threads", [16, 64, 96, 7, 200])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_reductions_across_threads(cuda_device, threads, dtype):
+    a = te.placeholder((3, 2 * threads), dtype, name="a")
+    k = te.reduce_axis((0, 2 * threads), name="k")
+    out = te.compute((3,), lambda i: te.max(a[i, k], axis=k), name="out")
+    s = te.create_schedule(out.op)
+    _, bound = s[out].split(out.op.reduce_axis[0], factor=threads)
+    s[out].bind(bound, te.thread_axis("threadIdx.x"))
+    s[out].bind(out.op.axis[0], te.thread_axis("blockIdx.x"))
+    x = values(dtype, 6 * threads).reshape(3, -1)
+    np.testing.assert_array_equal(run(s, [a, out], [x, np.zeros(3, x.dtype)], cuda_device), x.max(1))
+
+
+def test_temporaries_between_kernels(cuda_device):
+    a = te.placeholder((20, 64), name="a")
+    k = te.reduce_axis((0, 64), name="k")
+    row = te.compute((20,), lambda i: te.sum(a[i, k], axis=k), name="row")
+    out = te.compute((20, 64), lambda i, j: a[i, j] - row[i], name="out")
+    s = te.create_schedule(out.op)
+    s[row].bind(row.op.axis[0], te.thread_axis("threadIdx.x"))
+    s[out].bind(out.op.axis[0], te.thread_axis("blockIdx.x"))
+    s[out].bind(out.op.axis[1], te.thread_axis("threadIdx.x"))
+    x = values("float32", 20 * 64).reshape(20, 64)
+    result = run(s, [a, out], [x, np.zeros_like(x)], cuda_device)
+    np.testing.assert_allclose(result, x - x.sum(1, keepdims=True), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [64, 8000])
+def test_shared_memory_of_any_size(cuda_device, n):
+    """8000 floats are more than a kernel may declare with a fixed size, twice."""
+    a = te.placeholder((2, n), name="a")
+    double = te.compute((2, n), lambda i, j: a[i, j] * 2.0, name="double")
+    turned = te.compute((2, n), lambda i, j: double[i, n - 1 - j] + 1.0, name="turned")
+    out = te.compute((2, n), lambda i, j: turned[i, n - 1 - j] - double[i, j], name="out")
+    s = te.create_schedule(out.op)
+    row = out.op.axis[0]
+    s[out].bind(row, te.thread_axis("blockIdx.x"))
+    for stage in (double, turned, out):
+        _, thread = s[stage].split(stage.op.axis[1], factor=64)
+        s[stage].bind(thread, te.thread_axis((0, 64), "threadIdx.x"))
+    for stage in (double, turned):
+        s[stage].set_scope("shared")
+        s[stage].compute_at(s[out], row)
+    x = values("float32", 2 * n).reshape(2, n)
+    function = backend.build(s, [a, out], Target("cuda"), name="f")
+    (kernel,) = function.imported_modules[0].functions["f"]["kernels"]
+    assert (kernel["dynamic_shared"] > 48 << 10) == (n == 8000)
+    result = backend.nd.array(np.zeros_like(x), cuda_device)
+    function(backend.nd.array(x, cuda_device), result)
+    np.testing.assert_allclose(result.numpy(), 1.0, atol=1e-4)
