@@ -9,6 +9,8 @@ import backend
 import te
 import topi
 from backend.target import Target
+from te.ir import collect
+from te.tir import AttrStmt
 from te.tir.interpreter import numpy_dtype
 from topi.registry import schedule_for
 
@@ -153,3 +155,13 @@ def test_convolution_on_tensor_cores(cuda_device, case):
     a, b = a.astype("f"), np.moveaxis(b, (-1, -2), (0, 1)).astype("f")
     expected = convolution(a, b, strides, padding, dilation, groups)
     np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-2)
+
+
+def test_an_epilogue_is_fused_in_dimensions_of_one_element_too(cuda_device):
+    x, w, b = placeholder("x", 1, 40), placeholder("w", 30, 40), placeholder("b", 30)
+    out = topi.add(topi.nn.dense(x, w), b)
+    func = te.lower(schedule_for([out], Target(TARGET)), [x, w, b, out])["main"]
+    blocks = [a for a in collect(func.body, AttrStmt) if getattr(a.subject, "thread_tag", "") == "blockIdx.x"]
+    assert len(blocks) == 1, "one kernel"
+    (p, q, r), result = execute(cuda_device, [x, w, b], out)
+    np.testing.assert_allclose(result, p @ q.T + r, rtol=1e-4, atol=1e-4)

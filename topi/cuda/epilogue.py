@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import te
 from te.ir import post_order
 from te.rewrite import map_reads
-from te.tir import PrimExpr, ProducerLoad
+from te.tir import Dim, PrimExpr, ProducerLoad, Var, as_int
 from te.tir.substitute import substitute
 from topi.cuda.stagewise import schedule_stage
 from topi.groups import inline_injective, is_injective
@@ -34,9 +34,30 @@ def fused_output(outs: Sequence[te.Tensor], anchor: te.Operation) -> te.Tensor |
     assert isinstance(out.op, te.ComputeOp)
     own = [axis.var for axis in out.op.axis]
     for load in [n for n in post_order(_written_in(out.op.body[0], anchor)) if isinstance(n, ProducerLoad)]:
-        if load.producer.op is anchor and not all(i is v for i, v in zip(load.indices, own, strict=True)):
+        if load.producer.op is anchor and not all(map(_is_own, load.indices, own, result.shape)):
             return None
     return out
+
+
+def _is_own(index: PrimExpr, own: Var, size: Dim) -> bool:
+    """Is the index that of the output's element? In a dimension of one element it may be told as 0."""
+    return index is own or (as_int(size) == 1 and as_int(index) == 0)
+
+
+def _read_at_own_index(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> None:
+    """Let `out` read the anchor by its own loops in dimensions of one element too, which are tiled like others."""
+    assert isinstance(out.op, te.ComputeOp)
+    own = [axis.var for axis in out.op.axis]
+
+    def read(load: ProducerLoad) -> PrimExpr:
+        return ProducerLoad(load.producer, tuple(own)) if load.producer.op is anchor else load
+
+    body = map_reads(_written_in(out.op.body[0], anchor), read)
+
+    def element(*index: Var) -> PrimExpr:
+        return substitute(body, dict(zip(own, index, strict=True)))
+
+    s.recompute(out, te.compute(out.shape, element, out.op.name, out.op.tag))
 
 
 def _known(tensor: te.Tensor) -> list[object]:
@@ -67,6 +88,8 @@ def start_schedule(
     """
     fused = fused_output(outs, anchor)
     s = te.create_schedule([out.op for out in outs])
+    if fused is not None and fused.op is not anchor:
+        _read_at_own_index(s, fused, anchor)
     keep = [] if fused is not None else [anchor]
     inline_injective(s, outs, keep)
     out = anchor.output(0) if fused is None else fused
