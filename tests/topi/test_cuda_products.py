@@ -165,3 +165,23 @@ def test_an_epilogue_is_fused_in_dimensions_of_one_element_too(cuda_device):
     assert len(blocks) == 1, "one kernel"
     (p, q, r), result = execute(cuda_device, [x, w, b], out)
     np.testing.assert_allclose(result, p @ q.T + r, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("epilogue", [False, True])
+@pytest.mark.parametrize("case", [("float32", 3, 40, 700), ("float16", 20, 24, 1024), ("float16", 1, 9, 513)])
+def test_the_depth_is_shared_between_blocks(cuda_device, case, epilogue):
+    dtype, m, n, k = case
+    x, w = placeholder("x", m, k, dtype=dtype), placeholder("w", n, k, dtype=dtype)
+    out = topi.nn.dense(x, w, out_dtype="float32")
+    (a, b), result = (run if epilogue else execute)(cuda_device, [x, w], out)
+    expected = a.astype("float32") @ b.T.astype("float32") + epilogue
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_a_deep_convolution_in_slices(cuda_device):
+    x, w = placeholder("x", 1, 4, 4, 96), placeholder("w", 3, 3, 96, 16)
+    out = topi.nn.conv(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO")
+    assert "partials" in str(te.lower(schedule_for([out], Target(TARGET)), [x, w, out]))
+    (a, b), result = run(cuda_device, [x, w], out)
+    expected = convolution(a, np.moveaxis(b, (-1, -2), (0, 1)), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)

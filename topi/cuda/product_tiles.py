@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,6 +48,8 @@ _HIDING_WARPS = 8
 
 STATIC_SHARED_BYTES = 48 << 10
 """Shared memory that needs no opting in."""
+_SLICE = 128
+"""The least products of a slice of the depth."""
 _STEP_INSTRUCTIONS = 1024
 """Multiply-adds of a thread in a step at most: the loop is unrolled and must stay in the instruction cache."""
 
@@ -215,6 +217,12 @@ class Problem:
     depth: int
     nbytes: int
     whole: tuple[bool, bool] = (False, False)
+    parts: int = 1
+    """slices of the depth, which a second kernel adds up"""
+
+    def in_parts(self, parts: int) -> Problem:
+        """The problem with its depth in slices."""
+        return replace(self, batch=self.batch * parts, depth=math.ceil(self.depth / parts), parts=parts)
 
     def fits(self, tile: SimtTile | MmaTile) -> bool:
         """Are the tiles whole where they must be?"""
@@ -234,21 +242,37 @@ class Problem:
         steps = math.ceil(self.depth / tile.depth)
         write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
         alone = _LAUNCH_CYCLES + steps * _STEP_CYCLES
-        return share * (steps * tile.step_cycles(per_cycle, self.nbytes) + write) / rate + share / together * alone
+        own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) + write) / rate + share / together * alone
+        return own + (0 if self.parts == 1 else self._adding_up())
 
-    def best(self, tiles: Iterable[Tile], per_cycle: int) -> Tile | None:
-        """The tile of the least cycles, None when none fits."""
-        ranked = [(self.cycles(t, per_cycle), t.threads, i, t) for i, t in enumerate(tiles) if self.fits(t)]
+    def _adding_up(self) -> float:
+        """The time of the kernel that adds up the slices: their bytes, and another launch."""
+        elements = self.batch * self.rows * self.columns
+        return 2 * _LAUNCH_CYCLES + elements * 4 / _L2_BYTES_PER_CYCLE / self.gpu.processors
+
+    def best(self, tiles: Iterable[Tile], per_cycle: int) -> tuple[Tile, int] | None:
+        """The tile of the least cycles and the number of slices of the depth for it, None when no tile fits.
+
+        Slices are at least `_SLICE` products deep, and groups of channels are not sliced.
+        """
+        most = 1 if any(self.whole) else max(self.depth // _SLICE, 1)
+        problems = [self, *[self.in_parts(p) for p in (2, 3, 4, 6, 8, 12, 16, 24, 32) if p <= most]]
+        fitting = [t for t in tiles if self.fits(t)]
+        ranked = [
+            (problem.cycles(t, per_cycle), problem.parts, t.threads, i)
+            for problem in problems
+            for i, t in enumerate(fitting)
+        ]
         found = min(ranked, default=None)
-        return None if found is None or found[0] == math.inf else found[3]
+        return None if found is None or found[0] == math.inf else (fitting[found[3]], found[1])
 
 
-def best_simt_tile(target: Target, problem: Problem) -> SimtTile | None:
-    """The tile of the least cycles on ordinary cores."""
+def best_simt_tile(target: Target, problem: Problem) -> tuple[SimtTile, int] | None:
+    """The tile of the least cycles on ordinary cores, and the slices of the depth."""
     fitting = [t for t in _simt_tiles() if t.shared_bytes(problem.nbytes) <= STATIC_SHARED_BYTES]
     return problem.best(fitting, fma_per_cycle(target))
 
 
-def best_mma_tile(target: Target, problem: Problem) -> MmaTile | None:
-    """The tile of the least cycles on tensor cores."""
+def best_mma_tile(target: Target, problem: Problem) -> tuple[MmaTile, int] | None:
+    """The tile of the least cycles on tensor cores, and the slices of the depth."""
     return problem.best(_mma_tiles(problem.nbytes), mma_per_cycle(target, problem.nbytes))

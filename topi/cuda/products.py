@@ -9,8 +9,9 @@ from topi.cuda.contraction import Contraction, contraction_of
 from topi.cuda.cost import VECTOR_BYTES, Gpu
 from topi.cuda.epilogue import start_schedule
 from topi.cuda.mma_matmul import schedule_mma
-from topi.cuda.product_tiles import Problem, architecture, best_mma_tile, best_simt_tile
+from topi.cuda.product_tiles import Problem, SimtTile, architecture, best_mma_tile, best_simt_tile
 from topi.cuda.simt_matmul import schedule_simt
+from topi.cuda.split_depth import split_depth
 from topi.cuda.stagewise import schedule_stagewise
 from topi.cuda.tensor_core import Multiply, multiplies
 from topi.groups import constant_size
@@ -33,15 +34,19 @@ def schedule_product(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return schedule_stagewise(outs, anchor, target)
     problem = problem_of(contraction, target)
     instruction = _instruction(contraction, target)
-    tensor_tile = None if instruction is None else best_mma_tile(target, problem)
-    tile = best_simt_tile(target, problem) if tensor_tile is None else None
-    if tensor_tile is None and tile is None:
+    on_tensor_cores = None if instruction is None else best_mma_tile(target, problem)
+    chosen = on_tensor_cores or best_simt_tile(target, problem)
+    if chosen is None:
         return schedule_stagewise(outs, anchor, target)
+    tile, parts = chosen
     s, out = start_schedule(outs, anchor, target)
-    if tensor_tile is not None and instruction is not None:
-        schedule_mma(s, out, contraction, tensor_tile, instruction)
-    elif tile is not None:
+    if parts > 1:
+        out, contraction = split_depth(s, out, contraction, parts, target)
+    if isinstance(tile, SimtTile):
         schedule_simt(s, out, contraction, tile)
+    else:
+        assert instruction is not None
+        schedule_mma(s, out, contraction, tile, instruction)
     return s
 
 
