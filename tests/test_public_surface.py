@@ -21,7 +21,7 @@ def module_names() -> list[str]:
     return names
 
 
-ALL_MODULES = [name for name in module_names() if not name.startswith("backend.cuda")]
+ALL_MODULES = module_names()
 
 FACES = {
     "te": ("placeholder", "compute", "reduce_axis", "sum", "var", "create_schedule", "thread_axis", "lower"),

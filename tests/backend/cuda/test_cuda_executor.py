@@ -252,6 +252,17 @@ def test_an_artifact_for_another_architecture(kernels, cuda_device):
         CompiledModel(GRAPH, {"w": W}, other)["default"](cuda_device)
 
 
+def test_on_another_gpu(model, cuda_device):
+    other = device("cuda", 1)
+    if not other.exist:
+        pytest.skip("this machine has one CUDA device")
+    executors = [GraphModule(model["default"](where)) for where in (cuda_device, other)]
+    for _ in range(4):
+        for executor in executors:
+            check(executor, some())
+    assert executors[1].get_output(0).device == other
+
+
 def test_two_executors_in_two_threads(model, cuda_device):
     wrong = []
 
