@@ -185,3 +185,29 @@ def test_a_deep_convolution_in_slices(cuda_device):
     (a, b), result = run(cuda_device, [x, w], out)
     expected = convolution(a, np.moveaxis(b, (-1, -2), (0, 1)), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(8, 4), (16, 2), (64, 2)])
+def test_groups_of_any_size(cuda_device, channels, groups):
+    x, w = placeholder("x", 1, 6, 5, channels), placeholder("w", 3, 3, channels // groups, channels)
+    out = topi.nn.conv(x, w, (1, 1), (1, 1, 1, 1), (1, 1), groups, "NHWC", "HWIO")
+    (a, b), result = run(cuda_device, [x, w], out)
+    expected = convolution(a, np.moveaxis(b, (-1, -2), (0, 1)), (1, 1), (1, 1, 1, 1), (1, 1), groups)
+    np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_transposed_convolution(cuda_device, channels_last):
+    shape, kernel = (1, 5, 6, 20), (20, 12, 3, 3)
+    x = placeholder("x", *(shape if channels_last else (1, 20, 5, 6)))
+    w = placeholder("w", *kernel)
+    layout = "NHWC" if channels_last else "NCHW"
+    out = topi.nn.conv_transpose(x, w, (2, 2), (1, 1, 1, 1), (1, 1), (1, 1), 1, layout, "IOHW")
+    (a, b), result = run(cuda_device, [x, w], out)
+    a = a if channels_last else np.moveaxis(a, 1, -1)
+    spread = np.zeros((1, 10, 12, 20), "float32")
+    spread[:, ::2, ::2] = a
+    flipped = np.ascontiguousarray(b[:, :, ::-1, ::-1].swapaxes(0, 1))
+    expected = convolution(spread, flipped, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    result = result if channels_last else np.moveaxis(result, 1, -1)
+    np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cuda.contraction import Contraction, contraction_of
 from topi.cuda.cost import VECTOR_BYTES, Gpu
+from topi.cuda.depthwise import schedule_direct
 from topi.cuda.epilogue import start_schedule
 from topi.cuda.mma_matmul import schedule_mma
 from topi.cuda.product_tiles import Problem, SimtTile, architecture, best_mma_tile, best_simt_tile
@@ -31,13 +32,13 @@ def schedule_product(outs: list[te.Tensor], anchor: te.Operation, target: Target
     """The anchor as a product of matrices, its epilogue on the results in registers."""
     contraction = contraction_of(anchor)
     if contraction is None:
-        return schedule_stagewise(outs, anchor, target)
+        return _schedule_otherwise(outs, anchor, target)
     problem = problem_of(contraction, target)
     instruction = _instruction(contraction, target)
     on_tensor_cores = None if instruction is None else best_mma_tile(target, problem)
     chosen = on_tensor_cores or best_simt_tile(target, problem)
     if chosen is None:
-        return schedule_stagewise(outs, anchor, target)
+        return _schedule_otherwise(outs, anchor, target)
     tile, parts = chosen
     s, out = start_schedule(outs, anchor, target)
     if parts > 1:
@@ -48,6 +49,13 @@ def schedule_product(outs: list[te.Tensor], anchor: te.Operation, target: Target
         assert instruction is not None
         schedule_mma(s, out, contraction, tile, instruction)
     return s
+
+
+def _schedule_otherwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """What is no product of matrices, or one smaller than any tile: convolutions of few channels in a group."""
+    if anchor.tag in _CONVOLUTIONS[::2]:
+        return schedule_direct(outs, anchor, target)
+    return schedule_stagewise(outs, anchor, target)
 
 
 def problem_of(c: Contraction, target: Target) -> Problem:
