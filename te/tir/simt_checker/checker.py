@@ -8,15 +8,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from te.tir.buffer import Buffer
+from te.tir.expr import Var
 from te.tir.simt_checker.faults import ExternAccess
 from te.tir.simt_checker.record import Context, Grid, WrittenTwice
+from te.tir.simt_checker.steering import find_steering
 from te.tir.simt_checker.walk import Walk
 from te.tir.stmt import Stmt
 
 __all__ = ["KernelChecker", "check_kernel", "sample_blocks"]
 
 
-def sample_blocks(grid: Grid, limit: int = 8) -> list[Grid]:
+_BLOCKS, _KEPT_BLOCKS = 8, 64
+"""Blocks to run of a kernel; of one whose numbers the next kernel needs."""
+
+
+def sample_blocks(grid: Grid, limit: int = _BLOCKS) -> list[Grid]:
     """All blocks of a small grid (x, y, z); else the first two, the middle and the last of each axis, up to `limit`."""
     if grid[0] * grid[1] * grid[2] <= limit:
         chosen = [range(n) for n in grid]
@@ -55,19 +61,28 @@ class KernelChecker:
             dict(externs or {}), max_iterations,
         )  # fmt: skip
 
-    def check(self, name: str, body: Stmt, blocks: Sequence[Grid] | None = None) -> None:
-        """Runs the blocks (x, y, z) of a kernel; by default `sample_blocks`. Raises `SimtFault`."""
+    def check(
+        self, name: str, body: Stmt, blocks: Sequence[Grid] | None = None, followed_by: Iterable[Stmt] = ()
+    ) -> None:
+        """Runs the blocks (x, y, z) of a kernel; by default `sample_blocks`. Raises `SimtFault`.
+
+        `followed_by` are the kernels still to come: where numbers of this one decide their addresses, they are kept.
+        """
         allowed: set[int] = set()  # statements that write some element twice, with the same value
+        needed = frozenset[Var]().union(*[find_steering(later).memory for later in followed_by])
         while True:
-            walk = Walk(self.context, name, body, everything=False, allowed=allowed)
+            walk = Walk(self.context, name, body, everything=False, allowed=allowed, needed=needed)
+            kept = needed & walk.steering.written
             try:
-                walk.run(sample_blocks(walk.grid) if blocks is None else blocks)
+                walk.run(sample_blocks(walk.grid, _KEPT_BLOCKS if kept else _BLOCKS) if blocks is None else blocks)
                 break
             except WrittenTwice as twice:
                 again = Walk(self.context, name, body, everything=True, allowed=allowed)
                 again.run(twice.blocks)
                 allowed.add(twice.statement)
         self.context.filled |= walk.steering.written
+        for data in kept & walk.memories.keys():
+            self.context.contents[data] = walk.memories[data].values
 
 
 def check_kernel(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from te.errors import VerifyError
 
@@ -17,16 +21,20 @@ class SimtFault(VerifyError):
         self.kind = kind
 
 
+Offset = Callable[[np.ndarray, list[Any]], np.ndarray]
+
+
 @dataclass(frozen=True, slots=True)
 class ExternAccess:
     """What an external device function does with the memory behind one of its address arguments.
 
-    Every thread touches `count` elements (of the buffer whose address it is given) from there on. `warp`: the function
-    is an operation of a whole warp.
+    Every thread touches `nbytes` bytes from the address on, or from `offset` bytes further: a function of the thread's
+    lane and of the values of the other arguments. `warp`: the function is an operation of a whole warp.
     """
 
     argument: int
-    count: int
+    nbytes: int
     reads: bool = True
     writes: bool = False
+    offset: Offset | None = None
     warp: bool = True

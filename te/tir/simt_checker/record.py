@@ -27,7 +27,9 @@ Grid = tuple[int, int, int]
 
 @dataclass(slots=True)
 class Context:
-    """What is known of a function around its kernels; `filled` are the pointers that an earlier kernel wrote."""
+    """What is known of a function around its kernels: `filled` are the pointers that an earlier kernel wrote,
+    `contents` the numbers that it wrote where a later one needs them.
+    """
 
     parameters: tuple[Buffer, ...]
     workspaces: tuple[Buffer, ...]
@@ -37,6 +39,7 @@ class Context:
     externs: Mapping[str, Sequence[ExternAccess]]
     max_iterations: int
     filled: set[Var] = field(default_factory=set)
+    contents: dict[Var, np.ndarray | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -89,11 +92,14 @@ class WrittenTwice(Exception):
 class Recorder(Lockstep):
     """Evaluates expressions for one block at a time and keeps the record of memory; a subclass walks the statements."""
 
-    def __init__(self, context: Context, name: str, body: Stmt, everything: bool, allowed: set[int]) -> None:
+    def __init__(
+        self, context: Context, name: str, body: Stmt, everything: bool, allowed: set[int],
+        needed: frozenset[Var] = frozenset(),
+    ) -> None:  # fmt: skip
         super().__init__(_depth(body))
         self.context, self.name, self.body = context, name, body
         self.everything, self.allowed = everything, allowed
-        self.steering = find_steering(body, everything)
+        self.steering = find_steering(body, everything, needed)
         self.statements: list[Node] = []
         self.numbers: dict[int, int] = {}
         nodes = list(post_order(body))
@@ -150,9 +156,14 @@ class Recorder(Lockstep):
     def _contents(self, buffer: Buffer, count: int) -> np.ndarray:
         """The values of a buffer at the start."""
         kind = numpy_dtype(buffer.dtype.element)
+        kept = self.context.contents.get(buffer.data)
+        if kept is not None:
+            return kept.copy()
         given = self.context.arrays.get(buffer.name)
         if given is not None:
             return np.resize(given.astype(kind).reshape(-1), count)
+        if buffer in self.context.workspaces and kind.kind in "iub":
+            return np.zeros(count, kind)
         if buffer.scope == "global" and kind.kind in "iu":
             return (np.arange(count) % 127).astype(kind)
         if buffer.scope == "global" and kind.kind == "b":

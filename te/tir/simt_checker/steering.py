@@ -22,8 +22,8 @@ class Steering:
     written: frozenset[Var]
 
 
-def find_steering(body: Node, everything: bool = False) -> Steering:
-    """The values of `body` that decide where it goes; with `everything`, all of them."""
+def find_steering(body: Node, everything: bool = False, needed: frozenset[Var] = frozenset()) -> Steering:
+    """The values of `body` that decide where it goes, and of the memory `needed` later; with `everything`, all."""
     nodes = list(post_order(body))
     written = {n.buffer.data for n in nodes if isinstance(n, BufferStore)}
     for call in nodes:
@@ -33,9 +33,14 @@ def find_steering(body: Node, everything: bool = False) -> Steering:
         memory = {n.buffer.data for n in nodes if isinstance(n, BufferLoad | BufferStore)}
         variables = {n.var for n in nodes if isinstance(n, LetStmt | Let)}
         return Steering(frozenset(memory), frozenset(variables), frozenset(written))
-    steers: set[Var] = set()
-    waiting = [root for node in nodes for root in _roots(node)]
+    steers: set[Var] = set(needed)
     seen: set[int] = set()
+    waiting = [root for node in nodes for root in _roots(node)]
+    for node in nodes:
+        source = _source(node, steers)
+        if source is not None:
+            seen.add(id(node))
+            waiting.append(source)
     while waiting:
         for node in post_order(waiting.pop()):
             if isinstance(node, Var):

@@ -11,7 +11,7 @@ import numpy as np
 from te.errors import CompileError
 from te.ir.node import Node
 from te.ir.visitor import post_order
-from te.tir.expr import BufferLoad, Call, IntImm, IterVar, Let, Logical, PrimExpr, StringImm
+from te.tir.expr import BufferLoad, Call, IntImm, IterVar, Let, Logical, PrimExpr, StringImm, Var
 from te.tir.intrinsics import INTRINSICS
 from te.tir.simt_checker.faults import ExternAccess, SimtFault
 from te.tir.simt_checker.lockstep import both
@@ -42,8 +42,11 @@ _BARRIERS = frozenset({"storage_sync", "async_wait", "async_commit"})
 class Walk(Recorder):
     """One run over blocks of a kernel."""
 
-    def __init__(self, context: Context, name: str, body: Stmt, everything: bool, allowed: set[int]) -> None:
-        super().__init__(context, name, body, everything, allowed)
+    def __init__(
+        self, context: Context, name: str, body: Stmt, everything: bool, allowed: set[int],
+        needed: frozenset[Var] = frozenset(),
+    ) -> None:  # fmt: skip
+        super().__init__(context, name, body, everything, allowed, needed)
         x, y, _ = self.dims
         lane = self.tid
         self.positions = {"threadIdx.x": lane % x, "threadIdx.y": lane // x % y, "threadIdx.z": lane // (x * y)}
@@ -310,25 +313,41 @@ class Walk(Recorder):
         name = node.args[0]
         assert isinstance(name, StringImm), "call_extern begins with a name"
         accesses = self.context.externs.get(name.value)
-        addresses = [a for a in node.args[1:] if isinstance(a, Call) and a.op == "address_of"]
+        addresses = [a for a in node.args[1:] if _is_address(a)]
         if accesses is None and addresses:
             raise CompileError(f"kernel {self.name}: say by `externs` what {name.value} does with its arguments")
-        for argument in node.args[1:]:
-            if argument not in addresses:
-                self.touch(argument)
+        values = [0 if _is_address(a) else self.visit(a) for a in node.args[1:]]
         for access in accesses or ():
-            self._extern_access(node, access)
+            self._extern_access(node, access, values)
         return 0
 
-    def _extern_access(self, node: Call, access: ExternAccess) -> None:
+    def _extern_access(self, node: Call, access: ExternAccess, values: list[Any]) -> None:
         load = self._address(node.args[1 + access.argument])
         if access.warp:
             self._whole_warps(node)
         index = self.visit(load.indices[0])
-        width = access.count * load.buffer.dtype.element.nbytes
+        if access.offset is not None:
+            others = [v for a, v in zip(node.args[1:], values, strict=True) if not _is_address(a)]
+            index = index + access.offset(self.tid % 32, others) // load.buffer.dtype.element.nbytes
         for wanted, writes in ((access.reads, False), (access.writes, True)):
             if wanted:
-                self.access(node, load.buffer, index, writes=writes, width=width)
+                self.access(node, load.buffer, index, writes=writes, width=access.nbytes)
+
+    def call_shuffle(self, node: Call) -> Any:
+        """The value of another lane, which must be there and take part."""
+        mask, value, flip, width = (self.visit(a) for a in node.args)
+        self._whole_warps(node)
+        lane = self.tid % 32
+        source = np.where((lane % width) ^ flip < width, self.tid - lane + (lane ^ flip), self.tid)
+        lost = (source >= self.threads) | ((np.asarray(mask) >> (source % 32)) & 1 == 0)
+        lost = lost if self.mask is True else lost & self.mask
+        if lost.any():
+            first = int(np.argwhere(lost)[0][0])
+            raise SimtFault("divergence", self.text(
+                f"shuffle: thread {self.position(first)} reads a lane that does not take part, in {node}"))  # fmt: skip
+        if isinstance(value, np.ndarray) and value.shape[0] == self.threads:
+            return np.take(value, source.reshape(-1), axis=0)
+        return value
 
     def _whole_warps(self, node: Call) -> None:
         """All threads of a warp take part in its operations, or none."""
@@ -347,9 +366,13 @@ class Walk(Recorder):
         return 0
 
     def _address(self, node: PrimExpr) -> BufferLoad:
-        if isinstance(node, Call) and node.op == "address_of" and isinstance(node.args[0], BufferLoad):
+        if isinstance(node, Call) and _is_address(node) and isinstance(node.args[0], BufferLoad):
             return node.args[0]
         raise CompileError(f"kernel {self.name}: expected the address of an element, got {node}")
+
+
+def _is_address(node: PrimExpr) -> bool:
+    return isinstance(node, Call) and node.op == "address_of"
 
 
 def _negated(condition: Any) -> Any:
@@ -401,6 +424,7 @@ _STATEMENTS: dict[type, Callable[[Walk, Any], None]] = {
 _CALLS: dict[str, Callable[[Walk, Call], Any]] = {
     "storage_sync": Walk.call_sync, "atomic_add": Walk.call_atomic, "atomic_max": Walk.call_atomic,
     "async_copy": Walk.call_async_copy, "async_commit": Walk.call_async_commit,
-    "async_wait": Walk.call_async_wait, "call_extern": Walk.call_extern, "prefetch": Walk.call_nothing,
+    "async_wait": Walk.call_async_wait, "call_extern": Walk.call_extern,
+    "warp_shuffle_xor": Walk.call_shuffle, "prefetch": Walk.call_nothing,
     "assume": Walk.call_nothing,
 }  # fmt: skip

@@ -11,7 +11,7 @@ import te
 from te.tir import StringImm, ir_builder
 from te.tir.buffer import Buffer
 from te.tir.ops import call_intrin, if_then_else
-from te.tir.simt_checker import ExternAccess, SimtFault, check_kernel, sample_blocks
+from te.tir.simt_checker import ExternAccess, KernelChecker, SimtFault, check_kernel, sample_blocks
 
 N = 64
 
@@ -331,7 +331,21 @@ def test_indices_that_are_computed_in_registers() -> None:
     p.check(arrays={"x": np.ones(N)})
 
 
-EXTERN = {"warp_sum": [ExternAccess(0, 1, writes=True)]}
+def test_indices_that_another_kernel_computed() -> None:
+    """They are kept between the kernels of a function, whose workspaces are undefined before the first."""
+    n, where = 2 * N, Buffer("where", (2 * N,), "int32")
+    p, q = Program(x=n, y=n), Program(x=n, y=n)
+    p.ib.buffer(where)[p.b * N + p.t] = n - 1 - (p.b * N + p.t)
+    q["y"][q.b * N + q.t] = q["x"][q.ib.buffer(where)[q.b * N + q.t]]
+    first, second = p.ib.get(), q.ib.get()
+    checker = KernelChecker(q.buffers.values(), [where])
+    checker.check("first", first, followed_by=[second])
+    checker.check("second", second)
+    with pytest.raises(SimtFault, match=r"where\[0\] \(global memory\) is read by thread"):
+        KernelChecker(q.buffers.values(), [where]).check("second", second)
+
+
+EXTERN = {"warp_sum": [ExternAccess(0, 4, writes=True)]}
 
 
 def test_operations_of_a_warp_want_the_whole_warp() -> None:
@@ -346,6 +360,35 @@ def test_operations_of_a_warp_want_the_whole_warp() -> None:
 
     program(32).check(externs=EXTERN)
     fault(program(16), "divergence", "not all threads of the warp of thread (0, 0, 0)", "warp_sum", externs=EXTERN)
+
+
+def shuffled(threads: int, flip: int, mask: int = 0xFFFFFFFF) -> Program:
+    p = Program(threads=threads, x=2 * N, y=2 * N)
+    r = p.ib.allocate("float32", 1, "r")
+    r[0] = p["x"][p.t]
+    with p.ib.if_scope(p.t < 32):
+        r[0] = call_intrin("float32", "warp_shuffle_xor", te.const(mask, "uint32"), r[0], flip, 32)
+    p["y"][p.b * threads + p.t] = r[0]
+    return p
+
+
+def test_shuffles() -> None:
+    shuffled(64, 16).check()
+    shuffled(16, 8, mask=0xFFFF).check()
+    fault(shuffled(24, 8), "divergence", "shuffle: thread (16, 0, 0) reads a lane that does not take part")
+    fault(shuffled(64, 16, mask=0xFFFF), "divergence", "thread (0, 0, 0) reads a lane")
+
+
+def test_the_values_of_shuffles_are_followed() -> None:
+    """Every thread gets the value of its neighbour, and writes it where that one does: twice the same."""
+    for same in (True, False):
+        p = Program(blocks=1, x=N, y=N)
+        other = call_intrin("float32", "warp_shuffle_xor", te.const(0xFFFFFFFF, "uint32"), p["x"][p.t], 1, 32)
+        p["y"][p.t // 2] = p["x"][p.t] + other if same else p["x"][p.t] - other
+        if same:
+            p.check()
+        else:
+            fault(p, "race", "with another value")
 
 
 def test_sizes_are_given_by_name() -> None:

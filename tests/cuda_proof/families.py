@@ -1,0 +1,137 @@
+"""Programs of one operator or a few, at odd sizes: at least one for every family of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import relay
+from relay.expr import Constant, Expr
+from relay.op import get_op
+
+__all__ = ["FAMILIES"]
+
+_random = np.random.default_rng(11)
+
+
+def _x(*shape: int, name: str = "x", dtype: str = "float32") -> relay.Var:
+    return relay.var(name, shape, dtype)
+
+
+def _w(*shape: int, dtype: str = "float32") -> Constant:
+    values = _random.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))
+    return relay.cast(relay.const(values.astype("float32")), dtype) if dtype != "float32" else relay.const(
+        values.astype("float32"))  # fmt: skip
+
+
+def _of(result: Expr, *params: relay.Var) -> relay.Function:
+    return relay.Function(params, result)
+
+
+def _op(name: str, *shapes: tuple[int, ...], **attrs: Any) -> Callable[[], relay.Function]:
+    """One operator on tensors of these shapes."""
+
+    def make() -> relay.Function:
+        params = [_x(*shape, name=f"x{i}") for i, shape in enumerate(shapes)]
+        return _of(get_op(name)(**attrs)(*params), *params)
+
+    return make
+
+
+def _elementwise() -> relay.Function:
+    x, y = _x(7, 131), _x(131, name="y")
+    return _of(relay.nn.relu(relay.tanh(x) * y + relay.const(0.5)), x, y)
+
+
+def _dense(dtype: str, m: int, n: int, k: int) -> Callable[[], relay.Function]:
+    def make() -> relay.Function:
+        x = _x(m, k)
+        y = relay.nn.dense(relay.cast(x, dtype) if dtype != "float32" else x, _w(n, k, dtype=dtype))
+        return _of(relay.nn.relu(relay.cast(y, "float32") + _w(n)), x)
+
+    return make
+
+
+def _batch_matmul() -> relay.Function:
+    x, y = _x(3, 37, 21), _x(3, 29, 21, name="y")
+    return _of(relay.nn.batch_matmul(x, y), x, y)
+
+
+def _conv(
+    shape: tuple[int, ...], weight: tuple[int, ...], op: str = "nn.conv2d", **attrs: Any
+) -> Callable[[], relay.Function]:
+    def make() -> relay.Function:
+        x = _x(*shape)
+        return _of(relay.nn.relu(get_op(op)(**attrs)(x, _w(*weight)) + relay.const(0.25)), x)
+
+    return make
+
+
+def _attention() -> relay.Function:
+    q, k, v = (_x(2, 33, 24, name=n) for n in "qkv")
+    scores = relay.nn.softmax(relay.nn.batch_matmul(q, k) * relay.const(24**-0.5))
+    return _of(relay.nn.batch_matmul(scores, v, transpose_b=False), q, k, v)
+
+
+def _concatenate() -> relay.Function:
+    x, y = _x(5, 3, 7), _x(5, 11, 7, name="y")
+    return _of(relay.concatenate([x, relay.nn.relu(y), x], axis=1), x, y)
+
+
+def _gather() -> relay.Function:
+    x = _x(13, 17)
+    return _of(relay.take(x, relay.const(np.array([[3, 0, 12], [5, 5, 1]], "int64")), axis=0), x)
+
+
+def _scatter() -> relay.Function:
+    x, updates = _x(11, 5), _x(3, 5, name="updates")
+    indices = relay.const(np.array([[7] * 5, [0] * 5, [3] * 5], "int64"))
+    return _of(relay.scatter_elements(x, indices, updates, axis=0), x, updates)
+
+
+_WINDOW = {"pool_size": (3, 3), "strides": (2, 2), "dilation": (1, 1), "padding": (1, 1, 1, 1)}
+
+FAMILIES: dict[str, Callable[[], relay.Function]] = {
+    "elementwise": _elementwise,
+    "broadcast of a scalar": _op("add", (5, 77), ()),
+    "transpose": _op("transpose", (5, 33, 70), axes=(2, 0, 1)),
+    "pad": _op("nn.pad", (3, 5, 7), pad_width=((0, 0), (1, 2), (3, 0)), pad_value=2.0),
+    "concatenate": _concatenate,
+    "strided_slice": _op("strided_slice", (20, 31), begin=(1, 2), end=(19, 31), strides=(2, 3), axes=(0, 1)),
+    "gather": _gather,
+    "scatter": _scatter,
+    "sum of rows": _op("sum", (37, 301), axis=(1,)),
+    "sum of columns": _op("sum", (301, 37), axis=(0,)),
+    "sum of all": _op("sum", (3, 17, 129)),
+    "maximum of the middle": _op("max", (3, 45, 11), axis=(1,)),
+    "argmax": _op("argmax", (9, 77), axis=(1,)),
+    "softmax": _op("nn.softmax", (13, 1001)),
+    "softmax of a middle axis": _op("nn.softmax", (3, 13, 7), axis=1),
+    "layer_norm": _op("nn.layer_norm", (9, 147), (147,), (147,)),
+    "instance_norm": _op("nn.instance_norm", (2, 5, 9, 7), (5,), (5,)),
+    "lrn": _op("nn.lrn", (2, 11, 5, 3), size=5),
+    "max_pool": _op("nn.max_pool", (2, 5, 13, 11), **_WINDOW),
+    "avg_pool": _op("nn.avg_pool", (2, 5, 13, 11), **_WINDOW),
+    "global_avg_pool": _op("mean", (2, 19, 9, 7), axis=(2, 3)),
+    "adaptive_avg_pool": _op("nn.adaptive_avg_pool", (1, 6, 11, 7), output_size=(3, 4)),
+    "topk": _op("topk", (5, 37), k=4),
+    "sort": _op("sort", (5, 37), axis=1),
+    "argsort": _op("argsort", (3, 50), axis=1),
+    "cumsum": _op("cumsum", (5, 37), axis=1, dtype="float32"),
+    "dense": _dense("float32", 45, 67, 83),
+    "dense of one row": _dense("float32", 1, 130, 257),
+    "dense in float16": _dense("float16", 64, 96, 80),
+    "dense in bfloat16": _dense("bfloat16", 33, 70, 50),
+    "batch_matmul": _batch_matmul,
+    "attention": _attention,
+    "conv2d": _conv((2, 5, 13, 11), (19, 5, 3, 3), padding=(1, 1, 1, 1)),
+    "conv2d 1x1": _conv((1, 37, 9, 9), (29, 37, 1, 1)),
+    "conv2d strided and dilated": _conv((1, 6, 15, 17), (10, 6, 3, 3), strides=(2, 2), dilation=(2, 2)),
+    "conv2d grouped": _conv((1, 12, 9, 7), (18, 4, 3, 3), groups=3, padding=(1, 1, 1, 1)),
+    "conv2d depthwise": _conv((1, 13, 15, 11), (13, 1, 3, 3), groups=13, padding=(1, 1, 1, 1)),
+    "conv1d": _conv((2, 5, 31), (7, 5, 4), op="nn.conv1d", padding=(2, 2)),
+    "conv3d": _conv((1, 3, 5, 6, 7), (5, 3, 2, 3, 2), op="nn.conv3d"),
+    "conv2d_transpose": _conv((1, 6, 5, 7), (6, 4, 3, 3), op="nn.conv2d_transpose", strides=(2, 2)),
+}

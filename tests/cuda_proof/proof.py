@@ -1,0 +1,103 @@
+"""What is proven of a program for a GPU without having one.
+
+* `compile_for` makes machine code of every kernel with NVRTC and holds it against the budget of spills;
+* `check_kernels` runs every kernel as loops through the checker of races, barriers, bounds and unwritten memory;
+* `run` runs the whole on the device "cuda", which is emulated where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import relay
+from backend.cuda.build import assemble, emit, prepare
+from backend.cuda.module import CUDAModule
+from backend.runtime import Device, graph_executor
+from backend.target import Target
+from relay.build.graph import make_graph
+from relay.build.lower import lower
+from te.ir import IRModule
+from te.tir import PrimFunc
+from te.tir.simt_checker import ExternAccess, KernelChecker
+
+__all__ = ["ARCHES", "check_kernels", "compile_for", "kernels_of", "over_budget", "run"]
+
+ARCHES = ("sm_80", "sm_90")
+
+SPILL_BUDGETS: dict[str, tuple[int, str]] = {}
+"""Pattern of kernel names -> (bytes of spills that a kernel may have, why). All others may have none."""
+
+
+def _multiply(left: int = 16, right: int = 8) -> list[ExternAccess]:
+    return [ExternAccess(0, 16, writes=True), ExternAccess(1, left), ExternAccess(2, right)]
+
+
+def _fragment(nbytes: int, row: Callable[[np.ndarray, int], np.ndarray]) -> list[ExternAccess]:
+    """A load of `nbytes` of registers; every lane reads a row of 16 bytes, from `row`(lane, stride) on."""
+    return [ExternAccess(0, nbytes, reads=False, writes=True), ExternAccess(1, 16, offset=lambda i, a: row(i, a[0]))]
+
+
+EXTERNS = {
+    **{f"rc_mma_{kind}": _multiply() for kind in ("float16", "bfloat16", "tfloat32", "int8")},
+    "rc_load_left": _fragment(16, lambda i, s: ((i & 15) - (i >> 2)) * s + (i >> 4) * 16),
+    "rc_load_left_turned": _fragment(
+        16, lambda i, s: ((i >> 4) * 8 + (i & 7)) * s + ((i >> 3 & 1) * 8 - (i >> 2)) * 2),
+    "rc_load_right": _fragment(8, lambda i, s: np.where(i < 16, ((i & 7) - (i & 3) * 2) * s + (i >> 3 & 1) * 16, 0)),
+    "rc_load_right_turned": _fragment(8, lambda i, s: np.where(i < 16, (i & 15) * s - (i & 3) * 4, 0)),
+}  # fmt: skip
+"""What the prelude's functions for tensor cores touch. The lanes beyond 15 give no rows to a load of two matrices."""
+
+
+def kernels_of(
+    program: relay.Function | IRModule, arch: str, params: Mapping[str, Any] | None = None
+) -> list[PrimFunc]:
+    """The loop functions of a program as they are handed to the code generator of `arch`, each distinct one once."""
+    target = Target(f"cuda -arch={arch}")
+    module = program if isinstance(program, IRModule) else IRModule({"main": program})
+    optimized = relay.optimize(module, target, params)
+    workloads = {node.workload.key: node.workload for node in make_graph(optimized["main"]).nodes}
+    return [lower(workload, target).function for workload in workloads.values()]
+
+
+def compile_for(functions: Sequence[PrimFunc], arch: str) -> CUDAModule:
+    """Machine code of functions, by NVRTC: no emulation may be in force."""
+    target = Target(f"cuda -arch={arch}")
+    return assemble([emit(IRModule({f.name: f for f in functions}), target)], target)
+
+
+def over_budget(module: CUDAModule) -> list[str]:
+    """Kernels that use local memory beyond their budget, each with its figures."""
+    found: list[str] = []
+    for name, figures in module.report.items():
+        spilled = figures["spill_stores"] + figures["spill_loads"]
+        budget = max([most for pattern, (most, _) in SPILL_BUDGETS.items() if re.search(pattern, name)], default=0)
+        if spilled > budget:
+            found.append(f"{name}: {spilled} bytes of spills, {budget} allowed; {figures}")
+    return found
+
+
+def check_kernels(functions: Sequence[PrimFunc], arch: str, arrays: Mapping[str, np.ndarray] | None = None) -> int:
+    """Runs the kernels of functions through the checker; gives how many. Raises `SimtFault`."""
+    count = 0
+    for device in prepare(IRModule({f.name: f for f in functions}), Target(f"cuda -arch={arch}")):
+        checker = KernelChecker(device.function.buffer_map.values(), device.workspaces, arrays=arrays, externs=EXTERNS)
+        bodies = [kernel.body for kernel in device.kernels]
+        for i, kernel in enumerate(device.kernels):
+            checker.check(kernel.name, kernel.body, followed_by=bodies[i + 1 :])
+        count += len(bodies)
+    return count
+
+
+def run(
+    where: Device, program: relay.Function | IRModule, inputs: Mapping[str, np.ndarray],
+    params: Mapping[str, Any] | None = None,
+) -> list[np.ndarray]:  # fmt: skip
+    """The outputs of a program, compiled for and run on a device."""
+    module = program if isinstance(program, IRModule) else IRModule({"main": program})
+    executor = graph_executor.GraphModule(relay.build(module, "cuda -arch=sm_90", params)["default"](where))
+    executor.run(**inputs)
+    return [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
