@@ -182,7 +182,8 @@ class CLikeGenerator(Visitor[Any]):
         elif math.isinf(value):
             text = self.infinity if value > 0 else f"(-{self.infinity})"
         else:
-            text = value.hex() + ("" if node.dtype.bits == 64 else "f")
+            short = value.is_integer() and abs(value) < 1e6
+            text = (f"{value:.1f}" if short else value.hex()) + ("" if node.dtype.bits == 64 else "f")
             text = f"({text})" if text.startswith("-") else text
         return self.convert(text, dtype("float32") if node.dtype.bits < 32 else node.dtype, node.dtype)
 

@@ -10,7 +10,8 @@ from importlib import resources
 from typing import Any
 
 from backend.cuda.codegen import CudaGenerator, dynamic_shared_bytes
-from backend.cuda.nvrtc import compile_flags, compile_source
+from backend.cuda.disassemble import disassemble
+from backend.cuda.nvrtc import compile_flags, compile_source, compile_text
 from backend.cuda.report import Launch, kernel_reports
 from backend.cuda.runtime import CUDAModule
 from backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
@@ -24,18 +25,21 @@ from te.tir.passes.inject_async_copy import InjectAsyncCopy
 from te.tir.passes.legalize_compute import LegalizeCompute
 from te.tir.passes.lower_thread_allreduce import LowerThreadAllreduce
 from te.tir.passes.merge_shared_memory import MergeSharedMemory
+from te.tir.passes.narrow_types import LowerNarrowTypes
 from te.tir.passes.thread_sync import ThreadSync
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
 
 PassContext.declare_option("cuda.fast_math", False, "approximate division, square root and functions on CUDA devices")
+PassContext.declare_option("cuda.line_info", False, "lines of the CUDA text in the machine code, for NVIDIA's profilers")
 
 
 def device_passes(target: Target) -> tuple[Pass, ...]:
     """The passes from a lowered function to one that the generator prints, in order."""
     warp = target.get("thread-warp-size")
     memory = MergeSharedMemory(STATIC_SHARED_BYTES)
-    return (LowerThreadAllreduce(warp), LegalizeCompute(), InjectAsyncCopy(), memory, ThreadSync())
+    types = (LowerNarrowTypes(), LegalizeCompute())
+    return (LowerThreadAllreduce(warp), *types, InjectAsyncCopy(), memory, ThreadSync())
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +121,14 @@ def assemble(sources: Sequence[Source], target: Target) -> CUDAModule:
     """The module of all functions, compiled as one translation unit. Raises CompileError with the compiler's words."""
     text = "\n\n".join([prelude(), *[source.text for source in sources]]) + "\n"
     arch = target.get("arch")
-    flags = compile_flags(arch, bool(PassContext.current().option("cuda.fast_math")))
+    option = PassContext.current().option
+    flags = compile_flags(arch, option("cuda.fast_math"), option("cuda.line_info"))
     image = compile_source(text, arch, flags)
     functions = {name: record for source in sources for name, record in source.functions.items()}
     launches = [launch for source in sources for launch in source.launches]
     report = kernel_reports(image.log, launches, CudaLimits.of(target))
-    return CUDAModule(image.code, image.format, arch, functions, text, report)
+    sources = {"ptx": lambda: compile_text(text, flags), "sass": lambda: disassemble(image.code)}
+    return CUDAModule(image.code, image.format, arch, functions, text, report, sources)
 
 
 def build(module: IRModule, target: Target) -> CUDAModule:

@@ -64,13 +64,17 @@ def _architectures() -> tuple[int, ...]:
     return tuple(_call(_nvrtc().nvrtcGetSupportedArchs(), "list its architectures"))
 
 
-def compile_flags(arch: str, fast_math: bool = False) -> tuple[str, ...]:
-    """NVRTC's options for an architecture. IEEE arithmetic with fused multiply-add, unless `fast_math`."""
+def compile_flags(arch: str, fast_math: bool = False, line_info: bool = False) -> tuple[str, ...]:
+    """NVRTC's options for an architecture. IEEE arithmetic with fused multiply-add, unless `fast_math`.
+
+    `line_info` lets profilers show the text; it makes machine code three times as large. Compiling in several threads
+    (--split-compile) is left out: the same text would not give the same bytes.
+    """
     nvrtc_version()
     known = _architectures()
     name = arch if compute_capability(arch) in known else f"compute_{max(known)}"
-    flags = (f"--gpu-architecture={name}", "--std=c++17", "-default-device", "--ptxas-options=-v", "-lineinfo")
-    return (*flags, "--use_fast_math") if fast_math else flags
+    flags = (f"--gpu-architecture={name}", "--std=c++17", "-default-device", "--ptxas-options=-v")
+    return (*flags, *(["--use_fast_math"] if fast_math else []), *(["-lineinfo"] if line_info else []))
 
 
 def compile_source(source: str, arch: str, flags: Sequence[str]) -> Image:
@@ -93,7 +97,7 @@ def compile_source(source: str, arch: str, flags: Sequence[str]) -> Image:
     return image
 
 
-def compile_text(source: str, arch: str, flags: Sequence[str]) -> str:
+def compile_text(source: str, flags: Sequence[str]) -> str:
     """The PTX text of a translation unit. Raises CompileError as `compile_source` does."""
     virtual = [f.replace("=sm_", "=compute_") for f in flags if not f.startswith("--ptxas")]
     return _compile(source, virtual).code.rstrip(b"\0").decode()

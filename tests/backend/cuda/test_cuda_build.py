@@ -7,11 +7,13 @@ import pytest
 import backend
 import te
 from backend.cuda.build import generate_source, prepare
+from backend.cuda.disassemble import instruction_counts
 from backend.cuda.nvrtc import compile_flags, compile_source
 from backend.cuda.report import parse_log
 from backend.kernels import split_kernels
 from backend.target import Target
 from te.errors import CompileError
+from te.ir import PassContext
 from tests.backend.cuda import cuda_programs as programs
 
 
@@ -162,3 +164,34 @@ def test_compiled_code_is_found_again(tmp_path, monkeypatch):
     assert (second.image, second.report) == (first.image, first.report)
 
 
+
+
+def test_all_forms_of_a_program():
+    module = built(*programs.vector_add(64, vector=4))
+    assert "__global__" in module.get_source("cuda") == module.get_source()
+    assert ".entry f_kernel0" in module.get_source("ptx")
+    counts = instruction_counts(module.get_source("sass"))["f_kernel0"]
+    loads = sum(n for name, n in counts.items() if name.startswith("LDG.E.128"))
+    assert loads == 2 and counts["STG.E.128"] == 1 and counts["FADD"] == 4
+
+
+def test_lines_are_in_the_machine_code_on_demand():
+    plain = built(*programs.vector_add(64))
+    with PassContext(config={"cuda.line_info": True}):
+        lined = built(*programs.vector_add(64))
+    assert len(lined.image) > len(plain.image) and b".debug_line" in lined.image
+
+
+def test_fast_mathematics_is_an_option():
+    a = te.placeholder((64,), name="a")
+    b = te.compute((64,), lambda i: te.exp(a[i]) / a[i], name="b")
+    s = te.create_schedule(b.op)
+    s[b].bind(b.op.axis[0], te.thread_axis("threadIdx.x"))
+    exact = built(s, [a, b])
+    with PassContext(config={"cuda.fast_math": True}):
+        fast = built(s, [a, b])
+
+    def count(module):
+        return sum(instruction_counts(module.get_source("sass"))["f_kernel0"].values())
+
+    assert count(fast) < count(exact) / 2
