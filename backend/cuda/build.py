@@ -31,7 +31,7 @@ from te.tir.passes.thread_sync import ThreadSync
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
 
 PassContext.declare_option("cuda.fast_math", False, "approximate division, square root and functions on CUDA devices")
-PassContext.declare_option("cuda.line_info", False, "lines of the CUDA text in the machine code, for NVIDIA's profilers")
+PassContext.declare_option("cuda.line_info", False, "lines of the CUDA text in machine code, for NVIDIA's profilers")
 
 
 def device_passes(target: Target) -> tuple[Pass, ...]:
