@@ -84,10 +84,7 @@ class CUDADeviceAPI(DeviceAPI):
         stream = self.stream_of(gpu)
         home = stream if stream in gpu.user_streams else gpu.stream
         try:
-            if gpu.has_pool:
-                handle = int(call("cuMemAllocAsync", max(nbytes, 1), home))
-            else:
-                handle = int(call("cuMemAlloc", max(nbytes, 1)))
+            handle = gpu.alloc(max(nbytes, 1), home, may_wait=self._of_thread.scratch is None)
         except DriverError as error:
             free = "" if error.is_sticky else f"; {call('cuMemGetInfo')[0]} bytes are free"
             raise DriverError(f"can't allocate {nbytes} bytes on {device}: {error}{free}", error.code) from error
@@ -103,17 +100,16 @@ class CUDADeviceAPI(DeviceAPI):
         if home is None:
             raise DeviceError(f"{handle:#x} on {device} is no memory that was allocated here")
         try:
-            gpu = self.gpu(device)
-            if not gpu.has_pool:
-                call("cuMemFree", handle)
-                return
-            home = home if home in gpu.user_streams else gpu.stream
-            for stream in (gpu.stream, *gpu.user_streams):
-                gpu.order(stream, home)
-            call("cuMemFreeAsync", handle, home)
+            self.gpu(device).free(handle, home)
         except DriverError as error:
             if not error.is_sticky:  # of a lost context nothing can be freed, nor need be
                 raise
+
+    def release_memory(self, device: Device) -> None:
+        """Gives memory that was freed and is kept for reuse back, for other libraries and processes."""
+        gpu = self.gpu(device)
+        call("cuCtxSynchronize")
+        gpu.trim_pool()
 
     def alloc_workspace(self, device: Device, nbytes: int) -> int:
         scratch = self._of_thread.scratch
@@ -165,10 +161,7 @@ class CUDADeviceAPI(DeviceAPI):
     # -- streams
 
     def create_stream(self, device: Device) -> int:
-        gpu = self.gpu(device)
-        stream = int(call("cuStreamCreate", NON_BLOCKING))
-        gpu.user_streams.add(stream)
-        return stream
+        return self.gpu(device).create_stream()
 
     def free_stream(self, device: Device, stream: Any) -> None:
         if is_gone():
@@ -177,10 +170,9 @@ class CUDADeviceAPI(DeviceAPI):
         if handle not in gpu.user_streams:
             raise DeviceError(f"stream {stream!r} of {device} is none that create_stream made")
         call("cuStreamSynchronize", handle)
-        gpu.user_streams.discard(handle)
         if self._of_thread.streams.get(device.index) == handle:
             del self._of_thread.streams[device.index]
-        call("cuStreamDestroy", handle)
+        gpu.free_stream(handle)
 
     def set_stream(self, device: Device, stream: Any) -> None:
         gpu = self.gpu(device)

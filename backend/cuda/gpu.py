@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from backend.cuda.driver import bindings, call, is_gone, probe
+import threading
+
+from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
 from backend.cuda.staging import Staging
 from backend.runtime.errors import DeviceError
 
@@ -10,6 +12,7 @@ __all__ = ["NON_BLOCKING", "Gpu"]
 
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no implicit order with the legacy stream
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 
 
 class Gpu:
@@ -26,6 +29,7 @@ class Gpu:
         self.activate()
         self.stream = int(call("cuStreamCreate", NON_BLOCKING))
         self.user_streams: set[int] = set()
+        self._streams_lock = threading.RLock()  # a garbage collector may free memory while this thread holds it
         self.staging = Staging()
         self.has_pool = bool(self.attribute("MEMORY_POOLS_SUPPORTED"))
         if self.has_pool:
@@ -44,6 +48,47 @@ class Gpu:
         """A device attribute by the end of its name in `CUdevice_attribute`."""
         kind = getattr(bindings().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(call("cuDeviceGetAttribute", kind, self.ordinal))
+
+    def create_stream(self) -> int:
+        """A stream for a user."""
+        stream = int(call("cuStreamCreate", NON_BLOCKING))
+        self.user_streams.add(stream)
+        return stream
+
+    def free_stream(self, stream: int) -> None:
+        """Frees a user's stream, on which nothing is queued any more."""
+        with self._streams_lock:
+            self.user_streams.discard(stream)
+            call("cuStreamDestroy", stream)
+
+    def alloc(self, nbytes: int, stream: int, may_wait: bool) -> int:
+        """Memory for work queued on `stream`. Where it is short and `may_wait`, work under way is waited for."""
+        if not self.has_pool:
+            return int(call("cuMemAlloc", nbytes))
+        try:
+            return int(call("cuMemAllocAsync", nbytes, stream))
+        except DriverError as error:
+            if error.code != _OUT_OF_MEMORY or not may_wait:
+                raise
+        call("cuCtxSynchronize")
+        self.trim_pool()
+        return int(call("cuMemAllocAsync", nbytes, stream))
+
+    def free(self, address: int, stream: int) -> None:
+        """Frees memory in the order of the stream it was allocated on, and after what users' streams hold now."""
+        if not self.has_pool:
+            call("cuMemFree", address)
+            return
+        with self._streams_lock:
+            home = stream if stream in self.user_streams else self.stream
+            for other in (self.stream, *self.user_streams):
+                self.order(other, home)
+            call("cuMemFreeAsync", address, home)
+
+    def trim_pool(self) -> None:
+        """Gives memory that the pool keeps for reuse back to the system."""
+        if self.has_pool:
+            call("cuMemPoolTrimTo", call("cuDeviceGetDefaultMemPool", self.ordinal), 0)
 
     def order(self, source: int, target: int) -> None:
         """Work queued on `target` later waits for what is queued on `source` now."""

@@ -9,6 +9,8 @@ import threading
 import numpy as np
 import pytest
 
+from backend.cuda import gpu as gpu_module
+from backend.cuda.driver import DriverError
 from backend.runtime import ArgumentError, DeviceAttrKind, DeviceError, device, nd
 
 RNG = np.random.default_rng(0)
@@ -94,6 +96,32 @@ def test_freed_memory_is_given_again(cuda_device):
         nd.empty((64 << 20,), "uint8", cuda_device)
     cuda_device.sync()
     assert before - cuda_device.available_global_memory <= 256 << 20
+
+
+def test_kept_memory_is_released(cuda_device):
+    x = nd.array(RNG.random(1 << 20), cuda_device)
+    del x
+    cuda_device.api.release_memory(cuda_device)
+    assert nd.array([1.0], cuda_device).numpy().tolist() == [1]
+
+
+def test_memory_of_finished_work_is_found_when_it_is_short(cuda_device, monkeypatch):
+    """The first attempt to allocate fails; the second comes after waiting and trimming."""
+    seen, real = [], gpu_module.call
+
+    def call(name, *args):
+        seen.append(name)
+        if name == "cuMemAllocAsync" and seen.count(name) == 1:
+            raise DriverError("cuMemAllocAsync: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory", 2)
+        return real(name, *args)
+
+    cuda_device.api.set_device(cuda_device)
+    monkeypatch.setattr(gpu_module, "call", call)
+    x = nd.empty((100,), "float32", cuda_device)
+    assert [name for name in seen if "Alloc" in name or "Sync" in name or "Trim" in name] == [
+        "cuMemAllocAsync", "cuCtxSynchronize", "cuMemPoolTrimTo", "cuMemAllocAsync",
+    ]  # fmt: skip
+    x.copyfrom(np.ones(100, "float32"))
 
 
 def test_streams(cuda_device):
