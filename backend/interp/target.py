@@ -25,7 +25,7 @@ from te.tir.interpreter import Interpreter
 
 __all__ = ["InterpModule", "build"]
 
-register_device_kind("interp", 13)
+register_device_kind("interp", 40)
 register_target_kind("interp", device="interp").add_attr_option(
     "check-uninitialized", bool, False, "reading memory that was never written is an error"
 ).set_default_keys(["interp", "cpu"])

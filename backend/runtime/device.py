@@ -29,10 +29,11 @@ __all__ = [
     "register_device_kind",
 ]
 
-_dlpack_types: dict[str, int] = {"cpu": 1, "cuda": 2, "cuda_host": 3, "ext_dev": 12, "interp": 13}
-_kinds: dict[int, str] = {code: kind for kind, code in _dlpack_types.items()}
+_dlpack_types: dict[str, int] = {"cpu": 1, "cuda": 2, "cuda_host": 3, "ext_dev": 12, "interp": 40}
+_CUDA_MANAGED = 13  # kDLCUDAManaged: memory that the driver moves between host and GPU, which a GPU uses as its own
+_kinds: dict[int, str] = {code: kind for kind, code in _dlpack_types.items()} | {_CUDA_MANAGED: "cuda"}
 _aliases: dict[str, str] = {"llvm": "cpu", "c": "cpu", "gpu": "cuda"}
-_RESERVED = range(1, 13)  # DLPack's own device types up to kDLExtDev; strangers take larger numbers
+_RESERVED = range(1, 32)  # DLPack's own device types, and room for those to come; strangers take larger numbers
 _SPELLING = re.compile(r"([A-Za-z_]\w*)(?::(\d+))?")
 
 
@@ -60,7 +61,7 @@ class DeviceAttrKind(enum.IntEnum):
 
 
 def register_device_kind(kind: str, dlpack_type: int) -> None:
-    """Adds a kind of device, `dlpack_type` (> 12) standing for it in a `DLTensor`.
+    """Adds a kind of device, `dlpack_type` (> 31) standing for it in a `DLTensor`.
 
     Registering the same pair again is allowed. Raises `DeviceError` when the name or the number is another's.
     """
@@ -93,7 +94,7 @@ def dlpack_type_of(kind: str) -> int:
 
 
 def device_kind_of(dlpack_type: int) -> str:
-    """The kind of a DLPack device type. Raises `DeviceError` for an unknown one."""
+    """The kind of device whose API serves a DLPack device type. Raises `DeviceError` for an unknown one."""
     found = _kinds.get(dlpack_type)
     if found is None:
         raise DeviceError(f"no device kind has DLPack type {dlpack_type}; known are {_dlpack_types}")

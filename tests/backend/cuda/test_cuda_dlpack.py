@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backend.cuda.driver import call
-from backend.runtime import device, nd
+from backend.runtime import NDArray, device, nd
 from tests.cuda_emulation import emulation
 
 RNG = np.random.default_rng(0)
@@ -80,6 +80,27 @@ def test_a_copy_is_waited_for_too(cuda_device, consumer):
     assert here.device == device("cpu", 0) and np.array_equal(here.numpy(), values)
     with pytest.raises(BufferError, match="without a copy"):
         x.__dlpack__(dl_device=(1, 0), copy=False)
+
+
+def test_managed_memory_is_the_gpus(cuda_device, kernels):
+    """CuPy can allocate memory that the driver moves between host and GPU; DLPack gives that a device type."""
+    cuda_device.api.set_device(cuda_device)
+    values = RNG.random(100).astype("float32")
+    x, y = nd.array(values, cuda_device), nd.empty((100,), "float32", cuda_device)
+
+    class Managed:
+        def __dlpack_device__(self):
+            return 13, 0
+
+        def __dlpack__(self, *, stream=None, max_version=None):
+            managed = NDArray(x.handle, x.shape, x.dtype, x.device, x)
+            managed.tensor.device_type = 13
+            return managed.__dlpack__(stream=stream, max_version=max_version)
+
+    foreign = nd.from_dlpack(Managed())
+    assert foreign.device == cuda_device and foreign.__dlpack_device__() == (2, 0)
+    kernels["scale"](foreign, y, 2.0)
+    assert np.allclose(y.numpy(), 2 * values)
 
 
 def test_a_producer_is_told_the_current_stream(cuda_device):
