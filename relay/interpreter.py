@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from relay.bind_sizes import bind_sizes, bound_outputs, results_of, sizes_of_inputs
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, numpy_dtype_name
 from relay.op.base import OpDef
+from relay.sizes import evaluate as size_value
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.ir import IRModule
+from te.tir import Dim
 
 __all__ = ["DebugExecutor", "apply_reference", "create_executor", "evaluate"]
 
@@ -83,9 +86,28 @@ class _Closure:
 
 
 def evaluate(program: IRModule | Function, args: Sequence[Value], name: str = "main") -> Value:
-    """The value of a function (or of function `name` of a module) on arrays."""
+    """The value of a function (or of function `name` of a module) on arrays, whose shapes say what its sizes are."""
     module = program if isinstance(program, IRModule) else IRModule({name: program})
     function: Function = module[name]
+    if all(isinstance(p.ty, TensorType) for p in function.params):
+        sizes: dict[str, Dim] = {**sizes_of_inputs(function, [np.shape(a) for a in args])}  # type: ignore[arg-type]
+        for variable, tensor, element in bound_outputs(function):
+            values = _run(module, bind_sizes(function.replace(body=tensor, attrs={}), sizes), args)
+            sizes[variable] = int(np.reshape(values, -1)[element])  # type: ignore[arg-type]
+        if sizes:
+            _check(function, sizes)
+            function = bind_sizes(function.replace(body=results_of(function), attrs={}), sizes)
+    return _run(module, function, args)
+
+
+def _check(function: Function, sizes: dict[str, Dim]) -> None:
+    for left, right, source in function.attrs.get("size_checks", ()):
+        a, b = size_value(left, sizes), size_value(right, sizes)
+        if a != b:
+            raise CompileError(f"{source} needs two equal sizes and gets {a} and {b}")
+
+
+def _run(module: IRModule, function: Function, args: Sequence[Value]) -> Value:
     frames = [_enter(_Closure(function, None), args)]
     while True:
         frame = frames[-1]

@@ -96,7 +96,7 @@ def sort(x: Tensor, axis: int, ascending: bool = True) -> Tensor:
     return _take_sorted(x, argsort(x, axis, ascending), axis, x.shape[axis])
 
 
-def topk(x: Tensor, k: int, axis: int, largest: bool = True, dtype: str = "int64") -> tuple[Tensor, Tensor]:
+def topk(x: Tensor, k: Dim, axis: int, largest: bool = True, dtype: str = "int64") -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) values along `axis`, in order, and their positions; ties go to the first position."""
     order = argsort(x, axis, ascending=not largest)
     values = _take_sorted(x, order, axis, k)

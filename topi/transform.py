@@ -10,7 +10,7 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim, as_int
+from te.tir import Dim, PrimExpr, as_dim, as_int, convert
 from topi.layout import Layout
 from topi.tag import INJECTIVE
 from topi.utils import normalize_axis, ravel_index, unravel_index
@@ -130,9 +130,23 @@ def full(shape: Sequence[Dim], dtype: str, value: float) -> Tensor:
     return _injective(shape, lambda *_: te.const(value, dtype), "full")
 
 
-def arange(start: float, step: float, count: Dim, dtype: str) -> Tensor:
+def sizes(values: Sequence[Dim], shape: Sequence[int], dtype: str) -> Tensor:
+    """A tensor of the given sizes, in row-major order."""
+
+    def body(*i: Any) -> PrimExpr:
+        position = ravel_index(i, shape)
+        result = te.cast(dtype, convert(values[-1] if values else 0))
+        for k in range(len(values) - 2, -1, -1):
+            result = te.select(position == k, te.cast(dtype, convert(values[k])), result)
+        return result
+
+    return _injective(shape, body, "sizes")
+
+
+def arange(start: float | Dim, step: float, count: Dim, dtype: str) -> Tensor:
     """start, start + step, ..., `count` of them."""
-    return _injective((count,), lambda i: te.const(start, dtype) + te.cast(dtype, i) * te.const(step, dtype), "arange")
+    first = te.cast(dtype, start) if isinstance(start, PrimExpr) else te.const(start, dtype)
+    return _injective((count,), lambda i: first + te.cast(dtype, i) * te.const(step, dtype), "arange")
 
 
 def one_hot(indices: Tensor, on: Tensor, off: Tensor, depth: int, axis: int) -> Tensor:

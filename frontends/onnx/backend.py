@@ -14,14 +14,15 @@ from onnx import ModelProto, NodeProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 import relay
-from backend.runtime import RelaycError, graph_executor
+from backend.runtime import ArgumentError, RelaycError, graph_executor
 from backend.runtime import device as open_device
 from frontends.onnx.containers import assembled, holds_strings, is_tensor_of_numbers, shape_of
-from frontends.onnx.errors import OnnxImportError, ValueNeededError
+from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from frontends.onnx.importer import from_onnx
 from frontends.onnx.inputs import graph_inputs
 from frontends.onnx.model import NEWEST_OPSET
 from relay.expr import Tuple
+from te.errors import CompileError
 from te.ir import IRModule
 
 __all__ = ["RelayBackend", "RelayRep", "prepare", "run_model", "run_node", "supports_device"]
@@ -34,8 +35,11 @@ _KINDS = {"CPU": ("cpu", "llvm"), "CUDA": ("cuda", "cuda")}
 
 
 class RelayRep(BackendRep):
-    """A prepared model: compiled once when its shapes are static, else once for each set of shapes (and of the values
-    that decide shapes) that `run` meets."""
+    """A prepared model: compiled once, for all sizes of its symbolic dimensions.
+
+    A model that needs a size or a value when compiling is compiled for each set of shapes (and of the values that
+    decide shapes) that `run` meets; and so it is for shapes that don't fit what the compiled model takes sizes to be.
+    """
 
     def __init__(self, model: ModelProto, compile_module: Callable[[IRModule], Executable]) -> None:
         self._model = model
@@ -47,23 +51,32 @@ class RelayRep(BackendRep):
         self._deciding = tuple(value.name for value in declared if holds_strings(value))
         """Inputs whose values decide shapes, or are strings."""
         self._specialised: dict[Any, Executable] = {}
-        self._static: Executable | None = None
+        self._general: Executable | None = None
         if not all(is_tensor_of_numbers(value) for value in declared):
             return
         try:
             mod, _ = from_onnx(model)
+            self._general = compile_module(mod)
         except ValueNeededError as error:
             self._deciding = error.inputs
-        else:
-            if all(param.tensor_type.is_static for param in mod["main"].params):
-                self._static = compile_module(mod)
+        except CompileError as error:
+            if isinstance(error, UnsupportedOperatorError) or not _symbolic_inputs(model):
+                raise
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Outputs in the model's order. `inputs` is one array, a sequence in the order of the graph's inputs (those
         with an initializer may be left out), or a mapping by name."""
         arrays = self._named(inputs)
-        executable = self._static if self._static is not None else self._specialise(arrays)
-        return namedtupledict("Outputs", self._outputs)(*executable(arrays))
+        if self._general is None:
+            outputs = self._specialise(arrays)(arrays)
+        else:
+            try:
+                outputs = self._general(arrays)
+            except ArgumentError:
+                if not _symbolic_inputs(self._model):
+                    raise
+                outputs = self._specialise(arrays)(arrays)
+        return namedtupledict("Outputs", self._outputs)(*outputs)
 
     def _named(self, inputs: Any) -> dict[str, np.ndarray]:
         if isinstance(inputs, Mapping):
@@ -123,6 +136,12 @@ def _contents(value: Any) -> Any:
     if value is None or isinstance(value, list):
         return value if value is None else tuple([_contents(item) for item in value])
     return tuple(value.reshape(-1).tolist()) if value.dtype.kind in "OSU" else value.tobytes()
+
+
+def _symbolic_inputs(model: ModelProto) -> bool:
+    """Has an input a dimension that the model leaves open?"""
+    dims = [d for value in graph_inputs(model.graph) for d in value.type.tensor_type.shape.dim]
+    return not all(d.HasField("dim_value") for d in dims)
 
 
 class RelayBackend(Backend):

@@ -11,10 +11,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from frontends.onnx.errors import OnnxImportError
+from frontends.onnx.symbolic import fold_sizes
 from frontends.onnx.tensors import MAX_ELEMENTS
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
 from relay.interpreter import apply_reference
 from relay.op.base import OpDef
+from relay.sizes import size_variables
 from relay.type import TensorType, TupleType, Type
 from te.ir import Span
 
@@ -40,7 +42,7 @@ class Folder:
                 node.span = span  # type: ignore[misc]  # born in this converter and not shared yet
             new = node.rebuild(lambda child: self._done.get(child, child))
             _check_size(new.ty)
-            folded = _folded(new, EAGER_ELEMENTS)
+            folded = _sizes_or_value(new)
             self._done[node] = self._done[folded] = folded
         return self._done[expr]
 
@@ -95,10 +97,20 @@ def _folded(node: Expr, limit: int) -> Expr:
         return node
     if not _fits(node.ty, limit) or not all(isinstance(arg, Constant) for arg in node.args):
         return node
+    if size_variables(node.op.attributes().values()):
+        return node
     result = apply_reference(node.op, [arg.data for arg in node.args if isinstance(arg, Constant)], node.ty)
     if isinstance(node.ty, TupleType):
         return Tuple(tuple(Constant(field, span=node.span) for field in result), span=node.span)
     return Constant(result, span=node.span)
+
+
+def _sizes_or_value(node: Expr) -> Expr:
+    """The value of `node`, in numbers or in sizes, if its operands have one; else `node`."""
+    sizes = fold_sizes(node) if isinstance(node, Call) else None
+    if sizes is None:
+        return _folded(node, EAGER_ELEMENTS)
+    return Tuple(sizes, span=node.span) if isinstance(sizes, tuple) else sizes
 
 
 def _fits(ty: Type, limit: int) -> bool:

@@ -27,16 +27,23 @@ from frontends.onnx.model import NEWEST_OPSET, Model, load, opset_table
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops import load_converters
 from frontends.onnx.registry import Result, find_converter
+from frontends.onnx.sizes import SizeTable
+from frontends.onnx.symbolic import sizes_in
 from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
 from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.sizes import assuming
 from relay.type import TensorType, TupleType
 from te.errors import CompileError
 from te.ir import IRModule, Span
+from te.tir import Dim, PrimExpr
 
 __all__ = ["from_onnx"]
 
 MAX_NODES = 2_000_000
 """Nodes converted in one import, functions and subgraphs counted at each use."""
+
+MAX_BOUND = 64
+"""Elements of a tensor that decides sizes when the model runs."""
 
 MAX_NESTING = 48
 """Depth of functions calling functions and graphs within graphs."""
@@ -60,12 +67,13 @@ def from_onnx(
 
     `model` is a path (external data is read from the model's folder), the bytes of a model file, or a ModelProto.
     `shape` gives shapes by input name, ``{"x": (1, 3, 224, 224)}``, and sizes by name of a symbolic dimension,
-    ``{"batch": 1}``; dimensions that stay unknown become symbolic. An input that is a sequence needs a list of shapes,
-    an optional one a shape or None. `dtype` overrides element types of inputs: one for
-    all, or by input name. With `freeze_params` the weights are constants of the function and the returned dictionary
-    is empty; without, they are parameters of it, and the dictionary holds their values. `constants` binds inputs to
-    values, for those that decide shapes. `outputs` names tensors of the main graph to give instead of the model's own
-    outputs; what none of them needs is left out.
+    ``{"batch": 1}``; a name in a shape makes it symbolic. Named dimensions of the model stay symbolic, one variable for
+    a name, and so do unknown ones: the compiled model runs at any size of them. An input that is a sequence needs a
+    list of shapes, an optional one a shape or None. `dtype` overrides element types of inputs: one for all, or by input
+    name. With `freeze_params` the weights are constants of the function and the returned dictionary is empty; without,
+    they are parameters of it, and the dictionary holds their values. `constants` binds inputs to values, for those that
+    decide shapes. `outputs` names tensors of the main graph to give instead of the model's own outputs; what none of
+    them needs is left out.
 
     The module's attributes "input_names" and "output_names" hold the model's own names, in order; "output_forms" says
     how outputs that are no tensors of numbers consist of them (`frontends.onnx.containers.assembled`).
@@ -74,7 +82,13 @@ def from_onnx(
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
     """
     load_converters()
-    return _Importer(load(model), freeze_params).run(shape, dtype, {} if constants is None else constants, outputs)
+    loaded, table = load(model), SizeTable()
+    while True:
+        importer = _Importer(loaded, freeze_params, table)
+        with assuming() as assumed:
+            result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
+        if not table.solve(assumed.equal):
+            return importer.with_sizes(result, assumed.equal)
 
 
 @dataclass(slots=True)
@@ -96,8 +110,12 @@ class _Scope:
 class _Importer:
     """State of one import. It is the `Session` of the nodes it hands to converters."""
 
-    def __init__(self, model: Model, freeze_params: bool) -> None:
+    def __init__(self, model: Model, freeze_params: bool, table: SizeTable) -> None:
         self.model = model
+        self.table = table
+        self.bound: list[tuple[Expr, str, tuple[str, ...]]] = []
+        """integer tensors that the program computes, where, and the variables for their elements"""
+        self.checks: list[tuple[Dim, Dim, str]] = []
         self.freeze_params = freeze_params
         self.folder = Folder()
         self.params: Params = {}
@@ -118,7 +136,8 @@ class _Importer:
         others = [value for value in declared if not is_tensor_of_numbers(value)]
         forms = {} if shape is None else dict(shape)
         other_values, other_params = other_inputs(others, forms, constants, where)
-        types = input_types(numbers, {k: v for k, v in forms.items() if k not in other_values}, dtype, where)
+        of_numbers = {k: v for k, v in forms.items() if k not in other_values}
+        types = input_types(numbers, of_numbers, dtype, where, self.table)
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         _list_unsupported(self.model)
@@ -317,10 +336,49 @@ class _Importer:
         if expr.ty.dtype != expected:
             raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
 
+    def with_sizes(
+        self, result: tuple[IRModule, Params], assumed: Sequence[tuple[Dim, Dim]]
+    ) -> tuple[IRModule, Params]:
+        """The module with the tensors that give size variables as further outputs, and what is to be checked."""
+        module, params = result
+        checks = [*self.checks, *((a, b, self.model.name) for a, b in self.table.open(assumed))]
+        if not self.bound and not checks:
+            return result
+        main = module["main"]
+        outputs = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
+        sizes = [(name, len(outputs) + k, element, source)
+                 for k, (_, source, names) in enumerate(self.bound) for element, name in enumerate(names)]  # fmt: skip
+        checks += [(self.table.dim(name), self.table.variable(name), source) for name, _, _, source in sizes
+                   if name in self.table.solved]  # fmt: skip
+        attrs = {**main.attrs, "bound_sizes": tuple(sizes), "size_checks": tuple(checks)}
+        body = Tuple((*outputs, *[x for x, _, _ in self.bound])) if self.bound else main.body
+        function = Function(main.params, body, attrs)
+        return module.with_functions({**module.functions, "main": function}), params
+
     # Session --------------------------------------------------------------------------------------------------
 
     def value_of(self, expr: Expr) -> np.ndarray | None:
         return self.folder.value(expr)
+
+    def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
+        value = self.folder.value(expr)
+        found = sizes_in(expr if value is None else Constant(value))
+        return None if found is None else tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.reshape(-1))
+
+    def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
+        ty = expr.tensor_type
+        if ty.size is None or not ty.dtype.is_int or ty.size > MAX_BOUND:
+            return None
+        finished = self.folder.finish(expr, Span(self.model.name, source))
+        known = self.sizes_of(finished)
+        if known is not None:
+            return known
+        names = tuple(f"size{len(self.bound)}_{element}" for element in range(ty.size))
+        self.bound.append((finished, source, names))
+        return tuple(self.table.dim(name, unnamed=True) for name in names)
+
+    def check_equal(self, a: Dim, b: Dim, source: str) -> None:
+        self.checks.append((a, b, source))
 
     def inputs_behind(self, expr: Expr) -> list[str]:
         return graph_inputs_of(expr)

@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from onnx import GraphProto, ValueInfoProto
 
 from frontends.onnx.errors import fault, unsupported
+from frontends.onnx.sizes import SizeTable
 from frontends.onnx.tensors import check_shape, dtype_name
 from relay.type import TensorType
 from te.dtype import dtype as parse_dtype
-from te.tir import Dim, SizeVar
+from te.tir import Dim, Var
 
 __all__ = ["DtypeOverride", "ShapeOverride", "input_types"]
 
-ShapeOverride = Mapping[str, Sequence[int | str | None] | int]
-"""Shape by input name, or size by the name of a symbolic dimension. None or a name in a shape stays symbolic."""
+ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
+"""Shape by input name, or size by the name of a symbolic dimension.
+
+None keeps what the model declares; a name, or a variable (`te.var("batch")`), makes a dimension symbolic.
+"""
 
 DtypeOverride = str | Mapping[str, str]
 
@@ -25,12 +29,13 @@ def input_types(
     shape: ShapeOverride | None,
     dtype: DtypeOverride | None,
     where: str,
+    table: SizeTable | None = None,
 ) -> dict[str, TensorType]:
-    """Name -> type of each of `inputs`. Dimensions of one name are one variable, and fixing one fixes all.
+    """Name -> type of each of `inputs`. Dimensions of one name are one variable of `table`, and fixing one fixes all.
 
     Raises `OnnxImportError` for overrides of unknown names, of another rank, or against a fixed dimension's name.
     """
-    return _Inputs(inputs, shape, dtype, where).types()
+    return _Inputs(inputs, shape, dtype, where, SizeTable() if table is None else table).types()
 
 
 class _Inputs:
@@ -40,12 +45,12 @@ class _Inputs:
         shape: ShapeOverride | None,
         dtype: DtypeOverride | None,
         where: str,
+        table: SizeTable,
     ) -> None:
-        self.inputs, self.where = inputs, where
+        self.inputs, self.where, self.table = inputs, where, table
         self.shape: ShapeOverride = {} if shape is None else shape
         self.dtype = dtype
         self.sizes: dict[str, int] = {}
-        self.variables: dict[str, SizeVar] = {}
         self.declared = {value.name: self._declared(value) for value in inputs}
 
     def types(self) -> dict[str, TensorType]:
@@ -116,7 +121,8 @@ class _Inputs:
         where = f"{self.where}: input {value.name!r}"
         dims, given = self.declared[value.name], self.shape.get(value.name)
         if isinstance(given, Sequence):
-            dims = [d if g is None else g for g, d in zip(given, dims or [None] * len(given), strict=True)]
+            names = [g.name if isinstance(g, Var) else g for g in given]
+            dims = [d if g is None else g for g, d in zip(names, dims or [None] * len(given), strict=True)]
         if dims is None:
             raise fault(
                 where,
@@ -133,9 +139,7 @@ class _Inputs:
         name = fallback if dim is None else dim
         if name in self.sizes:
             return self.sizes[name]
-        if name not in self.variables:
-            self.variables[name] = SizeVar(name)
-        return self.variables[name]
+        return self.table.dim(name, unnamed=dim is None)
 
     def _dtype(self, value: ValueInfoProto, where: str) -> str:
         if isinstance(self.dtype, str):

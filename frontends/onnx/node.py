@@ -13,6 +13,7 @@ from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, Val
 from relay.expr import Expr
 from relay.type import TensorType
 from te.dtype import DType
+from te.tir import Dim
 
 __all__ = ["OnnxNode", "Session"]
 
@@ -22,6 +23,18 @@ class Session(Protocol):
 
     def value_of(self, expr: Expr) -> np.ndarray | None:
         """The value of a constant expression; None when it depends on an input."""
+        ...
+
+    def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
+        """The elements of an integer tensor, numbers or symbolic sizes; None when they are computed at run time."""
+        ...
+
+    def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
+        """Size variables for the elements of an integer tensor that is computed at run time; None for want of them."""
+        ...
+
+    def check_equal(self, a: Dim, b: Dim, source: str) -> None:
+        """Have the two sizes compared when the model runs."""
         ...
 
     def inputs_behind(self, expr: Expr) -> list[str]:
@@ -128,6 +141,26 @@ class OnnxNode:
         if value.dtype.kind not in "iu":
             raise self.error(f"{what} (input {index}) is {value.dtype.name}", expected="int64")
         return tuple(int(v) for v in value.reshape(-1))
+
+    def sizes_or_none(self, index: int) -> tuple[Dim, ...] | None:
+        """The integers of input `index`, known or symbolic; None when they are computed at run time."""
+        return self._session.sizes_of(self[index])
+
+    def sizes(self, index: int, what: str) -> tuple[Dim, ...]:
+        """Input `index` as sizes (at least 0): known, symbolic, or bound to variables when the model runs."""
+        known = self.sizes_or_none(index)
+        return self.bind(self[index], what) if known is None else known
+
+    def bind(self, x: Expr, what: str) -> tuple[Dim, ...]:
+        """Size variables that take the elements of the integer tensor `x` when the model runs."""
+        bound = self._session.bind_sizes(x, f"{self.where}, {what}")
+        if bound is None:
+            raise self.value_needed(f"{what} is computed at run time, and {self.op_type} needs its value", x)
+        return bound
+
+    def check_equal(self, a: Dim, b: Dim, what: str) -> None:
+        """Have two sizes compared when the model runs."""
+        self._session.check_equal(a, b, f"{self.where}, {what}")
 
     def known_value(self, index: int) -> np.ndarray | None:
         """The value of input `index` if it is known now; None when it is absent or computed at run time."""

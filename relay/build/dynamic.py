@@ -47,9 +47,9 @@ def plan_dynamic(
 ) -> list[tuple[int, int]]:
     """Order the nodes, write the steps and place the tensors; gives the nodes of each round as (first, last).
 
-    `attrs` are the function's: "bound_sizes" (`BoundSize`s) and "size_checks" (left, right, source).
+    `attrs` are the function's: "bound_sizes" (the fields of `BoundSize`) and "size_checks" (left, right, source).
     """
-    bound: list[BoundSize] = list(attrs.get("bound_sizes", ()))
+    bound = [BoundSize(*record) for record in attrs.get("bound_sizes", ())]
     checks: list[tuple[Dim, Dim, str]] = list(attrs.get("size_checks", ()))
     tensors = [graph.outputs[b.output] for b in bound]
     real = len(graph.outputs) - len({b.output for b in bound})

@@ -31,7 +31,7 @@ from relay.op.broadcast import (
     trunc_mod,
     where,
 )
-from relay.op.creation import arange, full, full_like, ones, ones_like, zeros, zeros_like
+from relay.op.creation import arange, full, full_like, ones, ones_like, sizes, zeros, zeros_like
 from relay.op.elementwise import (
     abs,
     acos,
@@ -114,7 +114,7 @@ __all__ = [
     "logical_xor", "make_call", "max", "maximum", "mean", "min", "minimum", "multiply", "negative", "nn", "not_equal",
     "one_hot", "ones", "ones_like", "power", "prod", "register_op", "reinterpret", "repeat", "reshape", "reverse",
     "reverse_sequence", "right_shift", "round", "rsqrt", "scatter_elements", "scatter_nd", "sigmoid", "sign", "sin",
-    "sinh", "sort", "split", "sqrt", "squeeze", "stack", "strided_slice", "subtract", "sum", "take", "tan", "tanh",
-    "tile", "topk", "transpose", "tree_ensemble", "trilu", "trunc", "trunc_divide", "trunc_mod", "variance", "vision",
-    "where", "zeros", "zeros_like",
+    "sinh", "sizes", "sort", "split", "sqrt", "squeeze", "stack", "strided_slice", "subtract", "sum", "take", "tan",
+    "tanh", "tile", "topk", "transpose", "tree_ensemble", "trilu", "trunc", "trunc_divide", "trunc_mod", "variance",
+    "vision", "where", "zeros", "zeros_like",
 ]  # fmt: skip

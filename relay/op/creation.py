@@ -13,11 +13,12 @@ import topi
 from relay.expr import Call, Constant, Expr
 from relay.op.base import OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require
+from relay.sizes import add_sizes, floor_divide, larger, product
 from relay.type import TensorType, Type
-from te.tir import Dim
+from te.tir import Dim, PrimExpr
 
 __all__ = [
-    "Arange", "Full", "arange", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like",
+    "Arange", "Full", "Sizes", "arange", "full", "full_like", "ones", "ones_like", "sizes", "zeros", "zeros_like",
 ]  # fmt: skip
 
 Perm = tuple[int, ...]
@@ -44,18 +45,52 @@ class Full(OpDef):
         return None
 
 
+@register_op("sizes", pattern=OpPattern.INJECTIVE)
+class Sizes(OpDef):
+    """A tensor of sizes, known when the model runs (ONNX: Shape): `values` in row-major order, of `shape`.
+
+    (C1) there are as many values as the shape holds.
+    """
+
+    values: tuple[Dim, ...]
+    shape: tuple[int, ...]
+    dtype: str = "int64"
+
+    def infer(self) -> TensorType:
+        count = math.prod(self.shape)
+        require(len(self.values) == count, f"(C1) {len(self.values)} values do not fill shape {self.shape}")
+        return TensorType(self.shape, self.dtype)
+
+    def compute(self) -> te.Tensor:
+        return topi.sizes(self.values, self.shape, self.dtype)
+
+    def reference(self) -> Array:
+        return np.array([int(v) for v in self.values], numpy_dtype(self.dtype)).reshape(self.shape)  # type: ignore[arg-type]
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return None
+
+
 @register_op("arange", pattern=OpPattern.INJECTIVE)
 class Arange(OpDef):
-    """start, start + step, ... below (above, for a negative step) stop (ONNX: Range). (C1) step is not 0."""
+    """start, start + step, ... below (above, for a negative step) stop (ONNX: Range).
 
-    start: float = 0
-    stop: float
+    (C1) step is not 0; (C2) with a symbolic start or stop it is a positive integer.
+    """
+
+    start: float | Dim = 0
+    stop: float | Dim
     step: float = 1
     dtype: str = "float32"
 
-    def _count(self) -> int:
+    def _count(self) -> Dim:
         require(self.step != 0, "(C1) step must not be 0")
-        return max(0, math.ceil((self.stop - self.start) / self.step))
+        start, stop, step = self.start, self.stop, self.step
+        if not isinstance(start, PrimExpr) and not isinstance(stop, PrimExpr):
+            return max(0, math.ceil((stop - start) / step))
+        require(isinstance(step, int) and step > 0, f"(C2) step must be a positive integer; got {step}")
+        distance = add_sizes(stop, product((-1, start)), step - 1)  # type: ignore[arg-type]
+        return larger(floor_divide(distance, step), 0)  # type: ignore[arg-type]
 
     def infer(self) -> TensorType:
         return TensorType((self._count(),), self.dtype)
@@ -65,7 +100,7 @@ class Arange(OpDef):
 
     def reference(self) -> Array:
         kind = numpy_dtype(self.dtype)
-        index = np.arange(self._count()).astype(kind)
+        index = np.arange(self._count()).astype(kind)  # type: ignore[arg-type]
         return np.asarray(self.start, kind) + index * np.asarray(self.step, kind)
 
 
@@ -100,7 +135,12 @@ def ones_like(data: Expr) -> Call:
     return full_like(data, 1)
 
 
-def arange(start: float, stop: float | None = None, step: float = 1, dtype: str = "float32") -> Call:
+def sizes(values: Sequence[Dim], shape: Sequence[int] | None = None, dtype: str = "int64") -> Call:
+    """A tensor of sizes: a vector, or of `shape`."""
+    return Sizes(values=tuple(values), shape=(len(values),) if shape is None else tuple(shape), dtype=dtype)()
+
+
+def arange(start: float | Dim, stop: float | Dim | None = None, step: float = 1, dtype: str = "float32") -> Call:
     """start, start + step, ... below stop; with one argument from 0 to it."""
     first, last = (0, start) if stop is None else (start, stop)
     return Arange(start=first, stop=last, step=step, dtype=dtype)()

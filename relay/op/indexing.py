@@ -11,8 +11,9 @@ import te
 import topi
 from relay.expr import Call, Expr, TupleGetItem
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, as_expr, check_axis, numpy_dtype, require, require_same_dtype, with_dim
+from relay.op.common import Array, as_expr, at_least, check_axis, numpy_dtype, require, require_same_dtype, with_dim
 from relay.type import TensorType, TupleType, Type, shapes_match
+from te.tir import Dim
 
 __all__ = [
     "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND", "Sort", "Take",
@@ -309,7 +310,7 @@ class TopK(OpDef):
     number; (C2) axis is in range; (C3) k is in [0, size].
     """
 
-    k: int
+    k: Dim
     axis: int = -1
     is_ascend: bool = False
     dtype: str = "int32"
@@ -318,9 +319,8 @@ class TopK(OpDef):
         require(not x.dtype.is_bool, f"(C1) the element type must be a number; got {x.dtype}")
         axis = check_axis(2, self.axis, x.ndim)
         size = x.shape[axis]
-        require(
-            self.k >= 0 and (not isinstance(size, int) or self.k <= size), f"(C3) k = {self.k} must be in [0, {size}]"
-        )
+        within = not isinstance(size, int) or not isinstance(self.k, int) or self.k <= size
+        require(at_least(self.k, 0) and within, f"(C3) k = {self.k} must be in [0, {size}]")
         values = x.with_shape(with_dim(x.shape, axis, self.k))
         return TupleType([values, values.with_dtype(self.dtype)])
 
@@ -328,7 +328,7 @@ class TopK(OpDef):
         return topi.topk(x, self.k, check_axis(2, self.axis, x.ndim), not self.is_ascend, self.dtype)
 
     def reference(self, x: Array) -> tuple[Array, Array]:
-        order = np.take(_descending_or_not(x, self.axis, self.is_ascend), np.arange(self.k), self.axis)
+        order = np.take(_descending_or_not(x, self.axis, self.is_ascend), np.arange(int(self.k)), self.axis)  # type: ignore[arg-type]
         return np.take_along_axis(x, order, self.axis), order.astype(numpy_dtype(self.dtype))
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
@@ -428,7 +428,7 @@ def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
 
 
 def topk(
-    data: Expr, k: int = 1, axis: int = -1, is_ascend: bool = False, dtype: str = "int32"
+    data: Expr, k: Dim = 1, axis: int = -1, is_ascend: bool = False, dtype: str = "int32"
 ) -> tuple[TupleGetItem, TupleGetItem]:
     """The k largest (smallest) values along `axis`, in order, and their positions."""
     call = TopK(k=k, axis=axis, is_ascend=is_ascend, dtype=dtype)(data)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from relay.errors import TypeInferenceError
-from te.tir import Dim, PrimExpr, as_dim
+from relay.sizes import add_sizes, floor_divide, larger, product, smaller
+from te.tir import Dim
 
 __all__ = ["slice_axis"]
 
@@ -11,17 +12,26 @@ _END = 1 << 30
 """A position at or beyond this one means the end of a symbolic dimension."""
 
 
-def slice_axis(number: int, size: Dim, begin: int, end: int, stride: int) -> tuple[int, Dim]:
+def slice_axis(number: int, size: Dim, begin: Dim, end: Dim, stride: int) -> tuple[Dim, Dim]:
     """First position and length of ``[begin : end : stride]`` along `size` elements.
 
-    Constraint `number`: along a symbolic size the slice runs from `begin` >= 0 to the end, with a positive stride.
+    Constraint `number`: where something is symbolic the stride is positive; symbolic positions count from the front.
     """
-    if not isinstance(size, PrimExpr):
+    if isinstance(size, int) and isinstance(begin, int) and isinstance(end, int):
         positions = range(size)[begin:end:stride]
         return positions.start, len(positions)
-    if begin < 0 or end < _END or stride < 0:
-        raise TypeInferenceError(
-            f"(C{number}) along the symbolic dimension {size} a slice begins at 0 or later, ends at the end and steps "
-            f"forward; got [{begin}:{end}:{stride}]"
-        )
-    return begin, as_dim((size - begin + (stride - 1)) // stride)
+    if stride < 0:
+        raise TypeInferenceError(f"(C{number}) [{begin}:{end}:{stride}] along {size} elements steps backwards, which "
+                                 "needs sizes known at compile time")  # fmt: skip
+    first, last = _position(begin, size), _position(end, size)
+    distance = larger(add_sizes(last, product((-1, first))), 0)
+    return first, floor_divide(add_sizes(distance, stride - 1), stride)
+
+
+def _position(p: Dim, size: Dim) -> Dim:
+    """A position as Python's slices take it: negative numbers count from the end, and it is kept within [0, size]."""
+    if isinstance(p, int):
+        if p >= _END:
+            return size
+        return larger(add_sizes(size, p), 0) if p < 0 else smaller(p, size)
+    return smaller(larger(p, 0), size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,9 +12,10 @@ import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr, TupleGetItem
 from relay.op.base import OpDef, OpPattern, register_op
-from relay.op.common import Array, check_axes, check_axis, require, require_same_dtype, with_dim
+from relay.op.common import Array, at_least, check_axes, check_axis, require, require_same_dtype, with_dim
 from relay.op.slicing import slice_axis
-from relay.type import TensorType, TupleType, Type, dims_equal, shape_text
+from relay.sizes import product, quotient
+from relay.type import TensorType, TupleType, Type, dims_match, shape_text
 from te.tir import Dim, PrimExpr, as_dim
 
 __all__ = [
@@ -41,11 +41,11 @@ class Reshape(OpDef):
         unknown = [a for a, d in enumerate(self.newshape) if isinstance(d, int) and d == -1]
         require(len(unknown) <= 1, f"(C1) at most one dimension may be -1; got {shape_text(self.newshape)}")
         given = [d for a, d in enumerate(self.newshape) if a not in unknown]
-        rest = _quotient(x.shape, given)
         sizes = f"(C2) {x} can't be reshaped to {shape_text(self.newshape)}: the numbers of elements differ"
         if not unknown:
-            require(rest == 1, sizes)
+            require(dims_match(product(x.shape), product(given)), sizes)
             return x.with_shape(self.newshape)
+        rest = quotient(x.shape, given)
         require(rest is not None, sizes)
         assert rest is not None
         return x.with_shape(with_dim(self.newshape, unknown[0], rest))
@@ -55,29 +55,6 @@ class Reshape(OpDef):
 
     def reference(self, x: Array) -> Array:
         return x.reshape([int(d) for d in self.newshape])  # type: ignore[arg-type]
-
-
-def _quotient(total: Sequence[Dim], parts: Sequence[Dim]) -> Dim | None:
-    """The product of `total` divided by that of `parts`; None when it does not divide, or can't be known to."""
-    above, below = list(total), list[Dim]()
-    for d in parts:
-        match = next((i for i, t in enumerate(above) if isinstance(d, PrimExpr) and dims_equal(t, d)), None)
-        if match is None:
-            below.append(d)
-        else:
-            del above[match]
-    numbers = [math.prod(d for d in dims if isinstance(d, int)) for dims in (above, below)]
-    symbols = [[d for d in dims if isinstance(d, PrimExpr)] for dims in (above, below)]
-    if symbols[1]:
-        return None
-    if numbers[1] == 0:
-        return 1 if numbers[0] == 0 else None
-    if numbers[0] % numbers[1]:
-        return None
-    result: Dim = numbers[0] // numbers[1]
-    for d in symbols[0]:
-        result = as_dim(d * result)
-    return result
 
 
 @register_op("transpose", pattern=OpPattern.INJECTIVE)
@@ -133,7 +110,7 @@ class Squeeze(OpDef):
             return tuple([a for a, d in enumerate(shape) if isinstance(d, int) and d == 1])
         axes = check_axes(1, self.axis, len(shape))
         for a in axes:
-            if isinstance(shape[a], int) and shape[a] != 1:
+            if not dims_match(shape[a], 1):
                 raise TypeInferenceError(f"(C1) dimension {a} of {shape_text(shape)} is {shape[a]}, not 1")
         return axes
 
@@ -165,7 +142,7 @@ class Concatenate(OpDef):
         total: Dim = 0
         for x in xs:
             same = x.ndim == xs[0].ndim and all(
-                a == axis or dims_equal(d, e) for a, (d, e) in enumerate(zip(x.shape, xs[0].shape, strict=True))
+                a == axis or dims_match(d, e) for a, (d, e) in enumerate(zip(x.shape, xs[0].shape, strict=True))
             )
             require(same, f"(C4) {xs[0]} and {x} must have equal dimensions but for axis {axis}")
             total = as_dim(x.shape[axis] + total)
@@ -244,22 +221,23 @@ class StridedSlice(OpDef):
     """x[begin : end : strides] along `axes`, as Python slices (ONNX: Slice): negative positions count from the end.
 
     (C1) axes are different and in range; (C2) begin, end and strides have one number for each axis; (C3) no stride is
-    0; (C4) along a symbolic dimension a slice begins at 0 or later, ends at its end, and its stride is positive.
+    0; (C4) where the dimension, begin or end is symbolic, the stride is positive, and symbolic positions count from the
+    front.
     """
 
-    begin: tuple[int, ...]
-    end: tuple[int, ...]
+    begin: tuple[Dim, ...]
+    end: tuple[Dim, ...]
     strides: tuple[int, ...]
     axes: tuple[int, ...]
 
-    def _resolved(self, shape: Sequence[Dim]) -> tuple[list[int], list[int], list[Dim]]:
+    def _resolved(self, shape: Sequence[Dim]) -> tuple[list[Dim], list[int], list[Dim]]:
         """(first positions, strides, sizes) of all dimensions."""
         axes = check_axes(1, self.axes, len(shape))
         same = len(self.begin) == len(self.end) == len(self.strides) == len(axes)
         require(
             same, f"(C2) begin {self.begin}, end {self.end} and strides {self.strides} need {len(axes)} numbers each"
         )
-        first, steps, sizes = [0] * len(shape), [1] * len(shape), list(shape)
+        first, steps, sizes = list[Dim]([0] * len(shape)), [1] * len(shape), list(shape)
         for axis, begin, end, stride in zip(axes, self.begin, self.end, self.strides, strict=True):
             require(stride != 0, "(C3) a stride must not be 0")
             first[axis], sizes[axis] = slice_axis(4, shape[axis], begin, end, stride)
@@ -316,7 +294,7 @@ class ReverseSequence(OpDef):
 
     def infer(self, x: TensorType, lengths: TensorType) -> TensorType:
         _, batch = check_axes(1, (self.seq_axis, self.batch_axis), x.ndim)
-        fits = lengths.ndim == 1 and lengths.dtype.is_integral and dims_equal(lengths.shape[0], x.shape[batch])
+        fits = lengths.ndim == 1 and lengths.dtype.is_integral and dims_match(lengths.shape[0], x.shape[batch])
         require(fits, f"(C2) lengths must be {x.shape[batch]} integers; got {lengths}")
         return x
 
@@ -344,10 +322,10 @@ class Tile(OpDef):
     (C1) no count is negative.
     """
 
-    reps: tuple[int, ...]
+    reps: tuple[Dim, ...]
 
-    def _full(self, ndim: int) -> tuple[int, ...]:
-        require(all(r >= 0 for r in self.reps), f"(C1) counts must be at least 0; got {self.reps}")
+    def _full(self, ndim: int) -> tuple[Dim, ...]:
+        require(all(at_least(r, 0) for r in self.reps), f"(C1) counts must be at least 0; got {self.reps}")
         return (*[1] * (ndim - len(self.reps)), *self.reps)
 
     def infer(self, x: TensorType) -> TensorType:
@@ -459,8 +437,8 @@ def split(data: Expr, indices_or_sections: int | Sequence[int], axis: int = 0) -
 
 def strided_slice(
     data: Expr,
-    begin: Sequence[int],
-    end: Sequence[int],
+    begin: Sequence[Dim],
+    end: Sequence[Dim],
     strides: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
 ) -> Call:
@@ -480,7 +458,7 @@ def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axi
     return ReverseSequence(seq_axis=seq_axis, batch_axis=batch_axis)(data, seq_lengths)
 
 
-def tile(data: Expr, reps: Sequence[int]) -> Call:
+def tile(data: Expr, reps: Sequence[Dim]) -> Call:
     """`data` as a whole repeated ``reps`` times along each dimension."""
     return Tile(reps=tuple(reps))(data)
 

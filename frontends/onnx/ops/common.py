@@ -9,6 +9,8 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from relay import op
 from relay.expr import Constant, Expr, const
+from relay.type import shapes_equal
+from te.tir import Dim
 
 __all__ = [
     "broadcast_pair",
@@ -39,9 +41,9 @@ def transposed(x: Expr, axes: Sequence[int]) -> Expr:
     return op.transpose(x, tuple(axes))
 
 
-def reshape_to(x: Expr, shape: Sequence[int]) -> Expr:
+def reshape_to(x: Expr, shape: Sequence[Dim]) -> Expr:
     """`x` in another shape; `x` itself when it has it already."""
-    return x if x.shape == tuple(shape) else op.reshape(x, tuple(shape))
+    return x if shapes_equal(x.shape, shape) else op.reshape(x, tuple(shape))
 
 
 def broadcast_pair(x: Expr, y: Expr) -> tuple[Expr, Expr]:

@@ -8,7 +8,9 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import like
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed, check_shape, numpy_dtype
-from relay.expr import Constant, Expr
+from relay import op
+from relay.expr import Constant, Expr, const
+from relay.sizes import product
 
 
 @converter("Constant")
@@ -36,13 +38,16 @@ def constant(node: OnnxNode) -> Expr:
 @converter("ConstantOfShape", since=9)
 def constant_of_shape(node: OnnxNode) -> Expr:
     """The value in every element; the array is one number with strides 0, whatever the shape."""
-    shape = node.constant_ints(0, "the shape")
-    check_shape(shape, node.where)
+    shape = node.sizes(0, "the shape")
+    check_shape(tuple(d for d in shape if isinstance(d, int)), node.where)
     value = node.attr_tensor("value")
     if value is not None and value.size != 1:
         raise node.error(f"the value has {value.size} elements", expected="one element")
     scalar = np.zeros((), np.float32) if value is None else value.reshape(())
-    return like(scalar, shape)
+    known = tuple(d for d in shape if isinstance(d, int))
+    if len(known) == len(shape):
+        return like(scalar, known)
+    return op.broadcast_to(Constant(scalar), shape)
 
 
 @converter("Shape", since=1)
@@ -51,9 +56,7 @@ def shape_of(node: OnnxNode) -> Expr:
     start = node.attr_int("start", 0)
     end = node.attr_int("end", rank)
     dims = node.type(0).shape[_clamped(start, rank) : _clamped(end, rank)]
-    if not all(isinstance(d, int) for d in dims):
-        raise node.value_needed(f"the shape {node.type(0)} is not all known when compiling", node[0])
-    return Constant(np.array(dims, np.int64))
+    return op.sizes(dims)
 
 
 def _clamped(index: int, rank: int) -> int:
@@ -62,7 +65,7 @@ def _clamped(index: int, rank: int) -> int:
 
 @converter("Size")
 def size(node: OnnxNode) -> Expr:
-    return Constant(np.array(np.prod(node.shape(0), dtype=np.int64), np.int64))
+    return op.sizes((product(node.type(0).shape),), ())
 
 
 @converter("EyeLike", since=9)
@@ -79,6 +82,8 @@ def eye_like(node: OnnxNode) -> Expr:
 @converter("Range", since=11)
 def range_(node: OnnxNode) -> Expr:
     """start, start + delta, ... up to, not including, the limit."""
+    if any(node.known_value(i) is None for i in range(3)):
+        return _range_at_run_time(node)
     start, limit, delta = (node.constant(i, what) for i, what in enumerate(("the start", "the limit", "the delta")))
     if delta.size != 1 or delta.reshape(-1)[0] == 0:
         raise node.error("a delta of 0", expected="a step other than 0")
@@ -88,3 +93,23 @@ def range_(node: OnnxNode) -> Expr:
     count = max(int(np.ceil(span)), 0) if np.isfinite(span) else 0
     check_computed((count,), node.where)
     return Constant((first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype))
+
+
+def _range_at_run_time(node: OnnxNode) -> Expr:
+    """Limits that are symbolic, or computed by the program, which then computes the count too."""
+    known = [node.sizes_or_none(i) if node.dtype(i).is_int else None for i in range(3)]
+    (start,), (limit,), (step,) = (dims if dims is not None and len(dims) == 1 else (None,) for dims in known)
+    if start is not None and limit is not None and isinstance(step, int) and step > 0:
+        return op.arange(start, limit, step, str(node.dtype(0)))
+    first, last, delta = (op.reshape(node[i], ()) for i in range(3))
+    span = op.subtract(last, first)
+    if node.dtype(0).is_int:
+        zero = const(0, node.dtype(0))
+        up = op.greater(delta, zero)
+        unit = op.where(up, const(1, node.dtype(0)), const(-1, node.dtype(0)))
+        count = op.floor_divide(op.subtract(op.add(span, delta), unit), delta)
+    else:
+        count = op.ceil(op.divide(span, delta))
+    whole = op.maximum(op.cast(count, "int64"), const(0, "int64"))
+    (size,) = node.bind(whole, "the number of elements")
+    return op.add(first, op.multiply(op.arange(0, size, 1, str(node.dtype(0))), delta))

@@ -10,6 +10,8 @@ from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
+from relay.type import dims_match
+from te.tir import Dim
 
 Convolution = Callable[..., Expr]
 
@@ -36,7 +38,7 @@ def convolve(node: OnnxNode, x: Expr, w: Expr) -> Expr:
     """The convolution of `x` by `w` under the node's attributes."""
     data, weight = _operands(node, x, w)
     group = node.attr_int("group", 1)
-    if group < 1 or weight[0] % group or data[1] != weight[1] * group:
+    if group < 1 or weight[0] % group or not dims_match(data[1], weight[1] * group):
         raise node.error(
             f"{data[1]} input channels, weights for {weight[1]} in each of {group} groups of {weight[0]} outputs",
             expected="C = W's dimension 1 times group, and W's dimension 0 a multiple of group",
@@ -60,7 +62,7 @@ def conv_transpose(node: OnnxNode) -> Expr:
     """X [N, C, spatial..], W [C, M / group, kernel..], optional bias [M]."""
     data, weight = _operands(node, node[0], node[1])
     group = node.attr_int("group", 1)
-    if group < 1 or data[1] != weight[0] or weight[0] % group:
+    if group < 1 or not dims_match(data[1], weight[0]) or weight[0] % group:
         raise node.error(f"{data[1]} input channels, weights for {weight[0]} in {group} groups")
     channels = weight[1] * group
     kernel = _kernel(node, weight)
@@ -68,7 +70,8 @@ def conv_transpose(node: OnnxNode) -> Expr:
     extra = node.attr_ints("output_padding", (0,) * rank)
     if len(extra) != rank or min(extra, default=0) < 0:
         raise node.error(f"output_padding is {list(extra)}", expected=f"{rank} numbers of 0 or more")
-    window, extra = _transposed_window(node, kernel, data[2:], extra)
+    spatial = node.static(node[0], "the shape of the data")[2:]
+    window, extra = _transposed_window(node, kernel, spatial, extra)
     function, layout, kernel_layout = _by_rank(node, _CONV_TRANSPOSE, rank)
     result = function(
         node[0],
@@ -121,9 +124,9 @@ def _transposed_window(
     return Window(tuple(kernel), strides, dilations, (*before, *after)), tuple(more)
 
 
-def _operands(node: OnnxNode, x: Expr, w: Expr) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _operands(node: OnnxNode, x: Expr, w: Expr) -> tuple[tuple[Dim, ...], tuple[int, ...]]:
     """The shapes of data and weights."""
-    data, weight = node.static(x, "the shape of the data"), node.static(w, "the shape of the weights")
+    data, weight = x.shape, node.static(w, "the shape of the weights")
     if len(data) < 3 or len(weight) != len(data):
         raise node.error(f"data of rank {len(data)}, weights of rank {len(weight)}", expected="one rank, 3 or more")
     return data, weight
@@ -136,8 +139,10 @@ def _kernel(node: OnnxNode, weight: Sequence[int]) -> tuple[int, ...]:
     return kernel
 
 
-def _check_fits(node: OnnxNode, window: Window, spatial: Sequence[int]) -> None:
+def _check_fits(node: OnnxNode, window: Window, spatial: Sequence[Dim]) -> None:
     for axis, extent in enumerate(spatial):
+        if not isinstance(extent, int):
+            continue
         padded = extent + window.padding[axis] + window.padding[axis + window.rank]
         reach = (window.kernel[axis] - 1) * window.dilations[axis] + 1
         if padded < reach:

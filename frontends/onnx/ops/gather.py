@@ -12,11 +12,16 @@ from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr, const
+from relay.sizes import smaller
+from relay.type import shapes_match
+from te.tir import Dim
 
 
-def _check_range(node: OnnxNode, extent: int) -> None:
+def _check_range(node: OnnxNode, extent: Dim) -> None:
     """Constant indices must lie inside -extent .. extent - 1."""
     indices = node.known_value(1)
+    if not isinstance(extent, int):
+        return
     if indices is not None and indices.size and (indices.min() < -extent or indices.max() >= extent):
         raise node.error(
             f"indices from {indices.min()} to {indices.max()}", expected=f"indices from {-extent} to {extent - 1}"
@@ -26,7 +31,7 @@ def _check_range(node: OnnxNode, extent: int) -> None:
 @converter("Gather", since=1)
 def gather(node: OnnxNode) -> Expr:
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
-    extent = node.shape(0)[axis]
+    extent = node.type(0).shape[axis]
     _check_range(node, extent)
     known = node.known_value(1)
     trusted = known is not None and (known.size == 0 or known.min() >= 0)
@@ -36,7 +41,7 @@ def gather(node: OnnxNode) -> Expr:
 @converter("GatherElements", since=11)
 def gather_elements(node: OnnxNode) -> Expr:
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
-    extent = node.shape(0)[axis]
+    extent = node.type(0).shape[axis]
     _check_range(node, extent)
     return op.gather(node[0], axis, node[1])
 
@@ -45,14 +50,19 @@ def gather_elements(node: OnnxNode) -> Expr:
 def gather_nd(node: OnnxNode) -> Expr:
     """The last axis of the indices is a position in the axes of the data after the batch axes."""
     batch = node.attr_int("batch_dims", 0)
-    data, indices = node.shape(0), node.shape(1)
+    data, indices = node.type(0).shape, node.type(1).shape
     depth = indices[-1] if indices else 0
-    if not 0 <= batch < len(indices) or not 1 <= depth <= len(data) - batch or data[:batch] != indices[:batch]:
-        raise node.error(f"indices {indices} into {data} with {batch} batch axes")
-    extents = np.array(data[batch : batch + depth], str(node.dtype(1)))
+    if not isinstance(depth, int):
+        raise node.value_needed(f"indices {node.type(1)} of an unknown length", node[1])
+    fits = 0 <= batch < len(indices) and 1 <= depth <= len(data) - batch
+    if not fits or not shapes_match(data[:batch], indices[:batch]):
+        raise node.error(f"indices {node.type(1)} into {node.type(0)} with {batch} batch axes")
+    extents = data[batch : batch + depth]
     known = node.known_value(1)
-    if known is not None and known.size and bool(np.any((known < -extents) | (known >= extents))):
-        raise node.error("an index lies outside of the data", expected=f"indices below {extents.tolist()}")
+    if known is not None and known.size and all(isinstance(d, int) for d in extents):
+        limits = np.array(extents, str(node.dtype(1)))
+        if bool(np.any((known < -limits) | (known >= limits))):
+            raise node.error("an index lies outside of the data", expected=f"indices below {limits.tolist()}")
     return op.gather_nd(node[0], _tuples_first(node[1]), batch_dims=batch)
 
 
@@ -77,7 +87,7 @@ _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "max": "max", "min"
 
 def _scatter_elements(node: OnnxNode) -> Expr:
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
-    extent = node.shape(0)[axis]
+    extent = node.type(0).shape[axis]
     _check_range(node, extent)
     reduction = _REDUCTIONS[node.attr_choice("reduction", tuple(_REDUCTIONS), "none")]
     return op.scatter_elements(node[0], node[1], node[2], axis, reduction)
@@ -86,10 +96,12 @@ def _scatter_elements(node: OnnxNode) -> Expr:
 @converter("ScatterND", since=11)
 def scatter_nd(node: OnnxNode) -> Expr:
     reduction = _REDUCTIONS[node.attr_choice("reduction", tuple(_REDUCTIONS), "none")]
-    data, indices = node.shape(0), node.shape(1)
+    data, indices = node.type(0).shape, node.type(1).shape
     depth = indices[-1] if indices else 0
-    if not indices or not 1 <= depth <= len(data):
-        raise node.error(f"indices {indices} into {data}")
+    if not isinstance(depth, int):
+        raise node.value_needed(f"indices {node.type(1)} of an unknown length", node[1])
+    if not 1 <= depth <= len(data):
+        raise node.error(f"indices {node.type(1)} into {node.type(0)}")
     return op.scatter_nd(node[0], _tuples_first(node[1]), node[2], reduction)
 
 
@@ -120,14 +132,18 @@ def top_k_1(node: OnnxNode) -> list[Expr]:
 
 @converter("TopK", since=10)
 def top_k(node: OnnxNode) -> list[Expr]:
-    return _top_k(node, node.constant_ints(1, "k")[0])
+    return _top_k(node, node.sizes(1, "k")[0])
 
 
-def _top_k(node: OnnxNode, k: int) -> list[Expr]:
+def _top_k(node: OnnxNode, k: Dim) -> list[Expr]:
     node.attrs.ignore("sorted")
     axis = node.axis(node.attr_int("axis", -1), node.rank(0))
-    if not 0 <= k <= node.shape(0)[axis]:
-        raise node.error(f"k is {k}", expected=f"0 to {node.shape(0)[axis]}")
+    extent = node.type(0).shape[axis]
+    if isinstance(k, int) and isinstance(extent, int):
+        if not 0 <= k <= extent:
+            raise node.error(f"k is {k}", expected=f"0 to {extent}")
+    else:
+        node.check_equal(k, smaller(k, extent), "k, which is at most the size of the axis")
     ascending = not node.attr_bool("largest", True)
     return list(op.topk(node[0], k, axis, is_ascend=ascending, dtype="int64"))
 

@@ -65,12 +65,12 @@ def _normalised(centred: Expr, variance: Expr, epsilon: float) -> Expr:
 def layer_normalization(node: OnnxNode) -> list[Expr | None]:
     """Mean 0 and variance 1 over the axes from `axis` on, then scale and bias. Also gives mean and 1/deviation."""
     node.attrs.ignore("stash_type")
-    shape, epsilon = node.shape(0), node.attr_float("epsilon", 1e-5)
+    shape, epsilon = node.type(0).shape, node.attr_float("epsilon", 1e-5)
     axis = node.axis(node.attr_int("axis", -1), len(shape))
     last = shape[axis:]
     simple = not node.wants(1) and not node.wants(2) and node.dtype(0) in ("float32", "float64")
     scale_fits = node.shape(1) == last and (node.get(2) is None or node.shape(2) == last)
-    if simple and scale_fits and math.prod(last):
+    if simple and scale_fits and 0 not in last:
         return [op.nn.layer_norm(node[0], node[1], _bias(node), axis=axis, epsilon=epsilon)]
     x = _wide(node[0])
     axes = tuple(range(axis, len(shape)))
@@ -99,7 +99,7 @@ def rms_normalization(node: OnnxNode) -> Expr:
     node.attrs.ignore("stash_type")
     rank, epsilon = node.rank(0), node.attr_float("epsilon", 1e-5)
     axis = node.axis(node.attr_int("axis", -1), rank)
-    if node.shape(1) == node.shape(0)[axis:] and node.dtype(0) in ("float32", "float64"):
+    if node.shape(1) == node.type(0).shape[axis:] and node.dtype(0) in ("float32", "float64"):
         return op.nn.rms_norm(node[0], node[1], axis=axis, epsilon=epsilon)
     x = _wide(node[0])
     mean_square = op.mean(op.multiply(x, x), axis=tuple(range(axis, rank)), keepdims=True)

@@ -93,7 +93,7 @@ def _norm_order(node: OnnxNode) -> int:
 
 
 def _window(node: OnnxNode) -> Window:
-    shape = node.shape(0)
+    shape = node.type(0).shape
     if len(shape) < 3:
         raise node.error(f"an input of rank {len(shape)}", expected="rank 3 or more: N, C, spatial axes")
     return read_window(node, node.attr_ints("kernel_shape"), shape[2:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from frontends.onnx.node import OnnxNode
@@ -20,7 +19,7 @@ def _square_sum(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
 
 def _log_sum_exp(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
     """The maximum is taken out first, so that nothing overflows; all -inf stays -inf."""
-    if math.prod(x.tensor_type.static_shape) == 0:
+    if x.tensor_type.size == 0:
         return op.log(op.sum(op.exp(x), axis=axis, keepdims=keepdims))
     top = op.max(x, axis=axis, keepdims=True)
     top = op.where(op.isfinite(top), top, float_const(0.0, x))

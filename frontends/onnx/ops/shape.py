@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +12,11 @@ from frontends.onnx.ops.common import reshape_to, transposed
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
-from relay.expr import Constant, Expr
+from relay.errors import TypeInferenceError
+from relay.expr import Constant, Expr, Tuple, const
+from relay.sizes import add_sizes, dims_match, floor_divide, is_at_least, larger, product, quotient, smaller
+from relay.type import broadcast_shapes, shape_text, shapes_equal
+from te.tir import Dim
 
 
 @converter("Reshape", since=1)
@@ -22,31 +26,49 @@ def reshape_1(node: OnnxNode) -> Expr:
 
 @converter("Reshape", since=5)
 def reshape(node: OnnxNode) -> Expr:
-    return _reshape(node, node.constant_ints(1, "the new shape"), node.attr_bool("allowzero", False))
+    allow_zero = node.attr_bool("allowzero", False)
+    wanted = node.sizes_or_none(1)
+    return _reshape_at_run_time(node, allow_zero) if wanted is None else _reshape(node, wanted, allow_zero)
 
 
-def _reshape(node: OnnxNode, wanted: Sequence[int], allow_zero: bool) -> Expr:
+def _reshape_at_run_time(node: OnnxNode, allow_zero: bool) -> Expr:
+    """The program works out what 0 and -1 stand for, then the sizes are bound."""
+    source, shape = node.type(0).shape, op.cast(node[1], "int64")
+    (rank,) = node.static(shape, "the shape of the new shape")
+    zero, one = const(0, "int64"), const(1, "int64")
+    if not allow_zero:
+        kept = op.sizes([source[axis] if axis < len(source) else 0 for axis in range(rank)])
+        shape = op.where(op.equal(shape, zero), kept, shape)
+    open_ = op.less(shape, zero)
+    given = op.prod(op.where(open_, one, shape))
+    rest = op.trunc_divide(op.sizes((product(source),), ()), op.maximum(given, one))
+    return op.reshape(node[0], node.bind(op.where(open_, rest, shape), "the new shape"))
+
+
+def _reshape(node: OnnxNode, wanted: Sequence[Dim], allow_zero: bool) -> Expr:
     """0 keeps the input's dimension (unless `allow_zero`), one -1 takes what is left."""
     source = node.type(0).shape
-    target: list[int] = []
+    target: list[Dim] = []
     for axis, size in enumerate(wanted):
-        if size == 0 and not allow_zero:
+        if isinstance(size, int) and size == 0 and not allow_zero:
             if axis >= len(source):
                 raise node.error(f"the new shape {list(wanted)} keeps axis {axis}, which the input does not have")
-            target.append(node.shape(0)[axis])
-        elif size < -1:
+            target.append(source[axis])
+        elif isinstance(size, int) and size < -1:
             raise node.error(f"the new shape {list(wanted)}", expected="sizes of 0 or more, and at most one -1")
         else:
             target.append(size)
-    if target.count(-1) > 1:
+    unknown = [axis for axis, size in enumerate(target) if isinstance(size, int) and size == -1]
+    if len(unknown) > 1:
         raise node.error(f"the new shape {list(wanted)} leaves two dimensions open", expected="at most one -1")
-    total = math.prod(node.shape(0))
-    if -1 in target:
-        known = math.prod(size for size in target if size != -1)
-        if known == 0 or total % known:
+    total = product(source)
+    if unknown:
+        known = [size for axis, size in enumerate(target) if axis not in unknown]
+        rest = None if 0 in [d for d in known if isinstance(d, int)] else quotient(source, known)
+        if rest is None:
             raise node.error(f"{total} elements do not fit into {list(wanted)}")
-        target[target.index(-1)] = total // known
-    if math.prod(target) != total:
+        target[unknown[0]] = rest
+    if not dims_match(product(target), total):
         raise node.error(f"{total} elements do not fit into {target}", expected="a shape of as many elements")
     return reshape_to(node[0], target)
 
@@ -57,8 +79,8 @@ def flatten(node: OnnxNode) -> Expr:
     rank = node.rank(0)
     axis = node.attr_int("axis", 1)
     axis = axis if axis == rank else node.axis(axis, rank)
-    shape = node.shape(0)
-    return reshape_to(node[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    shape = node.type(0).shape
+    return reshape_to(node[0], (product(shape[:axis]), product(shape[axis:])))
 
 
 @converter("Transpose")
@@ -102,7 +124,7 @@ def _squeeze(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
     """Drop the named axes, or all of extent 1."""
     dims = node.type(0).shape
     if axes is None:
-        chosen = tuple(i for i, d in enumerate(node.shape(0)) if d == 1)
+        chosen = tuple(i for i, d in enumerate(node.shape(0)) if d == 1)  # an unknown size could be 1
     else:
         chosen = node.axes(axes, len(dims))
         for axis in chosen:
@@ -121,30 +143,51 @@ def concat(node: OnnxNode) -> Expr:
 
 @converter("Split", since=1)
 def split_1(node: OnnxNode) -> list[Expr | None]:
-    sizes = node.attrs.get_ints("split")
+    sizes: Sequence[Dim] | None = node.attrs.get_ints("split")
     if sizes is None and node.get(1) is not None:
-        sizes = node.constant_ints(1, "the split")
+        sizes = node.sizes(1, "the split")
     return _split(node, sizes, len(node.outputs))
 
 
 @converter("Split", since=13)
 def split(node: OnnxNode) -> list[Expr | None]:
-    sizes = node.constant_ints(1, "the split") if node.get(1) is not None else None
+    sizes = node.sizes(1, "the split") if node.get(1) is not None else None
     count = node.attr_int("num_outputs", len(node.outputs))
     if count != len(node.outputs):
         raise node.error(f"num_outputs is {count}", expected=f"{len(node.outputs)}, the number of outputs")
     return _split(node, sizes, count)
 
 
-def _split(node: OnnxNode, sizes: Sequence[int] | None, count: int) -> list[Expr | None]:
+def _split(node: OnnxNode, sizes: Sequence[Dim] | None, count: int) -> list[Expr | None]:
     """Parts of the given sizes, or `count` parts as equal as can be (the last is smaller)."""
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
-    extent = node.shape(0)[axis]
+    extent = node.type(0).shape[axis]
     if sizes is None:
         if count < 1:
             raise node.error(f"{count} outputs", expected="at least one")
-        chunk = -(-extent // count)
-        sizes = [max(min(chunk, extent - i * chunk), 0) for i in range(count)]
+        chunk = floor_divide(add_sizes(extent, count - 1), count)
+        ends = [smaller(product((chunk, i)), extent) for i in range(count + 1)]
+        sizes = [add_sizes(b, product((-1, a))) for a, b in itertools.pairwise(ends)]
+    if not all(isinstance(d, int) for d in (*sizes, extent)):
+        return _split_at_run_time(node, axis, sizes)
+    return _split_known(node, axis, [int(d) for d in sizes], int(extent))  # type: ignore[arg-type]
+
+
+def _split_at_run_time(node: OnnxNode, axis: int, sizes: Sequence[Dim]) -> list[Expr | None]:
+    """A slice for each part; the sizes must add up to what there is."""
+    extent = node.type(0).shape[axis]
+    if not dims_match(add_sizes(*sizes), extent):
+        raise node.error(f"parts of {list(sizes)} of axis {axis}", expected=f"sizes that add up to {extent}")
+    parts: list[Expr | None] = []
+    begin: Dim = 0
+    for size in sizes:
+        end = add_sizes(begin, size)
+        parts.append(op.strided_slice(node[0], (begin,), (end,), (1,), axes=(axis,)))
+        begin = end
+    return parts
+
+
+def _split_known(node: OnnxNode, axis: int, sizes: Sequence[int], extent: int) -> list[Expr | None]:
     if sum(sizes) != extent or min(sizes, default=0) < 0:
         raise node.error(f"parts of {list(sizes)} of axis {axis}", expected=f"sizes that add up to {extent}")
     if len(sizes) == 1:
@@ -162,10 +205,60 @@ def slice_1(node: OnnxNode) -> Expr:
 
 @converter("Slice", since=10)
 def slice_(node: OnnxNode) -> Expr:
-    starts, ends = node.constant_ints(1, "the starts"), node.constant_ints(2, "the ends")
     axes = node.constant_ints(3, "the axes") if node.get(3) is not None else None
     steps = node.constant_ints(4, "the steps") if node.get(4) is not None else None
-    return _slice(node, starts, ends, axes, steps)
+    starts, ends = node.sizes_or_none(1), node.sizes_or_none(2)
+    numbers = (*(starts or (None,)), *(ends or (None,)))
+    dims = node.type(0).shape
+    sliced = range(len(dims)) if axes is None else node.axes(axes, len(dims))
+    if all(isinstance(v, int) for v in (*numbers, *(dims[axis] for axis in sliced))):
+        return _slice(node, starts, ends, axes, steps)  # type: ignore[arg-type]
+    return _slice_at_run_time(node, starts, ends, sliced, steps)
+
+
+def _slice_at_run_time(
+    node: OnnxNode,
+    starts: Sequence[Dim] | None,
+    ends: Sequence[Dim] | None,
+    axes: Sequence[int],
+    steps: Sequence[int] | None,
+) -> Expr:
+    """Positions that are symbolic, or computed by the program."""
+    count = len(starts or ends or ()) or int(node.shape(1)[0])
+    steps = [1] * count if steps is None else steps
+    x, dims = node[0], node.type(0).shape
+    axes = tuple(axes)[:count]
+    if not count == len(axes) == len(steps):
+        raise node.error(f"{count} starts, {len(axes)} axes, {len(steps)} steps")
+    for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        begin = _position(node, 1, k, None if starts is None else starts[k], dims[axis])
+        end = _position(node, 2, k, None if ends is None else ends[k], dims[axis])
+        if step == -1 and begin in (-1, *_FAR) and isinstance(end, int) and end < -_FAR[0]:
+            x = op.reverse(x, axis=axis)
+        elif step > 0:
+            x = op.strided_slice(x, (begin,), (end,), (step,), axes=(axis,))
+        else:
+            what = f"a step of {step} along axis {axis}, of a size or with limits known at run time"
+            raise node.value_needed(what, Tuple((x, node[1], node[2])))
+    return x
+
+
+_FAR = (2**31 - 1, 2**63 - 1)
+"""What exporters write for the end of an axis."""
+
+
+def _position(node: OnnxNode, index: int, k: int, given: Dim | None, extent: Dim) -> Dim:
+    """Element `k` of input `index` as a position: a number, or a symbolic one counted from the front."""
+    if isinstance(given, int):
+        return min(given, _FAR[0])
+    if given is not None and is_at_least(given, 0):
+        return given
+    if given is not None and is_at_least(-1, given):
+        return larger(add_sizes(extent, given), 0)
+    position = op.cast(op.reshape(op.strided_slice(node[index], (k,), (k + 1,), (1,)), ()), "int64")
+    size, zero = op.sizes((extent,), ()), const(0, "int64")
+    position = op.where(op.less(position, zero), op.add(position, size), position)
+    return node.bind(op.minimum(op.maximum(position, zero), size), "a position")[0]
 
 
 def _slice(
@@ -206,20 +299,27 @@ def _take_ranges(x: Expr, ranges: dict[int, range]) -> Expr:
 
 @converter("Expand", since=8)
 def expand(node: OnnxNode) -> Expr:
-    wanted = node.constant_ints(1, "the shape")
+    source = node.type(0).shape
+    wanted = node.sizes_or_none(1)
+    if wanted is None:
+        (rank,) = node.static(node[1], "the shape of the shape")
+        aligned = [1] * (rank - len(source)) + list(source[max(len(source) - rank, 0) :])
+        larger_of = op.maximum(op.cast(node[1], "int64"), op.sizes(aligned))
+        wanted = node.bind(larger_of, "the shape")
     try:
-        shape = np.broadcast_shapes(node.shape(0), wanted)
-    except ValueError:
-        raise node.error(f"shape {node.shape(0)} does not broadcast with {wanted}") from None
-    return node[0] if shape == node.shape(0) else op.broadcast_to(node[0], shape)
+        shape = broadcast_shapes(source, wanted)
+    except TypeInferenceError:
+        raise node.error(f"shape {shape_text(source)} does not broadcast with {shape_text(wanted)}") from None
+    return node[0] if shapes_equal(shape, source) else op.broadcast_to(node[0], shape)
 
 
 @converter("Tile", since=6)
 def tile(node: OnnxNode) -> Expr:
-    reps = node.constant_ints(1, "the repeats")
-    if len(reps) != node.rank(0) or min(reps, default=0) < 0:
+    reps = node.sizes(1, "the repeats")
+    known = [r for r in reps if isinstance(r, int)]
+    if len(reps) != node.rank(0) or min(known, default=0) < 0:
         raise node.error(f"repeats {list(reps)}", expected=f"{node.rank(0)} numbers of 0 or more")
-    return node[0] if all(r == 1 for r in reps) else op.tile(node[0], reps)
+    return node[0] if len(known) == len(reps) and all(r == 1 for r in known) else op.tile(node[0], reps)
 
 
 @converter("Pad", since=1)
@@ -244,9 +344,11 @@ def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int]) 
     if len(pads) != 2 * len(axes):
         raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")
     widths = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes)}
-    shape = node.shape(0)
+    if not all(isinstance(node.type(0).shape[axis], int) for axis in widths):
+        return _pad_symbolic(node, widths, fill, mode)
+    shape = node.type(0).shape
     crop = {
-        axis: range(max(-before, 0), max(shape[axis] - max(-after, 0), 0))
+        axis: range(max(-before, 0), max(int(shape[axis]) - max(-after, 0), 0))  # type: ignore[arg-type]
         for axis, (before, after) in widths.items()
         if before < 0 or after < 0
     }
@@ -265,6 +367,17 @@ def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int]) 
         index = np.pad(np.arange(extent, dtype=np.int64), (before, after), mode=mode)  # type: ignore[call-overload]
         x = op.take(x, Constant(index), axis=axis, mode="fast")
     return x
+
+
+def _pad_symbolic(node: OnnxNode, widths: dict[int, tuple[int, int]], fill: float, mode: str) -> Expr:
+    """Along sizes known at run time."""
+    x = node[0]
+    for axis, (before, after) in widths.items():
+        if before < 0 or after < 0:
+            end = larger(add_sizes(x.shape[axis], min(after, 0)), 0)
+            x = op.strided_slice(x, (max(-before, 0),), (end,), (1,), axes=(axis,))
+    grown = tuple((max(b, 0), max(a, 0)) for b, a in (widths.get(axis, (0, 0)) for axis in range(len(x.shape))))
+    return op.nn.pad(x, grown, fill, mode) if any(pair != (0, 0) for pair in grown) else x
 
 
 @converter("DepthToSpace", since=1)
@@ -309,5 +422,5 @@ def trilu(node: OnnxNode) -> Expr:
     if node.rank(0) < 2:
         raise node.error(f"an input of rank {node.rank(0)}", expected="rank 2 or more")
     offset = node.constant_ints(1, "the diagonal") if node.get(1) is not None else (0,)
-    reach = sum(node.shape(0)[-2:])  # diagonals beyond it are all alike
+    reach = sum(d if isinstance(d, int) else 1 << 29 for d in node.type(0).shape[-2:])  # beyond it all are alike
     return op.trilu(node[0], min(max(offset[0], -reach), reach), node.attr_bool("upper", True))

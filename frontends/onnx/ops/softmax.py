@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-
-import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import reshape_to
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Constant, Expr
+from relay.expr import Expr
+from relay.sizes import product
+from te.tir import Dim
 
 Normalizer = Callable[[Expr, int], Expr]
 
 
 def _hardmax(x: Expr, axis: int) -> Expr:
     """1 at the first maximum along `axis`, 0 elsewhere."""
-    depth = x.tensor_type.static_shape[axis]
+    depth = x.shape[axis]
     best = op.argmax(x, axis=axis, keepdims=True)
-    shape = [1] * len(x.shape)
+    shape: list[Dim] = [1] * len(x.shape)
     shape[axis] = depth
-    line = Constant(np.arange(depth).astype(str(best.dtype)).reshape(shape))
+    line = op.reshape(op.arange(0, depth, 1, str(best.dtype)), shape)
     return op.cast(op.equal(best, line), x.dtype)
 
 
@@ -47,6 +46,6 @@ def softmax_1(node: OnnxNode) -> Expr:
     axis = axis if axis == rank else node.axis(axis, rank)
     if axis == rank - 1:
         return function(node[0], axis)
-    shape = node.shape(0)
-    rows = reshape_to(node[0], (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    shape = node.type(0).shape
+    rows = reshape_to(node[0], (product(shape[:axis]), product(shape[axis:])))
     return reshape_to(function(rows, 1), shape)

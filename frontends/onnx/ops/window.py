@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frontends.onnx.node import OnnxNode
+from te.tir import Dim
 
 __all__ = ["Window", "read_window"]
 
@@ -26,7 +27,7 @@ class Window:
         return len(self.kernel)
 
 
-def read_window(node: OnnxNode, kernel: Sequence[int], spatial: Sequence[int]) -> Window:
+def read_window(node: OnnxNode, kernel: Sequence[int], spatial: Sequence[Dim]) -> Window:
     """The window that the node's attributes describe, over an input of extents `spatial`.
 
     Raises an import error for numbers that make no window.
@@ -43,7 +44,10 @@ def read_window(node: OnnxNode, kernel: Sequence[int], spatial: Sequence[int]) -
     if auto == "VALID":
         pads = (0,) * (2 * rank)
     elif auto != "NOTSET":
-        pads = _same_padding(spatial, kernel, strides, dilations, upper=auto == "SAME_UPPER")
+        known = tuple(d for d in spatial if isinstance(d, int))
+        if len(known) != rank:
+            raise node.value_needed(f"auto_pad {auto!r} of axes whose sizes are known at run time", node[0])
+        pads = _same_padding(known, kernel, strides, dilations, upper=auto == "SAME_UPPER")
     return Window(tuple(kernel), strides, dilations, pads)
 
 

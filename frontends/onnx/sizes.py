@@ -1,0 +1,57 @@
+"""The size variables of one import, by name, and what is learned of them on the way.
+
+Converting nodes may find that two sizes must be equal: an operator wants it, and nothing forbids it. Equalities of a
+variable are solved, and the model is converted again with what is known then; the rest is checked when the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from relay.sizes import dims_equal, evaluate, size_variables
+from te.tir import Dim, SizeVar
+
+__all__ = ["SizeTable"]
+
+
+@dataclass
+class SizeTable:
+    """`solved` gives variables by others or by numbers; `unnamed` are those that the model has no name for."""
+
+    variables: dict[str, SizeVar] = field(default_factory=dict)
+    solved: dict[str, Dim] = field(default_factory=dict)
+    unnamed: set[str] = field(default_factory=set)
+
+    def variable(self, name: str, unnamed: bool = False) -> SizeVar:
+        """The variable of that name."""
+        if unnamed:
+            self.unnamed.add(name)
+        return self.variables.setdefault(name, SizeVar(name))
+
+    def dim(self, name: str, unnamed: bool = False) -> Dim:
+        """What is known of the size `name`: a number, an expression of other sizes, or its variable."""
+        return self.known(self.variable(name, unnamed))
+
+    def known(self, d: Dim) -> Dim:
+        """A size with what is solved put in."""
+        return evaluate(d, self.solved)
+
+    def solve(self, equal: Iterable[tuple[Dim, Dim]]) -> bool:
+        """Learn from equalities. False when there was nothing new."""
+        before = len(self.solved)
+        for pair in equal:
+            a, b = map(self.known, pair)
+            sides = ((a, b), (b, a))
+            choices = [(x, y) for x, y in sides if isinstance(x, SizeVar) and x.name not in size_variables([y])]
+            if dims_equal(a, b) or not choices:
+                continue
+            variable, value = max(choices, key=lambda c: c[0].name in self.unnamed)
+            self.solved[variable.name] = value
+            self.solved = {name: evaluate(d, {variable.name: value}) for name, d in self.solved.items()}
+        return len(self.solved) > before
+
+    def open(self, equal: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
+        """The equalities that nothing learned settles."""
+        pairs = [(self.known(a), self.known(b)) for a, b in equal]
+        return [(a, b) for a, b in pairs if not dims_equal(a, b)]

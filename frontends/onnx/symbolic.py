@@ -1,0 +1,159 @@
+"""Shape arithmetic on sizes that are known only at run time.
+
+Exporters compute shapes with tensor operators: Shape, Gather, Concat, Mul, Slice ... Here such small integer tensors
+are followed symbolically, element by element, so that Reshape or Expand see sizes and nothing of the arithmetic is left
+in the program. What can't be followed is computed by the program, and its result bound to a size variable.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from relay import sizes
+from relay.expr import Call, Constant, Expr
+from relay.op.base import OpDef
+from relay.op.creation import Sizes
+from te.tir import Dim, PrimExpr
+
+__all__ = ["fold_sizes", "sizes_in"]
+
+_MOST = 256
+"""Tensors of at most this many elements are followed."""
+
+_MOVING = frozenset({
+    "reshape", "squeeze", "expand_dims", "concatenate", "stack", "take", "gather", "gather_nd", "strided_slice",
+    "transpose", "broadcast_to", "tile", "split", "reverse", "repeat",
+})  # fmt: skip
+"""Operators whose numpy reference only moves elements of its first inputs, whatever they are."""
+
+_JOINING = frozenset({"concatenate", "stack"})
+
+
+def sizes_in(expr: Expr) -> np.ndarray | None:
+    """The elements of an integer tensor as sizes (an array of objects), where they are known or symbolic."""
+    if isinstance(expr, Constant):
+        return expr.data.astype(object) if expr.data.dtype.kind in "iu" and expr.data.size <= _MOST else None
+    if isinstance(expr, Call) and isinstance(expr.op, Sizes):
+        values = np.empty(len(expr.op.values), object)
+        values[:] = expr.op.values
+        return values.reshape(expr.op.shape)
+    return None
+
+
+def fold_sizes(call: Call) -> Expr | tuple[Expr, ...] | None:
+    """The result of an operator on sizes as sizes or a constant; None where it can't be followed."""
+    op = call.op
+    if not isinstance(op, OpDef) or not any(isinstance(a, Call) and isinstance(a.op, Sizes) for a in call.args):
+        return None
+    given = [sizes_in(a) for a in call.args]
+    if op.name in _MOVING:
+        movable = len(given) if op.name in _JOINING else 1
+        if any(g is None for g in given[:movable]) or not all(isinstance(a, Constant) for a in call.args[movable:]):
+            return None
+        indices = [a.data for a in call.args[movable:] if isinstance(a, Constant)]
+        return _as_result(op.reference(*given[:movable], *indices), str(call.args[0].dtype))
+    if op.name == "where":
+        condition = call.args[0]
+        if not isinstance(condition, Constant) or given[1] is None or given[2] is None:
+            return None
+        return _as_expr(np.where(condition.data, given[1], given[2]), str(call.dtype))
+    if any(g is None for g in given):
+        return None
+    arrays = [g for g in given if g is not None]
+    if op.name in _REDUCTIONS:
+        return _reduce(call, arrays[0])
+    return _elementwise(op, arrays, str(call.dtype)) if op.name in _ELEMENTWISE else None
+
+
+def _as_result(result: Any, dtype: str) -> Expr | tuple[Expr, ...]:
+    if isinstance(result, tuple):
+        return tuple([_as_expr(part, dtype) for part in result])
+    return _as_expr(np.asarray(result, object), dtype)
+
+
+def _as_expr(values: np.ndarray, dtype: str) -> Expr:
+    flat = list(values.reshape(-1))
+    if any(isinstance(v, PrimExpr) for v in flat):
+        return Sizes(values=tuple(flat), shape=values.shape, dtype=dtype)()
+    return Constant(np.array([int(v) for v in flat], dtype).reshape(values.shape))
+
+
+def _elementwise(op: OpDef, arrays: Sequence[np.ndarray], dtype: str) -> Expr | None:
+    if op.name == "cast" and dtype not in ("int32", "int64"):
+        return None
+    shape = np.broadcast_shapes(*[a.shape for a in arrays])
+    operands = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
+    results = [_ELEMENTWISE[op.name](*pair) for pair in zip(*operands, strict=True)]
+    if any(r is None for r in results):
+        return None
+    values = np.empty(len(results), object)
+    values[:] = results
+    return _as_expr(values.reshape(shape), dtype)
+
+
+def _reduce(call: Call, values: np.ndarray) -> Expr | None:
+    """Of a vector; shapes are not reduced otherwise."""
+    if values.ndim != 1 or not values.size:
+        return None
+    result = np.empty(call.tensor_type.static_shape, object)
+    result[...] = functools.reduce(_REDUCTIONS[call.operator.name], values)
+    return _as_expr(result, str(call.dtype))
+
+
+def _divide(a: Dim, b: Dim) -> Dim | None:
+    """Rounding down and towards zero are one for numbers of one sign."""
+    known = sizes.is_at_least(a, 0) and sizes.is_at_least(b, 1 if isinstance(b, int) else 0)
+    return sizes.floor_divide(a, b) if known else None
+
+
+def _modulo(a: Dim, b: Dim) -> Dim | None:
+    quotient = _divide(a, b)
+    return None if quotient is None else sizes.add_sizes(a, sizes.product((-1, b, quotient)))
+
+
+def _decided(holds: Callable[[Dim, Dim], bool], fails: Callable[[Dim, Dim], bool]) -> Callable[[Dim, Dim], bool | None]:
+    """A comparison that is answered where it holds, or fails, whatever the sizes."""
+    return lambda a, b: True if holds(a, b) else (False if fails(a, b) else None)
+
+
+def _above(a: Dim, b: Dim) -> bool:
+    return sizes.is_at_least(a, sizes.add_sizes(b, 1))
+
+
+def _differ(a: Dim, b: Dim) -> bool:
+    return _above(a, b) or _above(b, a)
+
+
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "add": sizes.add_sizes,
+    "subtract": lambda a, b: sizes.add_sizes(a, sizes.product((-1, b))),
+    "multiply": lambda a, b: sizes.product((a, b)),
+    "divide": _divide,
+    "trunc_divide": _divide,
+    "floor_divide": _divide,
+    "floor_mod": _modulo,
+    "trunc_mod": _modulo,
+    "minimum": sizes.smaller,
+    "maximum": sizes.larger,
+    "negative": lambda a: sizes.product((-1, a)),
+    "abs": lambda a: a if sizes.is_at_least(a, 0) else None,
+    "copy": lambda a: a,
+    "cast": lambda a: a,
+    "equal": _decided(sizes.dims_equal, _differ),
+    "not_equal": _decided(_differ, sizes.dims_equal),
+    "less": _decided(lambda a, b: _above(b, a), sizes.is_at_least),
+    "less_equal": _decided(lambda a, b: sizes.is_at_least(b, a), _above),
+    "greater": _decided(_above, lambda a, b: sizes.is_at_least(b, a)),
+    "greater_equal": _decided(sizes.is_at_least, lambda a, b: _above(b, a)),
+}
+
+_REDUCTIONS: dict[str, Callable[[Dim, Dim], Dim]] = {
+    "prod": lambda a, b: sizes.product((a, b)),
+    "sum": sizes.add_sizes,
+    "max": sizes.larger,
+    "min": sizes.smaller,
+}
