@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 import relay
@@ -60,8 +60,10 @@ class RelayRep(BackendRep):
         except ValueNeededError as error:
             self._deciding = error.inputs
         except CompileError as error:
-            if isinstance(error, UnsupportedOperatorError) or not _symbolic_inputs(model):
+            shapes = tuple(value.name for value in declared if _may_be_shape(value))
+            if isinstance(error, UnsupportedOperatorError) or not (shapes or _symbolic_inputs(model)):
                 raise
+            self._deciding = shapes
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Outputs in the model's order. `inputs` is one array, a sequence in the order of the graph's inputs (those
@@ -72,7 +74,7 @@ class RelayRep(BackendRep):
         else:
             try:
                 outputs = self._general(arrays)
-            except ArgumentError:
+            except (ArgumentError, CompileError):
                 if not _symbolic_inputs(self._model):
                     raise
                 outputs = self._specialise(arrays)(arrays)
@@ -136,6 +138,12 @@ def _contents(value: Any) -> Any:
     if value is None or isinstance(value, list):
         return value if value is None else tuple([_contents(item) for item in value])
     return tuple(value.reshape(-1).tolist()) if value.dtype.kind in "OSU" else value.tobytes()
+
+
+def _may_be_shape(value: ValueInfoProto) -> bool:
+    """Is this input a vector of integers, or one integer?"""
+    tensor = value.type.tensor_type
+    return tensor.elem_type in (TensorProto.INT32, TensorProto.INT64) and len(tensor.shape.dim) <= 1
 
 
 def _symbolic_inputs(model: ModelProto) -> bool:

@@ -31,7 +31,7 @@ from frontends.onnx.sizes import SizeTable
 from frontends.onnx.symbolic import sizes_in
 from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
 from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.sizes import assuming
+from relay.sizes import assuming, size_variables
 from relay.type import TensorType, TupleType
 from te.errors import CompileError
 from te.ir import IRModule, Span
@@ -381,7 +381,10 @@ class _Importer:
         self.checks.append((a, b, source))
 
     def inputs_behind(self, expr: Expr) -> list[str]:
-        return graph_inputs_of(expr)
+        """The inputs whose values it depends on, and those that the sizes in its type are read from."""
+        used = size_variables(expr.ty.shape) if isinstance(expr.ty, TensorType) else {}
+        sources = [x for x, _, names in self.bound if not used.keys().isdisjoint(names)]
+        return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
 
     def tensor(self, proto: Any, where: str) -> np.ndarray:
         if isinstance(proto, SparseTensorProto):
