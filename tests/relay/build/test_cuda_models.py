@@ -146,3 +146,12 @@ def test_a_model_for_a_gpu_does_not_run_on_the_cpu():
     compiled = relay.build(perceptron(), "cuda -arch=sm_90")
     with pytest.raises(DeviceError, match=r"compiled for 'cuda' .* can't run on cpu:0"):
         compiled["default"](device("cpu"))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_residual_addition_is_part_of_its_convolution(batch):
+    x, r = relay.var("x", (batch, 8, 8, 16)), relay.var("r", (batch, 8, 8, 32))
+    y = relay.nn.conv2d(x, weights(32, 16, 3, 3), padding=1, data_layout="NHWC", kernel_layout="OIHW")
+    function = relay.Function((x, r), relay.nn.relu(y + r))
+    (record,) = relay.build(function, "cuda -arch=sm_90").module.functions.values()
+    assert len(record["kernels"]) == 1
