@@ -73,21 +73,26 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """A function as the launches it is made of, in order, and the buffers that live between them."""
+    """A function as the launches it is made of, in order, and the buffers that live between them.
 
+    `signature` is the function as its callers know it; passes may have changed the types of `function`'s buffers.
+    """
+
+    signature: PrimFunc
     function: PrimFunc
     workspaces: tuple[Buffer, ...]
     kernels: tuple[Kernel, ...]
 
 
-def split_kernels(function: PrimFunc, symbol: str) -> DeviceFunction:
-    """The kernels of a lowered function, named ``<symbol>_kernel<i>``.
+def split_kernels(function: PrimFunc, symbol: str, signature: PrimFunc | None = None) -> DeviceFunction:
+    """The kernels of a lowered function, named ``<symbol>_kernel<i>``; `signature` is itself when left out.
 
     Raises CompileError, naming the buffers, for loops at the root that run on no thread axis.
     """
     splitter = _Splitter(function, symbol)
     splitter.walk(function.body, lambda body: body)
-    return DeviceFunction(function, tuple(splitter.workspaces), tuple(splitter.kernels))
+    known_as = function if signature is None else signature
+    return DeviceFunction(known_as, function, tuple(splitter.workspaces), tuple(splitter.kernels))
 
 
 class _Splitter:
@@ -226,15 +231,15 @@ def function_record(device: DeviceFunction, dynamic_shared: Sequence[int]) -> di
     table = SizeTable(function)
     places: dict[Var, list[Any]] = {}
     params: list[dict[str, Any]] = []
-    for i, param in enumerate(function.params):
+    for i, (param, known_as) in enumerate(zip(function.params, device.signature.params, strict=True)):
         places[param] = ["param", i]
-        buffer = function.buffer_map.get(param)
-        if buffer is None:
+        buffer, seen = function.buffer_map.get(param), device.signature.buffer_map.get(known_as)
+        if buffer is None or seen is None:
             params.append({"name": table.name(param), "kind": "scalar", "dtype": str(param.dtype)})
         else:
             places[buffer.data] = ["param", i]
             shape = [table.size(dim) for dim in buffer.shape]
-            params.append({"name": buffer.name, "kind": "buffer", "dtype": str(buffer.dtype), "shape": shape})
+            params.append({"name": buffer.name, "kind": "buffer", "dtype": str(seen.dtype), "shape": shape})
     for i, workspace in enumerate(device.workspaces):
         places[workspace.data] = ["workspace", i]
     return {

@@ -66,7 +66,8 @@ def prepare(module: IRModule, target: Target) -> list[DeviceFunction]:
         function = lowered[name]
         if not isinstance(function, PrimFunc):
             raise CompileError(f"the cuda target compiles lowered functions; {name} is a {type(function).__name__}")
-        prepared.append(split_kernels(function.with_attr("global_symbol", name), _symbol(name, symbols)))
+        named = function.with_attr("global_symbol", name)
+        prepared.append(split_kernels(named, _symbol(name, symbols), module[name]))
     return prepared
 
 

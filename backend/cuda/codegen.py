@@ -12,12 +12,14 @@ from te.dtype import DType
 from te.errors import CompileError
 from te.ir import collect
 from te.tir import (
+    Add,
     Allocate,
     AttrStmt,
     Buffer,
     BufferLoad,
     BufferStore,
     Call,
+    Cast,
     FloorDiv,
     FloorMod,
     For,
@@ -27,6 +29,7 @@ from te.tir import (
     IterVar,
     Let,
     LetStmt,
+    Mul,
     PrimExpr,
     PrimFunc,
     Range,
@@ -122,6 +125,44 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
     def visit_Let(self, node: Let) -> str:
         kind, value = self.type_name(node.var.dtype), self.visit(node.value)
         return f"([&] {{ {kind} {self.name(node.var)} = {value}; return {self.visit(node.body)}; }}())"
+
+    def visit_Add(self, node: Add) -> str:
+        """A sum of four products of bytes and another value is one instruction."""
+        for total, other in ((node.a, node.b), (node.b, node.a)):
+            if isinstance(total, Call) and total.op == "vector_reduce_add":
+                text = self.byte_products(total, self.visit(other))
+                if text is not None:
+                    return text
+        return super().visit_Binary(node)
+
+    def call_vector_reduce_add(self, node: Call) -> str:
+        text = self.byte_products(node, "0")
+        return super().call_vector_reduce_add(node) if text is None else text
+
+    call_vector_reduce_max = call_vector_reduce_min = CLikeGenerator.call_vector_reduce_max
+
+    def byte_products(self, total: Call, start: str) -> str | None:
+        """``start + vector_reduce_add(int32x4(a) * int32x4(b))`` of aligned bytes by `__dp4a`; None for other sums."""
+        product = total.args[0]
+        if not isinstance(product, Mul) or product.dtype.lanes != 4 or product.dtype.element != "int32":
+            return None
+        loads = [side.value if isinstance(side, Cast) else side for side in (product.a, product.b)]
+        words = [self.word(load) for load in loads]
+        if None in words or loads[0].dtype.code != loads[1].dtype.code:
+            return None
+        if loads[0].dtype.is_int:
+            return f"__dp4a({words[0]}, {words[1]}, {start})"
+        return f"((int)__dp4a({words[0]}, {words[1]}, (unsigned){start}))"
+
+    def word(self, load: PrimExpr) -> str | None:
+        """Four aligned neighbouring bytes of memory as one number."""
+        if not isinstance(load, BufferLoad) or load.dtype.bits != 8 or load.dtype.is_bool:
+            return None
+        base = self.contiguous(load)
+        if base is None or self.chunk(load.buffer, base, 4) != 4:
+            return None
+        kind = "int" if load.dtype.is_int else "unsigned"
+        return f"*(const {kind}*)&{self.element_at(load.buffer, self.scalar(base))}"
 
     # -- loops and threads
 

@@ -11,6 +11,7 @@ import pytest
 import backend
 import te
 from backend.target import Target
+from te import tir
 from tests.backend.cuda import cuda_programs as programs
 
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -228,3 +229,117 @@ def test_shared_memory_of_any_size(cuda_device, n):
     result = backend.nd.array(np.zeros_like(x), cuda_device)
     function(backend.nd.array(x, cuda_device), result)
     np.testing.assert_allclose(result.numpy(), 1.0, atol=1e-4)
+
+
+def test_virtual_threads(cuda_device):
+    a = te.placeholder((256,), name="a")
+    b = te.compute((256,), lambda i: a[i] * 2.0, name="b")
+    s = te.create_schedule(b.op)
+    staged = s.cache_write(b, "local")
+    virtual, thread = s[b].split(b.op.axis[0], nparts=2)
+    thread, _ = s[b].split(thread, nparts=32)
+    s[b].bind(virtual, te.thread_axis("vthread"))
+    s[b].bind(thread, te.thread_axis("threadIdx.x"))
+    s[staged].compute_at(s[b], thread)
+    x = values("float32", 256)
+    np.testing.assert_array_equal(run(s, [a, b], [x, np.zeros_like(x)], cuda_device), x * 2)
+
+
+def test_a_scan_in_one_block(cuda_device):
+    """Running sums down the rows, a thread per column."""
+    m, n = 9, 40
+    x = te.placeholder((m, n), name="x")
+    state = te.placeholder((m, n), name="state")
+    init = te.compute((1, n), lambda _, j: x[0, j], name="init")
+    update = te.compute((m, n), lambda t, j: state[t - 1, j] + x[t, j], name="update")
+    scan = te.scan(init, update, state, inputs=[x])
+    s = te.create_schedule(scan.op)
+    block, thread = te.thread_axis((0, 1), "blockIdx.x"), te.thread_axis((0, n), "threadIdx.x")
+    s[scan].env_threads([block, thread])
+    s[init].bind(init.op.axis[1], thread)
+    s[update].bind(update.op.axis[1], thread)
+    data = values("float32", m * n).reshape(m, n)
+    out = run(s, [x, scan], [data, np.zeros_like(data)], cuda_device)
+    np.testing.assert_allclose(out, np.cumsum(data, 0), rtol=1e-5, atol=1e-4)
+
+
+def launched(emit, dtype_in, dtype_out, n_in, n_out):
+    """An extern operation whose statements `emit` makes from (input buffer, output buffer)."""
+    a = te.placeholder((n_in,), dtype_in, name="a")
+    out = te.extern((n_out,), [a], lambda ins, outs: emit(ins[0], outs[0]), name="out", dtype=dtype_out)
+    return te.create_schedule(out.op), [a, out]
+
+
+def test_atomics_and_loops_in_extern_code(cuda_device):
+    """A histogram, zeroed by one kernel and counted by the next; and the number of halvings, by a while loop."""
+    n = 300
+
+    def emit(a, out):
+        zero = tir.IterVar(tir.Range(0, 8), tir.Var("z"), "thread", "threadIdx.x")
+        clear = tir.BufferStore(out, tir.const(0), (zero.var,))
+        clear = tir.AttrStmt("thread_extent", zero, tir.const(8), clear)
+        axis = tir.IterVar(tir.Range(0, n), tir.Var("t"), "thread", "threadIdx.x")
+        left = tir.decl_buffer((1,), "int32", "left", scope="local")
+        steps = tir.decl_buffer((1,), "int32", "steps", scope="local")
+        at = (tir.const(0),)
+        value, count = tir.BufferLoad(left, at), tir.BufferLoad(steps, at)
+        step = tir.seq(tir.BufferStore(left, value // 2, at), tir.BufferStore(steps, count + 1, at))
+        place = tir.call_intrin("handle", "address_of", tir.BufferLoad(out, (count,)))
+        body = tir.seq(
+            tir.BufferStore(left, tir.BufferLoad(a, (axis.var,)), at), tir.BufferStore(steps, tir.const(0), at),
+            tir.While(value > 0, step), tir.Evaluate(tir.call_intrin("int32", "atomic_add", place, tir.const(1))),
+        )  # fmt: skip
+        for buffer in (left, steps):
+            body = tir.Allocate(buffer, body)
+        return tir.seq(clear, tir.AttrStmt("thread_extent", axis, tir.const(n), body))
+
+    data = values("int32", n, low=0, high=128)
+    out = run(*launched(emit, "int32", "int32", n, 8), [data, np.zeros(8, "int32")], cuda_device)
+    np.testing.assert_array_equal(out, np.bincount([int(v).bit_length() for v in data], minlength=8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_atomics_of_types(cuda_device, dtype):
+    def emit(a, out):
+        axis = tir.IterVar(tir.Range(0, 64), tir.Var("t"), "thread", "threadIdx.x")
+        value = tir.BufferLoad(a, (axis.var,))
+        places = [tir.call_intrin("handle", "address_of", tir.BufferLoad(out, (tir.const(i),))) for i in range(2)]
+        body = tir.seq(
+            tir.IfThenElse(axis.var < 2, tir.BufferStore(out, tir.const(0, dtype), (axis.var,))),
+            tir.Evaluate(tir.call_intrin("int32", "storage_sync", "shared")),
+            tir.Evaluate(tir.call_intrin(dtype, "atomic_add", places[0], value)),
+            tir.Evaluate(tir.call_intrin(dtype, "atomic_max", places[1], value)),
+        )
+        return tir.AttrStmt("thread_extent", axis, tir.const(64), body)
+
+    data = values("int32", 64, low=-8, high=8).astype(dtype)
+    out = run(*launched(emit, dtype, dtype, 64, 2), [data, np.zeros(2, dtype)], cuda_device)
+    np.testing.assert_array_equal(out, [data.sum(), data.max()])
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_small_floats(cuda_device, dtype):
+    a, b = values(dtype), values(dtype, seed=1)
+    out = run(*elementwise(lambda x, y: x + y, [dtype, dtype]), [a, b, np.zeros_like(a)], cuda_device)
+    expected = (a.astype("float32") + b.astype("float32")).astype(a.dtype)
+    np.testing.assert_array_equal(out.view("uint8"), expected.view("uint8"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_four_products_of_bytes_are_one_instruction(cuda_device, dtype):
+    n = 64
+
+    def emit(a, out):
+        axis = tir.IterVar(tir.Range(0, n), tir.Var("t"), "thread", "threadIdx.x")
+        bytes_ = tir.BufferLoad(a, (tir.ramp(axis.var * 4, 1, 4),))
+        wide = tir.cast("int32x4", bytes_)
+        dot = tir.call_intrin("int32", "vector_reduce_add", wide * wide)
+        store = tir.BufferStore(out, dot + axis.var, (axis.var,))
+        return tir.AttrStmt("thread_extent", axis, tir.const(n), store)
+
+    data = np.random.default_rng(0).integers(*((-128, 128) if dtype == "int8" else (0, 256)), n * 4).astype(dtype)
+    s, args = launched(emit, dtype, "int32", n * 4, n)
+    source = backend.build(s, args, Target("cuda"), name="f").imported_modules[0].get_source()
+    assert "__dp4a(" in source[source.index('extern "C"') :]
+    out = run(s, args, [data, np.zeros(n, "int32")], cuda_device)
+    np.testing.assert_array_equal(out, (data.astype("int32").reshape(n, 4) ** 2).sum(1) + np.arange(n))

@@ -51,6 +51,10 @@ static inline int __dp4a(int a, int b, int c) {  // four products of signed byte
   for (int i = 0; i < 4; ++i) c += (int)(signed char)(a >> 8 * i) * (int)(signed char)(b >> 8 * i);
   return c;
 }
+static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+  for (int i = 0; i < 4; ++i) c += (a >> 8 * i & 255) * (b >> 8 * i & 255);
+  return c;
+}
 
 template <class T>
 static inline T __ldg(const T* address) { return *address; }

@@ -29,6 +29,10 @@ static inline void rc_async_wait() {
 // Atomic operations: a thread is never interrupted between two accesses.
 struct rc_float16;
 struct rc_bfloat16;
+RC_DEVICE float rc_from_float16(rc_float16);
+RC_DEVICE rc_float16 rc_to_float16(float);
+RC_DEVICE float rc_from_bfloat16(rc_bfloat16);
+RC_DEVICE rc_bfloat16 rc_to_bfloat16(float);
 
 template <class T>
 static inline T emulation_sum(T a, T b) {
