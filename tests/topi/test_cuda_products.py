@@ -211,3 +211,26 @@ def test_transposed_convolution(cuda_device, channels_last):
     expected = convolution(spread, flipped, (1, 1), (1, 1, 1, 1), (1, 1), 1)
     result = result if channels_last else np.moveaxis(result, 1, -1)
     np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_sizes_known_only_at_run_time(cuda_device, dtype):
+    rows, target = te.size_var("rows"), Target(TARGET)
+    x, w = te.placeholder((rows, 40), dtype, "x"), placeholder("w", 36, 40, dtype=dtype)
+    image, kernel = te.placeholder((rows, 6, 6, 8), dtype, "image"), placeholder("kernel", 3, 3, 8, 12, dtype=dtype)
+    dense = topi.nn.dense(x, w, out_dtype="float32")
+    conv = topi.nn.conv(image, kernel, (1, 1), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO", out_dtype="float32")
+    products = backend.build(te.lower(schedule_for([dense], target), [x, w, dense]), target=target)
+    images = backend.build(te.lower(schedule_for([conv], target), [image, kernel, conv]), target=target)
+    b, c = random(w), random(kernel)
+    for n in (1, 7, 65):
+        a = RNG.standard_normal((n, 40)).astype(dtype)
+        result = backend.nd.empty((n, 36), "float32", cuda_device)
+        products(backend.nd.array(a, cuda_device), backend.nd.array(b, cuda_device), result)
+        np.testing.assert_allclose(result.numpy(), a.astype("f") @ b.T.astype("f"), rtol=1e-4, atol=1e-3)
+        a = RNG.standard_normal((n, 6, 6, 8)).astype(dtype)
+        result = backend.nd.empty((n, 6, 6, 12), "float32", cuda_device)
+        images(backend.nd.array(a, cuda_device), backend.nd.array(c, cuda_device), result)
+        weights = np.moveaxis(c, (-1, -2), (0, 1)).astype("f")
+        expected = convolution(a.astype("f"), weights, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-3)

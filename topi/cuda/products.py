@@ -67,8 +67,8 @@ def problem_of(c: Contraction, target: Target) -> Problem:
 
 
 def _instruction(c: Contraction, target: Target) -> Multiply | None:
-    """The tensor cores' instruction for a contraction, if it has one: of known sizes, and not of plain float32."""
-    constant = all(isinstance(size, int) for size in (c.batch, c.rows, c.columns, c.depth))
+    """The tensor cores' instruction for a contraction, if it has one: of known columns and depth, and not of plain float32."""
+    constant = isinstance(c.columns, int) and isinstance(c.depth, int)
     if not constant or c.left.dtype != c.right.dtype or c.left.dtype == "float32" or architecture(target) < 80:
         return None
     found = multiplies(c.left.dtype, c.wide)
