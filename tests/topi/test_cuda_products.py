@@ -8,6 +8,8 @@ import pytest
 import backend
 import te
 import topi
+from backend.cuda.disassemble import instruction_counts
+from backend.runtime.errors import ModuleError
 from backend.target import Target
 from te.ir import collect
 from te.tir import AttrStmt
@@ -234,3 +236,31 @@ def test_sizes_known_only_at_run_time(cuda_device, dtype):
         weights = np.moveaxis(c, (-1, -2), (0, 1)).astype("f")
         expected = convolution(a.astype("f"), weights, (1, 1), (1, 1, 1, 1), (1, 1), 1)
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-3)
+
+
+def instructions(inputs, out):
+    """How many instructions of each kind the kernel of a product has, and the compiler's report of it."""
+    target = Target(TARGET)
+    library = backend.build(te.lower(schedule_for([out], target), [*inputs, out]), target=target).imported_modules[0]
+    (report,) = library.report.values()
+    try:
+        (counts,) = instruction_counts(library.get_source("sass")).values()
+    except ModuleError as missing:
+        pytest.skip(str(missing))
+    return counts, report
+
+
+@pytest.mark.parametrize(
+    ("dtype", "multiply", "read", "ratio"), [("float32", "FFMA", "LDS.128", 16), ("float16", "HMMA", "LDSM", 2.5)]
+)
+def test_machine_code_multiplies_more_than_it_loads(dtype, multiply, read, ratio):
+    """A step of the product of large matrices: operands come by asynchronous copies, nothing is spilled."""
+    x, w = placeholder("x", 4096, 4096, dtype=dtype), placeholder("w", 4096, 4096, dtype=dtype)
+    counts, report = instructions([x, w], topi.nn.dense(x, w))
+    assert report["spill_stores"] == report["spill_loads"] == report["stack"] == 0
+
+    def count(name):
+        return sum(n for instruction, n in counts.items() if instruction.startswith(name))
+
+    assert count("LDL") == count("STL") == count("LDG.") == 0 and count("LDGSTS") > 0
+    assert count(multiply) >= ratio * count(read) > 0
