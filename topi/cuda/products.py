@@ -67,7 +67,7 @@ def problem_of(c: Contraction, target: Target) -> Problem:
 
 
 def _instruction(c: Contraction, target: Target) -> Multiply | None:
-    """The tensor cores' instruction for a contraction of known columns and depth, if it has one; plain float32 has none."""
+    """The tensor cores' instruction for a contraction of known columns and depth, if any; plain float32 has none."""
     constant = isinstance(c.columns, int) and isinstance(c.depth, int)
     if not constant or c.left.dtype != c.right.dtype or c.left.dtype == "float32" or architecture(target) < 80:
         return None
