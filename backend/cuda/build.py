@@ -128,8 +128,8 @@ def assemble(sources: Sequence[Source], target: Target) -> CUDAModule:
     functions = {name: record for source in sources for name, record in source.functions.items()}
     launches = [launch for source in sources for launch in source.launches]
     report = kernel_reports(image.log, launches, CudaLimits.of(target))
-    sources = {"ptx": lambda: compile_text(text, flags), "sass": lambda: disassemble(image.code)}
-    return CUDAModule(image.code, image.format, arch, functions, text, report, sources)
+    forms = {"ptx": lambda: compile_text(text, flags), "sass": lambda: disassemble(image.code)}
+    return CUDAModule(image.code, image.format, arch, functions, text, report, forms)
 
 
 def build(module: IRModule, target: Target) -> CUDAModule:

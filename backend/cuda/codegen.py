@@ -15,6 +15,7 @@ from te.tir import (
     Add,
     Allocate,
     AttrStmt,
+    Broadcast,
     Buffer,
     BufferLoad,
     BufferStore,
@@ -32,6 +33,7 @@ from te.tir import (
     Mul,
     PrimExpr,
     PrimFunc,
+    Ramp,
     Range,
     StringImm,
     Var,
@@ -115,10 +117,19 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
 
     def visit_FloorDiv(self, node: FloorDiv | FloorMod) -> str:
         """Division of what can't be negative is C's own, which is cheaper."""
-        low_a, low_b = (self.analyzer.const_bounds(x)[0] if x.dtype.lanes == 1 else -1 for x in (node.a, node.b))
-        if low_a >= 0 and low_b >= 0:
+        if self.is_natural(node.a) and self.is_natural(node.b):
             return f"({self.visit(node.a)} {'/' if isinstance(node, FloorDiv) else '%'} {self.visit(node.b)})"
         return super().visit_FloorDiv(node)
+
+    def is_natural(self, expr: PrimExpr) -> bool:
+        """Is an index known not to be negative, in every lane?"""
+        if isinstance(expr, Ramp):
+            return self.is_natural(expr.base) and self.is_natural(expr.stride)
+        if isinstance(expr, Broadcast):
+            return self.is_natural(expr.value)
+        if expr.dtype.lanes == 1:
+            return self.analyzer.const_bounds(expr)[0] >= 0
+        return isinstance(expr, Add | Mul | FloorDiv | FloorMod) and self.is_natural(expr.a) and self.is_natural(expr.b)
 
     visit_FloorMod = visit_FloorDiv
 

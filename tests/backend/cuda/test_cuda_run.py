@@ -61,11 +61,35 @@ def test_vector_add(cuda_device, dtype, vector):
     np.testing.assert_array_equal(out, a + b)
 
 
-@pytest.mark.parametrize("n", [1, 64, 1000])
+@pytest.mark.parametrize("n", [0, 1, 64, 1000])
 def test_symbolic_size(cuda_device, n):
     a, b = values("float32", n), values("float32", n, 1)
     out = run(*programs.vector_add(te.var("n"), vector=4), [a, b, np.zeros_like(a)], cuda_device)
     np.testing.assert_array_equal(out, a + b)
+
+
+def test_a_size_given_as_an_argument(cuda_device):
+    n = te.var("n")
+    s, args = programs.vector_add(n)
+    a, b = values("float32", 100), values("float32", 100, 1)
+    out = run(s, [n, *args], [100, a, b, np.zeros_like(a)], cuda_device)
+    np.testing.assert_array_equal(out, a + b)
+
+
+@pytest.mark.parametrize("vector", [1, 4])
+def test_indices_that_divide(cuda_device, vector):
+    """Quotients and remainders of positions, and of numbers that may be negative."""
+    a = te.placeholder((7, 12), "int32", name="a")
+    out = te.compute((84,), lambda i: a[i % 7, i // 7] // 5 + a[i % 7, i // 7] % 5 * 1000, name="out")
+    s = te.create_schedule(out.op)
+    thread, lanes = s[out].split(out.op.axis[0], factor=vector)
+    if vector > 1:
+        s[out].vectorize(lanes)
+    s[out].bind(thread, te.thread_axis("threadIdx.x"))
+    x = values("int32", 84).reshape(7, 12)
+    turned = x.T.reshape(-1)
+    result = run(s, [a, out], [x, np.zeros(84, "int32")], cuda_device)
+    np.testing.assert_array_equal(result, turned // 5 + turned % 5 * 1000)
 
 
 FUNCTIONS = {
