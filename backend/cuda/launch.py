@@ -22,8 +22,8 @@ from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.dtype import nbytes
 from backend.runtime.errors import ArgumentError
-from backend.runtime.ndarray import NDArray, from_dlpack
-from backend.runtime.packed_func import PackedFunc
+from backend.runtime.ndarray import NDArray
+from backend.runtime.packed_func import PackedFunc, foreign_array
 from backend.runtime.sizes import evaluate
 
 __all__ = ["CUDAFunc", "KernelSource"]
@@ -65,8 +65,8 @@ class CUDAFunc(PackedFunc):
         if len(args) != len(function.params):
             names = ", ".join(param.name for param in function.params)
             raise ArgumentError(f"{self.name}: got {len(args)} arguments; expected {len(function.params)}: {names}")
-        pairs = list(zip(function.params, args, strict=True))
-        values = [self._buffer(p, v) if p.shape is not None else self._scalar(p, v) for p, v in pairs]
+        values = [self._buffer(i, value) if param.shape is not None else self._scalar(param, value)
+                  for i, (param, value) in enumerate(zip(function.params, args, strict=True))]  # fmt: skip
         arrays = [value for value in values if isinstance(value, NDArray)]
         where = self._place(arrays)
         variables = _sizes(function.params, values)
@@ -84,8 +84,9 @@ class CUDAFunc(PackedFunc):
             return launches[0]
         return _Sequence(self._source.api, where, launches, scratch)
 
-    def _buffer(self, param: Param, value: Any) -> NDArray:
-        array = value if isinstance(value, NDArray) else self._foreign(param, value)
+    def _buffer(self, position: int, value: Any) -> NDArray:
+        param = self._function.params[position]
+        array = value if isinstance(value, NDArray) else foreign_array(self, position, value)
         if array.dtype != param.dtype or not array.is_contiguous:
             raise ArgumentError(
                 f"{self.name}: argument {param.name!r} has dtype {array.dtype}, strides {array.strides}; expected "
@@ -98,23 +99,12 @@ class CUDAFunc(PackedFunc):
             )
         return array
 
-    def _foreign(self, param: Param, value: Any) -> NDArray:
-        if not hasattr(value, "__dlpack__"):
-            raise ArgumentError(
-                f"{self.name}: argument {param.name!r} is {type(value).__name__}; expected an NDArray on a GPU, or an "
-                "object with __dlpack__"
-            )
-        return from_dlpack(value)
-
     def _scalar(self, param: Param, value: Any) -> Any:
         if not isinstance(value, _NUMBERS):
             raise ArgumentError(
                 f"{self.name}: argument {param.name!r} is {type(value).__name__}; expected a number ({param.dtype})"
             )
-        try:
-            return _SCALAR_TYPES[param.dtype](value)
-        except OverflowError as error:
-            raise ArgumentError(f"{self.name}: argument {param.name!r} is {value}; expected {param.dtype}") from error
+        return _as_scalar(param.dtype, value, f"{self.name}: argument {param.name!r}")
 
     def _place(self, arrays: Sequence[NDArray]) -> Device:
         """The GPU that all arrays are on; the first one for a function without arrays."""
@@ -176,7 +166,8 @@ class _Launch:
             if argument.kind == "workspace":
                 self.workspaces.append((slot, argument.index))
             elif argument.kind == "size":
-                self._slots[slot] = _bits(_SCALAR_TYPES[argument.dtype](evaluate(argument.size, variables)))
+                size = evaluate(argument.size, variables)
+                self._slots[slot] = _bits(_as_scalar(argument.dtype, size, f"{kernel.name}: a size"))
             else:
                 value = values[argument.index]
                 self._slots[slot] = value.handle if isinstance(value, NDArray) else _bits(value)
@@ -233,6 +224,17 @@ class _Sequence:
         finally:
             for handle in reversed(taken):
                 self._api.free_workspace(self._where, handle)
+
+
+def _as_scalar(dtype: str, value: Any, what: str) -> Any:
+    """A number as the numpy scalar of a dtype. Raises `ArgumentError` for one that the dtype can't hold."""
+    try:
+        scalar = _SCALAR_TYPES[dtype](value)
+    except (OverflowError, ValueError) as error:
+        raise ArgumentError(f"{what} is {value}; expected {dtype}") from error
+    if "int" in dtype and scalar != value:
+        raise ArgumentError(f"{what} is {value}; expected {dtype}")
+    return scalar
 
 
 def _bits(value: Any) -> int:

@@ -31,7 +31,7 @@ from backend.runtime.errors import ArgumentError, RelaycError
 from backend.runtime.ndarray import NDArray, array, from_dlpack
 from backend.runtime.registry import get_global_func
 
-__all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert"]
+__all__ = ["BUFFER", "HostFunc", "KernelFunc", "PackedFunc", "PythonFunc", "convert", "foreign_array"]
 
 BUFFER = "buffer"  # the kind of a kernel parameter that is a data pointer; a scalar's kind is its dtype
 
@@ -232,14 +232,14 @@ def _pack(function: PackedFunc, position: int, value: Any) -> tuple[int, int, ob
     if isinstance(value, str):
         text = ctypes.create_string_buffer(value.encode())
         return ARG_STR, ctypes.addressof(text), text
-    tensor = _as_tensor(function, position, value)
+    tensor = foreign_array(function, position, value)
     return ARG_TENSOR, ctypes.addressof(tensor.tensor), tensor
 
 
 def _as_kernel_value(kernel: KernelFunc, position: int, value: Any) -> Any:
     kind = kernel.params[position]
     if kind == BUFFER:
-        tensor = value if isinstance(value, NDArray) else _as_tensor(kernel, position, value)
+        tensor = value if isinstance(value, NDArray) else foreign_array(kernel, position, value)
         if not tensor.is_contiguous:
             raise ArgumentError(f"{kernel.name}: argument {position} has strides {tensor.strides}; expected contiguous")
         return tensor
@@ -248,8 +248,8 @@ def _as_kernel_value(kernel: KernelFunc, position: int, value: Any) -> Any:
     return float(value) if kind.startswith("float") else int(value)
 
 
-def _as_tensor(function: PackedFunc, position: int, value: Any) -> NDArray:
-    """A foreign array as an NDArray over its memory."""
+def foreign_array(function: PackedFunc, position: int, value: Any) -> NDArray:
+    """An argument that is another library's array as an NDArray over its memory. Raises `ArgumentError`."""
     if not hasattr(value, "__dlpack__"):
         raise ArgumentError(
             f"{function.name}: argument {position} is {type(value).__name__}; expected an NDArray, an object with "
