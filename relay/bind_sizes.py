@@ -7,7 +7,7 @@ from typing import Any
 
 from relay.expr import Call, Expr, Function, Tuple, Var
 from relay.op.base import OpDef
-from relay.sizes import evaluate, replace_sizes, size_variables
+from relay.sizes import assuming, evaluate, replace_sizes, size_variables
 from relay.type import TensorType, TupleType, Type
 from te.ir import rewrite_dag
 from te.tir import Dim
@@ -35,7 +35,9 @@ def bind_sizes(function: Function, sizes: Mapping[str, Dim]) -> Function:
     attrs = dict(function.attrs)
     if "size_checks" in attrs:
         attrs["size_checks"] = tuple((evaluate(a, sizes), evaluate(b, sizes), s) for a, b, s in attrs["size_checks"])
-    return Function(params, rewrite_dag(function.body, visit), attrs, span=function.span)  # type: ignore[arg-type]
+    with assuming():  # what was assumed of the model holds for this one
+        body = rewrite_dag(function.body, visit)
+    return Function(params, body, attrs, span=function.span)  # type: ignore[arg-type]
 
 
 def _replaced(ty: Type, sizes: Mapping[str, Dim]) -> Type:

@@ -74,6 +74,7 @@ from topi.layout import Layout
 from topi.linalg import det
 from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum
 from topi.registry import Rank, register_schedule, schedule_for
+from topi.selection import non_max_suppression, nonzero
 from topi.sort import argsort, cumprod, cumsum, sort, topk
 from topi.transform import (
     arange,
@@ -165,7 +166,7 @@ __all__ = [
     "minimum",
     "multiply",
     "negative",
-    "nn",
+    "nn", "non_max_suppression", "nonzero",
     "not_equal",
     "one_hot",
     "power",

@@ -319,7 +319,8 @@ class SliceOfSlice(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, inner = found[self.x], found.call(self.inner)
-        if not x.tensor_type.is_static or any(s != 1 for c in (inner, call) for s in _attr(c, "strides")):
+        known = all(t.tensor_type.is_static for t in (x, inner, call))
+        if not known or any(s != 1 for c in (inner, call) for s in _attr(c, "strides")):
             return None
         first = [0] * len(x.shape)
         for cut in (inner, call):

@@ -37,6 +37,7 @@ _FAMILIES = (
     "softmax",
     "strings",
     "text",
+    "selection",
     "vision",
 )
 

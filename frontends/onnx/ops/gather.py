@@ -167,31 +167,6 @@ def _cumulate(node: OnnxNode, function: Callable[..., Expr]) -> Expr:
     return op.reverse(x, axis=axis) if backwards else x
 
 
-@converter("NonZero", since=9)
-def non_zero(node: OnnxNode) -> Expr:
-    """Coordinates of the elements that are not zero, of a constant: int64[rank, count]."""
-    known = node.known_value(0)
-    if known is None:
-        raise node.unsupported("the number of results depends on values computed at run time")
-    return Constant(np.stack(np.nonzero(np.atleast_1d(known))).astype(np.int64).reshape(known.ndim, -1))
-
-
-@converter("Compress", since=9)
-def compress(node: OnnxNode) -> Expr:
-    """The slices along `axis` (elements, without one) whose condition, a constant, is true."""
-    known = node.known_value(1)
-    if known is None:
-        raise node.unsupported("the number of results depends on values computed at run time")
-    axis = node.attrs.get_int("axis")
-    x = node[0] if axis is not None else op.reshape(node[0], (-1,))
-    along = 0 if axis is None else node.axis(axis, node.rank(0))
-    chosen = np.flatnonzero(known)
-    extent = x.tensor_type.static_shape[along]
-    if known.size > extent:
-        raise node.error(f"{known.size} conditions for {extent} elements", expected="no more than elements")
-    return op.take(x, Constant(chosen.astype(np.int64)), axis=along, mode="fast")
-
-
 @converter("ReverseSequence", since=10)
 def reverse_sequence(node: OnnxNode) -> Expr:
     time, batch = node.attr_int("time_axis", 0), node.attr_int("batch_axis", 1)

@@ -422,7 +422,18 @@ _FOREST = (
 )
 _REGIONS = (np.array([[0, 0, 5, 4], [1.5, 0.5, 3, 2.25], [-3, -3, 9, 9]], np.float32), np.array([0, 1, 1]))
 
+_BOXES, _SCORES = f32(2, 6, 4, low=0, high=3), f32(2, 3, 6, low=0, high=1)
+
 SPECIAL = [
+    row("sizes", values=(3, 5, 7, 9), shape=(2, 2)),
+    row("sizes", values=(4,), shape=(), dtype="int32"),
+    row("nonzero", i32(20, low=0, high=2)),
+    row("nonzero", bools(9)),
+    *[
+        row("vision.non_max_suppression", _BOXES, _SCORES, np.argsort(-_SCORES, axis=2, kind="stable"), i64(4),
+            np.array([iou], np.float32), np.array([0.2], np.float32), center=center)
+        for iou, center in ((0.3, False), (0.5, True), (1.0, False))
+    ],
     row("det", f32(3, 4, 4), tolerance=1e-5),
     row("det", f32(2, 2), tolerance=1e-5),
     row("det", np.zeros((2, 3, 3), np.float32)),
@@ -542,7 +553,7 @@ def test_the_compute_definition_serves_sizes_known_at_run_time(row: Row) -> None
 
 
 def test_most_operators_take_sizes_known_at_run_time() -> None:
-    static = {"arange", "broadcast_to", "full", "reshape"}
+    static = {"arange", "broadcast_to", "full", "reshape", "sizes"}
     assert {r.op for r in ROWS} - {r.op for r in SYMBOLIC} == static
 
 

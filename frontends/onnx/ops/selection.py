@@ -1,0 +1,141 @@
+"""Operators whose results' number depends on the data: NonZero, Compress, Unique, NonMaxSuppression.
+
+Kernels compute results up to a bound and their count; the count becomes a size of the model when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import reshape_to, transposed
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Constant, Expr, const
+from relay.sizes import product, smaller
+from te.tir import Dim
+
+
+def _positions(node: OnnxNode, flags: Expr) -> Expr:
+    """Positions of what is true in a vector: int64 [count]."""
+    positions, count = op.nonzero(flags)
+    (size,) = node.bind(count, "the number of results")
+    node.check_equal(size, smaller(size, flags.shape[0]), "the number of results")
+    return op.strided_slice(positions, (0,), (size,), (1,), axes=(0,))
+
+
+@converter("NonZero", since=9)
+def non_zero(node: OnnxNode) -> Expr:
+    """Coordinates of the elements that are not zero: int64[rank, count]."""
+    known = node.known_value(0)
+    if known is not None:
+        return Constant(np.stack(np.nonzero(np.atleast_1d(known))).astype(np.int64).reshape(known.ndim, -1))
+    x = node[0]
+    shape = x.shape
+    if not shape:
+        raise node.value_needed("a scalar computed at run time", x)
+    rest = _positions(node, reshape_to(x, (product(shape),)))
+    rows: list[Expr] = []
+    for dim in reversed(shape):
+        extent = op.sizes((dim,), (1,))
+        rows.append(op.floor_mod(rest, extent))
+        rest = op.floor_divide(rest, extent)
+    return op.stack(rows[::-1], axis=0)
+
+
+@converter("Compress", since=9)
+def compress(node: OnnxNode) -> Expr:
+    """The slices along `axis` (elements, without one) whose condition is true."""
+    axis = node.attrs.get_int("axis")
+    x = node[0] if axis is not None else reshape_to(node[0], (product(node.type(0).shape),))
+    along = 0 if axis is None else node.axis(axis, node.rank(0))
+    known, extent = node.known_value(1), x.shape[along]
+    if known is None:
+        return op.take(x, _positions(node, node[1]), axis=along, mode="clip")
+    if isinstance(extent, int) and known.size > extent:
+        raise node.error(f"{known.size} conditions for {extent} elements", expected="no more than elements")
+    return op.take(x, Constant(np.flatnonzero(known).astype(np.int64)), axis=along, mode="clip")
+
+
+@converter("Unique", since=11)
+def unique(node: OnnxNode) -> Sequence[Expr]:
+    """Distinct elements, or slices along `axis`; where each is first, what each element became, and counts.
+
+    In order of value, or with sorted=0 of first occurrence.
+    """
+    axis = node.attrs.get_int("axis")
+    if axis is None:
+        rows = reshape_to(node[0], (product(node.type(0).shape), 1))
+        lead: tuple[Dim, ...] = ()
+        to_front: tuple[int, ...] = (0,)
+    else:
+        along = node.axis(axis, node.rank(0))
+        to_front = (along, *[a for a in range(node.rank(0)) if a != along])
+        moved = transposed(node[0], to_front)
+        lead = moved.shape[1:]
+        rows = reshape_to(moved, (moved.shape[0], product(lead)))
+    order, starts = _sorted_rows(rows, single=axis is None)
+    positions = _positions(node, starts)
+    first = op.take(order, positions, axis=0, mode="clip")
+    group = op.subtract(op.cumsum(op.cast(starts, "int64"), axis=0), const(1, "int64"))
+    ends = op.concatenate(
+        [op.strided_slice(positions, (1,), (1 << 30,), (1,), axes=(0,)), op.sizes((rows.shape[0],), (1,))], axis=0
+    )
+    counts = op.subtract(op.strided_slice(ends, (0,), (positions.shape[0],), (1,), axes=(0,)), positions)
+    if not node.attr_bool("sorted", True):
+        by_place = op.argsort(first, axis=0, dtype="int64")
+        first, counts = (op.take(v, by_place, axis=0, mode="clip") for v in (first, counts))
+        group = op.take(op.argsort(by_place, axis=0, dtype="int64"), group, axis=0, mode="clip")
+    inverse = op.scatter_elements(group, order, group, axis=0)
+    values = op.take(rows, first, axis=0, mode="clip")
+    values = reshape_to(values, (first.shape[0], *lead))
+    back = tuple(int(i) for i in np.argsort(to_front))
+    return [transposed(values, back) if axis is not None else values, first, inverse, counts]
+
+
+def _sorted_rows(rows: Expr, single: bool) -> tuple[Expr, Expr]:
+    """The order that sorts the rows of a matrix, and for each row in that order whether it differs from the last."""
+    if single:
+        column = op.reshape(rows, (rows.shape[0],))
+        order = op.argsort(column, axis=0, dtype="int64")
+        ordered = op.take(column, order, axis=0, mode="clip")
+        before = op.take(ordered, _shifted(rows.shape[0]), axis=0, mode="clip")
+        differs = op.not_equal(ordered, before)
+    else:
+        one, other = op.expand_dims(rows, 1), op.expand_dims(rows, 0)
+        equal = op.cast(op.equal(one, other), "int32")
+        alike_before = op.cumprod(equal, axis=2, exclusive=True)
+        smaller_here = op.multiply(alike_before, op.cast(op.less(other, one), "int32"))
+        rank = op.sum(op.max(smaller_here, axis=2), axis=1)
+        order = op.argsort(rank, axis=0, dtype="int64")
+        ordered = op.take(rank, order, axis=0, mode="clip")
+        differs = op.not_equal(ordered, op.take(ordered, _shifted(rows.shape[0]), axis=0, mode="clip"))
+    is_first = op.equal(op.arange(0, rows.shape[0], 1, "int64"), const(0, "int64"))
+    return order, op.logical_or(is_first, differs)
+
+
+def _shifted(count: Dim) -> Expr:
+    """0, 0, 1, 2, ...: the position before each one."""
+    return op.maximum(op.subtract(op.arange(0, count, 1, "int64"), const(1, "int64")), const(0, "int64"))
+
+
+@converter("NonMaxSuppression", since=10)
+def non_max_suppression(node: OnnxNode) -> Expr:
+    """Rows (image, class, box) of the boxes that are kept: int64[count, 3]."""
+    boxes, scores = node[0], node[1]
+    limit = _one(node, 2, const(0, "int64"), "int64")
+    iou, least = _one(node, 3, const(0.0), "float32"), _one(node, 4, const(float("-inf")), "float32")
+    order = op.argsort(scores, axis=2, is_ascend=False, dtype="int64")
+    center = node.attr_int("center_point_box", 0) == 1
+    rows, count = op.non_max_suppression(boxes, scores, order, limit, iou, least, center)
+    (size,) = node.bind(count, "the number of boxes kept")
+    node.check_equal(size, smaller(size, rows.shape[0]), "the number of boxes kept")
+    return op.strided_slice(rows, (0,), (size,), (1,), axes=(0,))
+
+
+def _one(node: OnnxNode, index: int, default: Constant, dtype: str) -> Expr:
+    """An optional number as a vector of one."""
+    x = node.get(index)
+    return op.reshape(op.cast(default if x is None else x, dtype), (1,))

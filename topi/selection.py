@@ -1,0 +1,108 @@
+"""Results whose number depends on the data: computed up to a bound, beside a count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import te
+from te import Tensor
+from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder, product
+from te.tir.ir_builder import BufferView, IRBuilder
+
+__all__ = ["non_max_suppression", "nonzero"]
+
+
+def nonzero(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the elements of a vector that are not zero, in order, and how many there are.
+
+    The positions fill the front of a vector as long as `x`; zeros follow.
+    """
+    (n,) = x.shape
+
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        source, positions, count = ib.buffer(ins[0]), ib.buffer(outs[0]), ib.buffer(outs[1])
+        found = ib.allocate("int32", 1, "found")
+        found[0] = 0
+        with ib.for_range(0, n, "i") as i:
+            positions[i] = te.const(0, "int64")
+        with ib.for_range(0, n, "i") as i, ib.if_scope(source[i] != te.const(0, x.dtype)):
+            positions[found[0]] = te.cast("int64", i)
+            found[0] = found[0] + 1
+        count[0] = te.cast("int64", found[0])
+        return ib.get()
+
+    positions, count = te.extern([(n,), (1,)], [x], fill, name="nonzero", dtype=["int64", "int64"], tag="scan")
+    return positions, count
+
+
+def non_max_suppression(
+    boxes: Tensor, scores: Tensor, order: Tensor, limit: Tensor, iou: Tensor, least: Tensor, center: bool
+) -> tuple[Tensor, Tensor]:
+    """Boxes kept of each class of each image, best first: rows (image, class, box), and how many rows there are.
+
+    boxes (B, N, 4) are corners y1, x1, y2, x2 in any order, or with `center` x, y, width, height; scores (B, C, N);
+    `order` the positions along N by falling score. At most `limit` boxes of a class are kept, those scoring above
+    `least` whose overlap (intersection over union) with each better kept box is at most `iou`.
+    """
+    images, count, _ = boxes.shape
+    classes = scores.shape[1]
+    rows = product((images, classes, count))
+
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        box, score, ranked, most, threshold, lowest = map(ib.buffer, ins)
+        result, total = map(ib.buffer, outs)
+        kept, first, free = (ib.allocate("int32", 1, name) for name in ("kept", "first", "free"))
+        kept[0] = 0
+        with ib.for_range(0, rows, "row") as row, ib.for_range(0, 3, "column") as column:
+            result[row, column] = te.const(0, "int64")
+        with ib.for_range(0, images, "b") as b, ib.for_range(0, classes, "c") as c:
+            first[0] = kept[0]
+            with ib.for_range(0, count, "k") as k:
+                at = ib.let("at", te.cast("int32", ranked[b, c, k]))
+                room = te.cast("int64", kept[0] - first[0]) < most[0]
+                with ib.if_scope(te.all(score[b, c, at] > lowest[0], room)):
+                    free[0] = 1
+                    with ib.for_range(0, kept[0] - first[0], "j") as j:
+                        other = te.cast("int32", result[first[0] + j, 2])
+                        with ib.if_scope(_overlap(ib, box, b, at, other, center) > threshold[0]):
+                            free[0] = 0
+                    with ib.if_scope(free[0] == 1):
+                        for column, value in enumerate((b, c, at)):
+                            result[kept[0], column] = te.cast("int64", value)
+                        kept[0] = kept[0] + 1
+        total[0] = te.cast("int64", kept[0])
+        return ib.get()
+
+    inputs = [boxes, scores, order, limit, iou, least]
+    result, total = te.extern(
+        [(rows, 3), (1,)], inputs, fill, name="non_max_suppression", dtype=["int64", "int64"], tag="scan"
+    )
+    return result, total
+
+
+def _overlap(ib: IRBuilder, box: BufferView, image: Dim, a: PrimExpr, b: PrimExpr, center: bool) -> PrimExpr:
+    """The intersection of two boxes over their union; 0 when they have no area."""
+    spans = [[_span(ib, box, image, at, axis, center) for axis in (0, 1)] for at in (a, b)]
+    zero = te.const(0.0, "float32")
+    sides = [
+        te.maximum(te.minimum(spans[0][axis][1], spans[1][axis][1])
+                   - te.maximum(spans[0][axis][0], spans[1][axis][0]), zero)
+        for axis in (0, 1)
+    ]  # fmt: skip
+    common = ib.let("common", sides[0] * sides[1])
+    areas = [(s[0][1] - s[0][0]) * (s[1][1] - s[1][0]) for s in spans]
+    union = ib.let("union", areas[0] + areas[1] - common)
+    return te.if_then_else(union > zero, common / union, zero)
+
+
+def _span(
+    ib: IRBuilder, box: BufferView, image: Dim, at: PrimExpr, axis: int, center: bool
+) -> tuple[PrimExpr, PrimExpr]:
+    """Where a box begins and ends along an axis."""
+    if center:
+        middle, half = box[image, at, 1 - axis], box[image, at, 3 - axis] * te.const(0.5, "float32")
+        return ib.let("begin", middle - half), ib.let("end", middle + half)
+    p, q = box[image, at, axis], box[image, at, axis + 2]
+    return ib.let("begin", te.minimum(p, q)), ib.let("end", te.maximum(p, q))
