@@ -36,8 +36,8 @@ def random(tensor):
     return RNG.standard_normal(tensor.shape).astype(numpy_dtype(tensor.dtype))
 
 
-def execute(device, inputs, *outs):
-    target = Target(TARGET)
+def execute(device, inputs, *outs, options=""):
+    target = Target(TARGET + options)
     library = backend.build(te.lower(schedule_for(list(outs), target), [*inputs, *outs]), target=target)
     arrays = [random(t) for t in inputs]
     given = [backend.nd.array(a, device) for a in arrays]
@@ -139,12 +139,26 @@ def test_tensor_cores(cuda_device, dims, turned, dtype):
     np.testing.assert_allclose(result, expected + 1, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("transpose_b", [True, False])
 @pytest.mark.parametrize("dims", [(40, 72, 128), (5, 9, 48)])
-def test_products_of_bytes(cuda_device, dims):
+def test_products_of_bytes(cuda_device, dims, transpose_b):
     m, n, k = dims
-    x, w = placeholder("x", m, k, dtype="int8"), placeholder("w", n, k, dtype="int8")
-    (a, b), result = execute(cuda_device, [x, w], topi.nn.dense(x, w, out_dtype="int32"))
-    np.testing.assert_array_equal(result, a.astype("int32") @ b.T.astype("int32"))
+    x, w = placeholder("x", m, k, dtype="int8"), placeholder("w", *((n, k) if transpose_b else (k, n)), dtype="int8")
+    out = topi.nn.batch_matmul(x, w, transpose_b=transpose_b, out_dtype="int32")
+    (a, b), result = execute(cuda_device, [x, w], out)
+    np.testing.assert_array_equal(result, a.astype("int32") @ (b.T if transpose_b else b).astype("int32"))
+
+
+@pytest.mark.parametrize("transpose_b", [True, False])
+@pytest.mark.parametrize("dims", [(40, 72, 128), (5, 9, 47)])
+def test_tf32_is_an_option(cuda_device, dims, transpose_b):
+    m, n, k = dims
+    x, w = placeholder("x", m, k), placeholder("w", *((n, k) if transpose_b else (k, n)))
+    out = topi.nn.batch_matmul(x, w, transpose_b=transpose_b)
+    assert "mma" not in str(te.lower(schedule_for([out], Target(TARGET)), [x, w, out]))
+    assert "rc_mma_tfloat32" in str(te.lower(schedule_for([out], Target(TARGET + " -tf32")), [x, w, out]))
+    (a, b), result = execute(cuda_device, [x, w], out, options=" -tf32")
+    np.testing.assert_allclose(result, a @ (b.T if transpose_b else b), rtol=1e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize("case", [CONVOLUTIONS[i] for i in (0, 3, 4)], ids=lambda c: "x".join(map(str, c[1])))

@@ -25,21 +25,27 @@ __all__ = ["schedule_mma"]
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """An operand in the order of memory: (batch, tile, parts..., depth), or if `turned` (batch, depth, tile, parts...).
+    """An operand as (batch, tile, parts..., depth), or if `turned` (batch, depth, tile, parts...).
 
-    `parts` is how a row or column of a tile is told: (half, g) or (t, e). `width` elements are copied at once.
+    `parts` is how a row or column of a tile is told: (half, g) or (t, e). `width` elements at once that lie together
+    `along` "free" or "depth" are copied. Slices keep the order of memory, but for elements of other than two bytes, the
+    only ones that `ldmatrix` can turn.
     """
 
     view: te.Tensor
     parts: tuple[int, int]
     turned: bool
+    along: str
     width: int
 
     @staticmethod
     def of(operand: Operand, name: str, batch: Dim, tile: int, depth: int, parts: tuple[int, int]) -> _Slice:
         """The operand filled up with zeros to whole tiles of `tile` rows or columns and `depth` products."""
-        along, width = operand.copy_direction(VECTOR_BYTES // operand.value.dtype.nbytes)
-        turned = along == "free"
+        nbytes = operand.value.dtype.nbytes
+        along, width = operand.copy_direction(VECTOR_BYTES // nbytes)
+        turned = along == "free" and nbytes == 2
+        if along == "free" and not turned:
+            width = 1
         free_size, depth_size = operand.free_size, operand.depth_size
         each = parts[0] * parts[1]
 
@@ -52,7 +58,7 @@ class _Slice:
         tiles, steps = as_dim(ceil_div(free_size, tile) * (tile // each)), as_dim(ceil_div(depth_size, depth) * depth)
         free_shape = (tiles, *parts)
         shape = (batch, steps, *free_shape) if turned else (batch, *free_shape, steps)
-        return _Slice(te.compute(shape, body, name=name), parts, turned, width)
+        return _Slice(te.compute(shape, body, name=name), parts, turned, along, width)
 
     def at(self, b: Any, tile: Any, first: Any, second: Any, k: Any) -> PrimExpr:
         """The element at position `k` of row or column (tile, first, second)."""
@@ -70,6 +76,9 @@ class _Slice:
             _, *free, inner = stage.op.axis
             stage.storage_align(free[-1], 2 * unit, unit)
             outer = stage.fuse(*free)
+            if self.along == "free":
+                stage.reorder(inner, outer)
+                inner, outer = outer, inner
         if self.width > 1:
             inner, lanes = stage.split(inner, factor=self.width)
             stage.vectorize(lanes)

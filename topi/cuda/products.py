@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cuda.contraction import Contraction, contraction_of
-from topi.cuda.cost import VECTOR_BYTES, Gpu
+from topi.cuda.cost import Gpu
 from topi.cuda.depthwise import schedule_direct
 from topi.cuda.epilogue import start_schedule
 from topi.cuda.mma_matmul import schedule_mma
@@ -67,11 +67,13 @@ def problem_of(c: Contraction, target: Target) -> Problem:
 
 
 def _instruction(c: Contraction, target: Target) -> Multiply | None:
-    """The tensor cores' instruction for a contraction of known columns and depth, if any; plain float32 has none."""
+    """The tensor cores' instruction for a contraction of known columns and depth, if any.
+
+    float32 has one only where the target asks for tf32.
+    """
     constant = isinstance(c.columns, int) and isinstance(c.depth, int)
-    if not constant or c.left.dtype != c.right.dtype or c.left.dtype == "float32" or architecture(target) < 80:
+    if not constant or c.left.dtype != c.right.dtype or architecture(target) < 80:
         return None
-    found = multiplies(c.left.dtype, c.wide)
-    nbytes = c.left.value.dtype.nbytes
-    straight = all(operand.copy_direction(VECTOR_BYTES // nbytes)[0] == "depth" for operand in (c.left, c.right))
-    return found if nbytes == 2 or straight else None
+    if c.left.dtype == "float32" and not target.get("tf32", False):
+        return None
+    return multiplies(c.left.dtype, c.wide)
