@@ -131,7 +131,7 @@ _kind = register_target_kind("cuda", device="cuda").add_attr_option(
 )
 for _name, _doc in _INT_OPTIONS:
     _kind.add_attr_option(_name, int, doc=_doc)
-_kind.add_attr_option("tf32", bool, False, doc="float32 products on tensor cores, whose factors keep 10 bits of their mantissa")
+_kind.add_attr_option("tf32", bool, False, doc="float32 products on tensor cores, with mantissas of 10 bits")
 _kind.set_default_keys(["cuda", "gpu"]).set_parser(_resolve).set_device_query(_query)
 
 
