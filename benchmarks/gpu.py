@@ -22,7 +22,7 @@ import numpy as np
 
 from backend.cuda.driver import probe
 from backend.runtime import device
-from benchmarks.gpu_engines import ENGINES, Job, NotRun, compiled
+from benchmarks.gpu_engines import ENGINES, Job, NotInstalled, NotRun, compiled
 from benchmarks.gpu_peak import Ceilings, measure_ceilings
 from benchmarks.gpu_products import SHAPES, products
 from benchmarks.light import LIGHT_MODELS, write_light
@@ -99,7 +99,8 @@ def time_models(every: Sequence[Job], seconds: float, sheet: Sheet) -> list[Job]
             try:
                 cells.append(f"{engine(job)(seconds) * 1e3:.3f}")
             except NotRun as reason:
-                cells.append(sheet.not_run(f"{name} on {job.title}", str(reason)))
+                what = name if isinstance(reason, NotInstalled) else f"{name} on {job.title}"
+                cells.append(sheet.not_run(what, str(reason)))
         if cells[0] == "-":
             checked = ["-", "not run"]
         else:

@@ -22,7 +22,7 @@ from frontends.onnx import from_onnx
 from te.errors import CompileError
 from te.ir import PassContext
 
-__all__ = ["ENGINES", "Job", "NotRun", "Timer", "compiled", "needed", "timer_of"]
+__all__ = ["ENGINES", "Job", "NotInstalled", "NotRun", "Timer", "compiled", "needed", "timer_of"]
 
 Timer = Callable[[float], float]
 """Given how many seconds to measure, the median seconds of one run."""
@@ -32,6 +32,10 @@ _REPEATS = 7
 
 class NotRun(Exception):
     """Why an engine did not run a job."""
+
+
+class NotInstalled(NotRun):
+    """Why an engine can't run anything here."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def _relayc(job: Job) -> Timer:
 def _torch(job: Job, *, compiling: bool) -> Timer:
     torch, zoo = needed("torch"), needed("benchmarks.zoo")
     if not torch.cuda.is_available():
-        raise NotRun("torch is built without CUDA, or sees no device")
+        raise NotInstalled("torch is built without CUDA, or sees no device")
     case = {made.__name__: made for made in zoo.ZOO}.get(job.name)
     if case is None:
         raise NotRun("there is no torch version of this model")
@@ -114,7 +118,7 @@ def timer_of(torch: Any, run: Callable[[], object]) -> Timer:
 def _onnxruntime(job: Job) -> Timer:
     onnxruntime = needed("onnxruntime")
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise NotRun("onnxruntime has no CUDA provider here (pip install onnxruntime-gpu)")
+        raise NotInstalled("onnxruntime has no CUDA provider here (pip install onnxruntime-gpu)")
     if job.precision != "float32":
         raise NotRun("the model is float32, and onnxruntime converts none")
     providers = [("CUDAExecutionProvider", {"use_tf32": "0"})]
@@ -164,4 +168,4 @@ def needed(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise NotRun(f"{error.name} is not installed") from error
+        raise NotInstalled(f"{error.name} is not installed") from error

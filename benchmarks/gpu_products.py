@@ -9,7 +9,7 @@ import numpy as np
 
 import relay
 from backend.runtime import device, graph_executor
-from benchmarks.gpu_engines import NotRun, needed, timer_of
+from benchmarks.gpu_engines import NotInstalled, NotRun, needed, timer_of
 from benchmarks.gpu_peak import Ceilings
 from te.ir import IRModule
 
@@ -65,7 +65,7 @@ def _ours(m: int, n: int, k: int, precision: str, seconds: float) -> tuple[float
 def _torch(m: int, n: int, k: int, precision: str, seconds: float) -> float:
     torch: Any = needed("torch")
     if not torch.cuda.is_available():
-        raise NotRun("torch is built without CUDA, or sees no device")
+        raise NotInstalled("torch is built without CUDA, or sees no device")
     torch.backends.cuda.matmul.allow_tf32 = False
     x, w = (torch.randn(*s, device="cuda", dtype=getattr(torch, precision)) for s in ((m, k), (n, k)))
     return timer_of(torch, lambda: torch.nn.functional.linear(x, w))(seconds)
