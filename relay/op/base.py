@@ -77,7 +77,10 @@ class OpDef(ABC):
     few times only, so that cheap producers may be computed inside it, as in any reduction); `has_side_effect`
     (random numbers, printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs
     that a change of layout concerns, the others being weights and the like; None: all); `joins_inputs` (each element
-    of the result comes from one of several inputs: concatenation); `mixed_precision` (see `MixedPrecision`).
+    of the result comes from one of several inputs: concatenation); `moves_elements` (each element of the result is one
+    of the input, at an index that is quick to compute: transpose, slice); `reads_by_index` (a heavy operator that
+    brings its inputs into place itself, so that moves of their elements cost nothing: matrix products on GPUs);
+    `mixed_precision` (see `MixedPrecision`).
     """
 
     name: ClassVar[str]
@@ -88,6 +91,8 @@ class OpDef(ABC):
     has_side_effect: ClassVar[bool] = False
     num_data_inputs: ClassVar[int | None] = None
     joins_inputs: ClassVar[bool] = False
+    moves_elements: ClassVar[bool] = False
+    reads_by_index: ClassVar[bool] = False
     mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW
 
     # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.

@@ -61,6 +61,8 @@ class Reshape(OpDef):
 class Transpose(OpDef):
     """Dimension d of the result is dimension ``axes[d]`` of x (ONNX: Transpose). (C1) `axes` is a permutation."""
 
+    moves_elements = True
+
     axes: tuple[int, ...]
 
     def infer(self, x: TensorType) -> TensorType:
@@ -224,6 +226,8 @@ class StridedSlice(OpDef):
     0; (C4) where the dimension, begin or end is symbolic, the stride is positive, and symbolic positions count from the
     front.
     """
+
+    moves_elements = True
 
     begin: tuple[Dim, ...]
     end: tuple[Dim, ...]

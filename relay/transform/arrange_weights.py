@@ -2,8 +2,8 @@
 
 Convolutions on channels last get weights with the output channels innermost, (spatial..., I, O): the columns of the
 implicit matrix product lie side by side, whole vectors of them are copied at once, and the channels of a depthwise
-convolution are those of its data. Products with a constant matrix become dense layers with weights (N, K). The weights
-are transposed here, once.
+convolution are those of its data. So do products in float32 with a constant matrix, (K, N); tensor cores read narrower
+types along the depth, (N, K), as dense layers have them. The weights are transposed here, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ArrangeWeights"]
 
 @dataclass(frozen=True)
 class ArrangeWeights(FunctionPass):
-    """Convolutions of data (N, spatial..., C) take weights (spatial..., I, O), constant products weights (N, K)."""
+    """Convolutions of data (N, spatial..., C) take weights (spatial..., I, O), products in float32 weights (K, N)."""
 
     opt_level: ClassVar[int] = 1
 
@@ -43,13 +43,23 @@ class _Arranger:
         if len(call.args) != 2 or not isinstance(call.args[1], Constant):
             return call
         match call.op:
+            case Dense() as op:
+                return self.product(call, op.out_dtype, "NK")
             case BatchMatmul(transpose_a=False) as op if call.args[1].data.ndim == 2:
-                weight = call.args[1] if op.transpose_b else self.transposed(call.args[1], (1, 0))
-                return Call(Dense(out_dtype=op.out_dtype), (call.args[0], weight), span=call.span)
+                return self.product(call, op.out_dtype, "NK" if op.transpose_b else "KN")
             case Conv1D() | Conv2D() | Conv3D() | Conv1DTranspose() | Conv2DTranspose() | Conv3DTranspose() as op:
                 return self.convolution(call, op, op.data_layout, op.kernel_layout)
             case _:
                 return call
+
+    def product(self, call: Call, out_dtype: str | None, order: str) -> Call:
+        """x (..., K) times a constant matrix of K and N in the given order."""
+        x, weight = call.args
+        wanted = "KN" if x.dtype == "float32" and len(x.shape) > 1 else "NK"
+        if order != wanted:
+            weight = self.transposed(weight, (1, 0))
+        op = BatchMatmul(transpose_b=False, out_dtype=out_dtype) if wanted == "KN" else Dense(out_dtype=out_dtype)
+        return call if op == call.op and weight is call.args[1] else Call(op, (x, weight), span=call.span)
 
     def convolution(self, call: Call, op: OpDef, data_layout: str, kernel_layout: str) -> Call:
         wanted = data_layout[1:-1] + "IO"

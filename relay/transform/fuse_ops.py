@@ -12,6 +12,7 @@ group convex with a single result, so nothing is computed twice and nothing insi
 - Injective operators merge with each other.
 - What joins several tensors (`joins_inputs`: concatenation) reads results, it does not compute its inputs in each
   branch; nor is work done again and again inside an operator that repeats its input.
+- With `moves_into_products`, transposes and slices (`moves_elements`) become part of the product that reads them.
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeGuard, cast
+from typing import Any, ClassVar, TypeGuard, cast
 
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef, OpPattern
@@ -40,12 +41,13 @@ Admits = Callable[[OpPattern, "_Group", bool], bool]
 class _Group:
     """A set of nodes to fuse: union-find with the strongest pattern met."""
 
-    __slots__ = ("parent", "pattern", "reads_once", "size")
+    __slots__ = ("moves", "parent", "pattern", "reads_once", "size")
 
-    def __init__(self, pattern: OpPattern, reads_once: bool) -> None:
+    def __init__(self, pattern: OpPattern, reads_once: bool, moves: bool) -> None:
         self.parent: _Group | None = None
         self.pattern = pattern
         self.reads_once = reads_once
+        self.moves = moves  # does every node only move elements?
         self.size = 1
 
     def find(self) -> _Group:
@@ -64,6 +66,7 @@ class _Group:
         if child is not root:
             child.parent = root
             root.size += child.size
+            root.moves = root.moves and child.moves
             if child.pattern > root.pattern:
                 root.pattern, root.reads_once = child.pattern, child.reads_once
 
@@ -145,11 +148,12 @@ class _Dataflow:
 class _Partition:
     """Decides the groups of one body."""
 
-    def __init__(self, body: Expr, max_size: int) -> None:
+    def __init__(self, body: Expr, max_size: int, moves_into_products: bool) -> None:
         self.flow = _Dataflow(body)
         self.max_size = max_size
-        self.groups = [_Group(_pattern(e), _reads_once(e)) for e in self.flow.nodes]
-        for rule in (self._epilogues, self._elementwise, self._injective):
+        self.groups = [_Group(_pattern(e), _reads_once(e), _moves(e)) for e in self.flow.nodes]
+        rules = (self._epilogues, self._elementwise, self._injective)
+        for rule in (*rules, self._moved_operands) if moves_into_products else rules:
             for node in range(len(self.groups)):
                 sink = self.flow.post_dominator.get(node)
                 if sink is not None and self._open(node, sink):
@@ -186,6 +190,10 @@ class _Partition:
             return
         if self.groups[node].find().pattern <= OpPattern.INJECTIVE and not self._meets_a_join((*path, sink)):
             self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.INJECTIVE)
+
+    def _moved_operands(self, node: int, sink: int, path: list[int]) -> None:
+        if not path and self.groups[node].find().moves and _reads_by_index(self.flow.nodes[sink]):
+            self.groups[node].merge_into(self.groups[sink])
 
     def _meets_a_join(self, nodes: Sequence[int]) -> bool:
         return any(_joins_inputs(self.flow.nodes[i]) for i in nodes)
@@ -236,6 +244,14 @@ def _reads_once(expr: Expr) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, OpDef) and expr.op.reads_inputs_once
 
 
+def _moves(expr: Expr) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, OpDef) and (expr.op.moves_elements or expr.op.is_view)
+
+
+def _reads_by_index(expr: Expr) -> bool:
+    return isinstance(expr, Call) and isinstance(expr.op, OpDef) and expr.op.reads_by_index
+
+
 class _Rewriter:
     """Replaces groups by calls of primitive functions."""
 
@@ -279,11 +295,11 @@ class _Rewriter:
         self.done[id(root)] = Call(function, tuple(args), span=root.span)
 
 
-def _fuse_function(function: Function, max_size: int) -> Function:
+def _fuse_function(function: Function, max_size: int, moves_into_products: bool) -> Function:
     if _is_leaf(function.body):
         return function
     rewriter = _Rewriter()
-    for members in _Partition(function.body, max_size).members():
+    for members in _Partition(function.body, max_size, moves_into_products).members():
         rewriter.replace_group(members)
     return function.with_body(rewriter.outer(function.body))
 
@@ -295,8 +311,15 @@ PassContext.declare_option("relay.FuseOps.max_size", 256, "most operators in one
 class FuseOps(Pass):
     """Every operator call ends up in a call of a function with attribute "primitive"; see the module's docstring."""
 
+    moves_into_products: bool = False
+
     opt_level: ClassVar[int] = 0
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
         max_size = context.option("relay.FuseOps.max_size") if context.opt_level >= 1 else 1
-        return module.map_functions(lambda f: _fuse_function(f, max_size) if isinstance(f, Function) else f)
+        moves = self.moves_into_products and max_size > 1
+
+        def fused(function: Any) -> Any:
+            return _fuse_function(function, max_size, moves) if isinstance(function, Function) else function
+
+        return module.map_functions(fused)

@@ -54,6 +54,6 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         FoldConstant(),
         SimplifyExpr(),
         EliminateCommonSubexpr(),
-        FuseOps(),
+        FuseOps(moves_into_products="gpu" in target.keys),
     )
     return tuple([p for p in passes if p.opt_level <= opt_level])

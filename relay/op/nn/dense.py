@@ -41,6 +41,7 @@ class Dense(OpDef):
     """
 
     mixed_precision = MixedPrecision.ALWAYS
+    reads_by_index = True
 
     out_dtype: str | None = None
 
@@ -112,6 +113,7 @@ class BatchMatmul(OpDef):
     """
 
     mixed_precision = MixedPrecision.ALWAYS
+    reads_by_index = True
 
     transpose_a: bool = False
     transpose_b: bool = True

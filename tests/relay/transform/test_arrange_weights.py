@@ -45,11 +45,26 @@ def test_a_shared_weight_is_transposed_once(transformed):
     assert arranged[0] is arranged[1]
 
 
-def test_products_with_a_constant_matrix_are_dense_layers(transformed):
+def test_products_with_a_constant_matrix_read_its_columns_side_by_side(transformed):
     x = var("x", (2, 3, 8))
     y = nn.batch_matmul(x, weights(8, 5), transpose_b=False) + nn.batch_matmul(x, weights(5, 8))
+    after = transformed(Function((x,), y + nn.dense(x, weights(5, 8))), ArrangeWeights())
+    products = [e for e in evaluation_order(after.body) if isinstance(e, Call) and e.op.name == "nn.batch_matmul"]
+    assert [p.args[1].shape for p in products] == [(8, 5)] * 3 and not any(p.op.transpose_b for p in products)
+    assert transformed(after, ArrangeWeights()) is after
+
+
+def test_narrow_products_read_along_the_depth(transformed):
+    x, w = var("x", (3, 8), "float16"), const(np.ones((8, 5), "float16"))
+    y = nn.batch_matmul(x, w, transpose_b=False) + nn.dense(x, const(np.ones((5, 8), "float16")))
     after = transformed(Function((x,), y), ArrangeWeights())
     assert [o.name for o in operators(after)] == ["nn.dense", "nn.dense", "add"]
+
+
+def test_a_vector_stays_a_dense_layer(transformed):
+    x = var("x", (8,))
+    function = Function((x,), nn.dense(x, weights(5, 8)))
+    assert transformed(function, ArrangeWeights()) is function
 
 
 def test_what_is_computed_stays(transformed):

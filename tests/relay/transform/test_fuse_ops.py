@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from relay import op
 from relay.analysis import evaluation_order
 from relay.expr import Call, Expr, Function, If, Let, Tuple, const, var
-from relay.op import add
+from relay.op import add, nn
 from relay.op.nn import relu, softmax
 from relay.transform.fuse_ops import FuseOps
 from te.ir import IRModule, PassContext
@@ -110,3 +112,16 @@ def test_branches_and_lets_are_not_crossed():
     branch = If(flag, relu(relu(x)), add(x, x))
     fused = fuse(Let(v, relu(relu(branch)), relu(add(v, v))), params=[x, flag])
     assert groups(fused) == [["nn.relu", "nn.relu"], ["add"], ["nn.relu", "nn.relu"], ["add", "nn.relu"]]
+
+
+def test_moves_of_operands_become_part_of_a_product_on_request(transformed):
+    x, w = var("x", (4, 6, 8)), np.ones((3, 8), "float32")
+    heads = op.transpose(op.strided_slice(x, (0,), (2,), axes=(1,)), (1, 0, 2))
+    mixed = nn.dense(op.transpose(softmax(nn.batch_matmul(heads, heads)), (1, 0, 2)), const(w[:, :4]))
+    computed = nn.dense(relu(x), const(w))  # what computes is not a move
+    function = Function((x,), Tuple((mixed, computed)))
+    assert groups(transformed(function, FuseOps(moves_into_products=True))) == [
+        ["strided_slice", "transpose", "nn.batch_matmul"], ["nn.softmax"], ["transpose", "nn.dense"], ["nn.relu"],
+        ["nn.dense"],
+    ]  # fmt: skip
+    assert ["strided_slice", "transpose"] in groups(transformed(function, FuseOps()))
