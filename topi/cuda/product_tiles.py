@@ -236,7 +236,7 @@ class Problem:
         if not resident:
             return math.inf
         blocks = self.batch * math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
-        share = math.ceil(blocks / self.gpu.processors)
+        share = max(math.ceil(blocks / self.gpu.processors), 1)
         together = min(resident, share)
         rate = min(1.0, (together * tile.threads / 32 / _HIDING_WARPS) ** 0.5)
         steps = math.ceil(self.depth / tile.depth)
