@@ -11,7 +11,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.errors import CompileError
-from te.tir import Dim, PrimExpr, as_int, is_const, ops
+from te.tir import Dim, Let, PrimExpr, Var, as_int, is_const, ops
 from topi.tag import BROADCAST, ELEMWISE
 from topi.utils import broadcast_index, full_precision, same_dim
 
@@ -106,11 +106,16 @@ def _integer_power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     zero, one = te.const(0, b.dtype), te.const(1, b.dtype)
     most = te.const(63, b.dtype)
     exponent = te.select(b > most, te.const(62, b.dtype) + ops.bitwise_and(b, one), b)
-    result, square = te.const(1, a.dtype), a
+    result: PrimExpr = te.const(1, a.dtype)
+    square = a
+    named: list[tuple[Var, PrimExpr]] = []  # each used twice by the next step: as text it would double every time
     for bit in range(6):
         used = ops.bitwise_and(exponent, te.const(1 << bit, b.dtype)) != zero
-        result = te.select(used, result * square, result)
-        square = square * square
+        for name, value in (("result", te.select(used, result * square, result)), ("square", square * square)):
+            named.append((Var(f"{name}{bit}", a.dtype), value))
+        result, square = named[-2][0], named[-1][0]
+    for var, value in reversed(named[:-1]):
+        result = Let(var, value, result)
     return result
 
 
