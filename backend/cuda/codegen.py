@@ -58,6 +58,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         "handle": "void*", "void": "void",
     }  # fmt: skip
     keywords: ClassVar[frozenset[str]] = CLikeGenerator.keywords | frozenset((
+        "isfinite", "isinf", "isnan",
         *_BUILTIN, "alignas", "asm", "catch", "class", "constexpr", "decltype", "delete", "explicit", "export", "false",
         "friend", "half", "mutable", "namespace", "new", "noexcept", "nullptr", "operator", "private", "protected",
         "public", "template", "this", "throw", "true", "try", "typeid", "typename", "using", "virtual",
