@@ -85,14 +85,21 @@ class IRBuilder:
         return body
 
     @contextmanager
-    def for_range(self, begin: Any, end: Any, name: str = "i", kind: str = "serial") -> Generator[Var]:
-        """A loop over [begin, end); `kind` is "serial", "parallel", "vectorized" or "unrolled". Gives the variable."""
+    def for_range(
+        self, begin: Any, end: Any, name: str = "i", kind: str = "serial", *, independent: bool = False
+    ) -> Generator[Var]:
+        """A loop over [begin, end); `kind` is "serial", "parallel", "vectorized" or "unrolled". Gives the variable.
+
+        `independent` notes that its iterations may run in any order, or together, whatever the kind; devices of many
+        threads make use of it.
+        """
         start, stop = ops.match_types(begin, end)
         var = Var(name, start.dtype)
         self._blocks.append([])
         yield var
         loop_kind = ForKind.SERIAL if kind == "serial" else ForKind(kind)
-        self.emit(For(var, start, ops.sub(stop, start), loop_kind, self._close()))
+        notes = {"independent": True} if independent else {}
+        self.emit(For(var, start, ops.sub(stop, start), loop_kind, self._close(), notes))
 
     @contextmanager
     def while_loop(self, condition: Any) -> Generator[None]:

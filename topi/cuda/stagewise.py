@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cuda.common import launch, thread_axis
 from topi.cuda.cost import Gpu
+from topi.cuda.extern import schedule_extern
 from topi.cuda.injective import schedule_elements
 from topi.groups import constant_size, inline_injective
 from topi.registry import Rank, register_schedule
@@ -36,7 +37,9 @@ def schedule_stage(s: te.Schedule, op: te.Operation, target: Target) -> None:
     """One operation as a kernel: a thread for each element or reduction; what has no data axes on one thread."""
     if isinstance(op, te.PlaceholderOp):
         return
-    if not isinstance(op, te.ComputeOp):
+    if isinstance(op, te.ExternOp):
+        schedule_extern(s, op, Gpu.of(target))
+    elif not isinstance(op, te.ComputeOp):
         s[op].env_threads([te.thread_axis((0, 1), "blockIdx.x"), thread_axis(1)])
     elif op.reduce_axis or op.num_outputs > 1:
         _schedule_reduction(s, op, target)

@@ -1,0 +1,233 @@
+"""Hand-written loops on GPUs: statements of `te.extern` rewritten for threads.
+
+Loops that are marked independent (`te.tir.ir_builder`) tell what may run at the same time. One that stands alone, at
+the root, is a kernel with a thread for each iteration. Everything else runs in one block: its threads go through the
+same steps, share the iterations of independent loops, and wait for each other behind them; what is outside such loops
+is stored by one thread. Scratch memory becomes memory of the device, with a part for each thread where a thread had its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import te
+from te.ir import Mutator, collect
+from te.tir import (
+    Allocate,
+    AttrStmt,
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    Dim,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    IterVar,
+    LetStmt,
+    PrimExpr,
+    Range,
+    SeqStmt,
+    Stmt,
+    StringImm,
+    Var,
+    as_dim,
+    call_intrin,
+    const,
+    convert,
+    product,
+    seq,
+)
+from topi.cuda.cost import Gpu
+from topi.groups import constant_size
+
+__all__ = ["schedule_extern"]
+
+
+def schedule_extern(s: te.Schedule, op: te.ExternOp, gpu: Gpu, by: te.ExternOp | None = None) -> None:
+    """Compute `op` on threads, by the loops of `by` where another algorithm suits threads better."""
+    given = op if by is None else by
+    body = _Launcher(gpu).launch(given.body)
+    current = s[op].op
+    assert isinstance(current, te.ExternOp)
+    new = te.ExternOp(
+        op.name, op.tag, op.attrs, current.inputs, given.input_buffers, given.output_buffers, body
+    )
+    mapping: dict[te.Tensor, te.Tensor] = {}
+    s.set_op(s[op], new, mapping)
+    s.replace_tensors(mapping, s.stages)
+
+
+def _is_independent(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and (bool(stmt.annotations.get("independent")) or stmt.kind is ForKind.PARALLEL)
+
+
+def _is_private(buffer: Buffer) -> bool:
+    return buffer.scope == "local"
+
+
+class _Launcher:
+    """Cuts a statement into kernels."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def launch(self, stmt: Stmt) -> Stmt:
+        """The statement as kernels in a row, inside the memory that they share."""
+        if isinstance(stmt, Allocate) and not _is_private(stmt.buffer):
+            return Allocate(stmt.buffer, self.launch(stmt.body))
+        if _is_independent(stmt):
+            return self._grid(stmt)
+        if not isinstance(stmt, SeqStmt):
+            return self._block([stmt])
+        kernels: list[Stmt] = []
+        together: list[Stmt] = []
+        for part in stmt.stmts:
+            if _is_independent(part) or (isinstance(part, Allocate) and not _is_private(part.buffer)):
+                kernels += [self._block(together)] if together else []
+                kernels.append(self.launch(part))
+                together = []
+            else:
+                together.append(part)
+        kernels += [self._block(together)] if together else []
+        return seq(kernels)
+
+    def _grid(self, stmt: Stmt) -> Stmt:
+        """A kernel with a thread for each iteration of a nest of independent loops."""
+        loops, body = _nest(stmt)
+        total = product([as_dim(loop.extent) for loop in loops])
+        threads = self.gpu.block_size(constant_size([total]))
+        blocks = as_dim((total + (threads - 1)) // threads)
+        block, thread = _axis(blocks, "blockIdx.x"), _axis(threads, "threadIdx.x")
+        number = Var("number")
+        own = _PrivateScratch(number, total)
+        body = _bind(loops, number, own.visit(_serial(body)))
+        body = LetStmt(number, block.var * threads + thread.var, IfThenElse(number < total, body))
+        body = _on(block, _on(thread, body))
+        for buffer in own.made.values():
+            body = Allocate(buffer, body)
+        return body
+
+    def _block(self, stmts: Sequence[Stmt]) -> Stmt:
+        """A kernel of one block."""
+        body = seq(list(stmts))
+        widest = [constant_size([as_dim(loop.extent) for loop in _nest(stmt)[0]]) for stmt in _independent_in(body)]
+        threads = self.gpu.whole_warps(max(widest)) if widest else 1
+        thread = _axis(threads, "threadIdx.x")
+        rewriter = _BlockWide(thread.var, threads)
+        body = _on(_axis(1, "blockIdx.x"), _on(thread, rewriter.visit(body)))
+        for buffer in rewriter.made:
+            body = Allocate(buffer, body)
+        return body
+
+
+def _axis(extent: Dim, tag: str) -> IterVar:
+    return IterVar(Range(0, extent), Var(tag), "thread", tag)
+
+
+def _on(axis: IterVar, body: Stmt) -> Stmt:
+    return AttrStmt("thread_extent", axis, convert(axis.extent), body)
+
+
+def _nest(stmt: Stmt) -> tuple[list[For], Stmt]:
+    """The independent loops that stand directly inside each other, and what they run."""
+    loops: list[For] = []
+    while isinstance(stmt, For) and _is_independent(stmt):
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
+def _independent_in(stmt: Stmt) -> list[For]:
+    return [loop for loop in collect(stmt, For) if _is_independent(loop)]
+
+
+def _bind(loops: Sequence[For], number: PrimExpr, body: Stmt) -> Stmt:
+    """`body` for iteration `number` of a nest of loops."""
+    rest = number
+    for i, loop in reversed(list(enumerate(loops))):
+        index = rest if i == 0 else rest % loop.extent
+        body = LetStmt(loop.loop_var, index + loop.min, body)
+        rest = rest // loop.extent
+    return body
+
+
+class _Serial(Mutator):
+    """Independent and parallel loops inside a thread run in order."""
+
+    def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
+        return node
+
+    def visit_For(self, node: For) -> Stmt:
+        body = self.visit(node.body)
+        if not _is_independent(node):
+            return node.replace(body=body)
+        return For(node.loop_var, node.min, node.extent, ForKind.SERIAL, body)
+
+
+def _serial(stmt: Stmt) -> Stmt:
+    return _Serial().visit(stmt)
+
+
+class _PrivateScratch(Mutator):
+    """Scratch memory that each iteration allocates becomes a row, chosen by its number, of memory for all."""
+
+    def __init__(self, number: Var, count: Dim) -> None:
+        self.number, self.count = number, count
+        self.made: dict[Buffer, Buffer] = {}
+
+    def visit_Allocate(self, node: Allocate) -> Stmt:
+        if _is_private(node.buffer):
+            return node.rebuild(self.visit)
+        buffer = node.buffer
+        self.made[buffer] = Buffer(buffer.name, (self.count, *buffer.shape), buffer.dtype)
+        return self.visit(node.body)
+
+    def visit_BufferLoad(self, node: BufferLoad) -> PrimExpr:
+        indices = tuple([self.visit(i) for i in node.indices])
+        made = self.made.get(node.buffer)
+        return BufferLoad(node.buffer, indices) if made is None else BufferLoad(made, (self.number, *indices))
+
+    def visit_BufferStore(self, node: BufferStore) -> Stmt:
+        indices, value = tuple([self.visit(i) for i in node.indices]), self.visit(node.value)
+        made = self.made.get(node.buffer)
+        return BufferStore(node.buffer, value, indices) if made is None else BufferStore(
+            made, value, (self.number, *indices))  # fmt: skip
+
+
+class _BlockWide(Mutator):
+    """A statement for all threads of a block at once."""
+
+    def __init__(self, thread: Var, threads: int) -> None:
+        self.thread, self.threads = thread, threads
+        self.made: list[Buffer] = []
+
+    def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
+        return node
+
+    def visit_Allocate(self, node: Allocate) -> Stmt:
+        if _is_private(node.buffer):
+            return node.rebuild(self.visit)
+        self.made.append(node.buffer)
+        return self.visit(node.body)
+
+    def visit_For(self, node: For) -> Stmt:
+        if not _is_independent(node):
+            return node.rebuild(self.visit)
+        loops, body = _nest(node)
+        total = product([as_dim(loop.extent) for loop in loops])
+        turn, number = Var("turn"), Var("number")
+        body = IfThenElse(number < total, _bind(loops, number, _serial(body)))
+        body = LetStmt(number, turn * self.threads + self.thread, body)
+        turns = as_dim((total + (self.threads - 1)) // self.threads)
+        return seq(For(turn, const(0), convert(turns), ForKind.SERIAL, body), _barrier())
+
+    def visit_BufferStore(self, node: BufferStore) -> Stmt:
+        if _is_private(node.buffer) or self.threads == 1:
+            return node
+        return seq(_barrier(), IfThenElse(self.thread < 1, node), _barrier())
+
+
+def _barrier() -> Stmt:
+    return Evaluate(call_intrin("int32", "storage_sync", StringImm("shared")))
