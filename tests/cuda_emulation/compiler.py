@@ -11,6 +11,7 @@ import os
 import re
 import struct
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from tests.cuda_emulation.toolchain import HERE, build, digest
@@ -40,6 +41,17 @@ def _headers() -> str:
     return digest(*[f.read_text() for f in files])
 
 
+@functools.cache
+def _precompiled_headers() -> Path:
+    """A folder with the headers compiled beforehand, which is most of the time of a small kernel."""
+    made = build("emulation.gch", (*FLAGS, "-x", "c++-header", str(HERE / "device" / "emulation.h")), _headers())
+    folder = made.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (folder / "emulation.h.gch").hardlink_to(made)
+    return folder
+
+
 def _compile_kernel(head: str, kernel: str) -> Path:
     signature = _SIGNATURE.search(kernel)
     if signature is None:
@@ -47,7 +59,8 @@ def _compile_kernel(head: str, kernel: str) -> Path:
     bound, name = signature.groups()
     body = f'{head}\n#line 1 "{name}"\n{kernel}'.replace("#pragma unroll\n", "#pragma GCC unroll 64\n")
     text = f'#include "emulation.h"\n{body}\nRELAYC_KERNEL({name}, {bound or 1024})\n'
-    return build("kernel.o", (*FLAGS, f"-I{HERE / 'device'}", "-c", "-x", "c++", "-"), _headers(), text)
+    folders = (f"-I{_precompiled_headers()}", f"-I{HERE / 'device'}")
+    return build("kernel.o", (*FLAGS, *folders, "-c", "-x", "c++", "-"), _headers(), text)
 
 
 def compile_cuda(source: str, arch: str) -> bytes:
