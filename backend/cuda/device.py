@@ -197,10 +197,21 @@ class CUDADeviceAPI(DeviceAPI):
             call("cuStreamSynchronize", self.stream_of(gpu, stream))
         except DriverError as error:
             raise DriverError(f"work queued on {device} failed: {error}", error.code) from error
+        gpu.release_parked()
 
     def sync_stream_from_to(self, device: Device, source: Any, target: Any) -> None:
         gpu = self.gpu(device)
         gpu.order(self.stream_of(gpu, source), self.stream_of(gpu, target))
+
+    def keep_until_done(self, device: Device, owner: object) -> None:
+        if is_gone():
+            return
+        try:
+            gpu = self.gpu(device)
+            gpu.park(owner, () if self._of_thread.scratch is not None else (self.stream_of(gpu),))
+        except DriverError as error:
+            if not error.is_sticky:  # of a lost context nothing uses it any more
+                raise
 
     def dlpack_stream(self, device: Device) -> int:
         return self.stream_of(self.gpu(device))

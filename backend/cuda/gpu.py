@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Iterable
 
 from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
 from backend.cuda.staging import Staging
@@ -29,6 +31,7 @@ class Gpu:
         self.activate()
         self.stream = int(call("cuStreamCreate", NON_BLOCKING))
         self.user_streams: set[int] = set()
+        self._parked: deque[tuple[list[int], object]] = deque()  # events, and what is kept until they happened
         self._streams_lock = threading.RLock()  # a garbage collector may free memory while this thread holds it
         self.staging = Staging()
         self.has_pool = bool(self.attribute("MEMORY_POOLS_SUPPORTED"))
@@ -85,6 +88,25 @@ class Gpu:
                 self.order(other, home)
             call("cuMemFreeAsync", address, home)
 
+    def park(self, owner: object, streams: Iterable[int]) -> None:
+        """Keeps `owner` alive until what is queued on these streams, and on all that users made, is done."""
+        with self._streams_lock:
+            events = [self._mark(stream) for stream in {self.stream, *self.user_streams, *streams}]
+            self._parked.append((events, owner))
+        self.release_parked()
+
+    def release_parked(self) -> None:
+        """Lets go of what no work uses any more."""
+        with self._streams_lock:
+            while self._parked and not any(bindings().cuEventQuery(event)[0] for event in self._parked[0][0]):
+                for event in self._parked.popleft()[0]:
+                    call("cuEventDestroy", event)
+
+    def _mark(self, stream: int) -> int:
+        event = int(call("cuEventCreate", _DISABLE_TIMING))
+        call("cuEventRecord", event, stream)
+        return event
+
     def trim_pool(self) -> None:
         """Gives memory that the pool keeps for reuse back to the system."""
         if self.has_pool:
@@ -93,16 +115,14 @@ class Gpu:
     def order(self, source: int, target: int) -> None:
         """Work queued on `target` later waits for what is queued on `source` now."""
         if source != target:
-            event = call("cuEventCreate", _DISABLE_TIMING)
-            call("cuEventRecord", event, source)
+            event = self._mark(source)
             call("cuStreamWaitEvent", target, event, 0)
             call("cuEventDestroy", event)
 
     def order_across(self, source: int, other: Gpu, target: int) -> None:
         """As `order`, with `target` a stream of another GPU, whose context is current afterwards."""
         self.activate()
-        event = call("cuEventCreate", _DISABLE_TIMING)
-        call("cuEventRecord", event, source)
+        event = self._mark(source)
         other.activate()
         call("cuStreamWaitEvent", target, event, 0)
         call("cuEventDestroy", event)

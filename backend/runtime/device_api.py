@@ -110,6 +110,12 @@ class DeviceAPI(abc.ABC):
     def sync_stream_from_to(self, device: Device, source: Any, target: Any) -> None:  # noqa: B027
         """Work submitted to `target` after this call waits for what is queued on `source` now."""
 
+    def keep_until_done(self, device: Device, owner: object) -> None:  # noqa: B027
+        """Keeps `owner`, whose memory work on this device uses, alive until the work queued now is done.
+
+        By default it is let go: work is done when a call returns.
+        """
+
     def dlpack_stream(self, device: Device) -> int | None:
         """The current stream as the `stream` argument of `__dlpack__` names it; None for devices without streams."""
         return None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.runtime.device import Device, cpu, device, device_kind_of, get_device_api
-from backend.runtime.device_api import ALLOC_ALIGNMENT
+from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
 from backend.runtime.dlpack import DLTensor, ImportedTensor, export_capsule
 from backend.runtime.dtype import DataType, data_type, from_dlpack_triple, from_numpy, unpack
 from backend.runtime.dtype import nbytes as nbytes_of
@@ -43,6 +43,20 @@ class _DataSpace:
     def __del__(self) -> None:
         if self.handle:
             self._api.free_data_space(self._device, self.handle)
+
+
+class _Borrowed:
+    """Another library's memory on a device, given back when work that is queued there is done with it."""
+
+    __slots__ = ("_api", "_device", "_owner")
+
+    def __init__(self, owner: object, where: Device, api: DeviceAPI) -> None:
+        self._api = api
+        self._device = where
+        self._owner = owner
+
+    def __del__(self) -> None:
+        self._api.keep_until_done(self._device, self._owner)
 
 
 class _HostMemory:
@@ -386,12 +400,13 @@ def from_dlpack(source: Any) -> NDArray:
         capsule = source
     imported = ImportedTensor(capsule)
     tensor, rank = imported.tensor, imported.tensor.ndim
+    where = Device(device_kind_of(tensor.device_type), tensor.device_id)
     result = NDArray(
         tensor.data or 0,
         tuple(tensor.shape[:rank]),
         from_dlpack_triple(tensor.code, tensor.bits, tensor.lanes),
-        Device(device_kind_of(tensor.device_type), tensor.device_id),
-        imported,
+        where,
+        imported if where.kind == "cpu" else _Borrowed(imported, where, where.api),
         byte_offset=tensor.byte_offset,
         strides=tuple(tensor.strides[:rank]) if tensor.strides else None,
         read_only=imported.read_only,

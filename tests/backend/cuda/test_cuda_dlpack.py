@@ -82,6 +82,29 @@ def test_a_copy_is_waited_for_too(cuda_device, consumer):
         x.__dlpack__(dl_device=(1, 0), copy=False)
 
 
+class Owner:
+    """Notes whether what it owns may be written over."""
+
+    def __init__(self, memory, released):
+        self.memory, self.released = memory, released
+
+    def __del__(self):
+        self.released.append(True)
+
+
+def test_foreign_memory_is_kept_until_work_on_it_is_done(cuda_device):
+    """PyTorch gives memory away again as soon as it is let go, in the order of its own streams."""
+    released, values = [], RNG.random(N).astype("float32")
+    memory = nd.array(values, cuda_device)
+    foreign = nd.from_dlpack(NDArray(memory.handle, (N,), "float32", cuda_device, Owner(memory, released)))
+    copy = foreign.copyto(cuda_device)
+    del foreign, memory
+    if not emulation.real_driver():  # whose work is never done before somebody waits
+        assert not released
+    cuda_device.sync()
+    assert released and np.array_equal(copy.numpy(), values)
+
+
 def test_managed_memory_is_the_gpus(cuda_device, kernels):
     """CuPy can allocate memory that the driver moves between host and GPU; DLPack gives that a device type."""
     cuda_device.api.set_device(cuda_device)
