@@ -4,7 +4,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint conformance bench clean
+.PHONY: demo test check lint conformance fuzz bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,10 @@ lint: $(VENV)/.installed
 # The ONNX project's own models with recorded outputs.
 conformance: $(VENV)/.installed
 	$(BIN)/python -m pytest tests/conformance
+
+# Many random graphs and schedules.
+fuzz: $(VENV)/.bench
+	$(BIN)/python -m pytest -n $(JOBS) tests/fuzz tests/te/test_random_schedules.py --random-graphs 2000 --random-schedules 2000
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels

@@ -18,11 +18,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many random schedules tests/te/test_random_schedules.py tries (default 200)",
     )
+    parser.addoption(
+        "--random-graphs",
+        type=int,
+        default=300,
+        metavar="N",
+        help="how many random ONNX graphs tests/fuzz tries (default 300)",
+    )
     parser.addoption("--update-docs", action="store_true", help="write what the pages' code prints into the pages")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "schedule_seeds" in metafunc.fixturenames:
-        count, batch = metafunc.config.getoption("random_schedules"), 20
-        ranges = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
-        metafunc.parametrize("schedule_seeds", ranges, ids=[f"{r.start}-{r.stop - 1}" for r in ranges])
+    for fixture, option in (("schedule_seeds", "random_schedules"), ("graph_seeds", "random_graphs")):
+        if fixture in metafunc.fixturenames:
+            count, batch = metafunc.config.getoption(option), 20
+            ranges = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
+            metafunc.parametrize(fixture, ranges, ids=[f"{r.start}-{r.stop - 1}" for r in ranges])
