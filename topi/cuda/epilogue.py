@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import te
@@ -79,9 +79,9 @@ def _written_in(value: PrimExpr, anchor: te.Operation) -> PrimExpr:
 
 
 def start_schedule(
-    outs: Sequence[te.Tensor], anchor: te.Operation, target: Target
+    outs: Sequence[te.Tensor], anchor: te.Operation, target: Target, apart: Collection[te.Operation] = ()
 ) -> tuple[te.Schedule, te.Tensor]:
-    """A schedule with everything done but the anchor and what it is written out by, which is given.
+    """A schedule with everything done but the anchor, what it is written out by (which is given), and `apart`.
 
     The epilogue is written out by the group's output if it can be fused, else by the anchor, and what reads that is a
     kernel of its own. What the anchor reads is inlined where it is injective.
@@ -94,6 +94,6 @@ def start_schedule(
     inline_injective(s, outs, keep)
     out = anchor.output(0) if fused is None else fused
     for op in operations_behind(outs):
-        if op is not anchor and op is not out.op and s[op].attach != "inline":
+        if op is not anchor and op is not out.op and op not in apart and s[op].attach != "inline":
             schedule_stage(s, op, target)
     return s, out

@@ -162,7 +162,7 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
 
     result = c.op.output(0)
     s.recompute(result, te.compute(result.shape, view, name=c.op.name, tag=c.op.tag))
-    if out.op is not c.op:
+    if s[out] is not s[c.op]:
         s[c.op].compute_inline()
     thread = _tile_output(s, out, c, tile)
 

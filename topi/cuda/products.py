@@ -10,7 +10,7 @@ from topi.cuda.cost import Gpu
 from topi.cuda.depthwise import schedule_direct
 from topi.cuda.epilogue import start_schedule
 from topi.cuda.mma_matmul import schedule_mma
-from topi.cuda.product_tiles import Problem, SimtTile, architecture, best_mma_tile, best_simt_tile
+from topi.cuda.product_tiles import MmaTile, Problem, SimtTile, architecture, best_mma_tile, best_simt_tile
 from topi.cuda.simt_matmul import schedule_simt
 from topi.cuda.split_depth import split_depth
 from topi.cuda.stagewise import schedule_stagewise
@@ -21,7 +21,7 @@ from topi.registry import register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["problem_of", "schedule_product"]
+__all__ = ["schedule_contraction", "schedule_product"]
 
 _LAYOUTS = ("ncw", "nwc", "nchw", "nhwc", "ncdhw", "ndhwc")
 _CONVOLUTIONS = [f"conv{len(x) - 2}d{kind}_{x}" for x in _LAYOUTS for kind in ("", "_transpose")]
@@ -31,24 +31,35 @@ _CONVOLUTIONS = [f"conv{len(x) - 2}d{kind}_{x}" for x in _LAYOUTS for kind in ("
 def schedule_product(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """The anchor as a product of matrices, its epilogue on the results in registers."""
     contraction = contraction_of(anchor)
-    if contraction is None:
+    if contraction is None or plan_of(contraction, target) is None:
         return _schedule_otherwise(outs, anchor, target)
-    problem = problem_of(contraction, target)
-    instruction = _instruction(contraction, target)
-    on_tensor_cores = None if instruction is None else best_mma_tile(target, problem)
-    chosen = on_tensor_cores or best_simt_tile(target, problem)
-    if chosen is None:
-        return _schedule_otherwise(outs, anchor, target)
-    tile, parts = chosen
     s, out = start_schedule(outs, anchor, target)
+    schedule_contraction(s, out, contraction, target)
+    return s
+
+
+def schedule_contraction(s: te.Schedule, out: te.Tensor, c: Contraction, target: Target) -> None:
+    """Schedule contraction `c` of `s` with a tile that fits, and the output `out` that reads it at its own index."""
+    plan = plan_of(c, target)
+    assert plan is not None, "a contraction without groups has a tile"
+    tile, parts, instruction = plan
     if parts > 1:
-        out, contraction = split_depth(s, out, contraction, parts, target)
+        out, c = split_depth(s, out, c, parts, target)
     if isinstance(tile, SimtTile):
-        schedule_simt(s, out, contraction, tile)
+        schedule_simt(s, out, c, tile)
     else:
         assert instruction is not None
-        schedule_mma(s, out, contraction, tile, instruction)
-    return s
+        schedule_mma(s, out, c, tile, instruction)
+
+
+def plan_of(c: Contraction, target: Target) -> tuple[SimtTile | MmaTile, int, Multiply | None] | None:
+    """The tile of a contraction, the slices of its depth and the instruction; None when no tile fits its groups."""
+    problem, instruction = problem_of(c, target), _instruction(c, target)
+    on_tensor_cores = None if instruction is None else best_mma_tile(target, problem)
+    if on_tensor_cores is not None:
+        return *on_tensor_cores, instruction
+    on_cores = best_simt_tile(target, problem)
+    return None if on_cores is None else (*on_cores, None)
 
 
 def _schedule_otherwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:

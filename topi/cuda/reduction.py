@@ -21,7 +21,7 @@ from topi.registry import Rank, operations_behind, register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_reduce"]
+__all__ = ["schedule_reduce", "schedule_reduction"]
 
 _PART = 4096
 """Columns that a block reduces at least before a second kernel is worth it."""
@@ -37,14 +37,14 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     out = outs[0]
     alone = len({id(t.op) for t in outs}) == 1 and tuple(out.shape) == tuple(anchor.output(0).shape)
     main = out if alone else anchor.output(0)
-    _schedule_reduction(s, anchor, main, Gpu.of(target))
+    schedule_reduction(s, anchor, main, Gpu.of(target))
     for op in operations_behind(outs):
         if op is not anchor and op is not main.op and s[op].attach != "inline":
             schedule_stage(s, op, target)
     return s
 
 
-def _schedule_reduction(s: te.Schedule, op: te.ComputeOp, main: te.Tensor, gpu: Gpu) -> None:
+def schedule_reduction(s: te.Schedule, op: te.ComputeOp, main: te.Tensor, gpu: Gpu) -> None:
     """`op` on threads; `main`, of the same shape, is `op` itself or computed from it."""
     count, columns = constant_size([a.extent for a in op.axis]), constant_size([a.extent for a in op.reduce_axis])
     source = _source(op)

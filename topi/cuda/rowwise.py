@@ -18,7 +18,7 @@ from topi.registry import operations_behind, register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_rowwise"]
+__all__ = ["schedule_rows", "schedule_rowwise"]
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "instance_norm", "group_norm", "l2_normalize"], "cuda")
@@ -34,7 +34,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     main = outs[0] if alone else result
     inside = [op for op in operations_behind([main]) if isinstance(op, te.ComputeOp) and id(op) not in outputs]
     inside = [op for op in inside if op is not main.op and (is_injective(op) or _uses_reduction(op))]
-    _schedule_kernel(s, main, inside, sources, Gpu.of(target))
+    schedule_rows(s, main, inside, sources, Gpu.of(target))
     here = {id(op) for op in (*inside, main.op)}
     for op in operations_behind(outs):
         if id(op) in here:
@@ -65,7 +65,7 @@ def _uses_reduction(op: te.Operation) -> bool:
     return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))
 
 
-def _schedule_kernel(
+def schedule_rows(
     s: te.Schedule,
     main: te.Tensor,
     inside: list[te.ComputeOp],

@@ -115,7 +115,7 @@ def schedule_simt(s: te.Schedule, out: te.Tensor, c: Contraction, tile: SimtTile
     left = _Slice.of(c.left, "left", c.batch, tile.rows, tile.depth)
     right = _Slice.of(c.right, "right", c.batch, tile.columns, tile.depth)
     product = c.rewrite(s, left.view, right.view)
-    if out.op is not c.op:
+    if s[out] is not s[c.op]:
         s[c.op].compute_inline()
     thread = _tile_output(s, out, c, tile)
 

@@ -56,7 +56,7 @@ def split_depth(
 
     result = c.op.output(0)
     s.recompute(result, te.compute(result.shape, total, name=c.op.name))
-    if out.op is c.op:
+    if s[out] is s[c.op]:
         schedule_stage(s, s[c.op].op, target)
     else:
         item = launch(s, out, list(s[out].op.axis), Gpu.of(target).block_size(constant_size(out.shape)))
