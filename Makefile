@@ -4,7 +4,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint conformance fuzz bench clean
+.PHONY: demo test check lint conformance fuzz proof bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -28,6 +28,10 @@ conformance: $(VENV)/.installed
 # Many random graphs and schedules.
 fuzz: $(VENV)/.bench
 	$(BIN)/python -m pytest -n $(JOBS) tests/fuzz tests/te/test_random_schedules.py --random-graphs 2000 --random-schedules 2000
+
+# What is proven of programs for GPUs without one; on a machine with one, run on it.
+proof: $(VENV)/.installed
+	$(BIN)/python -m pytest -n $(JOBS) tests/cuda_proof tests/cuda_emulation tests/te/tir/test_simt_checker.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.kernels

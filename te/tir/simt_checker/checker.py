@@ -41,8 +41,8 @@ class KernelChecker:
 
     `parameters` are the buffers of the function, `workspaces` those that live between its kernels, `sizes` the values
     of size variables and scalars by name, `arrays` the contents of parameters that decide addresses, by name (without:
-    small increasing numbers). Memory is taken as written before when the kernel only reads it, or when its buffer's
-    name is among `initialized`.
+    positions along their last axis). Memory is taken as written before when the kernel only reads it, or when its
+    buffer's name is among `initialized`.
     """
 
     def __init__(

@@ -165,7 +165,9 @@ class Recorder(Lockstep):
         if buffer in self.context.workspaces and kind.kind in "iub":
             return np.zeros(count, kind)
         if buffer.scope == "global" and kind.kind in "iu":
-            return (np.arange(count) % 127).astype(kind)
+            last = buffer.shape[-1] if buffer.shape else 1
+            period = int(self.visit(last)) if isinstance(last, PrimExpr) else last
+            return (np.arange(count) % max(1, min(period, 127))).astype(kind)
         if buffer.scope == "global" and kind.kind == "b":
             return np.arange(count) % 2 == 1
         return np.random.default_rng(count).standard_normal(count).astype(kind)
