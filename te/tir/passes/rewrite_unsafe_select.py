@@ -13,7 +13,7 @@ from te.tir.intrinsics import INTRINSICS
 from te.tir.passes.base import FunctionPass
 from te.tir.stmt import AttrStmt, For, Stmt
 
-__all__ = ["RewriteUnsafeSelect", "rewrite_unsafe_select"]
+__all__ = ["RewriteUnsafeSelect", "can_not_fault", "rewrite_unsafe_select"]
 
 
 class _Rewriter(Mutator):
@@ -31,26 +31,33 @@ class _Rewriter(Mutator):
 
     def visit_Select(self, node: Select) -> PrimExpr:
         new = node.rebuild(self.visit)
-        if new.dtype.lanes > 1 or (self._is_safe(new.true_value) and self._is_safe(new.false_value)):
+        sides = (new.true_value, new.false_value)
+        if new.dtype.lanes > 1 or all(can_not_fault(side, self.analyzer) for side in sides):
             return new
         return Call(new.dtype, "if_then_else", (new.condition, new.true_value, new.false_value), span=new.span)
 
-    def _is_safe(self, expr: PrimExpr) -> bool:
-        """May the expression be evaluated where its condition does not hold?"""
-        return all(self._is_safe_node(n) for n in post_order(expr) if isinstance(n, PrimExpr))
 
-    def _is_safe_node(self, node: PrimExpr) -> bool:
-        if isinstance(node, BufferLoad):
-            return all(self._inside(i, dim) for i, dim in zip(node.indices, node.buffer.shape, strict=True))
-        if isinstance(node, Div | Mod | FloorDiv | FloorMod) and not node.dtype.is_float:
-            return isinstance(node.b, IntImm) and node.b.value != 0
-        return not isinstance(node, Call) or INTRINSICS[node.op].pure
+def can_not_fault(expr: PrimExpr, analyzer: Analyzer) -> bool:
+    """May the expression be evaluated whatever conditions stand in front of it?
 
-    def _inside(self, index: PrimExpr, extent: PrimExpr | int) -> bool:
-        if index.dtype is not INT32 and index.dtype is not INT64:
-            return False
-        prove = self.analyzer.can_prove_less_equal, self.analyzer.can_prove_less
-        return prove[0](0, index) and prove[1](index, extent)
+    Its reads are proved to lie inside their buffers by what the analyzer knows of the variables, and it neither divides
+    integers by a variable nor calls an impure function.
+    """
+    return all(_node_can_not_fault(n, analyzer) for n in post_order(expr) if isinstance(n, PrimExpr))
+
+
+def _node_can_not_fault(node: PrimExpr, analyzer: Analyzer) -> bool:
+    if isinstance(node, BufferLoad):
+        return all(_inside(i, dim, analyzer) for i, dim in zip(node.indices, node.buffer.shape, strict=True))
+    if isinstance(node, Div | Mod | FloorDiv | FloorMod) and not node.dtype.is_float:
+        return isinstance(node.b, IntImm) and node.b.value != 0
+    return not isinstance(node, Call) or INTRINSICS[node.op].pure
+
+
+def _inside(index: PrimExpr, extent: PrimExpr | int, analyzer: Analyzer) -> bool:
+    if index.dtype is not INT32 and index.dtype is not INT64:
+        return False
+    return analyzer.can_prove_less_equal(0, index) and analyzer.can_prove_less(index, extent)
 
 
 def rewrite_unsafe_select(func: PrimFunc) -> PrimFunc:

@@ -29,12 +29,14 @@ from te.tir.expr import (
     Or,
     PrimExpr,
     Ramp,
+    Range,
     Select,
     Var,
 )  # fmt: skip
 from te.tir.function import PrimFunc
 from te.tir.intrinsics import INTRINSICS
 from te.tir.passes.base import FunctionPass
+from te.tir.passes.rewrite_unsafe_select import can_not_fault
 from te.tir.stmt import (
     Allocate,
     AttrStmt,
@@ -125,7 +127,10 @@ class _LaneRewriter(Mutator):
         if a.dtype.lanes == 1:
             b = self.visit(node.b)
             return node if a is node.a and b is node.b else node.__class__(*self._both(a, b))
-        b = self._under(a if isinstance(node, And) else Not(a), node.b)  # b may read what a guards
+        if can_not_fault(node.b, self.analyzer):
+            b = self.visit(node.b)
+        else:
+            b = self._under(a if isinstance(node, And) else Not(a), node.b)  # b may read what a guards
         return node.__class__(*self._both(a, b))
 
     def _under(self, condition: PrimExpr, expr: PrimExpr) -> PrimExpr:
@@ -342,6 +347,7 @@ class _LoopVectorizer(Mutator):
         return node
 
     def visit_For(self, node: For) -> Stmt:
+        self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
         loop = node.rebuild(self.visit)
         if loop.kind is not ForKind.VECTORIZED:
             return loop

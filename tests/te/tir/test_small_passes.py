@@ -244,3 +244,16 @@ def test_a_double_buffer_that_depends_on_the_loop_stays_single():
     body = Allocate(tile, seq(AttrStmt("double_buffer_scope", tile, const(1), fill), use))
     result = inject_double_buffer(function(loop(j, 9, body), b))
     assert "allocate([4]" in str(result) and "double_buffer" not in str(result)
+
+
+def test_a_chain_of_conditions_masks_only_reads_that_may_leave_their_buffer():
+    a, b = decl_buffer((16,), name="A"), decl_buffer((16,), name="B")
+    inside, outside = BufferLoad(a, (i,)), BufferLoad(a, (i + 1,))
+    guarded = all_of(inside > 0.0, inside < 2.0, inside < 1.5, i + 1 < 16, outside > 0.0)
+    func = function(loop(i, 16, BufferStore(b, select(guarded, 1.0, 0.0), (i,)), ForKind.VECTORIZED), a, b)
+    text = str(vectorize(func))
+    assert text.count("where=") == 1 and "A[ramp(1, 1, 16), where=" in text  # one mask, not one inside the other
+    data, result = np.linspace(-1, 2.4, 16, dtype=np.float32), np.zeros(16, np.float32)
+    interpret(vectorize(func), data, result)
+    following = np.append(data[1:], np.float32(-1))
+    np.testing.assert_array_equal(result, (data > 0) & (data < 1.5) & (following > 0))
