@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.cast import cast_to
 from frontends.onnx.ops.common import float_const, reshape_to, transposed
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed, dtype_name
@@ -38,11 +39,13 @@ def attention(node: OnnxNode) -> list[Expr | None]:
         scores = shown = op.multiply(op.tanh(op.divide(scores, limit)), limit)
     scores = masks.applied(scores)
     shown = scores if mode == BIASED_SCORES else shown
-    wide = scores if precision is None else op.cast(scores, dtype_name(precision, node.where))
-    weights = masks.without_blind_rows(op.nn.softmax(wide, axis=-1))
-    weights = weights if weights.dtype == query.dtype else op.cast(weights, query.dtype)
-    shown = weights if mode == PROBABILITIES else shown
-    result = _grouped_product(weights, value)
+    # Rounding the weights of narrow floats to their type would cost the result its last digit.
+    narrow = query.dtype.bits < 32 and precision is None
+    wide = "float32" if narrow else str(query.dtype) if precision is None else dtype_name(precision, node.where)
+    weights = masks.without_blind_rows(op.nn.softmax(cast_to(scores, wide), axis=-1))
+    weights = weights if narrow else cast_to(weights, query.dtype)
+    shown = cast_to(weights, query.dtype) if mode == PROBABILITIES else shown
+    result = cast_to(_grouped_product(weights, cast_to(value, weights.dtype)), query.dtype)
     if flat:
         batch, heads, length, size = result.tensor_type.static_shape
         result = reshape_to(transposed(result, (0, 2, 1, 3)), (batch, length, heads * size))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 
@@ -87,8 +85,33 @@ def sampled(flat: Expr, axes: Sequence[Axis], pixels: Sequence[Expr], mode: str)
 
     `mode`: "nearest", "linear" or "cubic".
     """
-    taps = [_taps(axis, x, mode) for axis, x in zip(axes, pixels, strict=True)]
-    return reduce(op.add, [_term(flat, axes, combination) for combination in itertools.product(*taps)])
+    rank, count = len(axes), pixels[0].tensor_type.static_shape[1]
+    index: Expr | None = None
+    weight: Expr | None = None
+    valid: Expr | None = None
+    for at, (axis, x) in enumerate(zip(axes, pixels, strict=True)):
+        taps, weights = _taps(axis, x, mode)
+        pixel, inside = axis.pixel(taps)
+        size = taps.tensor_type.static_shape[1]
+        shape = (taps.tensor_type.static_shape[0], *[size if k == at else 1 for k in range(rank)], count)
+        pixel = reshape_to(pixel, shape)
+        extent = Constant(np.array(axis.extent, np.int32))
+        index = pixel if index is None else op.add(op.multiply(index, extent), pixel)
+        weight = _combined(op.multiply, weight, None if weights is None else reshape_to(weights, shape))
+        valid = _combined(op.logical_and, valid, None if inside is None else reshape_to(inside, shape))
+    assert index is not None, "an image has a spatial axis"
+    batch, channels, _ = flat.tensor_type.static_shape
+    value = op.take(flat, reshape_to(index, (batch, -1)), axis=2, batch_dims=1, mode="fast")
+    value = reshape_to(value, (batch, channels, *index.tensor_type.static_shape[1:]))
+    if weight is not None:
+        value = op.multiply(value, op.expand_dims(weight, 1))
+    if valid is not None:
+        value = op.where(op.expand_dims(valid, 1), value, float_const(0.0, value))
+    return op.sum(value, axis=tuple(range(2, 2 + rank)))
+
+
+def _combined(function: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:
+    return b if a is None else a if b is None else function(a, b)
 
 
 def _coordinate(positions: Expr, index: int) -> Expr:
@@ -96,25 +119,16 @@ def _coordinate(positions: Expr, index: int) -> Expr:
     return op.squeeze(op.strided_slice(positions, (index,), (index + 1,), axes=(2,)), axis=(2,))
 
 
-Tap = tuple[Expr, Expr | None]
-"""Whole positions [N, count] along an axis, and their weights (None: 1)."""
-
-
-def _taps(axis: Axis, x: Expr, mode: str) -> list[Tap]:
+def _taps(axis: Axis, x: Expr, mode: str) -> tuple[Expr, Expr | None]:
+    """Whole positions [N, taps, count] along an axis around positions [N, count], and their weights (None: 1)."""
     if mode == "nearest":
-        return [(op.round(x), None)]
+        return op.expand_dims(op.round(x), 1), None
     x = axis.inside(x)
     base = op.floor(x)
-    fraction = op.subtract(x, base)
-    offsets = (0, 1) if mode == "linear" else (-1, 0, 1, 2)
+    offsets = Constant(np.array((0, 1) if mode == "linear" else (-1, 0, 1, 2), str(x.dtype)).reshape(1, -1, 1))
     weight = _linear_weight if mode == "linear" else _cubic_weight
-    return [
-        (
-            op.add(base, float_const(float(offset), x)),
-            weight(op.abs(op.subtract(fraction, float_const(float(offset), x)))),
-        )
-        for offset in offsets
-    ]
+    distance = op.abs(op.subtract(op.expand_dims(op.subtract(x, base), 1), offsets))
+    return op.add(op.expand_dims(base, 1), offsets), weight(distance)
 
 
 def _linear_weight(distance: Expr) -> Expr:
@@ -133,26 +147,6 @@ def _cubic_weight(distance: Expr) -> Expr:
     near = polynomial(CUBIC + 2, -(CUBIC + 3), 0.0, 1.0)
     far = polynomial(CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC)
     return op.where(op.less_equal(distance, float_const(1.0, distance)), near, far)
-
-
-def _term(flat: Expr, axes: Sequence[Axis], taps: Sequence[Tap]) -> Expr:
-    """The pixels [N, C, count] at one combination of taps, weighted."""
-    index: Expr | None = None
-    valid: list[Expr] = []
-    weights = [weight for _, weight in taps if weight is not None]
-    for axis, (position, _) in zip(axes, taps, strict=True):
-        pixel, known = axis.pixel(position)
-        valid.extend([] if known is None else [known])
-        extent = Constant(np.array(axis.extent, np.int32))
-        index = pixel if index is None else op.add(op.multiply(index, extent), pixel)
-    assert index is not None, "an image has a spatial axis"
-    value = op.take(flat, index, axis=2, batch_dims=1, mode="fast")
-    if weights:
-        value = op.multiply(value, op.expand_dims(reduce(op.multiply, weights), 1))
-    if valid:
-        everywhere = op.expand_dims(reduce(op.logical_and, valid), 1)
-        value = op.where(everywhere, value, float_const(0.0, value))
-    return value
 
 
 @converter("AffineGrid", since=20)
