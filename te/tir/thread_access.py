@@ -39,7 +39,7 @@ class Access:
     explicit: bool = False
     origin: Access | None = None
     turned: Mapping[Var, Range] = field(default_factory=dict)
-    """loops in an earlier iteration of which `origin` was this access"""
+    """the loop in an earlier iteration of which `origin` was this access"""
 
     @staticmethod
     def of(buffer: Buffer, index: PrimExpr | None, writes: bool, inner: Mapping[Var, Range], explicit: bool) -> Access:
@@ -63,28 +63,38 @@ class Access:
 
     def depends_on(self, var: Var) -> bool:
         """Does the place depend on a variable that is the same for all threads?"""
+        if var in self.turned:
+            return True
         return self.first is not None and var not in self.inner and any(v is var for v in collect(self.first, Var))
 
-    def earlier(self, var: Var, within: Range) -> Access:
-        """The access of the iteration before; `within` is the range of the loop."""
-        if self.first is None:
+    def before(self, var: Var, within: Range) -> Access:
+        """The access of the iteration before, of a loop over `within`."""
+        return self._turned({var: ops.sub(var, 1)}, {}, var, within)
+
+    def long_before(self, var: Var, within: Range) -> Access:
+        """The access of all iterations before the present one."""
+        past = Var(var.name + ".past", var.dtype)
+        trips = ops.sub(var, within.min)
+        return self._turned({var: past}, {past: Range(within.min, trips)}, var, within)
+
+    def _turned(
+        self, values: Mapping[Var, PrimExpr], past: Mapping[Var, Range], var: Var, within: Range
+    ) -> Access:
+        origin = self.origin or self
+        if origin.first is None:
             return self
-        return replace(self, first=substitute(self.first, {var: ops.sub(var, 1)}), origin=self.origin or self,
-                       turned={**self.turned, var: within})  # fmt: skip
+        return replace(origin, first=substitute(origin.first, values), inner={**origin.inner, **past}, origin=origin,
+                       turned={var: within})  # fmt: skip
 
     @property
     def everywhere(self) -> Access:
-        """The access of all iterations of the loops that it has been moved in."""
-        if self.origin is None:
-            return self
-        return replace(self.origin, inner={**self.origin.inner, **self.turned})
+        """The access of all iterations of the loop that it has been moved in."""
+        return self if self.origin is None else replace(self.origin, inner={**self.origin.inner, **self.turned})
 
     def over(self, var: Var, within: Range) -> Access:
-        """The access of all iterations of a loop."""
-        first = self.first
-        if first is not None and var in self.turned:
-            first = substitute(first, {var: ops.add(var, 1)})
-        return replace(self, first=first, inner={**self.inner, var: within})
+        """The access of all iterations of a loop that is over."""
+        origin = self.origin or self
+        return replace(origin, inner={**origin.inner, var: within})
 
 
 class AccessTests:
@@ -102,11 +112,21 @@ class AccessTests:
         self.ranges[var] = within
         self.analyzer.bind(var, within)
 
+    def bounds(self, low: PrimExpr, extent: PrimExpr) -> Range | None:
+        """A range with constant ends that holds `extent` numbers from `low` on, in all threads; None: not known."""
+        first, last = self.analyzer.const_bounds(low)[0], self.analyzer.const_upper(ops.add(low, extent))
+        if last is None or not isinstance(first, int):
+            return None
+        return Range(ops.const(first), ops.const(max(last - first, 1)))
+
     def conflict(self, earlier: Access, later: Access) -> bool:
         """May different threads meet in a byte, one of them writing?"""
         if earlier.buffer.data is not later.buffer.data or not (earlier.writes or later.writes):
             return False
-        if earlier.explicit and later.explicit and earlier.buffer is later.buffer:
+        if earlier.buffer is later.buffer:
+            if earlier.explicit and later.explicit:
+                return False
+        elif self._separate(earlier.buffer, later.buffer):
             return False
         known = self._known.get((earlier, later))
         if known is None:
@@ -114,6 +134,18 @@ class AccessTests:
         return known
 
     # -- different bytes
+
+    def _separate(self, a: Buffer, b: Buffer) -> bool:
+        """Are two views of one memory apart?"""
+        places: list[tuple[int, int]] = []
+        for buffer in (a, b):
+            start, count = ops.as_int(buffer.elem_offset), ops.as_int(ops.product(buffer.shape))
+            if start is None or count is None:
+                return False
+            size = buffer.dtype.element.nbytes
+            places.append((start * size, (start + count * buffer.dtype.lanes) * size))
+        (low_a, high_a), (low_b, high_b) = places
+        return high_a <= low_b or high_b <= low_a
 
     def _apart(self, a: Access, b: Access) -> bool:
         """Are the bytes of one, over all threads, known to lie before those of the other?"""
@@ -166,7 +198,8 @@ class AccessTests:
         if one is None or other is None or one != other:
             return False
         terms, _ = one
-        if not set(self.threads.values()) <= {axis for _, _, axis in terms}:
+        told = {axis for _, _, axis in terms}
+        if not all(axis in told or self._is_one(var, a, b) for var, axis in self.threads.items()):
             return False
         span = 1
         for stride, extent, _ in terms:
@@ -174,6 +207,13 @@ class AccessTests:
                 return False
             span += stride * (extent - 1)
         return True
+
+    def _is_one(self, thread: Var, a: Access, b: Access) -> bool:
+        """Do both accesses happen at the same, single position of a thread axis?"""
+        first, second = a.inner.get(thread), b.inner.get(thread)
+        if first is None or second is None or ops.as_int(first.extent) != 1 or ops.as_int(second.extent) != 1:
+            return False
+        return ops.as_int(first.min) == ops.as_int(second.min)
 
     def _terms(self, access: Access) -> tuple[list[tuple[int, int, int]], object] | None:
         """(stride, extent, number of the thread axis) of all axes, small strides first, and the rest of the sum.
@@ -191,10 +231,10 @@ class AccessTests:
                 if not self._is_common(atom.expr, access):
                     return None
                 continue
-            extent = ops.as_int(access.inner[var].extent)
-            if extent is None or stride < 0 or ops.as_int(access.inner[var].min) is None:
+            extent, low = ops.as_int(access.inner[var].extent), ops.as_int(access.inner[var].min)
+            if extent is None or stride < 0 or low is None:
                 return None
-            rest = rest.without(atom)
+            rest = rest.without(atom).shifted(low * stride)
             if extent > 1:
                 terms.append((stride, extent, self.threads.get(var, -1)))
         return sorted(terms), rest.key

@@ -139,8 +139,11 @@ class _Partitioner(Mutator):
         parts = self._parts(node, hinted)
         if parts is None or (node.kind is ForKind.VECTORIZED and len(parts) > 1):  # a mask is better than two loops
             return node.rebuild(self.visit)
-        if node.kind is ForKind.UNROLLED and any(self._varies_by_thread(part) for part in parts):
-            return node.rebuild(self.visit)  # registers can't be indexed: a guard in each copy of the body is better
+        if any(self._varies_by_thread(part) for part in parts) and (
+            node.kind is ForKind.UNROLLED  # registers can't be indexed: a guard in each copy of the body is better
+            or _needs_all_threads(node.body)
+        ):
+            return node.rebuild(self.visit)
         self.copies += len(parts) - 1
         return ops.seq([self._inside(part) for part in parts])
 
@@ -257,6 +260,16 @@ class _Partitioner(Mutator):
         with self.analyzer.constraint(Not(condition)):
             else_case = self.visit(simplify_stmt(body, self.analyzer))
         return IfThenElse(condition, then_case, else_case)
+
+
+def _needs_all_threads(body: Stmt) -> bool:
+    """Does code hold, or will it need, barriers? Then all threads of a block must run it equally often."""
+    for node in post_order(body):
+        if isinstance(node, BufferStore) and node.buffer.scope.startswith("shared"):
+            return True
+        if isinstance(node, Call) and node.op in ("storage_sync", "thread_allreduce"):
+            return True
+    return False
 
 
 def _mentions(expr: PrimExpr, variables: Collection[Var]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from te.ir.node import Node
 from te.ir.visitor import Mutator, Visitor, collect, post_order
 from te.tir import ops
 from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Call, IterVar, PrimExpr, Range, StringImm, Var
+from te.tir.expr import EQ, LT, And, BufferLoad, Call, IterVar, PrimExpr, Range, StringImm, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.passes.inject_software_pipeline import EXPLICIT_SYNC
@@ -20,6 +20,9 @@ from te.tir.stmt import AttrStmt, BufferStore, Evaluate, For, IfThenElse, LetStm
 from te.tir.thread_access import Access, AccessTests
 
 __all__ = ["ThreadSync", "thread_sync"]
+
+
+_Move = Callable[[Access, Var, Range], Access]
 
 
 @dataclass(slots=True)
@@ -51,11 +54,14 @@ class _Planner(Visitor[None]):
         axes = _thread_extents(kernel)
         self.written = {store.buffer.data for store in collect(kernel, BufferStore)}
         self.threads = {var: Range(ops.const(0), ops.const(extent)) for var, extent in axes.items() if extent > 1}
+        self.inner: dict[Var, Range] = dict(self.threads)
+        """ranges of variables that differ among the threads: their axes, loops that they don't run alike"""
         self.varying: set[Var] = set(self.threads)
         """variables that may differ among the threads of a block"""
         self.tests = AccessTests(axes)
-        for var, within in self.threads.items():
-            self.tests.bind(var, within)
+        for axis in collect(kernel, AttrStmt):
+            if _is_thread_extent(axis):
+                self.tests.bind(axis.subject.var, Range(ops.const(0), axis.value))
         self.state = _State()
         self.divergent: Stmt | None = None
         """the statement around that not all threads run alike"""
@@ -64,7 +70,7 @@ class _Planner(Visitor[None]):
         self.explicit: set[Buffer] = set()
         self.marked: set[int] = set()
         self._accesses: dict[int, list[Access]] = {}
-        self._moved: dict[tuple[Access, Var, bool], Access] = {}
+        self._moves: dict[tuple[Access, Var, _Move], Access] = {}
         self._relevant: dict[int, bool] = {}
 
     # -- what differs among the threads
@@ -108,9 +114,9 @@ class _Planner(Visitor[None]):
         if index is not None:
             nodes = list(post_order(index))
             data = any(isinstance(n, BufferLoad | Call) for n in nodes)
-            if data or any(isinstance(n, Var) and n in self.varying and n not in self.threads for n in nodes):
+            if data or any(isinstance(n, Var) and n in self.varying and n not in self.inner for n in nodes):
                 index = None
-        return Access.of(buffer, index, writes, self.threads, buffer in self.explicit)
+        return Access.of(buffer, index, writes, dict(self.inner), buffer in self.explicit)
 
     def _inside(self, part: Node) -> list[Access]:
         """Accesses to shared memory in an expression. Whoever gets an address may write anywhere in the buffer."""
@@ -171,10 +177,16 @@ class _Planner(Visitor[None]):
 
     def visit_IfThenElse(self, node: IfThenElse) -> None:
         self.touch(node, (node.condition,))
-        if self.divergent is None and not self.uniform(node.condition):
+        if self.uniform(node.condition):
+            self.branches(node)
+            return
+        outer = self.inner
+        self.inner = {**outer, **_narrowed(node.condition, outer)} if node.else_case is None else outer
+        if self.divergent is None:
             self.without_barriers(node, lambda: self.branches(node))
         else:
             self.branches(node)
+        self.inner = outer
 
     def branches(self, node: IfThenElse) -> None:
         """Both ways. A barrier against what was accessed before stands before the condition, where all ways profit."""
@@ -210,10 +222,14 @@ class _Planner(Visitor[None]):
             self.loop(node, node.body, node.loop_var, Range(node.min, node.extent))
             return
         self.varying.add(node.loop_var)
+        within = self.tests.bounds(node.min, node.extent)
+        if within is not None:
+            self.inner[node.loop_var] = within
         if self.divergent is None:
             self.without_barriers(node, lambda: self.loop(node, node.body, None, None))
         else:
             self.loop(node, node.body, None, None)
+        self.inner.pop(node.loop_var, None)
 
     def visit_While(self, node: While) -> None:
         if self.divergent is None and not self.uniform(node.condition):
@@ -232,12 +248,12 @@ class _Planner(Visitor[None]):
         before, self.state = self.state, _State()
         self.visit(body)
         if trips != 1:
-            self.state = _State(self._renamed(self.state.pending, var, None), False)
+            self.state = _State(self._moved(Access.before, self.state.pending, var, within), False)
             self.visit(body)
             if not self.state.synced:
-                self.state.pending = self._renamed(self.state.pending, var, within)
+                self.state.pending = self._moved(Access.long_before, self.state.pending, var, within)
                 self.visit(body)
-        pending, synced = self._renamed(self.state.pending, var, within), self.state.synced
+        pending, synced = self._moved(Access.over, self.state.pending, var, within), self.state.synced
         if not self.can_enter(body, before):
             before = self.barrier_before(node)
         at_least_one = trips is not None and trips > 0
@@ -272,22 +288,40 @@ class _Planner(Visitor[None]):
         self.marked.add(id(node))
         return _State([], True)
 
-    def _renamed(self, accesses: list[Access], var: Var | None, within: Range | None) -> list[Access]:
-        """The accesses of the iteration before, or those of all iterations when `within` is given."""
-        if var is None:
+    def _moved(self, move: _Move, accesses: list[Access], var: Var | None, within: Range | None) -> list[Access]:
+        """Accesses as another iteration sees them. Each is moved once, so that answers about it are found again."""
+        if var is None or within is None:
             return accesses
         result: list[Access] = []
         for access in accesses:
             if not access.depends_on(var):
                 result.append(access)
                 continue
-            key = access, var, within is None
-            moved = self._moved.get(key)
+            key = access.origin or access, var, move
+            moved = self._moves.get(key)
             if moved is None:
-                moved = access.earlier(var, self.tests.ranges[var]) if within is None else access.over(var, within)
-                self._moved[key] = moved
+                moved = self._moves[key] = move(access, var, within)
             result.append(moved)
-        return result
+        return list(dict.fromkeys(result))
+
+
+def _narrowed(condition: PrimExpr, ranges: Mapping[Var, Range]) -> dict[Var, Range]:
+    """Ranges that a condition leaves to thread axes: ``axis < n``, ``axis == n`` and several of them together."""
+    if isinstance(condition, Call) and condition.op == "likely":
+        return _narrowed(condition.args[0], ranges)
+    if isinstance(condition, And):
+        left = _narrowed(condition.a, ranges)
+        return {**left, **_narrowed(condition.b, {**ranges, **left})}
+    if not isinstance(condition, LT | EQ):
+        return {}
+    axis, bound = condition.a, ops.as_int(condition.b)
+    within = ranges.get(axis) if isinstance(axis, Var) else None
+    extent = None if within is None or not ops.is_zero(within.min) else ops.as_int(within.extent)
+    if not isinstance(axis, Var) or bound is None or extent is None or not 0 <= bound < extent:
+        return {}
+    if isinstance(condition, EQ):
+        return {axis: Range(ops.const(bound), ops.const(1))}
+    return {axis: Range(ops.const(0), ops.const(max(bound, 1)))}
 
 
 def _is_shared(buffer: Buffer) -> bool:

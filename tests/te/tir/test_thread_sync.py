@@ -150,7 +150,18 @@ def test_a_condition_of_threads_gets_the_barrier_before_it():
 
 def test_a_barrier_that_not_all_threads_reach_is_refused():
     with pytest.raises(LoweringError, match=r"not all of them come there"):
-        thread_sync(launch(IfThenElse(tx < 4, seq(WRITE, MIRROR))))
+        thread_sync(launch(IfThenElse(tx < 4, seq(WRITE, store(B, tx, load(S, const(3) - tx))))))
+
+
+def test_a_condition_tells_which_threads_come():
+    program = launch(IfThenElse(tx < 4, seq(WRITE, store(B, tx, load(S, const(7) - tx)))))
+    assert thread_sync(program) is program
+
+
+def test_all_threads_may_write_one_element_after_the_other():
+    k = Var("k")
+    program = launch(loop(k, 8, store(S, k, load(A, k))))
+    assert thread_sync(program) is program
 
 
 def test_a_barrier_given_inside_a_condition_of_threads_is_refused():
