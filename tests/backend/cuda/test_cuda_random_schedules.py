@@ -126,8 +126,7 @@ class Draw:
             stage.bind(inner, self.threads["x"])
             return
         if kernel:
-            stage.bind(stage.leaf_iter_vars[1], self.threads["x"] if tensor.op.axis[0].dom.extent == 4 else
-                       te.thread_axis((0, 4), "threadIdx.x"))  # fmt: skip
+            stage.bind(stage.leaf_iter_vars[1], te.thread_axis((0, 4), "threadIdx.x"))
             return
         fused = stage.fuse(*tensor.op.axis)
         fused, x = stage.split(fused, factor=int(self.threads["x"].dom.extent))
