@@ -7,7 +7,7 @@ Positions are brought inside the tensor, so a wrong index reads a wrong element 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import te
@@ -96,7 +96,8 @@ def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, red
     def target(positions: BufferView, i: Sequence[Any]) -> tuple[Any, ...]:
         return (*i[:axis], inside(positions[tuple(i)], x.shape[axis], "numpy"), *i[axis + 1 :])
 
-    return _scatter(x, indices, updates, target, reduction, "scatter_elements")
+    attrs = {"ordered": (axis,), "met_by": lambda i, u: (*i[:axis], *u, *i[axis + 1 :])}
+    return _scatter(x, indices, updates, target, reduction, "scatter_elements", attrs)
 
 
 def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "update") -> Tensor:
@@ -110,7 +111,8 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, reduction: str = "up
         at = [inside(positions[(k, *i[:lead])], x.shape[k], "numpy") for k in range(depth)]
         return (*at, *i[lead:])
 
-    return _scatter(x, indices, updates, target, reduction, "scatter_nd")
+    attrs = {"ordered": tuple(range(lead)), "met_by": lambda i, u: (*u, *i[depth:])}
+    return _scatter(x, indices, updates, target, reduction, "scatter_nd", attrs)
 
 
 def _scatter(
@@ -120,8 +122,13 @@ def _scatter(
     target: Callable[[BufferView, Sequence[Any]], tuple[Any, ...]],
     reduction: str,
     name: str,
+    attrs: Mapping[str, Any],
 ) -> Tensor:
-    """A copy of x with element i of `updates` combined in at ``target(indices, i)``."""
+    """A copy of x with element i of `updates` combined in at ``target(indices, i)``.
+
+    For schedules that run updates together, the attributes are also: the dimensions of `updates` along which updates
+    may meet in one element ("ordered"), and ``met_by(i, u)``, the update that may meet element i at place u of those.
+    """
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
@@ -134,4 +141,5 @@ def _scatter(
             out[at] = SCATTER_REDUCTIONS[reduction](out[at], new[i])
         return ib.get()
 
-    return te.extern(x.shape, [x, indices, updates], fill, name=name, dtype=x.dtype, tag="scatter")
+    given = {**attrs, "target": target, "reduction": reduction}
+    return te.extern(x.shape, [x, indices, updates], fill, name=name, dtype=x.dtype, tag="scatter", attrs=given)

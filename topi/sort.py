@@ -11,12 +11,12 @@ from te.tir.ir_builder import BufferView, IRBuilder
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
 
-__all__ = ["argsort", "cumprod", "cumsum", "sort", "topk"]
+__all__ = ["argsort", "comes_before", "cumprod", "cumsum", "sort", "topk"]
 
 Compare = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 
-def _comes_before(a: PrimExpr, b: PrimExpr, ascending: bool) -> PrimExpr:
+def comes_before(a: PrimExpr, b: PrimExpr, ascending: bool) -> PrimExpr:
     """Must a stand before b? NaN counts as the greatest value."""
     low, high = (a, b) if ascending else (b, a)
     return te.any(low < high, te.all(te.isnan(high), low == low)) if low.dtype.is_float else low < high
@@ -37,17 +37,18 @@ def argsort(x: Tensor, axis: int, ascending: bool = True, dtype: str = "int32") 
             order = ib.allocate("int32", n, "order", scope="global")
             merged = ib.allocate("int32", n, "merged", scope="global")
 
-            def comes_before(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-                return _comes_before(keys[(*before, a, *after)], keys[(*before, b, *after)], ascending)
+            def first(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+                return comes_before(keys[(*before, a, *after)], keys[(*before, b, *after)], ascending)
 
             with ib.for_range(0, n, "k") as k:
                 order[k] = k
-            _merge_passes(ib, n, order, merged, comes_before)
+            _merge_passes(ib, n, order, merged, first)
             with ib.for_range(0, n, "k") as k:
                 out[(*before, k, *after)] = order[k]
         return ib.get()
 
-    return te.extern(x.shape, [x], fill, name="argsort", dtype=dtype, tag="sort")
+    attrs = {"axis": axis, "comes_before": lambda a, b: comes_before(a, b, ascending)}
+    return te.extern(x.shape, [x], fill, name="argsort", dtype=dtype, tag="sort", attrs=attrs)
 
 
 def _merge_passes(ib: IRBuilder, n: Dim, order: BufferView, merged: BufferView, comes_before: Compare) -> None:
@@ -120,7 +121,8 @@ def _running(combine: Callable[[PrimExpr, PrimExpr], PrimExpr], start: int, name
                     out[i] = combine(out[previous], value)
             return ib.get()
 
-        return te.extern(x.shape, [x], fill, name=name, dtype=kind, tag="scan")
+        attrs = {"axis": axis, "exclusive": exclusive, "combine": combine, "start": start}
+        return te.extern(x.shape, [x], fill, name=name, dtype=kind, tag="scan", attrs=attrs)
 
     running.__name__ = running.__qualname__ = name
     running.__doc__ = f"The {name} along `axis`, in type `dtype`; `exclusive` leaves the element itself out."

@@ -33,9 +33,11 @@ from te.tir import (
     StringImm,
     Var,
     as_dim,
+    as_int,
     call_intrin,
     const,
     convert,
+    no_op,
     product,
     seq,
 )
@@ -97,6 +99,8 @@ class _Launcher:
         """A kernel with a thread for each iteration of a nest of independent loops."""
         loops, body = _nest(stmt)
         total = product([as_dim(loop.extent) for loop in loops])
+        if as_int(total) == 0:
+            return no_op()
         threads = self.gpu.block_size(constant_size([total]))
         blocks = as_dim((total + (threads - 1)) // threads)
         block, thread = _axis(blocks, "blockIdx.x"), _axis(threads, "threadIdx.x")
@@ -217,6 +221,8 @@ class _BlockWide(Mutator):
             return node.rebuild(self.visit)
         loops, body = _nest(node)
         total = product([as_dim(loop.extent) for loop in loops])
+        if as_int(total) == 0:
+            return no_op()
         turn, number = Var("turn"), Var("number")
         body = IfThenElse(number < total, _bind(loops, number, _serial(body)))
         body = LetStmt(number, turn * self.threads + self.thread, body)

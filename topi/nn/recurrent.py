@@ -20,6 +20,7 @@ import te
 from te import Tensor
 from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
+from topi.loops import loop_nest
 
 __all__ = ["ACTIVATIONS", "Activation", "Gates", "gru", "lstm", "rnn"]
 
@@ -110,13 +111,13 @@ class _Recurrence:
         """Copy 0 of `state` from (B, H); units that fill up the last block are 0."""
         given = self.ib.buffer(source)
         units = self.blocks * self.lanes
-        with self.ib.for_range(0, self.batch, "b") as b, self.ib.for_range(0, units, "j") as j:
+        with loop_nest(self.ib, (self.batch, units), independent=True) as (b, j):
             state[0, b, j] = te.if_then_else(j < self.hidden, given[b, j], te.const(0, self.dtype))
 
     def store(self, out: Buffer, state: BufferView, copy: Any) -> None:
         """(B, H) from a copy of `state`."""
         result = self.ib.buffer(out)
-        with self.ib.for_range(0, self.batch, "b") as b, self.ib.for_range(0, self.hidden, "j") as j:
+        with loop_nest(self.ib, (self.batch, self.hidden), independent=True) as (b, j):
             result[b, j] = state[copy, b, j]
 
     @contextmanager
@@ -131,8 +132,9 @@ class _Recurrence:
     def each_block(self) -> Generator[tuple[Any, Any], None, None]:
         """All (block, batch entry); blocks in parallel when a step is worth it."""
         work = self.weights_per_step * (self.batch if isinstance(self.batch, int) else 1)
-        blocks = self.ib.for_range(0, self.blocks, "block", kind="parallel" if work >= _PARALLEL_WORK else "serial")
-        with blocks as block, self.ib.for_range(0, self.batch, "b") as b:
+        kind = "parallel" if work >= _PARALLEL_WORK else "serial"
+        blocks = self.ib.for_range(0, self.blocks, "block", kind, independent=True)
+        with blocks as block, self.ib.for_range(0, self.batch, "b", independent=True) as b:
             yield block, b
 
     @contextmanager

@@ -1,0 +1,110 @@
+"""Hand-written loops on GPUs: sorting, running sums, scattered updates, and loops that are only marked independent."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import te
+import topi
+from te.tir import ir_builder
+from topi.cuda import scan, sort
+
+RNG = np.random.default_rng(14)
+
+
+def few(*shape: int) -> np.ndarray:
+    """Small whole numbers, many of them equal."""
+    return RNG.integers(0, 6, shape).astype(np.float32)
+
+
+def launches(module: object) -> int:
+    return len(set(re.findall(r'for (blockIdx\.x\w*) in thread\("blockIdx', str(module))))
+
+
+@pytest.mark.parametrize("chunk", [1024, 4])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 10), 1), ((5, 4), 0), ((17,), 0), ((2, 9, 2), 1)])
+def test_sorting_keeps_equal_values_in_order(run_cuda, monkeypatch, chunk, shape, axis):
+    monkeypatch.setattr(sort, "_CHUNK", chunk)
+    x, a = te.placeholder(shape, "float32", "x"), few(*shape)
+    (order,) = run_cuda([x], [topi.argsort(x, axis)], a)
+    np.testing.assert_array_equal(order, np.argsort(a, axis, kind="stable"))
+    values, places = run_cuda([x], list(topi.topk(x, 2, axis)), a)
+    expected = np.argsort(-a, axis, kind="stable").take([0, 1], axis)
+    np.testing.assert_array_equal(places, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(a, expected, axis))
+
+
+def test_long_rows_are_merged_in_passes(lower_cuda):
+    x = te.placeholder((5000,), "float32", "x")
+    assert launches(lower_cuda([x], [topi.argsort(x, 0)])) == 1 + 3
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 40), 1), ((3, 4), 0), ((50,), 0), ((2, 35, 2), 1), ((300, 3), 1)])
+def test_running_sums(run_cuda, shape, axis, exclusive):
+    x, a = te.placeholder(shape, "float32", "x"), few(*shape)
+    (result,) = run_cuda([x], [topi.cumsum(x, axis, exclusive=exclusive)], a)
+    np.testing.assert_array_equal(result, a.cumsum(axis) - (a if exclusive else 0))
+
+
+@pytest.mark.parametrize("most_looks", [0, 1 << 30])
+@pytest.mark.parametrize("reduction", ["update", "add", "max"])
+def test_scattered_updates_are_made_in_order(run_cuda, monkeypatch, most_looks, reduction):
+    """By lines of updates, and by elements that look for theirs."""
+    monkeypatch.setattr(scan, "_MOST_LOOKS", most_looks)
+    x, updates = te.placeholder((6, 4), "float32", "x"), te.placeholder((9, 3), "float32", "updates")
+    indices = te.placeholder((9, 3), "int64", "indices")
+    a, u, at = few(6, 4), few(9, 3), RNG.integers(-6, 6, (9, 3))
+    (result,) = run_cuda([x, indices, updates], [topi.scatter_elements(x, indices, updates, 0, reduction)], a, at, u)
+    expected = a.copy()
+    combine = {"update": lambda old, new: new, "add": np.add, "max": np.maximum}[reduction]
+    for (i, j), place in np.ndenumerate(at):
+        expected[place, j] = combine(expected[place, j], u[i, j])
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cuda):
+    """State in memory of the device, steps in order, a barrier after each."""
+    x = te.placeholder((5, 70), "float32", "x")
+
+    def fill(ins, outs):
+        ib = ir_builder.create()
+        source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+        state = ib.allocate("float32", (2, 70), "state", scope="global")
+        with ib.for_range(0, 70, "j", independent=True) as j:
+            state[0, j] = te.const(0.0)
+        with ib.for_range(0, 5, "step") as step, ib.for_range(0, 70, "j", independent=True) as j:
+            state[1 - step % 2, j] = state[step % 2, 69 - j] + source[step, j]
+        with ib.for_range(0, 70, "j", independent=True) as j:
+            out[j] = state[1, j]
+        return ib.get()
+
+    total = te.extern((70,), [x], fill, name="total", dtype="float32", tag="default")
+    assert launches(lower_cuda([x], [total])) == 3
+    a, state = few(5, 70), np.zeros(70, np.float32)
+    (result,) = run_cuda([x], [total], a)
+    for row in a:
+        state = state[::-1] + row
+    np.testing.assert_array_equal(result, state)
+
+
+def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda):
+    x, a = te.placeholder((40, 6), "float32", "x"), few(40, 6)
+
+    def fill(ins, outs):
+        ib = ir_builder.create()
+        source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+        with ib.for_range(0, 40, "row", independent=True) as row:
+            turned = ib.allocate("float32", 6, "turned", scope="global")
+            with ib.for_range(0, 6, "k") as k:
+                turned[5 - k] = source[row, k]
+            with ib.for_range(0, 6, "k") as k:
+                out[row, k] = turned[k] + source[row, k]
+        return ib.get()
+
+    out = te.extern((40, 6), [x], fill, name="out", dtype="float32", tag="default")
+    (result,) = run_cuda([x], [out], a)
+    np.testing.assert_array_equal(result, a[:, ::-1] + a)

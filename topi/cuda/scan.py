@@ -1,0 +1,169 @@
+"""Running sums and scattered updates on GPUs: the same results with more work, done together.
+
+Where a tensor has lines enough, each is one thread's, in order. Few lines of running sums are made in passes that
+combine every element with the one 1, 2, 4, ... places in front (Hillis and Steele, 1986). Where few updates of a
+scatter are known to differ in their target, each element looks for the updates that meet it, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import te
+from te.tir import EQ, Buffer, PrimExpr, Stmt, Var, as_int, ir_builder
+from te.tir.ir_builder import IRBuilder
+from te.tir.ops import match_types
+from topi.cuda.cost import Gpu
+from topi.cuda.extern import schedule_extern
+from topi.cuda.stagewise import schedule_stage
+from topi.groups import constant_size, inline_injective
+from topi.indexing import SCATTER_REDUCTIONS
+from topi.loops import loop_nest
+from topi.registry import register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_scan"]
+
+_MOST_LOOKS = 1 << 34
+"""Comparisons of elements with updates up to which looking is sooner done than one thread makes the updates."""
+
+
+@register_schedule(["scan", "scatter"], "cuda")
+def schedule_scan(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The loops of each scan and scatter rewritten for threads; all else stage by stage."""
+    s = te.create_schedule([out.op for out in outs])
+    inline_injective(s, outs)
+    gpu = Gpu.of(target)
+    for stage in list(s.stages):
+        op = stage.op
+        if isinstance(op, te.ExternOp) and op.tag == "scan":
+            schedule_extern(s, op, gpu, _scan(op, gpu))
+        elif isinstance(op, te.ExternOp) and op.tag == "scatter":
+            schedule_extern(s, op, gpu, _scatter(op, gpu))
+        elif stage.attach != "inline":
+            schedule_stage(s, op, target)
+    return s
+
+
+def _rewritten(op: te.ExternOp, fill: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt]) -> te.ExternOp:
+    out = op.outputs[0]
+    made = te.extern(out.shape, list(op.inputs), fill, name=op.name, dtype=str(out.dtype))
+    assert isinstance(made.op, te.ExternOp)
+    return made.op
+
+
+# -- running sums
+
+
+def _scan(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
+    """By lines, or in passes where lines are few."""
+    shape, axis = op.outputs[0].shape, int(op.attrs["axis"])
+    length = as_int(shape[axis])
+    lines = constant_size([*shape[:axis], *shape[axis + 1 :]])
+    if length is None or length <= gpu.warp or lines >= gpu.processors * gpu.warp:
+        return _rewritten(op, lambda ins, outs: _scan_lines(op, ins, outs))
+    return _rewritten(op, lambda ins, outs: _scan_passes(op, length, ins, outs))
+
+
+def _scan_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    axis, kind = int(op.attrs["axis"]), str(outs[0].dtype)
+    shape, exclusive, combine = outs[0].shape, op.attrs["exclusive"], op.attrs["combine"]
+    ib = ir_builder.create()
+    source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+    with loop_nest(ib, (*shape[:axis], *shape[axis + 1 :]), independent=True) as line:
+        total = ib.allocate(kind, 1, "total")
+        total[0] = te.const(op.attrs["start"], kind)
+        with ib.for_range(0, shape[axis], "k") as k:
+            at = (*line[:axis], k, *line[axis:])
+            if exclusive:
+                out[at] = total[0]
+            total[0] = combine(total[0], te.cast(kind, source[at]))
+            if not exclusive:
+                out[at] = total[0]
+    return ib.get()
+
+
+def _scan_passes(op: te.ExternOp, length: int, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    """Pass p combines every element with the one 2 ** p places in front; pass -1 copies."""
+    axis, kind, shape = int(op.attrs["axis"]), str(outs[0].dtype), outs[0].shape
+    exclusive, combine = op.attrs["exclusive"], op.attrs["combine"]
+    passes = (length - 1).bit_length()
+    ib = ir_builder.create()
+    source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+    scratch = ib.allocate(kind, shape, "sums", scope="global")
+    buffers = [out if (passes - i) % 2 == 0 else scratch for i in range(passes + 1)]
+    with loop_nest(ib, shape, independent=True) as i:
+        previous = (*i[:axis], i[axis] - 1, *i[axis + 1 :])
+        value = te.cast(kind, source[previous if exclusive else i])
+        first = te.const(op.attrs["start"], kind)
+        buffers[0][i] = te.if_then_else(i[axis] > 0, value, first) if exclusive else value
+    for p in range(passes):
+        with loop_nest(ib, shape, independent=True) as i:
+            front = (*i[:axis], i[axis] - (1 << p), *i[axis + 1 :])
+            here = buffers[p][i]
+            both = combine(buffers[p][front], here)
+            buffers[p + 1][i] = te.if_then_else(i[axis] >= 1 << p, both, here)
+    return ib.get()
+
+
+# -- scattered updates
+
+
+def _equal(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return EQ(*match_types(a, b))
+
+
+def _scatter(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
+    """A thread for each line of updates that can't meet, or for each element where such lines are few."""
+    updates = op.inputs[2].shape
+    ordered = op.attrs["ordered"]
+    steps = constant_size([updates[d] for d in ordered])
+    lines = constant_size([d for i, d in enumerate(updates) if i not in ordered])
+    looks = constant_size(op.outputs[0].shape) * steps
+    if lines >= gpu.processors * gpu.warp or looks > _MOST_LOOKS:
+        return _rewritten(op, lambda ins, outs: _scatter_lines(op, ins, outs))
+    return _rewritten(op, lambda ins, outs: _scatter_looking(op, ins, outs))
+
+
+def _scatter_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    ordered, shape = op.attrs["ordered"], ins[2].shape
+    free = [d for d in range(len(shape)) if d not in ordered]
+    ib = ir_builder.create()
+    source, positions, new = (ib.buffer(b) for b in ins)
+    out = ib.buffer(outs[0])
+    with loop_nest(ib, outs[0].shape, independent=True) as i:
+        out[i] = source[i]
+    with loop_nest(ib, [shape[d] for d in free], independent=True) as line, _steps(ib, op, ins[2]) as steps:
+        places = dict(zip((*free, *ordered), (*line, *steps), strict=True))
+        update = tuple([places[d] for d in range(len(shape))])
+        at = op.attrs["target"](positions, update)
+        out[at] = SCATTER_REDUCTIONS[op.attrs["reduction"]](out[at], new[update])
+    return ib.get()
+
+
+def _scatter_looking(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    ordered, shape = op.attrs["ordered"], ins[2].shape
+    ib = ir_builder.create()
+    source, positions, new = (ib.buffer(b) for b in ins)
+    out = ib.buffer(outs[0])
+    with loop_nest(ib, outs[0].shape, independent=True) as i:
+        value = ib.allocate(str(outs[0].dtype), 1, "value")
+        value[0] = source[i]
+        with _steps(ib, op, ins[2]) as steps:
+            update = op.attrs["met_by"](i, steps)
+            exists = [update[d] < shape[d] for d in range(len(shape)) if d not in ordered]
+            with ib.if_scope(te.all(te.const(True), *exists)):
+                at = op.attrs["target"](positions, update)
+                with ib.if_scope(te.all(te.const(True), *[_equal(a, b) for a, b in zip(at, i, strict=True)])):
+                    value[0] = SCATTER_REDUCTIONS[op.attrs["reduction"]](value[0], new[update])
+        out[i] = value[0]
+    return ib.get()
+
+
+def _steps(ib: IRBuilder, op: te.ExternOp, updates: Buffer) -> AbstractContextManager[tuple[Var, ...]]:
+    """Loops over the dimensions of the updates whose order counts."""
+    return loop_nest(ib, [updates.shape[d] for d in op.attrs["ordered"]], "u")
