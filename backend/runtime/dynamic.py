@@ -8,12 +8,13 @@ intermediate tensors and the shapes of the outputs, is worked out once per set o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from backend.runtime.context import Context
+from backend.runtime.control import run_if, run_loop
 from backend.runtime.device import Device
 from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, ModuleError
@@ -23,24 +24,28 @@ from backend.runtime.ndarray import NDArray, empty
 from backend.runtime.packed_func import KernelFunc, PackedFunc
 from backend.runtime.runners import OutputBuffer, Recordings
 from backend.runtime.sizes import evaluate, variables
-from backend.runtime.steps import Bind, Check, RunNodes
+from backend.runtime.steps import Bind, Check, IfStep, LoopStep, RunNodes
 
 __all__ = ["DynamicRunner", "bind_sizes"]
 
 _ALIGNMENT = 64
+RESULT_SIZE = "result__"
+"""How the names of size variables begin that the shapes of control flow's results give."""
 _MAX_LAYOUTS = 256
 _MAX_RECORDINGS = 16  # by sizes and addresses
 _MAX_ELEMENTS = (1 << 31) - 1
 """Kernels count elements in int32."""
 
 
-def bind_sizes(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-    """The values of the size variables that input shapes give.
+def bind_sizes(
+    graph: Graph, shapes: Sequence[tuple[int, ...]], inherited: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """The values of the size variables that input shapes give, beside those that are `inherited`.
 
     Raises `ArgumentError` naming the input and axis whose size is not what the other inputs, or the model, say.
     """
-    sizes: dict[str, int] = {}
-    giver: dict[str, str] = {}
+    sizes: dict[str, int] = dict(inherited or {})
+    giver: dict[str, str] = dict.fromkeys(sizes, "the graph around")
     tensors = [graph.tensors[index] for index in graph.inputs]
     for tensor, shape in zip(tensors, shapes, strict=True):
         for axis, (dim, given) in enumerate(zip(tensor.shape, shape, strict=True)):
@@ -131,12 +136,21 @@ class DynamicRunner:
         self._entries = {step: self._entry(step.entry) for step in graph.steps
                          if isinstance(step, RunNodes) and step.entry is not None}  # fmt: skip
         self.sizes: dict[str, int] = {}
+        self._values: dict[int, NDArray] = {}
+        """results of control flow by tensor"""
+        self._runners: dict[int, list[DynamicRunner]] = {}
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "param":
                 self._addresses[index] = params[str(tensor.place)].handle
 
     def _make_stages(self) -> dict[int, _Stage]:
         known = {step.name: i + 1 for i, step in enumerate(self._graph.steps) if isinstance(step, Bind)}
+        given = {d for i in self._graph.inputs for d in self._graph.tensors[i].shape if isinstance(d, str)}
+        for i, step in enumerate(self._graph.steps):
+            results = step.outputs if isinstance(step, IfStep | LoopStep) else ()
+            for name in (v for t in results for d in self._graph.tensors[t].shape for v in variables(d)):
+                if name not in given and self._is_result(name):
+                    known.setdefault(name, i + 1)
         groups: dict[int, list[int]] = {0: []}
         views: dict[int, list[int]] = {}
         of_slot: dict[int | str, int] = {}
@@ -151,6 +165,10 @@ class DynamicRunner:
             (groups if first == stage else views).setdefault(first, []).append(index)
         return {stage: _Stage(self._graph, tensors, views.get(stage, ())) for stage, tensors in groups.items()}
 
+    def _is_result(self, name: str) -> bool:
+        """Is this variable first given by the shape of a result of control flow?"""
+        return name.startswith(RESULT_SIZE)
+
     def _home(self, tensor: GraphTensor) -> GraphTensor:
         """The graph's output whose memory a tensor shows, else the tensor itself."""
         return self._graph.tensors[self._graph.outputs[int(tensor.place)]] if tensor.storage == "output" else tensor
@@ -163,13 +181,19 @@ class DynamicRunner:
 
     # -- a run
 
-    def run(self, inputs: Sequence[NDArray], seconds: list[float] | None = None) -> None:
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        inherited: Mapping[str, int] | None = None,
+        seconds: list[float] | None = None,
+    ) -> None:
         """Run on the arrays of the inputs; with `seconds`, node by node, noting how long each took.
 
-        Raises `ArgumentError` for sizes that contradict each other or the model.
+        `inherited` are sizes of the graph around this one. Raises `ArgumentError` for sizes that contradict each other
+        or the model.
         """
         graph, self._inputs = self._graph, list(inputs)
-        self.sizes = bind_sizes(graph, [array.shape for array in inputs])
+        self.sizes = bind_sizes(graph, [array.shape for array in inputs], inherited)
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "input":
                 self._addresses[index] = inputs[int(tensor.place)].handle
@@ -181,8 +205,11 @@ class DynamicRunner:
             elif isinstance(step, Bind):
                 self._bind(step)
                 self._place(position + 1)
-            else:
+            elif isinstance(step, Check):
                 self._check(step)
+            else:
+                self._control(step)
+                self._place(position + 1)
 
     def _note_sizes(self) -> None:
         for i, name in enumerate(self._graph.sizes):
@@ -197,10 +224,13 @@ class DynamicRunner:
         if stage.arena is None or stage.arena.nbytes < total:
             stage.arena = empty((total,), "uint8", self._device)
         self._addresses[stage.numbers] = offsets + stage.arena.handle
+        own = [i for i in stage.outputs if self._graph.outputs[int(self._graph.tensors[i].place)] == i]
+        for index in own:
+            self._place_output(index, renew=True)
         for index in stage.outputs:
             self._place_output(index)
 
-    def _place_output(self, index: int) -> None:
+    def _place_output(self, index: int, renew: bool = False) -> None:
         tensor = self._graph.tensors[index]
         position = int(tensor.place)
         home = self._home(tensor)
@@ -210,7 +240,7 @@ class DynamicRunner:
             _nbytes(shape, home.dtype, self.sizes)
             resolved = GraphTensor(home.name, shape, home.dtype, "output", position)
             buffer = self._outputs[position] = OutputBuffer(resolved, self._device)
-        elif index == self._graph.outputs[position]:
+        elif renew:
             buffer.renew()
         self._addresses[index] = buffer.array.handle
 
@@ -223,6 +253,44 @@ class DynamicRunner:
             )
         self.sizes[step.name] = value
         self._note_sizes()
+
+    def _control(self, step: IfStep | LoopStep) -> None:
+        """Run a branch or a loop; its results are values of this graph, and their shapes give sizes."""
+        if isinstance(step, IfStep):
+            results = run_if(step, self._runners_of(step, step.graphs), self.array, self.sizes)
+        else:
+            (runner,) = self._runners_of(step, (step.graph,))
+            results = run_loop(step, runner, self.array, self.sizes, self._device, self._empty)
+        for index, result in zip(step.outputs, results, strict=True):
+            tensor = self._graph.tensors[index]
+            for d, n in zip(tensor.shape, result.shape, strict=True):
+                if isinstance(d, str):
+                    self.sizes.setdefault(d, n)
+            wanted = tuple([evaluate(d, self.sizes) for d in tensor.shape])
+            if wanted != result.shape:
+                raise ArgumentError(
+                    f"model {self._graph.name!r}: {step.source} gives shape {result.shape}; expected {wanted}"
+                )
+            self._values[index] = result
+            self._addresses[index] = result.handle
+        for index, tensor in enumerate(self._graph.tensors):
+            if tensor.storage == "value" and index not in self._values and int(tensor.place) in self._values:
+                self._addresses[index] = self._values[int(tensor.place)].handle
+        self._note_sizes()
+
+    def _empty(self, index: int) -> NDArray:
+        """The stack of no iterations: 0 along sizes that only an iteration would give."""
+        tensor = self._graph.tensors[index]
+        known = [all(name in self.sizes for name in variables(d)) for d in tensor.shape]
+        shape = [evaluate(d, self.sizes) if k else 0 for d, k in zip(tensor.shape, known, strict=True)]
+        return empty((0, *shape[1:]), tensor.dtype, self._device)
+
+    def _runners_of(self, step: IfStep | LoopStep, graphs: Sequence[Graph]) -> list[DynamicRunner]:
+        found = self._runners.get(id(step))
+        if found is None:
+            found = [DynamicRunner(g, self._module, self._context, self._device, self._params) for g in graphs]
+            self._runners[id(step)] = found
+        return found
 
     def _check(self, step: Check) -> None:
         left, right = evaluate(step.left, self.sizes), evaluate(step.right, self.sizes)
@@ -287,6 +355,8 @@ class DynamicRunner:
             home = self._params[str(tensor.place)]
         elif tensor.storage == "input":
             home = self._inputs[int(tensor.place)]
+        elif tensor.storage == "value":
+            home = self._values[int(tensor.place)]
         else:
             home = self._outputs[int(tensor.place)].array
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
@@ -297,3 +367,9 @@ class DynamicRunner:
         if (tensor.storage, tensor.place) == ("output", position):
             return self._outputs[position].lend()
         return self.array(self._graph.outputs[position]).copyto(self._device)
+
+    def value(self, position: int) -> NDArray:
+        """An output of the last run, which must not be written to: not copied where it is an input or a weight."""
+        tensor = self._graph.tensors[self._graph.outputs[position]]
+        own = (tensor.storage, tensor.place) == ("output", position)
+        return self._outputs[position].lend() if own else self.array(self._graph.outputs[position])

@@ -27,7 +27,7 @@ __all__ = ["GRAPH_VERSION", "Graph", "GraphNode", "GraphTensor"]
 
 GRAPH_VERSION = 1
 _MAX_BYTES = 1 << 48
-_STORAGE = ("input", "output", "param", "arena", "slot")
+_STORAGE = ("input", "output", "param", "arena", "slot", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Graph:
             arena_bytes=arena_bytes,
             entry=None if record.value.get("entry") is None else record.get("entry", str),
             sizes=sizes,
-            steps=read_steps(steps, sizes, len(nodes), len(tensors)),
+            steps=read_steps(steps, sizes, len(nodes), len(tensors), Graph.from_json),
         )
         _check_places(graph, where)
         return graph

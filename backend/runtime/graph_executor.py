@@ -292,7 +292,7 @@ class GraphModule:
         runs: list[list[float]] = []
         for _ in range(repeat + 1):
             runs.append([])
-            self._dynamic.run(self._inputs, runs[-1])
+            self._dynamic.run(self._inputs, seconds=runs[-1])
         return runs[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:

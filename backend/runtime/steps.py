@@ -1,20 +1,20 @@
 """What a graph whose sizes are known only at run time does, in order.
 
-    step = run kernels | bind a size variable | check that two sizes are equal
+    step = run kernels | bind a size variable | check that two sizes are equal | if | loop
 
 A graph of fixed sizes has no steps: its kernels run in a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backend.runtime.fields import Record, damaged
 from backend.runtime.sizes import Size, read_size
 
-__all__ = ["Bind", "Check", "RunNodes", "Step", "read_steps", "step_to_json"]
+__all__ = ["Bind", "Check", "IfStep", "LoopStep", "RunNodes", "Step", "read_steps", "step_to_json"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,36 @@ class Check:
     source: str
 
 
-Step = RunNodes | Bind | Check
+@dataclass(frozen=True, slots=True)
+class IfStep:
+    """Run one of two `graphs` on its `inputs` (tensors), as the bool tensor `condition` says, for `outputs`."""
+
+    condition: int
+    graphs: tuple[Any, Any]
+    inputs: tuple[tuple[int, ...], tuple[int, ...]]
+    outputs: tuple[int, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """Run `graph` at most `trips` times while its first output, at first `condition`, is true.
+
+    It takes the iteration, a bool, the `carried` tensors, each time as it left them, and those from `outside`; its
+    outputs past the carried ones are stacked.
+    """
+
+    trips: int
+    condition: int
+    carried: tuple[int, ...]
+    outside: tuple[int, ...]
+    graph: Any
+    outputs: tuple[int, ...]
+    source: str
+
+
+Step = RunNodes | Bind | Check | IfStep | LoopStep
+ReadGraph = Callable[[object, str], Any]
 
 
 def step_to_json(step: Step) -> dict[str, Any]:
@@ -55,16 +84,28 @@ def step_to_json(step: Step) -> dict[str, Any]:
     if isinstance(step, Bind):
         return {"step": "bind", "name": step.name, "tensor": step.tensor, "element": step.element,
                 "source": step.source}  # fmt: skip
+    if isinstance(step, IfStep):
+        return {"step": "if", "condition": step.condition, "graphs": [g.to_json() for g in step.graphs],
+                "inputs": [list(i) for i in step.inputs], "outputs": list(step.outputs),
+                "source": step.source}  # fmt: skip
+    if isinstance(step, LoopStep):
+        return {"step": "loop", "trips": step.trips, "condition": step.condition, "carried": list(step.carried),
+                "outside": list(step.outside), "graph": step.graph.to_json(), "outputs": list(step.outputs),
+                "source": step.source}  # fmt: skip
     return {"step": "check", "left": step.left, "right": step.right, "source": step.source}
 
 
-def read_steps(records: Sequence[Record], sizes: Sequence[str], nodes: int, tensors: int) -> tuple[Step, ...]:
+def read_steps(
+    records: Sequence[Record], sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph
+) -> tuple[Step, ...]:
     """The steps that JSON values describe. Raises `ArtifactError` naming the first field that is wrong."""
-    return tuple([_step(record, sizes, nodes, tensors) for record in records])
+    return tuple([_step(record, sizes, nodes, tensors, read_graph) for record in records])
 
 
-def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int) -> Step:
+def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_graph: ReadGraph) -> Step:
     kind = record.get("step", str)
+    if kind in ("if", "loop"):
+        return _control(record, kind, tensors - 1, read_graph)
     if kind == "run":
         record.only("step", "first", "last", "entry")
         first = record.number("first", 0, nodes)
@@ -81,4 +122,30 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int) -> Ste
         record.only("step", "left", "right", "source")
         left, right = (read_size(record.value.get(side), f"{record.where}.{side}", sizes) for side in ("left", "right"))
         return Check(left, right, record.get("source", str))
-    raise damaged(f"{record.where}.step", kind, '"run", "bind" or "check"')
+    raise damaged(f"{record.where}.step", kind, '"run", "bind", "check", "if" or "loop"')
+
+
+def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Step:
+    condition, outputs = record.number("condition", 0, last), record.numbers("outputs", 0, last)
+    source = record.get("source", str)
+    if kind == "if":
+        record.only("step", "condition", "graphs", "inputs", "outputs", "source")
+        graphs, inputs = record.get("graphs", list), record.get("inputs", list)
+        if len(graphs) != 2 or len(inputs) != 2:
+            raise damaged(f"{record.where}.graphs", len(graphs), "two graphs with inputs")
+        taken = [Record({"inputs": part}, record.where).numbers("inputs", 0, last) for part in inputs]
+        branches = [read_graph(g, f"{record.where}.graphs[{i}]") for i, g in enumerate(graphs)]
+        for branch, part in zip(branches, taken, strict=True):
+            _check_counts(record, branch, len(part), len(outputs))
+        return IfStep(condition, (branches[0], branches[1]), (taken[0], taken[1]), outputs, source)
+    record.only("step", "trips", "condition", "carried", "outside", "graph", "outputs", "source")
+    carried, outside = record.numbers("carried", 0, last), record.numbers("outside", 0, last)
+    graph = read_graph(record.value.get("graph"), f"{record.where}.graph")
+    _check_counts(record, graph, 2 + len(carried) + len(outside), 1 + len(outputs))
+    return LoopStep(record.number("trips", 0, last), condition, carried, outside, graph, outputs, source)
+
+
+def _check_counts(record: Record, graph: Any, inputs: int, outputs: int) -> None:
+    if len(graph.inputs) != inputs or len(graph.outputs) != outputs:
+        found = f"a graph of {len(graph.inputs)} inputs and {len(graph.outputs)} outputs"
+        raise damaged(f"{record.where}.graph", found, f"{inputs} inputs and {outputs} outputs")

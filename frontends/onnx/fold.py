@@ -6,7 +6,7 @@ are the business of the FoldConstant pass, which runs after the graph was simpli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 
 import numpy as np
 
@@ -63,6 +63,48 @@ class Folder:
 def graph_inputs_of(expr: Expr) -> list[str]:
     """Names of the graph inputs that `expr` depends on, in the order they are met."""
     return [node.name for node in _post_order(expr, frozenset()) if isinstance(node, Var)]
+
+
+def free_expressions(root: Expr, around: Container[int]) -> list[Expr]:
+    """The expressions under `root` whose id is in `around`, without what is below them, in the order they are met."""
+    found: list[Expr] = []
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if id(node) in around:
+            found.append(node)
+        elif not isinstance(node, Function | GlobalVar):
+            stack.extend(child for child in reversed(list(node.node_children())) if isinstance(child, Expr))
+    return found
+
+
+def rewrite_free(root: Expr, replaced: Mapping[int, Expr]) -> Expr:
+    """`root` with expressions replaced by id; nothing below them is visited."""
+    done: dict[int, Expr] = dict(replaced)
+    for node in _until(root, replaced):
+        done[id(node)] = node.rebuild(lambda child: done.get(id(child), child))
+    return done[id(root)]
+
+
+def _until(root: Expr, stops: Container[int]) -> list[Expr]:
+    """Expressions under `root` down to those whose id is in `stops`, operands first."""
+    order: list[Expr] = []
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            order.append(node)
+        elif id(node) not in seen and id(node) not in stops:
+            seen.add(id(node))
+            stack.append((node, True))
+            if not isinstance(node, Function | GlobalVar):
+                stack.extend((child, False) for child in node.node_children() if isinstance(child, Expr))
+    return order
 
 
 def _check_size(ty: Type) -> None:

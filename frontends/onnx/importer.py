@@ -19,7 +19,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 from frontends.onnx.attributes import Attributes, Bindings, bind
 from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_inputs
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault, unsupported
-from frontends.onnx.fold import Folder, graph_inputs_of
+from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
 from frontends.onnx.functions import has_function, schema_defaults, schema_function
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
@@ -87,7 +87,7 @@ def from_onnx(
         importer = _Importer(loaded, freeze_params, table)
         with assuming() as assumed:
             result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
-        if not table.solve(assumed.equal):
+        if not table.solve([*assumed.equal, *importer.assumed]):
             return importer.with_sizes(result, assumed.equal)
 
 
@@ -116,6 +116,9 @@ class _Importer:
         self.bound: list[tuple[Expr, str, tuple[str, ...]]] = []
         """integer tensors that the program computes, where, and the variables for their elements"""
         self.checks: list[tuple[Dim, Dim, str]] = []
+        self.assumed: list[tuple[Dim, Dim]] = []
+        """sizes taken to be equal inside of subgraphs"""
+        self.count_bound = 0
         self.freeze_params = freeze_params
         self.folder = Folder()
         self.params: Params = {}
@@ -221,6 +224,7 @@ class _Importer:
             where=f"{place}, opset {opset}",
             session=self,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
+            close=lambda graph, params: self._closed(graph, params, scope, place),
         )
         results = _as_sequence(convert(view))
         unread = attrs.unread()
@@ -259,6 +263,27 @@ class _Importer:
         for value, arg in zip(graph.input, args, strict=True):
             inner.values[value.name] = arg
         return self._graph(graph, inner, [output.name for output in graph.output])
+
+    def _closed(
+        self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str
+    ) -> tuple[Function, list[Expr]]:
+        """A subgraph as a function of `params` and of the values it takes from the graphs around it."""
+        around = {id(e) for e in scope.values.values() if not isinstance(e, Constant)}
+        outer = self.bound, self.checks
+        self.bound, self.checks = [], []
+        with assuming() as assumed:
+            outputs = self._subgraph(graph, params, scope, place)
+        self.assumed += assumed.equal
+        bound, checks = self.bound, [*self.checks, *((a, b, place) for a, b in self.table.open(assumed.equal))]
+        self.bound, self.checks = outer
+        roots = [*outputs, *[x for x, _, _ in bound]]
+        taken = free_expressions(Tuple(tuple(roots)), around)
+        inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
+        body = rewrite_free(Tuple(tuple(roots)), inner)
+        sizes = [(name, len(outputs) + k, element, source)
+                 for k, (_, source, names) in enumerate(bound) for element, name in enumerate(names)]  # fmt: skip
+        attrs = {"bound_sizes": tuple(sizes), "size_checks": tuple(checks)} if sizes or checks else {}
+        return Function((*params, *inner.values()), body, attrs), taken
 
     def _call(
         self,
@@ -373,9 +398,14 @@ class _Importer:
         known = self.sizes_of(finished)
         if known is not None:
             return known
-        names = tuple(f"size{len(self.bound)}_{element}" for element in range(ty.size))
+        names = tuple(f"size{self.count_bound}_{element}" for element in range(ty.size))
+        self.count_bound += 1
         self.bound.append((finished, source, names))
         return tuple(self.table.dim(name, unnamed=True) for name in names)
+
+    def fresh_size(self, name: str) -> Dim:
+        self.count_bound += 1
+        return self.table.dim(f"{name}_{self.count_bound}", unnamed=True)
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         self.checks.append((a, b, source))

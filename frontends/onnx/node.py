@@ -10,7 +10,7 @@ from onnx import GraphProto
 
 from frontends.onnx.attributes import Attributes
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError, compose
-from relay.expr import Expr
+from relay.expr import Expr, Function, Var
 from relay.type import TensorType
 from te.dtype import DType
 from te.tir import Dim
@@ -37,6 +37,10 @@ class Session(Protocol):
         """Have the two sizes compared when the model runs."""
         ...
 
+    def fresh_size(self, name: str) -> Dim:
+        """A size variable that no other has the name of, or what is known of it."""
+        ...
+
     def inputs_behind(self, expr: Expr) -> list[str]:
         """Names of the graph inputs that `expr` depends on."""
         ...
@@ -47,12 +51,15 @@ class Session(Protocol):
 
 
 SubgraphConverter = Callable[[GraphProto, Sequence[Expr]], list[Expr]]
+GraphCloser = Callable[[GraphProto, Sequence[Var]], tuple[Function, list[Expr]]]
 
 
 class OnnxNode:
     """One node being converted: `op_type`, `opset` (of its domain), inputs, attributes, and how to report a fault."""
 
-    __slots__ = ("_session", "_subgraph", "attrs", "domain", "inputs", "name", "op_type", "opset", "outputs", "where")
+    __slots__ = (
+        "_close", "_session", "_subgraph", "attrs", "domain", "inputs", "name", "op_type", "opset", "outputs", "where",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -67,10 +74,11 @@ class OnnxNode:
         where: str,
         session: Session,
         subgraph: SubgraphConverter,
+        close: GraphCloser,
     ) -> None:
         self.name, self.op_type, self.domain, self.opset = name, op_type, domain, opset
         self.inputs, self.outputs, self.attrs, self.where = inputs, outputs, attrs, where
-        self._session, self._subgraph = session, subgraph
+        self._session, self._subgraph, self._close = session, subgraph, close
 
     # inputs ---------------------------------------------------------------------------------------------------
 
@@ -224,6 +232,15 @@ class OnnxNode:
     def convert_graph(self, graph: GraphProto, args: Sequence[Expr]) -> list[Expr]:
         """The outputs of a subgraph attribute applied to `args`; it sees the names around this node."""
         return self._subgraph(graph, args)
+
+    def close_graph(self, graph: GraphProto, params: Sequence[Var]) -> tuple[Function, list[Expr]]:
+        """A subgraph attribute as a function of `params` and of what it takes from around the node, and the latter."""
+        return self._close(graph, params)
+
+    def fresh_sizes(self, ty: TensorType, axes: Sequence[int], name: str) -> TensorType:
+        """`ty` with size variables of its own along `axes`."""
+        fresh = self._session.fresh_size
+        return ty.with_shape([fresh(f"{name}_{a}") if a in axes else d for a, d in enumerate(ty.shape)])
 
     def _required(self, value: Any, default: Any, name: str) -> Any:
         if value is not None:

@@ -132,14 +132,17 @@ def build(
     with report.step("optimize"):
         module = optimize(mod, target, params)
     with report.step("plan"):
-        graph = make_graph(module["main"])
+        graph = make_graph(module["main"], lambda body: optimize(body, target)["main"])
         _name_outputs(graph, module.attrs.get("output_names", ()))
-    workloads = list({node.workload.key: node.workload for node in graph.nodes}.values())
+    nodes = [node for part in graph.all_graphs() for node in part.nodes]
+    workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
     with report.step("lower"):
         kernels = _lower_all(workloads, builder, progress)
     with report.step("plan"):
-        entries = _plan(graph, kernels, module["main"].attrs, with_entries=target.device_kind == "cpu")
+        entries: list[PrimFunc] = []
+        for part in graph.all_graphs():
+            entries += _plan(part, kernels, target.device_kind == "cpu", len(entries))
     with report.step("compile"):
         for entry in entries:
             builder.add(entry)
@@ -153,21 +156,24 @@ def build(
 
 
 def _plan(
-    graph: ExecutionGraph, kernels: Mapping[str, _Note], attrs: Mapping[str, Any], with_entries: bool
+    graph: ExecutionGraph, kernels: Mapping[str, _Note], with_entries: bool, number: int
 ) -> list[PrimFunc]:
-    """Place the tensors of the graph; gives the functions that run its nodes in a row, where such are wanted."""
+    """Place the tensors of the graph; gives the functions that run its nodes in a row, where such are wanted.
+
+    Those of graphs with size variables are numbered from `number` on.
+    """
     add_workspaces(graph, {name: kernel.workspaces for name, kernel in kernels.items()})
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
     for node in graph.nodes:
         node.sizes = kernels[node.workload.name].sizes
-    if graph.is_static:
+    if graph.is_static and not graph.attrs.get("nested"):
         place_tensors(graph, in_place)
         return [make_entry(graph)] if with_entries else []
-    rounds = plan_dynamic(graph, in_place, attrs)
+    rounds = plan_dynamic(graph, in_place)
     if not with_entries:
         return []
     runs = [step for step in graph.steps if step["step"] == "run"]
-    entries = [make_dynamic_entry(graph, number, *nodes) for number, nodes in enumerate(rounds)]
+    entries = [make_dynamic_entry(graph, number + i, *nodes) for i, nodes in enumerate(rounds)]
     for step, entry in zip(runs, entries, strict=True):
         step["entry"] = entry.name
     return entries

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backend.runtime.dynamic import RESULT_SIZE
 from relay.build.graph import (
+    ControlNode,
     ExecutionGraph,
     GraphNode,
     last_reads,
@@ -22,6 +24,7 @@ from relay.build.graph import (
     reuse_inputs,
     share_storage,
 )
+from relay.op.control import IfElse, WhileLoop
 from relay.sizes import evaluate, product, size_to_json, size_variables
 from te.errors import CompileError
 from te.tir import Dim
@@ -42,13 +45,12 @@ class BoundSize:
     source: str
 
 
-def plan_dynamic(
-    graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]], attrs: Mapping[str, Any]
-) -> list[tuple[int, int]]:
+def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
     """Order the nodes, write the steps and place the tensors; gives the nodes of each round as (first, last).
 
-    `attrs` are the function's: "bound_sizes" (the fields of `BoundSize`) and "size_checks" (left, right, source).
+    The function's attributes say "bound_sizes" (the fields of `BoundSize`) and "size_checks" (left, right, source).
     """
+    attrs = graph.attrs
     bound = [BoundSize(*record) for record in attrs.get("bound_sizes", ())]
     checks: list[tuple[Dim, Dim, str]] = list(attrs.get("size_checks", ()))
     tensors = [graph.outputs[b.output] for b in bound]
@@ -56,9 +58,10 @@ def plan_dynamic(
     order = _Rounds(graph, bound, tensors, checks)
     rounds = order.run()
     graph.outputs = graph.outputs[:real]
+    graph.kept = {*tensors, *(i for control in graph.control_nodes for i in control.inputs)}
     place_outputs(graph)
     reuse_inputs(graph, in_place)
-    _place_slots(graph, order.stage_of, set(tensors))
+    _place_slots(graph, order.stage_of)
     share_storage(graph)
     return rounds
 
@@ -70,24 +73,31 @@ class _Rounds:
         self, graph: ExecutionGraph, bound: list[BoundSize], tensors: list[int], checks: list[tuple[Dim, Dim, str]]
     ) -> None:
         self.graph, self.waiting, self.checks = graph, list(zip(bound, tensors, strict=True)), checks
-        self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].ty.shape))
         late = {b.name for b in bound}
+        late |= {v for control in graph.control_nodes for v in self._results(control) if v.startswith(RESULT_SIZE)}
+        inside = (v for g in graph.all_graphs() for node in (*g.nodes, *g.control_nodes) for v in self._all(g, node))
+        self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].ty.shape))
+        if graph.attrs.get("nested"):
+            self.known |= set(inside)  # sizes of the graph around this one
         self.known -= late
         self.known_at = dict.fromkeys(self.known, 0)
         self.nodes: list[GraphNode] = []
-        self.written = {graph.base_of(i) for i in range(len(graph.tensors)) if graph.tensors[graph.base_of(i)].storage}
+        self.controls = list(graph.control_nodes)
+        results = {i for control in self.controls for i in control.outputs}
+        placed = (graph.base_of(i) for i in range(len(graph.tensors)) if graph.tensors[graph.base_of(i)].storage)
+        self.written = {i for i in placed if i not in results}
 
     def run(self) -> list[tuple[int, int]]:
         """Fills the graph's nodes, sizes and steps."""
         graph, left, rounds = self.graph, list(self.graph.nodes), list[tuple[int, int]]()
         steps = self._checks()
-        while left or self.waiting:
+        while left or self.waiting or self.controls:
             first = len(self.nodes)
             left = self._run_ready(left)
             if len(self.nodes) > first:
                 rounds.append((first, len(self.nodes)))
                 steps.append({"step": "run", "first": first, "last": len(self.nodes), "entry": None})
-            binds = self._bind_ready()
+            binds = [*self._bind_ready(), *self._control_ready()]
             if len(self.nodes) == first and not binds:
                 missing = sorted(set().union(*[self._needs(node) for node in left]) - self.known)
                 raise CompileError(f"the sizes {', '.join(missing)} are given by no input and no node")
@@ -119,6 +129,28 @@ class _Rounds:
         return [{"step": "bind", "name": b.name, "tensor": t, "element": b.element, "source": b.source}
                 for b, t in ready]  # fmt: skip
 
+    def _all(self, graph: ExecutionGraph, node: GraphNode | ControlNode) -> set[str]:
+        """The variables that a node of this graph or one inside it mentions, but those it gives itself."""
+        numbers = (*node.inputs, *node.outputs)
+        return {*node.sizes, *size_variables(graph.tensors[i].ty.shape for i in numbers)}
+
+    def _results(self, control: ControlNode) -> dict[str, Any]:
+        return size_variables(self.graph.tensors[i].ty.shape for i in control.outputs)
+
+    def _control_ready(self) -> list[dict[str, Any]]:
+        """The control flow whose arguments are there."""
+        graph = self.graph
+        ready = [c for c in self.controls if all(graph.base_of(i) in self.written for i in c.inputs)
+                 and set(size_variables(graph.tensors[i].ty.shape for i in c.inputs)) <= self.known]  # fmt: skip
+        self.controls = [c for c in self.controls if c not in ready]
+        stage = max(self.known_at.values(), default=0) + 1
+        for control in ready:
+            self.written.update(control.outputs)
+            for name in self._results(control):
+                self.known.add(name)
+                self.known_at.setdefault(name, stage)
+        return [_control_step(c) for c in ready]
+
     def _checks(self) -> list[dict[str, Any]]:
         ready = [c for c in self.checks if set(size_variables(c[:2])) <= self.known]
         self.checks = [c for c in self.checks if c not in ready]
@@ -128,6 +160,19 @@ class _Rounds:
     def stage_of(self, dims: Iterable[Dim]) -> int:
         """The stage at which a shape is known."""
         return max([self.known_at[v] for v in size_variables(dims)], default=0)
+
+
+def _control_step(control: ControlNode) -> dict[str, Any]:
+    """The step that runs it; its graphs are put in when they are planned."""
+    op, inputs = control.operator, control.inputs
+    common = {"outputs": control.outputs, "source": control.source or op.name, "control": control}
+    if isinstance(op, IfElse):
+        split = 1 + len(op.then_branch.params)
+        return {"step": "if", "condition": inputs[0], "inputs": [inputs[1:split], inputs[split:]], **common}
+    assert isinstance(op, WhileLoop)
+    carried = inputs[2 : 2 + op.carried]
+    return {"step": "loop", "trips": inputs[0], "condition": inputs[1], "carried": carried,
+            "outside": inputs[2 + op.carried :], **common}  # fmt: skip
 
 
 @dataclass
@@ -140,14 +185,12 @@ class _Slot:
     until: int
 
 
-def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int], kept: set[int]) -> None:
+def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> None:
     """Give every intermediate tensor a slot: one of its own size if it is free, else the nearest in size, else anew.
 
-    Tensors whose sizes become known at different times don't share; `kept` ones are alive to the end.
+    Tensors whose sizes become known at different times don't share.
     """
     last = last_reads(graph)
-    for number in kept:
-        last[graph.base_of(number)] = len(graph.nodes)
     slots: dict[int, list[_Slot]] = {}
     count = 0
     for step, node in enumerate(graph.nodes):

@@ -7,7 +7,7 @@ and parameters where the caller puts them, everything else in the arena.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from relay.build.lower import Workload, tensor_types
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relay.build.workspace import Workspace
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.op.control import ControlFlow
 from relay.sizes import product, size_to_json
 from relay.type import TensorType
 from te.errors import CompileError
@@ -62,6 +63,19 @@ class GraphNode:
 
 
 @dataclass
+class ControlNode:
+    """An `If` or a loop: graphs of its own that the executor runs. `inputs` are the tensors of its arguments."""
+
+    operator: ControlFlow
+    inputs: list[int]
+    outputs: list[int]
+    source: str
+    graphs: list[ExecutionGraph]
+    scratch: int = 0
+    sizes: tuple[str, ...] = ()
+
+
+@dataclass
 class ExecutionGraph:
     """Kernels in order, tensors by number, the parameters' data by name."""
 
@@ -73,11 +87,22 @@ class ExecutionGraph:
     plan: MemoryPlan = field(default_factory=lambda: MemoryPlan({}, 0, 0))
     sizes: tuple[str, ...] = ()
     steps: list[dict[str, Any]] = field(default_factory=list)
+    control_nodes: list[ControlNode] = field(default_factory=list)
+    kept: set[int] = field(default_factory=set)
+    """tensors that are read between steps, so that their memory is not given away"""
+    attrs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_static(self) -> bool:
-        """Are all sizes known now?"""
-        return all(t.ty.is_static for t in self.tensors)
+        """Are all sizes known now, and is there no control flow?"""
+        return not self.control_nodes and all(t.ty.is_static for t in self.tensors)
+
+    def all_graphs(self) -> Iterator[ExecutionGraph]:
+        """This graph and those inside its control flow."""
+        yield self
+        for control in self.control_nodes:
+            for graph in control.graphs:
+                yield from graph.all_graphs()
 
     def base_of(self, tensor: int) -> int:
         """The tensor that owns the memory this one shows."""
@@ -106,8 +131,20 @@ class ExecutionGraph:
             "outputs": self.outputs,
             "arena_bytes": self.plan.arena_bytes,
             "entry": entry,
-            **({"sizes": list(self.sizes), "steps": self.steps} if self.steps else {}),
+            **({"sizes": list(self.sizes), "steps": self._steps_json(name, target, device)} if self.steps else {}),
         }
+
+    def _steps_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
+        """The steps with the graphs of control flow in them."""
+        written: list[dict[str, Any]] = []
+        for step in self.steps:
+            control = step.get("control")
+            plain = {key: value for key, value in step.items() if key != "control"}
+            if control is not None:
+                graphs = [g.to_json(name, target, device, None) for g in control.graphs]
+                plain |= {"graphs": graphs} if step["step"] == "if" else {"graph": graphs[0]}
+            written.append(plain)
+        return written
 
     def _node_json(self, index: int, node: GraphNode) -> dict[str, Any]:
         results = len(node.outputs) - node.scratch
@@ -145,8 +182,11 @@ def _calls_in_order(body: Expr) -> Iterator[Expr]:
 class _Numbering:
     """Walks the function once and numbers what it meets."""
 
-    def __init__(self, function: Function) -> None:
-        self.graph = ExecutionGraph(inputs=[])
+    def __init__(
+        self, function: Function, prepare: Callable[[Function], Function], params: dict[str, Any] | None = None
+    ) -> None:
+        self.prepare = prepare
+        self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params={} if params is None else params)
         self.values: dict[int, Value] = {}
         self.workloads: dict[str, Workload] = {}
         self.by_function: dict[int, Workload] = {}
@@ -198,10 +238,26 @@ class _Numbering:
         if is_view(function):
             source = self.graph.tensors[inputs[0]]
             return self.add(label, types[0], source.storage, self.graph.base_of(inputs[0]))
+        inner = function.body
+        if isinstance(inner, Call) and isinstance(inner.op, ControlFlow):
+            return self.visit_control(inner, inner.op, dict(zip(function.params, inputs, strict=True)), label)
         workload = self.workload(function)
         outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
         self.graph.nodes.append(GraphNode(workload, inputs, outputs, sources_of(function, label)))
         return outputs[0] if isinstance(call.ty, TensorType) else tuple(outputs)
+
+    def visit_control(self, call: Call, op: ControlFlow, params: Mapping[Var, int], label: str) -> Value:
+        """The functions become graphs; a constant argument a parameter."""
+        inputs = [self.visit_constant(a) if isinstance(a, Constant) else params[a] for a in call.args]  # type: ignore[index]
+        types = tensor_types(call.ty)
+        outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
+        for number in outputs:
+            self.graph.tensors[number].storage = ("value", number)
+        graphs = [_Numbering(self.prepare(body), self.prepare, self.graph.params).graph for body in op.bodies()]
+        for graph in graphs:
+            graph.attrs = {**graph.attrs, "nested": True}
+        self.graph.control_nodes.append(ControlNode(op, inputs, outputs, label, graphs))
+        return tuple(outputs)
 
     def workload(self, function: Function) -> Workload:
         known = self.by_function.get(id(function))
@@ -241,7 +297,7 @@ def last_reads(graph: ExecutionGraph) -> dict[int, int]:
     for step, node in enumerate(graph.nodes):
         for number in (*node.outputs, *node.inputs):
             last[graph.base_of(number)] = step
-    return last
+    return {**last, **{graph.base_of(number): len(graph.nodes) for number in graph.kept}}
 
 
 def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> None:
@@ -271,12 +327,12 @@ def _place_arena(graph: ExecutionGraph) -> None:
         graph.tensors[number].storage = ("arena", offset)
 
 
-def make_graph(function: Function) -> ExecutionGraph:
+def make_graph(function: Function, prepare: Callable[[Function], Function] = lambda f: f) -> ExecutionGraph:
     """The execution graph of a function whose body calls fused functions; `place_tensors` comes next.
 
-    Raises CompileError for what the executor can't run.
+    `prepare` optimises and fuses the functions inside control flow. Raises CompileError for what can't be executed.
     """
-    return _Numbering(function).graph
+    return _Numbering(function, prepare).graph
 
 
 def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Workspace]]) -> None:

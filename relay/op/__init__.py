@@ -31,6 +31,7 @@ from relay.op.broadcast import (
     trunc_mod,
     where,
 )
+from relay.op.control import if_else, while_loop
 from relay.op.creation import arange, full, full_like, ones, ones_like, sizes, zeros, zeros_like
 from relay.op.elementwise import (
     abs,
@@ -152,6 +153,7 @@ __all__ = [
     "get_op",
     "greater",
     "greater_equal",
+    "if_else",
     "isfinite",
     "isinf",
     "isnan",
@@ -223,6 +225,7 @@ __all__ = [
     "variance",
     "vision",
     "where",
+    "while_loop",
     "zeros",
     "zeros_like",
 ]  # fmt: skip

@@ -1,0 +1,145 @@
+"""If, Loop and Scan run by the executor, from ONNX to results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import relay
+from backend.runtime import device, graph_executor
+from backend.runtime.artifact import CompiledModel
+from frontends.onnx import from_onnx
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def info(name, shape, kind=FLOAT):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def compiled(nodes, inputs, outputs, initializers=(), target="llvm", shape=None):
+    graph = helper.make_graph(nodes, "control", inputs, outputs, list(initializers))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    mod, _ = from_onnx(model, shape=shape)
+    lib = CompiledModel.from_bytes(relay.build(mod, target=target).to_bytes())
+    return graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+
+
+def constant(name, value):
+    kind = {"f": FLOAT, "i": INT64, "b": BOOL}[value.dtype.kind]
+    return helper.make_tensor(name, kind, value.shape, value.reshape(-1))
+
+
+def test_a_condition_known_at_run_time_chooses_a_branch():
+    then = helper.make_graph([helper.make_node("Add", ["x", "x"], ["t"])], "then", [], [info("t", None)])
+    other = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["e"])], "else", [], [info("e", None)])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other, name="choose")
+    module = compiled([node], [info("c", [], BOOL), info("x", ["n"])], [info("y", None)])
+    for n in (3, 5):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_array_equal(module(np.array(True), x)[0].numpy(), x + x)
+        np.testing.assert_array_equal(module(np.array(False), x)[0].numpy(), x * x)
+
+
+def test_branches_of_two_shapes():
+    then = helper.make_graph([helper.make_node("Concat", ["x", "x"], ["t"], axis=0)], "then", [], [info("t", None)])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["e"])], "else", [], [info("e", None)])
+    nodes = [
+        helper.make_node("If", ["c"], ["z"], then_branch=then, else_branch=other, name="choose"),
+        helper.make_node("Exp", ["z"], ["y"]),
+    ]
+    module = compiled(nodes, [info("c", [], BOOL), info("x", [3])], [info("y", None)])
+    x = np.array([1, 2, 3], np.float32)
+    np.testing.assert_allclose(module(np.array(True), x)[0].numpy(), np.exp(np.tile(x, 2)), rtol=1e-5)
+    np.testing.assert_allclose(module(np.array(False), x)[0].numpy(), np.exp(-x), rtol=1e-5)
+
+
+def accumulate(limit=None):
+    """total += x; stacked totals; goes on while the total of the first element is below `limit`."""
+    nodes = [
+        helper.make_node("Add", ["total", "x"], ["next"]),
+        helper.make_node("Identity", ["next"], ["seen"]),
+    ]
+    if limit is None:
+        nodes.append(helper.make_node("Identity", ["goes_on"], ["goes_on_next"]))
+    else:
+        nodes += [
+            helper.make_node("ReduceMax", ["next"], ["largest"], keepdims=0),
+            helper.make_node("Less", ["largest", "limit"], ["goes_on_next"]),
+        ]
+    return helper.make_graph(
+        nodes, "body", [info("i", [], INT64), info("goes_on", [], BOOL), info("total", None)],
+        [info("goes_on_next", [], BOOL), info("next", None), info("seen", None)],
+        [] if limit is None else [constant("limit", np.array(limit, np.float32))],
+    )  # fmt: skip
+
+
+def test_a_loop_of_a_thousand_steps():
+    node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
+    inputs = [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])]
+    module = compiled([node], inputs, [info("end", None), info("stack", None)])
+    x = np.array([1, 2], np.float32)
+    for trips in (1000, 3, 0):
+        end, stack = module(np.array(trips), np.zeros(2, np.float32), x)
+        np.testing.assert_array_equal(end.numpy(), trips * x)
+        np.testing.assert_array_equal(stack.numpy(), np.arange(1, trips + 1)[:, None] * x)
+
+
+def test_a_loop_ends_when_its_condition_does():
+    node = helper.make_node("Loop", ["", "go", "start"], ["end", "stack"], body=accumulate(10.0), name="sum")
+    inputs = [info("go", [], BOOL), info("start", [2]), info("x", [2])]
+    module = compiled([node], inputs, [info("end", None), info("stack", None)])
+    end, stack = module(np.array(True), np.zeros(2, np.float32), np.array([3, 1], np.float32))
+    np.testing.assert_array_equal(end.numpy(), [12, 4])
+    assert stack.shape == (4, 2)
+    end, stack = module(np.array(False), np.ones(2, np.float32), np.array([3, 1], np.float32))
+    np.testing.assert_array_equal(end.numpy(), [1, 1])
+    assert stack.shape == (0, 2)
+
+
+def test_a_carried_value_may_change_its_size():
+    nodes = [
+        helper.make_node("Concat", ["list", "x"], ["longer"], axis=0),
+        helper.make_node("Identity", ["goes_on"], ["goes_on_next"]),
+    ]
+    body = helper.make_graph(
+        nodes, "body", [info("i", [], INT64), info("goes_on", [], BOOL), info("list", None)],
+        [info("goes_on_next", [], BOOL), info("longer", None)],
+    )  # fmt: skip
+    loop = [helper.make_node("Loop", ["trips", "", "x"], ["all"], body=body), helper.make_node("Neg", ["all"], ["y"])]
+    module = compiled(loop, [info("trips", [], INT64), info("x", [2, 3])], [info("y", None)])
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for trips in (4, 0, 20):
+        np.testing.assert_array_equal(module(np.array(trips), x)[0].numpy(), -np.tile(x, (trips + 1, 1)))
+
+
+def test_loops_in_loops():
+    inner = helper.make_node("Loop", ["j", "", "sum"], ["after", "unused"], body=accumulate())
+    body = helper.make_graph(
+        [inner, helper.make_node("Identity", ["going"], ["going_next"])], "outer",
+        [info("j", [], INT64), info("going", [], BOOL), info("sum", None)],
+        [info("going_next", [], BOOL), info("after", None)],
+    )  # fmt: skip
+    module = compiled(
+        [helper.make_node("Loop", ["trips", "", "x"], ["y"], body=body)],
+        [info("trips", [], INT64), info("x", [2])], [info("y", None)],
+    )  # fmt: skip
+    x = np.array([1, 2], np.float32)
+    np.testing.assert_array_equal(module(np.array(6), x)[0].numpy(), 16 * x)  # 1 + 0 + 1 + ... + 5
+
+
+@pytest.mark.parametrize("rows", [1000, 7])
+def test_a_scan_over_a_thousand_rows(rows):
+    nodes = [helper.make_node("Add", ["state", "row"], ["next"]), helper.make_node("Mul", ["next", "w"], ["out"])]
+    body = helper.make_graph(
+        nodes, "body", [info("state", [3]), info("row", [3])], [info("next", [3]), info("out", [3])],
+    )  # fmt: skip
+    node = helper.make_node("Scan", ["start", "x"], ["end", "y"], body=body, num_scan_inputs=1, name="scan")
+    module = compiled([node], [info("start", [3]), info("x", ["t", 3]), info("w", [3])],
+                      [info("end", None), info("y", None)])  # fmt: skip
+    x = np.random.default_rng(0).integers(0, 5, (rows, 3)).astype(np.float32)
+    w = np.array([1, 2, 3], np.float32)
+    end, y = module(np.zeros(3, np.float32), x, w)
+    np.testing.assert_array_equal(end.numpy(), x.sum(0))
+    np.testing.assert_array_equal(y.numpy(), np.cumsum(x, 0) * w)
