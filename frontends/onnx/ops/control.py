@@ -36,12 +36,15 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
     if known is not None:
         return node.convert_graph(branches[0 if bool(known.reshape(-1)[0]) else 1], [])
     (then_branch, then_args), (else_branch, else_args) = (node.close_graph(graph, []) for graph in branches)
+    if not all(isinstance(ty, TensorType) for ty in (*_types(then_branch), *_types(else_branch))):
+        raise node.value_needed("the condition, which chooses between sequences, is computed at run time", node[0])
     results: list[TensorType] = []
     count = len(branches[0].output)
     pairs = zip(_types(then_branch)[:count], _types(else_branch)[:count], strict=True)
     for k, (a, b) in enumerate(pairs):
         if a.dtype != b.dtype or a.ndim != b.ndim:
-            raise node.unsupported(f"output {k} is {a} or {b}", expected="one element type and rank in both branches")
+            what = f"the condition, which makes output {k} {a} or {b}, is computed at run time"
+            raise node.value_needed(what, node[0])
         differ = [i for i, (d, e) in enumerate(zip(a.shape, b.shape, strict=True)) if not _outside(node, d, e)]
         results.append(node.fresh_sizes(a, differ, f"result__{k}"))
     return _fields(op.if_else(node[0], then_branch, else_branch, then_args, else_args, results))
@@ -80,7 +83,8 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
         return _loop_at_run_time(node)
     except (UnsupportedOperatorError, ValueNeededError):
         if trips is None and node.get(0) is not None:
-            raise
+            what = "the trip count of a loop whose values are sequences, or change their rank, is computed at run time"
+            raise node.value_needed(what, node[0]) from None
         return _unrolled_loop(node)
 
 
@@ -121,6 +125,8 @@ def _body_of(
         ]
         function, outside = node.close_graph(body, params)
         given = _types(function)[1 : len(body.output)]
+        if not all(isinstance(ty, TensorType) for ty in given):
+            raise node.unsupported("a loop that makes sequences and whose course depends on values at run time")
         changed = False
         for k, (before, after) in enumerate(zip(types, given, strict=False)):
             if before.dtype != after.dtype or before.ndim != after.ndim:
