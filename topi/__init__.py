@@ -72,6 +72,7 @@ from topi.elementwise import (
 from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take
 from topi.layout import Layout
 from topi.linalg import det
+from topi.packing import unpack_bits
 from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.selection import non_max_suppression, nonzero
@@ -206,6 +207,7 @@ __all__ = [
     "trunc",
     "trunc_divide",
     "trunc_mod",
+    "unpack_bits",
     "vision",
     "where",
 ]  # fmt: skip

@@ -87,6 +87,7 @@ from relay.op.indexing import (
 )
 from relay.op.layout import layout_transform
 from relay.op.linalg import det
+from relay.op.packing import unpack_bits
 from relay.op.reduce import all, any, argmax, argmin, max, mean, min, prod, sum, variance
 from relay.op.selection import non_max_suppression, nonzero
 from relay.op.transform import (
@@ -222,6 +223,7 @@ __all__ = [
     "trunc",
     "trunc_divide",
     "trunc_mod",
+    "unpack_bits",
     "variance",
     "vision",
     "where",

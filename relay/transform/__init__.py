@@ -11,6 +11,7 @@ from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
 from relay.transform.recognize_patterns import RecognizePatterns
@@ -32,6 +33,7 @@ __all__ = [
     "FoldScaleAxis",
     "FunctionPass",
     "FuseOps",
+    "PackNarrowConstants",
     "PackWeights",
     "Pass",
     "PassContext",

@@ -13,6 +13,7 @@ from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.simplify_expr import SimplifyExpr
@@ -54,6 +55,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         FoldConstant(),
         SimplifyExpr(),
         EliminateCommonSubexpr(),
+        PackNarrowConstants(),
         FuseOps(moves_into_products="gpu" in target.keys),
     )
     return tuple([p for p in passes if p.opt_level <= opt_level])

@@ -452,6 +452,10 @@ SPECIAL = [
     row("nn.col2im", f32(1, 12, 4), image_shape=(5, 5), block_shape=(2, 3), strides=(2, 1), dilation=(1, 2),
         padding=(0, 1, 0, 0), tolerance=1e-5),
     row("nn.max_pool_with_argmax", i32(2, 2, 5, 5), **_WINDOW),
+    *[
+        row("unpack_bits", np.arange(37, 37 + nbytes, dtype=np.uint8), newshape=shape, dtype=kind)
+        for kind, shape, nbytes in (("int4", (3, 5), 8), ("uint2", (3, 3), 3), ("float4_e2m1fn", (4,), 2))
+    ],
     row("nn.max_pool_with_argmax", f32(1, 2, 5, 6), **_WINDOW, column_major=True),
 ]  # fmt: skip
 
@@ -553,7 +557,7 @@ def test_the_compute_definition_serves_sizes_known_at_run_time(row: Row) -> None
 
 
 def test_most_operators_take_sizes_known_at_run_time() -> None:
-    static = {"arange", "broadcast_to", "full", "reshape", "sizes"}
+    static = {"arange", "broadcast_to", "full", "reshape", "unpack_bits", "sizes"}
     assert {r.op for r in ROWS} - {r.op for r in SYMBOLIC} == static
 
 
