@@ -20,12 +20,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from backend.cuda import driver as cuda_driver
 from backend.runtime import register_func
 from backend.runtime.registry import remove_global_func
 from tests.cuda_emulation.compiler import compile_cuda
 from tests.cuda_emulation.toolchain import HERE, build, compiler, digest
 
-__all__ = ["build_driver", "compiling", "last_error", "real_driver", "reset", "start", "unavailable"]
+__all__ = ["LOOK", "build_driver", "compiling", "last_error", "real_driver", "reset", "start", "unavailable", "visible"]
+
+LOOK = cuda_driver._look
+"""What the runtime does to find devices, where this module does not hide one."""
 
 _COUNT_DEVICES = """
 import ctypes
@@ -67,10 +71,31 @@ def build_driver() -> Path:
 
 @functools.cache
 def start() -> ctypes.CDLL:
-    """Makes the emulated device this process's CUDA device, for good. Call it before the first use of "cuda"."""
+    """Makes the emulated device this process's CUDA device, for good. Call it before the first use of "cuda".
+
+    The runtime sees it while it is `visible` only, so that other tests find the machine as it is.
+    """
+    cuda_driver._look = _hidden
     driver = ctypes.CDLL(str(build_driver()), ctypes.RTLD_GLOBAL)
     driver.emulation_last_error.restype = ctypes.c_char_p
     return driver
+
+
+def _hidden() -> tuple[int, str]:
+    return 0, "no NVIDIA driver on this machine (but an emulated one, which a test started)"
+
+
+@contextmanager
+def visible() -> Generator[None, None, None]:
+    """While it lasts, the runtime finds the emulated device."""
+    start()
+    cuda_driver._look = LOOK
+    cuda_driver.probe()
+    try:
+        yield
+    finally:
+        cuda_driver._look = _hidden
+        cuda_driver._State.count = 0
 
 
 @contextmanager

@@ -42,8 +42,7 @@ def _emulated() -> Generator[Device, None, None]:
     if reason is not None:
         pytest.skip(reason)
     pytest.importorskip("cuda.bindings.driver")
-    emulation.start()
-    with emulation.compiling():
+    with emulation.visible(), emulation.compiling():
         yield device("cuda", 0)
     for index in (0, 1):
         emulation.reset(index)

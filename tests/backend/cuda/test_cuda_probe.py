@@ -13,6 +13,13 @@ from backend.cuda import gpu as gpu_module
 from backend.cuda.runtime import CUDADeviceAPI, probe
 from backend.runtime import DeviceAttrKind, DeviceError, device, nd
 from backend.runtime.device import _apis as device_apis
+from tests.cuda_emulation import emulation
+
+
+@pytest.fixture(autouse=True)
+def look_again(monkeypatch):
+    """An emulated device that another test started is out of the way."""
+    monkeypatch.setattr(driver, "_look", emulation.LOOK)
 
 
 def raising(message):
