@@ -8,6 +8,7 @@ import te
 from topi.cuda.common import launch
 from topi.cuda.cost import Gpu
 from topi.cuda.lanes import flat_lanes, is_flat, row_lanes
+from topi.cuda.transpose import schedule_transpose, strided_reads
 from topi.groups import constant_size
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ __all__ = ["schedule_elements"]
 def schedule_elements(s: te.Schedule, out: te.Tensor, target: Target) -> None:
     """One pass over the elements of `out`, a group of lanes for each thread, everything injective in it inlined."""
     gpu = Gpu.of(target)
+    strided = strided_reads(out) if len(s.outputs) == 1 else None
+    if strided is not None:
+        schedule_transpose(s, out, strided)
+        return
     axes = list(s[out].op.axis)
     if is_flat(out):
         axes, lanes = [s[out].fuse(*axes)], flat_lanes(out)
