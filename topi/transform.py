@@ -114,7 +114,8 @@ def tile(x: Tensor, reps: Sequence[int]) -> Tensor:
     shape = [as_dim(d * r) for d, r in zip((*[1] * lead, *x.shape), reps, strict=True)]
 
     def body(*i: Any) -> PrimExpr:
-        return x(*[v if reps[lead + a] == 1 else v % x.shape[a] for a, v in enumerate(i[lead:])])
+        once = [reps[lead + a] == 1 or (isinstance(d, int) and d == 0) for a, d in enumerate(x.shape)]
+        return x(*[v if once[a] else v % x.shape[a] for a, v in enumerate(i[lead:])])
 
     return _injective(shape, body, "tile")
 
