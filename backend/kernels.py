@@ -10,7 +10,7 @@ is an int, the name of a size variable or scalar parameter, or ``[op, a, b]`` wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,21 +225,29 @@ class SizeTable:
         return total
 
 
-def function_record(device: DeviceFunction, dynamic_shared: Sequence[int]) -> dict[str, Any]:
-    """The table's entry of a function; `dynamic_shared` has the bytes of dynamic shared memory of each kernel."""
+def function_record(
+    device: DeviceFunction, dynamic_shared: Sequence[int], alignments: Mapping[Var, int] | None = None
+) -> dict[str, Any]:
+    """The table's entry of a function.
+
+    `dynamic_shared` has the bytes of dynamic shared memory of each kernel, `alignments` what addresses of buffers have
+    to be multiples of, where that is more than the size of an element.
+    """
     function = device.function
     table = SizeTable(function)
     places: dict[Var, list[Any]] = {}
     params: list[dict[str, Any]] = []
-    for i, (param, known_as) in enumerate(zip(function.params, device.signature.params, strict=True)):
-        places[param] = ["param", i]
-        buffer, seen = function.buffer_map.get(param), device.signature.buffer_map.get(known_as)
+    for i, (var, known_as) in enumerate(zip(function.params, device.signature.params, strict=True)):
+        places[var] = ["param", i]
+        buffer, seen = function.buffer_map.get(var), device.signature.buffer_map.get(known_as)
         if buffer is None or seen is None:
-            params.append({"name": table.name(param), "kind": "scalar", "dtype": str(param.dtype)})
+            params.append({"name": table.name(var), "kind": "scalar", "dtype": str(var.dtype)})
         else:
             places[buffer.data] = ["param", i]
             shape = [table.size(dim) for dim in buffer.shape]
-            params.append({"name": buffer.name, "kind": "buffer", "dtype": str(seen.dtype), "shape": shape})
+            param = {"name": buffer.name, "kind": "buffer", "dtype": str(seen.dtype), "shape": shape}
+            align = (alignments or {}).get(buffer.data, 1)
+            params.append({**param, "align": align} if align > buffer.dtype.element.nbytes else param)
     for i, workspace in enumerate(device.workspaces):
         places[workspace.data] = ["workspace", i]
     return {

@@ -236,6 +236,9 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
 
     def call_async_copy(self, node: Call) -> str:
         to, source, nbytes, condition = [self.visit(a) for a in node.args]
+        for address in node.args[:2]:
+            if isinstance(address, Call) and isinstance(address.args[0], BufferLoad):
+                self.needs_alignment(address.args[0].buffer, int(nbytes))
         return f"rc_async_copy<{nbytes}>({to}, {source}, {condition})"
 
     def call_async_commit(self, node: Call) -> str:

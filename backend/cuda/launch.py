@@ -92,6 +92,11 @@ class CUDAFunc(PackedFunc):
                 f"{self.name}: argument {param.name!r} has dtype {array.dtype}, strides {array.strides}; expected "
                 f"{param.dtype}, contiguous"
             )
+        if array.nbytes and array.handle % param.align:
+            raise ArgumentError(
+                f"{self.name}: argument {param.name!r} lies at address {array.handle:#x}; expected a multiple of "
+                f"{param.align}: copy it with nd.array"
+            )
         assert param.shape is not None
         if len(array.shape) != len(param.shape) and any(isinstance(extent, str) for extent in param.shape):
             raise ArgumentError(

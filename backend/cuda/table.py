@@ -2,7 +2,7 @@
 
 It is JSON, made by the code generator:
 
-    {"f": {"params": [{"name": "A", "kind": "buffer", "dtype": "float32", "shape": ["n", 4]},
+    {"f": {"params": [{"name": "A", "kind": "buffer", "dtype": "float32", "shape": ["n", 4], "align": 16},
                       {"name": "n", "kind": "scalar", "dtype": "int32"}],
            "workspaces": [["*", "n", 16]],                                          bytes of each
            "kernels": [{"name": "f_kernel0",
@@ -11,7 +11,8 @@ It is JSON, made by the code generator:
                         "arguments": [["param", 0], ["workspace", 0], ["size", "n", "int32"]]}]}}
 
 Sizes are those of `backend.runtime.sizes`. A size variable is bound by the first buffer parameter that has it as an
-extent, or by the scalar parameter of its name.
+extent, or by the scalar parameter of its name. `align` is what the buffer's address has to be a multiple of, in bytes,
+where its elements alone would need less.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ _SCALARS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter of a function: a buffer of some shape, or a scalar (`shape` None)."""
+    """A parameter of a function: a buffer of some shape at a multiple of `align`, or a scalar (`shape` None)."""
 
     name: str
     dtype: str
     shape: tuple[Size, ...] | None
+    align: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,12 @@ def _read_function(name: str, record: Record) -> DeviceFunction:
 
 
 def _read_param(record: Record, known: Sequence[str]) -> Param:
-    record.only("name", "kind", "dtype", "shape")
+    record.only("name", "kind", "dtype", "shape", "align")
     name, kind, dtype = (record.get(key, str) for key in ("name", "kind", "dtype"))
     if kind == "buffer":
-        return Param(name, dtype, read_shape(record.get("shape", list), f"{record.where}.shape", known))
-    if kind != "scalar" or dtype not in _SCALARS or "shape" in record.value:
+        align = record.number("align", 1, 256) if "align" in record.value else 1
+        return Param(name, dtype, read_shape(record.get("shape", list), f"{record.where}.shape", known), align)
+    if kind != "scalar" or dtype not in _SCALARS or record.value.keys() & {"shape", "align"}:
         raise damaged(f"{record.where}.kind", [kind, dtype], f"'buffer', or 'scalar' of {', '.join(sorted(_SCALARS))}")
     return Param(name, dtype, None)
 

@@ -18,6 +18,7 @@ from te.tir import (
     Logical,
     PrimExpr,
     Ramp,
+    Var,
     is_one,
 )
 from te.tir.ops import logical_not
@@ -43,6 +44,8 @@ class VectorAccesses(CLikeGenerator):
         super().__init__()
         self.analyzer = Analyzer()
         self.loaded: dict[BufferLoad, str] = {}
+        self.alignments: dict[Var, int] = {}
+        """pointer -> bytes that it has to be a multiple of"""
 
     # -- what is known of an access
 
@@ -65,7 +68,12 @@ class VectorAccesses(CLikeGenerator):
             self.is_multiple(part, count * 2) for part in (base, offset)
         ):
             count *= 2
+        self.needs_alignment(buffer, count * size)
         return count
+
+    def needs_alignment(self, buffer: Buffer, nbytes: int) -> None:
+        """An access of so many bytes, aligned within the buffer, takes the buffer to be aligned as well."""
+        self.alignments[buffer.data] = max(nbytes, self.alignments.get(buffer.data, 1))
 
     def is_multiple(self, value: PrimExpr | int, of: int) -> bool:
         """Is an index known to be divisible?"""

@@ -10,6 +10,7 @@ import pytest
 
 import backend
 import te
+from backend.runtime import ArgumentError
 from backend.target import Target
 from te import tir
 from tests.backend.cuda import cuda_programs as programs
@@ -59,6 +60,21 @@ def test_vector_add(cuda_device, dtype, vector):
     a, b = values(dtype, 1003), values(dtype, 1003, 1)
     out = run(*programs.vector_add(1003, dtype, vector), [a, b, np.zeros_like(a)], cuda_device)
     np.testing.assert_array_equal(out, a + b)
+
+
+@pytest.mark.parametrize("vector", [1, 4])
+def test_an_address_that_vectors_can_not_use_is_refused(cuda_device, vector):
+    s, args = programs.vector_add(64, vector=vector)
+    function = backend.build(s, args, Target("cuda"), name="f")
+    memory = backend.nd.array(np.arange(72, dtype="float32"), cuda_device)
+    moved = memory._create_view((64,), byte_offset=4)
+    out = backend.nd.array(np.zeros(64, "float32"), cuda_device)
+    if vector == 1:
+        function(moved, moved, out)
+        np.testing.assert_array_equal(out.numpy(), 2 * np.arange(1, 65))
+    else:
+        with pytest.raises(ArgumentError, match=r"'A' lies at address .* multiple of 16"):
+            function(moved, moved, out)
 
 
 @pytest.mark.parametrize("n", [0, 1, 64, 1000])
