@@ -75,8 +75,9 @@ static inline T rc_atomic_max(T* at, T by) {
 template <int Count, bool Turned>
 static inline void emulation_ldmatrix(void* to, const char* from) {
   unsigned lane = emulation_lane();
-  if ((unsigned long long)from % 16) emulation_fail("ldmatrix reads a row of shared memory that is not aligned to 16 bytes");
-  const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), &from, sizeof from, nullptr, Turned + 2u * Count);
+  if ((unsigned long long)from % 16) emulation_fail("ldmatrix reads a row that is not aligned to 16 bytes");
+  const unsigned line = Turned + 2u * Count;
+  const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), &from, sizeof from, nullptr, line);
   for (unsigned i = 0; i < Count; ++i) {
     unsigned short pair[2];
     for (unsigned half = 0; half < 2; ++half) {
@@ -92,39 +93,53 @@ static inline void rc_ldmatrix_x2(void* to, const char* from) { emulation_ldmatr
 static inline void rc_ldmatrix_x4_turned(void* to, const char* from) { emulation_ldmatrix<4, true>(to, from); }
 static inline void rc_ldmatrix_x2_turned(void* to, const char* from) { emulation_ldmatrix<2, true>(to, from); }
 
+// What a lane brings to a product of matrices.
+template <class Sum>
 struct EmulationFragments {
   unsigned left[4], right[2];
+  Sum sums[4];
 };
 
-// Element `k` of a row's fragments: registers hold runs of 4 bytes, first those of the first 16 bytes of depth.
-template <class T>
-static inline T emulation_element(const unsigned* low, const unsigned* high, unsigned k) {
-  constexpr unsigned each = 4 / sizeof(T);
-  T value;
-  memcpy(&value, (const char*)(k / each / 4 ? high : low) + k % each * sizeof(T), sizeof value);
-  return value;
+// The product of a warp: unpacks the fragments of all lanes, multiplies, and leaves every lane its sums.
+template <class T, class Sum, class Widen>
+static void emulation_multiply_warp(unsigned char* slots, unsigned active) {
+  if (active != emulation_all_lanes()) emulation_fail("a product of matrices by lanes %08x of a warp", active);
+  constexpr unsigned each = 4 / sizeof(T), depth = 8 * each;  // elements of a register, and of a row
+  auto lanes = [&](unsigned lane) { return (EmulationFragments<Sum>*)(slots + lane * emulation::kSlotBytes); };
+  Sum left[16][depth], right[depth][8];
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    unsigned row = lane / 4, first = lane % 4 * each;
+    T values[6 * each];
+    memcpy(values, lanes(lane)->left, 24);
+    for (unsigned i = 0; i < each; ++i) {
+      left[row][first + i] = Widen()(values[i]);
+      left[row + 8][first + i] = Widen()(values[each + i]);
+      left[row][4 * each + first + i] = Widen()(values[2 * each + i]);
+      left[row + 8][4 * each + first + i] = Widen()(values[3 * each + i]);
+      right[first + i][row] = Widen()(values[4 * each + i]);
+      right[4 * each + first + i][row] = Widen()(values[5 * each + i]);
+    }
+  }
+  for (unsigned row = 0; row < 16; ++row) {
+    auto place = [&](unsigned column) { return &lanes(row % 8 * 4 + column / 2)->sums[row / 8 * 2 + column % 2]; };
+    Sum sums[8];
+    for (unsigned column = 0; column < 8; ++column) sums[column] = *place(column);
+    for (unsigned k = 0; k < depth; ++k)
+      for (unsigned column = 0; column < 8; ++column) sums[column] += left[row][k] * right[k][column];
+    for (unsigned column = 0; column < 8; ++column) *place(column) = sums[column];
+  }
 }
 
 template <class T, class Sum, class Widen>
-static inline void emulation_multiply(Sum* sums, const void* left, const void* right, Widen widen, unsigned line) {
-  EmulationFragments own;
+static inline void emulation_multiply(Sum* sums, const void* left, const void* right, Widen, unsigned line) {
+  EmulationFragments<Sum> own;
   memcpy(own.left, left, sizeof own.left);
   memcpy(own.right, right, sizeof own.right);
-  const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), &own, sizeof own, nullptr, line);
-  constexpr unsigned each = 4 / sizeof(T), depth = 8 * each;
-  unsigned lane = emulation_lane();
-  for (unsigned i = 0; i < 4; ++i) {
-    unsigned half = i / 2, column = 2 * (lane & 3) + i % 2;
-    Sum sum = sums[i];
-    for (unsigned k = 0; k < depth; ++k) {
-      unsigned holder = k / each % 4;
-      auto a = emulation_read_lane<EmulationFragments>(slots, (lane & ~3u) + holder, line);
-      auto b = emulation_read_lane<EmulationFragments>(slots, 4 * column + holder, line);
-      sum += widen(emulation_element<T>(&a.left[half], &a.left[half + 2], k)) *
-             widen(emulation_element<T>(&b.right[0], &b.right[1], k));
-    }
-    sums[i] = sum;
-  }
+  memcpy(own.sums, sums, sizeof own.sums);
+  const unsigned char* slots =
+      emulation_warp_meet(emulation_all_lanes(), &own, sizeof own, emulation_multiply_warp<T, Sum, Widen>, line);
+  memcpy(&own, slots + emulation_lane() * emulation::kSlotBytes, sizeof own);
+  memcpy(sums, own.sums, sizeof own.sums);
 }
 static inline void rc_mma_float16(float* sums, const void* left, const void* right) {
   emulation_multiply<_Float16>(sums, left, right, [](_Float16 x) { return (float)x; }, __LINE__);

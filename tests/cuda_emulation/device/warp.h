@@ -43,10 +43,14 @@ static inline T emulation_shuffle_up(unsigned mask, T value, int delta, unsigned
   int source = (int)(emulation_lane() & (unsigned)(width - 1)) - delta;
   return emulation_shuffle(mask, value, source, source >= 0, width, line);
 }
-#define __shfl_sync(mask, value, source, ...) emulation_shuffle_index(mask, value, source, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
-#define __shfl_xor_sync(mask, value, flip, ...) emulation_shuffle_xor(mask, value, flip, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
-#define __shfl_down_sync(mask, value, delta, ...) emulation_shuffle_down(mask, value, delta, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
-#define __shfl_up_sync(mask, value, delta, ...) emulation_shuffle_up(mask, value, delta, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
+#define __shfl_sync(mask, value, source, ...) \
+  emulation_shuffle_index(mask, value, source, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
+#define __shfl_xor_sync(mask, value, flip, ...) \
+  emulation_shuffle_xor(mask, value, flip, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
+#define __shfl_down_sync(mask, value, delta, ...) \
+  emulation_shuffle_down(mask, value, delta, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
+#define __shfl_up_sync(mask, value, delta, ...) \
+  emulation_shuffle_up(mask, value, delta, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
 
 static inline void emulation_warp_barrier(unsigned line, unsigned mask = 0xffffffffu) {
   emulation_warp_meet(mask, &mask, 0, nullptr, line);

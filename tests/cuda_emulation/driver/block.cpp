@@ -350,7 +350,7 @@ void emulation_check_shared(const void* address, unsigned bytes) {
   auto offset = static_cast<const char*>(address) - block.shared;
   if (offset < 0 || offset + bytes > static_cast<std::ptrdiff_t>(block.shared_used))
     emulation_fail("shared address %td outside the %zu bytes of the block", offset, block.shared_used);
-  if (offset % bytes) emulation_fail("misaligned shared address %td for %u bytes", offset, bytes);
+  if (offset & (bytes - 1)) emulation_fail("misaligned shared address %td for %u bytes", offset, bytes);
 }
 
 void emulation_block_barrier(unsigned line) {
@@ -394,12 +394,21 @@ unsigned char* emulation_warp_meet(unsigned mask, const void* value, unsigned by
 
 void emulation_copy_async(void* to, const void* from, unsigned bytes, bool inside) {
   emulation_check_shared(to, bytes);
-  if (inside && reinterpret_cast<std::uintptr_t>(from) % bytes)
+  if (inside && (reinterpret_cast<std::uintptr_t>(from) & (bytes - 1)))
     emulation_fail("misaligned source of a copy of %u bytes", bytes);
   current().copies.push_back({to, from, bytes, inside, current().groups});
 }
 
 void emulation_copy_commit() { ++current().groups; }
+
+template <unsigned bytes>
+static void complete(const PendingCopy& copy) {
+  if (copy.inside) {
+    std::memcpy(copy.to, copy.from, bytes);
+  } else {
+    std::memset(copy.to, 0, bytes);
+  }
+}
 
 void emulation_copy_wait(unsigned groups_left) {
   Thread& thread = current();
@@ -409,10 +418,10 @@ void emulation_copy_wait(unsigned groups_left) {
       thread.copies[kept++] = copy;
       continue;
     }
-    if (copy.inside) {
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    } else {
-      std::memset(copy.to, 0, copy.bytes);
+    switch (copy.bytes) {
+      case 4: complete<4>(copy); break;
+      case 8: complete<8>(copy); break;
+      default: complete<16>(copy);
     }
   }
   thread.copies.resize(kept);
