@@ -8,6 +8,7 @@ import pytest
 import backend
 import te
 import topi
+from backend.cuda.build import prepare, verify
 from backend.cuda.disassemble import instruction_counts
 from backend.runtime.errors import ModuleError
 from backend.target import Target
@@ -278,3 +279,11 @@ def test_machine_code_multiplies_more_than_it_loads(dtype, multiply, read, ratio
 
     assert count("LDL") == count("STL") == count("LDG.") == 0 and count("LDGSTS") > 0
     assert count(multiply) >= ratio * count(read) > 0
+
+
+def test_more_rows_than_a_grid_is_high():
+    x, w = placeholder("x", 3_000_000, 16), placeholder("w", 3, 16)
+    out = topi.nn.dense(x, w)
+    target = Target(TARGET)
+    (device,) = prepare(te.lower(schedule_for([out], target), [x, w, out]), target)
+    assert verify([device], target) == []

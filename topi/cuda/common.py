@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import te
 
-__all__ = ["block_axis", "launch", "thread_axis"]
+__all__ = ["bind_tiles", "block_axis", "launch", "thread_axis"]
+
+
+MOST_BLOCKS_Y = 65535
+"""Blocks of a grid along y and z, on every architecture; there are 2^31 - 1 along x."""
 
 
 def block_axis(dimension: str = "x") -> te.IterVar:
@@ -17,6 +21,14 @@ def block_axis(dimension: str = "x") -> te.IterVar:
 def thread_axis(threads: int, dimension: str = "x") -> te.IterVar:
     """`threads` threads of a block along a dimension."""
     return te.thread_axis((0, threads), f"threadIdx.{dimension}")
+
+
+def bind_tiles(stage: te.Stage, batch: te.IterVar, rows: te.IterVar, columns: te.IterVar, row_tiles: te.Dim) -> None:
+    """A block for each tile of each matrix; tiles of one row of tiles run together, as far as grids are that long."""
+    long = isinstance(row_tiles, int) and row_tiles > MOST_BLOCKS_Y
+    stage.bind(batch, block_axis("z"))
+    stage.bind(rows, block_axis("x" if long else "y"))
+    stage.bind(columns, block_axis("y" if long else "x"))
 
 
 def launch(

@@ -6,7 +6,7 @@ A dense layer, a batched matrix product, a convolution of any rank and layout, g
 
 and each data axis is read by one operand or by both. Axes that both read are a *batch*; the axes of the operand that
 reads the innermost data axis are the *columns*, those of the other the *rows*, and the reduce axes together are the
-*depth*. `as_product` rewrites such a stage of a schedule as
+*depth*. A schedule rewrites such a stage as
 
     left'[b, k, r] and right'[b, k, c]         views of the operands (a schedule keeps their tiles in shared memory)
     product[b, r, c] = sum over k of left'[b, k, r] * right'[b, k, c]
@@ -78,9 +78,24 @@ class Operand:
         return num_elements(_sizes(self.depth))
 
     def copy_direction(self, widest: int) -> tuple[str, int]:
-        """Along which of "free" and "depth" memory is read in order, and `vector_width` that way (at least 1)."""
+        """Along which of "free" and "depth" memory is read in order, and `vector_width` that way (at least 1).
+
+        Where it is read in order along neither for long, along the one whose last axis is that of memory.
+        """
         free, depth = self.vector_width("free", widest), self.vector_width("depth", widest)
-        return ("free", max(free, 1)) if free >= depth else ("depth", depth)
+        if free == depth == 0:
+            return ("depth" if self._follows_memory(self.depth) else "free"), 1
+        return ("free", free) if free >= depth else ("depth", depth)
+
+    def _follows_memory(self, group: Group) -> bool:
+        """Do elements lie side by side along the last axis of a group that is longer than one?"""
+        _, load = guarded_load(self.value)
+        axes = [axis for axis, size in zip(group, _sizes(group), strict=True) if as_int(size) != 1]
+        if load is None or not axes:
+            return False
+        analyzer = Analyzer()
+        form = analyzer.linear(ravel_index(load.indices, load.producer.shape))
+        return form.terms.get(analyzer.variable(axes[-1].var), 0) == 1
 
     def at(self, b: Any, f: Any, k: Any) -> PrimExpr:
         """The element at positions `b`, `f` and `k` along the three groups."""
@@ -121,11 +136,6 @@ class Operand:
         if form.terms.get(atom, 0) != 1 or lane in rest.vars:
             return False
         return not aligned or all(c % width == 0 for c in (*rest.terms.values(), rest.const))
-
-    @property
-    def is_copy(self) -> bool:
-        """Are the elements those of a tensor, or zero, so that they can be copied without a look at them?"""
-        return guarded_load(self.value)[1] is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import te
 from te.tir import Dim, IterVar, PrimExpr, as_dim
-from topi.cuda.common import block_axis, thread_axis
+from topi.cuda.common import bind_tiles, thread_axis
 from topi.cuda.contraction import Contraction, Operand, within, zero_filled
 from topi.cuda.cost import VECTOR_BYTES
 from topi.cuda.product_tiles import STATIC_SHARED_BYTES, MmaTile
@@ -132,8 +132,7 @@ def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) 
     j, j_warp, j_tile, t, e = _split_columns(s, out, columns, c.columns, tile)
     stage.reorder(batch, i, j, i_warp, j_warp, g, t, i_tile, half, j_tile, e)
     thread = stage.fuse(i_warp, j_warp, g, t)
-    for axis, dimension in ((batch, "z"), (i, "y"), (j, "x")):
-        stage.bind(axis, block_axis(dimension))
+    bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
     stage.bind(thread, thread_axis(tile.threads))
     for axis in (i_tile, half, j_tile):
         stage.unroll(axis)

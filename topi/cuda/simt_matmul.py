@@ -13,7 +13,7 @@ from typing import Any
 
 import te
 from te.tir import Dim, IterVar, PrimExpr, as_dim
-from topi.cuda.common import block_axis, thread_axis
+from topi.cuda.common import bind_tiles, thread_axis
 from topi.cuda.contraction import Contraction, Operand, within, zero_filled
 from topi.cuda.cost import VECTOR_BYTES
 from topi.cuda.product_tiles import BANKS, LANES, SimtTile
@@ -97,8 +97,7 @@ def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: SimtTile)
     )
     stage.reorder(batch, i, j, i_warp, j_warp, i_lane, j_lane, i_part, j_part, i_element, j_element)
     thread = stage.fuse(i_warp, j_warp, i_lane, j_lane)
-    for axis, dimension in ((batch, "z"), (i, "y"), (j, "x")):
-        stage.bind(axis, block_axis(dimension))
+    bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
     stage.bind(thread, thread_axis(tile.threads))
     stage.bind(i_part, te.thread_axis("vthread", name="part_y"))
     stage.bind(j_part, te.thread_axis("vthread", name="part_x"))
