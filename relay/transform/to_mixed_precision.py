@@ -154,6 +154,10 @@ def _rounded(constant: Constant, target: DType) -> Constant:
     """The constant in another type. Finite numbers stay finite: a mask of huge negative numbers must not become one of
     infinities, which give NaN where a whole row is masked."""
     data, kind = constant.data, numpy_dtype(str(target))
-    limit = float(ml_dtypes.finfo(kind).max)
-    bounded = np.where(np.isfinite(data), np.clip(data, -limit, limit), data)
-    return Constant(bounded.astype(kind), span=constant.span)
+    with np.errstate(over="ignore"):
+        rounded = data.astype(kind)
+    lost = np.isinf(rounded)
+    if lost.any():
+        limit = np.asarray(ml_dtypes.finfo(kind).max, kind)
+        rounded = np.where(lost & np.isfinite(data), np.where(data < 0, -limit, limit), rounded)
+    return Constant(rounded, span=constant.span)
