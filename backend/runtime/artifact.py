@@ -56,6 +56,7 @@ class CompiledModel:
         self.module = module
         self._on_device: dict[Device, dict[str, NDArray]] = {}
         self._placing = threading.Lock()
+        self._variants: dict[int, CompiledModel] = {}
         _check_params(self.graph, self.params)
 
     def __getitem__(self, name: str) -> Callable[..., BoundModel]:
@@ -80,6 +81,16 @@ class CompiledModel:
         for module in self.module._tree():
             module.check_device(chosen)
         return BoundModel(self, chosen)
+
+    def variant(self, sizes: Mapping[str, int]) -> CompiledModel | None:
+        """The model that was compiled for these sizes, with the same weights and code; None if there is none."""
+        for number, (wanted, graph) in enumerate(self.graph.variants):
+            if all(sizes.get(name) == size for name, size in wanted.items()):
+                if number not in self._variants:
+                    made = self._variants[number] = CompiledModel(graph, self.params, self.module)
+                    made._on_device, made._placing = self._on_device, self._placing
+                return self._variants[number]
+        return None
 
     def params_on(self, where: Device) -> dict[str, NDArray]:
         """The weights on a device, put there once.
@@ -220,6 +231,8 @@ def _retyped(arrays: dict[str, npt.NDArray[Any]], record: Record) -> dict[str, n
 
 
 def _check_params(graph: Graph, params: Mapping[str, npt.NDArray[Any]]) -> None:
+    for _, variant in graph.variants:
+        _check_params(variant, params)
     for tensor in graph.tensors:
         if tensor.storage != "param":
             continue

@@ -12,8 +12,8 @@ when kernels run and when variables get their values.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.runtime.dtype import data_type
@@ -97,10 +97,16 @@ class Graph:
     entry: str | None
     sizes: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
+    variants: tuple[tuple[Mapping[str, int], Graph], ...] = ()
+    """graphs that do the same for certain sizes, and faster"""
 
     def to_json(self) -> dict[str, Any]:
         """The graph as JSON values; `from_json` reads them back."""
-        dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]} if self.steps else {}
+        dynamic: dict[str, Any] = {}
+        if self.steps:
+            dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]}
+        if self.variants:
+            dynamic["variants"] = [{"sizes": dict(sizes), "graph": graph.to_json()} for sizes, graph in self.variants]
         return {
             "version": GRAPH_VERSION,
             "name": self.name,
@@ -138,7 +144,7 @@ class Graph:
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
-            "sizes", "steps",
+            "sizes", "steps", "variants",
         )  # fmt: skip
         version = record.number("version")
         if version != GRAPH_VERSION:
@@ -166,7 +172,19 @@ class Graph:
             steps=read_steps(steps, sizes, len(nodes), len(tensors), Graph.from_json),
         )
         _check_places(graph, where)
-        return graph
+        variants = record.records("variants") if "variants" in record.value else []
+        return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
+
+
+def _variant(graph: Graph, record: Record) -> tuple[dict[str, int], Graph]:
+    record.only("sizes", "graph")
+    given = record.record("sizes")
+    sizes = {name: given.number(name) for name in given.value}
+    variant = Graph.from_json(record.value.get("graph"), f"{record.where}.graph")
+    names = [[g.tensors[i].name for i in g.inputs] for g in (graph, variant)]
+    if not set(sizes) <= set(graph.sizes) or names[0] != names[1] or len(variant.outputs) != len(graph.outputs):
+        raise damaged(record.where, sizes, f"the graph for certain of the sizes {list(graph.sizes)}")
+    return sizes, variant
 
 
 def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTensor:

@@ -23,7 +23,7 @@ from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.device_api import ALLOC_ALIGNMENT
 from backend.runtime.dtype import to_numpy
-from backend.runtime.dynamic import DynamicRunner
+from backend.runtime.dynamic import DynamicRunner, bind_sizes
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.graph import GraphTensor
 from backend.runtime.module import Module
@@ -95,6 +95,9 @@ class GraphModule:
         self._params = bound.model.params_on(where)
         self._node_runner: NodeRunner | None = None
         self._dynamic: DynamicRunner | None = None
+        self._specials: dict[int, GraphModule] = {}
+        self._special: GraphModule | None = None
+        """the executor of the model for the last run's sizes, where it was compiled for them"""
         if graph.steps:
             self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params)
         else:
@@ -151,6 +154,8 @@ class GraphModule:
         with self._lock:
             position = self._output_position(index)
             tensor = self._graph.tensors[self._graph.outputs[position]]
+            if self._special is not None:
+                return self._special.get_output(position, out)
             if self._dynamic is not None:
                 result = self._dynamic.output(position)
                 return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
@@ -213,6 +218,8 @@ class GraphModule:
         """Limits the threads of later runs; None: as many as the process may use."""
         with self._lock:
             self._context.set_num_threads(num_threads)
+            for special in self._specials.values():
+                special.set_num_threads(num_threads)
             self._requested_threads = num_threads
 
     @property
@@ -423,11 +430,26 @@ class GraphModule:
 
     def _run(self) -> None:
         self._prepare()
-        if self._dynamic is not None:
+        self._special = self._find_special() if self._graph.variants else None
+        if self._special is not None:
+            for position, given in enumerate(self._inputs):
+                self._special.set_input_zero_copy(position, given)
+            self._special._run()
+        elif self._dynamic is not None:
             self._dynamic.run(self._inputs)
         else:
             self._runner()
         self._context.check()
+
+    def _find_special(self) -> GraphModule | None:
+        """The executor of the model compiled for the sizes of the inputs, if there is one."""
+        sizes = bind_sizes(self._graph, [given.shape for given in self._inputs])
+        model = self._bound.model.variant(sizes)
+        if model is None:
+            return None
+        if id(model) not in self._specials:
+            self._specials[id(model)] = GraphModule(model.bind(self.device), self._requested_threads)
+        return self._specials[id(model)]
 
     def _input_tensor(self, position: int) -> GraphTensor:
         return self._graph.tensors[self._graph.inputs[position]]

@@ -20,6 +20,7 @@ from frontends.cli.options import (
     fill_inputs,
     parse_shapes,
     read_inputs,
+    resolved,
     write_archive,
 )
 
@@ -123,7 +124,7 @@ def run(
     steps = Steps(quiet=not is_onnx(model))
     compiled = open_model(model, _build(target, shape, opt_level, precision), steps)
     executor = executor_for(compiled, device, threads)
-    _set_inputs(executor, inputs, fill, seed)
+    _set_inputs(executor, inputs, fill, seed, shape)
     executor.run()
     results = [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
     names = [compiled.graph.tensors[number].name for number in compiled.graph.outputs]
@@ -136,10 +137,16 @@ def run(
         err.print(f"wrote {output}")
 
 
-def _set_inputs(executor: GraphModule, texts: list[str] | None, fill: str | None, seed: int) -> None:
+def _set_inputs(
+    executor: GraphModule, texts: list[str] | None, fill: str | None, seed: int, shape: list[str] | None
+) -> None:
+    """Give the inputs files or filled arrays; `shape` says the sizes of those to fill that are known at run time."""
     shapes, dtypes = executor.get_input_info()
-    wanted = {name: (shapes[name], dtypes[name]) for name in shapes}
-    for name, value in fill_inputs(wanted, read_inputs(texts or []), fill, seed).items():
+    given, sizes = read_inputs(texts or []), parse_shapes(shape or [])
+    wanted = {
+        name: (given[name].shape if name in given else resolved(shapes[name], sizes), dtypes[name]) for name in shapes
+    }
+    for name, value in fill_inputs(wanted, given, fill, seed).items():
         executor.set_input(name, value)
 
 
@@ -166,7 +173,7 @@ def bench(
     """
     steps = Steps(quiet=not is_onnx(model))
     executor = executor_for(open_model(model, _build(target, shape, opt_level, precision), steps), device, threads)
-    _set_inputs(executor, inputs, fill, seed)
+    _set_inputs(executor, inputs, fill, seed, shape)
     with steps.step("measure"):
         result = executor.benchmark(repeat=repeat, number=number)
     print_latency(result.results, executor.num_threads)

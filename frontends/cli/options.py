@@ -11,9 +11,10 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-__all__ = ["Build", "Form", "Precision", "UsageError", "fill_inputs", "parse_shapes", "read_inputs", "write_archive"]
+__all__ = ["Build", "Form", "Precision", "UsageError", "fill_inputs", "parse_shapes", "read_inputs", "resolved",
+           "write_archive"]  # fmt: skip
 
-Shapes = dict[str, tuple[int, ...] | int]
+Shapes = dict[str, tuple[int | str, ...] | int]
 
 LARGEST_TOKEN = 100
 """Filled integer inputs lie below this, so that they can index any vocabulary."""
@@ -63,18 +64,37 @@ class UsageError(Exception):
 
 
 def parse_shapes(texts: Sequence[str]) -> Shapes:
-    """``["x:1,3,224,224", "batch=1"]`` as shape by input name and size by name of a dimension."""
+    """``["x:1,3,224,224", "x:batch,3,224,224", "batch=1"]`` as shape by input name and size by name of a dimension.
+
+    A name in a shape is a size known at run time.
+    """
     shapes: Shapes = {}
     for text in texts:
         name, colon, dims = text.rpartition(":")
         if colon and name:
-            shapes[name] = tuple(_size(part, text) for part in dims.split(",") if part.strip())
+            shapes[name] = tuple(_dimension(part, text) for part in dims.split(",") if part.strip())
             continue
         name, equals, size = text.rpartition("=")
         if not equals or not name:
             raise UsageError(f"--shape {text!r}: expected input:1,3,224,224 or dimension=1")
         shapes[name] = _size(size, text)
     return shapes
+
+
+def _dimension(text: str, whole: str) -> int | str:
+    """A size, or the name of one."""
+    return text.strip() if text.strip().isidentifier() else _size(text, whole)
+
+
+def resolved(shape: Sequence[int | str | tuple[Any, ...]], sizes: Shapes) -> tuple[int, ...]:
+    """A shape of an artifact with the sizes that the user gives in place of names."""
+    result: list[int] = []
+    for d in shape:
+        value = sizes.get(d) if isinstance(d, str) else d
+        if not isinstance(value, int):
+            raise UsageError(f"the size {d} of the model is known at run time; give it: --shape {d}=8, or --input")
+        result.append(value)
+    return tuple(result)
 
 
 def _size(text: str, whole: str) -> int:

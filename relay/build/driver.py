@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,13 +15,14 @@ import numpy as np
 from backend.driver import ModuleBuilder
 from backend.runtime.artifact import CompiledModel
 from backend.target import Target
+from relay.bind_sizes import bind_sizes
 from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
-from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors
+from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
 from relay.build.lower import Workload, lower
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Function, Var
-from relay.sizes import assuming, size_from_json, size_to_json, size_variables
+from relay.sizes import assuming, dims_equal, size_from_json, size_to_json, size_variables
 from relay.transform import default_pipeline
 from te.errors import CompileError
 from te.ir import IRModule, PassContext, Sequential, rewrite_dag
@@ -120,20 +122,28 @@ def build(
     *,
     mod_name: str = "default",
     progress: Progress | None = None,
+    specialize: Mapping[str, Sequence[int]] | None = None,
 ) -> CompiledModel:
     """Compile a module whose "main" is the model (TVM: `relay.build`).
 
-    `params` are weights by the name of the input they stand for. `progress` is told what is going on. The result's
-    `build_report` says how long each step took. Raises CompileError with the operator, its shapes and its place in the
-    user's model for what can't be compiled.
+    `params` are weights by the name of the input they stand for. `progress` is told what is going on. `specialize`
+    names sizes that are seen often, ``{"batch": [1, 8]}``: for each combination the model is compiled as one of these
+    sizes too, beside the one for all sizes, and the executor takes it when inputs have them; equal weights are kept
+    once. The result's `build_report` says how long each step took. Raises CompileError with the operator, its shapes
+    and its place in the user's model for what can't be compiled.
     """
     target = Target(target)
     report = BuildReport()
     with report.step("optimize"):
         module = optimize(mod, target, params)
+        special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
     with report.step("plan"):
         graph = make_graph(module["main"], lambda body: optimize(body, target)["main"])
         _name_outputs(graph, module.attrs.get("output_names", ()))
+        for sizes, variant in special:
+            graph.variants.append((sizes, make_graph(variant["main"])))
+            _name_outputs(graph.variants[-1][1], module.attrs.get("output_names", ()))
+            share_params(graph, graph.variants[-1][1])
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
@@ -148,11 +158,31 @@ def build(
             builder.add(entry)
         library = builder.finish()
     _describe(report, graph, len(workloads))
-    entry_name = ENTRY_NAME if graph.is_static and target.device_kind == "cpu" else None
-    description = graph.to_json(mod_name, str(target), target.device_kind, entry_name)
+    description = graph.to_json(mod_name, str(target), target.device_kind)
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
+
+
+def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[str, int]]:
+    """Every choice of one size for each name."""
+    if not specialize:
+        return []
+    return [dict(zip(specialize, sizes, strict=True)) for sizes in itertools.product(*specialize.values())]
+
+
+def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
+    """The model for certain sizes. Raises CompileError unless that makes all its sizes known."""
+    module = IRModule({"main": mod}) if isinstance(mod, Function) else mod
+    main = bind_sizes(module["main"], sizes)
+    left = size_variables(p.tensor_type.shape for p in main.params)
+    if left or main.attrs.get("bound_sizes"):
+        names = ", ".join([*left, *[str(record[0]) for record in main.attrs.get("bound_sizes", ())]])
+        raise CompileError(f"specialize={dict(sizes)} leaves sizes that are known at run time: {names}")
+    for a, b, source in main.attrs.get("size_checks", ()):
+        if not dims_equal(a, b):
+            raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
+    return module.with_functions({**module.functions, "main": main.replace(attrs={})})
 
 
 def _plan(
@@ -168,7 +198,10 @@ def _plan(
         node.sizes = kernels[node.workload.name].sizes
     if graph.is_static and not graph.attrs.get("nested"):
         place_tensors(graph, in_place)
-        return [make_entry(graph)] if with_entries else []
+        if not with_entries:
+            return []
+        graph.entry = ENTRY_NAME if number == 0 else f"{ENTRY_NAME}_{number}"
+        return [make_entry(graph, graph.entry)]
     rounds = plan_dynamic(graph, in_place)
     if not with_entries:
         return []

@@ -12,7 +12,7 @@ ENTRY_NAME = "relayc_run"
 _POINTER_BYTES = 8
 
 
-def make_entry(graph: ExecutionGraph) -> PrimFunc:
+def make_entry(graph: ExecutionGraph, name: str = ENTRY_NAME) -> PrimFunc:
     """``relayc_run(arena, tensors)``: `arena` is the base of the intermediate memory, `tensors` a table of addresses.
 
     Intermediate tensors lie at constant offsets of the arena; the table holds those of inputs, outputs and parameters.
@@ -32,7 +32,7 @@ def make_entry(graph: ExecutionGraph) -> PrimFunc:
         return Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *addresses))
 
     calls = [call(node) for node in graph.nodes]
-    attrs = {"global_symbol": ENTRY_NAME, "packed_api": False}
+    attrs = {"global_symbol": name, "packed_api": False}
     return PrimFunc((arena, table), seq(calls), {}, attrs)
 
 

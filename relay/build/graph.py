@@ -7,6 +7,7 @@ and parameters where the caller puts them, everything else in the arena.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,9 @@ class ExecutionGraph:
     kept: set[int] = field(default_factory=set)
     """tensors that are read between steps, so that their memory is not given away"""
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    entry: str | None = None
+    variants: list[tuple[dict[str, int], ExecutionGraph]] = field(default_factory=list)
+    """this graph for certain sizes, which the executor prefers where they are given"""
 
     @property
     def is_static(self) -> bool:
@@ -100,6 +104,8 @@ class ExecutionGraph:
     def all_graphs(self) -> Iterator[ExecutionGraph]:
         """This graph and those inside its control flow."""
         yield self
+        for _, variant in self.variants:
+            yield from variant.all_graphs()
         for control in self.control_nodes:
             for graph in control.graphs:
                 yield from graph.all_graphs()
@@ -110,7 +116,7 @@ class ExecutionGraph:
             tensor = base
         return tensor
 
-    def to_json(self, name: str, target: str, device: str, entry: str | None) -> dict[str, Any]:
+    def to_json(self, name: str, target: str, device: str) -> dict[str, Any]:
         """The graph as the executor reads it."""
         return {
             "version": 1,
@@ -130,9 +136,13 @@ class ExecutionGraph:
             "inputs": self.inputs,
             "outputs": self.outputs,
             "arena_bytes": self.plan.arena_bytes,
-            "entry": entry,
+            "entry": self.entry,
             **({"sizes": list(self.sizes), "steps": self._steps_json(name, target, device)} if self.steps else {}),
+            **({"variants": self._variants_json(name, target, device)} if self.variants else {}),
         }
+
+    def _variants_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
+        return [{"sizes": sizes, "graph": graph.to_json(name, target, device)} for sizes, graph in self.variants]
 
     def _steps_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
         """The steps with the graphs of control flow in them."""
@@ -141,7 +151,7 @@ class ExecutionGraph:
             control = step.get("control")
             plain = {key: value for key, value in step.items() if key != "control"}
             if control is not None:
-                graphs = [g.to_json(name, target, device, None) for g in control.graphs]
+                graphs = [g.to_json(name, target, device) for g in control.graphs]
                 plain |= {"graphs": graphs} if step["step"] == "if" else {"graph": graphs[0]}
             written.append(plain)
         return written
@@ -333,6 +343,24 @@ def make_graph(function: Function, prepare: Callable[[Function], Function] = lam
     `prepare` optimises and fuses the functions inside control flow. Raises CompileError for what can't be executed.
     """
     return _Numbering(function, prepare).graph
+
+
+def share_params(graph: ExecutionGraph, other: ExecutionGraph) -> None:
+    """Put the parameters of `other` with those of `graph`, equal data under one name."""
+    names = {_content(data): name for name, data in graph.params.items()}
+    renamed: dict[str, str] = {}
+    for name, data in other.params.items():
+        content = _content(data)
+        renamed[name] = names.setdefault(content, f"p{len(graph.params)}")
+        graph.params.setdefault(renamed[name], data)
+    for tensor in other.tensors:
+        if tensor.storage is not None and tensor.storage[0] == "param":
+            tensor.storage = ("param", renamed[str(tensor.storage[1])])
+    other.params = graph.params
+
+
+def _content(data: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    return data.dtype.str, data.shape, hashlib.blake2b(np.ascontiguousarray(data).tobytes()).digest()
 
 
 def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Workspace]]) -> None:

@@ -11,6 +11,7 @@ from backend.runtime.artifact import CompiledModel
 from backend.runtime.errors import ArgumentError, ArtifactError
 from relay import op
 from relay.transform import PassContext
+from te.errors import CompileError
 from te.tir import SizeVar
 
 RNG = np.random.default_rng(3)
@@ -62,6 +63,20 @@ def test_a_saved_model_keeps_its_sizes():
     assert module.get_input_info()[0] == {"x": ("n", 64)}
     x = RNG.standard_normal((7, 64), dtype=np.float32)
     np.testing.assert_allclose(module(x)[0].numpy(), expected(x), rtol=1e-4, atol=1e-6)
+
+
+def test_models_for_certain_sizes_stand_beside_the_general_one():
+    lib = relay.build(network(SizeVar("n")), specialize={"n": [1, 8]})
+    lib = CompiledModel.from_bytes(lib.to_bytes())
+    assert [dict(sizes) for sizes, _ in lib.graph.variants] == [{"n": 1}, {"n": 8}]
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for n in (8, 1, 3, 8):
+        x = RNG.standard_normal((n, 64), dtype=np.float32)
+        (result,) = module(x)
+        assert (module._special is not None) == (n in (1, 8))
+        np.testing.assert_allclose(result.numpy(), expected(x), rtol=1e-4, atol=1e-6)
+    with pytest.raises(CompileError, match="leaves sizes"):
+        relay.build(network(SizeVar("n")), specialize={"m": [1]})
 
 
 def test_sizes_that_disagree_are_named():
