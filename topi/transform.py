@@ -108,13 +108,13 @@ def flip(x: Tensor, axes: Sequence[int]) -> Tensor:
     return _injective(x.shape, lambda *i: x(*[x.shape[a] - 1 - v if a in axes else v for a, v in enumerate(i)]), "flip")
 
 
-def tile(x: Tensor, reps: Sequence[int]) -> Tensor:
+def tile(x: Tensor, reps: Sequence[Dim]) -> Tensor:
     """The whole tensor repeated ``reps[d]`` times along dimension d; one count for each dimension, after padding."""
     lead = len(reps) - x.ndim
     shape = [as_dim(d * r) for d, r in zip((*[1] * lead, *x.shape), reps, strict=True)]
 
     def body(*i: Any) -> PrimExpr:
-        once = [reps[lead + a] == 1 or (isinstance(d, int) and d == 0) for a, d in enumerate(x.shape)]
+        once = [as_int(reps[lead + a]) == 1 or (isinstance(d, int) and d == 0) for a, d in enumerate(x.shape)]
         return x(*[v if once[a] else v % x.shape[a] for a, v in enumerate(i[lead:])])
 
     return _injective(shape, body, "tile")

@@ -341,7 +341,7 @@ class Tile(OpDef):
         return topi.tile(x, self._full(x.ndim))
 
     def reference(self, x: Array) -> Array:
-        return np.tile(x, self.reps)
+        return np.tile(x, [int(r) for r in self.reps])  # type: ignore[arg-type]
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
         reps = self._full(len(perm))

@@ -65,6 +65,20 @@ def test_run_gives_the_model_s_output(folder: Path, source: str) -> None:
     assert f"{want[0].max():.4g}" in result.output
 
 
+def test_one_artifact_runs_at_any_size(folder: Path) -> None:
+    path = folder / "any.relayc"
+    result = runner.invoke(app, ["compile", str(folder / "model.onnx"), "-o", str(path), "-s", "x:n,8"])
+    assert result.exit_code == 0, result.output
+    for size in ("3", "1"):
+        command = ["run", str(path), "--fill", "ones", "--shape", f"n={size}", "-o", str(folder / "any.npz")]
+        result = runner.invoke(app, command)
+        assert result.exit_code == 0, result.output
+        y = np.load(folder / "any.npz")["y"]
+        np.testing.assert_allclose(y, expected(np.ones((int(size), 8), np.float32)), rtol=1e-4)
+    result = runner.invoke(app, ["run", str(path), "--fill", "ones"])
+    assert result.exit_code == 2 and "--shape n=8" in result.output.replace("\n", " ")
+
+
 def test_bench_prints_latency_and_kernels(folder: Path) -> None:
     result = runner.invoke(app, ["bench", str(folder / "model.relayc"), "-n", "3", "--threads", "1", "--profile", "5"])
     assert result.exit_code == 0, result.output
