@@ -46,7 +46,7 @@ def test_reductions_over_several_axes(run_cuda, axes, keepdims):
 @pytest.mark.parametrize("operator", ["sum", "argmin"])
 @pytest.mark.parametrize(("shape", "axis"), [((2, 300), 1), ((301, 2), 0)])
 def test_a_few_long_reductions_are_shared_by_blocks(run_cuda, lower_cuda, monkeypatch, operator, shape, axis):
-    monkeypatch.setattr(reduction, "_PART", 100)
+    monkeypatch.setattr(reduction, "_LEAST_STEPS", 1)
     x, a = placeholder(*shape), RNG.random(shape, dtype=np.float32)
     out = getattr(topi, operator)(x, axis)
     assert len(set(re.findall(r"blockIdx.x(?:_\d)? in thread", str(lower_cuda([x], [out]))))) == 2

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_reduce", "schedule_reduction"]
 
-_PART = 4096
-"""Columns that a block reduces at least before a second kernel is worth it."""
+_LEAST_STEPS = 16
+"""Columns that a thread reduces at least in a part; less is not worth a second kernel."""
 
 
 @register_schedule(["comm_reduce", "comm_reduce_idx"], "cuda", rank=Rank.REDUCTION)
@@ -51,10 +51,10 @@ def schedule_reduction(s: te.Schedule, op: te.ComputeOp, main: te.Tensor, gpu: G
     along = _reduces_last_axis(op) if source is None else source[1].along_memory
     order = list(op.reduce_axis) if source is None else memory_order(op, source[0])
     itemsize = max(t.dtype.nbytes for t in (*op.input_tensors, main))
-    parts = _parts(gpu, count, columns)
+    length = product([a.extent for a in op.reduce_axis])
+    plan = plan_rows(gpu, count, length, itemsize, along_memory=along, hold=False)
+    parts = _parts(gpu, math.ceil(count / plan.rows), columns // plan.threads)
     if parts == 1:
-        plan = plan_rows(gpu, count, product([a.extent for a in op.reduce_axis]), itemsize, along_memory=along,
-                         hold=False)  # fmt: skip
         _reduce_at_once(s, op, main, order, plan, source)
         return
     part, _ = s[op].split(s[op].fuse(*order), nparts=parts)
@@ -104,9 +104,8 @@ def _reduces_last_axis(op: te.ComputeOp) -> bool:
     return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
 
 
-def _parts(gpu: Gpu, results: int, columns: int) -> int:
-    """Blocks to share each reduction between."""
-    if results >= gpu.processors or results == 0:
+def _parts(gpu: Gpu, blocks: int, steps: int) -> int:
+    """Blocks to share each reduction between, where `blocks` run `steps` steps each otherwise."""
+    if blocks >= gpu.processors or blocks == 0:
         return 1
-    wanted = max(2 * gpu.processors // results, 1)
-    return power_of_two(min(wanted, max(columns // _PART, 1), gpu.block_threads))
+    return power_of_two(min(2 * gpu.processors // blocks, steps // _LEAST_STEPS, gpu.block_threads))

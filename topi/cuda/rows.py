@@ -85,6 +85,11 @@ class RowMap:
         return [d if g == 0 else d // g for d, g in pairs if g == 0 or not same_dim(d, g)]  # type: ignore[operator]
 
     @property
+    def grouped(self) -> bool:
+        """Is there a dimension that is in part of the row and in part of the column?"""
+        return any(g != 0 and not same_dim(d, g) for d, g in zip(self.shape, self.groups, strict=True))
+
+    @property
     def along_memory(self) -> bool:
         """Are columns neighbours in memory?"""
         sizes = [i for i, d in enumerate(self.shape) if as_int(d) != 1]

@@ -6,6 +6,7 @@ computed on the way out.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import te
@@ -78,6 +79,8 @@ def schedule_rows(
     plan = plan_rows(
         gpu, constant_size(rows.row_shape), rows.columns, itemsize, along_memory=rows.along_memory, hold=True
     )
+    if rows.grouped and not plan.exact:
+        plan = replace(plan, registers=False)  # past the last column, a group's columns would be the next group's
     at = bind_rows(s, main, rows, plan)
     for op in inside:
         result = op.output(0)

@@ -40,9 +40,9 @@ def schedule_scan(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     gpu = Gpu.of(target)
     for stage in list(s.stages):
         op = stage.op
-        if isinstance(op, te.ExternOp) and op.tag == "scan":
+        if isinstance(op, te.ExternOp) and "combine" in op.attrs:
             schedule_extern(s, op, gpu, _scan(op, gpu))
-        elif isinstance(op, te.ExternOp) and op.tag == "scatter":
+        elif isinstance(op, te.ExternOp) and "met_by" in op.attrs:
             schedule_extern(s, op, gpu, _scatter(op, gpu))
         elif stage.attach != "inline":
             schedule_stage(s, op, target)

@@ -36,7 +36,7 @@ def schedule_sort(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     inline_injective(s, outs)
     for stage in list(s.stages):
         op = stage.op
-        if isinstance(op, te.ExternOp) and op.tag == "sort":
+        if isinstance(op, te.ExternOp) and "comes_before" in op.attrs:
             schedule_extern(s, op, Gpu.of(target), _parallel_sort(op))
         elif stage.attach != "inline":
             schedule_stage(s, op, target)

@@ -37,8 +37,8 @@ def codes_of(numbers: range) -> list[Source]:
 def test_every_operator_compiles_for_a_gpu(numbers: range) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     module = assemble(codes_of(numbers), SM_90)
-    spilled = {name: kernel for name, kernel in module.report.items() if kernel["spill_stores"]}
-    assert not spilled
+    report = module.report.items()
+    assert not {name: kernel for name, kernel in report if kernel["spill_stores"] or kernel["stack"] > 256}
 
 
 @pytest.mark.parametrize("numbers", BATCHES, ids=str)
