@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from te.errors import CompileError
-from te.index import IndexMath, Poly
+from te.index import IndexMath
 from te.ir import collect
+from te.poly import Poly
 from te.tir import Cast, Dim, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, as_dim
 from te.tir.expr import Add
 from te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, sub

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from te.errors import ScheduleError
-from te.index import IndexMath, Interval, Poly, number
+from te.index import IndexMath
 from te.ir.visitor import post_order
 from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
+from te.poly import Interval, Poly, number
 from te.stage import Fuse, Split, Stage
 from te.tensor import Tensor
 from te.tir import ops

@@ -11,12 +11,11 @@ Everything here is exact integer arithmetic: no index is assumed to wrap.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 from te.dtype import INT32, INT64, DType
 from te.ir.visitor import post_order
+from te.poly import Atom, Interval, Monomial, Poly, number, remove_factors, shared_divisors
 from te.tir.expr import (
     Add,
     Call,
@@ -37,94 +36,7 @@ from te.tir.expr import (
 from te.tir.ops import cast, make_const
 from te.tir.substitute import substitute
 
-__all__ = ["IndexMath", "Interval", "Poly"]
-
-
-class Atom:
-    """An indivisible factor: kind "var", "//", "%", "min", "max", "select" or "opaque"."""
-
-    __slots__ = ("args", "expr", "kind", "serial", "vars")
-
-    def __init__(self, kind: str, args: tuple[Any, ...], expr: PrimExpr, vars_: frozenset[Var], serial: int) -> None:
-        self.kind, self.args, self.expr, self.vars, self.serial = kind, args, expr, vars_, serial
-
-
-Monomial = tuple[Atom, ...]
-
-
-class Poly:
-    """A sum of integer multiples of products of atoms; the empty product is 1."""
-
-    __slots__ = ("terms",)
-
-    def __init__(self, terms: dict[Monomial, int]) -> None:
-        self.terms = terms
-
-    @property
-    def const(self) -> int | None:
-        """The number this is, or None."""
-        if not self.terms:
-            return 0
-        return self.terms.get(()) if len(self.terms) == 1 else None
-
-    @property
-    def constant_term(self) -> int:
-        """The multiple of 1 in the sum."""
-        return self.terms.get((), 0)
-
-    def __add__(self, other: Poly | int) -> Poly:
-        terms = dict(self.terms)
-        for m, c in ({(): other} if isinstance(other, int) else other.terms).items():
-            total = terms.get(m, 0) + c
-            if total:
-                terms[m] = total
-            else:
-                terms.pop(m, None)
-        return Poly(terms)
-
-    def scale(self, factor: int) -> Poly:
-        """A multiple."""
-        if factor == 1:
-            return self
-        return Poly({m: c * factor for m, c in self.terms.items()} if factor else {})
-
-    def __sub__(self, other: Poly | int) -> Poly:
-        return self + (-other if isinstance(other, int) else other.scale(-1))
-
-    def __mul__(self, other: Poly) -> Poly:
-        if (k := other.const) is not None:
-            return self.scale(k)
-        if (k := self.const) is not None:
-            return other.scale(k)
-        result = Poly({})
-        for m, c in self.terms.items():
-            result = result + Poly({tuple(sorted((*m, *n), key=_serial)): c * d for n, d in other.terms.items()})
-        return result
-
-    def atoms(self) -> set[Atom]:
-        """All factors of the products."""
-        return {atom for monomial in self.terms for atom in monomial}
-
-    def key(self) -> tuple[Any, ...]:
-        """Equal for equal polynomials of one `IndexMath`."""
-        return tuple(sorted([(tuple([a.serial for a in m]), c) for m, c in self.terms.items()]))
-
-
-def _serial(atom: Atom) -> int:
-    return atom.serial
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """The integers lo, ..., lo + span: `span` is an upper bound, exact where the index allows it."""
-
-    lo: Poly
-    span: Poly
-
-
-def number(value: int) -> Poly:
-    """A constant polynomial."""
-    return Poly({(): value} if value else {})
+__all__ = ["IndexMath"]
 
 
 class IndexMath:
@@ -279,7 +191,7 @@ class IndexMath:
             if factor == 1:
                 q, r = Poly({}), Poly({})
                 for m, c in a.terms.items():
-                    rest = _remove(m, divisor)
+                    rest = remove_factors(m, divisor)
                     if rest is None:
                         r = r + Poly({m: c})
                     else:
@@ -299,7 +211,7 @@ class IndexMath:
         if not r.terms or (self.nonneg(r) and self.nonneg(b - r - 1)):
             return q
         if k is not None:
-            for g in _divisors(r, k):
+            for g in shared_divisors(r, k):
                 high, low = self._divide(r, number(g))
                 if self._within(low, g):
                     return q + self.floordiv(high, number(k // g))
@@ -316,7 +228,7 @@ class IndexMath:
         if not r.terms or (self.nonneg(r) and self.nonneg(b - r - 1)):
             return r
         if k is not None:
-            for g in _divisors(r, k):
+            for g in shared_divisors(r, k):
                 high, low = self._divide(r, number(g))
                 if self._within(low, g):
                     return self.floormod(high, number(k // g)).scale(g) + low
@@ -533,7 +445,7 @@ class IndexMath:
             return Interval(start, a.span)
         k, s = m.const, a.span.const
         if k is not None and s is not None:
-            for g in _divisors(start, k):
+            for g in shared_divisors(start, k):
                 _, low = self._divide(start, number(g))
                 if low.const == 0 and s < g:  # the start is a multiple of g and the run ends before the next one
                     return Interval(start, a.span)
@@ -607,21 +519,6 @@ def _quotient_bounds(
 
 def _both(choose: Any, a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else choose(a, b)
-
-
-def _remove(monomial: Monomial, divisor: Monomial) -> Monomial | None:
-    rest = list(monomial)
-    for atom in divisor:
-        if atom not in rest:
-            return None
-        rest.remove(atom)
-    return tuple(rest)
-
-
-def _divisors(p: Poly, k: int) -> list[int]:
-    """Proper divisors of k that some coefficients of p share with it, largest first."""
-    found = {gcd(c, k) for m, c in p.terms.items() if m}
-    return sorted([g for g in found if 1 < g < k or (g == k and k > 1)], reverse=True)
 
 
 def _loose_atoms(p: Poly, loose: frozenset[Var]) -> set[Atom]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from te.bounds import Bounds, Guard, Loops, guard_expr
 from te.errors import LoweringError, ScheduleError
-from te.index import Poly, number
 from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
+from te.poly import Poly, number
 from te.rewrite import map_reads
 from te.stage import MAX_LANES, Split, Stage
 from te.tensor import Tensor

@@ -7,11 +7,12 @@ from typing import Any
 
 from te.bounds import Loops
 from te.errors import ScheduleError
-from te.index import IndexMath, Interval, Poly
+from te.index import IndexMath
 from te.ir.node import Node
 from te.ir.structural import structural_equal
 from te.ir.visitor import post_order
 from te.operation import ComputeOp
+from te.poly import Interval, Poly
 from te.tensor import Tensor
 from te.tensor_intrin import TensorIntrin
 from te.tir import ops

@@ -16,7 +16,7 @@ from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, widened
 from relay.type import TensorType
 from te.dtype import dtype as parse_dtype
-from te.tir.interpreter import convert_array
+from te.tir.values import convert_array
 
 __all__ = [
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "Ceil", "Clip", "Copy", "Cos",

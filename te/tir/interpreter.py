@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes  # pyright: ignore[reportMissingImports]
 import numpy as np
 
-from te.dtype import DType
 from te.errors import CompileError
 from te.ir.module import IRModule
 from te.ir.visitor import Visitor
@@ -64,48 +62,23 @@ from te.tir.stmt import (
     SeqStmt,
     While,
 )  # fmt: skip
+from te.tir.values import (
+    Memory,
+    Pointer,
+    convert_array,
+    memory_of,
+    numpy_dtype,
+    scalar,
+    truncated_quotient,
+    typed,
+    wrapped,
+)  # fmt: skip
 
-__all__ = ["Interpreter", "InterpreterError", "Pointer", "convert_array", "interpret", "numpy_dtype"]
+__all__ = ["Interpreter", "InterpreterError", "interpret"]
 
 
 class InterpreterError(CompileError):
     """A program did what it must not: left a buffer, read unwritten memory, failed an assertion, lacked a function."""
-
-
-def numpy_dtype(kind: DType) -> np.dtype[Any]:
-    """The numpy type of one lane, with ml_dtypes for bfloat16, float8 and 4-bit types."""
-    name = str(kind.element)
-    return np.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else np.dtype(name)
-
-
-class Memory:
-    """A run of bytes with typed views, and a flag per byte that tells whether it was written, if that is watched."""
-
-    __slots__ = ("data", "views", "written")
-
-    def __init__(self, data: np.ndarray, written: np.ndarray | None = None) -> None:
-        self.data = data
-        self.views: dict[DType, np.ndarray] = {}
-        self.written = written
-
-    def view(self, kind: DType) -> np.ndarray:
-        """All of it as elements of a type."""
-        found = self.views.get(kind)
-        if found is None:
-            dtype = numpy_dtype(kind)
-            whole = self.data.size // dtype.itemsize * dtype.itemsize
-            found = self.views[kind] = self.data[:whole].view(dtype)
-        return found
-
-
-class Pointer:
-    """A place in a memory, in bytes from its start."""
-
-    __slots__ = ("memory", "offset")
-
-    def __init__(self, memory: Memory, offset: int = 0) -> None:
-        self.memory = memory
-        self.offset = offset
 
 
 class Interpreter(Visitor[Any]):
@@ -152,7 +125,7 @@ class Interpreter(Visitor[Any]):
         self, param: Var, buffer: Buffer | None, arg: Any, shapes: list[tuple[Buffer, tuple[int, ...]]]
     ) -> None:
         if isinstance(arg, np.ndarray):
-            arg_pointer = Pointer(_memory_of(arg))
+            arg_pointer = Pointer(memory_of(arg))
             self.env[param] = arg_pointer
             if buffer is None:
                 return
@@ -165,7 +138,7 @@ class Interpreter(Visitor[Any]):
             if buffer is not None:
                 self.env[buffer.data] = arg
         else:
-            self.env[param] = _scalar(param.dtype, arg)
+            self.env[param] = scalar(param.dtype, arg)
 
     def _match_shapes(self, func: PrimFunc, shapes: list[tuple[Buffer, tuple[int, ...]]]) -> None:
         for buffer, shape in shapes:
@@ -201,27 +174,27 @@ class Interpreter(Visitor[Any]):
         return node.value
 
     def visit_Add(self, node: Add) -> Any:
-        return _wrapped(node.dtype, self.visit(node.a) + self.visit(node.b))
+        return wrapped(node.dtype, self.visit(node.a) + self.visit(node.b))
 
     def visit_Sub(self, node: Sub) -> Any:
-        return _wrapped(node.dtype, self.visit(node.a) - self.visit(node.b))
+        return wrapped(node.dtype, self.visit(node.a) - self.visit(node.b))
 
     def visit_Mul(self, node: Mul) -> Any:
-        return _wrapped(node.dtype, self.visit(node.a) * self.visit(node.b))
+        return wrapped(node.dtype, self.visit(node.a) * self.visit(node.b))
 
     def visit_Div(self, node: Binary) -> Any:
         a, b = self.visit(node.a), self.visit(node.b)
-        return a / b if node.dtype.is_float else _wrapped(node.dtype, _truncated_quotient(a, b))
+        return a / b if node.dtype.is_float else wrapped(node.dtype, truncated_quotient(a, b))
 
     def visit_Mod(self, node: Binary) -> Any:
         a, b = self.visit(node.a), self.visit(node.b)
-        return np.fmod(a, b) if node.dtype.is_float else _wrapped(node.dtype, a - b * _truncated_quotient(a, b))
+        return np.fmod(a, b) if node.dtype.is_float else wrapped(node.dtype, a - b * truncated_quotient(a, b))
 
     def visit_FloorDiv(self, node: Binary) -> Any:
-        return _wrapped(node.dtype, self.visit(node.a) // self.visit(node.b))
+        return wrapped(node.dtype, self.visit(node.a) // self.visit(node.b))
 
     def visit_FloorMod(self, node: Binary) -> Any:
-        return _wrapped(node.dtype, self.visit(node.a) % self.visit(node.b))
+        return wrapped(node.dtype, self.visit(node.a) % self.visit(node.b))
 
     def visit_Min(self, node: Binary) -> Any:
         a, b = self.visit(node.a), self.visit(node.b)
@@ -254,7 +227,7 @@ class Interpreter(Visitor[Any]):
 
     def visit_Cast(self, node: Cast) -> Any:
         value = self.visit(node.value)
-        return convert_array(value, node.dtype) if isinstance(value, np.ndarray) else _scalar(node.dtype, value)
+        return convert_array(value, node.dtype) if isinstance(value, np.ndarray) else scalar(node.dtype, value)
 
     def visit_Let(self, node: Let) -> Any:
         self.env[node.var] = self.visit(node.value)
@@ -272,7 +245,7 @@ class Interpreter(Visitor[Any]):
     def visit_Shuffle(self, node: Shuffle) -> Any:
         lanes = np.concatenate([np.atleast_1d(self.visit(v)) for v in node.vectors]).astype(numpy_dtype(node.dtype))
         picked = lanes[list(node.indices)]
-        return picked if len(node.indices) > 1 else _scalar(node.dtype, picked[0])
+        return picked if len(node.indices) > 1 else scalar(node.dtype, picked[0])
 
     # ---- memory
 
@@ -298,7 +271,7 @@ class Interpreter(Visitor[Any]):
         mask = None if node.predicate is None else self.visit(node.predicate)
         if mask is not None and not np.any(mask):
             zeros = np.zeros(node.dtype.lanes, numpy_dtype(node.dtype))
-            return zeros if node.dtype.lanes > 1 else _scalar(node.dtype, 0)
+            return zeros if node.dtype.lanes > 1 else scalar(node.dtype, 0)
         memory, position = self._place(buffer, node.indices, mask)
         view = memory.view(buffer.dtype)
         if isinstance(position, np.ndarray):
@@ -310,7 +283,7 @@ class Interpreter(Visitor[Any]):
             lanes[mask] = view[touched]
             return lanes
         self._check_touch(buffer, memory, view, position, reads=True)
-        return _scalar(buffer.dtype, view[position])
+        return scalar(buffer.dtype, view[position])
 
     def visit_BufferStore(self, node: BufferStore) -> None:
         value = self.visit(node.value)
@@ -346,9 +319,9 @@ class Interpreter(Visitor[Any]):
         reference = INTRINSICS[node.op].reference
         if reference is None:
             raise InterpreterError(f"the interpreter does not run {node.op}: {node}")
-        args = [_typed(a.dtype, self.visit(a)) for a in node.args]
+        args = [typed(a.dtype, self.visit(a)) for a in node.args]
         result = np.asarray(reference(*args)).astype(numpy_dtype(node.dtype))
-        return result if node.dtype.lanes > 1 else _scalar(node.dtype, result[()])
+        return result if node.dtype.lanes > 1 else scalar(node.dtype, result[()])
 
     def _call_if_then_else(self, node: Call) -> Any:
         condition = self.visit(node.args[0])
@@ -360,8 +333,8 @@ class Interpreter(Visitor[Any]):
         return self.visit(node.args[0])
 
     def _call_reinterpret(self, node: Call) -> Any:
-        bits = np.atleast_1d(_typed(node.args[0].dtype, self.visit(node.args[0]))).view(numpy_dtype(node.dtype))
-        return bits if node.dtype.lanes > 1 else _scalar(node.dtype, bits[0])
+        bits = np.atleast_1d(typed(node.args[0].dtype, self.visit(node.args[0]))).view(numpy_dtype(node.dtype))
+        return bits if node.dtype.lanes > 1 else scalar(node.dtype, bits[0])
 
     def _call_bits(self, node: Call) -> Any:
         kind = node.args[0].dtype
@@ -388,15 +361,15 @@ class Interpreter(Visitor[Any]):
         dtype = numpy_dtype(node.dtype)
         start = pointer.offset + offset
         lanes = pointer.memory.data[start : start + dtype.itemsize * node.dtype.lanes].view(dtype)
-        return lanes.copy() if node.dtype.lanes > 1 else _scalar(node.dtype, lanes[0])
+        return lanes.copy() if node.dtype.lanes > 1 else scalar(node.dtype, lanes[0])
 
     def _call_atomic(self, node: Call) -> Any:
         pointer, value = self.visit(node.args[0]), self.visit(node.args[1])
         kind = node.args[1].dtype
         view = pointer.memory.view(kind)
         position = pointer.offset // view.itemsize
-        old = _scalar(kind, view[position])
-        view[position] = _wrapped(kind, old + value) if node.op == "atomic_add" else max(old, value)
+        old = scalar(kind, view[position])
+        view[position] = wrapped(kind, old + value) if node.op == "atomic_add" else max(old, value)
         return old
 
     def _call_kernel(self, node: Call) -> int:
@@ -531,75 +504,11 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
 }  # fmt: skip
 
 
-def _memory_of(array: np.ndarray) -> Memory:
-    """The memory that an array (with strides of at least one element) lies in."""
-    span = 1 + sum([(n - 1) * (s // array.itemsize) for n, s in zip(array.shape, array.strides, strict=True)])
-    if array.size == 0:
-        return Memory(np.zeros(0, np.uint8))
-    words = array.view(f"u{array.itemsize}")  # numpy makes no strided view of some types of ml_dtypes
-    flat = np.lib.stride_tricks.as_strided(words, (span,), (array.itemsize,))
-    return Memory(flat.view(np.uint8))
-
-
 def _compact_strides(shape: list[int]) -> list[int]:
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return strides
-
-
-def _wrapped(kind: DType, value: Any) -> Any:
-    """The result of integer arithmetic brought into its type; floats and vectors are there already."""
-    if not isinstance(value, int) or not kind.is_integral:
-        return value
-    bits = kind.bits
-    if kind.is_int:
-        half = 1 << (bits - 1)
-        return value if -half <= value < half else ((value + half) & ((1 << bits) - 1)) - half
-    return value & ((1 << bits) - 1)
-
-
-def _scalar(kind: DType, value: Any) -> Any:
-    """A number as a scalar of a type: floats truncate to integers, integers wrap, bool is `!= 0`."""
-    if kind.is_bool:
-        return bool(value)
-    if kind.is_integral:
-        if isinstance(value, int):
-            return _wrapped(kind, value)
-        exact = float(value) if not isinstance(value, np.integer) else value
-        return _wrapped(kind, int(exact)) if np.isfinite(exact) else kind.min_value()
-    return convert_array(np.asarray(value), kind)[()] if kind.is_float else value
-
-
-def _typed(kind: DType, value: Any) -> Any:
-    return value if isinstance(value, np.ndarray | Pointer | str) else np.asarray(value).astype(numpy_dtype(kind))[()]
-
-
-def convert_array(value: np.ndarray, kind: DType) -> np.ndarray:
-    """An array converted as `Cast` does it. A float64 is rounded once, where `ml_dtypes` goes by way of float32."""
-    if kind.is_bool:
-        return value != 0
-    if value.dtype == np.float64 and kind.is_float and kind.bits <= 16:
-        value = _round_to_odd(value)
-    return value.astype(numpy_dtype(kind))
-
-
-def _round_to_odd(value: np.ndarray) -> np.ndarray:
-    """float64 to float32; an inexact result ends in a 1 bit, so that rounding it again sees what was dropped."""
-    single = np.asarray(value.astype(np.float32))
-    bits, back = single.view(np.int32), single.astype(np.float64)
-    step = np.where(np.abs(back) < np.abs(value), 1, -1)
-    inexact = (back != value) & ~np.isnan(value)
-    return np.where(inexact & (bits & 1 == 0), bits + step, bits).astype(np.int32).view(np.float32)
-
-
-def _truncated_quotient(a: Any, b: Any) -> Any:
-    """The quotient of integers rounded towards zero."""
-    if isinstance(a, int):
-        quotient = abs(a) // abs(b)
-        return quotient if (a < 0) == (b < 0) else -quotient
-    floor = a // b
-    return floor + ((a % b != 0) & ((a < 0) != (b < 0)))
 
 
 def interpret(func: PrimFunc, *args: Any, check_uninitialized: bool = False) -> None:

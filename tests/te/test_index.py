@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from te.index import IndexMath, number
+from te.index import IndexMath
+from te.poly import number
 from te.tir import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, const
 
 VARS = [Var("i"), Var("j"), Var("k")]

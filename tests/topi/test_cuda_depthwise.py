@@ -9,7 +9,7 @@ import backend
 import te
 import topi
 from backend.target import Target
-from te.tir.interpreter import numpy_dtype
+from te.tir.values import numpy_dtype
 from topi.registry import schedule_for
 
 RNG = np.random.default_rng(4)

@@ -14,7 +14,7 @@ from backend.runtime.errors import ModuleError
 from backend.target import Target
 from te.ir import collect
 from te.tir import AttrStmt
-from te.tir.interpreter import numpy_dtype
+from te.tir.values import numpy_dtype
 from topi.registry import schedule_for
 
 RNG = np.random.default_rng(3)

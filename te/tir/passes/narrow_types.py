@@ -20,10 +20,10 @@ from te.tir import ops
 from te.tir.buffer import Buffer
 from te.tir.expr import Binary, BufferLoad, Call, Cast, Compare, FloatImm, IntImm, Let, PrimExpr, Var
 from te.tir.function import PrimFunc
-from te.tir.interpreter import numpy_dtype
 from te.tir.intrinsics import INTRINSICS
 from te.tir.passes.base import FunctionPass
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, LetStmt
+from te.tir.values import numpy_dtype
 
 __all__ = ["LowerNarrowTypes", "decode", "encode", "is_narrow", "lower_narrow_types"]
 

@@ -48,8 +48,8 @@ from te.tir.expr import (
     Sub,
     Var,
 )
-from te.tir.interpreter import numpy_dtype
 from te.tir.intrinsics import INTRINSICS
+from te.tir.values import numpy_dtype
 
 __all__ = ["Lockstep", "Mask", "both"]
 

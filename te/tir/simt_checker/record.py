@@ -13,12 +13,12 @@ from te.ir.node import Node
 from te.ir.visitor import post_order
 from te.tir.buffer import Buffer
 from te.tir.expr import BufferLoad, IterVar, PrimExpr, Var
-from te.tir.interpreter import numpy_dtype
 from te.tir.simt_checker.faults import ExternAccess, SimtFault
 from te.tir.simt_checker.lockstep import Lockstep, Mask
 from te.tir.simt_checker.shadow import NEVER, Access, Conflict, Moment, Shadow
 from te.tir.simt_checker.steering import find_steering
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, Stmt
+from te.tir.values import numpy_dtype
 
 __all__ = ["Context", "Event", "Frame", "Memory", "Recorder", "WrittenTwice", "first_line"]
 
