@@ -287,3 +287,21 @@ def test_more_rows_than_a_grid_is_high():
     target = Target(TARGET)
     (device,) = prepare(te.lower(schedule_for([out], target), [x, w, out]), target)
     assert verify([device], target) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_what_stands_before_a_product_is_computed_while_it_is_copied(cuda_device, dtype):
+    x, w = placeholder("x", 20, 48, dtype=dtype), placeholder("w", 24, 48, dtype=dtype)
+    bent = te.compute(x.shape, lambda i, j: te.max(x(i, j), te.const(0, dtype)), name="bent", tag="elemwise")
+    (a, b), result = run(cuda_device, [x, w], topi.nn.dense(bent, w, out_dtype="float32"))
+    expected = np.maximum(a, 0).astype("f") @ b.T.astype("f") + 1
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_results_of_another_shape_and_second_results_are_kernels_of_their_own(cuda_device):
+    x, w = placeholder("x", 6, 40), placeholder("w", 8, 40)
+    product = topi.nn.dense(x, w)
+    turned = te.compute((8, 6), lambda i, j: product(j, i) * 2.0, name="turned", tag="injective")
+    (a, b), both, alone = execute(cuda_device, [x, w], turned, product)
+    np.testing.assert_allclose(alone, a @ b.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(both, 2 * (a @ b.T).T, rtol=1e-4, atol=1e-4)
