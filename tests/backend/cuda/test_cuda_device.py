@@ -93,9 +93,9 @@ def test_memory_is_aligned_and_its_end_is_told(cuda_device):
 def test_freed_memory_is_given_again(cuda_device):
     before = cuda_device.available_global_memory
     for _ in range(20):
-        nd.empty((64 << 20,), "uint8", cuda_device)
+        nd.empty((16 << 20,), "uint8", cuda_device)
     cuda_device.sync()
-    assert before - cuda_device.available_global_memory <= 256 << 20
+    assert before - cuda_device.available_global_memory <= 128 << 20
 
 
 def test_kept_memory_is_released(cuda_device):
