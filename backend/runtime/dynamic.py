@@ -29,7 +29,7 @@ from backend.runtime.steps import Bind, Check, IfStep, LoopStep, RunNodes
 __all__ = ["DynamicRunner", "bind_sizes"]
 
 _ALIGNMENT = 64
-RESULT_SIZE = "result__"
+RESULT_SIZE = "#result"
 """How the names of size variables begin that the shapes of control flow's results give."""
 _MAX_LAYOUTS = 256
 _MAX_RECORDINGS = 16  # by sizes and addresses

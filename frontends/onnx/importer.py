@@ -398,7 +398,7 @@ class _Importer:
         known = self.sizes_of(finished)
         if known is not None:
             return known
-        names = tuple(f"size{self.count_bound}_{element}" for element in range(ty.size))
+        names = tuple(f"#size{self.count_bound}_{element}" for element in range(ty.size))
         self.count_bound += 1
         self.bound.append((finished, source, names))
         return tuple(self.table.dim(name, unnamed=True) for name in names)

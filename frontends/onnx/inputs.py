@@ -139,7 +139,7 @@ class _Inputs:
         name = fallback if dim is None else dim
         if name in self.sizes:
             return self.sizes[name]
-        return self.table.dim(name, unnamed=dim is None)
+        return self.table.dim("_" + name if name.startswith("#") else name, unnamed=dim is None)
 
     def _dtype(self, value: ValueInfoProto, where: str) -> str:
         if isinstance(self.dtype, str):

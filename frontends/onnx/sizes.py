@@ -17,7 +17,10 @@ __all__ = ["SizeTable"]
 
 @dataclass
 class SizeTable:
-    """`solved` gives variables by others or by numbers; `unnamed` are those that the model has no name for."""
+    """`solved` gives variables by others or by numbers; `unnamed` are those that the model has no name for.
+
+    Names that begin with "#" are the importer's own.
+    """
 
     variables: dict[str, SizeVar] = field(default_factory=dict)
     solved: dict[str, Dim] = field(default_factory=dict)

@@ -46,13 +46,13 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
             what = f"the condition, which makes output {k} {a} or {b}, is computed at run time"
             raise node.value_needed(what, node[0])
         differ = [i for i, (d, e) in enumerate(zip(a.shape, b.shape, strict=True)) if not _outside(node, d, e)]
-        results.append(node.fresh_sizes(a, differ, f"result__{k}"))
+        results.append(node.fresh_sizes(a, differ, f"#result{k}"))
     return _fields(op.if_else(node[0], then_branch, else_branch, then_args, else_args, results))
 
 
 def _outside(node: OnnxNode, d: Dim, e: Dim) -> bool:
     """Are the two sizes one that is known outside of the bodies too?"""
-    return dims_equal(d, e) and not any(n.startswith(("size", "result__")) for n in size_variables((d,)))
+    return dims_equal(d, e) and not any(n.startswith("#") for n in size_variables((d,)))
 
 
 def _types(function: Function) -> list[TensorType]:
@@ -97,10 +97,10 @@ def _loop_at_run_time(node: OnnxNode) -> Sequence[Expr]:
     if not all(isinstance(x.ty, TensorType) for x in carried):
         raise node.unsupported("a loop that carries a sequence and whose course depends on values at run time")
     function, outside, types = _body_of(node, body, carried)
-    results = [node.fresh_sizes(ty, _unsettled(ty), f"result__{k}") for k, ty in enumerate(types[: len(carried)])]
+    results = [node.fresh_sizes(ty, _unsettled(ty), f"#result{k}") for k, ty in enumerate(types[: len(carried)])]
     for k, ty in enumerate(types[len(carried) :], start=len(carried)):
         stack = ty.with_shape((1, *ty.shape))
-        results.append(node.fresh_sizes(stack, [0, *_unsettled(stack)], f"result__{k}"))
+        results.append(node.fresh_sizes(stack, [0, *_unsettled(stack)], f"#result{k}"))
     trips = const(np.array(MOST_TRIPS, np.int64)) if node.get(0) is None else op.cast(node[0], "int64")
     condition = const(np.array(True)) if node.get(1) is None else node[1]
     return _fields(op.while_loop(trips, condition, carried, outside, function, results))
@@ -108,8 +108,7 @@ def _loop_at_run_time(node: OnnxNode) -> Sequence[Expr]:
 
 def _unsettled(ty: TensorType, first: int = 0) -> list[int]:
     """The axes, counted from `first`, whose sizes belong to an iteration."""
-    own = ("size", "result__", "carried")
-    return [a for a, d in enumerate(ty.shape, start=first) if any(n.startswith(own) for n in size_variables((d,)))]
+    return [a for a, d in enumerate(ty.shape, start=first) if any(n.startswith("#") for n in size_variables((d,)))]
 
 
 def _body_of(
@@ -134,14 +133,14 @@ def _body_of(
             differ = [a for a, (d, e) in enumerate(zip(before.shape, after.shape, strict=True)) if not dims_equal(d, e)]
             differ = [a for a in differ if not _is_carried(before.shape[a])]
             if differ:
-                types[k], changed = node.fresh_sizes(before, differ, f"carried{k}"), True
+                types[k], changed = node.fresh_sizes(before, differ, f"#carried{k}"), True
         if not changed:
             return function, outside, [*types, *given[len(types) :]]
     raise node.unsupported("carried values whose sizes can't be told from one iteration to the next")
 
 
 def _is_carried(d: Dim) -> bool:
-    return isinstance(d, SizeVar) and d.name.startswith("carried")
+    return isinstance(d, SizeVar) and d.name.startswith("#carried")
 
 
 def _unrolled_loop(node: OnnxNode) -> Sequence[Expr]:
@@ -236,7 +235,7 @@ def _scan_at_run_time(node: OnnxNode) -> Sequence[Expr]:
     loop_body = Function((iteration, goes_on, *params[:states], *whole, *kept), step, attrs)
     results = [*types]
     for k, ty in enumerate(given[states:], start=states):
-        results.append(node.fresh_sizes(ty.with_shape((lengths[0], *ty.shape)), _unsettled(ty, 1), f"result__{k}"))
+        results.append(node.fresh_sizes(ty.with_shape((lengths[0], *ty.shape)), _unsettled(ty, 1), f"#result{k}"))
     trips, begin = op.sizes((lengths[0],), ()), const(np.array(True))
     states_in = [node[i] for i in range(states)]
     fields = _fields(op.while_loop(trips, begin, states_in, [*scanned, *outside], loop_body, results))
