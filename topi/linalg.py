@@ -22,7 +22,7 @@ def det(x: Tensor) -> Tensor:
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
         source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
-        with loop_nest(ib, batch, "b") as at:
+        with loop_nest(ib, batch, "b", independent=True) as at:
             lead = at if x.ndim > 2 else ()
             a = ib.allocate(wide, (n, n), "a", scope="global")
             with loop_nest(ib, (n, n)) as (i, j):

@@ -35,7 +35,7 @@ def roi_align(
         ib = ir_builder.create()
         image, boxes, owners = (ib.buffer(b) for b in ins)
         out = ib.buffer(outs[0])
-        with ib.for_range(0, shape[0], "r") as r:
+        with ib.for_range(0, shape[0], "r", independent=True) as r:
             owner = ib.let("owner", te.maximum(te.minimum(te.cast("int32", owners[r]), x.shape[0] - 1), 0))
             axes = [
                 _Bins(ib, boxes, r, 1 - a, size[a], x.shape[2 + a], spatial_scale, sampling_ratio, half_pixel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -91,13 +92,16 @@ def test_independent_loops_share_a_block_inside_ordered_ones(run_cuda, lower_cud
     np.testing.assert_array_equal(result, state)
 
 
-def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda):
+@pytest.mark.parametrize("steps", [None, 2])
+def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda, steps):
+    """In a grid of its own, and inside steps in order."""
     x, a = te.placeholder((40, 6), "float32", "x"), few(40, 6)
 
     def fill(ins, outs):
         ib = ir_builder.create()
         source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
-        with ib.for_range(0, 40, "row", independent=True) as row:
+        ordered = nullcontext() if steps is None else ib.for_range(0, steps, "step")
+        with ordered, ib.for_range(0, 40, "row", independent=True) as row:
             turned = ib.allocate("float32", 6, "turned", scope="global")
             with ib.for_range(0, 6, "k") as k:
                 turned[5 - k] = source[row, k]

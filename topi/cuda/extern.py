@@ -224,7 +224,9 @@ class _BlockWide(Mutator):
         if as_int(total) == 0:
             return no_op()
         turn, number = Var("turn"), Var("number")
-        body = IfThenElse(number < total, _bind(loops, number, _serial(body)))
+        own = _PrivateScratch(number, total)
+        body = IfThenElse(number < total, _bind(loops, number, own.visit(_serial(body))))
+        self.made += own.made.values()
         body = LetStmt(number, turn * self.threads + self.thread, body)
         turns = as_dim((total + (self.threads - 1)) // self.threads)
         return seq(For(turn, const(0), convert(turns), ForKind.SERIAL, body), _barrier())
