@@ -1,33 +1,26 @@
-"""Figures of kernels for GPUs that need no GPU: what NVIDIA's compiler and disassembler say of them.
+"""Figures of single kernels for GPUs that need no GPU: what NVIDIA's compiler and disassembler say of them.
 
-    python -m benchmarks.cuda_static [--arch sm_80,sm_90] [--models light_squeezenet,bert_base] [--zoo FOLDER]
+    python -m benchmarks.cuda_static [--arch sm_80,sm_90]
 
-Per kernel: registers per thread, bytes of spills, shared memory, threads, occupancy, and how often the instructions
-occur in its machine code that make a product quick: FFMA (float32 multiply-add), HMMA and IMMA (tensor cores), LDSM
-(fragments from shared memory), LDGSTS (asynchronous copies from global to shared memory), LDS and LDG of 16 bytes. Of a
-model's kernels: the sum of spills and of instructions, the most registers, the lowest occupancy.
+Registers per thread, bytes of spills, shared memory, threads, occupancy, and how often the instructions occur in the
+machine code that make a product quick: FFMA (float32 multiply-add), HMMA and IMMA (tensor cores), LDSM (fragments from
+shared memory), LDGSTS (asynchronous copies from global to shared memory), LDS and LDG of 16 bytes. Whole models:
+`benchmarks.gpu_code`.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections import Counter
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import onnx
 from rich.console import Console
 from rich.table import Table
 
 import relay
 from backend.cuda.disassemble import disassemble, instruction_counts
 from backend.cuda.module import CUDAModule
-from benchmarks.light import LIGHT_MODELS
-from benchmarks.models import locate
-from frontends.onnx import from_onnx
-from te.ir import IRModule, PassContext
+from te.ir import IRModule
 
 __all__ = ["PROGRAMS"]
 
@@ -65,8 +58,8 @@ PROGRAMS = {
 }
 
 
-def _compiled(program: IRModule, arch: str, params: Any = None) -> CUDAModule:
-    library = relay.build(program, f"cuda -arch={arch}", params)
+def _compiled(program: IRModule, arch: str) -> CUDAModule:
+    library = relay.build(program, f"cuda -arch={arch}")
     found = [m for m in (library.module, *library.module.imported_modules) if isinstance(m, CUDAModule)]
     return found[0]
 
@@ -105,50 +98,13 @@ def show_programs(arch: str, console: Console) -> None:
     console.print(table)
 
 
-def show_models(names: Iterable[str], zoo: Path | None, precisions: Iterable[str], arch: str, console: Console) -> None:
-    """One row for each model: of all its kernels."""
-    table = Table("model", "precision", "kernels", "most registers", "spills", "lowest occupancy", "cubin KB",
-                  *INSTRUCTIONS, title=f"Models for {arch}")  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in names:
-            found = locate(name, zoo, Path(scratch))
-            if found is None:
-                console.print(f"{name}: not found, left out")
-                continue
-            module, params = from_onnx(onnx.load(found[0]))
-            for precision in precisions:
-                table.add_row(name, precision, *_model_cells(module, params, precision, arch))
-    console.print(table)
-
-
-def _model_cells(program: IRModule, params: Any, precision: str, arch: str) -> list[str]:
-    with PassContext(config={"relay.ToMixedPrecision.dtype": "" if precision == "float32" else precision}):
-        module = _compiled(program, arch, params)
-    reports = module.report.values()
-    total: Counter[str] = Counter()
-    for counts in _counts(module).values():
-        total.update(counts)
-    spills = sum(r["spill_stores"] + r["spill_loads"] for r in reports)
-    most, lowest = max(r["registers"] for r in reports), min(r["occupancy"] for r in reports)
-    return [str(len(module.report)), str(most), str(spills), f"{lowest:.2f}", str(len(module.image) // 1024),
-            *[str(total[i]) for i in INSTRUCTIONS]]  # fmt: skip
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="sm_90", help="comma-separated architectures")
-    parser.add_argument("--models", default=",".join(f"light_{name}" for name in LIGHT_MODELS), help="comma-separated")
-    parser.add_argument("--zoo", type=Path, help="folder with the exported zoo models")
-    parser.add_argument("--precisions", default="float32,float16")
-    parser.add_argument("--no-programs", action="store_true", help="models only")
-    options = parser.parse_args()
-    console = Console(width=220)
-    for arch in options.arch.split(","):
-        if not options.no_programs:
-            show_programs(arch, console)
-        names = [name for name in options.models.split(",") if name]
-        show_models(names, options.zoo, options.precisions.split(","), arch, console)
+    console = Console(width=200)
+    for arch in parser.parse_args().arch.split(","):
+        show_programs(arch, console)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from benchmarks.light import LIGHT_MODELS, write_light
 ZOO_MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vit_b16", "gpt2", "segformer_b0", "lstm_tagger")
 
 
-def locate(name: str, zoo: Path | None, scratch: Path) -> tuple[Path, Path] | None:
+def _locate(name: str, zoo: Path | None, scratch: Path) -> tuple[Path, Path] | None:
     if name.startswith("light_"):
         return write_light(name.removeprefix("light_"), scratch)
     if zoo is None or not (zoo / f"{name}.onnx").exists():
@@ -52,7 +52,7 @@ def main() -> None:
     console = Console(width=160)
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
-            found = locate(name, options.zoo, Path(scratch))
+            found = _locate(name, options.zoo, Path(scratch))
             if found is None:
                 console.print(f"{name}: not in the zoo folder, left out")
                 continue

@@ -1,0 +1,44 @@
+"""Every operator compiled for a GPU: no faults in its kernels, and the answer of its numpy reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from relay.op import get_op
+from tests.cuda_proof import proof
+from tests.relay.op.test_operators import ROWS, Row, assert_close, results_of, types_of
+
+pytestmark = pytest.mark.slow
+_BATCH = 16
+BATCHES = [ROWS[i : i + _BATCH] for i in range(0, len(ROWS), _BATCH)]
+
+
+def program(rows: list[Row]) -> tuple[relay.Function, dict[str, np.ndarray]]:
+    """The operators of some rows side by side, and their inputs."""
+    params: list[relay.Var] = []
+    results: list[relay.Expr] = []
+    inputs: dict[str, np.ndarray] = {}
+    for i, row in enumerate(rows):
+        own = [relay.var(f"x{i}_{k}", ty=ty) for k, ty in enumerate(types_of(row.inputs))]
+        inputs |= {p.name: np.array(x, order="C") for p, x in zip(own, row.inputs, strict=True)}
+        made = get_op(row.op)(**row.attrs)(*own)
+        fields = len(made.ty.fields) if isinstance(made.ty, relay.TupleType) else 0
+        results += [relay.TupleGetItem(made, k) for k in range(fields)] if fields else [made]
+        params += own
+    return relay.Function(tuple(params), relay.Tuple(tuple(results))), inputs
+
+
+@pytest.mark.parametrize("rows", BATCHES, ids=lambda rows: f"{rows[0].op} to {rows[-1].op}")
+def test_operators(cuda_device, rows):
+    function, inputs = program(rows)
+    results = iter(proof.run(cuda_device, function, inputs))
+    for row in rows:
+        for expected in results_of(get_op(row.op)(**row.attrs).reference(*row.inputs)):
+            assert_close(next(results), expected, max(row.tolerance, 4e-6))
+
+
+@pytest.mark.parametrize("rows", BATCHES, ids=lambda rows: f"{rows[0].op} to {rows[-1].op}")
+def test_kernels_have_no_faults(rows):
+    proof.check_kernels(proof.kernels_of(program(rows)[0], "sm_90"), "sm_90")
