@@ -98,8 +98,9 @@ class ExecutionGraph:
 
     @property
     def is_static(self) -> bool:
-        """Are all sizes known now, and is there no control flow?"""
-        return not self.control_nodes and all(t.ty.is_static for t in self.tensors)
+        """Are all sizes known now, nothing to be bound or checked at run time, and is there no control flow?"""
+        at_run_time = self.control_nodes or self.attrs.get("bound_sizes")
+        return not at_run_time and all(t.ty.is_static for t in self.tensors)
 
     def all_graphs(self) -> Iterator[ExecutionGraph]:
         """This graph and those inside its control flow."""
