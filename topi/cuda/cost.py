@@ -1,8 +1,7 @@
 """The cost model of the CUDA schedules: what a GPU offers, how much of it a launch keeps busy.
 
-All figures come from the target. A launch is `blocks` thread blocks of `threads` threads; a multiprocessor holds as
-many blocks as its threads, registers, shared memory and block slots allow (its *occupancy*), and the launch runs in
-*waves* of that many blocks on every multiprocessor. The model ranks schedules, it does not predict times.
+All figures come from the target. A launch is a number of thread blocks; a multiprocessor holds as many of them as its
+threads, registers, shared memory and block slots allow. The model ranks schedules, it does not predict times.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class Gpu:
     processor_blocks: int
     processor_registers: int
     processor_shared: int
-    l2_bytes: int
 
     @staticmethod
     def of(target: Target) -> Gpu:
@@ -54,7 +52,6 @@ class Gpu:
             processor_blocks=get("max-blocks-per-sm", 32),
             processor_registers=get("registers-per-sm", 1 << 16),
             processor_shared=get("shared-memory-per-sm", 100 << 10),
-            l2_bytes=get("l2-bytes", 40 << 20),
         )
 
     # -- occupancy
@@ -74,20 +71,6 @@ class Gpu:
         if shared:
             limits.append(self.processor_shared // (math.ceil(shared / _SHARED_UNIT) * _SHARED_UNIT + _SHARED_UNIT))
         return min(limits) if threads <= self.block_threads and shared <= self.block_shared else 0
-
-    def occupancy(self, threads: int, registers: int = 32, shared: int = 0) -> float:
-        """Share of a multiprocessor's threads that can be resident."""
-        return self.resident_blocks(threads, registers, shared) * threads / self.processor_threads
-
-    def waves(self, blocks: int, threads: int, registers: int = 32, shared: int = 0) -> float:
-        """How often the whole GPU is filled by a launch; below 1 some of it stays idle."""
-        at_once = self.resident_blocks(threads, registers, shared) * self.processors
-        return blocks / at_once if at_once else math.inf
-
-    def tail_efficiency(self, blocks: int, threads: int, registers: int = 32, shared: int = 0) -> float:
-        """Share of the time that the last wave leaves useful: 1 when waves are full."""
-        waves = self.waves(blocks, threads, registers, shared)
-        return waves / math.ceil(waves) if waves not in (0, math.inf) else 0.0
 
     # -- choices for memory-bound launches
 
