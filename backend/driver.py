@@ -18,7 +18,7 @@ from backend.runtime.module import Module
 from backend.runtime.registry import get_global_func
 from backend.target import Target, TargetError
 from te.errors import CompileError
-from te.ir import IRModule
+from te.ir import IRModule, deep_trees
 from te.lower import lower
 from te.schedule import Schedule
 from te.tir import PrimFunc
@@ -39,11 +39,12 @@ def build(
     function: it checks nothing. Raises CompileError for what can't be compiled. TVM: `tvm.build`.
     """
     target = Target(target) if target is not None else Target.current() or Target("llvm")
-    module = _lowered(inputs, args, name)
-    host, device = split_host_device(module, target)
-    library = _generate(host, host_target(target))
-    if device is not None:
-        library.import_module(_generate(device, target))
+    with deep_trees():
+        module = _lowered(inputs, args, name)
+        host, device = split_host_device(module, target)
+        library = _generate(host, host_target(target))
+        if device is not None:
+            library.import_module(_generate(device, target))
     library.entry_name = _entry_of(list(module))
     return library
 

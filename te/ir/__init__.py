@@ -1,5 +1,6 @@
 """The IR kit: what every IR of the project is made with."""
 
+from te.ir.depth import deep_trees
 from te.ir.module import IRModule
 from te.ir.node import Node, node
 from te.ir.span import Span
@@ -20,6 +21,7 @@ __all__ = [
     "TimingInstrument",
     "Visitor",
     "collect",
+    "deep_trees",
     "first_difference",
     "node",
     "post_order",

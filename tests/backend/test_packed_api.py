@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import shutil
+import sys
 
 import numpy as np
 import pytest
 
+import te
 from backend.driver import build
 from backend.packed_api import make_host_function, make_kernel
 from backend.runtime import ArgumentError, nd, register_device_kind
@@ -221,3 +225,16 @@ def test_every_function_of_a_module_is_reachable(target):
         module[name](a, b, c)
         np.testing.assert_array_equal(c.numpy(), 3 * a.numpy())
     assert module.function_names() == ["one", "other.name"]
+
+
+def test_functions_of_many_arguments(target):
+    """Each argument is checked inside the checks of those before it: their nest is deeper than Python's own limit."""
+    limit = sys.getrecursionlimit()
+    inputs = [te.placeholder((4,), name=f"x{i}") for i in range(60)]
+    total = te.compute((4,), lambda i: functools.reduce(operator.add, [x[i] for x in inputs]), name="total")
+    function = build(te.create_schedule(total.op), [*inputs, total], target)
+    arrays = [nd.array(np.full(4, i, np.float32)) for i in range(60)]
+    result = nd.empty((4,), "float32")
+    function(*arrays, result)
+    np.testing.assert_array_equal(result.numpy(), np.full(4, 59 * 60 / 2, np.float32))
+    assert sys.getrecursionlimit() == limit
