@@ -58,8 +58,9 @@ def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     order = _Rounds(graph, bound, tensors, checks)
     rounds = order.run()
     graph.outputs = graph.outputs[:real]
-    graph.kept = {*tensors, *(i for control in graph.control_nodes for i in control.inputs)}
-    place_outputs(graph)
+    late = _shaped_late(graph, order.stage_of)
+    graph.kept = {*tensors, *late, *(i for control in graph.control_nodes for i in control.inputs)}
+    place_outputs(graph, late)
     reuse_inputs(graph, in_place)
     _place_slots(graph, order.stage_of)
     share_storage(graph)
@@ -183,6 +184,12 @@ class _Slot:
     nbytes: Dim
     likely: int
     until: int
+
+
+def _shaped_late(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
+    """Outputs that show a result under a shape that is known only after it is computed: their buffer comes too late."""
+    shapes = {i: (graph.tensors[i].ty.shape, graph.tensors[graph.base_of(i)].ty.shape) for i in graph.outputs}
+    return {i for i, (shown, computed) in shapes.items() if stage_of(shown) > stage_of(computed)}
 
 
 def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> None:

@@ -8,7 +8,7 @@ and parameters where the caller puts them, everything else in the arena.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -294,11 +294,11 @@ def sources_of(function: Function, label: str) -> list[str]:
     return list(dict.fromkeys([n for n in (*names, label) if n]))
 
 
-def place_outputs(graph: ExecutionGraph) -> None:
-    """Give outputs that a kernel writes the caller's memory."""
+def place_outputs(graph: ExecutionGraph, elsewhere: Container[int] = ()) -> None:
+    """Give outputs that a kernel writes the caller's memory, but for those that are computed `elsewhere` and copied."""
     for i, number in enumerate(graph.outputs):
         base = graph.tensors[graph.base_of(number)]
-        if base.storage is None:
+        if base.storage is None and number not in elsewhere:
             base.storage = ("output", i)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from frontends.onnx.backend import RelayBackend
 
@@ -37,3 +37,23 @@ def test_log_sum_exp_of_open_sizes() -> None:
     node = helper.make_node("ReduceLogSumExp", ["x", "axes"], ["y"])
     (y,) = RelayBackend.prepare(model_of(node, {"x": x}, {"axes": np.array([0])}, ["batch", "length"])).run([x])
     np.testing.assert_allclose(y, np.log(np.exp(x).sum(0, keepdims=True)), rtol=1e-5)
+
+
+def test_output_whose_shape_is_known_only_after_it_is_computed() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Reshape", ["r", "wanted"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "late",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4]),
+            helper.make_tensor_value_info("wanted", TensorProto.INT64, [2]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    model = RelayBackend.prepare(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    )
+    for rows, wanted in ((3, [2, 6]), (5, [-1, 2]), (3, [12, 1])):
+        x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
+        (y,) = model.run([x, np.array(wanted)])
+        np.testing.assert_array_equal(y, np.maximum(x, 0).reshape(wanted))
