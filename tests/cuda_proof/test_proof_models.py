@@ -70,13 +70,13 @@ def model(request, tmp_path_factory):
 def test_machine_code_keeps_to_the_budget(model, arch):
     module, params, _ = model
     compiled = proof.compile_for(proof.kernels_of(module, arch, params), arch)
-    assert len(compiled.report) >= 10
+    assert len(compiled.report) >= 5
     assert not proof.over_budget(compiled)
 
 
 def test_kernels_have_no_faults(model):
     module, params, _ = model
-    assert proof.check_kernels(proof.kernels_of(module, "sm_90", params), "sm_90") >= 10
+    assert proof.check_kernels(proof.kernels_of(module, "sm_90", params), "sm_90") >= 5
 
 
 def test_the_answer_is_the_cpu_s(cuda_device, model):
