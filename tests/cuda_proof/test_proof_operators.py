@@ -41,4 +41,13 @@ def test_operators(cuda_device, rows):
 
 @pytest.mark.parametrize("rows", BATCHES, ids=lambda rows: f"{rows[0].op} to {rows[-1].op}")
 def test_kernels_have_no_faults(rows):
+    rows = [row for row in rows if row.op != "ml.tree_ensemble"]
     proof.check_kernels(proof.kernels_of(program(rows)[0], "sm_90"), "sm_90")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.op == "ml.tree_ensemble"], ids=str)
+def test_walks_down_trees_have_no_faults(row):
+    """Where a walk goes and ends is in the arrays of the trees: the parameters of the only kernel, in their order."""
+    (kernel,) = proof.kernels_of(program([row])[0], "sm_90")
+    assert len(kernel.params) == len(row.inputs) + 1
+    proof.check_kernels([kernel], "sm_90", {f"p{k}": x for k, x in enumerate(row.inputs)})

@@ -34,6 +34,8 @@ __all__ = ["Walk"]
 
 _AT_ONCE = 1 << 20
 """Elements (threads x iterations) looked at in one go."""
+_ENDLESS = 1 << 12
+"""Iterations after which a while loop is taken to be endless."""
 _PERIOD = 12
 """Iterations left out come in dozens: rings of 2, 3, 4 or 6 slots go on as if they had run."""
 _BARRIERS = frozenset({"storage_sync", "async_wait", "async_commit"})
@@ -122,14 +124,15 @@ class Walk(Recorder):
 
     def walk_while(self, stmt: While) -> None:
         outer = self.mask
-        for _ in range(1 << 20):
+        for _ in range(_ENDLESS):
             self.begin(stmt)
             self.mask = both(self.mask, self.visit(stmt.condition))
             if not np.any(self.mask):
                 break
             self.walk(stmt.body)
         else:
-            raise CompileError(f"kernel {self.name}: a while loop does not end: {first_line(stmt)}")
+            raise CompileError(f"kernel {self.name}: a while loop does not end; give the `arrays` that decide when it "
+                               f"does: {first_line(stmt)}")  # fmt: skip
         self.mask = outer
 
     def walk_for(self, stmt: For) -> None:
