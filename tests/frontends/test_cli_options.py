@@ -19,7 +19,7 @@ def test_shapes() -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["x", "x:1,a", "x:-1", ":1,2", "n=", "n=two"])
+@pytest.mark.parametrize("text", ["x", "x:1,2a", "x:-1", ":1,2", "n=", "n=two"])
 def test_shapes_that_can_t_be_read(text: str) -> None:
     with pytest.raises(UsageError, match="expected input:1,3,224,224 or dimension=1"):
         parse_shapes([text])
