@@ -74,8 +74,7 @@ def _cache() -> str:
 
 
 def _cuda_compiler() -> Finding:
-    missing = [name for name in ("cuda.bindings.nvrtc",) if not _importable(name)]
-    if missing:
+    if not _importable("cuda.bindings.nvrtc"):
         return Finding("target cuda", False, "NVRTC is not installed: pip install 'relayc[cuda]' to compile for GPUs")
     return _guarded("target cuda", lambda: f"compiles for {Target('cuda').get('arch')} and others, no GPU needed")
 

@@ -16,12 +16,10 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from frontends.onnx import UnsupportedOperatorError
-from frontends.onnx.backend import RelayBackend
 from frontends.onnx.ops import load_converters
 from frontends.onnx.registry import registered_operators
-from relay.interpreter import create_executor
 from te.errors import CompileError
-from te.ir import IRModule
+from tests.reference_backend import ReferenceBackend
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -30,20 +28,6 @@ with warnings.catch_warnings():
 
 GAPS = Path(__file__).with_name("onnx_gaps.txt")
 Case = tuple[str, ModelProto, list[tuple[list[Any], list[Any]]], float, float]
-
-
-class ReferenceBackend(RelayBackend):
-    """The backend with the graph evaluated by the operators' numpy references."""
-
-    @classmethod
-    def compile_module(cls, mod: IRModule, device: str) -> Any:
-        evaluate = create_executor("debug", mod).evaluate()
-
-        def execute(arrays: Any) -> list[np.ndarray]:
-            result = evaluate(*[arrays[name] for name in mod.attrs["input_names"]])
-            return list(result) if isinstance(result, tuple) else [result]
-
-        return execute
 
 
 def known_gaps() -> dict[str, str]:

@@ -15,9 +15,9 @@ import tests.fuzz.products
 import tests.fuzz.structure  # noqa: F401 (the generators register themselves)
 from frontends.onnx.backend import RelayBackend
 from frontends.onnx.verify import departure
-from relay.interpreter import create_executor
 from te.errors import CompileError
 from tests.fuzz.builder import Sample, Value, random_graph
+from tests.reference_backend import ReferenceBackend
 
 __all__ = ["Finding", "check", "check_seed", "onnxruntime_outputs", "shrink"]
 
@@ -31,20 +31,6 @@ TOLERANCES = {"float64": 1e-8, "float32": 2e-3, "float16": 0.1}
 
 class Finding(Exception):
     """A graph whose result is wrong: the first tensor that is, and by how much."""
-
-
-class _References(RelayBackend):
-    """The imported graph evaluated by the operators' numpy references."""
-
-    @classmethod
-    def compile_module(cls, mod: Any, device: str) -> Any:
-        evaluate = create_executor("debug", mod).evaluate()
-
-        def execute(arrays: Arrays) -> list[Array]:
-            result = evaluate(*[arrays[name] for name in mod.attrs["input_names"]])
-            return list(result) if isinstance(result, tuple) else [result]
-
-        return execute
 
 
 def onnxruntime_outputs(model: ModelProto, inputs: Arrays) -> list[Array] | None:
@@ -65,7 +51,7 @@ def onnxruntime_outputs(model: ModelProto, inputs: Arrays) -> list[Array] | None
 
 def reference_outputs(model: ModelProto, inputs: Arrays) -> list[Array]:
     """Outputs by the operators' numpy references."""
-    return list(_References.prepare(model).run(dict(inputs)))
+    return list(ReferenceBackend.prepare(model).run(dict(inputs)))
 
 
 def check(sample: Sample) -> None:
