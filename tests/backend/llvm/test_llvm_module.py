@@ -16,6 +16,7 @@ from backend.runtime.errors import ArtifactError, ModuleError
 from backend.target import Target
 from te.ir import IRModule
 from te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, StringImm, Var, const, decl_buffer
+from tests.resident_memory import resident_mib
 
 
 def scale(name: str, factor: float) -> PrimFunc:
@@ -127,3 +128,15 @@ def test_a_builder_reuses_compiled_code(tmp_path, monkeypatch, host):
     with pytest.raises(ModuleError, match="RELAYC_CACHE_DIR=off"):
         module.get_source()
     assert Builder(host.with_attrs(opt_level=1)).reuse("scale by 2") is None
+
+
+def test_what_was_compiled_and_loaded_is_freed(host):
+    def compile_and_run(times: int) -> float:
+        for i in range(times):
+            run(build(IRModule({"scale": scale("scale", 1.0 + i)}), host), "scale")
+        return resident_mib() or 0.0
+
+    if resident_mib() is None:
+        pytest.skip("this system does not tell how much memory a process holds")
+    before = compile_and_run(20)
+    assert compile_and_run(100) - before < 4.0  # 100 pass managers alone are 6 MiB
