@@ -222,7 +222,8 @@ class DynamicRunner:
             return
         offsets, total = stage.layout(self.sizes)
         if stage.arena is None or stage.arena.nbytes < total:
-            stage.arena = empty((total,), "uint8", self._device)
+            grown = 0 if stage.arena is None else stage.arena.nbytes + stage.arena.nbytes // 4
+            stage.arena = empty((max(total, grown),), "uint8", self._device)
         self._addresses[stage.numbers] = offsets + stage.arena.handle
         own = [i for i in stage.outputs if self._graph.outputs[int(self._graph.tensors[i].place)] == i]
         for index in own:

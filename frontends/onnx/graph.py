@@ -124,15 +124,25 @@ def node_inputs(node: NodeProto, producers: Mapping[str, int]) -> Iterator[str]:
     for name in node.input:
         if name != "":
             yield name
-    graphs = list(nested_graphs(node))
+    graphs = [(graph, frozenset[str]()) for graph in nested_graphs(node)]
     while graphs:
-        graph = graphs.pop()
+        graph, hidden = graphs.pop()
+        hidden = hidden.union(_names_made(graph))
         for output in graph.output:
-            if output.name in producers:
+            if output.name in producers and output.name not in hidden:
                 yield output.name
         for inner in graph.node:
-            yield from (name for name in inner.input if name in producers)
-            graphs.extend(nested_graphs(inner))
+            yield from (name for name in inner.input if name in producers and name not in hidden)
+            graphs.extend((nested, hidden) for nested in nested_graphs(inner))
+
+
+def _names_made(graph: GraphProto) -> Iterator[str]:
+    """The names of a graph's own, which hide those of the graphs around it."""
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        yield from node.output
 
 
 def _close(name: str, producers: Mapping[str, int]) -> str:

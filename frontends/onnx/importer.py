@@ -8,8 +8,9 @@ inference, checker or version converter is run. A model-local function is conver
 from __future__ import annotations
 
 import os
-from collections import ChainMap
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +32,11 @@ from frontends.onnx.sizes import SizeTable
 from frontends.onnx.symbolic import sizes_in
 from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
 from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.sizes import assuming, size_variables
+from relay.sizes import Assumptions, assuming, size_variables
 from relay.type import TensorType, TupleType
 from te.errors import CompileError
 from te.ir import IRModule, Span
-from te.tir import Dim, PrimExpr
+from te.tir import Dim, PrimExpr, SizeVar
 
 __all__ = ["from_onnx"]
 
@@ -86,6 +87,7 @@ def from_onnx(
     while True:
         importer = _Importer(loaded, freeze_params, table)
         with assuming() as assumed:
+            importer.assumptions = assumed
             result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
         if not table.solve([*assumed.equal, *importer.assumed]):
             return importer.with_sizes(result, assumed.equal)
@@ -118,7 +120,12 @@ class _Importer:
         self.checks: list[tuple[Dim, Dim, str]] = []
         self.assumed: list[tuple[Dim, Dim]] = []
         """sizes taken to be equal inside of subgraphs"""
-        self.count_bound = 0
+        self.assumptions = Assumptions()
+        """sizes taken to be equal in the graph that is being converted"""
+        self.bodies: tuple[str, ...] = ()
+        """the nodes whose bodies are being converted, outermost first"""
+        self.met: Counter[str] = Counter()
+        """how often each place has asked for size variables"""
         self.freeze_params = freeze_params
         self.folder = Folder()
         self.params: Params = {}
@@ -213,6 +220,7 @@ class _Importer:
         opset = scope.opsets[domain]
         convert = find_converter(domain, node.op_type, opset)
         assert convert is not None
+        where = f"{place}, opset {opset}"
         view = OnnxNode(
             name=node.name,
             op_type=node.op_type,
@@ -221,10 +229,10 @@ class _Importer:
             inputs=inputs,
             outputs=tuple(node.output),
             attrs=attrs,
-            where=f"{place}, opset {opset}",
+            where=where,
             session=self,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
-            close=lambda graph, params: self._closed(graph, params, scope, place),
+            close=lambda graph, params: self._closed(graph, params, scope, place, where),
         )
         results = _as_sequence(convert(view))
         unread = attrs.unread()
@@ -265,17 +273,23 @@ class _Importer:
         return self._graph(graph, inner, [output.name for output in graph.output])
 
     def _closed(
-        self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str
+        self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str, body: str
     ) -> tuple[Function, list[Expr]]:
-        """A subgraph as a function of `params` and of the values it takes from the graphs around it."""
+        """A subgraph as a function of `params` and of the values it takes from the graphs around it.
+
+        `body` is what `fresh_size` is told of the node.
+        """
         around = {id(e) for e in scope.values.values() if not isinstance(e, Constant)}
-        outer = self.bound, self.checks
-        self.bound, self.checks = [], []
-        with assuming() as assumed:
-            outputs = self._subgraph(graph, params, scope, place)
-        self.assumed += assumed.equal
-        bound, checks = self.bound, [*self.checks, *((a, b, place) for a, b in self.table.open(assumed.equal))]
-        self.bound, self.checks = outer
+        outer = self.bound, self.checks, self.bodies, self.assumptions
+        self.bound, self.checks, self.bodies = [], [], (*self.bodies, body)
+        try:
+            with assuming() as self.assumptions:
+                outputs = self._subgraph(graph, params, scope, place)
+            assumed, bound = self.assumptions.equal, self.bound
+            checks = [*self.checks, *((a, b, place) for a, b in self.table.open(assumed)), *self._solved(bound)]
+        finally:
+            self.bound, self.checks, self.bodies, self.assumptions = outer
+        self.assumed += assumed
         roots = [*outputs, *[x for x, _, _ in bound]]
         taken = free_expressions(Tuple(tuple(roots)), around)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
@@ -366,21 +380,41 @@ class _Importer:
     ) -> tuple[IRModule, Params]:
         """The module with the tensors that give size variables as further outputs, and what is to be checked."""
         module, params = result
-        checks = [*self.checks, *((a, b, self.model.name) for a, b in self.table.open(assumed))]
+        checks = [*self.checks, *((a, b, self.model.name) for a, b in self.table.open(assumed)),
+                  *self._solved(self.bound)]  # fmt: skip
         if not self.bound and not checks:
             return result
         main = module["main"]
         outputs = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
         sizes = [(name, len(outputs) + k, element, source)
                  for k, (_, source, names) in enumerate(self.bound) for element, name in enumerate(names)]  # fmt: skip
-        checks += [(self.table.dim(name), self.table.variable(name), source) for name, _, _, source in sizes
-                   if name in self.table.solved]  # fmt: skip
         attrs = {**main.attrs, "bound_sizes": tuple(sizes), "size_checks": tuple(checks)}
         body = Tuple((*outputs, *[x for x, _, _ in self.bound])) if self.bound else main.body
         function = Function(main.params, body, attrs)
         return module.with_functions({**module.functions, "main": function}), params
 
+    def _solved(self, bound: Sequence[tuple[Expr, str, tuple[str, ...]]]) -> list[tuple[Dim, Dim, str]]:
+        """What has to hold of sizes that are computed and were taken to be equal to others."""
+        return [(self.table.dim(name), self.table.variable(name), source)
+                for _, source, names in bound for name in names if name in self.table.solved]  # fmt: skip
+
     # Session --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def attempt(self) -> Generator[Callable[[], None]]:
+        notes: tuple[list[Any], ...] = (self.bound, self.checks, self.assumed, self.assumptions.equal)
+        lengths, met = [len(note) for note in notes], self.met.copy()
+
+        def forget() -> None:
+            self.met = met.copy()
+            for note, length in zip(notes, lengths, strict=True):
+                del note[length:]
+
+        try:
+            yield forget
+        except CompileError:
+            forget()
+            raise
 
     def value_of(self, expr: Expr) -> np.ndarray | None:
         return self.folder.value(expr)
@@ -398,14 +432,26 @@ class _Importer:
         known = self.sizes_of(finished)
         if known is not None:
             return known
-        names = tuple(f"#size{self.count_bound}_{element}" for element in range(ty.size))
-        self.count_bound += 1
+        number = self._number(source)
+        names = tuple(f"#size{number}_{element}" for element in range(ty.size))
         self.bound.append((finished, source, names))
+        self.table.scopes.update(dict.fromkeys(names, self.bodies))
         return tuple(self.table.dim(name, unnamed=True) for name in names)
 
-    def fresh_size(self, name: str) -> Dim:
-        self.count_bound += 1
-        return self.table.dim(f"{name}_{self.count_bound}", unnamed=True)
+    def _number(self, place: str) -> int:
+        """A number for what is asked for at `place`: the same each time the model is converted."""
+        self.met[place] += 1
+        return self.table.number((*self.bodies, place, self.met[place]))
+
+    def fresh_size(self, name: str, place: str, inside: bool, may_be_one: bool) -> Dim:
+        unique = f"{name}_{self._number(f'{place}, {name}')}"
+        self.table.scopes[unique] = (*self.bodies, place) if inside else self.bodies
+        if may_be_one:
+            self.table.may_be_one.add(unique)
+        return self.table.dim(unique, unnamed=True)
+
+    def may_be_one(self, d: Dim) -> bool:
+        return isinstance(d, SizeVar) and d.name in self.table.may_be_one
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         self.checks.append((a, b, source))

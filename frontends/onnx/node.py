@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,8 +38,16 @@ class Session(Protocol):
         """Have the two sizes compared when the model runs."""
         ...
 
-    def fresh_size(self, name: str) -> Dim:
-        """A size variable that no other has the name of, or what is known of it."""
+    def fresh_size(self, name: str, place: str, inside: bool, may_be_one: bool) -> Dim:
+        """A size variable of its own, or what is known of it; `inside` the bodies of the node at `place`."""
+        ...
+
+    def may_be_one(self, d: Dim) -> bool:
+        """Is the size one that is 1 on one way through the model and not on another?"""
+        ...
+
+    def attempt(self) -> AbstractContextManager[Callable[[], None]]:
+        """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
         ...
 
     def inputs_behind(self, expr: Expr) -> list[str]:
@@ -237,10 +246,24 @@ class OnnxNode:
         """A subgraph attribute as a function of `params` and of what it takes from around the node, and the latter."""
         return self._close(graph, params)
 
-    def fresh_sizes(self, ty: TensorType, axes: Sequence[int], name: str) -> TensorType:
-        """`ty` with size variables of its own along `axes`."""
-        fresh = self._session.fresh_size
-        return ty.with_shape([fresh(f"{name}_{a}") if a in axes else d for a, d in enumerate(ty.shape)])
+    def fresh_sizes(
+        self, ty: TensorType, axes: Sequence[int], name: str, *, inside: bool = False, ones: Sequence[int] = ()
+    ) -> TensorType:
+        """`ty` with size variables of its own along `axes`, which may be 1 along `ones`.
+
+        They belong to the graph around this node, or to what is `inside` its own ones.
+        """
+        dims = [self._session.fresh_size(f"{name}_{a}", self.where, inside, a in ones) if a in axes else d
+                for a, d in enumerate(ty.shape)]  # fmt: skip
+        return ty.with_shape(dims)
+
+    def may_be_one(self, d: Dim) -> bool:
+        """Is the size one that is 1 on one way through the model and not on another?"""
+        return self._session.may_be_one(d)
+
+    def attempt(self) -> AbstractContextManager[Callable[[], None]]:
+        """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
+        return self._session.attempt()
 
     def _required(self, value: Any, default: Any, name: str) -> Any:
         if value is not None:

@@ -6,7 +6,7 @@ variable are solved, and the model is converted again with what is known then; t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from relay.sizes import dims_equal, evaluate, size_variables
@@ -19,12 +19,21 @@ __all__ = ["SizeTable"]
 class SizeTable:
     """`solved` gives variables by others or by numbers; `unnamed` are those that the model has no name for.
 
-    Names that begin with "#" are the importer's own.
+    Names that begin with "#" are the importer's own. `scopes` says which bodies (of loops and branches) a variable
+    belongs to, outermost first; `may_be_one` are sizes that are 1 on one way through the model and not on another, so
+    that they may broadcast: no equality is learned of them.
     """
 
     variables: dict[str, SizeVar] = field(default_factory=dict)
     solved: dict[str, Dim] = field(default_factory=dict)
     unnamed: set[str] = field(default_factory=set)
+    scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    may_be_one: set[str] = field(default_factory=set)
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+
+    def number(self, key: Hashable) -> int:
+        """The number of a place in the model, the same each time the model is converted."""
+        return self._numbers.setdefault(key, len(self._numbers))
 
     def variable(self, name: str, unnamed: bool = False) -> SizeVar:
         """The variable of that name."""
@@ -46,13 +55,19 @@ class SizeTable:
         for pair in equal:
             a, b = map(self.known, pair)
             sides = ((a, b), (b, a))
-            choices = [(x, y) for x, y in sides if isinstance(x, SizeVar) and x.name not in size_variables([y])]
+            choices = [(x, y) for x, y in sides if isinstance(x, SizeVar) and self._can_be(x.name, size_variables([y]))]
             if dims_equal(a, b) or not choices:
                 continue
             variable, value = max(choices, key=lambda c: c[0].name in self.unnamed)
             self.solved[variable.name] = value
             self.solved = {name: evaluate(d, {variable.name: value}) for name, d in self.solved.items()}
         return len(self.solved) > before
+
+    def _can_be(self, name: str, of: Iterable[str]) -> bool:
+        """May the variable be replaced by an expression of these? They must be in sight wherever it is."""
+        scope = self.scopes.get(name, ())
+        visible = all(scope[: len(found)] == found for found in (self.scopes.get(v, ()) for v in of))
+        return visible and name not in of and name not in self.may_be_one
 
     def open(self, equal: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
         """The equalities that nothing learned settles."""

@@ -7,8 +7,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import relay
-from backend.runtime import device, graph_executor
+from backend.runtime import device, dynamic, graph_executor, runners
 from backend.runtime.artifact import CompiledModel
+from backend.runtime.errors import ArgumentError
 from frontends.onnx import from_onnx
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -143,3 +144,159 @@ def test_a_scan_over_a_thousand_rows(rows):
     end, y = module(np.zeros(3, np.float32), x, w)
     np.testing.assert_array_equal(end.numpy(), x.sum(0))
     np.testing.assert_array_equal(y.numpy(), np.cumsum(x, 0) * w)
+
+def growing(first, step_nodes, inputs, outputs, shape=None, initializers=()):
+    """A loop that carries one value, `list` -> `longer`, and stacks nothing."""
+    body = helper.make_graph(
+        [*step_nodes, helper.make_node("Identity", ["goes_on"], ["goes_on_next"])], "body",
+        [info("i", [], INT64), info("goes_on", [], BOOL), info("list", None)],
+        [info("goes_on_next", [], BOOL), info("longer", None)], list(initializers),
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["trips", "", first], ["all"], body=body, name="grow")
+    return compiled([loop, helper.make_node("Neg", ["all"], ["y"])], inputs, outputs, shape=shape)
+
+
+def test_a_carried_value_of_size_1_broadcasts():
+    """[1] + [n] is [n]: in the first iteration the carried value is laid out, later it is added as it is."""
+    module = growing(
+        "start", [helper.make_node("Add", ["list", "x"], ["longer"])],
+        [info("trips", [], INT64), info("start", [1]), info("x", ["n"])], [info("y", None)],
+    )  # fmt: skip
+    for n, trips in ((5, 3), (1, 4), (4, 0), (0, 2)):
+        start, x = np.array([7], np.float32), np.arange(n, dtype=np.float32)
+        expected = -(start + trips * x) if trips else -start
+        np.testing.assert_array_equal(module(np.array(trips), start, x)[0].numpy(), expected)
+
+
+def test_sizes_of_an_iteration_are_checked_in_the_body():
+    """The body adds its first i + 1 elements to a carried value: right only where there are as many."""
+    one = constant("one", np.array([1], np.int64))
+    nodes = [
+        helper.make_node("Unsqueeze", ["i", "zero"], ["at"]),
+        helper.make_node("Add", ["at", "one"], ["end"]),
+        helper.make_node("Slice", ["x", "zero", "end"], ["part"]),
+        helper.make_node("Add", ["list", "part"], ["longer"]),
+    ]
+    module = growing(
+        "start", nodes, [info("trips", [], INT64), info("start", ["m"]), info("x", [6])], [info("y", None)],
+        initializers=[one, constant("zero", np.array([0], np.int64))],
+    )  # fmt: skip
+    x = np.arange(6, dtype=np.float32)
+    np.testing.assert_array_equal(module(np.array(1), np.ones(1, np.float32), x)[0].numpy(), [-1])
+    with pytest.raises(ArgumentError, match="grow"):
+        module(np.array(1), np.ones(2, np.float32), x)
+    with pytest.raises(ArgumentError, match="grow"):
+        module(np.array(2), np.ones(1, np.float32), x)
+
+
+def test_branches_of_which_one_gives_size_1_broadcast():
+    then = helper.make_graph([helper.make_node("Exp", ["x"], ["t"])], "then", [], [info("t", None)])
+    other = helper.make_graph(
+        [helper.make_node("ReduceSum", ["x"], ["e"], keepdims=1)], "else", [], [info("e", None)]
+    )
+    nodes = [
+        helper.make_node("If", ["c"], ["z"], then_branch=then, else_branch=other, name="choose"),
+        helper.make_node("Sub", ["x", "z"], ["y"]),
+    ]
+    module = compiled(nodes, [info("c", [], BOOL), info("x", ["n"])], [info("y", None)])
+    for n in (4, 1):
+        x = np.arange(n, dtype=np.float32)
+        np.testing.assert_allclose(module(np.array(True), x)[0].numpy(), x - np.exp(x), rtol=1e-5)
+        np.testing.assert_array_equal(module(np.array(False), x)[0].numpy(), x - x.sum())
+
+
+def test_an_inner_loop_carries_what_the_outer_one_carries():
+    """Both lists grow: a size of the outer loop is not one of the inner loop, although both change."""
+    inner_body = helper.make_graph(
+        [helper.make_node("Concat", ["inner", "x"], ["longer"], axis=0), helper.make_node("Identity", ["g"], ["h"])],
+        "inner", [info("j", [], INT64), info("g", [], BOOL), info("inner", None)],
+        [info("h", [], BOOL), info("longer", None)],
+    )  # fmt: skip
+    nodes = [helper.make_node("Loop", ["i", "", "list"], ["longer"], body=inner_body)]
+    module = growing("x", nodes, [info("trips", [], INT64), info("x", ["n"])], [info("y", None)])
+    x = np.array([1, 2], np.float32)
+    for trips in (4, 0, 1):
+        times = 1 + trips * (trips - 1) // 2
+        np.testing.assert_array_equal(module(np.array(trips), x)[0].numpy(), -np.tile(x, times))
+
+
+def test_a_loop_of_a_condition_alone_collects_as_many_results_as_there_are():
+    nodes = [
+        helper.make_node("Mul", ["v", "two"], ["w"]),
+        helper.make_node("Less", ["w", "limit"], ["goes_on_next"]),
+        helper.make_node("Identity", ["v"], ["seen"]),
+    ]
+    body = helper.make_graph(
+        nodes, "body", [info("i", [], INT64), info("goes_on", [], BOOL), info("v", [])],
+        [info("goes_on_next", [], BOOL), info("w", []), info("seen", [])],
+        [constant("two", np.array(2, np.float32))],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["", "go", "start"], ["end", "all"], body=body, name="double")
+    module = compiled([loop, helper.make_node("Neg", ["all"], ["y"])],
+                      [info("go", [], BOOL), info("start", []), info("limit", [])],
+                      [info("end", None), info("y", None)])  # fmt: skip
+    for limit, seen in ((100, [1, 2, 4, 8, 16, 32, 64]), (2, [1])):
+        end, y = module(np.array(True), np.array(1, np.float32), np.array(limit, np.float32))
+        np.testing.assert_array_equal(y.numpy(), -np.array(seen, np.float32))
+        assert end.numpy() == 2 * seen[-1]
+    end, y = module(np.array(False), np.array(3, np.float32), np.array(9, np.float32))
+    assert end.numpy() == 3 and y.shape == (0,)
+
+
+def test_a_body_whose_results_depend_on_its_values():
+    """Each iteration adds the positions of what is not zero: as many as there are."""
+    nodes = [
+        helper.make_node("Gather", ["x", "i"], ["row"]),
+        helper.make_node("NonZero", ["row"], ["found"]),
+        helper.make_node("Concat", ["list", "found"], ["longer"], axis=1),
+    ]
+    module = growing("start", nodes, [info("trips", [], INT64), info("start", [1, 0], INT64), info("x", ["t", "n"])],
+                     [info("y", None, INT64)])  # fmt: skip
+    x = np.array([[0, 1, 1], [0, 0, 0], [2, 0, 5]], np.float32)
+    y = module(np.array(3), np.zeros((1, 0), np.int64), x)[0].numpy()
+    np.testing.assert_array_equal(y, [[-1, -2, 0, -2]])
+
+
+@pytest.mark.parametrize("trips", [50, 1000])
+def test_an_iteration_allocates_and_copies_the_same_however_many_there_are(monkeypatch, trips):
+    """Counted: bytes that the executor allocates for results and copies, and graphs that it makes runners of."""
+    counted = {"bytes": 0, "runners": 0}
+    make, init = dynamic.empty, dynamic.DynamicRunner.__init__
+
+    def counting(shape, *args):
+        made = make(shape, *args)
+        counted["bytes"] += made.nbytes
+        return made
+
+    def counting_init(self, *args):
+        counted["runners"] += 1
+        init(self, *args)
+
+    monkeypatch.setattr(dynamic, "empty", counting)
+    monkeypatch.setattr(runners, "empty", counting)
+    monkeypatch.setattr(dynamic.DynamicRunner, "__init__", counting_init)
+    node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
+    module = compiled([node], [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])],
+                      [info("end", None), info("stack", None)])  # fmt: skip
+    x = np.ones(256, np.float32)
+    module(np.array(trips), np.zeros(256, np.float32), x)
+    assert counted["runners"] == 2
+    assert counted["bytes"] <= 3 * (trips + 10) * x.nbytes
+
+
+def test_memory_of_a_growing_value_is_renewed_seldom(monkeypatch):
+    arenas: list[int] = []
+    make = dynamic.empty
+
+    def counting(shape, dtype, *args):
+        arenas.extend([shape[0]] if dtype == "uint8" else [])
+        return make(shape, dtype, *args)
+
+    monkeypatch.setattr(dynamic, "empty", counting)
+    nodes = [helper.make_node("Concat", ["list", "x"], ["twice"], axis=0),
+             helper.make_node("CumSum", ["twice", "axis"], ["sums"]),
+             helper.make_node("Neg", ["sums"], ["longer"])]  # fmt: skip
+    module = growing("x", nodes, [info("trips", [], INT64), info("x", [64])], [info("y", None)],
+                     initializers=[constant("axis", np.array(0, np.int64))])  # fmt: skip
+    module(np.array(200), np.zeros(64, np.float32))
+    assert 0 < len(arenas) < 40

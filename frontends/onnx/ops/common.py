@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from relay import op
 from relay.expr import Constant, Expr, const
+from relay.sizes import add_sizes, dims_equal, floor_divide, larger, product, smaller
 from relay.type import shapes_equal
 from te.tir import Dim
 
 __all__ = [
+    "aligned",
     "broadcast_pair",
     "float_const",
     "legacy_broadcast",
@@ -50,6 +53,36 @@ def broadcast_pair(x: Expr, y: Expr) -> tuple[Expr, Expr]:
     """`y` with leading axes added so that it has the rank of `x`."""
     missing = len(x.shape) - len(y.shape)
     return x, (op.expand_dims(y, 0, missing) if missing > 0 else y)
+
+
+def aligned(node: OnnxNode, *operands: Expr) -> list[Expr]:
+    """Operands of a broadcasting operator, those laid out whose sizes may be 1 when the model runs.
+
+    Where two sizes are not known to be equal they are taken to be, which is wrong of a size that is 1 on one way
+    through the model (`OnnxNode.may_be_one`): there the operands are repeated to the common size.
+    """
+    xs = list(operands)
+    for back in range(1, max(len(x.shape) for x in xs) + 1):
+        dims = [x.shape[-back] for x in xs if len(x.shape) >= back and x.shape[-back] != 1]
+        if not any(node.may_be_one(d) for d in dims) or all(dims_equal(d, dims[0]) for d in dims):
+            continue
+        common = larger(reduce(_common_size, dims), 0)
+        positions = op.arange(0, common, 1, "int64")
+        for i, x in enumerate(xs):
+            if len(x.shape) >= back and x.shape[-back] != 1 and not dims_equal(x.shape[-back], common):
+                d = x.shape[-back]
+                fits = product((add_sizes(d, -1), add_sizes(d, product((-1, common)))))
+                node.check_equal(fits, 0, f"the sizes {d} and {common}")
+                xs[i] = op.take(x, positions, axis=len(x.shape) - back, mode="clip")
+    return xs
+
+
+def _common_size(a: Dim, b: Dim) -> Dim:
+    """The size that two broadcast to, either of which may be 1."""
+    if isinstance(a, int) or isinstance(b, int):
+        return a if isinstance(a, int) else b
+    is_one = add_sizes(smaller(a, 1), product((-1, smaller(floor_divide(a, 2), 1))))
+    return add_sizes(a, product((is_one, add_sizes(b, -1))))
 
 
 def legacy_broadcast(node: OnnxNode) -> tuple[Expr, Expr]:

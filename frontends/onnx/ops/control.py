@@ -16,7 +16,7 @@ from relay import op
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var, const
 from relay.sizes import dims_equal, dims_match, size_variables
 from relay.type import TensorType, TupleType
-from te.tir import Dim, SizeVar
+from te.tir import Dim
 
 MAX_ITERATIONS = 1024
 """Iterations unrolled at most, where a loop can't be one of the executor's."""
@@ -25,7 +25,6 @@ UNROLLED = 16
 """Iterations of loops that are better unrolled."""
 
 MOST_TRIPS = (1 << 62) - 1
-MOST_TYPINGS = 4
 
 
 @converter("If")
@@ -46,13 +45,19 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
             what = f"the condition, which makes output {k} {a} or {b}, is computed at run time"
             raise node.value_needed(what, node[0])
         differ = [i for i, (d, e) in enumerate(zip(a.shape, b.shape, strict=True)) if not _outside(node, d, e)]
-        results.append(node.fresh_sizes(a, differ, f"#result{k}"))
+        results.append(node.fresh_sizes(a, differ, f"#result{k}", ones=_ones(node, a, b)))
     return _fields(op.if_else(node[0], then_branch, else_branch, then_args, else_args, results))
 
 
 def _outside(node: OnnxNode, d: Dim, e: Dim) -> bool:
     """Are the two sizes one that is known outside of the bodies too?"""
     return dims_equal(d, e) and not any(n.startswith("#") for n in size_variables((d,)))
+
+
+def _ones(node: OnnxNode, a: TensorType, b: TensorType) -> list[int]:
+    """The axes that are 1 in one of two types, or may be, and not in the other."""
+    pairs = enumerate(zip(a.shape, b.shape, strict=True))
+    return [i for i, (d, e) in pairs if not dims_equal(d, e) and any(x == 1 or node.may_be_one(x) for x in (d, e))]
 
 
 def _types(function: Function) -> list[TensorType]:
@@ -76,11 +81,13 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
     count = None if trips is None else int(trips.reshape(-1)[0])
     if count is not None and count <= UNROLLED and (node.get(1) is None or condition is not None):
         try:
-            return _unrolled_loop(node)
+            with node.attempt():
+                return _unrolled_loop(node)
         except UnsupportedOperatorError:
             return _loop_at_run_time(node)
     try:
-        return _loop_at_run_time(node)
+        with node.attempt():
+            return _loop_at_run_time(node)
     except (UnsupportedOperatorError, ValueNeededError):
         if trips is None and node.get(0) is not None:
             what = "the trip count of a loop whose values are sequences, or change their rank, is computed at run time"
@@ -97,7 +104,8 @@ def _loop_at_run_time(node: OnnxNode) -> Sequence[Expr]:
     if not all(isinstance(x.ty, TensorType) for x in carried):
         raise node.unsupported("a loop that carries a sequence and whose course depends on values at run time")
     function, outside, types = _body_of(node, body, carried)
-    results = [node.fresh_sizes(ty, _unsettled(ty), f"#result{k}") for k, ty in enumerate(types[: len(carried)])]
+    results = [node.fresh_sizes(ty, _unsettled(ty), f"#result{k}", ones=_may_be_ones(node, ty))
+               for k, ty in enumerate(types[: len(carried)])]  # fmt: skip
     for k, ty in enumerate(types[len(carried) :], start=len(carried)):
         stack = ty.with_shape((1, *ty.shape))
         results.append(node.fresh_sizes(stack, [0, *_unsettled(stack)], f"#result{k}"))
@@ -111,36 +119,47 @@ def _unsettled(ty: TensorType, first: int = 0) -> list[int]:
     return [a for a, d in enumerate(ty.shape, start=first) if any(n.startswith("#") for n in size_variables((d,)))]
 
 
+def _may_be_ones(node: OnnxNode, ty: TensorType) -> list[int]:
+    return [a for a, d in enumerate(ty.shape) if node.may_be_one(d)]
+
+
 def _body_of(
     node: OnnxNode, body: GraphProto, carried: Sequence[Expr]
 ) -> tuple[Function, list[Expr], list[TensorType]]:
     """The body as a function over carried types that it keeps: sizes that change become variables."""
     types = [x.tensor_type for x in carried]
-    for _ in range(MOST_TYPINGS):
+    changing: set[tuple[int, int]] = set()  # (carried value, axis)
+    while True:
         params = [
             Var("iteration", TensorType((), "int64")),
             Var("goes_on", TensorType((), "bool")),
             *[Var(f"carried{k}", ty) for k, ty in enumerate(types)],
         ]
-        function, outside = node.close_graph(body, params)
-        given = _types(function)[1 : len(body.output)]
-        if not all(isinstance(ty, TensorType) for ty in given):
-            raise node.unsupported("a loop that makes sequences and whose course depends on values at run time")
-        changed = False
+        with node.attempt() as forget:
+            function, outside = node.close_graph(body, params)
+            given = _types(function)[1 : len(body.output)]
+            if not all(isinstance(ty, TensorType) for ty in given):
+                raise node.unsupported("a loop that makes sequences and whose course depends on values at run time")
+            changed = _changes(node, types, given) - changing
+            if not changed:
+                return function, outside, [*types, *given[len(types) :]]
+            forget()
         for k, (before, after) in enumerate(zip(types, given, strict=False)):
-            if before.dtype != after.dtype or before.ndim != after.ndim:
-                raise node.unsupported(f"a carried value that changes from {before} to {after}")
-            differ = [a for a, (d, e) in enumerate(zip(before.shape, after.shape, strict=True)) if not dims_equal(d, e)]
-            differ = [a for a in differ if not _is_carried(before.shape[a])]
-            if differ:
-                types[k], changed = node.fresh_sizes(before, differ, f"#carried{k}"), True
-        if not changed:
-            return function, outside, [*types, *given[len(types) :]]
-    raise node.unsupported("carried values whose sizes can't be told from one iteration to the next")
+            axes = [a for number, a in changed if number == k]
+            if axes:
+                types[k] = node.fresh_sizes(before, axes, f"#carried{k}", inside=True, ones=_ones(node, before, after))
+        changing |= changed
 
 
-def _is_carried(d: Dim) -> bool:
-    return isinstance(d, SizeVar) and d.name.startswith("#carried")
+def _changes(node: OnnxNode, types: Sequence[TensorType], given: Sequence[TensorType]) -> set[tuple[int, int]]:
+    """Which axes of which carried values an iteration gives another size."""
+    changes: set[tuple[int, int]] = set()
+    for k, (before, after) in enumerate(zip(types, given, strict=False)):
+        if before.dtype != after.dtype or before.ndim != after.ndim:
+            raise node.unsupported(f"a carried value that changes from {before} to {after}")
+        pairs = enumerate(zip(before.shape, after.shape, strict=True))
+        changes |= {(k, a) for a, (d, e) in pairs if not dims_equal(d, e)}
+    return changes
 
 
 def _unrolled_loop(node: OnnxNode) -> Sequence[Expr]:

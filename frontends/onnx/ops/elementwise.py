@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import broadcast_pair, float_const, legacy_broadcast, like
+from frontends.onnx.ops.common import aligned, broadcast_pair, float_const, legacy_broadcast
 from frontends.onnx.registry import convert_with, converter
 from relay import op
 from relay.expr import Expr
@@ -77,7 +77,7 @@ def _unary(function: Unary) -> Callable[[OnnxNode], Expr]:
 
 
 def _binary(function: Binary) -> Callable[[OnnxNode], Expr]:
-    return lambda node: function(node[0], node[1])
+    return lambda node: function(*aligned(node, node[0], node[1]))
 
 
 def _legacy_binary(function: Binary) -> Callable[[OnnxNode], Expr]:
@@ -110,7 +110,7 @@ def pow_1(node: OnnxNode) -> Expr:
 @converter("Pow", since=7)
 def pow_7(node: OnnxNode) -> Expr:
     """The exponent may have another element type; the result has the base's."""
-    base, exponent = node[0], node[1]
+    base, exponent = aligned(node, node[0], node[1])
     if base.dtype == exponent.dtype:
         return op.power(base, exponent)
     wide = "float64" if base.dtype.bits > 32 or exponent.dtype.bits > 32 else "float32"
@@ -124,9 +124,8 @@ def pow_7(node: OnnxNode) -> Expr:
 @converter("Mod", since=10)
 def mod(node: OnnxNode) -> Expr:
     """`fmod` = 1 keeps the dividend's sign (C's fmod), 0 the divisor's (Python's %)."""
-    if node.attr_bool("fmod", False):
-        return op.trunc_mod(node[0], node[1])
-    return op.floor_mod(node[0], node[1])
+    divided, divisor = aligned(node, node[0], node[1])
+    return (op.trunc_mod if node.attr_bool("fmod", False) else op.floor_mod)(divided, divisor)
 
 
 @converter("BitShift", since=11)
@@ -170,17 +169,17 @@ def dropout(node: OnnxNode) -> list[Expr | None]:
     x = node[0]
     if not node.wants(1):
         return [x]
-    mask_dtype = "bool" if node.opset >= 10 else x.dtype
-    return [x, like(np.ones((), mask_dtype), node.shape(0))]
+    mask_dtype = "bool" if node.opset >= 10 else str(x.dtype)
+    return [x, op.ones(x.shape, mask_dtype)]
 
 
 @converter("Where", since=9)
 def where(node: OnnxNode) -> Expr:
-    return op.where(node[0], node[1], node[2])
+    return op.where(*aligned(node, node[0], node[1], node[2]))
 
 
 def _fold_left(function: Binary) -> Callable[[OnnxNode], Expr]:
-    return lambda node: reduce(function, node.all_inputs())
+    return lambda node: reduce(function, aligned(node, *node.all_inputs()))
 
 
 convert_with(_fold_left(op.add), "Sum")
@@ -190,7 +189,7 @@ convert_with(_fold_left(op.minimum), "Min")
 
 @converter("Mean")
 def mean(node: OnnxNode) -> Expr:
-    inputs = node.all_inputs()
+    inputs = aligned(node, *node.all_inputs())
     total = reduce(op.add, inputs)
     return total if len(inputs) == 1 else op.divide(total, float_const(float(len(inputs)), total))
 
