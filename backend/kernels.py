@@ -14,32 +14,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backend.size_json import size_to_json
 from te.errors import CompileError
 from te.ir import collect
 from te.tir import (
-    Add,
     Allocate,
     AttrStmt,
     Buffer,
-    Cast,
     Dim,
-    Div,
-    FloorDiv,
-    FloorMod,
     For,
     IfThenElse,
-    IntImm,
     IterVar,
     LetStmt,
-    Max,
-    Min,
-    Mod,
-    Mul,
     PrimExpr,
     PrimFunc,
     SeqStmt,
     Stmt,
-    Sub,
     Var,
     While,
     as_int,
@@ -178,12 +168,6 @@ def _dim(extent: PrimExpr | None) -> Dim:
     return extent if known is None else known
 
 
-_SIZE_OPERATORS: dict[type, str] = {
-    Add: "+", Sub: "-", Mul: "*", FloorDiv: "//", FloorMod: "%", Div: "//", Mod: "%", Min: "min", Max: "max",
-}  # fmt: skip
-"""Sizes are not negative, so rounding down and towards zero are the same."""
-
-
 class SizeTable:
     """Sizes of one function in the form of the table; equal names of different variables are told apart."""
 
@@ -205,16 +189,11 @@ class SizeTable:
 
     def size(self, of: Dim) -> Any:
         """A size as an int, a name or an operation. Raises CompileError for what can't be computed from shapes."""
-        if isinstance(of, int | IntImm):
-            return int(of)
-        if isinstance(of, Var):
-            return self.name(of)
-        if isinstance(of, Cast):
-            return self.size(of.value)
-        operator = _SIZE_OPERATORS.get(of.__class__)
-        if operator is None:
-            raise CompileError(f"{self.function.name}: {of} can't be computed from the shapes of the arguments")
-        return [operator, self.size(of.a), self.size(of.b)]  # type: ignore[attr-defined]
+        try:
+            return size_to_json(of, self.name)
+        except CompileError as error:
+            error.add_note(f"in the function {self.function.name}")
+            raise
 
     def bytes(self, of: Buffer) -> Any:
         """The bytes of a buffer."""

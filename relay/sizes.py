@@ -12,18 +12,16 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from te.errors import CompileError
 from te.index import IndexMath
 from te.ir import collect
 from te.poly import Poly
-from te.tir import Cast, Dim, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, as_dim
-from te.tir.expr import Add
+from te.tir import Dim, PrimExpr, SizeVar, Var, as_dim
 from te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, sub
 from te.tir.substitute import substitute
 
 __all__ = [
     "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide", "normal", "product",
-    "quotient", "replace_sizes", "size_from_json", "size_to_json", "size_variables",
+    "quotient", "replace_sizes", "size_from_json", "size_variables",
 ]  # fmt: skip
 
 _math = IndexMath()
@@ -157,30 +155,13 @@ def replace_sizes(value: Any, sizes: Mapping[str, Dim]) -> Any:
     return evaluate(value, sizes) if isinstance(value, PrimExpr) else value
 
 
-_SIGNS: dict[type, str] = {Add: "+", Sub: "-", Mul: "*", FloorDiv: "//", FloorMod: "%", Min: "min", Max: "max"}
 _MEANINGS: dict[str, Any] = {
     "+": add, "-": sub, "*": mul, "//": floordiv, "%": floormod, "min": minimum, "max": maximum,
 }  # fmt: skip
 
 
-def size_to_json(d: Dim) -> Any:
-    """A size as the runtime reads it (`backend.runtime.sizes`). Raises CompileError for other expressions."""
-    if isinstance(d, int):
-        return d
-    if isinstance(d, Var):
-        return d.name
-    if isinstance(d, IntImm):
-        return d.value
-    if isinstance(d, Cast):
-        return size_to_json(d.value)
-    sign = _SIGNS.get(type(d))
-    if sign is None:
-        raise CompileError(f"the size {d} can't be computed at run time; expected sums, products, quotients of sizes")
-    return [sign, size_to_json(d.a), size_to_json(d.b)]  # type: ignore[attr-defined]
-
-
 def size_from_json(value: Any, variables: Mapping[str, Var]) -> Dim:
-    """The size that `size_to_json` wrote."""
+    """The size that `backend.size_json.size_to_json` wrote."""
     if isinstance(value, int):
         return value
     if isinstance(value, str):

@@ -14,6 +14,7 @@ import numpy as np
 
 from backend.driver import ModuleBuilder
 from backend.runtime.artifact import CompiledModel
+from backend.size_json import size_to_json
 from backend.target import Target
 from relay.bind_sizes import bind_sizes
 from relay.build.dynamic import plan_dynamic
@@ -22,7 +23,7 @@ from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_
 from relay.build.lower import Workload, lower
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Function, Var
-from relay.sizes import assuming, dims_equal, size_from_json, size_to_json, size_variables
+from relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relay.transform import default_pipeline
 from te.errors import CompileError
 from te.ir import IRModule, PassContext, Sequential, rewrite_dag

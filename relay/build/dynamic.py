@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.runtime.dynamic import RESULT_SIZE
+from backend.size_json import size_to_json
 from relay.build.graph import (
     ControlNode,
     ExecutionGraph,
@@ -25,7 +26,7 @@ from relay.build.graph import (
     share_storage,
 )
 from relay.op.control import IfElse, WhileLoop
-from relay.sizes import evaluate, product, size_to_json, size_variables
+from relay.sizes import evaluate, product, size_variables
 from te.errors import CompileError
 from te.tir import Dim
 

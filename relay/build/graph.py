@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from backend.size_json import size_to_json
 from relay.analysis import evaluation_order
 from relay.build.lower import Workload, tensor_types
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relay.build.workspace import Workspace
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.control import ControlFlow
-from relay.sizes import product, size_to_json
+from relay.sizes import product
 from relay.type import TensorType
 from te.errors import CompileError
 

@@ -10,7 +10,6 @@ from barrier to barrier, so that forgotten waits and barriers give wrong results
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import functools
 import os
 import subprocess
@@ -26,25 +25,30 @@ from backend.runtime.registry import remove_global_func
 from tests.cuda_emulation.compiler import compile_cuda
 from tests.cuda_emulation.toolchain import HERE, build, compiler, digest
 
-__all__ = ["LOOK", "build_driver", "compiling", "last_error", "real_driver", "reset", "start", "unavailable", "visible"]
+__all__ = [
+    "LOOK", "build_driver", "compiling", "last_error", "no_real_device", "real_driver", "reset", "start", "unavailable",
+    "visible",
+]  # fmt: skip
 
 LOOK = cuda_driver._look
 """What the runtime does to find devices, where this module does not hide one."""
 
-_COUNT_DEVICES = """
-import ctypes
-driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-print(driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or count.value)
-"""
+_PROBE = "from backend.cuda.driver import probe; print(*probe())"
 
 
 @functools.cache
+def no_real_device() -> str | None:
+    """Why this machine has no CUDA device; None where it has one. Asked in another process, since a driver stays."""
+    asked = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
+    if asked.returncode:
+        return f"the CUDA driver ended a process that looked for devices: {asked.stderr.strip()[-200:]}"
+    count, reason = asked.stdout.strip().split(" ", 1)
+    return None if int(count) else reason
+
+
 def real_driver() -> bool:
-    """Has this machine a driver with a GPU? Asked in another process: in this one it would stay."""
-    if ctypes.util.find_library("cuda") is None:
-        return False
-    asked = subprocess.run([sys.executable, "-c", _COUNT_DEVICES], capture_output=True, text=True, check=False)
-    return asked.returncode == 0 and asked.stdout.strip() in map(str, range(1, 33))
+    """Has this machine a driver with a GPU?"""
+    return no_real_device() is None
 
 
 def unavailable() -> str | None:

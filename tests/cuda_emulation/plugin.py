@@ -16,8 +16,8 @@ __all__ = ["cuda_device", "emulated_cuda_device", "pytest_runtest_setup"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("cuda") is not None and not emulation.real_driver():
-        pytest.skip("needs an NVIDIA GPU with a driver")
+    if item.get_closest_marker("cuda") is not None and (reason := emulation.no_real_device()) is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -1,0 +1,37 @@
+"""Sizes as compiled models keep them: what `backend.runtime.sizes` evaluates when a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from te.errors import CompileError
+from te.tir import Add, Cast, Dim, Div, FloorDiv, FloorMod, IntImm, Max, Min, Mod, Mul, Sub, Var
+
+__all__ = ["size_to_json"]
+
+_OPERATORS: dict[type, str] = {
+    Add: "+", Sub: "-", Mul: "*", FloorDiv: "//", FloorMod: "%", Div: "//", Mod: "%", Min: "min", Max: "max",
+}  # fmt: skip
+"""Sizes are not negative, so rounding down and towards zero are the same."""
+
+
+def _own_name(var: Var) -> str:
+    return var.name
+
+
+def size_to_json(size: Dim, name: Callable[[Var], str] = _own_name) -> Any:
+    """A size as an int, a name (what `name` gives for a variable) or [operator, size, size].
+
+    Raises CompileError for what can't be computed when a model runs.
+    """
+    if isinstance(size, int | IntImm):
+        return int(size)
+    if isinstance(size, Var):
+        return name(size)
+    if isinstance(size, Cast):
+        return size_to_json(size.value, name)
+    operator = _OPERATORS.get(type(size))
+    if operator is None:
+        raise CompileError(f"the size {size} can't be computed at run time: expected sums, products and quotients")
+    return [operator, size_to_json(size.a, name), size_to_json(size.b, name)]  # type: ignore[attr-defined]
