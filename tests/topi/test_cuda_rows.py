@@ -139,6 +139,6 @@ def test_plans_cover_the_columns_within_the_limits(arch, rows, columns):
             plan = plan_rows(gpu, rows, columns, 4, along_memory=along_memory, hold=hold)
             assert plan.chunks * plan.chunk >= columns > (plan.chunks - 1) * plan.chunk
             assert columns % plan.lanes == 0
-            assert plan.rows * plan.threads <= gpu.block_threads
-            assert plan.rows * plan.threads % gpu.warp == 0 or plan.threads * plan.rows < gpu.warp
+            assert plan.rows * plan.threads <= gpu.limits.threads_per_block
+            assert plan.rows * plan.threads % gpu.limits.warp == 0 or plan.threads * plan.rows < gpu.limits.warp
             assert not plan.registers or plan.chunks * plan.lanes <= MOST_REGISTERS

@@ -94,7 +94,7 @@ def _run_length(anchor: te.ComputeOp, layout: str, lanes: int, target: Target) -
     if extent is None:
         return 1
     items = constant_size(anchor.output(0).shape) // lanes
-    affordable = items // (gpu.processors * gpu.processor_threads // 2)
+    affordable = items // (gpu.processors * gpu.limits.threads_per_sm // 2)
     return next((r for r in (_RUN, 2) if r <= affordable and r <= extent), 1)
 
 

@@ -108,4 +108,4 @@ def _parts(gpu: Gpu, blocks: int, steps: int) -> int:
     """Blocks to share each reduction between, where `blocks` run `steps` steps each otherwise."""
     if blocks >= gpu.processors or blocks == 0:
         return 1
-    return power_of_two(min(2 * gpu.processors // blocks, steps // _LEAST_STEPS, gpu.block_threads))
+    return power_of_two(min(2 * gpu.processors // blocks, steps // _LEAST_STEPS, gpu.limits.threads_per_block))

@@ -185,12 +185,12 @@ def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory:
     plenty = rows >= 2 * gpu.processors
     each = max(MOST_REGISTERS // lanes, 1) if hold else 2 * _CHUNKS
     vectors = math.ceil(length / lanes)
-    threads = min(_round_up_power(math.ceil(vectors / (each if plenty else 1))), gpu.block_threads)
+    threads = min(_round_up_power(math.ceil(vectors / (each if plenty else 1))), gpu.limits.threads_per_block)
     registers = hold and known is not None and math.ceil(vectors / threads) * lanes <= MOST_REGISTERS
     if hold and not registers:
         lanes = math.gcd(lanes, max(4 // itemsize, 1))
         vectors = math.ceil(length / lanes)
-    threads = threads if registers else min(threads, _STREAMING_THREADS if plenty else gpu.block_threads)
+    threads = threads if registers else min(threads, _STREAMING_THREADS if plenty else gpu.limits.threads_per_block)
     return Plan(
         _rows_of_block(gpu, rows, threads), threads, max(math.ceil(vectors / threads), 1), lanes, registers, True,
         known is not None and known % (threads * lanes) == 0,
@@ -199,11 +199,11 @@ def plan_rows(gpu: Gpu, rows: int, columns: Dim, itemsize: int, *, along_memory:
 
 def _plan_across(gpu: Gpu, rows: int, columns: int | None, hold: bool) -> Plan:
     """Neighbouring threads have neighbouring rows; a row is shared when there are too few of them."""
-    wanted = gpu.processors * gpu.processor_threads // 2
+    wanted = gpu.processors * gpu.limits.threads_per_sm // 2
     length = (1 << 16) if columns is None else columns
-    threads = min(power_of_two(wanted // max(rows, 1)), power_of_two(length // _CHUNKS), gpu.warp)
-    block = max(gpu.warp, _SMALL_BLOCK // threads)
-    across = min(block, max(gpu.warp // threads, _round_up_power(rows)))
+    threads = min(power_of_two(wanted // max(rows, 1)), power_of_two(length // _CHUNKS), gpu.limits.warp)
+    block = max(gpu.limits.warp, _SMALL_BLOCK // threads)
+    across = min(block, max(gpu.limits.warp // threads, _round_up_power(rows)))
     chunks = max(math.ceil(length / threads), 1)
     registers = hold and columns is not None and chunks <= MOST_REGISTERS
     return Plan(across, threads, chunks, 1, registers, False, columns is not None and length % threads == 0)
@@ -211,7 +211,7 @@ def _plan_across(gpu: Gpu, rows: int, columns: int | None, hold: bool) -> Plan:
 
 def _rows_of_block(gpu: Gpu, rows: int, threads: int) -> int:
     """Rows in a block of `threads` threads each: whole warps, and a block for every multiprocessor."""
-    least = max(gpu.warp // threads, 1)
+    least = max(gpu.limits.warp // threads, 1)
     return max(min(_SMALL_BLOCK // threads, power_of_two(rows // gpu.processors)), least)
 
 

@@ -64,7 +64,7 @@ def _scan(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
     shape, axis = op.outputs[0].shape, int(op.attrs["axis"])
     length = as_int(shape[axis])
     lines = constant_size([*shape[:axis], *shape[axis + 1 :]])
-    if length is None or length <= gpu.warp or lines >= gpu.processors * gpu.warp:
+    if length is None or length <= gpu.limits.warp or lines >= gpu.processors * gpu.limits.warp:
         return _rewritten(op, lambda ins, outs: _scan_lines(op, ins, outs))
     return _rewritten(op, lambda ins, outs: _scan_passes(op, length, ins, outs))
 
@@ -124,7 +124,7 @@ def _scatter(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
     steps = constant_size([updates[d] for d in ordered])
     lines = constant_size([d for i, d in enumerate(updates) if i not in ordered])
     looks = constant_size(op.outputs[0].shape) * steps
-    if lines >= gpu.processors * gpu.warp or looks > _MOST_LOOKS:
+    if lines >= gpu.processors * gpu.limits.warp or looks > _MOST_LOOKS:
         return _rewritten(op, lambda ins, outs: _scatter_lines(op, ins, outs))
     return _rewritten(op, lambda ins, outs: _scatter_looking(op, ins, outs))
 
