@@ -147,9 +147,7 @@ def lower(workload: Workload, target: Target) -> Kernel:
     in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
     if in_place:
         function = function.with_attr("noalias", False)
-    sizes = size_parameters(function)
-    function = function.replace(params=(*function.params, *sizes)) if sizes else function
-    return Kernel(workload.name, function, tuple(workspaces), in_place, tuple(v.name for v in sizes))
+    return Kernel(workload.name, function, tuple(workspaces), in_place, tuple(v.name for v in size_parameters(function)))
 
 
 def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
@@ -168,6 +166,7 @@ def _first_that_fits(
     for schedule in schedules_for(outputs, target):
         module = te.lower(schedule, [*inputs, *outputs], name=workload.name)
         function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
+        function = function.replace(params=(*function.params, *size_parameters(function)))
         broken = [] if verify is None else verify(function, target)
         if not broken:
             return function, workspaces
