@@ -147,7 +147,8 @@ def lower(workload: Workload, target: Target) -> Kernel:
     in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
     if in_place:
         function = function.with_attr("noalias", False)
-    return Kernel(workload.name, function, tuple(workspaces), in_place, tuple(v.name for v in size_parameters(function)))
+    sizes = tuple(v.name for v in size_parameters(function))
+    return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
 
 
 def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
