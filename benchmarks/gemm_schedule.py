@@ -16,9 +16,9 @@ import numpy as np
 
 import te
 from backend.llvm.build import build
+from backend.llvm.ceilings import FmaLoop
 from backend.runtime import nd
 from backend.target import Target
-from benchmarks.peak import FmaLoop
 
 GEMMS = [(128, 768, 768), (128, 3072, 768), (128, 768, 3072), (784, 512, 128), (49, 2048, 512)]
 """Rows, columns and depth."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from backend.runtime.ceilings import Ceilings
 from backend.runtime.graph import Graph, GraphNode
 
 __all__ = ["NodeTiming", "Report", "node_timings"]
@@ -53,16 +55,30 @@ _COLUMNS: dict[str, Callable[[NodeTiming, float], str]] = {
     "GFLOP/s": lambda t, _: f"{t.gflops:.1f}",
     "GB/s": lambda t, _: f"{t.gbs:.1f}",
 }
-_LEFT = {"node", "operators", "output"}
+_ROOF_COLUMNS = ("bound", "% of roof")
+_LEFT = {"node", "operators", "output", "bound"}
 _WIDEST = 48
 
 
 @dataclass(frozen=True)
 class Report:
-    """The timings of all nodes in the order they run, and the circumstances: model, target, device, threads."""
+    """The timings of all nodes in the order they run, and the circumstances: model, target, device, threads.
+
+    With `ceilings` of the machine, tables and records also say how near to them each node ran.
+    """
 
     calls: list[NodeTiming]
     configuration: dict[str, Any]
+    ceilings: Ceilings | None = None
+
+    @staticmethod
+    def median(reports: Sequence[Report], ceilings: Ceilings | None = None) -> Report:
+        """The reports of several runs of one model as one, with the median time of every node."""
+        calls = [
+            replace(same[0], seconds=statistics.median([call.seconds for call in same]))
+            for same in zip(*[report.calls for report in reports], strict=True)
+        ]
+        return Report(calls, reports[0].configuration, ceilings)
 
     def __iter__(self) -> Iterator[NodeTiming]:
         return iter(self.calls)
@@ -90,54 +106,80 @@ class Report:
                 bytes=call.bytes + (0 if old is None else old.bytes),
                 count=call.count + (0 if old is None else old.count),
             )
-        return Report(list(groups.values()), self.configuration)
+        return Report(list(groups.values()), self.configuration, self.ceilings)
 
     def table(self, sort: bool = True, top: int | None = None) -> str:
         """The report as text, slowest nodes first unless `sort` is false, the first `top` of them."""
         calls = sorted(self.calls, key=lambda call: -call.seconds) if sort else self.calls
-        total = sum(call.seconds for call in self.calls)
-        rows = [[column(call, total) for column in _COLUMNS.values()] for call in calls[:top]]
+        names = [*_COLUMNS, *(_ROOF_COLUMNS if self.ceilings is not None else ())]
+        rows = [self._cells(call, [call]) for call in calls[:top]]
         if len(rows) < len(calls):
-            left = sum(call.seconds for call in calls[len(rows) :])
-            share = f"{100 * left / total:.1f}" if total else "0.0"
-            rows.append([f"({len(calls) - len(rows)} more)", "", "", f"{left * 1e6:.1f}", share, "", ""])
-        work, traffic = sum(call.flops for call in self.calls), sum(call.bytes for call in self.calls)
-        whole = NodeTiming("total", "", "", "", "", total, work, traffic)
-        rows.append([column(whole, total) for column in _COLUMNS.values()])
-        widths = [min(_WIDEST, max(map(len, cells))) for cells in zip(_COLUMNS, *rows, strict=True)]
-        lines = [_line(list(_COLUMNS), widths), _line(["-" * width for width in widths], widths)]
-        return "\n".join([*lines, *(_line(row, widths) for row in rows)])
+            rows.append(self._cells(_summed(f"({len(calls) - len(rows)} more)", calls[top:]), calls[top:]))
+        rows.append(self._cells(_summed("total", calls), calls))
+        widths = [min(_WIDEST, max(map(len, cells))) for cells in zip(names, *rows, strict=True)]
+        lines = [_line(names, names, widths), _line(names, ["-" * width for width in widths], widths)]
+        return "\n".join([*lines, *(_line(names, row, widths) for row in rows)])
+
+    def _cells(self, shown: NodeTiming, parts: Sequence[NodeTiming]) -> list[str]:
+        """A line of the table: a node, or the sum of several `parts`."""
+        total = sum(call.seconds for call in self.calls)
+        cells = [column(shown, total) for column in _COLUMNS.values()]
+        if self.ceilings is None:
+            return cells
+        limit = "compute" if self.ceilings.is_compute_bound(shown.flops, shown.bytes) else "memory"
+        return [*cells, limit if len(parts) == 1 else "", f"{100 * _roof_share(self.ceilings, parts):.1f}"]
 
     def csv(self) -> str:
         """The report as comma-separated values, one line per node, in the order they run."""
         text = io.StringIO()
-        writer = csv.DictWriter(
-            text, [*_fields(self.calls[0]), "percent"] if self.calls else ["name"], lineterminator="\n"
-        )
+        rows = self._rows()
+        writer = csv.DictWriter(text, list(rows[0]) if rows else ["name"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self._rows())
+        writer.writerows(rows)
         return text.getvalue()
 
     def json(self) -> str:
-        """The report as JSON: `{"configuration": {...}, "calls": [...]}`."""
-        return json.dumps({"configuration": self.configuration, "calls": self._rows()}, indent=1)
+        """The report as JSON: `{"configuration": {...}, "calls": [...]}`, and "ceilings" where they are known."""
+        ceilings = {} if self.ceilings is None else {"ceilings": asdict(self.ceilings)}
+        return json.dumps({"configuration": self.configuration, **ceilings, "calls": self._rows()}, indent=1)
 
     def __str__(self) -> str:
-        facts = ", ".join(f"{key} {value}" for key, value in self.configuration.items())
-        return f"{facts}\n{self.table()}"
+        facts = [f"{key} {value}" for key, value in self.configuration.items()]
+        facts += [] if self.ceilings is None else [str(self.ceilings)]
+        return f"{', '.join(facts)}\n{self.table()}"
+
+    @property
+    def roof_share(self) -> float:
+        """The time of all nodes at their ceilings as a share of the time they took. Needs `ceilings`."""
+        assert self.ceilings is not None, "a report without ceilings has no share of them"
+        return _roof_share(self.ceilings, self.calls)
 
     def _rows(self) -> list[dict[str, Any]]:
         total = self.total_us
-        return [{**_fields(call), "percent": 100 * call.us / total if total else 0.0} for call in self.calls]
+        rows = [{**_fields(call), "percent": 100 * call.us / total if total else 0.0} for call in self.calls]
+        for row, call in zip(rows, self.calls, strict=True):
+            if self.ceilings is not None:
+                row["roof_share"] = self.ceilings.share(call.flops, call.bytes, call.seconds)
+        return rows
 
 
 def _fields(call: NodeTiming) -> dict[str, Any]:
     return {**asdict(call), "us": call.us, "gflops": call.gflops, "gbs": call.gbs}
 
 
-def _line(cells: list[str], widths: list[int]) -> str:
+def _summed(name: str, calls: Sequence[NodeTiming]) -> NodeTiming:
+    seconds, flops, nbytes = sum(c.seconds for c in calls), sum(c.flops for c in calls), sum(c.bytes for c in calls)
+    return NodeTiming(name, "", "", "", "", seconds, flops, nbytes)
+
+
+def _roof_share(ceilings: Ceilings, calls: Sequence[NodeTiming]) -> float:
+    seconds = sum(call.seconds for call in calls)
+    return sum(ceilings.least_seconds(call.flops, call.bytes) for call in calls) / seconds if seconds else 0.0
+
+
+def _line(names: list[str], cells: list[str], widths: list[int]) -> str:
     padded: list[str] = []
-    for name, cell, width in zip(_COLUMNS, cells, widths, strict=True):
+    for name, cell, width in zip(names, cells, widths, strict=True):
         short = cell if len(cell) <= width else cell[: width - 3] + "..."
         padded.append(short.ljust(width) if name in _LEFT else short.rjust(width))
     return "  ".join(padded).rstrip()

@@ -1,4 +1,4 @@
-"""The `relayc` command: compile, run, bench, show and verify models."""
+"""The `relayc` command: compile, run, bench, profile, show and verify models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from backend.runtime.graph_executor import GraphModule
+from backend.runtime.roofline import roofline_svg
 from frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
 from frontends.cli.kernels import code_module, kernel_lines
 from frontends.cli.models import executor_for, is_onnx, open_model
@@ -179,6 +180,50 @@ def bench(
     print_latency(result.results, executor.num_threads)
     if profile:
         out.print(executor.profile().table(top=profile), markup=False, soft_wrap=True)
+
+
+@app.command()
+@guarded
+def profile(
+    model: Model,
+    inputs: Input = None,
+    fill: Fill = "random",
+    top: Annotated[int, typer.Option("--top", min=1, help="list so many of the slowest kernels")] = 25,
+    by_operators: Annotated[bool, typer.Option("--by-operators", help="sum up kernels of the same operators")] = False,
+    repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="runs in each round")] = 5,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="rounds; ceilings are measured between them")] = 5,
+    svg: Annotated[Path | None, typer.Option("--svg", help="write a picture of the roofline")] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="write all figures as JSON")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="write all figures as comma-separated values")] = None,
+    device: Device = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
+    threads: Threads = None,
+    seed: Seed = 0,
+) -> None:
+    """Measure every kernel: time, share, GFLOP/s, GB/s and, on a CPU, how near it is to the machine's ceilings.
+
+    The ceilings, multiply-adds from registers and copies from memory, are measured in between. Work whose data is in a
+    cache can be above the second. Example: relayc profile resnet50.relayc --threads 1 --svg resnet50.svg
+    """
+    executor = executor_for(
+        open_model(model, _build(target, shape, opt_level, precision), Steps(quiet=not is_onnx(model))), device, threads
+    )
+    _set_inputs(executor, inputs, fill, seed, shape)
+    report = import_module("frontends.cli.profiling").profile_executor(executor, rounds, repeat)
+    if svg is not None and report.ceilings is None:
+        raise UsageError(f"--svg: the ceilings of {executor.device} are not known; expected a model on a CPU")
+    facts = [f"{name} {value}" for name, value in report.configuration.items() if name != "target"]
+    facts += [] if report.ceilings is None else [str(report.ceilings)]
+    out.print(", ".join(facts), markup=False, soft_wrap=True)
+    shown = report.by(lambda call: call.ops) if by_operators else report
+    out.print(shown.table(top=top), markup=False, soft_wrap=True)
+    for path, text in ((json, report.json), (csv, report.csv), (svg, lambda: roofline_svg(report))):
+        if path is not None:
+            path.write_text(text(), encoding="utf-8")
+            err.print(f"wrote {path}", markup=False)
 
 
 @app.command()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -84,6 +86,19 @@ def test_bench_prints_latency_and_kernels(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     for word in ("median (ms)", "p10", "p90", "threads", "nn.softmax"):
         assert word in result.output, result.output
+
+
+def test_profile_compares_kernels_with_ceilings_and_draws_a_roofline(folder: Path) -> None:
+    svg, json_file = folder / "roofline.svg", folder / "profile.json"
+    command = ["profile", str(folder / "model.relayc"), "-n", "2", "--rounds", "1", "--threads", "1"]
+    result = runner.invoke(app, [*command, "--svg", str(svg), "--json", str(json_file)])
+    assert result.exit_code == 0, result.output
+    for word in ("% of roof", "nn.softmax", "copy", "GB/s", "total", "run us"):
+        assert word in result.output, result.output
+    circles = ElementTree.parse(svg).findall(".//{http://www.w3.org/2000/svg}circle")
+    assert len(circles) == 1 and "nn.dense" in ElementTree.tostring(circles[0], encoding="unicode")
+    record = json.loads(json_file.read_text())
+    assert len(record["calls"]) == 2 and min(record["ceilings"].values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
+import pytest
+
+from backend.runtime.ceilings import Ceilings
 from backend.runtime.graph import Graph
 from backend.runtime.profiler import NodeTiming, Report, node_timings
 
@@ -33,7 +37,7 @@ def test_the_table_shows_the_slowest_first():
 
 def test_the_table_may_be_cut():
     rows = REPORT.table(top=1).splitlines()[2:]
-    assert rows[1].split() == ["(2", "more)", "40.0", "40.0"]
+    assert rows[1].split() == ["(2", "more)", "40.0", "40.0", "1.5", "25.7"]
     assert len(rows) == 3
 
 
@@ -73,3 +77,28 @@ def test_a_node_of_a_graph(small):
     assert last.seconds == 2e-6
     assert (timing.name, timing.func, timing.ops) == ("dense_relu_0", "dense_relu", "nn.dense+add+nn.relu")
     assert timing.shapes == "float32[2,4]" and timing.sources == "/fc/MatMul /fc/Add /Relu"
+
+
+def test_ceilings_say_what_limits_each_node_and_how_near_it_came():
+    ceilings = Ceilings(gflops=4.0, gbs=100.0)
+    report = Report(CALLS, REPORT.configuration, ceilings)
+    lines = report.table().splitlines()
+    assert lines[0].split()[-4:] == ["bound", "%", "of", "roof"]
+    assert [line.split()[-2:] for line in lines[2:5]] == [["compute", "25.0"], ["compute", "50.0"], ["memory", "100.0"]]
+    assert lines[5].split()[-1] == "40.0" and round(report.roof_share, 6) == 0.4  # 15 + 15 + 10 of 100 us
+    assert [round(call["roof_share"], 6) for call in json.loads(report.json())["calls"]] == [0.5, 1.0, 0.25]
+    assert "roof_share" in report.csv().splitlines()[0] and "copy 100.0 GB/s" in str(report)
+
+
+def test_the_ridge_is_where_both_ceilings_take_equally_long():
+    ceilings = Ceilings(gflops=100.0, gbs=20.0)
+    assert ceilings.ridge == 5 and ceilings.least_seconds(5e9, 1e9) == pytest.approx(1e9 / 20e9)
+    assert not ceilings.is_compute_bound(4.9e9, 1e9) and ceilings.is_compute_bound(5.1e9, 1e9)
+
+
+def test_the_median_of_several_reports():
+    slow = Report([replace(call, seconds=9.0) for call in CALLS], {})
+    merged = Report.median([REPORT, slow, REPORT], Ceilings(1.0, 1.0))
+    assert [call.seconds for call in merged] == [call.seconds for call in CALLS]
+    assert merged.configuration == REPORT.configuration and merged.ceilings == Ceilings(1.0, 1.0)
+

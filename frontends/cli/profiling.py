@@ -1,0 +1,34 @@
+"""`relayc profile`: the time of every kernel against the machine's ceilings."""
+
+from __future__ import annotations
+
+import statistics
+from importlib import import_module
+
+from backend.runtime.ceilings import Ceilings
+from backend.runtime.graph_executor import GraphModule
+from backend.runtime.profiler import Report
+
+__all__ = ["profile_executor"]
+
+
+def profile_executor(executor: GraphModule, rounds: int, repeat: int) -> Report:
+    """The median time of every node over `rounds` profiles of `repeat` runs each.
+
+    On a CPU the ceilings of as many threads are measured between the rounds and are part of the report. The
+    configuration also says how long a whole run takes, as "run us": nodes are waited for one by one, a run is not.
+    """
+    meter = None
+    if executor.device.kind == "cpu":
+        meter = import_module("backend.llvm.ceilings").CeilingMeter(executor.num_threads)
+    reports: list[Report] = []
+    whole: list[float] = []
+    for _ in range(rounds):
+        if meter is not None:
+            meter.sample()
+        reports.append(executor.profile(repeat))
+        whole += executor.benchmark(repeat=repeat, number=1).results
+    ceilings: Ceilings | None = None if meter is None else meter.ceilings
+    merged = Report.median(reports, ceilings)
+    facts = {**merged.configuration, "run us": round(statistics.median(whole) * 1e6, 1)}
+    return Report(merged.calls, facts, ceilings)
