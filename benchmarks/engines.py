@@ -1,10 +1,15 @@
 """One inference engine in a process of its own, driven over pipes.
 
-    python -m benchmarks.engines ENGINE MODEL.onnx THREADS INPUTS.npz
+    python -m benchmarks.engines ENGINE MODEL THREADS INPUTS.npz
 
 reads commands, a line each: ``run SECONDS`` measures and answers with the run times as JSON, ``outputs FILE.npz``
-stores the outputs. Each engine has its own process because an idle thread pool that spins would slow whoever shares
-its process or its moment.
+stores the outputs, ``memory`` answers with the peak of resident memory. Each engine has its own process because an idle
+thread pool that spins would slow whoever shares its process or its moment. MODEL is an ONNX file, for relayc an
+artifact, which
+
+    python -m benchmarks.engines compile MODEL.onnx ARTIFACT INPUTS.npz
+
+makes: models are compiled once and run elsewhere.
 """
 
 from __future__ import annotations
@@ -14,28 +19,39 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["ENGINES", "Engine", "compare"]
+__all__ = ["ENGINES", "Engine", "compare", "compile_seconds"]
 
 Runner = Callable[[], list[Any]]
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def _relayc(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
-    import onnx
+def _compile(path: str, artifact: str, inputs: str) -> None:
+    """Compile an ONNX file for this machine, write the artifact and answer with the seconds of both."""
+    from onnx import load
 
     import relay
-    from backend.runtime import device, graph_executor
     from frontends.onnx import from_onnx
 
-    mod, params = from_onnx(onnx.load(path), shape={name: x.shape for name, x in feeds.items()})
+    feeds = np.load(inputs)
+    shapes = {name: feeds[name].shape for name in feeds.files}
+    start = time.perf_counter()
+    mod, params = from_onnx(load(path), shape=shapes)
     lib = relay.build(mod, target="llvm", params=params)
-    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
+    compiled = time.perf_counter()
+    lib.save(artifact)
+    print(json.dumps({"compile": compiled - start, "save": time.perf_counter() - compiled}), flush=True)
+
+
+def _relayc(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
+    from backend.runtime import device, graph_executor, load_model
+
+    module = graph_executor.GraphModule(load_model(path)["default"](device("cpu", 0)), num_threads=threads)
     for name, x in feeds.items():
         module.set_input(name, x)
 
@@ -52,6 +68,7 @@ def _onnxruntime(path: str, threads: int, feeds: dict[str, Any]) -> Runner:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, feeds)
@@ -88,11 +105,17 @@ ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Runner]] = {
 def _measure(run: Runner, seconds: float) -> list[float]:
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 3:
+    while time.perf_counter() < end or not times:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
     return times
+
+
+def _peak_megabytes() -> float:
+    """The most memory that this process had resident, shared pages of files included (not what its parent had)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
 
 
 def _serve(engine: str, path: str, threads: int, inputs: str) -> None:
@@ -101,28 +124,42 @@ def _serve(engine: str, path: str, threads: int, inputs: str) -> None:
     run = ENGINES[engine](path, threads, feeds)
     prepared = time.perf_counter() - start
     run()
-    print(json.dumps({"prepare": prepared}), flush=True)
+    first = time.perf_counter() - start - prepared
+    print(json.dumps({"prepare": prepared, "first": first}), flush=True)
     for line in sys.stdin:
         command, _, argument = line.strip().partition(" ")
         if command == "run":
             print(json.dumps(_measure(run, float(argument))), flush=True)
+        elif command == "memory":
+            print(json.dumps({"peak": _peak_megabytes()}), flush=True)
         elif command == "outputs":
             np.savez(argument, *[x.numpy() if hasattr(x, "numpy") else np.asarray(x) for x in run()])
             print("{}", flush=True)
 
 
 class Engine:
-    """A running engine process. Use as a context manager; at the end its input is closed and it is waited for."""
+    """A running engine process. Use as a context manager; at the end its input is closed and it is waited for.
+
+    `prepare_seconds` is what loading and making it ready took, `first_run_seconds` the run after that, `turns` has the
+    run times of each turn, `peak_megabytes` the peak of resident memory once it has ended.
+    """
 
     def __init__(self, name: str, model: Path, threads: int, inputs: Path) -> None:
         environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "1", "RELAYC_NUM_THREADS": str(threads)}
         self.name = name
-        self.times: list[float] = []
+        self.turns: list[list[float]] = []
+        self.peak_megabytes = float("nan")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.engines", name, str(model), str(threads), str(inputs)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment,
         )  # fmt: skip
-        self.prepare_seconds = float(self._read()["prepare"])
+        ready = self._read()
+        self.prepare_seconds, self.first_run_seconds = float(ready["prepare"]), float(ready["first"])
+
+    @property
+    def times(self) -> list[float]:
+        """The run times of all turns."""
+        return [seconds for turn in self.turns for seconds in turn]
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
@@ -137,8 +174,8 @@ class Engine:
         return self._read()
 
     def turn(self, seconds: float) -> None:
-        """Measure for some seconds and keep the run times."""
-        self.times += self._ask(f"run {seconds}")
+        """Measure for some seconds, at least one run, and keep the run times."""
+        self.turns.append(self._ask(f"run {seconds}"))
 
     def outputs(self, file: Path) -> list[np.ndarray[Any, Any]]:
         """The outputs of one run, stored in `file` on the way."""
@@ -150,17 +187,34 @@ class Engine:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if self._process.poll() is None:
+            self.peak_megabytes = float(self._ask("memory")["peak"])
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=60)
 
 
-def compare(names: Sequence[str], model: Path, threads: int, inputs: Path, turns: int, seconds: float) -> list[Engine]:
-    """Measure the engines in turns with a short pause between; returns them, ended, with their times."""
+def compile_seconds(model: Path, artifact: Path, inputs: Path, cache: Path) -> float:
+    """Compile in a process of its own, with the kernels that are in the folder `cache`; gives the seconds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.engines", "compile", str(model), str(artifact), str(inputs)],
+        cwd=ROOT, env={**os.environ, "RELAYC_CACHE_DIR": str(cache)}, check=True, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    return float(json.loads(done.stdout)["compile"])
+
+
+def compare(models: Mapping[str, Path], threads: int, inputs: Path, turns: int, seconds: float) -> list[Engine]:
+    """Measure engines, by name with the file each is to run, in turns with a short pause between.
+
+    Returns them, ended, with their times. An engine that can't run its file is left out.
+    """
     engines: list[Engine] = []
     try:
-        for name in names:
-            engines.append(Engine(name, model, threads, inputs))
+        for name, model in models.items():
+            try:
+                engines.append(Engine(name, model, threads, inputs))
+            except RuntimeError as error:
+                print(f"left out: {error}", file=sys.stderr)
         for _ in range(turns):
             for engine in engines:
                 time.sleep(0.2)
@@ -172,4 +226,7 @@ def compare(names: Sequence[str], model: Path, threads: int, inputs: Path, turns
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    if sys.argv[1] == "compile":
+        _compile(*sys.argv[2:])
+    else:
+        _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

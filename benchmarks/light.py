@@ -51,10 +51,26 @@ def _draw(random: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.
     return np.float32(1.0 if role == "scale" else 0.0) + np.float32(0.1) * noise
 
 
-def write_light(name: str, folder: Path) -> tuple[Path, Path]:
-    """Write light model `name` with random weights, and an input; returns the paths of model and inputs (npz)."""
+def _set_batch(graph: onnx.GraphProto, batch: int) -> None:
+    """Make the leading size of inputs, outputs and what activations are reshaped to, which is 1, `batch`."""
+    weights = {i.name for i in graph.initializer}
+    weights |= {node.output[0] for node in graph.node if node.op_type == "ConstantOfShape"}
+    for value in [*(i for i in graph.input if i.name not in weights), *graph.output]:
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    shapes = {n.input[1] for n in graph.node if n.op_type == "Reshape" and n.input[0] not in weights}
+    for tensor in graph.initializer:
+        if tensor.name in shapes:
+            leading, *rest = (int(d) for d in numpy_helper.to_array(tensor))
+            assert leading == 1, f"{tensor.name} reshapes to {leading} first; expected the batch, 1"
+            tensor.CopyFrom(numpy_helper.from_array(np.array([batch, *rest], np.int64), tensor.name))
+
+
+def write_light(name: str, folder: Path, batch: int = 1) -> tuple[Path, Path]:
+    """Write light model `name` with random weights, and inputs; returns the paths of model and inputs (npz)."""
     model = onnx.load(_path(name))
     graph = model.graph
+    if batch != 1:
+        _set_batch(graph, batch)
     random = np.random.default_rng(0)
     roles = _roles(graph)
     shapes = {i.name: tuple(numpy_helper.to_array(i)) for i in graph.initializer if i.data_type == TensorProto.INT64}
@@ -76,7 +92,8 @@ def write_light(name: str, folder: Path) -> tuple[Path, Path]:
         for i in graph.input
         if i.name not in weights
     }
-    path, inputs = folder / f"light_{name}.onnx", folder / f"light_{name}.npz"
+    stem = f"light_{name}" if batch == 1 else f"light_{name}_b{batch}"
+    path, inputs = folder / f"{stem}.onnx", folder / f"{stem}.npz"
     onnx.save(model, path)
     np.savez(inputs, **feeds)
     return path, inputs

@@ -1,72 +1,221 @@
 """Whole models against onnxruntime and OpenVINO: each engine in its own process, in turns, medians and ratios.
 
-    python -m benchmarks.models [--zoo FOLDER] [--models light_resnet50,bert_base] [--threads 1,2] [--turns 5]
+    python -m benchmarks.models [--zoo FOLDER] [--models light_resnet50,bert_base] [--threads 1,2] [--batch 1,8]
+                                [--turns 5] [--seconds 0.5] [--minutes 30] [--again]
+    python -m benchmarks.models --table
 
-Light models come from the onnx package (random weights); the zoo is exported by ``python -m benchmarks.zoo FOLDER``.
-The ratio is the better peer's median time divided by ours: above 1 we are faster.
+Light models come from the onnx package (random weights); the zoo is exported by ``python -m benchmarks.zoo FOLDER``
+(and ``--batch 8``). The ratio is the better peer's median time divided by ours: above 1 we are faster.
+
+A case (model, batch, threads) that is measured becomes one line of JSON in the file of results at once; a later call
+goes on with the cases that are missing there (``--again``: measures all of them anew; the last line of a case counts).
+No case is begun after ``--minutes``. ``--table`` measures nothing and prints the tables of the README.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.engines import compare
+from benchmarks.engines import Engine, compare, compile_seconds
 from benchmarks.light import LIGHT_MODELS, write_light
 
 ZOO_MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vit_b16", "gpt2", "segformer_b0", "lstm_tagger")
+RESULTS = Path(__file__).parent / "results" / "models.jsonl"
+PEERS = ("onnxruntime", "openvino")
+
+Record = dict[str, Any]
+Case = tuple[str, int, int]
+"""Model, batch, threads."""
 
 
-def _locate(name: str, zoo: Path | None, scratch: Path) -> tuple[Path, Path] | None:
+def all_models() -> list[str]:
+    """The names of the models: light ones, then the zoo."""
+    return [*(f"light_{model}" for model in LIGHT_MODELS), *ZOO_MODELS]
+
+
+def locate(name: str, batch: int, zoo: Path | None, scratch: Path) -> tuple[Path, Path] | None:
+    """The files of a model and its inputs; light models are written to `scratch`. None: not in the zoo folder."""
     if name.startswith("light_"):
-        return write_light(name.removeprefix("light_"), scratch)
-    if zoo is None or not (zoo / f"{name}.onnx").exists():
-        return None
-    return zoo / f"{name}.onnx", zoo / f"{name}.npz"
+        return write_light(name.removeprefix("light_"), scratch, batch)
+    path = (zoo or scratch) / (f"{name}.onnx" if batch == 1 else f"{name}_b{batch}.onnx")
+    return (path, path.with_suffix(".npz")) if path.exists() else None
+
+
+def case_of(record: Record) -> Case:
+    """What a record was measured of."""
+    return record["model"], record["batch"], record["threads"]
+
+
+def read_results(path: Path) -> dict[Case, Record]:
+    """The last record of each case, in the order in which the cases came first."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {case_of(record): record for record in map(json.loads, lines)}
+
+
+def ratio(record: Record) -> float:
+    """The better peer's median time divided by ours; NaN when either is missing."""
+    peers = [record["engines"][name]["ms"] for name in PEERS if name in record["engines"]]
+    ours = record["engines"].get("relayc")
+    return min(peers) / ours["ms"] if peers and ours else float("nan")
+
+
+def _facts(engine: Engine) -> Record:
+    low, high = np.percentile(engine.times, [10, 90])
+    return {
+        "ms": round(statistics.median(engine.times) * 1e3, 4),
+        "p10": round(float(low) * 1e3, 4),
+        "p90": round(float(high) * 1e3, 4),
+        "turns": [round(statistics.median(turn) * 1e3, 4) for turn in engine.turns],
+        "runs": len(engine.times),
+        "prepare_s": round(engine.prepare_seconds, 4),
+        "peak_mb": round(engine.peak_megabytes, 1),
+    }
+
+
+class _Model:
+    """One model at one batch: files, and our artifact, compiled cold and once more with the kernels in the cache."""
+
+    def __init__(self, path: Path, inputs: Path, folder: Path) -> None:
+        self.path, self.inputs, self.artifact = path, inputs, folder / "model.relayc"
+        with tempfile.TemporaryDirectory() as cache:
+            cold = compile_seconds(path, self.artifact, inputs, Path(cache))
+            warm = compile_seconds(path, self.artifact, inputs, Path(cache))
+        self.facts = {"cold_s": round(cold, 3), "warm_s": round(warm, 3), "bytes": self.artifact.stat().st_size}
+
+    def measure(self, case: Case, engines: Sequence[str], turns: int, seconds: float) -> Record:
+        """The record of one case."""
+        files = {name: self.artifact if name == "relayc" else self.path for name in engines}
+        results = compare(files, case[2], self.inputs, turns, seconds)
+        return {
+            "model": case[0],
+            "batch": case[1],
+            "threads": case[2],
+            "date": time.strftime("%Y-%m-%d"),
+            "compile": self.facts,
+            "engines": {engine.name: _facts(engine) for engine in results if engine.times},
+        }
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure the cases that are missing, one model at one batch after the other, and append their records."""
+    known = {} if options.again else read_results(options.results)
+    end = time.monotonic() + 60 * options.minutes
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    for batch in options.batch:
+        for name in options.models:
+            cases = [(name, batch, threads) for threads in options.threads if (name, batch, threads) not in known]
+            if not cases:
+                continue
+            if time.monotonic() > end:
+                print(f"{name} and all after it: left for another call, {options.minutes} minutes are over")
+                return
+            with tempfile.TemporaryDirectory() as scratch:
+                found = locate(name, batch, options.zoo, Path(scratch))
+                if found is None:
+                    print(f"{name}, batch {batch}: not in the zoo folder, left out")
+                    continue
+                model = _Model(*found, Path(scratch))
+                for case in cases:
+                    record = model.measure(case, options.engines, options.turns, options.seconds)
+                    with options.results.open("a") as file:
+                        print(json.dumps(record), file=file)
+                    print(_line(record), flush=True)
+
+
+def _line(record: Record) -> str:
+    engines = ", ".join(f"{name} {facts['ms']:.2f} ms" for name, facts in record["engines"].items())
+    name, batch, threads = case_of(record)
+    return f"{name}, batch {batch}, {threads} threads: {engines}, ratio {ratio(record):.2f}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    """The geometric mean of those that are numbers."""
+    numbers = [value for value in values if value == value]
+    return statistics.geometric_mean(numbers) if numbers else float("nan")
+
+
+def _figure(record: Record | None, engine: str, name: str, digits: int) -> str:
+    facts = {} if record is None else record["engines"].get(engine, {})
+    return f"{facts[name]:.{digits}f}" if name in facts else "-"
+
+
+def tables(results: dict[Case, Record]) -> str:
+    """The tables of the README, in Markdown: times and ratios at each batch and thread count; costs besides them."""
+    parts: list[str] = []
+    names = list(dict.fromkeys(model for model, _, _ in results))
+    engines = ("relayc", *PEERS)
+    for batch in sorted({batch for _, batch, _ in results}):
+        threads = sorted({case[2] for case in results if case[1] == batch})
+        head = [f"{engine}, {count}t" for count in threads for engine in (*engines, "ratio")]
+        rows = [["model", *head]]
+        for name in names:
+            cells = [name]
+            for count in threads:
+                record = results.get((name, batch, count))
+                cells += [_figure(record, engine, "ms", 2) for engine in engines]
+                cells.append("-" if record is None else f"{ratio(record):.2f}")
+            rows.append(cells)
+        means = [_mean(ratio(r) for case, r in results.items() if case[1:] == (batch, count)) for count in threads]
+        rows.append(["geometric mean", *[cell for mean in means for cell in ("", "", "", f"{mean:.2f}")]])
+        parts.append(f"Batch {batch}, milliseconds; `1t`, `2t`: threads.\n\n{_markdown(rows)}")
+    parts.append(f"Before the first run and in memory.\n\n{_markdown(_costs(results, names))}")
+    return "\n\n".join(parts)
+
+
+def _costs(results: dict[Case, Record], names: Sequence[str]) -> list[list[str]]:
+    """Compile, prepare and peak of memory of each model, of its case with the least batch and threads."""
+    rows = [["model", "compile cold s", "in cache s", "load s", "onnxruntime session s", "OpenVINO compile s",
+             "peak MB", "onnxruntime MB", "OpenVINO MB"]]  # fmt: skip
+    for name in names:
+        record = min((r for case, r in results.items() if case[0] == name), key=lambda r: (r["batch"], r["threads"]))
+        cells = [f"{record['compile']['cold_s']:.2f}", f"{record['compile']['warm_s']:.2f}"]
+        cells += [_figure(record, engine, "prepare_s", 3) for engine in ("relayc", *PEERS)]
+        cells += [_figure(record, engine, "peak_mb", 0) for engine in ("relayc", *PEERS)]
+        rows.append([name, *cells])
+    return rows
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _separated(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    return lambda text: [kind(part) for part in text.split(",")]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", type=Path, help="folder with the exported zoo models")
-    parser.add_argument("--models", help="comma-separated names; default: all")
-    parser.add_argument("--threads", default="1,2", help="comma-separated thread counts")
-    parser.add_argument("--engines", default="relayc,onnxruntime,openvino")
+    parser.add_argument("--models", type=_separated(str), default=all_models(), help="comma-separated; default: all")
+    parser.add_argument("--threads", type=_separated(int), default=[1, 2], help="comma-separated; default: 1,2")
+    parser.add_argument("--batch", type=_separated(int), default=[1, 8], help="comma-separated; default: 1,8")
+    parser.add_argument("--engines", type=_separated(str), default=["relayc", *PEERS])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one turn")
+    parser.add_argument("--seconds", type=float, default=0.5, help="length of one turn; at least one run is taken")
+    parser.add_argument("--minutes", type=float, default=30, help="begin no model after so many")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file of results, one line of JSON each")
+    parser.add_argument("--again", action="store_true", help="measure cases that have a result, too")
+    parser.add_argument("--table", action="store_true", help="print the tables from the results, measure nothing")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Measure what is missing and print the tables, or only print them."""
     options = _arguments()
-    names = options.models.split(",") if options.models else [*(f"light_{m}" for m in LIGHT_MODELS), *ZOO_MODELS]
-    engines = options.engines.split(",")
-    table = Table("model", "threads", *[f"{e} ms" for e in engines], *[f"{e} prepare s" for e in engines], "ratio")
-    ratios: list[float] = []
-    console = Console(width=160)
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in names:
-            found = _locate(name, options.zoo, Path(scratch))
-            if found is None:
-                console.print(f"{name}: not in the zoo folder, left out")
-                continue
-            for threads in [int(t) for t in options.threads.split(",")]:
-                results = compare(engines, found[0], threads, found[1], options.turns, options.seconds)
-                medians = [statistics.median(e.times) * 1e3 for e in results]
-                ratio = min(medians[1:], default=float("nan")) / medians[0]
-                ratios.append(ratio)
-                row = [f"{m:.2f}" for m in medians] + [f"{e.prepare_seconds:.2f}" for e in results]
-                table.add_row(name, str(threads), *row, f"{ratio:.2f}")
-                console.print(f"{name} threads={threads} " + " ".join(row) + f" ratio={ratio:.2f}")
-    console.print(table)
-    if ratios:
-        console.print(f"geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.2f}")
+    if not options.table:
+        run(options)
+    print(tables(read_results(options.results)))
 
 
 if __name__ == "__main__":
