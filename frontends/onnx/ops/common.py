@@ -15,6 +15,7 @@ from relay.type import shapes_equal
 from te.tir import Dim
 
 __all__ = [
+    "MICROSOFT",
     "aligned",
     "broadcast_pair",
     "float_const",
@@ -23,6 +24,10 @@ __all__ = [
     "reshape_to",
     "transposed",
 ]
+
+
+MICROSOFT = "com.microsoft"
+"""The domain of onnxruntime's own operators, which its optimizer and exporters write into models."""
 
 
 def float_const(value: float, like: Expr) -> Constant:

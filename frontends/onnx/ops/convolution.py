@@ -13,6 +13,8 @@ from relay.expr import Expr
 from relay.type import dims_match
 from te.tir import Dim
 
+__all__ = ["biased_convolution", "convolve"]
+
 Convolution = Callable[..., Expr]
 
 _CONV: dict[int, tuple[Convolution, str, str]] = {
@@ -30,6 +32,10 @@ _CONV_TRANSPOSE: dict[int, tuple[Convolution, str, str]] = {
 
 @converter("Conv")
 def conv(node: OnnxNode) -> Expr:
+    return biased_convolution(node)
+
+
+def biased_convolution(node: OnnxNode) -> Expr:
     """X [N, C, spatial..], W [M, C / group, kernel..], optional bias [M]."""
     return _with_bias(node, convolve(node, node[0], node[1]), node.shape(1)[0])
 

@@ -9,6 +9,8 @@ from relay import op
 from relay.expr import Constant, Expr
 from relay.type import dims_equal
 
+__all__ = ["general_product", "matmul", "scaled"]
+
 
 @converter("MatMul", since=1)
 def mat_mul(node: OnnxNode) -> Expr:
@@ -37,6 +39,10 @@ def matmul(node: OnnxNode, a: Expr, b: Expr) -> Expr:
 
 @converter("Gemm", since=1)
 def gemm(node: OnnxNode) -> Expr:
+    return general_product(node)
+
+
+def general_product(node: OnnxNode) -> Expr:
     """alpha * A' * B' + beta * C. Scales are folded into constant operands."""
     alpha, beta = node.attr_float("alpha", 1.0), node.attr_float("beta", 1.0)
     node.attrs.ignore("broadcast")
@@ -45,15 +51,16 @@ def gemm(node: OnnxNode) -> Expr:
     for index in (0, 1):
         if node.rank(index) != 2:
             raise node.error(f"input {index} has rank {node.rank(index)}", expected="a matrix")
-    product = op.nn.dense(a, _scaled(weights, alpha) if isinstance(weights, Constant) else weights)
+    product = op.nn.dense(a, scaled(weights, alpha) if isinstance(weights, Constant) else weights)
     if not isinstance(weights, Constant):
-        product = _scaled(product, alpha)
+        product = scaled(product, alpha)
     if node.get(2) is None or beta == 0.0:
         return product
-    return op.add(product, _scaled(node[2], beta))
+    return op.add(product, scaled(node[2], beta))
 
 
-def _scaled(x: Expr, factor: float) -> Expr:
+def scaled(x: Expr, factor: float) -> Expr:
+    """`x` times a number."""
     return x if factor == 1.0 else op.multiply(x, float_const(factor, x))
 
 

@@ -11,6 +11,9 @@ from frontends.onnx.ops.common import float_const, like, reshape_to
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
+from relay.type import shapes_equal
+
+__all__ = ["layer_normalized", "rms_normalized"]
 
 
 @converter("BatchNormalization", since=1)
@@ -61,31 +64,36 @@ def _normalised(centred: Expr, variance: Expr, epsilon: float) -> Expr:
     return op.multiply(centred, op.rsqrt(op.add(variance, float_const(epsilon, variance))))
 
 
-@converter("LayerNormalization", since=17)
-def layer_normalization(node: OnnxNode) -> list[Expr | None]:
-    """Mean 0 and variance 1 over the axes from `axis` on, then scale and bias. Also gives mean and 1/deviation."""
+@converter("LayerNormalization", since=1)
+def layer_normalization(node: OnnxNode) -> list[Expr]:
+    """Mean 0 and variance 1 over the axes from `axis` on, then scale and bias. Also gives mean and 1/deviation.
+
+    ONNX has it since opset 17; onnxruntime's optimizer writes it into the default domain of older models, too.
+    """
     node.attrs.ignore("stash_type")
-    shape, epsilon = node.type(0).shape, node.attr_float("epsilon", 1e-5)
-    axis = node.axis(node.attr_int("axis", -1), len(shape))
-    last = shape[axis:]
-    simple = not node.wants(1) and not node.wants(2) and node.dtype(0) in ("float32", "float64")
-    scale_fits = node.shape(1) == last and (node.get(2) is None or node.shape(2) == last)
-    if simple and scale_fits and 0 not in last:
-        return [op.nn.layer_norm(node[0], node[1], _bias(node), axis=axis, epsilon=epsilon)]
-    x = _wide(node[0])
-    axes = tuple(range(axis, len(shape)))
-    mean = op.mean(x, axis=axes, keepdims=True)
-    centred = op.subtract(x, mean)
+    axis = node.axis(node.attr_int("axis", -1), node.rank(0))
+    epsilon = node.attr_float("epsilon", 1e-5)
+    statistics = node.wants(1) or node.wants(2)
+    return layer_normalized(node[0], node[1], node.get(2), axis, epsilon, statistics)
+
+
+def layer_normalized(
+    x: Expr, scale: Expr, bias: Expr | None, axis: int, epsilon: float, statistics: bool = False
+) -> list[Expr]:
+    """(x - mean) / deviation * scale + bias over the axes from `axis` on; `statistics`: also mean, 1 / deviation."""
+    last = x.shape[axis:]
+    fits = shapes_equal(scale.shape, last) and (bias is None or shapes_equal(bias.shape, last))
+    if fits and not statistics and 0 not in last and x.dtype == scale.dtype and x.dtype.bits >= 32:
+        offset = like(np.zeros((), str(scale.dtype)), scale.tensor_type.static_shape) if bias is None else bias
+        return [op.nn.layer_norm(x, scale, offset, axis=axis, epsilon=epsilon)]
+    wide = _wide(x)
+    axes = tuple(range(axis, len(x.shape)))
+    mean = op.mean(wide, axis=axes, keepdims=True)
+    centred = op.subtract(wide, mean)
     variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
     inverse = op.rsqrt(op.add(variance, float_const(epsilon, variance)))
-    result = op.multiply(_as(op.multiply(centred, inverse), node[0]), node[1])
-    return [result if node.get(2) is None else op.add(result, node[2]), mean, inverse]
-
-
-def _bias(node: OnnxNode) -> Expr:
-    """The bias; zeros like the scale when it is left out."""
-    bias = node.get(2)
-    return like(np.zeros((), str(node.dtype(1))), node.shape(1)) if bias is None else bias
+    result = op.multiply(_as(op.multiply(centred, inverse), scale), scale)
+    return [result if bias is None else op.add(result, bias), mean, inverse]
 
 
 def _wide(x: Expr) -> Expr:
@@ -97,13 +105,19 @@ def _wide(x: Expr) -> Expr:
 def rms_normalization(node: OnnxNode) -> Expr:
     """x / sqrt(mean(x * x) + epsilon) * scale over the axes from `axis` on."""
     node.attrs.ignore("stash_type")
-    rank, epsilon = node.rank(0), node.attr_float("epsilon", 1e-5)
-    axis = node.axis(node.attr_int("axis", -1), rank)
-    if node.shape(1) == node.type(0).shape[axis:] and node.dtype(0) in ("float32", "float64"):
-        return op.nn.rms_norm(node[0], node[1], axis=axis, epsilon=epsilon)
-    x = _wide(node[0])
-    mean_square = op.mean(op.multiply(x, x), axis=tuple(range(axis, rank)), keepdims=True)
-    return op.multiply(_as(_normalised(x, mean_square, epsilon), node[0]), node[1])
+    axis = node.axis(node.attr_int("axis", -1), node.rank(0))
+    return rms_normalized(node[0], node[1], axis, node.attr_float("epsilon", 1e-5))[0]
+
+
+def rms_normalized(x: Expr, scale: Expr, axis: int, epsilon: float, statistics: bool = False) -> list[Expr]:
+    """x / sqrt(mean(x * x) + epsilon) * scale over the axes from `axis` on; with `statistics` also 1 / the root."""
+    fits = shapes_equal(scale.shape, x.shape[axis:])
+    if fits and not statistics and x.dtype == scale.dtype and x.dtype.bits >= 32:
+        return [op.nn.rms_norm(x, scale, axis=axis, epsilon=epsilon)]
+    wide = _wide(x)
+    mean_square = op.mean(op.multiply(wide, wide), axis=tuple(range(axis, len(x.shape))), keepdims=True)
+    inverse = op.rsqrt(op.add(mean_square, float_const(epsilon, mean_square)))
+    return [op.multiply(_as(op.multiply(wide, inverse), scale), scale), inverse]
 
 
 @converter("InstanceNormalization")

@@ -15,6 +15,8 @@ from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
 
+__all__ = ["average_pool_of", "max_pool_of"]
+
 Pool = Callable[..., Expr]
 
 _MAX: dict[int, Pool] = {1: op.nn.max_pool1d, 2: op.nn.max_pool2d, 3: op.nn.max_pool3d}
@@ -26,11 +28,16 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 def max_pool(node: OnnxNode) -> Expr:
     """The second output is where the values lie in the whole input, counted in the order that storage_order says."""
     column_major = node.attr_bool("storage_order", False)
-    window = _window(node)
     if node.wants(1):
+        window = _window(node, node[0])
         return op.nn.max_pool_with_argmax(node[0], **_attributes(node, window), column_major=column_major)
-    function = _by_rank(node, _MAX, window)
-    return function(node[0], **_attributes(node, window))
+    return max_pool_of(node, node[0])
+
+
+def max_pool_of(node: OnnxNode, x: Expr) -> Expr:
+    """The maximum of each window of `x` under the node's attributes."""
+    window = _window(node, x)
+    return _by_rank(node, _MAX, window)(x, **_attributes(node, window))
 
 
 @converter("MaxUnpool", since=9)
@@ -71,17 +78,20 @@ def col2im(node: OnnxNode) -> Expr:
 
 @converter("AveragePool", since=1)
 def average_pool(node: OnnxNode) -> Expr:
-    """Padding counts in the mean with count_include_pad only."""
-    window = _window(node)
-    function = _by_rank(node, _AVERAGE, window)
+    return average_pool_of(node, node[0])
+
+
+def average_pool_of(node: OnnxNode, x: Expr) -> Expr:
+    """The mean of each window of `x`. Padding counts in it with count_include_pad only."""
+    window = _window(node, x)
     include = node.attr_bool("count_include_pad", False)
-    return function(node[0], **_attributes(node, window), count_include_pad=include)
+    return _by_rank(node, _AVERAGE, window)(x, **_attributes(node, window), count_include_pad=include)
 
 
 @converter("LpPool", since=1)
 def lp_pool(node: OnnxNode) -> Expr:
     """The p-norm of each window."""
-    return op.nn.lp_pool(node[0], p=_norm_order(node), **_attributes(node, _window(node)))
+    return op.nn.lp_pool(node[0], p=_norm_order(node), **_attributes(node, _window(node, node[0])))
 
 
 def _norm_order(node: OnnxNode) -> int:
@@ -92,8 +102,8 @@ def _norm_order(node: OnnxNode) -> int:
     return p
 
 
-def _window(node: OnnxNode) -> Window:
-    shape = node.type(0).shape
+def _window(node: OnnxNode, x: Expr) -> Window:
+    shape = x.shape
     if len(shape) < 3:
         raise node.error(f"an input of rank {len(shape)}", expected="rank 3 or more: N, C, spatial axes")
     return read_window(node, node.attr_ints("kernel_shape"), shape[2:])

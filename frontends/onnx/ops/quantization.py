@@ -13,6 +13,8 @@ from relay import op
 from relay.expr import Expr
 from te.dtype import dtype as parse_dtype
 
+__all__ = ["along", "centred", "dynamically_quantized", "quantized"]
+
 
 @converter("QuantizeLinear", since=10)
 def quantize_linear(node: OnnxNode) -> Expr:
@@ -26,10 +28,10 @@ def quantize_linear(node: OnnxNode) -> Expr:
     layout = _Layout(node, node.attr_int("axis", 1) if node.opset >= 13 else 0)
     x, scale = op.cast(node[0], compute), op.cast(layout.spread(node[1]), compute)
     saturate = node.attr_bool("saturate", True)
-    return _quantized(node, op.divide(x, scale), None if zero is None else layout.spread(zero), target, saturate)
+    return quantized(node, op.divide(x, scale), None if zero is None else layout.spread(zero), target, saturate)
 
 
-def _quantized(node: OnnxNode, x: Expr, zero: Expr | None, target: str, saturate: bool = True) -> Expr:
+def quantized(node: OnnxNode, x: Expr, zero: Expr | None, target: str, saturate: bool = True) -> Expr:
     """`x`, in units of the scale, as `target`."""
     parsed = parse_dtype(target)
     if parsed.is_float:
@@ -87,26 +89,33 @@ class _Layout:
 @converter("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(node: OnnxNode) -> list[Expr]:
     """uint8 values, scale and zero point for the range of x, which always holds 0."""
-    x = node[0]
+    return list(dynamically_quantized(node[0]))
+
+
+def dynamically_quantized(x: Expr) -> tuple[Expr, Expr, Expr]:
+    """uint8 values, scale and zero point for the range of `x` and 0."""
     zero, top = float_const(0.0, x), float_const(255.0, x)
     high, low = op.maximum(op.max(x), zero), op.minimum(op.min(x), zero)
     width = op.subtract(high, low)
     scale = op.divide(op.where(op.equal(width, zero), float_const(1.0, x), width), top)
     point = op.clip(op.round(op.subtract(zero, op.divide(low, scale))), 0.0, 255.0)
     values = op.clip(op.add(op.round(op.divide(x, scale)), point), 0.0, 255.0)
-    return [op.cast(values, "uint8"), scale, op.cast(point, "uint8")]
+    return op.cast(values, "uint8"), scale, op.cast(point, "uint8")
 
 
 def _centred(node: OnnxNode, index: int, zero_index: int, axis: int) -> Expr:
-    """Input `index` as int32 minus its zero point, which may be one per index of `axis`."""
-    x = op.cast(node[index], "int32")
-    zero = node.get(zero_index)
+    return centred(node, node[index], node.get(zero_index), axis)
+
+
+def centred(node: OnnxNode, x: Expr, zero: Expr | None, axis: int) -> Expr:
+    """`x` as int32 minus its zero point, which may be one per index of `axis`."""
+    x = op.cast(x, "int32")
     if zero is None:
         return x
-    return op.subtract(x, op.cast(_along(node, zero, axis, len(x.shape)), "int32"))
+    return op.subtract(x, op.cast(along(node, zero, axis, len(x.shape)), "int32"))
 
 
-def _along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
+def along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
     """A scalar, or a vector laid along `axis` of a tensor of that rank; other shapes as they are."""
     size = x.tensor_type.static_shape
     if size in ((), (1,)):
@@ -133,8 +142,8 @@ def q_linear_mat_mul(node: OnnxNode) -> Expr:
     a = _centred(node, 0, 2, -2 if node.rank(0) > 1 else -1)
     product = matmul(node, a, _centred(node, 3, 5, -1))
     rank = len(product.shape)
-    scales = [_along(node, node[1], -2, rank), _along(node, node[4], -1, rank), _along(node, node[6], -2, rank)]
-    return _requantized(node, product, scales, _along(node, node[7], -2, rank))
+    scales = [along(node, node[1], -2, rank), along(node, node[4], -1, rank), along(node, node[6], -2, rank)]
+    return _requantized(node, product, scales, along(node, node[7], -2, rank))
 
 
 @converter("QLinearConv", since=10)
@@ -145,13 +154,13 @@ def q_linear_conv(node: OnnxNode) -> Expr:
     rank = len(product.shape)
     bias = node.get(8)
     if bias is not None:
-        product = op.add(product, _along(node, bias, 1, rank))
-    scales = [_along(node, node[1], 1, rank), _along(node, node[4], 1, rank), _along(node, node[6], 1, rank)]
-    return _requantized(node, product, scales, _along(node, node[7], 1, rank))
+        product = op.add(product, along(node, bias, 1, rank))
+    scales = [along(node, node[1], 1, rank), along(node, node[4], 1, rank), along(node, node[6], 1, rank)]
+    return _requantized(node, product, scales, along(node, node[7], 1, rank))
 
 
 def _requantized(node: OnnxNode, product: Expr, scales: list[Expr], zero: Expr) -> Expr:
     """The int32 `product` times the inputs' scales over the result's, as the zero point's type."""
     a, b, result = (op.cast(scale, "float32") for scale in scales)
     real = op.multiply(op.cast(product, "float32"), op.divide(op.multiply(a, b), result))
-    return _quantized(node, real, zero, str(zero.dtype))
+    return quantized(node, real, zero, str(zero.dtype))

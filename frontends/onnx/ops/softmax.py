@@ -12,6 +12,8 @@ from relay.expr import Expr
 from relay.sizes import product
 from te.tir import Dim
 
+__all__ = ["softmax_of"]
+
 Normalizer = Callable[[Expr, int], Expr]
 
 
@@ -34,18 +36,21 @@ _FUNCTIONS: dict[str, Normalizer] = {
 
 @converter("Softmax", "LogSoftmax", "Hardmax", since=13)
 def softmax_13(node: OnnxNode) -> Expr:
-    axis = node.axis(node.attr_int("axis", -1), node.rank(0))
-    return _FUNCTIONS[node.op_type](node[0], axis)
+    return softmax_of(node, node[0], node.op_type, node.attr_int("axis", -1), flat=False)
 
 
 @converter("Softmax", "LogSoftmax", "Hardmax", since=1)
 def softmax_1(node: OnnxNode) -> Expr:
     """Before opset 13 all axes from `axis` on are normalised together."""
-    function, rank = _FUNCTIONS[node.op_type], node.rank(0)
-    axis = node.attr_int("axis", 1)
-    axis = axis if axis == rank else node.axis(axis, rank)
-    if axis == rank - 1:
-        return function(node[0], axis)
-    shape = node.type(0).shape
-    rows = reshape_to(node[0], (product(shape[:axis]), product(shape[axis:])))
+    return softmax_of(node, node[0], node.op_type, node.attr_int("axis", 1), flat=True)
+
+
+def softmax_of(node: OnnxNode, x: Expr, name: str, axis: int, flat: bool) -> Expr:
+    """The function `name` of `x` along `axis`, or, `flat`, over all axes from there on."""
+    function, shape = _FUNCTIONS[name], x.shape
+    rank = len(shape)
+    axis = axis if flat and axis == rank else node.axis(axis, rank)
+    if not flat or axis == rank - 1:
+        return function(x, axis)
+    rows = reshape_to(x, (product(shape[:axis]), product(shape[axis:])))
     return reshape_to(function(rows, 1), shape)

@@ -1,0 +1,164 @@
+"""Operators of the domain com.microsoft on quantized tensors: real(x) = (x - zero point) * scale, operator, rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import MICROSOFT, reshape_to, transposed
+from frontends.onnx.ops.linear import matmul, scaled
+from frontends.onnx.ops.pooling import average_pool_of, max_pool_of
+from frontends.onnx.ops.quantization import along, centred, quantized
+from frontends.onnx.ops.softmax import softmax_of
+from frontends.onnx.registry import convert_with, converter
+from relay import op
+from relay.expr import Expr
+
+
+def _scalar(node: OnnxNode, index: int, what: str) -> Expr:
+    """Input `index`, of one element, as a scalar."""
+    if node.shape(index) not in ((), (1,)):
+        raise node.error(f"{what} (input {index}) of shape {list(node.shape(index))}", expected="one number")
+    return reshape_to(node[index], ())
+
+
+def _real(node: OnnxNode, index: int) -> Expr:
+    """The tensor at input `index` as floats; its scale and zero point follow it."""
+    x, scale = op.cast(node[index], "float32"), _scalar(node, index + 1, "a scale")
+    if node.get(index + 2) is not None:
+        zero = _scalar(node, index + 2, "a zero point")
+        if zero.dtype != node.dtype(index):
+            raise node.error(f"a zero point of {zero.dtype} for values of {node.dtype(index)}")
+        x = op.subtract(x, op.cast(zero, "float32"))
+    return op.multiply(x, scale)
+
+
+def _rounded(node: OnnxNode, x: Expr, index: int, dtype: str) -> Expr:
+    """Floats `x` as `dtype`; the scale is input `index`, the zero point, which may be left out, the next one."""
+    zero = None if node.get(index + 1) is None else _scalar(node, index + 1, "a zero point")
+    if zero is not None and zero.dtype != dtype:
+        raise node.error(f"a zero point of {zero.dtype} for values of {dtype}")
+    return quantized(node, op.divide(x, _scalar(node, index, "a scale")), zero, dtype)
+
+
+def _unary(function: Callable[[OnnxNode, Expr], Expr]) -> Callable[[OnnxNode], Expr]:
+    """Inputs: X, its scale and zero point, the result's."""
+    return lambda node: _rounded(node, function(node, _real(node, 0)), 3, str(node.dtype(0)))
+
+
+def _binary(function: Callable[[Expr, Expr], Expr]) -> Callable[[OnnxNode], Expr]:
+    """Inputs: A, its scale and zero point, B, its scale and zero point, the result's."""
+    return lambda node: _rounded(node, function(_real(node, 0), _real(node, 3)), 6, str(node.dtype(0)))
+
+
+def _channels_first(node: OnnxNode, x: Expr, function: Callable[[OnnxNode, Expr], Expr]) -> Expr:
+    """`function` of `x` with the channels in front, where `channels_last` says that they are behind."""
+    if not node.attr_bool("channels_last", False):
+        return function(node, x)
+    rank = len(x.shape)
+    result = function(node, transposed(x, (0, rank - 1, *range(1, rank - 1))))
+    return transposed(result, (0, *range(2, rank), 1))
+
+
+def _global_average(node: OnnxNode, x: Expr) -> Expr:
+    rank = len(x.shape)
+    if rank < 3:
+        raise node.error(f"an input of rank {rank}", expected="rank 3 or more: a batch, channels, spatial axes")
+    return _channels_first(node, x, lambda _, y: op.mean(y, axis=tuple(range(2, rank)), keepdims=True))
+
+
+def _softmax(node: OnnxNode, x: Expr) -> Expr:
+    return softmax_of(node, x, "Softmax", node.attr_int("axis", -1), flat=node.attr_int("opset") < 13)
+
+
+def _reduced_mean(node: OnnxNode, x: Expr) -> Expr:
+    axes = node.axes(node.attr_ints("axes"), len(x.shape))
+    return op.mean(x, axis=axes, keepdims=node.attr_bool("keepdims", True))
+
+
+convert_with(_binary(op.add), "QLinearAdd", domain=MICROSOFT)
+convert_with(_binary(op.multiply), "QLinearMul", domain=MICROSOFT)
+convert_with(_unary(lambda node, x: op.sigmoid(x)), "QLinearSigmoid", domain=MICROSOFT)
+convert_with(
+    _unary(lambda node, x: op.nn.leaky_relu(x, node.attr_float("alpha", 0.01))), "QLinearLeakyRelu", domain=MICROSOFT
+)
+convert_with(_unary(_global_average), "QLinearGlobalAveragePool", domain=MICROSOFT)
+convert_with(
+    _unary(lambda node, x: _channels_first(node, x, average_pool_of)), "QLinearAveragePool", domain=MICROSOFT
+)
+convert_with(_unary(_softmax), "QLinearSoftmax", domain=MICROSOFT)
+convert_with(_unary(_reduced_mean), "QLinearReduceMean", domain=MICROSOFT)
+
+
+@converter("QLinearConcat", domain=MICROSOFT)
+def q_linear_concat(node: OnnxNode) -> Expr:
+    """Inputs: the result's scale and zero point, then each tensor with its scale and zero point."""
+    if len(node) < 5 or len(node) % 3 != 2:
+        raise node.error(f"{len(node)} inputs", expected="two, and three for each tensor")
+    parts = [_real(node, index) for index in range(2, len(node), 3)]
+    axis = node.axis(node.attr_int("axis"), len(parts[0].shape))
+    return _rounded(node, op.concatenate(parts, axis=axis), 0, str(node.dtype(1)))
+
+
+@converter("QLinearWhere", domain=MICROSOFT)
+def q_linear_where(node: OnnxNode) -> Expr:
+    """Inputs: the condition, X, its scale and zero point, Y, its scale and zero point, the result's."""
+    return _rounded(node, op.where(node[0], _real(node, 1), _real(node, 4)), 7, str(node.dtype(1)))
+
+
+@converter("NhwcMaxPool", domain=MICROSOFT)
+def nhwc_max_pool(node: OnnxNode) -> Expr:
+    """MaxPool of quantized values with the channels last; the order of the values is that of the numbers."""
+    rank = node.rank(0)
+    result = max_pool_of(node, transposed(node[0], (0, rank - 1, *range(1, rank - 1))))
+    return transposed(result, (0, *range(2, rank), 1))
+
+
+@converter("QGemm", domain=MICROSOFT)
+def q_gemm(node: OnnxNode) -> Expr:
+    """alpha * A' * B' + C. Inputs: A, its scale and zero point, B's, an int32 C in units of the product, the result's.
+
+    Without the scale of the result it is a float.
+    """
+    a = centred(node, node[0], node.get(2), -1)
+    b = centred(node, node[3], node.get(5), 0 if node.attr_bool("transB", False) else -1)
+    a = transposed(a, (1, 0)) if node.attr_bool("transA", False) else a
+    b = transposed(b, (1, 0)) if node.attr_bool("transB", False) else b
+    product = matmul(node, a, b)
+    product = product if node.get(6) is None else op.add(product, node[6])
+    scale = op.multiply(_scalar(node, 1, "a scale"), along(node, node[4], -1, 2))
+    real = op.multiply(op.cast(product, "float32"), scaled(scale, node.attr_float("alpha", 1.0)))
+    return real if node.get(7) is None else _rounded(node, real, 7, str(node.dtype(0)))
+
+
+# conversions ----------------------------------------------------------------------------------------------------------
+
+
+@converter("QuantizeLinear", domain=MICROSOFT)
+def quantize_linear(node: OnnxNode) -> Expr:
+    """round(x / scale) + zero point, saturated; vectors lie along `axis`."""
+    zero = node.get(2)
+    target = "uint8" if zero is None else str(zero.dtype)
+    x = op.divide(node[0], op.cast(_spread(node, node[1]), node[0].dtype))
+    return quantized(node, x, None if zero is None else _spread(node, zero), target)
+
+
+@converter("DequantizeLinear", domain=MICROSOFT)
+def dequantize_linear(node: OnnxNode) -> Expr:
+    """(x - zero point) * scale; vectors lie along `axis`."""
+    x, scale, zero = op.cast(node[0], "float32"), node[1], node.get(2)
+    if zero is not None:
+        x = op.subtract(x, op.cast(_spread(node, zero), "float32"))
+    result = op.multiply(x, op.cast(_spread(node, scale), "float32"))
+    return result if scale.dtype == "float32" else op.cast(result, scale.dtype)
+
+
+def _spread(node: OnnxNode, x: Expr) -> Expr:
+    """A scalar, or a vector laid along the node's axis."""
+    shape, rank = node.static(x, "the shape of scale and zero point"), node.rank(0)
+    axis = node.attr_int("axis", 1)
+    if shape in ((), (1,)):
+        return reshape_to(x, ())
+    if len(shape) != 1 or shape[0] != node.type(0).shape[node.axis(axis, rank)]:
+        raise node.error(f"scale or zero point of shape {list(shape)}", expected=f"one number for each of axis {axis}")
+    return along(node, x, axis, rank)

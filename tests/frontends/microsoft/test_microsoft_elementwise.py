@@ -1,0 +1,133 @@
+"""Activations and normalisations of com.microsoft against numpy and onnxruntime."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frontends.onnx.backend import RelayBackend
+from frontends.onnx.errors import OnnxImportError
+from tests.frontends.microsoft.cases import check, node_model
+
+rng = np.random.default_rng(0)
+EPSILON = 1e-5
+
+
+def normal(*shape: int) -> np.ndarray[Any, Any]:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def gelu(x):
+    return (0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))).astype(np.float32)
+
+
+def fast_gelu(x):
+    return 0.5 * x * (1 + np.tanh(np.float32(0.7978845608) * (x + np.float32(0.044715) * x**3)))
+
+
+def test_gelu_and_its_kin():
+    x, bias = normal(3, 4, 5) * 3, normal(5)
+    check("Gelu", [x], gelu(x))
+    check("BiasGelu", [x, bias], gelu(x + bias), weights=[1])
+    check("FastGelu", [x], fast_gelu(x))
+    check("FastGelu", [x, bias], fast_gelu(x + bias), weights=[1])
+    check("QuickGelu", [x], x / (1 + np.exp(-np.float32(1.702) * x)))
+    check("QuickGelu", [x], x / (1 + np.exp(-x)), alpha=1.0)
+
+
+def test_a_bias_is_a_vector():
+    with pytest.raises(OnnxImportError, match=r"(?s)node 'it'.*BiasGelu.*a bias of rank 2"):
+        RelayBackend.prepare(node_model("BiasGelu", [normal(3, 4), normal(3, 4)])[0])
+
+
+# normalisations -------------------------------------------------------------------------------------------------------
+
+
+def layer_norm(x, scale, bias=0.0, epsilon=EPSILON):
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(-1, keepdims=True)
+    return (centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * scale + bias).astype(x.dtype)
+
+
+def rms(x, epsilon=EPSILON):
+    return np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + epsilon)
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+def test_simplified_layer_normalization(domain):
+    x, scale = normal(2, 3, 8), normal(8)
+    attrs = {"domain": domain, "epsilon": EPSILON, "axis": -1, "stash_type": 1, "peer": domain == ""}
+    expected = (x / rms(x) * scale).astype(np.float32)
+    check("SimplifiedLayerNormalization", [x, scale], expected, **attrs)
+    both = [expected, (1 / rms(x)).astype(np.float32)]
+    check("SimplifiedLayerNormalization", [x, scale], both, outputs=2, **attrs)
+    half = x.astype(np.float16)
+    expected = (half / rms(half) * scale.astype(np.float16)).astype(np.float16)
+    check("SimplifiedLayerNormalization", [half, scale.astype(np.float16)], expected, rtol=5e-3, atol=5e-3, **attrs)
+
+
+def test_layer_normalization_in_an_old_opset():
+    x, scale, bias = normal(2, 3, 8), normal(8), normal(8)
+    attrs: dict[str, Any] = {"domain": "", "version": 14, "epsilon": EPSILON}
+    check("LayerNormalization", [x, scale, bias], layer_norm(x, scale, bias), **attrs)
+    check("LayerNormalization", [x, scale], layer_norm(x, scale), **attrs)
+
+
+@pytest.mark.parametrize("skip_shape", [(2, 3, 8), (1, 3, 8), (3, 8)])
+def test_skip_layer_normalization(skip_shape):
+    x, skip, scale, beta, bias = normal(2, 3, 8), normal(*skip_shape), normal(8), normal(8), normal(8)
+    total = x + skip + bias
+    expected = [layer_norm(total, scale, beta), total]
+    outputs = [True, False, False, True]
+    check("SkipLayerNormalization", [x, skip, scale, beta, bias], expected, outputs=outputs, epsilon=EPSILON)
+    expected = [layer_norm(x + skip, scale)]
+    check("SkipLayerNormalization", [x, skip, scale], expected, epsilon=EPSILON)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 8), (5, 8)])
+def test_skip_simplified_layer_normalization(shape):
+    x, skip, scale, bias = normal(*shape), normal(*shape), normal(8), normal(8)
+    total = x + skip + bias
+    expected = [(total / rms(total) * scale).astype(np.float32), total]
+    outputs = [True, False, False, True]
+    check("SkipSimplifiedLayerNormalization", [x, skip, scale, bias], expected, outputs=outputs, epsilon=EPSILON)
+    total = x + skip
+    check("SkipSimplifiedLayerNormalization", [x, skip, scale], (total / rms(total) * scale).astype(np.float32),
+          epsilon=EPSILON)  # fmt: skip
+
+
+def test_normalisations_of_shapes_that_do_not_fit():
+    x, scale = normal(2, 3, 8), normal(8)
+    for inputs, text in [([x, normal(2, 8), scale], "a skip input"), ([x, x, normal(7)], "a vector of 8")]:
+        with pytest.raises(OnnxImportError, match=f"(?s)node 'it'.*SkipLayerNormalization.*{text}"):
+            RelayBackend.prepare(node_model("SkipLayerNormalization", inputs)[0])
+
+
+@pytest.mark.parametrize("with_segments", [True, False])
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_embed_layer_normalization(with_segments, with_mask):
+    batch, length, hidden = 2, 4, 8
+    words = rng.integers(0, 10, (batch, length)).astype(np.int32)
+    segments = rng.integers(0, 2, (batch, length)).astype(np.int32) if with_segments else None
+    tables = [normal(10, hidden), normal(6, hidden), normal(2, hidden) if with_segments else None]
+    scale, bias = normal(hidden), normal(hidden)
+    mask = np.array([[1, 1, 1, 0], [1, 1, 0, 0]], np.int32) if with_mask else None
+    total = tables[0][words] + tables[1][:length]
+    total = total + tables[2][segments] if with_segments else total
+    counts = np.array([3, 2] if with_mask else [0, 0], np.int32)
+    inputs = [words, segments, *tables, scale, bias, mask]
+    expected = [layer_norm(total, scale, bias), counts, total]
+    kept = [i for i in (2, 3, 4, 5, 6) if inputs[i] is not None]
+    check("EmbedLayerNormalization", inputs, expected, outputs=3, weights=kept, epsilon=EPSILON)
+
+
+def test_embeddings_at_given_positions():
+    words, positions = np.array([[1, 2, 3]], np.int32), np.array([[2, 0, 1]], np.int32)
+    tables, scale, bias = [normal(5, 8), normal(4, 8)], normal(8), normal(8)
+    total = tables[0][words] + tables[1][positions]
+    inputs = [words, None, *tables, None, scale, bias, None, positions]
+    expected = [layer_norm(total, scale, bias), np.zeros(1, np.int32)]
+    check("EmbedLayerNormalization", inputs, expected, outputs=2, epsilon=EPSILON)

@@ -1,0 +1,179 @@
+"""Matrix products and convolutions of com.microsoft against numpy and onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frontends.onnx.backend import RelayBackend
+from frontends.onnx.errors import OnnxImportError
+from tests.frontends.microsoft.cases import check, node_model
+
+rng = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray[Any, Any]:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(("trans_a", "trans_b", "alpha"), [(0, 0, 1.0), (1, 0, 0.5), (0, 1, 2.0), (1, 1, -1.0)])
+def test_fused_mat_mul(trans_a, trans_b, alpha):
+    a, b = normal(2, 3, 4, 5), normal(2, 3, 5, 6)
+    expected = np.float32(alpha) * (a @ b)
+    a = np.ascontiguousarray(a.swapaxes(-1, -2)) if trans_a else a
+    b = np.ascontiguousarray(b.swapaxes(-1, -2)) if trans_b else b
+    check("FusedMatMul", [a, b], expected, transA=trans_a, transB=trans_b, alpha=alpha)
+
+
+def test_fused_mat_mul_with_weights_and_transposed_batches():
+    a, b = normal(3, 4, 5), normal(6, 5)
+    check("FusedMatMul", [a, b], a @ b.T * np.float32(0.25), weights=[1], transB=1, alpha=0.25)
+    rows_first = normal(4, 2, 3, 5)  # [M, batch, batch, K]
+    b = normal(2, 3, 5, 6)
+    expected = np.moveaxis(rows_first, 0, -2) @ b
+    check("FusedMatMul", [rows_first, b], expected, transBatchA=1)
+    depth_first = normal(5, 2, 3, 6)
+    expected = np.moveaxis(rows_first, 0, -2) @ np.moveaxis(depth_first, 0, -2)
+    check("FusedMatMul", [rows_first, depth_first], expected, transBatchA=1, transBatchB=1)
+
+
+ACTIVATIONS = {
+    "Relu": ({}, lambda x: np.maximum(x, 0)),
+    "LeakyRelu": ({"activation_alpha": 0.2}, lambda x: np.where(x < 0, np.float32(0.2) * x, x)),
+    "Sigmoid": ({}, lambda x: 1 / (1 + np.exp(-x))),
+    "Tanh": ({}, np.tanh),
+    "HardSigmoid": (
+        {"activation_alpha": 0.3, "activation_beta": 0.4},
+        lambda x: np.clip(np.float32(0.3) * x + np.float32(0.4), 0, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_fused_gemm(name):
+    params, function = ACTIVATIONS[name]
+    a, b, c = normal(4, 3), normal(5, 4), normal(5)
+    expected = function(np.float32(0.5) * (a.T @ b.T) + np.float32(2) * c)
+    attrs = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0, "activation": name, **params}
+    check("FusedGemm", [a, b, c], expected, weights=[1, 2], **attrs)
+
+
+def convolved(x, w, b):
+    """3x3, padded by one."""
+    padded = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+    return np.einsum("nchwij,ocij->nohw", windows, w) + b[:, None, None]
+
+
+@pytest.mark.parametrize(
+    ("activation", "params", "function"),
+    [
+        ("Relu", None, lambda x: np.maximum(x, 0)),
+        ("LeakyRelu", [0.2], lambda x: np.where(x < 0, np.float32(0.2) * x, x)),
+        ("Clip", [0.0, 1.5], lambda x: np.clip(x, 0, 1.5)),
+        ("HardSigmoid", [0.3, 0.4], lambda x: np.clip(np.float32(0.3) * x + np.float32(0.4), 0, 1)),
+    ],
+)
+def test_fused_conv(activation, params, function):
+    x, w, b = normal(1, 3, 6, 7), normal(4, 3, 3, 3), normal(4)
+    attrs: dict[str, Any] = {"activation": activation, "pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+    if params is not None:
+        attrs["activation_params"] = params
+    check("FusedConv", [x, w, b], function(convolved(x, w, b)), weights=[1, 2], **attrs)
+    z = normal(1, 4, 6, 7)
+    check("FusedConv", [x, w, b, z], function(convolved(x, w, b) + z), weights=[1, 2], **attrs)
+
+
+def test_activations_that_are_not_known_are_refused_by_name():
+    attrs = {"activation": "Swirl"}
+    with pytest.raises(OnnxImportError, match=r"node 'it' .*FusedGemm.*'Swirl'"):
+        RelayBackend.prepare(node_model("FusedGemm", [normal(2, 3), normal(3, 4), normal(4)], **attrs)[0])
+
+
+# weights of few bits --------------------------------------------------------------------------------------------------
+
+
+def packed(codes, bits):
+    """Codes [.., n] as bytes, from the low bits on."""
+    per_byte = 8 // bits
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % per_byte)])
+    fields = padded.reshape(*codes.shape[:-1], -1, per_byte).astype(np.uint8)
+    return np.bitwise_or.reduce(fields << np.arange(0, 8, bits, dtype=np.uint8), axis=-1)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zeros", ["default", "packed", "floats"])
+@pytest.mark.parametrize(("depth", "block"), [(64, 32), (40, 16)])
+def test_mat_mul_n_bits(bits, zeros, depth, block):
+    columns, blocks = 6, -(-depth // block)
+    codes = rng.integers(0, 1 << bits, (columns, blocks, block))
+    scales = rng.uniform(0.1, 1.0, (columns, blocks)).astype(np.float32)
+    points = rng.integers(0, 1 << bits, (columns, blocks))
+    given: Any = {"default": None, "packed": packed(points, bits), "floats": points.astype(np.float32)}[zeros]
+    centre = np.full_like(points, 1 << (bits - 1)) if zeros == "default" else points
+    real = ((codes - centre[..., None]) * scales[..., None]).reshape(columns, -1)[:, :depth].astype(np.float32)
+    x, bias = normal(2, 3, depth), normal(columns)
+    inputs = [x, packed(codes, bits), scales, given, None, bias]
+    attrs = {"bits": bits, "block_size": block, "N": columns, "K": depth}
+    peer = bits == 4 or zeros != "floats"  # onnxruntime has no others
+    check("MatMulNBits", inputs, x @ real.T + bias, weights=[1, 2, 3, 5], rtol=1e-3, atol=1e-3, peer=peer, **attrs)
+    check("MatMulNBits", [*inputs[:3], given], x @ real.T, rtol=1e-3, atol=1e-3, peer=False, **attrs)
+
+
+def test_mat_mul_n_bits_refuses_what_makes_no_sense():
+    x, codes, scales = normal(2, 32), np.zeros((4, 1, 16), np.uint8), np.ones((4, 1), np.float32)
+    attrs = {"bits": 4, "block_size": 32, "N": 4, "K": 32}
+    for inputs, changed, text in [
+        ([x, codes, scales], {"bits": 3}, "3 bits"),
+        ([x, codes, scales], {"block_size": 24}, "blocks of 24"),
+        ([x, codes[:, :, :8], scales], {}, "shape .4, 1, 8."),
+        ([x[:, :30], codes, scales], {}, "K = 32"),
+        ([x, codes, scales[:3]], {}, "the scales"),
+    ]:
+        with pytest.raises(OnnxImportError, match=f"(?s)node 'it'.*MatMulNBits.*{text}"):
+            RelayBackend.prepare(node_model("MatMulNBits", inputs, **{**attrs, **changed})[0])
+
+
+def quantized_range(x):
+    """uint8 values, scale and zero point of DynamicQuantizeLinear."""
+    low, high = min(x.min(), 0), max(x.max(), 0)
+    scale = np.float32((high - low) / 255)
+    zero = np.clip(np.rint(-low / scale), 0, 255)
+    return np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.int64), scale, int(zero)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("per_column", [False, True])
+def test_dynamic_quantize_mat_mul(signed, per_column):
+    x, bias = normal(2, 4, 8), normal(5)
+    kind = np.int8 if signed else np.uint8
+    b = rng.integers(-60 if signed else 0, 60, (8, 5)).astype(kind)
+    scale = rng.uniform(0.01, 0.1, 5 if per_column else ()).astype(np.float32)
+    zero = rng.integers(0, 10, 5 if per_column else ()).astype(kind)
+    values, x_scale, x_zero = quantized_range(x)
+    product = (values - x_zero) @ (b.astype(np.int64) - zero) * (x_scale * scale)
+    inputs = [x, b, scale, zero, bias]
+    check("DynamicQuantizeMatMul", inputs, (product + bias).astype(np.float32), weights=[1, 2, 3, 4], atol=1e-3)
+    plain = (values - x_zero) @ b.astype(np.int64) * (x_scale * scale)
+    check("DynamicQuantizeMatMul", inputs[:3], plain.astype(np.float32), weights=[1, 2], atol=1e-3)
+
+
+@pytest.mark.parametrize("kinds", [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)])
+def test_mat_mul_integer_to_float(kinds):
+    a = rng.integers(0, 100, (3, 4, 8)).astype(kinds[0])
+    b = rng.integers(0, 60, (8, 5)).astype(kinds[1])
+    a_scale, b_scale = np.float32(0.02), rng.uniform(0.01, 0.1, 5).astype(np.float32)
+    a_zero, b_zero = np.array(7, kinds[0]), rng.integers(0, 10, 5).astype(kinds[1])
+    bias = normal(5)
+    product = (a.astype(np.int64) - a_zero) @ (b.astype(np.int64) - b_zero) * (a_scale * b_scale)
+    inputs = [a, b, np.array(a_scale), b_scale, a_zero, b_zero, bias]
+    check("MatMulIntegerToFloat", inputs, (product + bias).astype(np.float32), weights=[1, 2, 3, 4, 5, 6])
+    plain = a.astype(np.int64) @ b.astype(np.int64) * (a_scale * b_scale)
+    check("MatMulIntegerToFloat", inputs[:4], plain.astype(np.float32))
+
+
+def test_mat_mul_of_16_bit_integers():
+    a, b = rng.integers(-300, 300, (3, 4)).astype(np.int16), rng.integers(-300, 300, (4, 2)).astype(np.int16)
+    check("MatMulInteger16", [a, b], a.astype(np.int32) @ b.astype(np.int32))
