@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import local_accumulator, parallel
+from topi.cpu.common import parallel
 from topi.cpu.matmul import tile_product
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
@@ -18,7 +18,7 @@ from topi.registry import operations_behind, register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_conv2d_nhwc_packed", "schedule_depthwise_conv2d_nhwc"]
+__all__ = ["schedule_conv2d_nhwc_packed"]
 
 
 def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
@@ -53,42 +53,4 @@ def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, tar
     for pad in pads:
         _schedule_pad(s, pad, vector_lanes(target))
     tile_product(s, outs[0], anchor, target)
-    return s
-
-
-@register_schedule("depthwise_conv2d_nhwc", "cpu")
-def schedule_depthwise_conv2d_nhwc(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """C[n, y, x, c] = sum over ky, kx of data[n, y*s + ky, x*s + kx, c] * W[ky, kx, c]: vectors of channels.
-
-    The window is unrolled, so that neighbouring output columns share the inputs they have in common in registers.
-    """
-    s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
-    lanes = vector_lanes(target)
-    pads = _pads(outs, anchor)
-    inline_injective(s, outs, keep=[anchor, *pads])
-    for pad in pads:
-        _schedule_pad(s, pad, lanes)
-    window = constant_size([axis.extent for axis in anchor.reduce_axis])
-    accumulator = local_accumulator(s, anchor, out)
-
-    n, y, x, channel = s[out].op.axis
-    width = constant_size([x.extent], default=64)
-    columns = min(width, 4)
-    x_outer, x_inner = s[out].split(x, factor=columns, tail="shift")
-    channel_outer, channel_inner = s[out].split(channel, factor=lanes)
-    s[out].reorder(n, y, channel_outer, x_outer, x_inner, channel_inner)
-    lines = s[out].fuse(n, y)
-    parallel(s, out, lines, 2.0 * constant_size(out.shape) * window, lanes)
-    s[out].unroll(x_inner)
-    s[out].vectorize(channel_inner)
-
-    s[accumulator].compute_at(s[out], x_outer)
-    _, _, tile_x, tile_channel = s[accumulator].op.axis
-    ky, kx = s[accumulator].op.reduce_axis
-    s[accumulator].reorder(ky, kx, tile_x, tile_channel)
-    for axis in (ky, kx) if window <= 25 else (kx,):
-        s[accumulator].unroll(axis)
-    s[accumulator].unroll(tile_x)
-    s[accumulator].vectorize(tile_channel)
     return s

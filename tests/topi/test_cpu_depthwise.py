@@ -1,0 +1,80 @@
+"""Depthwise convolutions on CPUs, against numpy: borders, tails of channels and columns, batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from te.ir import post_order
+from te.tir import Allocate
+from topi.registry import schedule_for
+
+RNG = np.random.default_rng(11)
+TARGET = Target("llvm")
+
+
+def expected(x, w, strides, padding, dilation):
+    """x (N, H, W, C), w (KH, KW, C, M): (N, H, W, C * M)."""
+    (kh, kw), (dh, dw) = w.shape[:2], dilation
+    padded = np.pad(x, [(0, 0), (padding[0], padding[2]), (padding[1], padding[3]), (0, 0)])
+    rows = (padded.shape[1] - (kh - 1) * dh - 1) // strides[0] + 1
+    columns = (padded.shape[2] - (kw - 1) * dw - 1) // strides[1] + 1
+    total = np.zeros((x.shape[0], rows, columns, w.shape[2], w.shape[3]), x.dtype)
+    for i in range(kh):
+        for j in range(kw):
+            part = padded[:, i * dh :: strides[0], j * dw :: strides[1]][:, :rows, :columns]
+            total += part[..., None] * w[i, j]
+    return total.reshape(*total.shape[:3], -1)
+
+
+def scheduled(shape, kernel, multiplier, strides, padding, dilation):
+    """A depthwise convolution with a relu behind it, lowered."""
+    channels = shape[-1]
+    x = te.placeholder(shape, "float32", "x")
+    w = te.placeholder((*kernel, 1, channels * multiplier), "float32", "w")
+    out = topi.nn.conv(x, w, strides, padding, dilation, channels, "NHWC", "HWIO")
+    last = te.compute(out.shape, lambda *i: te.max(out(*i), te.const(0, "float32")), name="relu", tag="elemwise")
+    return te.lower(schedule_for([last], TARGET), [x, w, last]), last
+
+
+CASES = [
+    ((1, 56, 56, 24), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1)),
+    ((2, 14, 14, 20), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1)),
+    ((1, 7, 7, 40), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1)),
+    ((3, 29, 31, 17), (3, 3), 1, (2, 2), (1, 1, 1, 1), (1, 1)),
+    ((2, 12, 13, 9), (5, 3), 1, (2, 1), (2, 1, 0, 2), (1, 2)),
+    ((1, 23, 22, 16), (7, 7), 1, (1, 1), (3, 3, 3, 3), (1, 1)),
+    ((1, 5, 5, 4), (3, 3), 2, (1, 1), (1, 1, 1, 1), (1, 1)),
+    ((1, 3, 2, 8), (5, 5), 1, (1, 1), (2, 2, 2, 2), (1, 1)),
+    ((1, 9, 33, 8), (1, 3), 1, (1, 1), (0, 0, 0, 0), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_depthwise(case):
+    shape, kernel, multiplier, strides, padding, dilation = case
+    a = RNG.standard_normal(shape).astype("float32")
+    b = RNG.standard_normal((*kernel, shape[-1], multiplier)).astype("float32")
+    module, last = scheduled(*case)
+    result = backend.nd.empty(last.shape, "float32")
+    flat = b.reshape(*kernel, 1, -1)
+    backend.build(module, target=TARGET)(backend.nd.array(a), backend.nd.array(flat), result)
+    wanted = np.maximum(expected(a, b, strides, padding, dilation), 0)
+    np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_border_is_not_stored():
+    module, _ = scheduled((1, 56, 56, 96), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1))
+    allocated = [n.buffer for n in post_order(module["main"].body) if isinstance(n, Allocate)]
+    assert allocated
+    assert {b.scope for b in allocated} == {"local"}
+
+
+def test_tiles_away_from_the_border_have_no_tests():
+    text = str(scheduled((1, 56, 56, 96), (3, 3), 1, (1, 1), (1, 1, 1, 1), (1, 1))[0])
+    middle = text[text.index(" in range(1, extent=5)") :]
+    assert "if_then_else" not in middle[: middle.index("for i3.outer_2")]
