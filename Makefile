@@ -21,9 +21,9 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 
-# The ONNX project's own models with recorded outputs.
+# All of the ONNX project's own backend tests.
 conformance: $(VENV)/.installed
-	$(BIN)/python -m pytest tests/conformance
+	$(BIN)/python -m pytest -n $(JOBS) tests/conformance tests/frontends/test_node_suite.py --suite all
 
 # Many random graphs and schedules.
 fuzz: $(VENV)/.bench

@@ -25,6 +25,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how many random ONNX graphs tests/fuzz tries (default 300)",
     )
+    parser.addoption(
+        "--suite",
+        default="sample",
+        metavar="WHICH",
+        help="which cases of ONNX's backend tests are run: all, sample (default), or a regular expression",
+    )
     parser.addoption("--update-docs", action="store_true", help="write what the pages' code prints into the pages")
 
 

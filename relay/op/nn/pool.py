@@ -86,13 +86,19 @@ class _Pool(OpDef):
         axes = spatial_axes(1, self.layout, ndim)
         return axes, self.pool_size, self.strides, self.dilation, self.padding, self.ceil_mode
 
-    def windows(self, x: Array, fill: float) -> tuple[Array, Callable[[Array], Array]]:
-        """Windows (N, C, out..., kernel...) of x bordered with `fill`, and the way back to the layout."""
+    def windows(
+        self, x: Array, fill: float, out: tuple[int, ...] | None = None
+    ) -> tuple[Array, Callable[[Array], Array]]:
+        """Windows (N, C, out..., kernel...) of x bordered with `fill`, and the way back to the layout.
+
+        `out` is the shape of the result in the layout, where it is not that of pooling x.
+        """
         layout = Layout(self.layout)
         spatial = [a for a in layout.axes if a not in "NC"]
         plain, rank = ("N", "C", *spatial), len(spatial)
         moved = x.transpose([layout.index(a) for a in plain])
-        out = self.infer(TensorType(x.shape, str(x.dtype))).static_shape
+        if out is None:
+            out = self.infer(TensorType(x.shape, str(x.dtype))).static_shape
         borders: list[tuple[int, int]] = [(0, 0), (0, 0)]
         for k, a in enumerate(spatial):
             last = (out[layout.index(a)] - 1) * self.strides[k] + (self.pool_size[k] - 1) * self.dilation[k] + 1
@@ -200,7 +206,8 @@ class AvgPool(_Pool):
             for k, a in enumerate(axes):
                 borders[a] = (self.padding[k], self.padding[k + rank])
             bordered = self.replace(padding=(0,) * (2 * rank))
-            counted, _ = bordered.windows(np.pad(np.ones(x.shape), borders, constant_values=1), 0)
+            out = self.infer(TensorType(x.shape, str(x.dtype))).static_shape
+            counted, _ = bordered.windows(np.pad(np.ones(x.shape), borders, constant_values=1), 0, out)
         taps = _kernel_axes(windows)
         return back(windows.sum(taps) / counted.sum(taps)).astype(x.dtype)
 

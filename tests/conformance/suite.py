@@ -1,0 +1,151 @@
+"""The ONNX project's own backend tests: its cases and its runner (`onnx.backend.test`), with a stricter comparison.
+
+Every case that does not pass is listed in `not_passed.txt` with its reason: "refused", by an
+`UnsupportedOperatorError`, or "differs", where the recorded values can't be met. The list has to be exact: what passes
+must not be in it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx.backend.base import Backend
+
+from frontends.onnx import UnsupportedOperatorError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from onnx.backend.test.loader import load_model_tests
+    from onnx.backend.test.runner import Runner
+
+__all__ = ["NOT_PASSED", "Suite", "not_passed", "shard"]
+
+NOT_PASSED = Path(__file__).with_name("not_passed.txt")
+WAYS = ("refused", "differs")
+SAMPLED = 8
+"""A sample holds one case of each family, and one more for each so many of it."""
+
+BFLOAT16_RTOL = 2.0**-6
+"""The suite's own tolerance for bfloat16: two units in the last place."""
+
+
+def not_passed() -> dict[str, str]:
+    """In which way a case does not pass, by case."""
+    lines = [line for line in NOT_PASSED.read_text().splitlines() if line and not line.startswith("#")]
+    ways: dict[str, str] = {}
+    for line in lines:
+        case, way, reason = line.split(": ", 2)
+        assert way in WAYS and reason and case not in ways, line
+        ways[case] = way
+    return ways
+
+
+def shard(names: Iterable[str], index: int, count: int) -> list[str]:
+    """The `index`-th of `count` parts of the cases, of about equal size; where a case is depends on nothing else."""
+    return [name for name in names if _number(name) % count == index]
+
+
+class Suite(Runner):
+    """All cases of the installed onnx package for one backend, each run by the package's own code.
+
+    The comparison asks for more than the package's: integers and booleans are equal, sequences equally long, and an
+    empty optional is None.
+    """
+
+    def __init__(self, backend: type[Backend]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().__init__(backend, __name__)
+        self._cases: Any = self.tests
+        self.names = sorted(name.removesuffix("_cpu") for name in vars(self._cases) if name.endswith("_cpu"))
+        self.families = _families()
+
+    def selected(self, which: str) -> list[str]:
+        """Names of "all" cases, of a "sample" of them, or of those that a regular expression finds."""
+        if which == "all":
+            return self.names
+        if which != "sample":
+            pattern = re.compile(which)
+            return [name for name in self.names if pattern.search(name)]
+        families: dict[str, list[str]] = {}
+        for name, family in self.families.items():
+            families.setdefault(family, []).append(name)
+        chosen: list[str] = []
+        for members in families.values():
+            members.sort(key=_number)
+            chosen += members[: 1 + len(members) // SAMPLED]
+        return sorted(chosen)
+
+    def problem(self, name: str) -> str:
+        """What is wrong with a case: it does not pass and is not listed so, or the other way round; else empty."""
+        listed = not_passed().get(name, "passed")
+        way, text = self.run(name)
+        if way == listed:
+            return ""
+        return f"{name} is listed in {NOT_PASSED.name} as {listed}; it is {way}: {text}"
+
+    def run(self, name: str) -> tuple[str, str]:
+        """"passed", "refused", "differs" or "fails", and the message."""
+        test = f"{name}_cpu"
+        try:
+            getattr(self._cases(test), test)()
+        except UnsupportedOperatorError as error:
+            return "refused", str(error)
+        except AssertionError as error:
+            return "differs", str(error)
+        except Exception as error:  # noqa: BLE001  # whatever a backend raises is the case's result
+            return "fails", f"{type(error).__name__}: {error}"
+        return "passed", ""
+
+    @classmethod
+    def assert_similar_outputs(
+        cls, ref_outputs: Sequence[Any], outputs: Sequence[Any], rtol: float, atol: float, model_dir: str | None = None
+    ) -> None:
+        assert len(outputs) == len(ref_outputs), f"{len(outputs)} outputs, expected {len(ref_outputs)}"
+        for have, want in zip(outputs, ref_outputs, strict=True):
+            cls._compare(have, want, rtol, atol)
+
+    @classmethod
+    def _compare(cls, have: Any, want: Any, rtol: float, atol: float) -> None:
+        if want is None or isinstance(want, list | tuple):
+            assert (have is None) == (want is None), (have, want)
+            if want is not None:
+                assert isinstance(have, list | tuple), type(have)
+                cls.assert_similar_outputs(want, have, rtol, atol)
+            return
+        expected = np.asarray(want)
+        assert isinstance(have, np.ndarray) and have.shape == expected.shape, (have, expected.shape)
+        if expected.dtype.kind in "OSU":
+            assert have.dtype.kind in "OSU" and have.astype(str).tolist() == expected.astype(str).tolist(), (have, want)
+            return
+        assert have.dtype == expected.dtype, (have.dtype, expected.dtype)
+        if expected.dtype.kind in "biu":
+            np.testing.assert_array_equal(have, expected)
+            return
+        wide = have.dtype if have.dtype.kind == "c" else np.float64
+        slack = BFLOAT16_RTOL if have.dtype.name == "bfloat16" else rtol
+        np.testing.assert_allclose(have.astype(wide), expected.astype(wide), rtol=slack, atol=atol)
+
+
+def _families() -> dict[str, str]:
+    """Small cases, each with what it is about: an operator, an operator by its function body, or a kind of cases."""
+    operators = {case.name: case.model.graph.node[0].op_type for case in load_model_tests(kind="node")}
+    families: dict[str, str] = {}
+    for name, operator in operators.items():
+        stem = name.removesuffix("_expanded")
+        families[name] = operator if stem == name else f"body of {operators.get(stem, stem)}"
+    for kind in ("simple", "pytorch-converted", "pytorch-operator"):
+        families.update({case.name: kind for case in load_model_tests(kind=kind)})
+    return families
+
+
+def _number(name: str) -> int:
+    """A number that depends on nothing but the name."""
+    return zlib.crc32(name.encode())
+
