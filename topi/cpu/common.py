@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.tiling import group_columns, parallel_worthwhile
+from topi.tuning import choose
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -53,7 +54,7 @@ def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> t
 
 def parallel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: float, lanes: int) -> None:
     """Share `axis` between threads when the kernel's `operations` are worth it."""
-    if parallel_worthwhile(operations, lanes):
+    if choose("parallel", parallel_worthwhile(operations, lanes), (True, False)):
         s[tensor].parallel(axis)
 
 

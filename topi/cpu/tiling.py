@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from topi.tuning import choose
+
 if TYPE_CHECKING:
     from backend.target import Target
 
@@ -88,7 +90,9 @@ def best_tile(
 
 def packed_columns(target: Target, rows: int, columns: int, steps: int) -> int:
     """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]."""
-    return best_tile(target, rows, columns, steps).columns
+    best = best_tile(target, rows, columns, steps)
+    widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None))
+    return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
 
 
 def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
@@ -103,7 +107,9 @@ def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
 def tile_rows(target: Target, rows: int, panel: int, steps: int) -> int:
     """Rows of the register tile for a given panel width."""
     lanes = min(vector_lanes(target), panel)
-    return best_tile(target, rows, panel, steps, lanes=lanes, vectors=max(1, panel // lanes)).rows
+    vectors = max(1, panel // lanes)
+    best = best_tile(target, rows, panel, steps, lanes=lanes, vectors=vectors)
+    return choose("rows", best.rows, [tile.rows for tile in _tiles(target, lanes, vectors) if tile.rows <= rows])
 
 
 _PARTIAL_PANEL = 1.1

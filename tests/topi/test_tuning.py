@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from backend.target import Target
+from topi.cpu.tiling import packed_columns, tile_rows
+from topi.tuning import Config, Knob, choose
+
+HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
+
+
+def test_without_a_config_the_cost_model_decides():
+    assert choose("rows", 6, [4, 8]) == 6 and Config.current() is None
+
+
+def test_a_config_answers_with_its_values_and_knows_what_was_asked():
+    with Config({"rows": 8}) as config:
+        assert choose("rows", 6, [4, 8]) == 8 and choose("parallel", True, [True, False]) is True
+        assert Config.current() is config
+    assert Config.current() is None
+    assert list(config.knobs.values()) == [Knob("rows", 6, (6, 4, 8)), Knob("parallel", True, (True, False))]
+
+
+@pytest.mark.parametrize(
+    ("values", "defaults"), [({"rows": 5}, {}), ({"rows": True}, {}), ({"rows": 4}, {"rows": 7}), ({"columns": 4}, {})]
+)
+def test_values_that_are_no_candidates_or_whose_default_has_changed_are_left_out(values, defaults):
+    with Config(values, defaults):
+        chosen = choose("rows", 1, [1, 4])
+    assert chosen == 1 and type(chosen) is int
+
+
+def test_a_name_asked_for_again_with_other_candidates_is_another_knob():
+    with Config({"rows": 4, "rows#2": 16}) as config:
+        assert [choose("rows", 2, [4]), choose("rows", 8, [16]), choose("rows", 2, [4])] == [4, 16, 4]
+    assert list(config.knobs) == ["rows", "rows#2"]
+
+
+def test_configs_nest():
+    with Config({"rows": 4}), Config():
+        assert choose("rows", 2, [4]) == 2
+
+
+def test_the_cost_model_s_tiles_are_candidates_that_fit_the_registers():
+    with Config() as config:
+        rows, width = tile_rows(HASWELL, 128, 16, 768), packed_columns(HASWELL, 128, 768, 768)
+    heights = config.knobs["rows"].candidates
+    assert rows in heights and max(heights) == 6 and min(heights) == 1  # 16 registers: 2 * rows + 2 + 1 of them
+    assert width in config.knobs["panel of 128x768x768"].candidates == (16, 8, 24, 32)
