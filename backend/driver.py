@@ -26,6 +26,7 @@ from te.tir import PrimFunc
 __all__ = ["ModuleBuilder", "build", "host_target", "split_host_device"]
 
 
+@deep_trees()
 def build(
     inputs: Schedule | PrimFunc | IRModule,
     args: Sequence[Any] | None = None,
@@ -39,12 +40,11 @@ def build(
     function: it checks nothing. Raises CompileError for what can't be compiled. TVM: `tvm.build`.
     """
     target = Target(target) if target is not None else Target.current() or Target("llvm")
-    with deep_trees():
-        module = _lowered(inputs, args, name)
-        host, device = split_host_device(module, target)
-        library = _generate(host, host_target(target))
-        if device is not None:
-            library.import_module(_generate(device, target))
+    module = _lowered(inputs, args, name)
+    host, device = split_host_device(module, target)
+    library = _generate(host, host_target(target))
+    if device is not None:
+        library.import_module(_generate(device, target))
     library.entry_name = _entry_of(list(module))
     return library
 
@@ -113,6 +113,7 @@ class ModuleBuilder:
             self._names.append(name)
         return note
 
+    @deep_trees()
     def add(self, function: PrimFunc, key: str = "", note: str = "") -> None:
         """Compile one function, with its host function unless its attribute "packed_api" is False."""
         self._names.append(function.name)
@@ -126,6 +127,7 @@ class ModuleBuilder:
             self._parts.add(list(device.functions.values()), key, note)
             self._hosts.update(host.functions)
 
+    @deep_trees()
     def finish(self) -> Module:
         """The module of all functions. Raises CompileError for what can't be compiled."""
         if self._parts is None:

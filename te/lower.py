@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from te.bounds import Bounds
 from te.errors import LoweringError
+from te.ir.depth import deep_trees
 from te.ir.module import IRModule
 from te.ir.transform import Pass, Sequential
 from te.ir.visitor import post_order
@@ -133,6 +134,7 @@ def lowering_passes() -> tuple[Pass, ...]:
     )
 
 
+@deep_trees()
 def lower(
     schedule: Schedule,
     args: Sequence[Argument],
