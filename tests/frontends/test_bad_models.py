@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,11 +50,9 @@ def relu(source: str = "x", target: str = "y", **attrs: Any) -> NodeProto:
 
 
 def refused(given: Any, *texts: str, error: type[CompileError] = OnnxImportError, **kwargs: Any) -> str:
-    """`from_onnx` must refuse `given` within a second or two; the message holds `texts`."""
-    start = time.perf_counter()
+    """`from_onnx` must refuse `given`; the message holds `texts`."""
     with pytest.raises(error) as caught:
         from_onnx(given, **kwargs)
-    assert time.perf_counter() - start < 5.0
     message = str(caught.value)
     for text in texts:
         assert text in message, message
