@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.attention_parts import grouped_product, rotated
 from frontends.onnx.ops.cast import cast_to
 from frontends.onnx.ops.common import float_const, reshape_to, transposed
 from frontends.onnx.registry import converter
@@ -45,7 +46,7 @@ def attention(node: OnnxNode) -> list[Expr | None]:
     weights = masks.without_blind_rows(op.nn.softmax(cast_to(scores, wide), axis=-1))
     weights = weights if narrow else cast_to(weights, query.dtype)
     shown = cast_to(weights, query.dtype) if mode == PROBABILITIES else shown
-    result = cast_to(_grouped_product(weights, cast_to(value, weights.dtype)), query.dtype)
+    result = cast_to(grouped_product(weights, cast_to(value, weights.dtype)), query.dtype)
     if flat:
         batch, heads, length, size = result.tensor_type.static_shape
         result = reshape_to(transposed(result, (0, 2, 1, 3)), (batch, length, heads * size))
@@ -77,17 +78,7 @@ def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
         query, key = op.multiply(query, root), op.multiply(key, root)
     else:
         query = op.multiply(query, float_const(scale, query))
-    return _grouped_product(query, transposed(key, (0, 1, 3, 2)))
-
-
-def _grouped_product(a: Expr, b: Expr) -> Expr:
-    """a [B, H, M, K] by b [B, G, K, N], head h of `a` meeting head h // (H / G) of `b`."""
-    batch, heads, rows, depth = a.tensor_type.static_shape
-    groups, columns = b.tensor_type.static_shape[1], b.tensor_type.static_shape[3]
-    if heads == groups:
-        return op.nn.matmul(a, b)
-    left = reshape_to(a, (batch, groups, heads // groups * rows, depth))
-    return reshape_to(op.nn.matmul(left, b), (batch, heads, rows, columns))
+    return grouped_product(query, transposed(key, (0, 1, 3, 2)))
 
 
 class _Masks:
@@ -203,16 +194,7 @@ def rotary_embedding(node: OnnxNode) -> Expr:
         raise node.error(f"rotary_embedding_dim is {turned}", expected=f"an even number up to {size}")
     cosine, sine = (_angles(node, index) for index in (1, 2))
     interleaved = node.attr_bool("interleaved", False)
-    first, second = _pairs(x, turned, interleaved)
-    real = op.subtract(op.multiply(cosine, first), op.multiply(sine, second))
-    imaginary = op.add(op.multiply(sine, first), op.multiply(cosine, second))
-    if interleaved:
-        both = op.stack([real, imaginary], axis=-1)
-        result = reshape_to(both, (*x.tensor_type.static_shape[:3], turned))
-    else:
-        result = op.concatenate([real, imaginary], axis=-1)
-    if turned < size:
-        result = op.concatenate([result, op.strided_slice(x, (turned,), (size,), axes=(3,))], axis=-1)
+    result = rotated(x, cosine, sine, turned, interleaved)
     return reshape_to(result, shape) if flat else transposed(result, (0, 2, 1, 3))
 
 
@@ -221,11 +203,3 @@ def _angles(node: OnnxNode, index: int) -> Expr:
     positions = node.get(3)
     cache = node[index] if positions is None else op.take(node[index], positions, axis=0, mode="clip")
     return op.expand_dims(cache, 2)
-
-
-def _pairs(x: Expr, turned: int, interleaved: bool) -> tuple[Expr, Expr]:
-    """The two halves of each pair: neighbours when interleaved, else the first and second half of the channels."""
-    if interleaved:
-        return tuple(op.strided_slice(x, (start,), (turned,), (2,), axes=(3,)) for start in (0, 1))  # type: ignore[return-value]
-    half = turned // 2
-    return op.strided_slice(x, (0,), (half,), axes=(3,)), op.strided_slice(x, (half,), (turned,), axes=(3,))

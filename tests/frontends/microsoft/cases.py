@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import ModelProto, helper, numpy_helper
 
+from frontends.onnx import OnnxImportError, from_onnx
 from frontends.onnx.backend import RelayBackend
 
 try:
@@ -15,7 +17,7 @@ try:
 except ImportError:
     onnxruntime = None
 
-__all__ = ["check", "node_model"]
+__all__ = ["check", "node_model", "refused"]
 
 Array = np.ndarray[Any, Any]
 
@@ -71,6 +73,13 @@ def check(
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         _compare(results, session.run(None, given), rtol, atol, "onnxruntime")
     return results
+
+
+def refused(op_type: str, inputs: Sequence[Array | None], text: str, **kwargs: Any) -> None:
+    """The import must fail, in an error that names node, operator and shapes and matches the expression `text`."""
+    with pytest.raises(OnnxImportError, match=f"(?s)node 'it' .*{op_type}.*{text}") as caught:
+        from_onnx(node_model(op_type, inputs, **kwargs)[0])
+    assert "inputs: " in str(caught.value)
 
 
 def _compare(results: Sequence[Array], expected: Sequence[Array], rtol: float, atol: float, whose: str) -> None:

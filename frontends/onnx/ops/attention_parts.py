@@ -1,0 +1,101 @@
+"""What operators of attention are made of, whatever their domain: heads, products per group, softmax, rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from relay import op
+from relay.expr import Expr
+from relay.sizes import product
+
+__all__ = ["attend", "columns", "grouped_product", "merged_heads", "rotated", "split_heads"]
+
+
+def columns(x: Expr, widths: Sequence[int]) -> list[Expr]:
+    """The last axis of `x` cut into parts of these widths."""
+    ends = [0, *accumulate(widths)]
+    return [op.strided_slice(x, (a,), (b,), axes=(len(x.shape) - 1,)) for a, b in pairwise(ends)]
+
+
+def split_heads(node: OnnxNode, x: Expr, heads: int, what: str) -> Expr:
+    """[batch, length, heads * size] as [batch, heads, length, size]."""
+    shape = x.shape
+    width = shape[2] if len(shape) == 3 else None
+    if not isinstance(width, int) or heads < 1 or width % heads:
+        raise node.error(f"{what} {x.ty} in {heads} heads", expected="[batch, length, a multiple of the heads]")
+    return transposed(reshape_to(x, (shape[0], shape[1], heads, width // heads)), (0, 2, 1, 3))
+
+
+def merged_heads(x: Expr) -> Expr:
+    """[batch, heads, length, size] as [batch, length, heads * size]."""
+    batch, heads, length, size = x.shape
+    return reshape_to(transposed(x, (0, 2, 1, 3)), (batch, length, product((heads, size))))
+
+
+def grouped_product(a: Expr, b: Expr) -> Expr:
+    """a [B, H, M, K] by b [B, G, K, N], head h of `a` meeting head h // (H / G) of `b`."""
+    batch, heads, rows, depth = a.shape
+    groups, columns = b.shape[1], b.shape[3]
+    assert isinstance(heads, int) and isinstance(groups, int)
+    if heads == groups:
+        return op.nn.matmul(a, b)
+    left = reshape_to(a, (batch, groups, product((heads // groups, rows)), depth))
+    return reshape_to(op.nn.matmul(left, b), (batch, heads, rows, columns))
+
+
+def attend(
+    query: Expr,
+    key: Expr,
+    value: Expr,
+    scale: float,
+    bias: Expr | None = None,
+    cap: float = 0.0,
+    sink: Expr | None = None,
+) -> tuple[Expr, Expr]:
+    """softmax(Q * K' * scale + bias) * V, and the softmax: [B, H, S, D] and [B, H, S, T].
+
+    Scores are softly limited to +-`cap`. A `sink` [H] is a score that each head gives to no key at all.
+    """
+    scores = grouped_product(op.multiply(query, float_const(scale, query)), transposed(key, (0, 1, 3, 2)))
+    if cap > 0.0:
+        limit = float_const(cap, scores)
+        scores = op.multiply(op.tanh(op.divide(scores, limit)), limit)
+    if bias is not None:
+        scores = op.add(scores, bias)
+    weights = op.nn.softmax(scores, axis=-1) if sink is None else _softmax_with_sink(scores, sink)
+    return grouped_product(weights, value), weights
+
+
+def _softmax_with_sink(scores: Expr, sink: Expr) -> Expr:
+    """The softmax over the scores and one more, of which nothing is kept but its share."""
+    batch, heads, length, keys = scores.shape
+    extra = op.broadcast_to(reshape_to(sink, (1, heads, 1, 1)), (batch, heads, length, 1))
+    weights = op.nn.softmax(op.concatenate([scores, op.cast(extra, scores.dtype)], axis=3), axis=-1)
+    return op.strided_slice(weights, (0,), (keys,), axes=(3,))
+
+
+def rotated(x: Expr, cosine: Expr, sine: Expr, turned: int, interleaved: bool) -> Expr:
+    """The first `turned` channels of x [batch, length, heads, size] turned pairwise; the angles are those of
+    `cosine` and `sine` [batch or 1, length, 1, turned / 2].
+
+    Pairs are neighbours when `interleaved`, else a channel of the first half with one of the second.
+    """
+    shape = x.shape
+    size = shape[3]
+    half = turned // 2
+    if interleaved:
+        first, second = [op.strided_slice(x, (start,), (turned,), (2,), axes=(3,)) for start in (0, 1)]
+    else:
+        first, second = [op.strided_slice(x, (start,), (start + half,), axes=(3,)) for start in (0, half)]
+    real = op.subtract(op.multiply(cosine, first), op.multiply(sine, second))
+    imaginary = op.add(op.multiply(sine, first), op.multiply(cosine, second))
+    if interleaved:
+        result: Expr = reshape_to(op.stack([real, imaginary], axis=-1), (*shape[:3], turned))
+    else:
+        result = op.concatenate([real, imaginary], axis=-1)
+    if size == turned:
+        return result
+    return op.concatenate([result, op.strided_slice(x, (turned,), (size,), axes=(3,))], axis=-1)

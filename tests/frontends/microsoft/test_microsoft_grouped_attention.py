@@ -1,0 +1,216 @@
+"""Grouped attention over a cache, and rotary positions, of com.microsoft against numpy and onnxruntime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from frontends.onnx.backend import RelayBackend
+from tests.frontends.microsoft.cases import check, node_model, refused
+
+rng = np.random.default_rng(0)
+HEADS, GROUPS, SIZE = 4, 2, 16
+
+
+def normal(*shape: int) -> np.ndarray[Any, Any]:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def split(x, heads):
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def angles(most, pairs):
+    turn = np.arange(most)[:, None] / 10.0 ** np.linspace(0, 2, pairs)
+    return np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32)
+
+
+def rotate(x, positions, cosine, sine, interleaved=False):
+    """x [batch, heads, length, size] at positions [batch, length]."""
+    pairs = cosine.shape[1]
+    c, s = cosine[positions][:, None], sine[positions][:, None]
+    first, second = (x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]) if interleaved else (
+        x[..., :pairs], x[..., pairs : 2 * pairs])  # fmt: skip
+    real, imaginary = c * first - s * second, s * first + c * second
+    turned = np.stack([real, imaginary], -1).reshape(*x.shape[:3], -1) if interleaved else np.concatenate(
+        [real, imaginary], -1)  # fmt: skip
+    return np.concatenate([turned, x[..., 2 * pairs :]], -1)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("form", ["flat", "four axes", "partial", "offset"])
+def test_rotary_embedding(form, interleaved):
+    pairs = SIZE // 4 if form == "partial" else SIZE // 2
+    x, (cosine, sine) = normal(2, HEADS, 3, SIZE), angles(8, pairs)
+    positions = np.array([2], np.int64) if form == "offset" else np.array([[0, 1, 2], [4, 3, 7]], np.int64)
+    spread = 2 + np.arange(3)[None] if form == "offset" else positions
+    expected = rotate(x, spread, cosine, sine, interleaved)
+    attrs: dict[str, Any] = {"interleaved": interleaved}
+    if form == "partial":
+        attrs.update(num_heads=HEADS, rotary_embedding_dim=2 * pairs)
+    if form != "four axes":
+        x, expected = (a.swapaxes(1, 2).reshape(2, 3, HEADS * SIZE) for a in (x, expected))
+    check("RotaryEmbedding", [np.ascontiguousarray(x), positions, cosine, sine], expected, weights=[2, 3], **attrs)
+
+
+def softmax(scores, sink=None):
+    top = scores.max(-1, keepdims=True)
+    rest = 0 if sink is None else np.exp(sink - top)
+    e = np.exp(scores - top)
+    return e / (e.sum(-1, keepdims=True) + rest)
+
+
+def grouped(q, k, v, past, lengths, total, window=-1, cap=0.0, sink=None, tables=None, interleaved=False, bias=0.0,
+            causal=True, scale=SIZE**-0.5):  # fmt: skip
+    """The specification, one row of the batch after the other. `past` is keys and values or None."""
+    batch, _, new, _ = q.shape
+    room = 0 if past is None else past[0].shape[2]
+    buffers = [np.zeros((batch, GROUPS, max(total, room), SIZE), np.float32) for _ in range(2)]
+    result = np.zeros_like(q)
+    for b in range(batch):
+        old = 0 if new == total else lengths[b] + 1 - new
+        at = np.arange(old, old + new)
+        turned = [q[b : b + 1], k[b : b + 1]]
+        turned = turned if tables is None else [rotate(x, at[None], *tables, interleaved) for x in turned]
+        for i, (buffer, fresh) in enumerate(zip(buffers, (turned[1], v[b : b + 1]), strict=True)):
+            if past is not None:
+                buffer[b, :, :old] = past[i][b, :, :old]
+            buffer[b, :, old : old + new] = fresh[0]
+        for h in range(HEADS):
+            keys, values = (buffer[b, h // (HEADS // GROUPS)] for buffer in buffers)
+            scores = turned[0][0, h] @ keys.T * scale
+            scores = cap * np.tanh(scores / cap) if cap else scores
+            column = np.arange(len(keys))
+            seen = column <= at[:, None] if causal else np.tile(column <= lengths[b], (new, 1))
+            seen &= (column > at[:, None] - window) if window > 0 else True
+            scores = np.where(seen, scores + bias, -np.inf)
+            result[b, h] = softmax(scores, None if sink is None else sink[h]) @ values
+    return [result.swapaxes(1, 2).reshape(batch, new, -1).astype(np.float32), *buffers]
+
+
+ATTRS: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": GROUPS, "outputs": 3, "rtol": 1e-3, "atol": 1e-4}
+
+
+def tensors(batch, new):
+    return normal(batch, new, HEADS * SIZE), normal(batch, new, GROUPS * SIZE), normal(batch, new, GROUPS * SIZE)
+
+
+def sizes(lengths, total):
+    return np.array(lengths, np.int32), np.array(total, np.int32)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_a_prompt(packed, rotary):
+    q, k, v = tensors(2, 5)
+    lengths, total = sizes([4, 4], 5)
+    tables = angles(8, SIZE // 2) if rotary else (None, None)
+    expected = grouped(split(q, HEADS), split(k, GROUPS), split(v, GROUPS), None, lengths, 5,
+                       tables=tables if rotary else None)  # fmt: skip
+    data = [np.concatenate([q, k, v], -1), None, None] if packed else [q, k, v]
+    inputs = [*data, None, None, lengths, total, *tables]
+    check("GroupQueryAttention", inputs, expected, do_rotary=int(rotary), weights=[6], **ATTRS)
+    past = [np.zeros((2, GROUPS, 0, SIZE), np.float32)] * 2
+    check("GroupQueryAttention", [*data, *past, lengths, total, *tables], expected, do_rotary=int(rotary), weights=[6],
+          **ATTRS)  # fmt: skip
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"local_window_size": 3},
+    "cap": {"softcap": 2.0},
+    "scale": {"scale": 0.2},
+    "smooth": {"smooth_softmax": 1},
+    "rotary": {"do_rotary": 1},
+    "interleaved": {"do_rotary": 1, "rotary_interleaved": 1},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("room", [6, 9])
+def test_one_position_more(form, room):
+    """Rows of different lengths; the cache has room for the new position or grows by it."""
+    attrs = FORMS[form]
+    q, k, v = tensors(2, 1)
+    lengths, total = sizes([6, 3], 7)
+    past = [normal(2, GROUPS, room, SIZE) for _ in range(2)]
+    tables = angles(16, SIZE // 2) if "do_rotary" in attrs else None
+    expected = grouped(
+        split(q, HEADS), split(k, GROUPS), split(v, GROUPS), past, lengths, 7,
+        window=attrs.get("local_window_size", -1), cap=attrs.get("softcap", 0.0), scale=attrs.get("scale", SIZE**-0.5),
+        sink=np.zeros(HEADS) if "smooth_softmax" in attrs else None, tables=tables,
+        interleaved="rotary_interleaved" in attrs,
+    )  # fmt: skip
+    inputs = [q, k, v, *past, lengths, total, *(tables or ())]
+    check("GroupQueryAttention", inputs, expected, weights=[6], **attrs, **ATTRS)
+
+
+def test_several_positions_more():
+    q, k, v = tensors(1, 3)
+    lengths, total = sizes([6], 7)
+    past, tables = [normal(1, GROUPS, 4, SIZE) for _ in range(2)], angles(16, SIZE // 2)
+    expected = grouped(split(q, HEADS), split(k, GROUPS), split(v, GROUPS), past, lengths, 7, tables=tables)
+    check("GroupQueryAttention", [q, k, v, *past, lengths, total, *tables], expected, do_rotary=1, weights=[6], **ATTRS)
+
+
+def test_sinks_and_a_bias():
+    q, k, v = tensors(2, 1)
+    lengths, total = sizes([6, 3], 7)
+    past, sink, bias = [normal(2, GROUPS, 6, SIZE) for _ in range(2)], normal(HEADS), normal(1, 1, 1, 7)
+    heads = split(q, HEADS), split(k, GROUPS), split(v, GROUPS)
+    expected = grouped(*heads, past, lengths, 7, sink=sink, bias=bias[0, 0])
+    inputs = [q, k, v, *past, lengths, total, None, None, None, bias, sink]
+    check("GroupQueryAttention", inputs, expected, weights=[6], **ATTRS)
+
+
+def test_normalised_heads():
+    q, k, v = tensors(2, 5)
+    scales = normal(2, SIZE)
+
+    def rms(x, scale):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+
+    lengths, total = sizes([4, 4], 5)
+    query, key = rms(split(q, HEADS), scales[0]), rms(split(k, GROUPS), scales[1])
+    expected = grouped(query, key, split(v, GROUPS), None, lengths, 5)
+    inputs = [q, k, v, None, None, lengths, total, *[None] * 7, *scales]
+    check("GroupQueryAttention", inputs, expected, weights=[6], peer=False, **ATTRS)  # onnxruntime: on GPUs only
+
+
+def test_a_decoder_of_any_length():
+    """One compiled model for prompts and steps: batch, new positions and cache are known when it runs."""
+    tables = angles(32, SIZE // 2)
+    lengths, total = sizes([4, 4], 5)
+    dims = {0: ["batch", "new", HEADS * SIZE], 1: ["batch", "new", GROUPS * SIZE], 2: ["batch", "new", GROUPS * SIZE],
+            3: ["batch", GROUPS, "past", SIZE], 4: ["batch", GROUPS, "past", SIZE], 5: ["batch"]}  # fmt: skip
+    empty = np.zeros((2, GROUPS, 0, SIZE), np.float32)
+    inputs = [*tensors(2, 5), empty, empty, lengths, total, *tables]
+    attrs = {"num_heads": HEADS, "kv_num_heads": GROUPS, "do_rotary": 1}
+    model, _ = node_model("GroupQueryAttention", inputs, outputs=3, weights=[7, 8], dims=dims, **attrs)
+    prepared = RelayBackend.prepare(model)
+    past = [empty, empty]
+    for new, lengths in [(5, [4, 4]), (1, [5, 5]), (1, [6, 6])]:
+        q, k, v = tensors(2, new)
+        lengths, total = sizes(lengths, lengths[0] + 1)
+        heads = split(q, HEADS), split(k, GROUPS), split(v, GROUPS)
+        expected = grouped(*heads, past, lengths, int(total), tables=tables)
+        results = prepared.run([q, k, v, *past, lengths, total])
+        for have, want in zip(results, expected, strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-3, atol=1e-4)
+        past = list(results[1:])
+
+
+def test_what_is_not_supported_is_refused_by_name():
+    q, k, v = tensors(1, 2)
+    lengths, total = sizes([1], 2)
+    inputs = [q, k, v, None, None, lengths, total]
+    for given, attrs, text in [
+        (inputs, {"kv_num_heads": 3}, "4 heads of queries for 3 of keys"),
+        (inputs, {"k_quant_type": "PER_TENSOR"}, "quantized cache"),
+        (inputs, {"sliding_window_cache": 1, "local_window_size": 2}, "sliding_window_cache"),
+        (inputs, {"qk_output": 1}, "qk_output"),
+        ([q[..., :60], None, None, *inputs[3:]], {}, "heads side by side"),
+    ]:
+        refused("GroupQueryAttention", given, text, **{"num_heads": HEADS, "kv_num_heads": GROUPS, **attrs})
