@@ -3,6 +3,9 @@
 A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product,
 (O / NR, KH, KW, I, NR) for a convolution. NR is chosen for the target by the cost model of the schedules; in a grouped
 convolution it is the size of a group. The packing is done here, once; panels are filled up with zeros.
+
+3 x 3 convolutions with stride 1 become Winograd convolutions where the cost model expects a gain: their weights are
+transformed here too. The option "relay.winograd" limits the sizes of their tiles or turns them off.
 """
 
 from __future__ import annotations
@@ -18,16 +21,27 @@ from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
 from relay.op.nn.conv import Conv2D, Conv2DNHWCPacked
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
+from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
+from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.tiling import packed_columns
+from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
+from topi.nn.winograd import winograd_matrices
 
-__all__ = ["PackWeights", "pack_panels"]
+__all__ = ["PackWeights", "pack_panels", "transform_filters"]
 
 Array = np.ndarray[Any, Any]
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
+_WINOGRAD = {"auto": (2, 4), "f2": (2,), "f4": (4,), "off": ()}
+"""Sides of the output tiles that each value of the option allows."""
+
+PassContext.declare_option(
+    "relay.winograd", "auto",
+    "3 x 3 convolutions by Winograd's algorithm where it pays: 'auto'; 'f2' or 'f4', tiles of 2 or 4 only; 'off'",
+)  # fmt: skip
 
 
 def pack_panels(weight: Array, width: int) -> Array:
@@ -47,14 +61,22 @@ class PackWeights(FunctionPass):
     opt_level: ClassVar[int] = 1
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite_calls(function, _Packer(self.target).rewrite)
+        return rewrite_calls(function, _Packer(self.target, _winograd_tiles(context)).rewrite)
+
+
+def _winograd_tiles(context: PassContext) -> tuple[int, ...]:
+    chosen = context.option("relay.winograd")
+    if chosen not in _WINOGRAD:
+        raise CompileError(f"option relay.winograd is {chosen!r}; expected one of {', '.join(_WINOGRAD)}")
+    return _WINOGRAD[chosen]
 
 
 class _Packer:
     """Packs each weight once for each form in which layers ask for it."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, winograd_tiles: tuple[int, ...]) -> None:
         self.target = target
+        self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
 
     def rewrite(self, call: Call) -> Expr:
@@ -107,6 +129,9 @@ class _Packer:
         channels, kh, kw, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
+        winograd = self._winograd_plan(call, op, (kh, kw))
+        if winograd is not None:
+            return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         width = channels // op.groups if op.groups > 1 else self._width(rows, channels, kh * kw * group_size)
         packed = self._panels(weight, outputs_first, op.kernel_layout, width)
@@ -114,6 +139,29 @@ class _Packer:
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )
         return Call(made, (call.args[0], packed), span=call.span)
+
+    def _winograd_plan(self, call: Call, op: Conv2D, kernel: tuple[int, int]) -> WinogradPlan | None:
+        inputs = call.args[0].tensor_type.shape[3]
+        suits = op.groups == 1 and kernel == (3, 3) and max(*op.strides, *op.dilation) == 1
+        if not (suits and self.winograd_tiles and call.tensor_type.is_static and isinstance(inputs, int)):
+            return None
+        images, lines, columns, outputs = call.tensor_type.static_shape
+        shape = WinogradShape(images, lines, columns, inputs, outputs)
+        return winograd_pays(self.target, shape, self.winograd_tiles)
+
+    def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:
+        key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
+        if key not in self.packed:
+            panels = pack_panels(transform_filters(outputs_first, plan.tile), plan.panel)
+            self.packed[key] = Constant(panels, span=weight.span)
+        made = Conv2DNHWCWinograd(tile=plan.tile, padding=op.padding)
+        return Call(made, (call.args[0], self.packed[key]), span=call.span)
+
+
+def transform_filters(outputs_first: Array, tile: int) -> Array:
+    """(O, 3, 3, I) to (O, A, A, I) with A = tile + 2, computed in float64: ``g @ w @ g.T`` of each filter."""
+    g = winograd_matrices(tile).g
+    return np.einsum("ik,jl,oklc->oijc", g, g, outputs_first, optimize=True).astype(outputs_first.dtype)
 
 
 def _channels_last(call: Call, op: Conv2D, weight: Array) -> Call:

@@ -1,5 +1,5 @@
 """Schedules for CPUs. Importing the package registers them."""
 
-from topi.cpu import conv2d, depthwise, injective, matmul, pooling, reduction, stagewise
+from topi.cpu import conv2d, depthwise, injective, matmul, pooling, reduction, stagewise, winograd
 
-__all__ = ["conv2d", "depthwise", "injective", "matmul", "pooling", "reduction", "stagewise"]
+__all__ = ["conv2d", "depthwise", "injective", "matmul", "pooling", "reduction", "stagewise", "winograd"]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "RegisterTile", "best_tile", "group_columns", "packed_columns", "parallel_worthwhile", "tile_rows", "vector_lanes",
+    "RegisterTile", "best_tile", "direct_cycles", "group_columns", "packed_columns", "parallel_worthwhile",
+    "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 _FMA_PORTS = 2
@@ -69,11 +70,21 @@ def _tiles(target: Target, lanes: int, vectors: int | None) -> Iterator[Register
                 yield RegisterTile(rows, v, lanes)
 
 
+def tile_cycles(tile: RegisterTile, steps: int) -> float:
+    """Cycles of one register tile over a reduction of `steps`, operands in the caches."""
+    return tile.cycles_per_step() * (steps + _TILE_OVERHEAD_STEPS)
+
+
 def _cost(tile: RegisterTile, rows: int, columns: int, steps: int) -> float:
     """Cycles of the whole problem; a last partial tile costs as much as a full one."""
     tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
     partial = _PARTIAL_PANEL if columns % tile.columns else 1.0
-    return tiles * tile.cycles_per_step() * (steps + _TILE_OVERHEAD_STEPS) * partial
+    return tiles * tile_cycles(tile, steps) * partial
+
+
+def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
+    """Cycles of a product, or a convolution as one, by its cheapest tile: what another algorithm has to beat."""
+    return _cost(best_tile(target, rows, columns, steps), rows, columns, steps)
 
 
 def best_tile(

@@ -61,6 +61,7 @@ from relay.op.nn.pool import (
 from relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
 from relay.op.nn.space import depth_to_space, space_to_depth
 from relay.op.nn.unfold import col2im
+from relay.op.nn.winograd import conv2d_nhwc_winograd
 
 __all__ = [
     "adaptive_avg_pool1d",
@@ -83,6 +84,7 @@ __all__ = [
     "conv1d_transpose",
     "conv2d",
     "conv2d_nhwc_packed",
+    "conv2d_nhwc_winograd",
     "conv2d_transpose",
     "conv3d",
     "conv3d_transpose",

@@ -1,0 +1,100 @@
+"""Winograd convolutions: the matrices, what the kernels compute and how exactly, and what the cost model chooses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from backend.runtime import device, graph_executor
+from backend.target import Target
+from relay import Function, IRModule, const, op, var
+from relay.op import nn
+from relay.op.nn.conv import convolve as exact_convolution
+from te.errors import CompileError
+from te.ir import PassContext
+from topi.cpu.winograd_plan import WinogradShape, plan_winograd, winograd_pays
+from topi.nn.winograd import WINOGRAD_TILES, winograd_matrices
+
+HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")
+
+ERROR = {2: 4e-6, 4: 1.2e-5}
+"""Largest errors against float64, as part of the results' root mean square: measured at 64 to 256 channels, doubled."""
+
+
+@pytest.mark.parametrize("tile", WINOGRAD_TILES)
+def test_matrices_filter_a_line_exactly(tile: int):
+    rng = np.random.default_rng(tile)
+    d, w = rng.standard_normal(tile + 2), rng.standard_normal(3)
+    m = winograd_matrices(tile)
+    outputs = m.a.T @ ((m.g @ w) * (m.b.T @ d))
+    np.testing.assert_allclose(outputs, np.correlate(d, w, "valid"), rtol=1e-12, atol=1e-12)
+
+
+def convolve(winograd: str, shape: tuple[int, ...], outputs: int, threads: int = 1, padding: int = 1):
+    """(kernel's operators, result, result in float64) of a convolution with bias, residual and relu."""
+    rng = np.random.default_rng(sum(shape))
+    n, c, h, w = shape
+    data, weight = rng.standard_normal(shape, np.float32), rng.standard_normal((outputs, c, 3, 3), np.float32)
+    bias = rng.standard_normal((outputs, 1, 1), np.float32)
+    grown = 2 * padding - 2
+    residual = rng.standard_normal((n, outputs, h + grown, w + grown), np.float32)
+    x, r = var("x", shape), var("r", residual.shape)
+    y = op.add(op.add(nn.conv2d(x, const(weight), padding=padding), const(bias)), r)
+    with PassContext(config={"relay.winograd": winograd}):
+        lib = relay.build(IRModule({"main": Function((x, r), nn.relu(y))}), "llvm")
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
+    executor.set_input("x", data)
+    executor.set_input("r", residual)
+    executor.run()
+    exact = exact_convolution(data, weight, (1, 1), (padding,) * 4, (1, 1), 1)
+    operators = {name for node in lib.graph.nodes for name in node.ops}
+    return operators, executor.get_output(0).numpy(), np.maximum(exact + bias + residual, 0)
+
+
+@pytest.mark.parametrize(("option", "tile"), [("f2", 2), ("f4", 4)])
+@pytest.mark.parametrize(
+    ("shape", "outputs", "padding"),
+    [((1, 64, 28, 28), 64, 1), ((2, 32, 15, 30), 48, 1), ((1, 256, 14, 14), 64, 0), ((1, 64, 23, 17), 96, 2)],
+)
+def test_errors_stay_small(option: str, tile: int, shape: tuple[int, ...], outputs: int, padding: int):
+    operators, result, exact = convolve(option, shape, outputs, padding=padding)
+    assert "nn.conv2d_nhwc_winograd" in operators
+    assert np.abs(result - exact).max() < ERROR[tile] * np.sqrt((exact**2).mean())
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 28, 28), (1, 256, 14, 14)])
+def test_the_same_bits_for_any_number_of_threads(shape: tuple[int, ...]):
+    one, two, three = (convolve("auto", shape, 64, threads)[1] for threads in (1, 2, 3))
+    assert np.array_equal(one, two) and np.array_equal(one, three)
+
+
+def test_the_option_turns_it_off_and_refuses_other_words():
+    assert "nn.conv2d_nhwc_winograd" not in convolve("off", (1, 64, 28, 28), 64)[0]
+    with pytest.raises(CompileError, match=r"relay\.winograd is 'yes'; expected one of auto, f2, f4, off"):
+        convolve("yes", (1, 8, 4, 4), 8)
+
+
+@pytest.mark.parametrize("target", [HASWELL, AVX512], ids=["avx2", "avx512"])
+def test_layers_that_gain_are_chosen(target: Target):
+    def chosen(size: int, inputs: int, outputs: int, images: int = 1) -> int:
+        plan = winograd_pays(target, WinogradShape(images, size, size, inputs, outputs), WINOGRAD_TILES)
+        return plan.tile if plan is not None else 0
+
+    assert chosen(56, 64, 64) == 4 and chosen(28, 128, 128) == 4
+    assert chosen(224, 3, 64) == 0
+    assert chosen(4, 16, 16) == 0
+    assert chosen(56, 60, 64) == 0
+    assert chosen(7, 512, 512, images=16) > 0
+
+
+@pytest.mark.parametrize("cores", [1, 8, 16, 64])
+@pytest.mark.parametrize("layer", [(56, 64, 64), (28, 128, 128), (14, 256, 256), (112, 128, 128)])
+def test_many_cores_have_equal_shares(cores: int, layer: tuple[int, int, int]):
+    size, inputs, outputs = layer
+    target = Target(f"llvm -mcpu=haswell -num-cores={cores}")
+    shape = WinogradShape(1, size, size, inputs, outputs)
+    plan = plan_winograd(target, shape, 4)
+    blocks = -(-shape.tiles(4) // plan.block)
+    tasks = blocks * outputs // plan.panel if plan.weights_once else blocks
+    assert tasks / (-(-tasks // cores) * cores) >= min(0.75, tasks / cores)

@@ -1,0 +1,124 @@
+"""Winograd convolutions on CPUs: both transforms and the products in one kernel, block after block of tiles.
+
+A block's transformed input stays in the second-level cache while the panels of the weights pass over it. For each
+panel the products of all places, (A, A, tiles, NR), are still in the first two levels when the output transform, which
+keeps its intermediate results in registers, reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import te
+from te.tir import as_int
+from topi.cpu.common import panel_width, parallel, vectorize_panel
+from topi.cpu.tiling import vector_lanes
+from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
+from topi.groups import constant_size, inline_injective
+from topi.registry import operations_behind, register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_conv2d_nhwc_winograd"]
+
+_LINE_ELEMENTS, _SET_ELEMENTS = 16, 128
+"""Places of the transformed input lie a cache line past a multiple of this: a tile's stores meet different sets."""
+
+
+@register_schedule("conv2d_nhwc_winograd", "cpu")
+def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The stages of `topi.nn.conv2d_nhwc_winograd`, arranged as `plan_winograd` says."""
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
+    spectrum = stages["winograd_input"]
+    inline_injective(s, outs, keep=[anchor])
+    plan = _plan(target, anchor, out)
+    lanes = vector_lanes(target)
+    t_outer, panel, vector = _tile_output(s, out, plan, math.gcd(lanes, plan.panel))
+    for half in (stages["winograd_rows"], stages["winograd_output"]):
+        _in_registers(s, half)
+        s[half].compute_at(s[out], vector)
+    _schedule_product(s, anchor.output(0), plan, lanes)
+    s[anchor].compute_at(s[out], panel)
+    chunk = _schedule_input(s, spectrum, lanes)
+    _in_registers(s, stages["winograd_columns"])
+    s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
+    work = 2.0 * constant_size(anchor.output(0).shape) * constant_size([spectrum.shape[3]])
+    if plan.weights_once:
+        t = s[spectrum].leaf_iter_vars[0]
+        parallel(s, spectrum, t, work, lanes)
+    else:
+        s[spectrum].compute_at(s[out], t_outer)
+    parallel(s, out, s[out].leaf_iter_vars[0], work, lanes)
+    return s
+
+
+def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
+    images, lines, columns, outputs = [constant_size([d]) for d in out.shape]
+    inputs = constant_size([anchor.input_tensors[0].shape[3]])
+    shape = WinogradShape(images, lines, columns, inputs, outputs)
+    return plan_winograd(target, shape, anchor.attrs["tile"], panel_width(anchor))
+
+
+def _tile_output(
+    s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int
+) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
+    """Loops over blocks, panels, tiles of a block, vectors of a panel, pixels of a tile; gives the 1st, 2nd and 4th.
+
+    Pixels past the end of a line are left out by a guard at the store.
+    """
+    n, y, x, c = s[out].op.axis
+    y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
+    x, x_inner = s[out].split(x, factor=plan.tile, tail="predicate")
+    s[out].reorder(n, y, x, c, y_inner, x_inner)
+    block, t = s[out].split(s[out].fuse(n, y, x), factor=plan.block, tail="shift")
+    panel, within = s[out].split(c, factor=plan.panel)
+    vector, lane = s[out].split(within, factor=lanes)
+    if plan.weights_once:
+        s[out].reorder(panel, block, t, vector, y_inner, x_inner, lane)
+        block = panel = s[out].fuse(panel, block)
+    else:
+        s[out].reorder(block, panel, t, vector, y_inner, x_inner, lane)
+    for axis in (y_inner, x_inner):
+        s[out].unroll(axis)
+    s[out].vectorize(lane)
+    return block, panel, vector
+
+
+def _in_registers(s: te.Schedule, half: te.Tensor) -> None:
+    """The first or second half of a transform of one tile, for one vector of channels."""
+    s[half].set_scope("local")
+    i, j, _, channel = s[half].op.axis
+    s[half].unroll(i)
+    s[half].unroll(j)
+    s[half].vectorize(channel)
+
+
+def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int) -> None:
+    """At each place of the transformed tiles a matrix product, tiles by outputs, in register tiles."""
+    accumulator = s.cache_write(product, "local")
+    _, _, t, channel = s[product].op.axis
+    t_outer, t_inner = s[product].split(t, factor=plan.rows, tail="shift")
+    s[product].unroll(t_inner)
+    vectorize_panel(s, product, channel, plan.panel, lanes)
+    s[accumulator].compute_at(s[product], t_outer)
+    *_, row, column = s[accumulator].op.axis
+    s[accumulator].reorder(*s[accumulator].op.reduce_axis, row, column)
+    s[accumulator].unroll(row)
+    vectorize_panel(s, accumulator, column, plan.panel, lanes)
+
+
+def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterVar:
+    """Tile by tile, vector by vector of channels; gives the loop over those vectors."""
+    i, j, t, channel = s[spectrum].op.axis
+    inputs = as_int(spectrum.shape[3])
+    chunk, lane = s[spectrum].split(channel, factor=math.gcd(lanes, inputs or 1))
+    s[spectrum].storage_align(j, _SET_ELEMENTS, _LINE_ELEMENTS)
+    s[spectrum].reorder(t, chunk, i, j, lane)
+    s[spectrum].unroll(i)
+    s[spectrum].unroll(j)
+    s[spectrum].vectorize(lane)
+    return chunk

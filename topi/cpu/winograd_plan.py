@@ -1,0 +1,132 @@
+"""The cost model of Winograd convolutions on CPUs: whether they pay, at which tile size, in which blocks.
+
+The steps counted are cycles of one core: both transforms, by vectors of channels; the products, by the register tiles
+of `topi.cpu.tiling`; and the transformed weights, which are up to four times as many bytes as the plain ones and come
+from memory once in every run and from the third-level cache at every further pass. Like that model it is a ranking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from topi.cpu.tiling import RegisterTile, direct_cycles, tile_cycles, vector_lanes
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["WinogradPlan", "plan_winograd", "winograd_pays"]
+
+_TRANSFORM_CYCLES = 2.5
+"""Cycles for each element of a transformed tile: it is loaded, added a few times, spilled and stored."""
+_MEMORY_BYTES_PER_CYCLE = 6.0
+_CACHE_BYTES_PER_CYCLE = 16.0
+"""What a core reads from memory and from a cache that it shares, beside its work."""
+_BLOCK_SHARE = 0.75
+"""Part of the second-level cache that a block's transformed input may take."""
+_MOST_BLOCK = 128
+_GAIN = 0.92
+"""Winograd is chosen below this part of the direct convolution's cycles."""
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradShape:
+    """A 3 x 3 convolution with stride 1, by its output: `pixels` = images x lines x columns."""
+
+    images: int
+    lines: int
+    columns: int
+    inputs: int
+    outputs: int
+
+    def tiles(self, tile: int) -> int:
+        """Tiles of `tile` x `tile` outputs."""
+        return self.images * math.ceil(self.lines / tile) * math.ceil(self.columns / tile)
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradPlan:
+    """`block` tiles are transformed and multiplied together, `rows` of them in a register tile of `panel` outputs.
+
+    With `weights_once` the input is transformed as a whole before the products, and each panel of the weights is read
+    once; otherwise block after block is transformed, and the panels pass over each.
+    """
+
+    tile: int
+    panel: int
+    block: int
+    rows: int
+    weights_once: bool
+    cycles: float
+
+
+def plan_winograd(target: Target, shape: WinogradShape, tile: int, panel: int | None = None) -> WinogradPlan:
+    """The cheapest plan for F(tile x tile, 3 x 3); `panel` is fixed where the weights are packed already."""
+    plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width)]
+    return min(plans, key=lambda plan: (plan.cycles, -plan.block))
+
+
+def winograd_pays(target: Target, shape: WinogradShape, tiles: Sequence[int]) -> WinogradPlan | None:
+    """The best plan among the tile sizes, or None where the direct convolution is about as quick."""
+    lanes = vector_lanes(target)
+    if shape.inputs % lanes or shape.outputs % lanes:
+        return None
+    pixels = shape.images * shape.lines * shape.columns
+    direct = direct_cycles(target, pixels, shape.outputs, 9 * shape.inputs) / _share(pixels // 8, target.num_cores)
+    direct += 36 * shape.inputs * shape.outputs / _MEMORY_BYTES_PER_CYCLE
+    best = min((plan_winograd(target, shape, tile) for tile in tiles), key=lambda plan: plan.cycles)
+    return best if best.cycles < _GAIN * direct else None
+
+
+def _panels(target: Target, shape: WinogradShape, panel: int | None) -> list[int]:
+    if panel is not None:
+        return [panel]
+    lanes = vector_lanes(target)
+    return [v * lanes for v in range(1, 5) if shape.outputs % (v * lanes) == 0]
+
+
+def _share(tasks: int, cores: int) -> float:
+    """How many cores work, on average, when `tasks` equal pieces are shared between `cores`."""
+    return tasks / math.ceil(tasks / cores) if tasks else 1.0
+
+
+def _blocks(tiles: int) -> Iterator[int]:
+    """Sizes of blocks: the tiles in 1, 2, 3... even parts, up to `_MOST_BLOCK` tiles in one."""
+    last = 0
+    for parts in range(max(1, tiles // _MOST_BLOCK), tiles + 1):
+        block = math.ceil(tiles / parts)
+        if block != last:
+            yield block
+        if block <= 6:
+            return
+        last = block
+
+
+def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Iterator[WinogradPlan]:
+    lanes = math.gcd(vector_lanes(target), panel)
+    vectors = panel // lanes
+    size, tiles, panels = (tile + 2) ** 2, shape.tiles(tile), shape.outputs // panel
+    most = max(1, (target.vector_registers - 1 - vectors) // vectors)
+    cores = target.num_cores
+    weights = 4.0 * size * shape.inputs * shape.outputs
+    entering = size * _TRANSFORM_CYCLES * shape.inputs / math.gcd(vector_lanes(target), shape.inputs)
+    leaving = (size + tile * tile) / 2 * _TRANSFORM_CYCLES * shape.outputs / lanes
+    for block in _blocks(tiles):
+        count = math.ceil(tiles / block)
+        steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), shape.inputs)
+                 for rows in range(max(1, most // 2), most + 1)}  # fmt: skip
+        rows = min(steps, key=lambda r: (steps[r], -r))
+        product = size * steps[rows]
+        data = 4.0 * size * block * shape.inputs
+        fits = data <= _BLOCK_SHARE * target.cache_bytes.l2
+        apart = (panels * (count * product + data * count / _CACHE_BYTES_PER_CYCLE)) / _share(panels * count, cores)
+        apart += (2 * data * count / _CACHE_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
+        apart += leaving * tiles / _share(panels * count, cores) + weights / _MEMORY_BYTES_PER_CYCLE
+        yield WinogradPlan(tile, panel, block, rows, True, apart)
+        if fits:
+            again = weights * (count - 1) / _CACHE_BYTES_PER_CYCLE
+            within = count * (panels * product + block * (entering + leaving)) + again
+            together = within / _share(count, cores) + weights / _MEMORY_BYTES_PER_CYCLE
+            yield WinogradPlan(tile, panel, block, rows, False, together)

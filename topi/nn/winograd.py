@@ -1,0 +1,193 @@
+"""Winograd's minimal filtering for convolutions: fewer multiplications, paid for with additions.
+
+F(m, r) computes m outputs of a filter of r taps from m + r - 1 inputs with as many multiplications instead of m * r;
+nested, F(m x m, r x r) needs (m + r - 1)^2 for each pair of channels. A tile of the input is transformed by B, the
+weights by G (at compile time), products of the two are summed over the input channels, which for each of the
+(m + r - 1)^2 places is a matrix product over all tiles, and A brings the sums back to m x m outputs.
+
+The matrices interpolate polynomials at points: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
+2015. The points decide the rounding errors; those used here keep all factors near one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+import te
+from te import Tensor
+from te.tir import PrimExpr, as_dim
+from topi.nn.pad import pad_spatial
+from topi.tag import INJECTIVE
+from topi.utils import num_elements, ravel_index, unravel_index
+
+__all__ = ["WINOGRAD_TILES", "WinogradMatrices", "conv2d_nhwc_winograd", "winograd_matrices"]
+
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+
+_POINTS: dict[int, tuple[float, ...]] = {
+    2: (0.0, 1.0, -1.0),
+    4: (0.0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2.0), -math.sqrt(2.0)),
+}
+"""The finite points for m outputs of 3 taps; the last point is at infinity. Pairs p, -p stand next to each other."""
+
+WINOGRAD_TILES = tuple(_POINTS)
+"""Sides of the output tiles that there are matrices for."""
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradMatrices:
+    """``a.T @ ((g @ w) * (b.T @ d))`` are the outputs of taps w on inputs d, both in one dimension."""
+
+    a: Matrix
+    """(m + r - 1, m)"""
+    b: Matrix
+    """(m + r - 1, m + r - 1)"""
+    g: Matrix
+    """(m + r - 1, r)"""
+
+
+@lru_cache
+def winograd_matrices(m: int, r: int = 3) -> WinogradMatrices:
+    """The transforms of F(m, r), by the construction of Toom and Cook."""
+    points = _POINTS[m]
+    size = m + r - 1
+    assert len(points) == size - 1
+    a, b, g = np.zeros((size, m)), np.zeros((size, size)), np.zeros((size, r))
+    for j, point in enumerate(points):
+        others = [p for p in points if p != point]
+        a[j] = point ** np.arange(m)
+        g[j] = point ** np.arange(r) / math.prod(point - p for p in others)
+        b[: size - 1, j] = np.poly(others)[::-1]
+    a[-1, -1] = g[-1, -1] = 1.0
+    b[:, -1] = np.poly(points)[::-1]
+    return WinogradMatrices(a, np.where(abs(b) < 1e-12, 0.0, b), g)
+
+
+def _sum_of(factors: Matrix | Sequence[float], values: Sequence[PrimExpr]) -> PrimExpr | None:
+    """factors . values, without the terms that are zero; None when all are."""
+    total: PrimExpr | None = None
+    ordered = sorted(zip(factors, values, strict=True), key=lambda pair: abs(pair[0]) != 1)
+    for factor, value in ordered:
+        if abs(factor) < 1e-12:
+            continue
+        term = value if abs(factor) == 1 else value * te.const(abs(factor), value.dtype)
+        if total is None:
+            total = term if factor > 0 else te.const(0, value.dtype) - term
+        else:
+            total = total + term if factor > 0 else total - term
+    return total
+
+
+def _input_rows(b: Matrix, values: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """``b.T @ values``. Columns of points p and -p are sum and difference of what they share."""
+    columns: list[PrimExpr] = []
+    for j in range(b.shape[1]):
+        paired = [k for k in (j - 1, j + 1) if 0 <= k < b.shape[1] and _mirrored(b[:, j], b[:, k])]
+        if not paired:
+            whole = _sum_of(b[:, j], values)
+            assert whole is not None
+            columns.append(whole)
+            continue
+        even, odd = (b[:, j] + b[:, paired[0]]) / 2, (b[:, j] - b[:, paired[0]]) / 2
+        scale = next(f for f in odd[::-1] if f)
+        shared, other = _sum_of(even, values), _sum_of(odd / scale, values)
+        assert shared is not None and other is not None
+        scaled = other if abs(scale) == 1 else other * te.const(abs(scale), other.dtype)
+        columns.append(shared + scaled if scale > 0 else shared - scaled)
+    return columns
+
+
+def _mirrored(x: Matrix, y: Matrix) -> bool:
+    """Are the two columns one polynomial at z and at -z, up to the sign?"""
+    signs = (-1.0) ** np.arange(len(x))
+    last = len(x) - 2
+    return bool(x[last] and np.allclose(x, signs * signs[last] * y) and not np.allclose(x, y))
+
+
+def _output_rows(a: Matrix, values: Sequence[PrimExpr]) -> list[PrimExpr]:
+    """``a.T @ values``. Values of points p and -p are added and subtracted once for all rows."""
+    size, m = a.shape
+    pairs = list(range(1, size - 2, 2))
+    sums, differences = [values[j] + values[j + 1] for j in pairs], [values[j] - values[j + 1] for j in pairs]
+    rows: list[PrimExpr] = []
+    for i in range(m):
+        parts = sums if i % 2 == 0 else differences
+        single = [(a[0, i], values[0]), (a[-1, i], values[-1])]
+        terms = [*single[:1], *zip(a[pairs, i], parts, strict=True), *single[1:]]
+        row = _sum_of([f for f, _ in terms], [v for _, v in terms])
+        assert row is not None
+        rows.append(row)
+    return rows
+
+
+def _choose(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
+    """values[index]; a schedule unrolls the axis, so that no choice is left."""
+    chosen = values[-1]
+    for i in reversed(range(len(values) - 1)):
+        chosen = te.select(index == i, values[i], chosen)
+    return chosen
+
+
+def conv2d_nhwc_winograd(data: Tensor, weight: Tensor, tile: int, padding: Sequence[int]) -> Tensor:
+    """3 x 3 convolution with stride 1 of NHWC `data` by F(tile x tile, 3 x 3).
+
+    `weight` is (O / NR, A, A, I, NR) with A = tile + 2: ``g @ w @ g.T`` of each filter, in panels of NR outputs. The
+    stages are tagged "winograd_columns" and "winograd_input" (the two halves of the input transform, (A, A, tiles, I)),
+    "conv2d_nhwc_winograd" (the products, (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the
+    output transform, (tile, tile, tiles, O)). Lines and columns are known sizes; tiles are
+    numbered line by line, image by image.
+    """
+    matrices = winograd_matrices(tile)
+    size = tile + 2
+    blocks, _, _, _, nr = weight.shape
+    channels = as_dim(blocks * nr)
+    n, h, w, inputs = data.shape
+    assert isinstance(h, int) and isinstance(w, int)
+    oh, ow = h + padding[0] + padding[2] - 2, w + padding[1] + padding[3] - 2
+    lines, columns = -(-oh // tile), -(-ow // tile)
+    after = [padding[2] + lines * tile - oh, padding[3] + columns * tile - ow]
+    padded = pad_spatial(data, (1, 2), padding[:2], after, 0)
+    grid = (n, lines, columns)
+    tiles = num_elements(grid)
+
+    def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
+        return te.compute(tuple(shape), body, name=name, tag=tag, attrs={"tile": tile})
+
+    def transformed_columns(i: Any, x: Any, t: Any, c: Any) -> PrimExpr:
+        image, line, column = unravel_index(t, grid)
+        taps = [padded(image, line * tile + k, column * tile + x, c) for k in range(size)]
+        return _choose(i, _input_rows(matrices.b, taps))
+
+    halfway = stage((size, size, tiles, inputs), transformed_columns, "columns", "winograd_columns")
+
+    def transformed_input(i: Any, j: Any, t: Any, c: Any) -> PrimExpr:
+        return _choose(j, _input_rows(matrices.b, [halfway(i, k, t, c) for k in range(size)]))
+
+    spectrum = stage((size, size, tiles, inputs), transformed_input, "spectrum", "winograd_input")
+    rc = te.reduce_axis((0, inputs), name="rc")
+    product = stage(
+        (size, size, tiles, channels),
+        lambda i, j, t, c: te.sum(spectrum(i, j, t, rc) * weight(c // nr, i, j, rc, c % nr), axis=rc),
+        "product", "conv2d_nhwc_winograd",
+    )  # fmt: skip
+
+    def transformed_rows(y: Any, j: Any, t: Any, c: Any) -> PrimExpr:
+        return _choose(y, _output_rows(matrices.a, [product(k, j, t, c) for k in range(size)]))
+
+    rows = stage((tile, size, tiles, channels), transformed_rows, "rows", "winograd_rows")
+
+    def transformed_output(y: Any, x: Any, t: Any, c: Any) -> PrimExpr:
+        return _choose(x, _output_rows(matrices.a, [rows(y, k, t, c) for k in range(size)]))
+
+    result = stage((tile, tile, tiles, channels), transformed_output, "result", "winograd_output")
+
+    def image(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
+        return result(y % tile, x % tile, ravel_index((b, y // tile, x // tile), grid), c)
+
+    return stage((n, oh, ow, channels), image, "image", INJECTIVE)
