@@ -195,6 +195,9 @@ class CGenerator(CLikeGenerator):
         address, locality = (self.visit(a) for a in node.args)
         return f"__builtin_prefetch({address}, 0, {locality})"
 
+    def call_next_draw(self, node: Call) -> str:
+        return "ctx->draws++"
+
     def call_storage_sync(self, node: Call) -> str:
         return "((void)0)"
 

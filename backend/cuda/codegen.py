@@ -247,6 +247,9 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
     def call_async_wait(self, node: Call) -> str:
         return f"rc_async_wait<{self.visit(node.args[0])}>()"
 
+    def call_next_draw(self, node: Call) -> str:
+        return "(rc_draws++)"
+
     def call_call_extern(self, node: Call) -> str:
         name = node.args[0]
         assert isinstance(name, StringImm), "call_extern begins with a name"

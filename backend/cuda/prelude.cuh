@@ -28,6 +28,9 @@ RC_DEVICE float rc_float16_value(unsigned short bits) {
   return x;
 }
 
+// How often the program has drawn random numbers.
+[[maybe_unused]] static __device__ unsigned int rc_draws;
+
 // Minimum and maximum; NaN when either is.
 RC_DEVICE float rc_min_f32(float a, float b) {
 #if __CUDA_ARCH__ >= 800

@@ -59,6 +59,7 @@ class Ctx(ctypes.Structure):
 
     parallel(ctx, task, closure, max_tasks): fork-join; calls task(ctx, closure, i, n) for every i below
         n = min(max_tasks, num_threads), from several threads, and returns when all are done.
+    draws: how often functions have drawn random numbers with this context; they count it up.
     alloc_workspace(ctx, nbytes): scratch of the calling thread, aligned to 64 bytes, freed in reverse order.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
         0, or -1 when it raised. The exception is raised again where compiled code was entered.
@@ -67,7 +68,7 @@ class Ctx(ctypes.Structure):
     _fields_ = (
         ("parallel", ctypes.c_void_p),
         ("num_threads", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("draws", ctypes.c_int32),
         ("alloc_workspace", ctypes.c_void_p),
         ("free_workspace", ctypes.c_void_p),
         ("call_packed", ctypes.c_void_p),

@@ -1,6 +1,6 @@
 """Operators: importing this package registers all of them. Helper functions build calls (`relay.op.add(x, y)`)."""
 
-from relay.op import nn, vision
+from relay.op import nn, random, vision
 from relay.op.base import OpDef, OpPattern, get_op, list_op_names, make_call, register_op
 from relay.op.broadcast import (
     add,
@@ -188,6 +188,7 @@ __all__ = [
     "ones_like",
     "power",
     "prod",
+    "random",
     "register_op",
     "reinterpret",
     "repeat",

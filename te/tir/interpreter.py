@@ -99,6 +99,7 @@ class Interpreter(Visitor[Any]):
         self.check_uninitialized = check_uninitialized
         self.env: dict[Var, Any] = {}
         self._thread_index: dict[str, int] = {}
+        self.draws = 0
 
     # ---- calling
 
@@ -415,6 +416,10 @@ class Interpreter(Visitor[Any]):
             target.memory.written[into] = True
         return 0
 
+    def _call_next_draw(self, node: Call) -> int:
+        self.draws += 1
+        return self.draws - 1
+
     def _call_nothing(self, node: Call) -> int:
         return 0
 
@@ -498,7 +503,7 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
     "atomic_max": Interpreter._call_atomic, "call_kernel": Interpreter._call_kernel,
     "call_extern": Interpreter._call_function, "call_packed": Interpreter._call_function,
     "warp_shuffle_xor": Interpreter._call_warp_shuffle_xor, "storage_sync": Interpreter._call_storage_sync,
-    "prefetch": Interpreter._call_nothing,
+    "prefetch": Interpreter._call_nothing, "next_draw": Interpreter._call_next_draw,
     "async_copy": Interpreter._call_async_copy, "async_commit": Interpreter._call_nothing,
     "async_wait": Interpreter._call_nothing, "assume": Interpreter._call_nothing,
 }  # fmt: skip

@@ -98,5 +98,6 @@ intrinsic("atomic_max", 2, pure=False, doc="(address, value): as atomic_add, wit
 intrinsic("warp_shuffle_xor", 4, pure=False,
           doc="(mask of the lanes that take part, value, lane mask, width): the value of lane ^ lane mask")  # fmt: skip
 intrinsic("thread_allreduce", None, pure=False, doc="cross-thread reduction; lowered by the device passes")
+intrinsic("next_draw", 0, pure=False, doc="how often this execution has drawn random numbers before; 0, 1, 2, ...")
 intrinsic("assume", 1, pure=False, doc="the argument is true; a hint")
 intrinsic("dlpack_field", 2, pure=False, doc="(packed argument handle, field name): a field of a DLTensor argument")

@@ -12,7 +12,7 @@ from te.tir import BufferLoad, Call, IntImm, PrimExpr, StringImm
 
 __all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
 
-CTX_PARALLEL, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED = 0, 16, 24, 32
+CTX_PARALLEL, CTX_DRAWS, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED = 0, 12, 16, 24, 32
 """Byte offsets of the function pointers in the execution context (see backend/runtime/context.py)."""
 
 DLPACK_FIELDS: dict[str, tuple[int, str]] = {
@@ -275,6 +275,13 @@ class CallEmitter(MemoryEmitter):
         self.text.module.declare("llvm.assume", "void", "i1")
         self.text.effect(f"call void @llvm.assume(i1 {self.visit(call.args[0])})")
         return "0"
+
+    def emit_next_draw(self, call: Call) -> str:
+        place = self.byte_offset("%ctx", CTX_DRAWS)
+        drawn = self.text.value(f"load i32, ptr {place}, align 4")
+        after = self.text.pure(f"add i32 {drawn}, 1")
+        self.text.effect(f"store i32 {after}, ptr {place}, align 4")
+        return drawn
 
     # Calls of functions
 

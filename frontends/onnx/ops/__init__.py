@@ -34,6 +34,7 @@ _FAMILIES = (
     "optional",
     "pooling",
     "quantization",
+    "random",
     "recurrent",
     "reduction",
     "resize",

@@ -157,22 +157,6 @@ def identity(node: OnnxNode) -> list[Expr]:
     return [node[0]]
 
 
-@converter("Dropout", since=1)
-def dropout(node: OnnxNode) -> list[Expr | None]:
-    """Inference: the identity. The mask, when asked for, is all true."""
-    node.attrs.ignore("ratio", "is_test", "seed")
-    training = node.constant_or_none(2, "training_mode")
-    if training is not None and bool(training.reshape(-1)[0]):
-        ratio = node.constant_or_none(1, "the ratio")
-        if ratio is None or float(ratio.reshape(-1)[0]) != 0.0:
-            raise node.unsupported("dropout in training mode is random", remedy="export the model for inference")
-    x = node[0]
-    if not node.wants(1):
-        return [x]
-    mask_dtype = "bool" if node.opset >= 10 else str(x.dtype)
-    return [x, op.ones(x.shape, mask_dtype)]
-
-
 @converter("Where", since=9)
 def where(node: OnnxNode) -> Expr:
     return op.where(*aligned(node, node[0], node[1], node[2]))

@@ -282,6 +282,13 @@ class Walk(Recorder):
             self.phase += 1
         return 0
 
+    def call_next_draw(self, node: Call) -> int:
+        """One counter for the whole program, not counted up atomically."""
+        active = int(np.broadcast_to(self.mask, self.tid.shape).sum())
+        if active > 1:
+            raise SimtFault("race", self.text(f"{active} threads count up the number of draws"))
+        return 0
+
     def call_atomic(self, node: Call) -> Any:
         load = self._address(node.args[0])
         self.touch(node.args[1])
@@ -429,5 +436,5 @@ _CALLS: dict[str, Callable[[Walk, Call], Any]] = {
     "async_copy": Walk.call_async_copy, "async_commit": Walk.call_async_commit,
     "async_wait": Walk.call_async_wait, "call_extern": Walk.call_extern,
     "warp_shuffle_xor": Walk.call_shuffle, "prefetch": Walk.call_nothing,
-    "assume": Walk.call_nothing,
+    "assume": Walk.call_nothing, "next_draw": Walk.call_next_draw,
 }  # fmt: skip

@@ -462,6 +462,13 @@ SPECIAL = [
     row("nn.max_pool_with_argmax", f32(1, 2, 5, 6), **_WINDOW, column_major=True),
 ]  # fmt: skip
 
+RANDOM = [
+    row("random.key", seed=5),
+    *[row("random.uniform", np.array([7, 3], np.uint32), shape=(3, 5), dtype=dtype, low=-1.0, high=3.0)
+      for dtype in ("float16", "bfloat16", "float32", "float64")],
+    row("random.normal", np.array([7, 3], np.uint32), shape=(4, 9), mean=1.0, scale=2.0, tolerance=1e-5),
+]  # fmt: skip
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -474,6 +481,7 @@ ROWS = [
     *NORMALIZATION,
     *RECURRENT,
     *SPECIAL,
+    *RANDOM,
     *EMPTY,
 ]
 
@@ -561,6 +569,7 @@ def test_the_compute_definition_serves_sizes_known_at_run_time(row: Row) -> None
 
 def test_most_operators_take_sizes_known_at_run_time() -> None:
     static = {"arange", "broadcast_to", "full", "reshape", "unpack_bits", "sizes"}
+    static |= {"random.key", "random.uniform", "random.normal"}
     assert {r.op for r in ROWS} - {r.op for r in SYMBOLIC} == static
 
 

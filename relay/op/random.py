@@ -1,0 +1,120 @@
+"""Random numbers. A key is drawn once in a run; numbers are a function of a key and their position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import te
+from relay.expr import Call, Expr
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.common import Array, numpy_dtype, require
+from relay.type import TensorType, Type
+from te.tir import Dim
+from topi.random import RANDOM_BITS, random_key, random_normal, random_uniform
+
+__all__ = ["RandomKey", "RandomNormal", "RandomUniform", "key", "normal", "uniform"]
+
+
+@register_op("random.key", pattern=OpPattern.OPAQUE)
+class RandomKey(OpDef):
+    """A key: the uint32 vector [seed, draw] (TVM: random.threefry_key and threefry_split).
+
+    `draw` counts the keys drawn by an executor, from 0 on: another run gets other numbers, and a new executor the same
+    ones again. The reference gives the first. (C1) the seed fits 32 bits.
+    """
+
+    has_side_effect = True
+
+    seed: int
+
+    def infer(self) -> TensorType:
+        require(0 <= self.seed < 2**32, f"(C1) the seed {self.seed} must fit 32 bits")
+        return TensorType((2,), "uint32")
+
+    def compute(self) -> te.Tensor:
+        return random_key(self.seed)
+
+    def reference(self) -> Array:
+        return np.array([self.seed, 0], np.uint32)
+
+
+@attributes_of_operator
+class _Distribution(OpDef):
+    """Base of tensors of random numbers. (C1) the key is a uint32 vector of 2; (C2) the type is a float."""
+
+    mixed_precision = MixedPrecision.NEVER
+
+    shape: tuple[Dim, ...]
+    dtype: str = "float32"
+
+    def infer(self, key: TensorType) -> TensorType:
+        require(key == TensorType((2,), "uint32"), f"(C1) {key} must be a key: Tensor[(2), uint32]")
+        require(self.dtype in RANDOM_BITS, f"(C2) {self.dtype} must be one of {', '.join(RANDOM_BITS)}")
+        return TensorType(self.shape, self.dtype)
+
+    def words(self, key: Array) -> tuple[Array, Array]:
+        """Two words of 32 random bits for each element, as uint64."""
+        shape = TensorType(self.shape, self.dtype).static_shape
+        low = np.uint64(2**32 - 1)
+        left = np.arange(np.prod(shape, dtype=np.int64), dtype=np.uint64).reshape(shape) & low
+        right, subkey = np.full(shape, key[1], np.uint64), np.uint64(key[0])
+        for _ in range(10):
+            whole = left * np.uint64(0xD256D193)
+            left, right = (whole >> np.uint64(32)) ^ subkey ^ right, whole & low
+            subkey = (subkey + np.uint64(0x9E3779B9)) & low
+        return left, right
+
+    def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
+        return None
+
+
+@register_op("random.uniform", pattern=OpPattern.INJECTIVE)
+class RandomUniform(_Distribution):
+    """Numbers in [low, high), all equally likely (ONNX: RandomUniform; TVM: random.uniform)."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def compute(self, key: te.Tensor) -> te.Tensor:
+        return random_uniform(key, self.shape, self.dtype, self.low, self.high)
+
+    def reference(self, key: Array) -> Array:
+        bits, (left, right) = RANDOM_BITS[self.dtype], self.words(key)
+        whole = (left << np.uint64(32) | right) >> np.uint64(64 - bits)
+        wide = np.dtype(np.float64 if bits > 32 else np.float32).type
+        fraction = whole.astype(wide) * wide(2.0**-bits)
+        return (fraction * wide(self.high - self.low) + wide(self.low)).astype(numpy_dtype(self.dtype))
+
+
+@register_op("random.normal", pattern=OpPattern.INJECTIVE)
+class RandomNormal(_Distribution):
+    """Normally distributed numbers (ONNX: RandomNormal; TVM: random.normal)."""
+
+    mean: float = 0.0
+    scale: float = 1.0
+
+    def compute(self, key: te.Tensor) -> te.Tensor:
+        return random_normal(key, self.shape, self.dtype, self.mean, self.scale)
+
+    def reference(self, key: Array) -> Array:
+        left, right = self.words(key)
+        radius = np.sqrt(-2 * np.log((left + 0.5) / 2**32))
+        normal = radius * np.cos(right * (2 * np.pi / 2**32))
+        return (normal * self.scale + self.mean).astype(numpy_dtype(self.dtype))
+
+
+def key(seed: int) -> Call:
+    """A key drawn when the program runs; another one each time."""
+    return RandomKey(seed=seed)()
+
+
+def uniform(key: Expr, shape: Sequence[Dim], dtype: str = "float32", low: float = 0.0, high: float = 1.0) -> Call:
+    """Numbers in [low, high), all equally likely."""
+    return RandomUniform(shape=tuple(shape), dtype=dtype, low=low, high=high)(key)
+
+
+def normal(key: Expr, shape: Sequence[Dim], dtype: str = "float32", mean: float = 0.0, scale: float = 1.0) -> Call:
+    """Normally distributed numbers."""
+    return RandomNormal(shape=tuple(shape), dtype=dtype, mean=mean, scale=scale)(key)
