@@ -116,6 +116,7 @@ from relay.op import (
 )
 from relay.parser import fromtext, parse
 from relay.printer import astext
+from relay.tuning import tune
 from relay.type import FuncType, TensorType, TupleType, Type, scalar_type
 from te.ir import IRModule, Span
 
@@ -133,6 +134,6 @@ __all__ = [
     "optimize", "parse", "power", "prod", "reinterpret", "repeat", "reshape", "reverse", "reverse_sequence",
     "right_shift", "round", "rsqrt", "scalar_type", "scatter_elements", "scatter_nd", "sigmoid", "sign", "sin",
     "sinh", "sort", "split", "sqrt", "squeeze", "stack", "strided_slice", "subtract", "sum", "take", "tan", "tanh",
-    "tile", "topk", "transform", "transpose", "trilu", "trunc", "trunc_divide", "trunc_mod", "var", "variance",
+    "tile", "topk", "transform", "transpose", "trilu", "trunc", "trunc_divide", "trunc_mod", "tune", "var", "variance",
     "where", "zeros", "zeros_like",
 ]  # fmt: skip

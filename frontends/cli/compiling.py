@@ -10,9 +10,10 @@ from backend.runtime.artifact import CompiledModel
 from frontends.cli.console import Steps
 from frontends.cli.options import Build
 from frontends.onnx import from_onnx
+from relay.tuning import TuningReport
 from te.ir import PassContext
 
-__all__ = ["compile_onnx"]
+__all__ = ["compile_onnx", "tune_onnx"]
 
 
 def compile_onnx(path: Path, how: Build, steps: Steps) -> CompiledModel:
@@ -23,3 +24,15 @@ def compile_onnx(path: Path, how: Build, steps: Steps) -> CompiledModel:
         compiled = relay.build(module, how.target, params, mod_name=path.stem, progress=step.show)
     steps.report(indent(str(compiled.build_report), "  "))
     return compiled
+
+
+def tune_onnx(
+    path: Path, how: Build, steps: Steps, minutes: float, records: Path | None, threads: int | None
+) -> TuningReport:
+    """Import the model at `path` and search parameters for its kernels, saying what is being tried."""
+    with steps.step("import"):
+        module, params = from_onnx(path, shape=how.shapes)
+    with steps.step("tune") as step, PassContext(opt_level=how.opt_level, config=how.config):
+        return relay.tune(
+            module, params, how.target, minutes, records=records, threads=threads, progress=step.show
+        )

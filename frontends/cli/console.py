@@ -75,9 +75,10 @@ class Progress:
     def __init__(self, name: str, status: Status | None) -> None:
         self._name, self._status = name, status
 
-    def show(self, what: str, done: int, total: int) -> None:
+    def show(self, what: str, done: int | None = None, total: int | None = None) -> None:
         if self._status is not None:
-            self._status.update(f"{self._name}: {what} ({done} of {total})")
+            counted = "" if done is None else f" ({done} of {total})"
+            self._status.update(f"{self._name}: {what}{counted}")
 
 
 class Steps:

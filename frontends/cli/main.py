@@ -1,4 +1,4 @@
-"""The `relayc` command: compile, run, bench, profile, show and verify models."""
+"""The `relayc` command: compile, run, bench, profile, tune, show and verify models."""
 
 from __future__ import annotations
 
@@ -57,6 +57,9 @@ Threads = Annotated[int | None, typer.Option("--threads", help="threads to use; 
 Device = Annotated[
     str | None, typer.Option("--device", "-d", help='where to run: "cpu", "cuda:0"; default: what it was compiled for')
 ]
+Records = Annotated[
+    str | None, typer.Option("--records", help='tuning records to use: a file; "off": none; default: the user\'s own')
+]
 Seed = Annotated[int, typer.Option("--seed", help="seed of --fill random")]
 
 
@@ -72,8 +75,10 @@ def options(
     settings.traceback = traceback
 
 
-def _build(target: str, shapes: list[str] | None, opt_level: int, precision: Precision) -> Build:
-    return Build(target, parse_shapes(shapes or []), opt_level, precision)
+def _build(
+    target: str, shapes: list[str] | None, opt_level: int, precision: Precision, records: str | None = None
+) -> Build:
+    return Build(target, parse_shapes(shapes or []), opt_level, precision, records)
 
 
 @app.command("compile")
@@ -87,6 +92,7 @@ def compile_(
     shape: Shape = None,
     opt_level: OptLevel = 3,
     precision: InPrecision = Precision.FLOAT32,
+    records: Records = None,
 ) -> None:
     """Compile an ONNX model to an artifact, which runs without the compiler.
 
@@ -96,7 +102,7 @@ def compile_(
         raise UsageError(f"{model}: expected an .onnx file")
     path = model.with_suffix(".relayc") if output is None else output
     steps = Steps()
-    compiled = open_model(model, _build(target, shape, opt_level, precision), steps)
+    compiled = open_model(model, _build(target, shape, opt_level, precision, records), steps)
     with steps.step("save"):
         compiled.save(path)
     out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
@@ -224,6 +230,32 @@ def profile(
         if path is not None:
             path.write_text(text(), encoding="utf-8")
             err.print(f"wrote {path}", markup=False)
+
+
+@app.command()
+@guarded
+def tune(
+    model: Annotated[Path, typer.Argument(help="an .onnx model")],
+    minutes: Annotated[float, typer.Option("--minutes", min=0, help="how long to search, about")] = 5.0,
+    records: Annotated[
+        Path | None, typer.Option("--records", help="file of what is found; default: the user's own, which builds read")
+    ] = None,
+    target: Target = "llvm",
+    shape: Shape = None,
+    opt_level: OptLevel = 3,
+    precision: InPrecision = Precision.FLOAT32,
+    threads: Threads = None,
+) -> None:
+    """Search faster schedule parameters for the kernels of a model, by measuring them on this machine.
+
+    What is clearly faster than the default is kept, by kernel and processor, and used by later compilations; nothing
+    gets slower. Stop it at any time. Example: relayc tune resnet50.onnx --minutes 10 --shape x:1,3,224,224
+    """
+    if not is_onnx(model):
+        raise UsageError(f"{model}: expected an .onnx file")
+    how = _build(target, shape, opt_level, precision)
+    report = import_module("frontends.cli.compiling").tune_onnx(model, how, Steps(), minutes, records, threads)
+    out.print(str(report), markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -44,19 +44,20 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class Build:
-    """How to compile a model: what for, with which sizes, how hard, and in what precision."""
+    """How to compile a model: what for, with which sizes, how hard, in what precision, with which tuning records."""
 
     target: str
     shapes: Shapes
     opt_level: int
     precision: Precision
+    records: str | None = None
 
     @property
     def config(self) -> dict[str, str]:
         """Options of the graph passes."""
-        if self.precision is Precision.FLOAT32:
-            return {}
-        return {"relay.ToMixedPrecision.dtype": self.precision.value}
+        precision = None if self.precision is Precision.FLOAT32 else self.precision.value
+        options = {"relay.ToMixedPrecision.dtype": precision, "relay.tuning.records": self.records}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 class UsageError(Exception):

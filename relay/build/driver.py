@@ -21,6 +21,7 @@ from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
 from relay.build.lower import Workload, lower
+from relay.build.records import current_records
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Function, Var
 from relay.sizes import assuming, dims_equal, size_from_json, size_variables
@@ -29,6 +30,7 @@ from te.errors import CompileError
 from te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from te.tir import PrimFunc
 from te.tir import Var as SizeVariable
+from topi.tuning import Config
 
 __all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
 
@@ -108,11 +110,13 @@ def optimize(
     if params:
         bound = bind_params_by_name(module["main"], params)
         module = module.with_functions({**module.functions, "main": bound})
-    context = PassContext.current()
-    passes = default_pipeline(context.opt_level, Target(target), context.option("relay.ToMixedPrecision.dtype"))
+    context, target = PassContext.current(), Target(target)
+    passes = default_pipeline(context.opt_level, target, context.option("relay.ToMixedPrecision.dtype"))
+    config = Config.current() or current_records().graph_config(target)
     if "size_checks" not in module["main"].attrs:
-        return Sequential(passes, "optimize")(module)
-    with assuming():  # what the model's checks say is taken to hold
+        with config:
+            return Sequential(passes, "optimize")(module)
+    with config, assuming():  # what the model's checks say is taken to hold
         return Sequential(passes, "optimize")(module)
 
 
@@ -225,15 +229,19 @@ def _lower_all(
 ) -> dict[str, _Note]:
     """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask for, by name."""
     context = PassContext.current()
-    settings = repr((context.opt_level, sorted(context.config.items()), sorted(context.disabled_pass)))
+    options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
+    settings = repr((context.opt_level, options, sorted(context.disabled_pass)))
+    records = current_records()
     notes: dict[str, _Note] = {}
     for i, workload in enumerate(workloads):
-        key = f"{workload.name}\n{settings}\n{workload.key}"
+        config = records.config(builder.target, workload.key)
+        tuned = repr(sorted(config.values.items())) if config.values else ""
+        key = f"{workload.name}\n{settings}{tuned}\n{workload.key}"
         note = builder.reuse(workload.name, key)
         if note is None:
             if progress is not None:
                 progress(f"lowering {workload.name}", i, len(workloads))
-            kernel = lower(workload, builder.target)
+            kernel = lower(workload, builder.target, config)
             note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes).to_json()
             builder.add(kernel.function, key, note)
         variables = size_variables(p.tensor_type.shape for p in workload.function.params)

@@ -19,6 +19,7 @@ from te.errors import CompileError
 from te.tir import PrimExpr, PrimFunc, SizeVar
 from te.tir.analysis import free_variables
 from topi.registry import schedules_for
+from topi.tuning import Config
 
 __all__ = ["Kernel", "Workload", "lower", "to_tensors"]
 
@@ -132,15 +133,16 @@ def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) or "p"
 
 
-def lower(workload: Workload, target: Target) -> Kernel:
-    """Computes of the operators, the anchor's schedule, loops.
+def lower(workload: Workload, target: Target, config: Config | None = None) -> Kernel:
+    """Computes of the operators, the anchor's schedule with the parameters of `config`, loops.
 
     Where the target has limits to verify ("target.verify.<kind>"), the first schedule that keeps them is taken. Raises
     CompileError with the group's operators and where they came from.
     """
     try:
         inputs, outputs = to_tensors(workload.function)
-        function, workspaces = _first_that_fits(workload, inputs, outputs, target)
+        with config if config is not None else Config():
+            function, workspaces = _first_that_fits(workload, inputs, outputs, target)
     except CompileError as error:
         error.add_note(f"while lowering the fused group {workload.operators} of type {workload.function.ty}")
         raise

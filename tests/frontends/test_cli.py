@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from backend.runtime import load_model
 from frontends.cli.main import app
+from relay.build.records import TuningRecords
 
 runner = CliRunner()
 WEIGHT = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
@@ -99,6 +100,18 @@ def test_profile_compares_kernels_with_ceilings_and_draws_a_roofline(folder: Pat
     assert len(circles) == 1 and "nn.dense" in ElementTree.tostring(circles[0], encoding="unicode")
     record = json.loads(json_file.read_text())
     assert len(record["calls"]) == 2 and min(record["ceilings"].values()) > 0
+
+
+def test_tune_says_what_it_tried_and_compile_takes_the_records(folder: Path, tmp_path: Path) -> None:
+    model, records = str(folder / "model.onnx"), tmp_path / "tuning.json"
+    result = runner.invoke(app, ["tune", model, "--shape", "batch=2", "--minutes", "0.002", "--records", str(records)])
+    assert result.exit_code == 0, result.output
+    assert "variants tried" in result.output and "tune" in result.output
+    TuningRecords().save(records)
+    command = ["compile", model, "--shape", "batch=2", "-o", str(tmp_path / "m.relayc"), "--records"]
+    assert runner.invoke(app, [*command, str(records)]).exit_code == 0
+    result = runner.invoke(app, [*command, str(tmp_path / "none.json")])
+    assert result.exit_code == 1 and "none.json" in result.output.replace("\n", "")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,195 @@
+"""The file of tuning records: what was found, by processor and by kernel.
+
+One JSON object: ``{"format": 1, "records": [...]}``, a record as in `Record`. A record is used where target, processor
+and subject are the same word for word, and each of its values as long as the cost model's own has not changed. The file
+is replaced as a whole, so that readers never see a part of one; what others wrote meanwhile is kept.
+
+Builds read the file that the option ``relay.tuning.records`` of the `PassContext` names; without one, the user's own,
+which `relayc tune` writes to: ``tuning.json`` in the cache folder. "off" reads none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from filelock import FileLock
+
+from backend.cache import default_cache
+from backend.runtime.device import cpu
+from backend.target import Target
+from te.errors import CompileError
+from te.ir import PassContext
+from topi.tuning import Config, Value
+
+__all__ = ["Record", "TuningRecords", "current_records", "default_records_path"]
+
+_FORMAT = 1
+_GRAPH = "graph: "
+"""What subjects that are parameters of graph passes begin with; all others are the texts of fused functions."""
+
+PassContext.declare_option(
+    "relay.tuning.records", None, 'file of tuning records that builds use; None: the user\'s own; "off": none'
+)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Parameters of one subject, a kernel or a pass, that were faster than the cost model's.
+
+    `values` and the cost model's `defaults` by name; microseconds with each, on `threads` threads.
+    """
+
+    target: str
+    cpu: str
+    subject: str
+    values: dict[str, Value]
+    defaults: dict[str, Value]
+    us: float
+    default_us: float
+    threads: int
+
+
+@dataclass
+class TuningRecords:
+    """Records by target, processor and subject; what it answers is for one target on this processor.
+
+    As a context manager it is what builds inside use, whatever the options say.
+    """
+
+    records: dict[tuple[str, str, str], Record] = field(default_factory=dict)
+    _tokens: list[Token[TuningRecords | None]] = field(default_factory=list, repr=False, compare=False)
+
+    _current: ClassVar[ContextVar[TuningRecords | None]] = ContextVar("relayc_records", default=None)
+
+    def __enter__(self) -> TuningRecords:
+        self._tokens.append(TuningRecords._current.set(self))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        TuningRecords._current.reset(self._tokens.pop())
+
+    @staticmethod
+    def load(path: Path) -> TuningRecords:
+        """The records of a file; none if there is no such file. Raises CompileError for one that is damaged."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return TuningRecords()
+        try:
+            whole = json.loads(text)
+            if whole["format"] != _FORMAT:
+                found = whole["format"]
+                raise CompileError(f"{path}: tuning records of format {found}; expected {_FORMAT}: tune again")
+            return TuningRecords.of(map(_checked, whole["records"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CompileError(f"{path}: no file of tuning records ({error!r}); delete it and tune again") from error
+
+    @staticmethod
+    def of(records: Iterable[Record]) -> TuningRecords:
+        """The records as a collection; the last of each subject counts."""
+        return TuningRecords({(r.target, r.cpu, r.subject): r for r in records})
+
+    def save(self, path: Path, without: Iterable[Record] = ()) -> None:
+        """Write the records to a file in one step, with those that it has already, but for those of `without`."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with FileLock(f"{path}.lock"):
+            known = {**TuningRecords.load(path).records, **self.records}
+            dropped = {(r.target, r.cpu, r.subject) for r in without}
+            records = [asdict(record) for key, record in sorted(known.items()) if key not in dropped]
+            _replace(path, json.dumps({"format": _FORMAT, "records": records}, indent=1))
+
+    def add(self, record: Record) -> None:
+        """Take a record in, in the place of an older one of its subject."""
+        self.records[record.target, record.cpu, record.subject] = record
+
+    def config(self, target: Target, subject: str) -> Config:
+        """The parameters of a kernel: those of its record, or the cost model's."""
+        record = self.records.get((str(target), processor(), subject)) if self.records else None
+        return Config() if record is None else Config(record.values, record.defaults)
+
+    def graph_config(self, target: Target) -> Config:
+        """The parameters of graph passes that were found."""
+        values: dict[str, Value] = {}
+        defaults: dict[str, Value] = {}
+        here = (str(target), processor()) if self.records else None
+        for (of, on, subject), record in self.records.items():
+            if (of, on) == here and subject.startswith(_GRAPH):
+                values.update(record.values)
+                defaults.update(record.defaults)
+        return Config(values, defaults)
+
+
+def graph_subject(name: str) -> str:
+    """The subject of a parameter of graph passes."""
+    return _GRAPH + name
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    return cpu().device_name or "unknown"
+
+
+def default_records_path() -> Path | None:
+    """Where `relay.tune` keeps its records when it is given no file; None when the cache is turned off."""
+    cache = default_cache()
+    return None if cache is None else cache.folder / "tuning.json"
+
+
+_read: dict[Path, tuple[tuple[int, int], TuningRecords]] = {}
+"""Files that were read, with their times and sizes then."""
+
+
+def current_records() -> TuningRecords:
+    """The records entered, those that the current `PassContext` names, or the user's own.
+
+    Raises CompileError for a file that is named and missing.
+    """
+    entered = TuningRecords._current.get()
+    if entered is not None:
+        return entered
+    option = PassContext.current().option("relay.tuning.records")
+    if option == "off":
+        return TuningRecords()
+    path = default_records_path() if option is None else Path(option)
+    if path is None:
+        return TuningRecords()
+    try:
+        stat = path.stat()
+    except OSError as error:
+        if option is None:
+            return TuningRecords()
+        raise CompileError(f"relay.tuning.records names {path}, which can't be read: {error}") from error
+    state = stat.st_mtime_ns, stat.st_size
+    if path not in _read or _read[path][0] != state:
+        _read[path] = state, TuningRecords.load(path)
+    return _read[path][1]
+
+
+def _checked(entry: Any) -> Record:
+    record = Record(**entry)
+    texts, tables = (record.target, record.cpu, record.subject), (record.values, record.defaults)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(table, dict) for table in tables):
+        raise TypeError(f"record of {record.subject!r} has fields of wrong types")
+    return record
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -1,0 +1,9 @@
+"""Tuning: schedule parameters found by measuring a model's own kernels, kept in one file, used by later builds."""
+
+from __future__ import annotations
+
+from relay.tuning.bench import KernelBench, Variant
+from relay.tuning.selection import Choice, select
+from relay.tuning.tuner import Finding, TuningReport, tune
+
+__all__ = ["Choice", "Finding", "KernelBench", "TuningReport", "Variant", "select", "tune"]

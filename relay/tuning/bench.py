@@ -1,0 +1,120 @@
+"""Single kernels of a model, compiled with given parameters and timed by themselves on this machine's CPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from backend.driver import ModuleBuilder
+from backend.runtime import Context, NDArray, nd
+from backend.runtime.dtype import to_numpy
+from backend.target import Target
+from relay.build.lower import Workload, lower, tensor_types
+from relay.build.workspace import Workspace
+from relay.type import TensorType
+from topi.tuning import Config
+
+__all__ = ["KernelBench", "Variant"]
+
+_SAMPLE_SECONDS = 1e-3
+"""A timer repeats its kernel until one sample takes about this long."""
+_MOST_BYTES = 96 << 20
+"""Memory for the copies of one kernel's weights."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel with the parameters to make it with. `weights` are the positions of its constant inputs."""
+
+    workload: Workload
+    config: Config
+    weights: tuple[int, ...] = ()
+
+
+class KernelBench:
+    """Makes timers of kernels for `target`, run on `threads` threads.
+
+    Weights of a kernel inside a model have been driven out of the caches by those of the others since the last run, if
+    all of them, `model_bytes`, don't fit there. So a timer goes round copies of a kernel's weights that take as much.
+    """
+
+    def __init__(self, target: Target, threads: int | None, model_bytes: int) -> None:
+        self.target = target
+        self._context = Context(threads)
+        self._cold_bytes = min(model_bytes, 2 * max(target.cache_bytes), _MOST_BYTES)
+        self._random = np.random.default_rng(0)
+
+    @property
+    def threads(self) -> int:
+        """Threads that kernels run on."""
+        return self._context.num_threads
+
+    def timers(self, variants: Sequence[Variant]) -> list[Callable[[], float]]:
+        """A timer for each variant, all compiled together. Raises CompileError for what can't be compiled."""
+        builder = ModuleBuilder(self.target)
+        workspaces: list[tuple[Workspace, ...]] = []
+        names: list[str] = []
+        for number, variant in enumerate(variants):
+            kernel = lower(variant.workload, self.target, variant.config)
+            names.append(f"{kernel.name}_{number}")
+            builder.add(kernel.function.with_attr("global_symbol", names[-1]))
+            workspaces.append(kernel.workspaces)
+        module = builder.finish()
+        arrays: dict[str, list[list[NDArray]]] = {}
+        timers: list[Callable[[], float]] = []
+        for name, variant, scratch in zip(names, variants, workspaces, strict=True):
+            key = variant.workload.key
+            if key not in arrays:
+                arrays[key] = self._arguments(variant)
+            extra = [self._array(TensorType((count,), dtype)) for count, dtype in scratch]
+            function = module.get_function(name)
+            calls = [function.bind(*arguments, *extra, context=self._context) for arguments in arrays[key]]
+            timers.append(_Timer(calls))
+        return timers
+
+    def _arguments(self, variant: Variant) -> list[list[NDArray]]:
+        """Inputs and outputs of a kernel, as often as its weights are copied."""
+        function = variant.workload.function
+        inputs = [self._array(param.tensor_type) for param in function.params]
+        outputs = [self._array(ty) for ty in tensor_types(function.body.ty)]
+        size = sum(function.params[i].tensor_type.nbytes for i in variant.weights)
+        copies = max(1, math.ceil(self._cold_bytes / size)) if size else 1
+        result: list[list[NDArray]] = []
+        for number in range(min(copies, 64)):
+            chosen = [
+                nd.array(array.numpy()) if number and i in variant.weights else array for i, array in enumerate(inputs)
+            ]
+            result.append([*chosen, *outputs])
+        return result
+
+    def _array(self, ty: TensorType) -> NDArray:
+        """Floats at random; everything else zero, which is a legal index."""
+        shape, dtype = ty.static_shape, to_numpy(str(ty.dtype))
+        if dtype == np.float32:
+            return nd.array(self._random.standard_normal(shape, dtype=np.float32))
+        return nd.array(np.zeros(shape, dtype))
+
+
+class _Timer:
+    """Seconds of one call, the mean over calls that take about a millisecond together."""
+
+    def __init__(self, calls: Sequence[Callable[[], object]]) -> None:
+        self._next = itertools.cycle(calls)
+        self._number = 1
+        self._sample()  # touches the memory
+        self._number = max(1, math.ceil(_SAMPLE_SECONDS / max(self._sample(), 1e-7)))
+
+    def __call__(self) -> float:
+        return self._sample()
+
+    def _sample(self) -> float:
+        calls = [next(self._next) for _ in range(self._number)]
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        return (time.perf_counter() - start) / self._number

@@ -1,0 +1,310 @@
+"""`relay.tune`: the parameters of a model's kernels by measuring, within some minutes, never slower than without.
+
+First the parameters of graph passes, such as the width that weights are packed in: each alternative makes other kernels
+of some nodes, and the times of those are compared. Then those of each kernel, the one that takes most of the model's
+time first: one parameter after the other, and the best of each together. What wins is written to the records' file at
+once. At the end the model is run with all that was found in turns with the model as it was; if that is slower after
+all, the findings are dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from backend.runtime import GraphModule, device, nd
+from backend.runtime.dtype import to_numpy
+from backend.target import Target
+from relay.build import build, optimize
+from relay.build.graph import make_graph
+from relay.build.lower import Workload
+from relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
+from relay.expr import Function
+from relay.tuning.bench import KernelBench, Variant
+from relay.tuning.selection import Choice, Timer, select
+from te.errors import CompileError
+from te.ir import IRModule
+from topi.tuning import Config, Knob, Value
+
+__all__ = ["Bench", "Finding", "TuningReport", "tune"]
+
+_GRAPH_SHARE = 0.4
+"""Of the time, for the parameters of graph passes."""
+_MOST_ALTERNATIVES = 12
+"""Values of one parameter that are tried: those next to the cost model's."""
+_MODEL_ROUNDS = 11
+_TOLERANCE = 1.01
+"""A tuned model slower than this times the model as it was loses its findings."""
+
+
+class Bench(Protocol):
+    """What times kernels: `KernelBench`, or a test's own."""
+
+    @property
+    def threads(self) -> int: ...
+
+    def timers(self, variants: Sequence[Variant]) -> list[Timer]: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Parameters that beat the cost model's: of a kernel, `count` of which are in the model, or of a pass."""
+
+    name: str
+    record: Record
+    count: int
+
+    def __str__(self) -> str:
+        values = ", ".join(
+            f"{name} {value} (was {self.record.defaults[name]})" for name, value in self.record.values.items()
+        )
+        return f"{self.count} x {self.name}: {self.record.default_us:.1f} -> {self.record.us:.1f} us; {values}"
+
+
+@dataclass
+class TuningReport:
+    """What tuning found and what it gained: seconds of a run of the model before and after, NaN if not measured."""
+
+    path: Path | None
+    findings: list[Finding] = field(default_factory=list)
+    tried: int = 0
+    kernels: int = 0
+    kernels_tuned: int = 0
+    seconds_before: float = float("nan")
+    seconds_after: float = float("nan")
+    dropped: bool = False
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self.findings]
+        lines.append(f"{self.tried} variants tried, {self.kernels_tuned} of {self.kernels} kernels looked at")
+        lines.append(f"model: {self.seconds_before * 1e3:.3f} -> {self.seconds_after * 1e3:.3f} ms")
+        if self.dropped:
+            lines.append("the model as a whole is not faster: the findings above were dropped")
+        elif self.findings and self.path is not None:
+            lines.append(f"kept in {self.path}")
+        return "\n".join(lines)
+
+
+def tune(
+    mod: IRModule | Function,
+    params: Mapping[str, Any] | None = None,
+    target: str | Target = "llvm",
+    minutes: float = 5.0,
+    *,
+    records: str | Path | None = None,
+    threads: int | None = None,
+    progress: Callable[[str], None] | None = None,
+    bench: Bench | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> TuningReport:
+    """Search better parameters for the kernels of a model, for about so many minutes, and keep them in a file.
+
+    `records` is the file, by default the user's own, which `relay.build` reads without being told; another one is named
+    to builds by the option ``relay.tuning.records``. `threads` are those that kernels will run on: all by default.
+    `progress` is told what is going on. Kernels whose sizes are known at run time are left as they are. `bench` and
+    `clock` take the times. Raises CompileError for a target that is no CPU.
+    """
+    target = Target(target)
+    if target.device_kind != "cpu":
+        raise CompileError(f"relay.tune measures on this machine's CPU; it can't tune for {target}")
+    path = Path(records) if records is not None else default_records_path()
+    search = _Search(mod, params, target, path, clock() + 60 * minutes, clock, progress or (lambda _: None))
+    return search.run(bench, threads)
+
+
+@dataclass
+class _Subject:
+    """A kernel of the model, how often it is there, its constant inputs and their bytes."""
+
+    workload: Workload
+    weights: tuple[int, ...]
+    bytes: int
+    count: int = 0
+
+    def variant(self, config: Config | None = None) -> Variant:
+        return Variant(self.workload, Config() if config is None else config, self.weights)
+
+
+class _Search:
+    def __init__(
+        self, mod: IRModule | Function, params: Mapping[str, Any] | None, target: Target, path: Path | None,
+        end: float, clock: Callable[[], float], progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.mod, self.params, self.target = mod, params, target
+        self.report = TuningReport(path)
+        self.start, self.end, self.clock, self.progress = clock(), end, clock, progress
+        self.records = TuningRecords() if path is None else TuningRecords.load(path)
+        self.before = TuningRecords(dict(self.records.records))
+
+    def run(self, given: Bench | None, threads: int | None) -> TuningReport:
+        config = self.records.graph_config(self.target)
+        subjects = self.subjects(config)
+        nbytes = sum(subject.bytes for subject in subjects.values())
+        self.bench: Bench = KernelBench(self.target, threads, nbytes) if given is None else given
+        subjects = self.tune_passes(list(config.knobs.values()), subjects)
+        self.tune_kernels(list(subjects.values()))
+        if given is None and self.report.findings:
+            self.check_model(threads)
+        return self.report
+
+    def subjects(self, config: Config) -> dict[str, _Subject]:
+        """The kernels of known sizes in the model that these parameters of graph passes make, by workload."""
+        with self.records, config:
+            module = optimize(self.mod, self.target, self.params)
+            graph = make_graph(module["main"], lambda body: optimize(body, self.target)["main"])
+        found: dict[str, _Subject] = {}
+        for part in graph.all_graphs():
+            for node in part.nodes:
+                inputs = [part.tensors[number] for number in node.inputs]
+                if not all(t.ty.is_static for t in (*inputs, *(part.tensors[i] for i in node.outputs))):
+                    continue
+                weights = [i for i, t in enumerate(inputs) if t.storage is not None and t.storage[0] == "param"]
+                made = _Subject(node.workload, tuple(weights), sum(inputs[i].nbytes for i in weights))
+                found.setdefault(node.workload.key, made).count += 1
+        return found
+
+    def tune_passes(self, knobs: Sequence[Knob], subjects: dict[str, _Subject]) -> dict[str, _Subject]:
+        """Try other values of the parameters that graph passes asked for; gives the kernels of the best."""
+        end = self.start + (self.end - self.start) * _GRAPH_SHARE
+        for knob in knobs:
+            best: tuple[Choice, Value, dict[str, _Subject]] | None = None
+            for value in _alternatives(knob):
+                if self.clock() > end:
+                    return subjects
+                self.progress(f"{knob.name}: {value}")
+                known = self.records.graph_config(self.target).values
+                others = self.subjects(Config({**known, knob.name: value}))
+                choice = self.compare(_without(subjects, others), _without(others, subjects))
+                if choice is not None and choice.index and (best is None or choice.ratio < best[0].ratio):
+                    best = choice, value, others
+            if best is not None:
+                choice, value, subjects = best
+                self.keep(Finding(knob.name, self.record(graph_subject(knob.name), [(knob, value)], choice), 1))
+        return subjects
+
+    def compare(self, old: Sequence[_Subject], new: Sequence[_Subject]) -> Choice | None:
+        """Are the kernels `new` clearly faster than `old`, which they take the place of? None if there are none."""
+        if not old or not new:
+            return None
+        timers = self.timers([subject.variant() for subject in (*old, *new)])
+        if timers is None:
+            return None
+        return select([_total(timers[: len(old)], old), _total(timers[len(old) :], new)])
+
+    def tune_kernels(self, subjects: Sequence[_Subject]) -> None:
+        """Tune every kernel that has parameters, those that take most time in the model first."""
+        self.report.kernels = len(subjects)
+        bases = [subject.variant() for subject in subjects]
+        timers = self.timers(bases)
+        if timers is None:
+            return
+        seconds = [timer() * subject.count for timer, subject in zip(timers, subjects, strict=True)]
+        del timers  # and with them the kernels' arrays
+        for number in sorted(range(len(subjects)), key=lambda i: -seconds[i]):
+            if self.clock() > self.end:
+                return
+            knobs = [knob for knob in bases[number].config.knobs.values() if len(knob.candidates) > 1]
+            if knobs:
+                share = 100 * seconds[number] / sum(seconds)
+                self.progress(f"{subjects[number].workload.name}, {share:.1f} % of the time")
+                self.tune_kernel(subjects[number], knobs)
+                self.report.kernels_tuned += 1
+
+    def tune_kernel(self, subject: _Subject, knobs: Sequence[Knob]) -> None:
+        """One parameter after the other, each with the best of those before; at the end all against none."""
+        found: dict[str, tuple[Knob, Value]] = {}
+        for knob in knobs:
+            tried = _alternatives(knob)
+            values = {name: value for name, (_, value) in found.items()}
+            configs = [Config(values), *(Config({**values, knob.name: value}) for value in tried)]
+            timers = None if self.clock() > self.end else self.timers([subject.variant(c) for c in configs])
+            index = 0 if timers is None else select(timers).index
+            if index:
+                found[knob.name] = knob, tried[index - 1]
+        if not found:
+            return
+        best = Config({name: value for name, (_, value) in found.items()})
+        timers = self.timers([subject.variant(), subject.variant(best)])
+        choice = None if timers is None else select(timers)
+        if choice is not None and choice.index:
+            record = self.record(subject.workload.key, list(found.values()), choice)
+            self.keep(Finding(subject.workload.name, record, subject.count))
+
+    def timers(self, variants: Sequence[Variant]) -> list[Timer] | None:
+        """Timers of kernels; None, and a word about it, if one of them can't be compiled."""
+        self.report.tried += len(variants)
+        try:
+            return self.bench.timers(variants)
+        except CompileError as error:
+            self.progress(f"left out: {error}")
+            return None
+
+    def record(self, subject: str, found: Sequence[tuple[Knob, Value]], choice: Choice) -> Record:
+        return Record(
+            str(self.target), processor(), subject, {knob.name: value for knob, value in found},
+            {knob.name: knob.default for knob, _ in found}, round(choice.seconds * 1e6, 3),
+            round(choice.default_seconds * 1e6, 3), self.bench.threads,
+        )  # fmt: skip
+
+    def keep(self, finding: Finding) -> None:
+        """Take a finding over and write it down at once: whoever ends the search early keeps what it found."""
+        self.report.findings.append(finding)
+        self.records.add(finding.record)
+        if self.report.path is not None:
+            TuningRecords.of([finding.record]).save(self.report.path)
+
+    def check_model(self, threads: int | None) -> None:
+        """Run the model as it was and with all findings in turns; drop them if it has become slower."""
+        self.progress("the whole model")
+        timers = [self.model_timer(records, threads) for records in (self.before, self.records)]
+        before, after = [], []
+        for _ in range(_MODEL_ROUNDS):
+            before.append(timers[0]())
+            after.append(timers[1]())
+        self.report.seconds_before, self.report.seconds_after = statistics.median(before), statistics.median(after)
+        ratio = statistics.median([b / a for a, b in zip(before, after, strict=True)])
+        if ratio > _TOLERANCE:
+            self.report.dropped = True
+            if self.report.path is not None:
+                found = [finding.record for finding in self.report.findings]
+                self.before.save(self.report.path, without=found)
+
+    def model_timer(self, records: TuningRecords, threads: int | None) -> Timer:
+        """A run of the model built with `records`; inputs are zeros."""
+        with records:
+            lib = build(self.mod, self.target, self.params)
+        executor = GraphModule(lib["default"](device("cpu", 0)), threads)
+        shapes, dtypes = executor.get_input_info()
+        for name, shape in shapes.items():
+            sizes = [d if isinstance(d, int) else 1 for d in shape]
+            executor.set_input(name, nd.empty(sizes, dtypes[name]).copyfrom(np.zeros(sizes, to_numpy(dtypes[name]))))
+        return lambda: executor.benchmark(repeat=1, number=1).median
+
+
+def _alternatives(knob: Knob) -> list[Value]:
+    """The other values of a parameter, those next to the cost model's first."""
+    others = [value for value in knob.candidates if value != knob.default]
+    if isinstance(knob.default, int) and not isinstance(knob.default, bool):
+        others.sort(key=lambda value: abs(math.log(max(int(value), 1) / max(int(knob.default), 1))))
+    return others[:_MOST_ALTERNATIVES]
+
+
+def _without(subjects: Mapping[str, _Subject], others: Mapping[str, _Subject]) -> list[_Subject]:
+    """The kernels that are not among the others, or there less often, with how much oftener they are."""
+    left: list[_Subject] = []
+    for key, subject in subjects.items():
+        count = subject.count - (others[key].count if key in others else 0)
+        if count > 0:
+            left.append(replace(subject, count=count))
+    return left
+
+
+def _total(timers: Sequence[Timer], subjects: Sequence[_Subject]) -> Timer:
+    return lambda: sum(subject.count * timer() for timer, subject in zip(timers, subjects, strict=True))

@@ -1,0 +1,143 @@
+"""The search with a bench that makes times up: no clock, no noise but its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import relay
+from backend.runtime import GraphModule, device
+from backend.target import Target
+from relay.build.graph import make_graph
+from relay.build.lower import lower
+from relay.build.records import TuningRecords
+from relay.tuning import KernelBench, Variant
+from relay.tuning.tuner import TuningReport, tune
+from te.errors import CompileError
+from te.ir import IRModule, PassContext
+from topi.tuning import Config
+
+TARGET = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
+WEIGHT = np.random.default_rng(0).standard_normal((48, 40)).astype(np.float32)
+
+
+def model() -> IRModule:
+    x = relay.var("x", (20, 40))
+    return IRModule({"main": relay.Function((x,), relay.nn.relu(relay.nn.dense(x, relay.const(WEIGHT))))})
+
+
+class FakeBench:
+    """Times by what a variant is; `seconds` says, given its parameters and the width of its weights' panels."""
+
+    threads = 1
+
+    def __init__(self, seconds: Callable[[dict[str, object], int], float]) -> None:
+        self.seconds = seconds
+        self.asked: list[dict[str, object]] = []
+
+    def timers(self, variants: Sequence[Variant]) -> list[Callable[[], float]]:
+        timers: list[Callable[[], float]] = []
+        for variant in variants:
+            lower(variant.workload, TARGET, variant.config)
+            panel = int(variant.workload.function.params[1].tensor_type.static_shape[-1])
+            self.asked.append(dict(variant.config.values))
+            timers.append(partial(float, self.seconds(dict(variant.config.values), panel)))
+        return timers
+
+
+def tuned(bench: FakeBench, path: Path, clock: Callable[[], float] = lambda: 0.0) -> TuningReport:
+    return tune(model(), target=TARGET, minutes=1.0, records=path, bench=bench, clock=clock)
+
+
+def test_the_best_parameters_of_a_kernel_are_kept_and_used_by_later_builds(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    report = tuned(FakeBench(lambda values, panel: {2: 0.5, 4: 0.8}.get(values.get("rows"), 1.0)), path)
+    assert [f.record.values for f in report.findings] == [{"rows": 2}] and report.findings[0].count == 1
+    assert report.findings[0].record.us == 0.5e6 and report.findings[0].record.default_us == 1e6
+    assert "rows 2 (was " in str(report) and str(path) in str(report)
+    records = TuningRecords.load(path)
+    assert len(records.records) == 1
+    with PassContext(config={"relay.tuning.records": str(path)}):
+        inside = relay.build(model(), TARGET)
+    outside = relay.build(model(), TARGET)
+    assert inside.module.get_source() != outside.module.get_source()
+    x = np.random.default_rng(1).standard_normal((20, 40)).astype(np.float32)
+    results = [GraphModule(lib["default"](device("cpu", 0)))(x)[0].numpy() for lib in (inside, outside)]
+    np.testing.assert_allclose(results[0], np.maximum(x @ WEIGHT.T, 0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_better_nothing_written(tmp_path: Path) -> None:
+    report = tuned(FakeBench(lambda values, panel: 1.0), tmp_path / "tuning.json")
+    assert not report.findings and report.kernels_tuned == 1 and not (tmp_path / "tuning.json").exists()
+
+
+def test_parameters_are_tried_together_with_the_best_of_those_before(tmp_path: Path) -> None:
+    def seconds(values: dict[str, object], panel: int) -> float:
+        return 1.0 - 0.3 * (values.get("rows") == 2) - 0.3 * (values.get("parallel") is True)
+
+    bench = FakeBench(seconds)
+    report = tuned(bench, tmp_path / "tuning.json")
+    assert report.findings[-1].record.values == {"rows": 2, "parallel": True}
+    assert {"rows": 2, "parallel": True} in bench.asked
+
+
+def test_the_width_of_panels_is_a_parameter_of_the_graph(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    report = tuned(FakeBench(lambda values, panel: 0.5 if panel == 8 else 1.0), path)
+    assert [f.record.values for f in report.findings] == [{"panel of 20x48x40": 8}]
+    for records, width in ((str(path), 8), ("off", 16)):
+        with PassContext(config={"relay.tuning.records": records}):
+            assert f"Tensor[({48 // width}, 40, {width}), float32]" in str(relay.optimize(model(), TARGET))
+
+
+def test_the_search_ends_when_the_time_is_up(tmp_path: Path) -> None:
+    ticks = iter(range(0, 10_000, 25))
+    bench = FakeBench(lambda values, panel: 1.0)
+    report = tuned(bench, tmp_path / "tuning.json", clock=lambda: float(next(ticks)))
+    assert report.kernels_tuned == 0 and report.tried < 6
+
+
+def test_what_was_found_before_an_interruption_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+
+    def seconds(values: dict[str, object], panel: int) -> float:
+        if panel == 8 and values:
+            raise KeyboardInterrupt
+        return 0.5 if panel == 8 else 1.0
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(FakeBench(seconds), path)
+    assert [r.values for r in TuningRecords.load(path).records.values()] == [{"panel of 20x48x40": 8}]
+
+
+def test_a_variant_that_can_t_be_compiled_is_left_out(tmp_path: Path) -> None:
+    class Refusing(FakeBench):
+        def timers(self, variants: Sequence[Variant]) -> list[Callable[[], float]]:
+            if any("rows" in variant.config.values for variant in variants):
+                raise CompileError("no such rows")
+            return super().timers(variants)
+
+    report = tuned(Refusing(lambda values, panel: 0.5 if values.get("parallel") else 1.0), tmp_path / "tuning.json")
+    assert [f.record.values for f in report.findings] == [{"parallel": True}]
+
+
+def test_the_bench_times_real_kernels() -> None:
+    target = Target("llvm")
+    module = relay.optimize(model(), target)
+    variants: list[Variant] = []
+    for workload in [node.workload for node in make_graph(module["main"]).nodes]:
+        variants += [Variant(workload, Config(), (1,)), Variant(workload, Config({"rows": 1}), (1,))]
+    bench = KernelBench(target, 1, model_bytes=1 << 16)
+    timers = bench.timers(variants)
+    assert bench.threads == 1 and len(timers) == 2 and all(0 < timer() < 1 for timer in timers)
+    assert "rows" in variants[0].config.knobs
+
+
+def test_tuning_is_for_cpus() -> None:
+    with pytest.raises(CompileError, match="can't tune for"):
+        tune(model(), target="cuda -arch=sm_80")
