@@ -1,0 +1,193 @@
+"""Kernels that do little but move memory, against copies of as many bytes measured in turn in the same run.
+
+    python -m benchmarks.bandwidth [--threads 1] [--megabytes 8,128] [--only softmax] [--rounds 9]
+
+Every case reads and writes about `megabytes` in all: one size beyond the second-level cache, one beyond the last. Bytes
+are counted once for each input and output; the share is that of numpy's copy (the C library's, which writes past the
+caches where a copy exceeds them) of as many bytes by as many threads. In a cache that the tensors fit in the share can
+be above 100 %. Results are checked against numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+import relay
+from backend.llvm.ceilings import StreamingCopy
+from backend.runtime import device, graph_executor
+from frontends.onnx import from_onnx
+from relay.build.lower import tensor_types
+from relay.expr import Expr, Var
+from relay.interpreter import evaluate
+
+nn = relay.nn
+_CHANNELS = 64
+_ROW = 1024
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel over inputs of `shapes` (float32), which takes in and gives out `nbytes`."""
+
+    name: str
+    function: relay.Function
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all inputs and of the result."""
+        types = [*[p.ty for p in self.function.params], self.function.body.ty]
+        return sum(t.nbytes for ty in types for t in tensor_types(ty))
+
+
+def _side(elements: int, channels: int = _CHANNELS) -> int:
+    """A square image of `channels` channels and about so many elements; not a power of two: those share cache sets."""
+    return max(int((elements / channels) ** 0.5) // 4 * 4 + 4, 8)
+
+
+def cases(nbytes: int) -> Iterator[Case]:
+    """Every case at about `nbytes` read and written in all."""
+    one = nbytes // 8  # elements of each of two tensors of the same size
+
+    def case(name: str, build: Callable[..., Expr], *shapes: Sequence[int]) -> Case:
+        inputs = tuple([Var(f"x{i}", relay.TensorType(tuple(shape), "float32")) for i, shape in enumerate(shapes)])
+        return Case(name, relay.Function(inputs, build(*inputs)))
+
+    def weight(*shape: int) -> Expr:
+        return relay.const(np.linspace(0.5, 1.5, int(np.prod(shape)), dtype=np.float32).reshape(shape))
+
+    rows = (one // _ROW, _ROW)
+    side, more = _side(one), _side(2 * one)
+    image, nchw = (1, side, side, _CHANNELS), (1, _CHANNELS, side, side)
+    yield case("relu", nn.relu, (one,))
+    yield case("a + b", relay.add, (one * 2 // 3,), (one * 2 // 3,))
+    yield case("chain of 8", _chain, (one,))
+    yield case("sigmoid", relay.sigmoid, (one,))
+    yield case("gelu", nn.gelu, (one,))
+    yield case("bias, NHWC", lambda x: relay.add(x, weight(_CHANNELS)), image)
+    yield case("bias, NCHW", lambda x: relay.add(x, weight(_CHANNELS, 1, 1)), nchw)
+    yield case("softmax", nn.softmax, rows)
+    yield case("softmax, first axis", lambda x: nn.softmax(x, axis=0), (256, one // 256))
+    yield case("layer norm", lambda x: nn.layer_norm(x, weight(_ROW), weight(_ROW)), rows)
+    yield case("rms norm", lambda x: nn.rms_norm(x, weight(_ROW)), rows)
+    yield case("batch norm", lambda x: _batch_norm(x, weight), nchw)
+    yield case("instance norm", lambda x: nn.instance_norm(x, weight(_CHANNELS), weight(_CHANNELS)), nchw)
+    yield case("group norm", lambda x: nn.group_norm(x, weight(_CHANNELS), weight(_CHANNELS), 8), nchw)
+    yield case("sum, last axis", lambda x: relay.sum(x, axis=-1), (2 * one // _ROW, _ROW))
+    yield case("sum, first axis", lambda x: relay.sum(x, axis=0), (2 * one // _ROW, _ROW))
+    yield case("sum, middle axis", lambda x: relay.sum(x, axis=1), (32, 2 * one // 32 // 256, 256))
+    yield case("sum, all", relay.sum, (2 * one // _ROW, _ROW))
+    yield case("mean, NHWC image", lambda x: relay.mean(x, axis=(1, 2)), (1, more, more, _CHANNELS))
+    yield case("argmax, last axis", lambda x: relay.argmax(x, axis=-1), (2 * one // _ROW, _ROW))
+    yield case("transpose", relay.transpose, (one // _ROW, _ROW))
+    yield case("NCHW to NHWC", lambda x: relay.transpose(x, (0, 2, 3, 1)), nchw)
+    yield case("NHWC to NCHW", lambda x: relay.transpose(x, (0, 3, 1, 2)), image)
+    yield case("BSHD to BHSD", lambda x: relay.transpose(x, (0, 2, 1, 3)), (4, one // 4 // 12 // 64, 12, 64))
+    yield case("concat, channels", lambda a, b: relay.concatenate([a, b], axis=3), *[_halved(image)] * 2)
+    yield case("concat, first axis", lambda a, b: relay.concatenate([a, b], axis=0), *[(one // 2,)] * 2)
+    yield case("split, channels", lambda x: relay.Tuple(relay.split(x, 2, axis=3)), image)
+    yield case("pad", lambda x: nn.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), image)
+    yield case("gather rows", lambda x: relay.take(x, relay.const(_shuffled(one // 256)), axis=0), (one // 256, 256))
+    yield Case("resize 2x, nearest", _resize(_side(nbytes // 20), "nearest"))
+    yield Case("resize 2x, linear", _resize(_side(nbytes // 20), "linear"))
+    yield case("max pool 3x3 by 2", lambda x: _pool(nn.max_pool2d, x, 3), (1, *[_side(one * 8 // 5)] * 2, _CHANNELS))
+    yield case("avg pool 2x2 by 2", lambda x: _pool(nn.avg_pool2d, x, 2), (1, *[_side(one * 8 // 5)] * 2, _CHANNELS))
+    yield case("global avg pool", lambda x: nn.global_avg_pool2d(x, "NHWC"), (1, more, more, _CHANNELS))
+    yield case("lrn, NHWC", lambda x: nn.lrn(x, 5, 3), image)
+
+
+def _chain(x: Expr) -> Expr:
+    for i in range(8):
+        x = relay.multiply(x, relay.const(np.float32(1.01))) if i % 2 else relay.add(x, relay.const(np.float32(0.1)))
+    return x
+
+
+def _batch_norm(x: Expr, weight: Callable[..., Expr]) -> Expr:
+    return nn.batch_norm(x, weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS))[0]
+
+
+def _halved(image: tuple[int, ...]) -> tuple[int, ...]:
+    return (*image[:3], image[3] // 2)
+
+
+def _shuffled(count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).permutation(count).astype(np.int64)
+
+
+def _resize(size: int, method: str) -> relay.Function:
+    """ONNX Resize of an image to twice its height and width, as the importer makes it, channels last."""
+    shape = [1, _CHANNELS, size, size]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    scales = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1.0, 1.0, 2.0, 2.0])
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode=method)
+    graph = helper.make_graph([node], "resize", [x], [y], [scales])
+    module, _ = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    return module["main"]
+
+
+def _pool(operator: Callable[..., Expr], x: Expr, window: int) -> Expr:
+    padding = (window // 2,) * 4 if window % 2 else (0, 0, 0, 0)
+    return operator(x, (window, window), (2, 2), padding=padding, layout="NHWC")
+
+
+def compiled(case: Case, threads: int) -> graph_executor.GraphModule:
+    """The case, compiled, its inputs set, its results checked."""
+    random = np.random.default_rng(0)
+    feeds = [random.standard_normal(p.tensor_type.static_shape, dtype=np.float32) for p in case.function.params]
+    module = graph_executor.GraphModule(relay.build(case.function, "llvm")["default"](device("cpu", 0)), threads)
+    for param, array in zip(case.function.params, feeds, strict=True):
+        module.set_input(param.name, array)
+    module.run()
+    expected = evaluate(case.function, feeds)
+    for i, wanted in enumerate(expected if isinstance(expected, tuple) else (expected,)):
+        error = np.abs(module.get_output(i).numpy() - wanted).max()
+        if error > 2e-3 * max(1.0, float(np.abs(wanted).max())):
+            raise SystemExit(f"{case.name}: wrong result, off by {error:.1e}")
+    return module
+
+
+def measure(case: Case, threads: int, rounds: int) -> tuple[float, float]:
+    """GB/s of the case and of copies of as many bytes, medians of runs in turns."""
+    module, copy = compiled(case, threads), StreamingCopy(threads, case.nbytes // 2)
+    repeat = max(1, 4_000_000 // case.nbytes)
+    moved: list[float] = []
+    copied: list[float] = []
+    for _ in range(rounds):
+        copied.append(max(copy.gbs() for _ in range(repeat)))
+        seconds: list[float] = []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            module.run()
+            seconds.append(time.perf_counter() - start)
+        moved.append(case.nbytes / min(seconds) / 1e9)
+    return statistics.median(moved), statistics.median(copied)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--megabytes", default="8,128", help="sizes, with commas")
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--rounds", type=int, default=9)
+    args = parser.parse_args()
+    sizes = [int(float(size) * 1e6) for size in args.megabytes.split(",")]
+    print("| kernel |" + "".join(f" {size / 1e6:.0f} MB, GB/s | copy | share |" for size in sizes))
+    print("|---|" + "---|---|---|" * len(sizes))
+    for alike in zip(*[cases(size) for size in sizes], strict=True):
+        if args.only in alike[0].name:
+            figures = [measure(case, args.threads, args.rounds) for case in alike]
+            cells = "".join([f" {moved:.1f} | {copy:.1f} | {100 * moved / copy:.0f} % |" for moved, copy in figures])
+            print(f"| {alike[0].name} |{cells}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
