@@ -1,4 +1,4 @@
-"""Reductions and row-wise groups (softmax, normalisation) on CPUs."""
+"""Reductions on CPUs, along memory and across it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.injective import element_cost, vectorize_elements
-from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, inline_injective
-from topi.registry import Rank, operations_behind, register_schedule
+from topi.cpu.injective import vectorize_elements
+from topi.cpu.tiling import parallel_worthwhile, vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.registry import Rank, register_schedule
 
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_reduce", "schedule_rowwise"]
+__all__ = ["add_up_lines", "schedule_across", "schedule_along", "schedule_reduce", "vectorize_reduction"]
 
 _ACCUMULATORS = 4
 """Vectors of partial results: enough to hide the latency of an addition."""
+_LINES = 8
+"""Lines that a reduction across memory takes at once: partial results are loaded and stored once for all of them."""
+_BLOCK = 1024
+"""Elements of a line that a reduction across memory keeps partial results of, in the first-level cache."""
+_SMALLEST_BLOCK = 256
+"""Shorter pieces of lines are not streamed well: cores share the lines rather than their columns then."""
 
 
 def _reduces_last_axis(op: te.Operation) -> bool:
@@ -25,12 +31,13 @@ def _reduces_last_axis(op: te.Operation) -> bool:
     return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
 
 
-def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.Tensor | None:
-    """Split the innermost reduction axis into vectors of partial results; returns the tensor of partial results.
+def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
+    """Split the innermost reduction axis into vectors of partial results; returns the tensors of partial results.
 
-    Axes that lie next to each other in memory ("reduces_trailing_axes") are taken as one.
+    First several vectors, then one, then the lanes of that. Axes that lie next to each other in memory
+    ("reduces_trailing_axes") are taken as one.
 
-    None when the axis is too short, of unknown length or the reduction has several results: it stays scalar then.
+    None of them when the axis is too short, of unknown length or the reduction has several results: it stays scalar.
     """
     op = s[tensor].op
     axis, extent = op.reduce_axis[-1], op.reduce_axis[-1].extent
@@ -38,15 +45,39 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.Ten
     if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False) and all(isinstance(d, int) for d in sizes):
         axis, extent = s[tensor].fuse(*op.reduce_axis), constant_size(sizes)
     if not isinstance(extent, int) or extent < 2 * lanes or op.num_outputs > 1:
-        return None
+        return []
     factor = _ACCUMULATORS * lanes if extent >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)
-    partial = s.rfactor(tensor, inner)
+    partial = [_lanes_apart(s, tensor, inner)]
+    if factor > lanes:
+        _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
+        partial.append(_lanes_apart(s, tensor, lane))
+        s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
+    s[tensor].unroll(s[tensor].op.reduce_axis[0])
+    return partial
+
+
+def _lanes_apart(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Tensor:
+    """Partial results for each `lane` of the reduction, a vector of them innermost."""
+    partial = s.rfactor(tensor, lane)
     assert isinstance(partial, te.Tensor)
     s[partial].set_scope("local")
-    lane = s[partial].op.axis[0]
-    s[partial].reorder(*s[partial].op.axis[1:], *s[partial].op.reduce_axis, lane)
-    s[partial].vectorize(lane)
+    first, *data = s[partial].op.axis
+    s[partial].reorder(*data, *s[partial].op.reduce_axis, first)
+    s[partial].vectorize(first)
+    return partial
+
+
+def _share_reduction(s: te.Schedule, tensor: te.Tensor, work: float, tasks: int, target: Target) -> te.Tensor | None:
+    """Give each core a part of the first reduction axis where results are too few to share; the parts' results."""
+    axis = s[tensor].op.reduce_axis[0]
+    cores, extent = target.num_cores, axis.extent
+    lanes = vector_lanes(target)
+    if tasks >= cores or not isinstance(extent, int) or extent < 2 * cores or not parallel_worthwhile(work, lanes):
+        return None
+    part, _ = s[tensor].split(axis, factor=-(-extent // cores))
+    partial = s.rfactor(tensor, part)
+    assert isinstance(partial, te.Tensor)
     return partial
 
 
@@ -54,97 +85,95 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.Ten
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """A reduction with an elementwise tail: along memory by vectors of partial results, else by vectors of outputs."""
     s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
     inline_injective(s, outs, keep=[anchor])
-    lanes = vector_lanes(target)
-    result = anchor.output(0)
-    work = constant_size([a.extent for a in (*anchor.axis, *anchor.reduce_axis)]) * 2.0
+    along = _reduces_last_axis(anchor)
+    (schedule_along if along else schedule_across)(s, outs[0], anchor.output(0), target)
+    return s
+
+
+def _work(op: te.Operation) -> float:
+    return constant_size([extent_of(a) for a in (*op.axis, *op.reduce_axis)]) * 2.0
+
+
+def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
+    """The reduction `result` with its tail `out`, which may be the same: every line is summed up by itself."""
+    lanes, work = vector_lanes(target), _work(s[result].op)
     axes = list(s[out].op.axis)
+    rows = constant_size([extent_of(a) for a in axes])
+    shared = _share_reduction(s, result, work, rows, target)
+    if shared is not None:
+        part, *data = s[shared].op.axis
+        row = s[shared].fuse(part, *data)
+        parallel(s, shared, row, work, lanes)
+        for partial in vectorize_reduction(s, shared, lanes):
+            s[partial].compute_at(s[shared], row)
+        return
     if not axes:
         vectorize_reduction(s, result, lanes)
-        return s
-    if _reduces_last_axis(anchor):
-        row = s[out].fuse(*axes)
-        parallel(s, out, row, work, lanes)
-        if anchor is not out.op:
-            s[result].set_scope("local")
-            s[result].compute_at(s[out], row)
-        partial = vectorize_reduction(s, result, lanes)
-        if partial is not None:
-            if anchor is out.op:
-                s[partial].compute_at(s[out], row)
-            else:
-                s[partial].compute_at(s[result], s[result].op.axis[-1])
-        return s
-    accumulator = s.cache_write(result, "local") if anchor is out.op else result
-    if anchor is not out.op:
+        return
+    row = s[out].fuse(*axes)
+    parallel(s, out, row, work, lanes)
+    behind = s[result].op is not s[out].op
+    if behind:
         s[result].set_scope("local")
-    outer = vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes)
-    group = s[out].fuse(*axes[:-1], outer) if len(axes) > 1 else outer
-    parallel(s, out, group, work, lanes)
-    s[accumulator].compute_at(s[out], group)
-    *data, last = s[accumulator].op.axis
-    s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, last)
-    s[accumulator].vectorize(last)
-    return s
-
-
-@register_schedule(["softmax", "layer_norm", "rms_norm"], "cpu", rank=Rank.HEAVY)
-def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Statistics of a row and elementwise steps with them, one row at a time while it is in the first-level cache.
-
-    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row.
-    """
-    s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
-    lanes = vector_lanes(target)
-    first = int(anchor.attrs["axis"])
-    if anchor.tag == "softmax" and first != len(anchor.axis) - 1:
-        return _schedule_strided_rows(s, outs, anchor, lanes)
-    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    before, behind = _split_at(stages, anchor)
-    for op in stages:
-        if op is not out.op and (op in behind or not _uses_reduction(op)):
-            s[op].compute_inline()
-    axes = list(s[out].op.axis)
-    row = s[out].fuse(*axes[:first])
-    parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
-    vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes)
-    for op in before:
-        if not _uses_reduction(op):
-            continue
-        result = op.output(0)
         s[result].compute_at(s[out], row)
-        if op.reduce_axis:
-            partial = vectorize_reduction(s, result, lanes)
-            if partial is not None:
-                s[partial].compute_at(s[out], row)
-        elif len(op.axis) > first:
-            vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
-    return s
+    for partial in vectorize_reduction(s, result, lanes):
+        if behind:
+            s[partial].compute_at(s[result], s[result].op.axis[-1])
+        else:
+            s[partial].compute_at(s[out], row)
 
 
-def _split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
-    """The stages that the anchor reads, and the anchor with those that read it."""
-    needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
-    return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
+def schedule_across(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
+    """The reduction `result` with its tail `out`, which may be the same: lines are added up, several at a time.
+
+    Partial results of a part of a line stay in the first-level cache while the reduction passes over the lines.
+    """
+    lanes, work = vector_lanes(target), _work(s[result].op)
+    shape = [extent_of(a) for a in s[out].op.axis]
+    outer_size, columns = constant_size(shape[:-1]), constant_size(shape[-1:])
+    share = -(-columns * outer_size // (target.num_cores * 2 * lanes)) * 2 * lanes
+    block = min(_BLOCK, max(share, _SMALLEST_BLOCK))
+    shared = _share_reduction(s, result, work, outer_size * -(-columns // block), target)
+    if shared is not None:
+        for tensor in {id(s[t].op): t for t in (result, out)}.values():
+            vectorize_elements(s, tensor, s[tensor].op.axis[-1], shape[-1], lanes)
+        out = result = shared
+    if s[result].op is s[out].op:
+        written = s.cache_write(result, "local")
+        assert isinstance(written, te.Tensor)
+        accumulator = written
+    else:
+        accumulator = result
+        s[accumulator].set_scope("local")
+    *outer, last = s[out].op.axis
+    if isinstance(shape[-1], int) and shape[-1] > block:
+        part, within = s[out].split(last, factor=block, tail="shift")
+    elif isinstance(shape[-1], int):
+        part, within = s[out].split(last, nparts=1)
+    else:
+        part, within = s[out].split(last, factor=block)
+    vectorize_elements(s, out, within, min(block, columns), lanes)
+    group = s[out].fuse(*outer, part)
+    parallel(s, out, group, work, lanes)
+
+    s[accumulator].compute_at(s[out], group)
+    add_up_lines(s, accumulator, lanes)
 
 
-def _uses_reduction(op: te.Operation) -> bool:
-    """Is this a reduction, or computed from the result of one?"""
-    return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
+    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside."""
+    *data, column = s[tensor].op.axis
+    *before, line = s[tensor].op.reduce_axis
+    lines, each = s[tensor].split(line, factor=_lines_at_once(extent_of(line)))
+    vectors, lane = s[tensor].split(column, factor=lanes)
+    s[tensor].reorder(*data, *before, lines, vectors, each, lane)
+    s[tensor].unroll(each)
+    s[tensor].vectorize(lane)
 
 
-def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, lanes: int) -> te.Schedule:
-    """Rows across memory: each stage by itself, vectors of neighbouring rows."""
-    inline_injective(s, outs, keep=[anchor])
-    for stage in s.stages:
-        op = stage.op
-        if not isinstance(op, te.ComputeOp) or stage.attach == "inline" or not op.axis:
-            continue
-        result, last = op.output(0), op.axis[-1]
-        groups = vectorize_elements(s, result, last, last.extent, lanes)
-        if op.reduce_axis:
-            leaves = s[result].leaf_iter_vars
-            s[result].reorder(*op.reduce_axis, leaves[leaves.index(groups) + 1])
-    return s
+def _lines_at_once(lines: te.Dim) -> int:
+    """A number of lines that divides all of them where there is one, and hides the latency of additions."""
+    if not isinstance(lines, int):
+        return _LINES
+    return next((n for n in range(_LINES, 3, -1) if lines % n == 0), min(lines, _LINES))

@@ -28,7 +28,7 @@ _CONVOLUTIONS = [
     if (kind, suffix, layout) != ("depthwise_conv", "", "nhwc")
 ]
 _OTHERS = [
-    "attention", "batch_matmul", "comm_reduce_idx", "default", "dense", "group_norm", "instance_norm", "l2_normalize",
+    "attention", "batch_matmul", "comm_reduce_idx", "default", "dense", "l2_normalize",
     "lrn", "recurrent", "scan", "scatter", "sort",
 ]  # fmt: skip
 

@@ -22,12 +22,26 @@ IndexOf = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 def _mean_of(
-    x: Tensor, rows: Sequence[Dim], reduced: Sequence[Dim], element: Callable[..., PrimExpr], name: str
+    x: Tensor,
+    rows: Sequence[Dim],
+    reduced: Sequence[Dim],
+    element: Callable[..., PrimExpr],
+    name: str,
+    trailing: bool = True,
 ) -> Tensor:
-    """The mean of ``element(row, taps)`` over the index space `reduced`, for each row."""
+    """The mean of ``element(row, taps)`` over the index space `reduced`, for each row.
+
+    `trailing`: what is reduced lies in one piece.
+    """
     ks = [te.reduce_axis((0, d), name=f"k{n}") for n, d in enumerate(reduced)]
     wide = accumulator_type(x.dtype)
-    total = te.compute(tuple(rows), lambda *i: te.sum(element(i, ks), axis=ks), name=f"{name}_sum", tag=f"{name}_sum")
+    total = te.compute(
+        tuple(rows),
+        lambda *i: te.sum(element(i, ks), axis=ks),
+        name=f"{name}_sum",
+        tag=f"{name}_sum",
+        attrs={"reduces_trailing_axes": trailing},
+    )
     count = te.cast(wide, num_elements(reduced))
     return te.compute(tuple(rows), lambda *i: total(*i) / count, name=name, tag=ELEMWISE)
 
@@ -42,7 +56,7 @@ def _inverse_deviation(variance: Tensor, epsilon: float, name: str) -> Tensor:
 
 
 def _standardized(
-    x: Tensor, rows: Sequence[Dim], reduced: Sequence[Dim], source: IndexOf, epsilon: float, name: str
+    x: Tensor, rows: Sequence[Dim], reduced: Sequence[Dim], source: IndexOf, epsilon: float, name: str, trailing: bool
 ) -> tuple[Tensor, Tensor]:
     """Mean and 1 / standard deviation of each row; ``source(row, taps)`` is an element's index in x."""
     wide = accumulator_type(x.dtype)
@@ -51,8 +65,8 @@ def _standardized(
         distance = te.cast(wide, x(*source(i, ks))) - mean(*i)
         return distance * distance
 
-    mean = _mean_of(x, rows, reduced, lambda i, ks: te.cast(wide, x(*source(i, ks))), f"{name}_mean")
-    variance = _mean_of(x, rows, reduced, distance_squared, f"{name}_variance")
+    mean = _mean_of(x, rows, reduced, lambda i, ks: te.cast(wide, x(*source(i, ks))), f"{name}_mean", trailing)
+    variance = _mean_of(x, rows, reduced, distance_squared, f"{name}_variance", trailing)
     return mean, _inverse_deviation(variance, epsilon, name)
 
 
@@ -62,7 +76,7 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, axis: int, epsilon
     gamma and beta have the shape of those dimensions.
     """
     rows, reduced = x.shape[:axis], x.shape[axis:]
-    mean, scale = _standardized(x, rows, reduced, lambda i, ks: (*i, *ks), epsilon, "layer_norm")
+    mean, scale = _standardized(x, rows, reduced, lambda i, ks: (*i, *ks), epsilon, "layer_norm", trailing=True)
     wide = mean.dtype
 
     def body(*i: Any) -> PrimExpr:
@@ -99,7 +113,7 @@ def instance_norm(x: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: fl
         at = {0: i[0], axis: i[1], **dict(zip(others, ks, strict=True))}
         return [at[a] for a in range(x.ndim)]
 
-    mean, scale = _standardized(x, rows, reduced, source, epsilon, "instance_norm")
+    mean, scale = _standardized(x, rows, reduced, source, epsilon, "instance_norm", axis == 1)
     wide = mean.dtype
 
     def body(*i: Any) -> PrimExpr:
@@ -120,7 +134,7 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: in
         at = {0: i[0], axis: i[1] * size + ks[0], **dict(zip(others, ks[1:], strict=True))}
         return [at[a] for a in range(x.ndim)]
 
-    mean, scale = _standardized(x, rows, reduced, source, epsilon, "group_norm")
+    mean, scale = _standardized(x, rows, reduced, source, epsilon, "group_norm", axis == 1)
     wide = mean.dtype
 
     def body(*i: Any) -> PrimExpr:
@@ -128,7 +142,7 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: in
         value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row)
         return te.cast(x.dtype, value * te.cast(wide, gamma(c)) + te.cast(wide, beta(c)))
 
-    return te.compute(x.shape, body, name="group_norm", tag="group_norm", attrs={"axis": axis})
+    return te.compute(x.shape, body, name="group_norm", tag="group_norm", attrs={"axis": axis, "group_size": size})
 
 
 def batch_norm(

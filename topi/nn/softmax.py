@@ -8,6 +8,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import PrimExpr
+from topi.tag import ELEMWISE
 from topi.utils import accumulator_type
 
 __all__ = ["log_softmax", "softmax"]
@@ -39,11 +40,12 @@ def _row(i: Sequence[Any], axis: int) -> tuple[Any, ...]:
 
 
 def softmax(x: Tensor, axis: int) -> Tensor:
-    """exp(x - max) / sum along `axis`; stages "softmax_max", "softmax_exp", "softmax_sum", anchor "softmax"."""
+    """exp(x - max) / sum along `axis`; stages "softmax_max", "softmax_exp", "softmax_sum", "softmax_scale"."""
     _, scaled, total = _row_stages(x, axis)
+    inverse = te.compute(total.shape, lambda *i: 1 / total(*i), name="softmax_scale", tag=ELEMWISE)
 
     def body(*i: Any) -> PrimExpr:
-        return te.cast(x.dtype, scaled(*i) / total(*_row(i, axis)))
+        return te.cast(x.dtype, scaled(*i) * inverse(*_row(i, axis)))
 
     return te.compute(x.shape, body, name="softmax", tag="softmax", attrs={"axis": axis})
 

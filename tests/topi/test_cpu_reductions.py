@@ -1,0 +1,89 @@
+"""Reductions, softmax and normalisations on CPUs, against numpy: along memory and across it, shared or not, tails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from topi.registry import schedule_for
+
+RNG = np.random.default_rng(12)
+TARGETS = [Target("llvm -num-cores=1"), Target("llvm -num-cores=16")]
+
+
+def check(out, inputs, arrays, expected, target):
+    module = te.lower(schedule_for([out], target), [*inputs, out])
+    result = backend.nd.empty(out.shape, out.dtype)
+    backend.build(module, target=target)(*map(backend.nd.array, arrays), result)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=2e-5, atol=2e-5)
+    return str(module)
+
+
+SHAPES = [
+    ((37, 1024), 0), ((37, 1024), 1), ((5, 203), 0), ((5, 203), 1), ((301, 9), 0), ((2000, 64), 0), ((3, 50, 70), 1),
+    ((2, 41, 43, 24), (1, 2)), ((2, 24, 41, 43), (2, 3)), ((1, 300, 300), None), ((70, 3, 1000), (0, 2)),
+]  # fmt: skip
+ROWS = [((4, 77), 1), ((256, 333), 0), ((2, 21, 5, 40), 1), ((3, 2, 7), 0)]
+CHANNELS = [((2, 24, 9, 11), 1), ((2, 12, 40), 1), ((2, 9, 11, 24), 3), ((1, 40, 41, 6), 3)]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["sum", "max", "mean"])
+def test_reduction(kind, shape, axis, target):
+    a = RNG.standard_normal(shape).astype("float32")
+    x = te.placeholder(shape, "float32", "x")
+    check(getattr(topi, kind)(x, axis), [x], [a], getattr(np, kind)(a.astype("float64"), axis), target)
+
+
+def test_cores_share_the_lines_of_a_large_reduction_with_few_results():
+    a = np.ones((4096, 64), "float32")
+    x = te.placeholder(a.shape, "float32", "x")
+    text = check(topi.sum(x, 0), [x], [a], np.full(64, 4096.0), TARGETS[1])
+    assert "in parallel(16)" in text
+
+
+def test_equal_results_in_every_run():
+    a = RNG.standard_normal((5000, 96)).astype("float32")
+    x = te.placeholder(a.shape, "float32", "x")
+    out = topi.sum(x, 0)
+    function = backend.build(te.lower(schedule_for([out], TARGETS[1]), [x, out]), target=TARGETS[1])
+    results = [backend.nd.empty((96,), "float32") for _ in range(5)]
+    for result in results:
+        function(backend.nd.array(a), result)
+    assert len({r.numpy().tobytes() for r in results}) == 1
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), ROWS, ids=str)
+def test_softmax(shape, axis, target):
+    a = RNG.standard_normal(shape).astype("float32") * 5
+    e = np.exp(a.astype("float64") - a.max(axis, keepdims=True))
+    x = te.placeholder(shape, "float32", "x")
+    check(topi.nn.softmax(x, axis), [x], [a], e / e.sum(axis, keepdims=True), target)
+    check(topi.nn.log_softmax(x, axis), [x], [a], np.log(e / e.sum(axis, keepdims=True)), target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), CHANNELS, ids=str)
+@pytest.mark.parametrize("groups", [None, 3])
+def test_norms_of_channels(shape, axis, groups, target):
+    a = (RNG.standard_normal(shape) + 3).astype("float32")
+    gamma, beta = (RNG.standard_normal(shape[axis]).astype("float32") for _ in range(2))
+    x, g, b = (te.placeholder(v.shape, "float32", n) for v, n in ((a, "x"), (gamma, "g"), (beta, "b")))
+    first = np.moveaxis(a.astype("float64"), axis, 1)
+    rows = first.reshape(shape[0], groups or shape[axis], -1)
+    rows = (rows - rows.mean(-1, keepdims=True)) / np.sqrt(rows.var(-1, keepdims=True) + 1e-5)
+    standard = np.moveaxis(rows.reshape(first.shape), 1, axis)
+    per_channel = [1] * len(shape)
+    per_channel[axis] = -1
+    expected = standard * gamma.reshape(per_channel) + beta.reshape(per_channel)
+    if groups is None:
+        norm = topi.nn.instance_norm(x, g, b, axis, 1e-5)
+    else:
+        norm = topi.nn.group_norm(x, g, b, groups, axis, 1e-5)
+    check(norm, [x, g, b], [a, gamma, beta], expected, target)

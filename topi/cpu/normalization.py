@@ -1,0 +1,143 @@
+"""Softmax and normalisations on CPUs: statistics of rows, and elementwise steps with them, in one kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import parallel
+from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reduction
+from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.registry import Rank, operations_behind, register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_channelwise", "schedule_rowwise"]
+
+
+@register_schedule(["softmax", "layer_norm", "rms_norm"], "cpu", rank=Rank.HEAVY)
+def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Statistics of a row and elementwise steps with them, one row at a time while it is in the first-level cache.
+
+    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row.
+    """
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    lanes = vector_lanes(target)
+    first = int(anchor.attrs["axis"])
+    if anchor.tag == "softmax" and first != len(anchor.axis) - 1:
+        return _schedule_strided_rows(s, outs, anchor, target)
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    before, behind = _split_at(stages, anchor)
+    for op in stages:
+        if op is not out.op and (op in behind or not _uses_reduction(op)):
+            s[op].compute_inline()
+    axes = list(s[out].op.axis)
+    row = s[out].fuse(*axes[:first])
+    parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
+    vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes)
+    _statistics_at(s, before, out, row, first, lanes)
+    return s
+
+
+def _statistics_at(
+    s: te.Schedule, before: list[te.ComputeOp], out: te.Tensor, row: te.IterVar, first: int, lanes: int
+) -> None:
+    """Compute what depends on reductions at the loop `row` of `out`; rows have `first` indices."""
+    for op in before:
+        if not _uses_reduction(op):
+            continue
+        result = op.output(0)
+        s[result].compute_at(s[out], row)
+        if op.reduce_axis:
+            for partial in vectorize_reduction(s, result, lanes):
+                s[partial].compute_at(s[out], row)
+        elif len(op.axis) > first:
+            vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
+
+
+def _split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
+    """The stages that the anchor reads, and the anchor with those that read it."""
+    needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
+    return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
+
+
+def _uses_reduction(op: te.Operation) -> bool:
+    """Is this a reduction, or computed from the result of one?"""
+    return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))
+
+
+def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Rows across memory: neighbouring rows together, as many as keep a block in the second-level cache.
+
+    Every stage passes over the lines of the block, vectors of neighbouring rows innermost.
+    """
+    inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if _uses_reduction(op)]])
+    out, lanes = outs[0], vector_lanes(target)
+    axis = int(anchor.attrs["axis"])
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp) and _uses_reduction(op)]
+    before, behind = _split_at(stages, anchor)
+    for op in behind:
+        if op is not out.op:
+            s[op].compute_inline()
+    *outer, last = s[out].op.axis
+    length, columns = (constant_size([extent_of(a)]) for a in (outer[axis], last))
+    fitting = target.cache_bytes.l2 // 4 // (length * max(out.dtype.nbytes, 4))
+    block = min(max(fitting // lanes * lanes, 2 * lanes), columns)
+    part, within = s[out].split(last, factor=block, tail="shift" if isinstance(extent_of(last), int) else "guard")
+    s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)
+    group = s[out].fuse(*outer[:axis], *outer[axis + 1 :], part)
+    parallel(s, out, group, constant_size(out.shape) * element_cost(stages), lanes)
+    vectorize_elements(s, out, within, block, lanes)
+    for op in before:
+        result = op.output(0)
+        s[result].compute_at(s[out], group)
+        if op.reduce_axis:
+            add_up_lines(s, result, lanes)
+        else:
+            vectorize_elements(s, result, op.axis[-1], block, lanes)
+    return s
+
+
+@register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)
+def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Channels standardised over the other dimensions: a row is a channel or group where they come first.
+
+    Where channels are the last dimension the statistics are reductions across memory, each a pass of its own.
+    """
+    out, axis = outs[0], int(anchor.attrs["axis"])
+    if len(outs) > 1 or (anchor.tag == "group_norm" and axis != 1) or axis not in (1, len(anchor.axis) - 1):
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([out.op])
+    lanes = vector_lanes(target)
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    before, behind = _split_at(stages, anchor)
+    for op in stages:
+        if op is not out.op and (op in behind or not _uses_reduction(op)):
+            s[op].compute_inline()
+    work = constant_size(out.shape) * element_cost(stages)
+    batch, channel, *rest = s[out].op.axis
+    if axis == 1:
+        inner = [*rest]
+        if anchor.tag == "group_norm":
+            channel, within = s[out].split(channel, factor=anchor.attrs["group_size"])
+            inner.insert(0, within)
+        row = s[out].fuse(batch, channel)
+        parallel(s, out, row, work, lanes)
+        vectorize_elements(s, out, s[out].fuse(*rest), constant_size([extent_of(a) for a in rest]), lanes)
+        _statistics_at(s, before, out, row, 2, lanes)
+        return s
+    for op in [op for op in before if _uses_reduction(op)]:
+        result = op.output(0)
+        if op.reduce_axis:
+            schedule_across(s, result, result, target)
+        else:
+            vectorize_elements(s, result, op.axis[-1], extent_of(op.axis[-1]), lanes)
+    *lines, last = s[out].op.axis
+    parallel(s, out, s[out].fuse(*lines), work, lanes)
+    vectorize_elements(s, out, last, extent_of(last), lanes)
+    return s
