@@ -100,10 +100,15 @@ class Graph:
     variants: tuple[tuple[Mapping[str, int], Graph], ...] = ()
     """graphs that do the same for certain sizes, and faster"""
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Are there sizes, or steps between the nodes, that are decided when it runs?"""
+        return bool(self.steps or self.sizes)
+
     def to_json(self) -> dict[str, Any]:
         """The graph as JSON values; `from_json` reads them back."""
         dynamic: dict[str, Any] = {}
-        if self.steps:
+        if self.is_dynamic:
             dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]}
         if self.variants:
             dynamic["variants"] = [{"sizes": dict(sizes), "graph": graph.to_json()} for sizes, graph in self.variants]

@@ -98,7 +98,7 @@ class GraphModule:
         self._specials: dict[int, GraphModule] = {}
         self._special: GraphModule | None = None
         """the executor of the model for the last run's sizes, where it was compiled for them"""
-        if graph.steps:
+        if graph.is_dynamic:
             self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params)
         else:
             self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]

@@ -428,6 +428,8 @@ class _Importer:
         ty = expr.tensor_type
         if ty.size is None or not ty.dtype.is_int or ty.size > MAX_BOUND:
             return None
+        if ty.size == 0:
+            return ()
         finished = self.folder.finish(expr, Span(self.model.name, source))
         known = self.sizes_of(finished)
         if known is not None:

@@ -120,6 +120,9 @@ class ExecutionGraph:
 
     def to_json(self, name: str, target: str, device: str) -> dict[str, Any]:
         """The graph as the executor reads it."""
+        dynamic: dict[str, Any] = {}
+        if self.steps or self.sizes:
+            dynamic = {"sizes": list(self.sizes), "steps": self._steps_json(name, target, device)}
         return {
             "version": 1,
             "name": name,
@@ -139,7 +142,7 @@ class ExecutionGraph:
             "outputs": self.outputs,
             "arena_bytes": self.plan.arena_bytes,
             "entry": self.entry,
-            **({"sizes": list(self.sizes), "steps": self._steps_json(name, target, device)} if self.steps else {}),
+            **dynamic,
             **({"variants": self._variants_json(name, target, device)} if self.variants else {}),
         }
 

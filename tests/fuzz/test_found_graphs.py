@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from frontends.onnx.backend import RelayBackend
 
@@ -23,6 +23,22 @@ def model_of(node: NodeProto, inputs: dict[str, Any], constants: dict[str, Any],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def result_of(
+    node: NodeProto, inputs: dict[str, Any], constants: dict[str, Any] | None = None, opset: int = 21
+) -> np.ndarray[Any, Any]:
+    """What a model of one node gives for inputs of fixed shapes."""
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in inputs.items()}
+    graph = helper.make_graph(
+        [node],
+        "found",
+        [helper.make_tensor_value_info(name, kinds[name], array.shape) for name, array in inputs.items()],
+        [ValueInfoProto(name=node.output[0])],
+        [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return RelayBackend.prepare(model).run(inputs)[0]
 
 
 def test_tile_of_nothing() -> None:
@@ -57,3 +73,24 @@ def test_output_whose_shape_is_known_only_after_it_is_computed() -> None:
         x = np.random.default_rng(rows).standard_normal((rows, 4)).astype(np.float32)
         (y,) = model.run([x, np.array(wanted)])
         np.testing.assert_array_equal(y, np.maximum(x, 0).reshape(wanted))
+
+
+def test_backward_slice_that_begins_before_the_first_element() -> None:
+    x = np.arange(4, dtype=np.float32)
+    node = helper.make_node("Slice", ["x", "starts", "ends", "axes", "steps"], ["y"])
+    wanted = {"starts": np.array([-7]), "ends": np.array([-(2**31)]), "axes": np.array([0]), "steps": np.array([-1])}
+    assert result_of(node, {"x": x}, wanted).tolist() == [0.0]  # a start is kept within the axis; Python has []
+
+
+def test_open_input_that_is_the_output() -> None:
+    x = np.arange(5, dtype=np.float32)
+    node = helper.make_node("Dropout", ["x"], ["y"])
+    model = RelayBackend.prepare(model_of(node, {"x": x}, {}, ["batch"]))
+    for size in (5, 1, 3):
+        np.testing.assert_array_equal(model.run([x[:size]])[0], x[:size])
+
+
+def test_shape_without_elements_given_at_run_time() -> None:
+    node = helper.make_node("ConstantOfShape", ["shape"], ["y"])
+    y = result_of(node, {"shape": np.zeros(0, np.int64)})
+    assert y.shape == () and y == 0.0

@@ -268,7 +268,7 @@ def _slice(
     axes: Sequence[int] | None,
     steps: Sequence[int] | None,
 ) -> Expr:
-    """Python's slicing on each of `axes`; a negative step walks backwards."""
+    """The elements from start to end on each of `axes`; a negative step walks backwards."""
     axes = tuple(range(len(starts))) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     if not len(starts) == len(ends) == len(axes) == len(steps):
@@ -277,10 +277,20 @@ def _slice(
         raise node.error("a step of 0")
     shape = node.shape(0)
     ranges = {
-        axis: range(*slice(start, end, step).indices(shape[axis]))
+        axis: _positions(shape[axis], start, end, step)
         for axis, start, end, step in zip(node.axes(axes, len(shape)), starts, ends, steps, strict=True)
     }
     return _take_ranges(node[0], {a: r for a, r in ranges.items() if r != range(shape[a])})
+
+
+def _positions(size: int, start: int, end: int, step: int) -> range:
+    """What a slice of `size` elements takes. Unlike in Python, a start before the first element is the first one when
+    walking backwards too."""
+    start = start + size if start < 0 else start
+    end = end + size if end < 0 else end
+    if step > 0:
+        return range(min(max(start, 0), size), min(max(end, 0), size), step)
+    return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
 
 
 def _take_ranges(x: Expr, ranges: dict[int, range]) -> Expr:
