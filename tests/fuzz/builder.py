@@ -1,9 +1,11 @@
 """Random ONNX graphs: valid by construction, tame in their values, the same for the same seed.
 
-A graph grows node by node. Each value carries what the next node must know: type, shape, the interval its elements lie
-in, and whether it is *exact*, that is, the same to the last bit however it is computed. Operators with jumps (Floor,
-Greater, ArgMax ...) take exact values only, for which every implementation must agree; intervals keep chains of
-operators away from overflow, and from where functions are undefined.
+A graph grows node by node, at a version of the operator set. Each value carries what the next node must know: type,
+shape, the interval its elements lie in, and whether it is *exact*, that is, the same to the last bit however it is
+computed. Operators with jumps (Floor, Greater, ArgMax ...) take exact values only, for which every implementation must
+agree; intervals keep chains of operators away from overflow, and from where functions are undefined.
+
+A graph with named dimensions is run at several sizes of them, 1 among them.
 """
 
 from __future__ import annotations
@@ -13,28 +15,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from tests.fuzz.dims import SYMBOLS, Open, is_open, shape_at
+from tests.fuzz.names import reads
+from tests.fuzz.schemas import as_dtype, exists, has_attribute, input_count, kind_of, types_of
+
 __all__ = [
-    "FLOATS", "INTEGERS", "NAMED", "OPSET", "GraphBuilder", "Sample", "Value", "generators", "operator", "random_graph",
+    "FLOATS", "INTEGERS", "NEWEST", "NUMBERS", "GraphBuilder", "Modern", "Sample", "Value", "generators", "operator",
+    "random_graph",
 ]  # fmt: skip
 
-OPSET = 21
-FLOATS = ("float32", "float32", "float32", "float64", "float16")
-INTEGERS = ("int64", "int64", "int32", "int32", "uint8", "int8", "int16", "uint16", "uint32", "uint64")
+NEWEST = 21
+"""The version of the operator set that the oracles know best; nodes of versions long gone are told to them in it."""
+
+OPSETS = (6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, NEWEST, NEWEST, 22, 23, 24, 25, 26, 28)
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
+NUMBERS = (*FLOATS, *INTEGERS)
+
+_FREQUENT = {"float32": 8, "float64": 2, "float16": 2, "bfloat16": 2, "int64": 3, "int32": 3, "bool": 2}
+"""How often an input is of a type, where 1 is the others' number."""
 
 SMALL = 5
-"""The largest size of a dimension that is not a named one."""
+"""The largest size of most dimensions that have no name."""
 
-SYMBOLS = {"batch": 7, "length": 11}
-"""Named dimensions, by sizes that no other dimension has."""
-
-NAMED = frozenset(SYMBOLS.values())
+LONG = 40
+"""The largest size of a last dimension, now and then: enough for vectors and what is left over."""
 
 LARGEST = 1e3
 """Values are scaled down when they may be larger."""
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,11 @@ class Value:
         return self.dtype in FLOATS
 
     @property
+    def is_static(self) -> bool:
+        """Is every dimension a number?"""
+        return not is_open(self.shape)
+
+    @property
     def largest(self) -> float:
         """The largest magnitude."""
         return max(abs(self.low), abs(self.high))
@@ -68,29 +87,52 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A graph and inputs for it. `outputs` are the values to compare, with how exactly each is known."""
+    """A graph and inputs for it.
+
+    `outputs` are the values to compare, with how exactly each is known. `runs` has the inputs, more than once where
+    dimensions are open. `modern` says, for nodes by name, which nodes of the version `NEWEST` compute the same.
+    `dtypes` has the type of every tensor.
+    """
 
     seed: int
     model: ModelProto
-    inputs: dict[str, np.ndarray[Any, Any]]
     outputs: list[Value]
+    runs: list[dict[str, Array]]
+    modern: dict[str, list[NodeProto]]
+    dtypes: dict[str, str]
 
 
 Generator = Callable[["GraphBuilder"], "Value | None"]
+Modern = Callable[[list[str], list[str]], list[NodeProto]]
+"""Nodes of the newest version for the names of inputs and outputs."""
+
+_weights: dict[str, int] = {}
 generators: dict[str, Generator] = {}
-"""By operator: adds one such node, or several; None when the graph has nothing that it could take."""
+"""By operator: adds one such node, or several. Raises LookupError when the graph has nothing that it could take."""
 
 
-def operator(*names: str) -> Callable[[Callable[..., Value | None]], Callable[..., Value | None]]:
-    """Register a generator for operators; one for several operators is told which as second argument."""
+def operator(*names: str, weight: int = 1) -> Callable[[Callable[..., Value | None]], Callable[..., Value | None]]:
+    """Register a generator for operators; one for several operators is told which as second argument. `weight` says
+    how often it is tried, against 1."""
 
     def add(function: Callable[..., Value | None]) -> Callable[..., Value | None]:
         for name in names:
             assert name not in generators, name
+            _weights[name] = weight
             generators[name] = function if len(names) == 1 else lambda g, name=name: function(g, name)
         return function
 
     return add
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """How to make the array of a graph input, for any sizes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
 
 
 @dataclass(slots=True)
@@ -99,11 +141,15 @@ class GraphBuilder:
 
     rng: random.Random
     numbers: np.random.Generator
+    opset: int = NEWEST
     dynamic: bool = False
     nodes: list[NodeProto] = field(default_factory=list)
-    inputs: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    inputs: dict[str, _Input] = field(default_factory=dict)
     initializers: list[TensorProto] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
+    arrays: dict[str, Array] = field(default_factory=dict)
+    modern: dict[str, list[NodeProto]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
     counter: int = 0
 
     # -- choices
@@ -122,14 +168,36 @@ class GraphBuilder:
 
     def shape(self, low: int = 0, high: int = 4, smallest: int = 1) -> tuple[int, ...]:
         """A shape of rank [low, high]; now and then with a dimension of 0 where `smallest` allows."""
-        dims = [self.integer(max(smallest, 1), SMALL) for _ in range(self.integer(low, high))]
+        rank = self.integer(low, min(high, 4)) if self.chance(0.9) else self.integer(low, high)
+        top = SMALL if rank < 5 else 3
+        dims = [self.integer(min(max(smallest, 1), top), top) for _ in range(rank)]
+        if 0 < rank < 4 and self.chance(0.1):
+            dims[-1] = self.integer(SMALL, LONG)
         if smallest == 0 and dims and self.chance(0.05):
             dims[self.integer(0, len(dims) - 1)] = 0
         if self.dynamic and dims and self.chance(0.6):
-            dims[0] = SYMBOLS["batch"]
+            dims[0] = Open.named("batch")
             if len(dims) > 1 and self.chance(0.4):
-                dims[1] = SYMBOLS["length"]
+                dims[1] = Open.named("length")
         return tuple(dims)
+
+    # -- the operator set
+
+    def has(self, op: str, attribute: str) -> bool:
+        """Has the operator this attribute, in this version?"""
+        return has_attribute(op, self.opset, attribute)
+
+    def takes(self, op: str, count: int) -> bool:
+        """Can the operator have so many inputs, in this version?"""
+        return input_count(op, self.opset) >= count
+
+    def types(self, op: str, among: Sequence[str] = NUMBERS, position: int = 0) -> tuple[str, ...]:
+        """Types of `among` that an input of the operator may have. Raises LookupError when there is none."""
+        known = types_of(op, self.opset, position)
+        allowed = tuple(dtype for dtype in among if dtype in known)
+        if not allowed:
+            raise LookupError(f"{op} takes none of the types {', '.join(among)}")
+        return allowed
 
     # -- values
 
@@ -137,42 +205,47 @@ class GraphBuilder:
         self.counter += 1
         return f"{prefix}{self.counter}"
 
-    def fill(self, dtype: str, shape: Sequence[int], low: float = -2.0, high: float = 2.0) -> np.ndarray[Any, Any]:
+    def fill(self, dtype: str, shape: Sequence[int], low: float = -2.0, high: float = 2.0) -> Array:
         """An array with elements in [low, high]."""
-        if dtype == "bool":
-            return np.asarray(self.numbers.random(tuple(shape)) < 0.5)
-        if dtype in FLOATS:
-            return np.asarray(self.numbers.uniform(low, high, tuple(shape)), dtype)
-        first, last = int(max(low, -8)), int(high)
-        if dtype.startswith("uint"):
-            first = max(first, 0)
-        return np.asarray(self.numbers.integers(first, max(last, first) + 1, tuple(shape)), dtype)
+        return _filled(self.numbers, dtype, tuple(shape), low, high)
 
     def input(self, dtype: str, shape: Sequence[int], low: float = -2.0, high: float = 2.0) -> Value:
         """A new graph input."""
         array = self.fill(dtype, shape, low, high)
         name = self.name("x")
-        self.inputs[name] = array
+        self.inputs[name] = _Input(dtype, tuple(shape), low, high)
+        self.arrays[name] = array
         return self._keep(Value(name, dtype, tuple(shape), True, *_bounds(array)))
 
     def constant(self, array: Any, dtype: str | None = None) -> str:
-        """The name of a new initializer."""
+        """The name of a new constant: an initializer, or the output of a node."""
         name = self.name("c")
-        self.initializers.append(numpy_helper.from_array(np.asarray(array, dtype), name))
+        value = np.asarray(array, None if dtype is None else as_dtype(dtype))
+        self.dtypes[name] = value.dtype.name
+        if self.chance(0.1):
+            made = numpy_helper.from_array(value, name)
+            self.nodes.append(helper.make_node("Constant", [], [name], name=f"Constant_{len(self.nodes)}", value=made))
+        else:
+            self.initializers.append(numpy_helper.from_array(value, name))
         return name
 
     def weight(self, dtype: str, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Value:
-        """A constant tensor as a value. Not for named dimensions: raises LookupError."""
-        if self.dynamic and not NAMED.isdisjoint(shape):
-            raise LookupError("a constant has no named dimensions")
+        """A constant tensor as a value. Not for open dimensions: raises LookupError."""
+        if is_open(shape):
+            raise LookupError("a constant has no open dimensions")
         array = self.fill(dtype, shape, low, high)
         return Value(self.constant(array), dtype, tuple(shape), True, *_bounds(array))
 
+    def operand(self, dtype: str, shape: Sequence[int], low: float = -1.0, high: float = 1.0) -> Value:
+        """A second operand: mostly a constant; an input where dimensions are open."""
+        make = self.input if is_open(shape) or self.chance(0.3) else self.weight
+        return make(dtype, shape, low, high)
+
     def pick(
         self,
-        dtypes: Sequence[str] = FLOATS,
+        dtypes: Sequence[str],
         low: int = 0,
-        high: int = 4,
+        high: int = 6,
         *,
         exact: bool = False,
         within: tuple[float, float] = (-LARGEST, LARGEST),
@@ -195,10 +268,11 @@ class GraphBuilder:
         found = [v for v in self.values if fits(v)]
         if found and self.chance(0.85):
             return found[-1] if self.chance(0.5) else self.choice(found)
+        weights = [_FREQUENT.get(dtype, 1) for dtype in dtypes]
         for _ in range(50):
             shape = self.shape(low, high, smallest)
             limits = max(within[0], -2.0), min(within[1], 2.0 if within[0] < 2.0 else within[0] + 2.0)
-            candidate = Value("", self.choice(dtypes), shape, True, *limits)
+            candidate = Value("", self.rng.choices(list(dtypes), weights)[0], shape, True, *limits)
             if where(candidate):
                 return self.input(candidate.dtype, shape, *limits)
         raise LookupError("no value of the kind wanted")
@@ -214,13 +288,17 @@ class GraphBuilder:
         high: float,
         *,
         outputs: int = 1,
+        modern: Modern | None = None,
         **attributes: Any,
     ) -> Value:
         """Add a node; its first output as a value, scaled down when it may be too large."""
         names = [v.name if isinstance(v, Value) else (v or "") for v in inputs]
         out = [self.name("t") for _ in range(outputs)]
-        self.nodes.append(helper.make_node(op, names, out, name=f"{op}_{len(self.nodes)}", **attributes))
-        value = Value(out[0], dtype, tuple(int(d) for d in shape), exact, float(low), float(high))
+        name = f"{op}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, names, out, name=name, **attributes))
+        if modern is not None:
+            self.modern[name] = modern(names, out)
+        value = Value(out[0], dtype, tuple(shape), exact, float(low), float(high))
         if value.is_float and value.largest > LARGEST / 4:
             return self._scaled(value)
         return self._keep(value)
@@ -233,59 +311,94 @@ class GraphBuilder:
         return self._keep(Value(node.output[output], dtype, tuple(shape), exact, low, high))
 
     def _scaled(self, value: Value) -> Value:
-        scale = 2.0 ** -np.ceil(np.log2(value.largest))
+        scale = float(2.0 ** -np.ceil(np.log2(value.largest)))
+        self.dtypes[value.name] = value.dtype
+        old = self.opset < 7
         return self.node("Mul", [value, self.constant(scale, value.dtype)], value.dtype, value.shape, value.exact,
-                         value.low * scale, value.high * scale)  # fmt: skip
+                         value.low * scale, value.high * scale, **({"broadcast": 1} if old else {}),
+                         modern=(lambda a, b: [helper.make_node("Mul", a, b)]) if old else None)  # fmt: skip
 
     def _keep(self, value: Value) -> Value:
         self.values.append(value)
+        self.dtypes[value.name] = value.dtype
         return value
 
     # -- the result
 
     def finish(self, seed: int) -> Sample:
         """The model: its outputs are the values that nothing reads, and a few others."""
-        read = {name for node in self.nodes for name in node.input}
+        read = {name for node in self.nodes for name in reads(node)}
+        inputs = {name: x for name, x in self.inputs.items() if name in read}
         made = {name for node in self.nodes for name in node.output}
         computed = [v for v in self.values if v.name in made]
         outputs = [v for v in computed if v.name not in read or self.chance(0.1)]
+        listed = [t for t in self.initializers if self.chance(0.15)]
         graph = helper.make_graph(
             self.nodes,
             f"random_{seed}",
-            [self._declare(name, array) for name, array in self.inputs.items() if name in read],
+            [
+                *[self._declare(name, x) for name, x in inputs.items()],
+                *[helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in listed],
+            ],
             [_declaration(v.name, v.dtype, None) for v in outputs],
             self.initializers,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
-        return Sample(seed, model, {n: a for n, a in self.inputs.items() if n in read}, outputs)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        return Sample(seed, model, outputs, self._runs(seed, inputs), self.modern, self.dtypes)
 
-    def _declare(self, name: str, array: np.ndarray[Any, Any]) -> ValueInfoProto:
-        symbols = {size: symbol for symbol, size in SYMBOLS.items()} if self.dynamic else {}
-        return _declaration(name, array.dtype.name, [symbols.get(d, d) for d in array.shape])
+    def _runs(self, seed: int, inputs: dict[str, _Input]) -> list[dict[str, Array]]:
+        runs = [{name: self.arrays[name] for name in inputs}]
+        if any(is_open(x.shape) for x in inputs.values()):
+            for sizes in (dict.fromkeys(SYMBOLS, 1), {name: self.integer(1, 13) for name in SYMBOLS}):
+                numbers = np.random.default_rng([seed, *sizes.values()])
+                runs.append({
+                    name: _filled(numbers, x.dtype, shape_at(x.shape, sizes), x.low, x.high)
+                    for name, x in inputs.items()
+                })  # fmt: skip
+        return runs
+
+    def _declare(self, name: str, x: _Input) -> ValueInfoProto:
+        dims = [(d.symbol or f"{name}_{i}") if isinstance(d, Open) else d for i, d in enumerate(x.shape)]
+        return _declaration(name, x.dtype, dims)
+
+
+def _filled(
+    numbers: np.random.Generator, dtype: str, shape: tuple[int, ...], low: float, high: float
+) -> Array:
+    if dtype == "bool":
+        return np.asarray(numbers.random(shape) < 0.5)
+    if not dtype.startswith(("int", "uint")):
+        return np.asarray(numbers.uniform(low, high, shape), as_dtype(dtype))
+    first, last = int(max(low, -8)), int(high)
+    if dtype.startswith("uint"):
+        first = max(first, 0)
+    return np.asarray(numbers.integers(first, max(last, first) + 1, shape)).astype(as_dtype(dtype))
 
 
 def _declaration(name: str, dtype: str, shape: Sequence[int | str] | None) -> ValueInfoProto:
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
-    return helper.make_tensor_value_info(name, kind, shape)
+    return helper.make_tensor_value_info(name, kind_of(dtype), shape)
 
 
-def _bounds(array: np.ndarray[Any, Any]) -> tuple[float, float]:
+def _bounds(array: Array) -> tuple[float, float]:
     return (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
 
 
-def random_graph(seed: int, *, only: Sequence[str] = (), dynamic: bool | None = None) -> Sample:
-    """The graph of a seed: 1 to 12 nodes, by any of the operators (or those of `only`).
+def random_graph(
+    seed: int, *, only: Sequence[str] = (), dynamic: bool | None = None, opset: int | None = None
+) -> Sample:
+    """The graph of a seed: 1 to 12 nodes, by any of the operators (or those of `only`) that its operator set has.
 
     `dynamic`: do named dimensions stand in the inputs' shapes? By default in a third of the graphs.
     """
     rng = random.Random(seed)
     wanted = rng.random() < 1 / 3 if dynamic is None else dynamic
-    builder = GraphBuilder(rng, np.random.default_rng(seed), wanted)
-    names = sorted(only or generators)
+    builder = GraphBuilder(rng, np.random.default_rng(seed), rng.choice(OPSETS) if opset is None else opset, wanted)
+    names = [name for name in sorted(only or generators) if exists(name, builder.opset)]
+    weights = [_weights[name] for name in names]
     count = rng.randint(1, 12)
     while len(builder.nodes) < count:
         try:
-            generators[rng.choice(names)](builder)
+            generators[rng.choices(names, weights)[0]](builder)
         except LookupError:  # nothing that this operator could take
             builder.input("float32", builder.shape(2, 3))
     return builder.finish(seed)

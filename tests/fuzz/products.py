@@ -1,224 +1,183 @@
-"""Generators for products, convolutions, pooling, normalisation, recurrences and quantisation."""
+"""Generators for products, convolutions and pooling."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-import numpy as np
+from tests.fuzz.builder import FLOATS, GraphBuilder, Value, operator
+from tests.fuzz.dims import Open, is_open
 
-from tests.fuzz.builder import NAMED, GraphBuilder, Value, operator
-from tests.fuzz.structure import is_static
+__all__ = ["image"]
 
-__all__: list[str] = []
-
-REAL = ("float32", "float32", "float64")
 TAME = (-50.0, 50.0)
 
 
-@operator("MatMul")
+@operator("MatMul", weight=4)
 def matmul(g: GraphBuilder) -> Value:
-    x = g.pick(("float32", "float32", "float64", "int32"), 1, within=TAME)
+    x = g.pick(g.types("MatMul", (*FLOATS, "int32", "int64")), 1, 5, within=TAME)
     depth = x.shape[-1]
-    columns = g.integer(1, 17)
-    lead = [1 if g.chance(0.3) else d for d in x.shape[:-2]] if g.chance(0.4) else []
-    make = g.weight if g.chance(0.7) and NAMED.isdisjoint(lead) else g.input
-    y = make(x.dtype, [*lead, depth, columns])
+    if g.chance(0.1):
+        y = g.operand(x.dtype, (depth,))
+        shape: list[int] = [*x.shape[:-1]]
+    else:
+        columns = g.choice([g.integer(1, 17), g.integer(30, 70)]) if x.rank < 4 else g.integer(1, 17)
+        lead = [1 if g.chance(0.3) else d for d in x.shape[:-2]] if g.chance(0.4) else []
+        y = g.operand(x.dtype, [*lead, depth, columns])
+        shape = [*x.shape[:-1], columns]
     bound = x.largest * 2 * depth
-    return g.node("MatMul", [x, y], x.dtype, [*x.shape[:-1], columns], not x.is_float and x.exact, -bound, bound)
+    return g.node("MatMul", [x, y], x.dtype, shape, not x.is_float and x.exact, -bound, bound)
 
 
-@operator("Gemm")
+@operator("Gemm", weight=2)
 def gemm(g: GraphBuilder) -> Value:
-    m, k, n = (g.integer(1, 9) for _ in range(3))
+    m, k, n = (g.choice([g.integer(1, 9), g.integer(10, 70)]) for _ in range(3))
+    m = Open.named("batch") if g.dynamic else m
     trans_a, trans_b = g.integer(0, 1), g.integer(0, 1)
-    a = g.input("float32", (k, m) if trans_a else (m, k))
-    b = g.weight("float32", (n, k) if trans_b else (k, n))
-    bias = [g.weight("float32", g.choice([(n,), (m, n), (m, 1), ()]))] if g.chance(0.7) else []
-    return g.node("Gemm", [a, b, *bias], "float32", (m, n), False, -40, 40, transA=trans_a, transB=trans_b,
-                  alpha=g.choice([1.0, 0.5]), beta=g.choice([1.0, 2.0]))  # fmt: skip
+    dtype = g.choice(g.types("Gemm", ("float32", "float32", "float64", "float16", "bfloat16")))
+    a = g.input(dtype, (k, m) if trans_a else (m, k))
+    b = g.operand(dtype, (n, k) if trans_b else (k, n))
+    old = {"broadcast": 1} if g.opset < 7 else {}
+    shapes: list[tuple[int, ...]] = [(n,), *([] if old else [(1, n), (m, n), (m, 1), (), (1,)])]
+    bias = [g.operand(dtype, g.choice(shapes))] if old or g.opset < 11 or g.chance(0.7) else []
+    bound = 4.0 * k + 4
+    return g.node("Gemm", [a, b, *bias], dtype, (m, n), False, -bound, bound, transA=trans_a, transB=trans_b,
+                  alpha=g.choice([1.0, 0.5]), beta=g.choice([1.0, 2.0]), **old)  # fmt: skip
 
 
-@operator("Einsum")
+_EQUATIONS = ("ij,jk->ik", "bij,bjk->bik", "ij,ij->i", "ij->ji", "bhid,bhjd->bhij", "i,j->ij", "ii->i", "ij->", "i,i->",
+              "bij,jk,bk->bi", "ijk->kji", "bi,bi->b", "ij,jk")  # fmt: skip
+
+
+@operator("Einsum", weight=2)
 def einsum(g: GraphBuilder) -> Value:
-    equation = g.choice(["ij,jk->ik", "bij,bjk->bik", "ij,ij->i", "ij->ji", "bhid,bhjd->bhij", "i,j->ij", "ii->i"])
-    sizes = {letter: g.integer(1, 5) for letter in "abcdefghijk"}
-    left, right = equation.split("->")
-    inputs = [g.input("float32", [sizes[letter] for letter in term]) for term in left.split(",")]
-    return g.node("Einsum", inputs, "float32", [sizes[letter] for letter in right], False, -40, 40, equation=equation)
+    equation = g.choice(_EQUATIONS)
+    sizes: dict[str, int] = {letter: g.integer(1, 5) for letter in "abcdefghijk"}
+    if g.dynamic and "ii" not in equation:
+        sizes["b"] = Open.named("batch")
+    left, _, right = equation.partition("->")
+    right = right if "->" in equation else "ik"
+    dtype = g.choice(["float32", "float32", "float64", "int32"])
+    inputs = [g.input(dtype, [sizes[letter] for letter in term]) for term in left.split(",")]
+    bound = 2.0 ** len(inputs) * math.prod([sizes[c] for c in set(left) & set(sizes) if c not in right])
+    return g.node("Einsum", inputs, dtype, [sizes[letter] for letter in right], dtype == "int32", -bound, bound,
+                  equation=equation)  # fmt: skip
 
 
-def image(g: GraphBuilder, rank: int, channels: int | None = None) -> Value:
+@operator("Det")
+def determinant(g: GraphBuilder) -> Value:
+    n = g.integer(1, 4)
+    x = g.input("float32", (*g.shape(0, 2), n, n))
+    return g.node("Det", [x], "float32", x.shape[:-2], False, -400, 400)
+
+
+def image(g: GraphBuilder, rank: int, channels: int | None = None, dtypes: Sequence[str] = ("float32",)) -> Value:
     """A batch of images (or signals, volumes)."""
-    def fits(v: Value) -> bool:
-        return is_static(g, v) and min(v.shape[2:]) >= 2 and (channels is None or v.shape[1] == channels)
 
-    found = [v for v in g.values if v.dtype == "float32" and v.rank == rank + 2 and v.largest <= 50 and fits(v)]
+    def fits(v: Value) -> bool:
+        return not is_open(v.shape[1:]) and min(v.shape[2:], default=2) >= 2 and channels in (None, v.shape[1])
+
+    found = [v for v in g.values if v.dtype in dtypes and v.rank == rank + 2 and v.largest <= 50 and v.size and fits(v)]
     if found and g.chance(0.7):
         return g.choice(found)
     sizes = [g.integer(3, 9) for _ in range(rank)]
-    return g.input("float32", (g.integer(1, 2), channels or g.integer(1, 8), *sizes))
+    if g.dynamic and g.chance(0.25):
+        sizes[-1] = Open.named("length")
+    batch = Open.named("batch") if g.dynamic and g.chance(0.6) else g.integer(1, 2)
+    return g.input(g.choice(dtypes), (batch, channels or g.choice([g.integer(1, 8), 16]), *sizes))
 
 
-@operator("Conv", "ConvTranspose")
+@operator("Conv", "ConvTranspose", weight=5)
 def convolution(g: GraphBuilder, name: str) -> Value:
     rank = g.choice([1, 2, 2, 2, 3])
-    x = image(g, rank)
+    among = ("float32", "float32", "float32", "float32", "float16", "float64")
+    x = image(g, rank, dtypes=g.types(name, among) if name == "Conv" else ("float32",))
     channels, sizes = x.shape[1], x.shape[2:]
-    group = g.choice([d for d in range(1, channels + 1) if channels % d == 0])
-    per_group = g.integer(1, 5)
-    kernel = [g.integer(1, 3) for _ in sizes]
-    strides = [g.integer(1, 2) for _ in sizes]
-    dilations = [g.integer(1, 2) for _ in sizes]
-    pads = [g.integer(0, 1) for _ in range(2 * rank)]
     transposed = name == "ConvTranspose"
+    group = g.choice([1, *[d for d in range(1, channels + 1) if channels % d == 0]])
+    per_group = g.choice([1, g.integer(1, 5), 16])
+    kernel = [g.choice([1, 3, g.integer(1, 5)]) for _ in sizes]
+    strides = [g.integer(1, 3 if transposed else 2) for _ in sizes]
+    dilations = [g.choice([1, 1, 2]) for _ in sizes]
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    auto = g.choice(["NOTSET"] * 6 + ["VALID", "SAME_UPPER", "SAME_LOWER"]) if not transposed else "NOTSET"
+    pads = [g.integer(0, (s - 1) // 2 + (g.chance(0.1))) for s in spans * 2] if auto == "NOTSET" else [0] * (2 * rank)
+    extra = [g.integer(0, s - 1) if transposed and g.chance(0.3) else 0 for s in strides]
     out = []
     for i, d in enumerate(sizes):
-        reach, both = (kernel[i] - 1) * dilations[i] + 1, pads[i] + pads[i + rank]
-        out.append((d - 1) * strides[i] + reach - both if transposed else (d + both - reach) // strides[i] + 1)
+        both = pads[i] + pads[i + rank]
+        if transposed:
+            out.append((d - 1) * strides[i] + spans[i] - both + extra[i])
+        elif auto.startswith("SAME"):
+            out.append(-(-d // strides[i]))
+        else:
+            out.append((d + both - spans[i]) // strides[i] + 1)
     if min(out) < 1:
         raise LookupError("the kernel is larger than the image")
     weight_shape = (channels, per_group, *kernel) if transposed else (per_group * group, channels // group, *kernel)
-    weight = g.weight("float32", weight_shape)
-    bias = [g.weight("float32", (per_group * group,))] if g.chance(0.6) else []
+    weight = g.weight(x.dtype, weight_shape) if g.chance(0.85) else g.input(x.dtype, weight_shape, -1, 1)
+    bias = [g.operand(x.dtype, (per_group * group,))] if g.chance(0.6) else []
     bound = x.largest * math.prod(kernel) * max(channels // group, 1) + 1
-    return g.node(name, [x, weight, *bias], "float32", (x.shape[0], per_group * group, *out), False, -bound, bound,
-                  group=group, kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads)  # fmt: skip
+    attributes: dict[str, object] = {"auto_pad": auto} if auto != "NOTSET" else {"pads": pads}
+    if any(extra):
+        attributes["output_padding"] = extra
+    if g.chance(0.8):
+        attributes["kernel_shape"] = kernel
+    return g.node(name, [x, weight, *bias], x.dtype, (x.shape[0], per_group * group, *out), False, -bound, bound,
+                  group=group, strides=strides, dilations=dilations, **attributes)  # fmt: skip
 
 
-@operator("MaxPool", "AveragePool", "LpPool")
+@operator("MaxPool", "AveragePool", "LpPool", weight=2)
 def pool(g: GraphBuilder, name: str) -> Value:
     rank = g.choice([1, 2, 2, 3])
-    x = image(g, rank)
+    among = {"MaxPool": ("float32", "float64", "float16", "uint8", "int8")}.get(name, ("float32",))
+    x = image(g, rank, dtypes=g.types(name, among))
     kernel = [g.integer(1, 3) for _ in range(rank)]
     strides = [g.integer(1, 2) for _ in range(rank)]
     pads = [g.integer(0, k // 2) for k in kernel] * 2
-    ceil = g.integer(0, 1) if name != "LpPool" else 0
+    dilations = [g.choice([1, 1, 2]) if g.has(name, "dilations") and name == "MaxPool" else 1 for _ in kernel]
+    ceil = g.integer(0, 1) if g.has(name, "ceil_mode") and name != "LpPool" else 0
     out = []
     for i, d in enumerate(x.shape[2:]):
-        span = d + pads[i] + pads[i + rank] - kernel[i]
+        span = d + pads[i] + pads[i + rank] - (kernel[i] - 1) * dilations[i] - 1
         steps = -(-span // strides[i]) if ceil else span // strides[i]
         if ceil and steps * strides[i] >= d + pads[i]:
-            steps -= 1  # a window may not begin in the padding behind
+            steps = steps - 1  # a window may not begin in the padding behind
         out.append(steps + 1)
     if min(out) < 1:
         raise LookupError("the window is larger than the image")
-    attributes: dict[str, object] = {"ceil_mode": ceil}
-    if name == "AveragePool":
+    attributes: dict[str, object] = {"ceil_mode": ceil} if g.has(name, "ceil_mode") and name != "LpPool" else {}
+    if max(dilations) > 1:
+        attributes["dilations"] = dilations
+    if name == "AveragePool" and g.has(name, "count_include_pad"):
         attributes["count_include_pad"] = g.integer(0, 1)
-    bound = x.largest * math.prod(kernel)
-    return g.node(name, [x], "float32", (*x.shape[:2], *out), x.exact and name == "MaxPool", -bound, bound,
+    bound = x.largest * (1 if name == "MaxPool" else math.prod(kernel))
+    return g.node(name, [x], x.dtype, (*x.shape[:2], *out), x.exact and name == "MaxPool", -bound, bound,
                   kernel_shape=kernel, strides=strides, pads=pads, **attributes)  # fmt: skip
 
 
-@operator("GlobalAveragePool", "GlobalMaxPool")
+@operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def global_pool(g: GraphBuilder, name: str) -> Value:
     x = image(g, g.choice([1, 2, 3]))
-    return g.node(name, [x], "float32", (*x.shape[:2], *[1] * (x.rank - 2)), False, x.low, x.high)
+    bound = x.largest * (20 if name == "GlobalLpPool" else 1)
+    return g.node(name, [x], "float32", (*x.shape[:2], *[1] * (x.rank - 2)), False, -bound, bound)
 
 
-@operator("BatchNormalization")
-def batch_norm(g: GraphBuilder) -> Value:
-    x = image(g, g.choice([1, 2]))
-    c = x.shape[1]
-    parts = [*[g.weight("float32", (c,)) for _ in range(3)], g.weight("float32", (c,), 0.5, 2)]
-    bound = (x.largest + 1) * 1.5 + 1
-    return g.node("BatchNormalization", [x, *parts], "float32", x.shape, False, -bound, bound)
+@operator("MaxUnpool")
+def max_unpool(g: GraphBuilder) -> Value:
+    n, c, h, w = g.integer(1, 2), g.integer(1, 3), g.integer(1, 3) * 2, g.integer(1, 3) * 2
+    x = g.input("float32", (n, c, h, w))
+    small = (n, c, h // 2, w // 2)
+    how = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    pooled = g.node("MaxPool", [x], "float32", small, True, x.low, x.high, outputs=2, **how)
+    indices = g.nodes[-1].output[1]
+    g.dtypes[indices] = "int64"
+    return g.node("MaxUnpool", [pooled, indices], "float32", x.shape, True, min(x.low, 0), max(x.high, 0), **how)
 
 
-@operator("InstanceNormalization", "GroupNormalization")
-def instance_norm(g: GraphBuilder, name: str) -> Value:
-    x = image(g, g.choice([1, 2]))
-    c = x.shape[1]
-    parts = [g.weight("float32", (c,)), g.weight("float32", (c,))]
-    attributes: dict[str, object] = {"epsilon": 0.01}
-    if name == "GroupNormalization":
-        attributes["num_groups"] = g.choice([d for d in range(1, c + 1) if c % d == 0])
-    return g.node(name, [x, *parts], "float32", x.shape, False, -30, 30, **attributes)
-
-
-@operator("LayerNormalization")
-def layer_norm(g: GraphBuilder) -> Value:
-    x = g.pick(("float32",), 1, within=TAME, smallest=1)
-    axis = g.integer(0, x.rank - 1)
-    parts = [g.weight("float32", x.shape[axis:]) for _ in range(g.integer(1, 2))]
-    return g.node("LayerNormalization", [x, *parts], "float32", x.shape, False, -30, 30, axis=axis, epsilon=0.01)
-
-
-@operator("LRN")
-def local_response(g: GraphBuilder) -> Value:
-    x = image(g, 2)
-    return g.node("LRN", [x], "float32", x.shape, False, -x.largest, x.largest, size=g.choice([1, 3, 5]), bias=1.0)
-
-
-@operator("LpNormalization")
-def lp_norm(g: GraphBuilder) -> Value:
-    x = g.input("float32", g.shape(1, 3), 0.5, 2.0)
-    return g.node("LpNormalization", [x], "float32", x.shape, False, -1, 1, p=g.integer(1, 2), axis=-1)
-
-
-@operator("LSTM", "GRU", "RNN")
-def recurrence(g: GraphBuilder, name: str) -> Value:
-    steps, batch, features, hidden = (g.integer(1, 4) for _ in range(4))
-    direction = g.choice(["forward", "reverse", "bidirectional"])
-    count, gates = 1 + (direction == "bidirectional"), {"LSTM": 4, "GRU": 3, "RNN": 1}[name]
-    x = g.input("float32", (steps, batch, features))
-    parts: list[Value | str | None] = [
-        x, g.weight("float32", (count, gates * hidden, features)), g.weight("float32", (count, gates * hidden, hidden)),
-    ]  # fmt: skip
-    if g.chance(0.6):
-        parts.append(g.weight("float32", (count, 2 * gates * hidden)))
-    attributes = {"linear_before_reset": g.integer(0, 1)} if name == "GRU" else {}
-    shape = (steps, count, batch, hidden)
-    return g.node(name, parts, "float32", shape, False, -1, 1, hidden_size=hidden, direction=direction, **attributes)
-
-
-@operator("QuantizeLinear")
-def quantize(g: GraphBuilder) -> Value:
-    x = g.pick(("float32",), 1, exact=True)
-    kind = g.choice(["uint8", "int8"])
-    zero = g.constant(g.integer(0, 9), kind)
-    low, high = (0, 255) if kind == "uint8" else (-128, 127)
-    return g.node("QuantizeLinear", [x, g.constant(0.03125, "float32"), zero], kind, x.shape, True, low, high)
-
-
-@operator("DequantizeLinear")
-def dequantize(g: GraphBuilder) -> Value:
-    x = g.pick(("uint8", "int8"))
-    zero = g.constant(g.integer(0, 9), x.dtype)
-    return g.node("DequantizeLinear", [x, g.constant(0.125, "float32"), zero], "float32", x.shape, x.exact, -40, 40)
-
-
-@operator("MatMulInteger")
-def matmul_integer(g: GraphBuilder) -> Value:
-    m, k, n = (g.integer(1, 9) for _ in range(3))
-    a, b = g.input("uint8", (m, k), 0, 200), g.weight("int8", (k, n), -8, 8)
-    zero = [g.constant(g.integer(0, 9), "uint8")] if g.chance(0.5) else []
-    bound = 200.0 * 10 * k
-    return g.node("MatMulInteger", [a, b, *zero], "int32", (m, n), True, -bound, bound)
-
-
-@operator("GridSample")
-def grid_sample(g: GraphBuilder) -> Value:
-    x = image(g, 2)
-    grid = g.input("float32", (x.shape[0], g.integer(1, 4), g.integer(1, 4), 2), -1.1, 1.1)
-    return g.node("GridSample", [x, grid], "float32", (*x.shape[:2], *grid.shape[1:3]), False, x.low - 1, x.high + 1,
-                  mode="linear", padding_mode=g.choice(["zeros", "border"]), align_corners=g.integer(0, 1))  # fmt: skip
-
-
-@operator("EyeLike")
-def eye_like(g: GraphBuilder) -> Value:
-    x = g.pick(("float32", "int32"), 2, 2)
-    return g.node("EyeLike", [x], x.dtype, x.shape, True, 0, 1, k=g.integer(-1, 1))
-
-
-@operator("ConstantOfShape")
-def constant_of_shape(g: GraphBuilder) -> Value:
-    shape = g.shape(0, 3, smallest=0)
-    return g.node("ConstantOfShape", [g.constant(list(shape), "int64")], "float32", shape, True, 0, 0)
-
-
-@operator("Range")
-def range_(g: GraphBuilder) -> Value:
-    start, limit, delta = g.integer(-3, 3), g.integer(4, 9), g.integer(1, 3)
-    inputs = [g.constant(v, "int64") for v in (start, limit, delta)]
-    return g.node("Range", inputs, "int64", (len(np.arange(start, limit, delta)),), True, -3, 9)
+@operator("Col2Im")
+def col2im(g: GraphBuilder) -> Value:
+    n, c, h, w, k = g.integer(1, 2), g.integer(1, 3), g.integer(3, 5), g.integer(3, 5), g.integer(1, 3)
+    x = g.input("float32", (n, c * k * k, (h - k + 1) * (w - k + 1)))
+    sizes = [g.constant([h, w], "int64"), g.constant([k, k], "int64")]
+    return g.node("Col2Im", [x, *sizes], "float32", (n, c, h, w), False, -2 * k * k, 2 * k * k)

@@ -1,41 +1,35 @@
-"""Generators for operators that move elements: shapes, indices, padding, resizing."""
+"""Generators for operators that give elements new places: shapes, slices, joining, padding."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from tests.fuzz.builder import FLOATS, NAMED, GraphBuilder, Value, operator
+from tests.fuzz.builder import FLOATS, INTEGERS, NUMBERS, GraphBuilder, Value, operator
+from tests.fuzz.dims import Open, broadcast_shapes, is_open
+from tests.fuzz.reductions import axes_operand
+from tests.fuzz.schemas import NARROW
 
-__all__: list[str] = []
+__all__ = ["MOVED", "moved"]
 
-MOVED = (*FLOATS, "int64", "int32", "uint8", "bool")
+MOVED = (*FLOATS, *INTEGERS, "bool", *NARROW)
 
 
-def moved(g: GraphBuilder, op: str, x: Value, inputs: list[Value | str | None], shape: list[int] | tuple[int, ...],
+def moved(g: GraphBuilder, op: str, x: Value, inputs: Sequence[Value | str | None], shape: Sequence[int],
           **attributes: object) -> Value:  # fmt: skip
     """A node that gives elements of `x` only."""
     return g.node(op, inputs, x.dtype, shape, x.exact, x.low, x.high, **attributes)
 
 
-def is_static(g: GraphBuilder, x: Value) -> bool:
-    """Does no dimension have a name? Operators with sizes written into the graph need that."""
-    return not g.dynamic or NAMED.isdisjoint(x.shape)
-
-
-def legal_indices(g: GraphBuilder, size: int) -> int:
-    """A number of indices that stays legal when a named dimension is smaller."""
-    return 1 if g.dynamic and size in NAMED else min(size, 8)
-
-
-@operator("Reshape")
+@operator("Reshape", weight=3)
 def reshape(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, smallest=1)
+    x = g.pick(g.types("Reshape", MOVED), 1, smallest=1)
     kept = g.integer(0, x.rank - 1)
     rest = math.prod(x.shape[kept:])
     tail = [rest]
-    if is_static(g, x) and g.chance(0.6):
+    if not is_open(x.shape[kept:]) and g.chance(0.6):
         divisor = g.choice([d for d in range(1, rest + 1) if rest % d == 0])
         tail = [divisor, rest // divisor]
     wanted = [0] * kept + ([-1] if len(tail) == 1 else [g.choice([-1, tail[0]]), tail[1]])
@@ -44,233 +38,217 @@ def reshape(g: GraphBuilder) -> Value:
 
 @operator("Flatten")
 def flatten(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1)
-    axis = g.integer(0, x.rank)
-    shape = [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]
-    return moved(g, "Flatten", x, [x], shape, axis=axis)
+    x = g.pick(g.types("Flatten", MOVED), 1)
+    axis = g.integer(-x.rank if g.opset >= 11 else 0, x.rank)
+    cut = axis + x.rank if axis < 0 else axis
+    return moved(g, "Flatten", x, [x], [math.prod(x.shape[:cut]), math.prod(x.shape[cut:])], axis=axis)
 
 
-@operator("Transpose")
+@operator("Transpose", weight=3)
 def transpose(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1)
+    x = g.pick(g.types("Transpose", MOVED))
     perm = g.rng.sample(range(x.rank), x.rank)
+    if g.chance(0.2) or x.rank == 0:
+        return moved(g, "Transpose", x, [x], x.shape[::-1])
     return moved(g, "Transpose", x, [x], [x.shape[p] for p in perm], perm=perm)
 
 
 @operator("Squeeze")
 def squeeze(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, where=lambda v: 1 in v.shape)
-    axes = [i for i, d in enumerate(x.shape) if d == 1]
+    x = g.pick(g.types("Squeeze", MOVED), 1, where=lambda v: any(not isinstance(d, Open) and d == 1 for d in v.shape))
+    axes = [i for i, d in enumerate(x.shape) if d == 1 and not isinstance(d, Open)]
+    if x.is_static and g.chance(0.2):
+        return moved(g, "Squeeze", x, [x], [d for d in x.shape if d != 1])
     chosen = g.rng.sample(axes, g.integer(1, len(axes)))
     shape = [d for i, d in enumerate(x.shape) if i not in chosen]
-    return moved(g, "Squeeze", x, [x, g.constant(chosen, "int64")], shape)
+    more, attributes = axes_operand(g, "Squeeze", chosen)
+    return moved(g, "Squeeze", x, [x, *more], shape, **attributes)
 
 
 @operator("Unsqueeze")
 def unsqueeze(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 0, 3)
-    axis = g.integer(0, x.rank)
-    return moved(g, "Unsqueeze", x, [x, g.constant([axis], "int64")], [*x.shape[:axis], 1, *x.shape[axis:]])
+    x = g.pick(g.types("Unsqueeze", MOVED), 0, 3)
+    count = g.integer(1, 2)
+    axes = sorted(g.rng.sample(range(x.rank + count), count))
+    shape, old = [], iter(x.shape)
+    for i in range(x.rank + count):
+        shape.append(1 if i in axes else next(old))
+    signed = [a - len(shape) if g.opset >= 11 and g.chance(0.3) else a for a in axes]
+    more, attributes = axes_operand(g, "Unsqueeze", signed)
+    return moved(g, "Unsqueeze", x, [x, *more], shape, **attributes)
 
 
-@operator("Expand")
+@operator("Expand", weight=2)
 def expand(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, where=lambda v: 1 in v.shape or v.rank < 3, smallest=1)
-    wanted = [g.integer(2, 3) if d == 1 and g.chance(0.7) else 1 for d in x.shape]
+    x = g.pick(g.types("Expand", (*NUMBERS, "bool")), 0, 4, smallest=1, where=lambda v: 1 in v.shape or v.rank < 3)
+    wanted = [g.integer(2, 3) if d == 1 and not isinstance(d, Open) and g.chance(0.7) else 1 for d in x.shape]
     wanted = [2, *wanted] if x.rank < 3 else wanted
-    shape = np.broadcast_shapes(x.shape, wanted)
-    return moved(g, "Expand", x, [x, g.constant(wanted, "int64")], shape)
+    return moved(g, "Expand", x, [x, g.constant(wanted, "int64")], broadcast_shapes(x.shape, wanted))
 
 
 @operator("Tile")
 def tile(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, 3)
-    times = [g.integer(1, 3) for _ in x.shape]
+    x = g.pick(g.types("Tile", (*NUMBERS, "bool")), 1, 3)
+    times = [g.integer(0 if g.chance(0.05) else 1, 3) for _ in x.shape]
     return moved(g, "Tile", x, [x, g.constant(times, "int64")], [d * n for d, n in zip(x.shape, times, strict=True)])
 
 
-@operator("Concat")
+@operator("Concat", weight=2)
 def concat(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1)
+    x = g.pick(g.types("Concat", (*NUMBERS, "bool")), 1)
     axis = g.integer(0, x.rank - 1)
-    if g.dynamic and x.shape[axis] in NAMED:
-        raise LookupError("joining a named dimension")
-    others = [g.input(x.dtype, [g.integer(1, 3) if i == axis else d for i, d in enumerate(x.shape)])
-              for _ in range(g.integer(1, 2))]  # fmt: skip
-    parts = [x, *others]
+    shapes = [[g.integer(0 if g.chance(0.1) else 1, 3) if i == axis else d for i, d in enumerate(x.shape)]
+              for _ in range(g.integer(0, 3))]  # fmt: skip
+    others = [g.input(x.dtype, shape) for shape in shapes]
+    parts = [x, *others, *([x] if g.chance(0.2) else [])]
     g.rng.shuffle(parts)
-    shape = [sum(p.shape[axis] for p in parts) if i == axis else d for i, d in enumerate(x.shape)]
+    shape = [sum([p.shape[axis] for p in parts]) if i == axis else d for i, d in enumerate(x.shape)]
     low, high = min(p.low for p in parts), max(p.high for p in parts)
-    return g.node("Concat", parts, x.dtype, shape, x.exact, low, high, axis=axis - (x.rank if g.chance(0.3) else 0))
+    signed = axis - (x.rank if g.opset >= 11 and g.chance(0.3) else 0)
+    return g.node("Concat", parts, x.dtype, shape, x.exact, low, high, axis=signed)
 
 
-@operator("Split")
+@operator("Split", weight=2)
 def split(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, where=lambda v: max(v.shape, default=0) > 1)
-    axis = g.choice([i for i, d in enumerate(x.shape) if d > 1])
-    if g.dynamic and x.shape[axis] in NAMED:
-        raise LookupError("splitting a named dimension")
-    first = g.integer(1, x.shape[axis] - 1)
-    sizes = [first, x.shape[axis] - first]
-    one, other = ([size if i == axis else d for i, d in enumerate(x.shape)] for size in sizes)
-    value = moved(g, "Split", x, [x, g.constant(sizes, "int64")], one, axis=axis, outputs=2)
-    return g.also(1, value, x.dtype, other, x.exact, x.low, x.high)
+    x = g.pick(g.types("Split", (*NUMBERS, "bool")), 1, where=lambda v: _divisible(v.shape))
+    axis = g.choice([i for i, d in enumerate(x.shape) if _divisible([d])])
+    size = x.shape[axis]
+    counts = [g.integer(1, size - 1)]
+    counts.append(size - counts[0])
+    how: dict[str, object] = {}
+    inputs: list[Value | str | None] = [x]
+    if size % 2 == 0 and g.chance(0.4):
+        counts = [size // 2] * 2
+        how = {"num_outputs": 2} if g.has("Split", "num_outputs") else {}
+    elif g.has("Split", "split"):
+        how = {"split": counts}
+    else:
+        inputs.append(g.constant(counts, "int64"))
+    one, other = ([c if i == axis else d for i, d in enumerate(x.shape)] for c in counts)
+    value = moved(g, "Split", x, inputs, one, axis=axis, outputs=2, **how)
+    return g.also(1, value, x.dtype, other, x.exact, x.low, x.high) if value.name == g.nodes[-1].output[0] else value
 
 
-@operator("Slice")
+def _divisible(shape: Sequence[int]) -> bool:
+    return any(not isinstance(d, Open) and d > 1 for d in shape)
+
+
+@operator("Slice", weight=4)
 def slice_(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, smallest=1)
-    axes = [i for i in g.rng.sample(range(x.rank), g.integer(1, x.rank)) if not (g.dynamic and x.shape[i] in NAMED)]
+    x = g.pick(g.types("Slice", (*NUMBERS, "bool")), 1, smallest=1)
+    axes = [i for i in g.rng.sample(range(x.rank), g.integer(1, x.rank)) if not isinstance(x.shape[i], Open)]
     if not axes:
         raise LookupError("cutting a named dimension")
     shape, starts, ends, steps = list(x.shape), [], [], []
     for axis in axes:
-        start, end, step = g.integer(-7, 7), g.integer(-9, 9), g.choice([1, 1, 2, -1, -2, 3])
+        step = g.choice([1, 1, 2, -1, -2, 3]) if g.opset >= 10 else 1
+        far = 2**31 - 1 if step > 0 else -(2**31)  # the other way onnxruntime takes it for no end at all
+        start, end = g.integer(-7, 7), g.choice([g.integer(-9, 9), far])
+        if step < 0 and start < -x.shape[axis]:
+            start = -x.shape[axis]  # here ONNX and Python differ
         shape[axis] = len(range(*slice(start, end, step).indices(x.shape[axis])))
         starts, ends, steps = [*starts, start], [*ends, end], [*steps, step]
     if 0 in shape and g.chance(0.9):
         raise LookupError("nothing would be left")
-    inputs = [x, *[g.constant(v, "int64") for v in (starts, ends, axes, steps)]]
+    if g.opset < 10:
+        return moved(g, "Slice", x, [x], shape, starts=starts, ends=ends, axes=axes)
+    kind = g.choice(["int64", "int32"])
+    inputs = [x, *[g.constant(v, kind) for v in (starts, ends, axes, steps)]]
     return moved(g, "Slice", x, inputs, shape)
 
 
-@operator("Pad")
+@operator("Pad", weight=2)
 def pad(g: GraphBuilder) -> Value:
-    x = g.pick(("float32", "float64", "int32"), 1, smallest=1)
-    mode = g.choice(["constant", "constant", "edge", "reflect", "wrap"])
+    x = g.pick(g.types("Pad"), 1, 4, smallest=1)
+    modes = ["constant", "constant", "edge", "reflect", *(["wrap"] if g.opset >= 19 else [])]
+    mode = g.choice(modes)
     top = 2 if mode == "constant" else min(min(x.shape) - 1, 2)
     before, after = ([g.integer(0, max(top, 0)) for _ in x.shape] for _ in range(2))
-    named = [g.dynamic and d in NAMED for d in x.shape]
-    before, after = ([0 if n else p for n, p in zip(named, side, strict=True)] for side in (before, after))
-    inputs: list[Value | str | None] = [x, g.constant([*before, *after], "int64")]
-    if mode == "constant" and g.chance(0.5):
-        inputs.append(g.constant(1, x.dtype))
+    before, after = (
+        [0 if isinstance(d, Open) else p for d, p in zip(x.shape, side, strict=True)] for side in (before, after)
+    )
+    if mode == "constant" and g.chance(0.15):
+        before = [-1 if d > 2 and not isinstance(d, Open) else p for d, p in zip(x.shape, before, strict=True)]
+    fill = mode == "constant" and g.chance(0.5)
     shape = [b + d + a for b, d, a in zip(before, x.shape, after, strict=True)]
-    return g.node("Pad", inputs, x.dtype, shape, x.exact, min(x.low, 0), max(x.high, 1), mode=mode)
+    low, high = min(x.low, 0), max(x.high, 1)
+    if g.opset < 11:
+        if not x.is_float:
+            raise LookupError("only for floating point")
+        value = {"value": 1.0} if fill else {}
+        return g.node("Pad", [x], x.dtype, shape, x.exact, low, high, mode=mode, pads=[*before, *after], **value)
+    inputs: list[Value | str | None] = [x, g.constant([*before, *after], "int64")]
+    if fill:
+        inputs.append(g.constant(1, x.dtype))
+    return g.node("Pad", inputs, x.dtype, shape, x.exact, low, high, mode=mode)
 
 
-@operator("Gather")
-def gather(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, 3, smallest=1)
+@operator("CenterCropPad")
+def center_crop_pad(g: GraphBuilder) -> Value:
+    x = g.pick(g.types("CenterCropPad"), 1, 4, smallest=1, where=lambda v: v.is_static)
     axis = g.integer(0, x.rank - 1)
-    size = legal_indices(g, x.shape[axis])
-    indices = g.input(g.choice(["int64", "int32"]), g.shape(0, 2), -size, size - 1)
-    return moved(g, "Gather", x, [x, indices], [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]], axis=axis)
-
-
-@operator("GatherElements")
-def gather_elements(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, smallest=1)
-    axis = g.integer(0, x.rank - 1)
-    size = legal_indices(g, x.shape[axis])
-    shape = [g.integer(1, 4) if i == axis else d for i, d in enumerate(x.shape)]
-    indices = g.input("int64", shape, -size, size - 1)
-    return moved(g, "GatherElements", x, [x, indices], shape, axis=axis)
-
-
-@operator("GatherND")
-def gather_nd(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED, 1, smallest=1)
-    depth = g.integer(1, x.rank)
-    lead = g.shape(0, 1)
-    columns = [g.numbers.integers(0, legal_indices(g, x.shape[i]), lead) for i in range(depth)]
-    indices = g.constant(np.stack(columns, axis=-1), "int64")
-    return moved(g, "GatherND", x, [x, indices], [*lead, *x.shape[depth:]])
-
-
-@operator("ScatterElements")
-def scatter_elements(g: GraphBuilder) -> Value:
-    x = g.pick(("float32", "int32", "int64"), 1, within=(-100, 100), smallest=1, where=lambda v: is_static(g, v))
-    axis = g.integer(0, x.rank - 1)
-    count = g.integer(1, x.shape[axis])
-    shape = [count if i == axis else d for i, d in enumerate(x.shape)]
-    lanes = (*shape[:axis], *shape[axis + 1 :], x.shape[axis])
-    places = g.numbers.permuted(np.broadcast_to(np.arange(x.shape[axis]), lanes), axis=-1)
-    indices = g.constant(np.moveaxis(places[..., :count], -1, axis), "int64")
-    updates = g.input(x.dtype, shape)
-    how = g.choice(["none", "add", "mul", "max", "min"])
-    bound = x.largest * 2 + 4
-    return g.node("ScatterElements", [x, indices, updates], x.dtype, x.shape, x.exact and not x.is_float, -bound, bound,
-                  axis=axis, reduction=how)  # fmt: skip
-
-
-@operator("ScatterND")
-def scatter_nd(g: GraphBuilder) -> Value:
-    x = g.pick(("float32", "int32"), 1, within=(-100, 100), smallest=1, where=lambda v: is_static(g, v))
-    rows = g.rng.sample(range(x.shape[0]), g.integer(1, x.shape[0]))
-    updates = g.input(x.dtype, [len(rows), *x.shape[1:]])
-    bound = x.largest + 2
-    return g.node("ScatterND", [x, g.constant(np.reshape(rows, (-1, 1)), "int64"), updates], x.dtype, x.shape,
-                  x.exact and not x.is_float, -bound, bound, reduction=g.choice(["none", "add"]))  # fmt: skip
+    wanted = g.integer(1, 7)
+    shape = [wanted if i == axis else d for i, d in enumerate(x.shape)]
+    inputs = [x, g.constant([wanted], "int64")]
+    return g.node("CenterCropPad", inputs, x.dtype, shape, x.exact, min(x.low, 0), max(x.high, 0), axes=[axis])
 
 
 @operator("Trilu")
 def trilu(g: GraphBuilder) -> Value:
-    x = g.pick(("float32", "int64"), 2)
+    x = g.pick(g.types("Trilu", (*NUMBERS, "bool")), 2)
     inputs = [x, g.constant(g.integer(-2, 2), "int64")] if g.chance(0.6) else [x]
     return g.node("Trilu", inputs, x.dtype, x.shape, x.exact, min(x.low, 0), max(x.high, 0), upper=g.integer(0, 1))
 
 
-@operator("OneHot")
-def one_hot(g: GraphBuilder) -> Value:
-    indices = g.input("int64", g.shape(1, 2), -4, 5)
-    axis = g.integer(-1, indices.rank)
-    place = indices.rank if axis == -1 else axis
-    shape = [*indices.shape[:place], 4, *indices.shape[place:]]
-    inputs = [indices, g.constant(4, "int64"), g.constant([-1.0, 2.0], "float32")]
-    return g.node("OneHot", inputs, "float32", shape, True, -1, 2, axis=axis)
-
-
-@operator("TopK")
-def top_k(g: GraphBuilder) -> Value:
-    x = g.pick(("float32", "float64"), 1, exact=True, smallest=1)
-    axis = g.integer(0, x.rank - 1)
-    count = g.integer(1, legal_indices(g, x.shape[axis]))
-    shape = [count if i == axis else d for i, d in enumerate(x.shape)]
-    inputs = [x, g.constant([count], "int64")]
-    values = moved(g, "TopK", x, inputs, shape, axis=axis, largest=g.integer(0, 1), outputs=2)
-    return g.also(1, values, "int64", shape, False, 0, x.shape[axis])  # the order of equal values is open
-
-
 @operator("DepthToSpace", "SpaceToDepth")
 def depth_space(g: GraphBuilder, name: str) -> Value:
-    n, c, h, w = (g.integer(1, 3) for _ in range(4))
+    n = Open.named("batch") if g.dynamic else g.integer(1, 3)
+    c, h, w = (g.integer(1, 3) for _ in range(3))
     shape = [n, c * 4, h, w] if name == "DepthToSpace" else [n, c, h * 2, w * 2]
     result = [n, c, h * 2, w * 2] if name == "DepthToSpace" else [n, c * 4, h, w]
-    x = g.input("float32", shape)
-    mode = {"mode": g.choice(["DCR", "CRD"])} if name == "DepthToSpace" else {}
+    x = g.input(g.choice(g.types(name, ("float32", "float64", "float16", "int32"))), shape)
+    mode = {"mode": g.choice(["DCR", "CRD"])} if g.has(name, "mode") else {}
     return moved(g, name, x, [x], result, blocksize=2, **mode)
 
 
 @operator("ReverseSequence")
 def reverse_sequence(g: GraphBuilder) -> Value:
-    x = g.input("float32", (g.integer(1, 4), g.integer(1, 4), 3))
+    x = g.input(g.choice(("float32", "int32", "float16", "bool")), (g.integer(1, 4), g.integer(1, 4), 3))
     lengths = g.constant([g.integer(1, x.shape[0]) for _ in range(x.shape[1])], "int64")
     return moved(g, "ReverseSequence", x, [x, lengths], x.shape, time_axis=0, batch_axis=1)
 
 
-@operator("Resize")
-def resize(g: GraphBuilder) -> Value:
-    x = g.pick(("float32",), 4, 4, smallest=2, where=lambda v: is_static(g, v))
-    mode = g.choice(["nearest", "linear", "cubic"])
-    sizes = [*x.shape[:2], g.integer(1, 8), g.integer(1, 8)]
-    transform = g.choice(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
-    attributes = {"nearest_mode": g.choice(["floor", "ceil"])} if mode == "nearest" else {}
-    if mode == "nearest" and transform != "asymmetric":
-        transform = "asymmetric"  # elsewhere positions fall between two elements, and rounding decides
-    inputs = [x, None, None, g.constant(sizes, "int64")]
-    return g.node("Resize", inputs, "float32", sizes, x.exact and mode == "nearest", -2 * x.largest, 2 * x.largest,
-                  mode=mode, coordinate_transformation_mode=transform, **attributes)  # fmt: skip
-
-
 @operator("Shape", "Size")
 def sizes(g: GraphBuilder, name: str) -> Value:
-    x = g.pick(MOVED)
-    shape = (x.rank,) if name == "Shape" else ()
-    return g.node(name, [x], "int64", shape, True, 0, max(x.size, *x.shape, 1))
+    x = g.pick(g.types(name, (*NUMBERS, "bool")))
+    shape: tuple[int, ...] = (x.rank,) if name == "Shape" else ()
+    attributes = {}
+    if name == "Shape" and g.opset >= 15 and g.chance(0.4):
+        start, end = g.integer(-x.rank, x.rank), g.integer(-x.rank, x.rank)
+        attributes = {"start": start, "end": end}
+        shape = (len(range(x.rank)[start:end]),)
+    return g.node(name, [x], "int64", shape, True, 0, max(x.size, *x.shape, 1), **attributes)
 
 
-@operator("Identity")
-def identity(g: GraphBuilder) -> Value:
-    x = g.pick(MOVED)
-    return moved(g, "Identity", x, [x], x.shape)
+@operator("EyeLike")
+def eye_like(g: GraphBuilder) -> Value:
+    x = g.pick(("float32", "int32", "float64"), 2, 2)
+    return g.node("EyeLike", [x], x.dtype, x.shape, True, 0, 1, k=g.integer(-1, 1))
+
+
+@operator("ConstantOfShape")
+def constant_of_shape(g: GraphBuilder) -> Value:
+    shape = g.shape(0, 3, smallest=0)
+    if is_open(shape):
+        raise LookupError("a constant has no open dimensions")
+    return g.node("ConstantOfShape", [g.constant(list(shape), "int64")], "float32", shape, True, 0, 0)
+
+
+@operator("Range")
+def range_(g: GraphBuilder) -> Value:
+    start, limit, delta = g.integer(-3, 3), g.integer(4, 9), g.integer(1, 3)
+    if g.chance(0.3):
+        start, limit, delta = limit, start, -delta
+    kind = g.choice(["int64", "int32", "int16", "float32", "float64"])
+    inputs = [g.constant(v, kind) for v in (start, limit, delta)]
+    return g.node("Range", inputs, kind, (len(np.arange(start, limit, delta)),), True, -3, 9)

@@ -1,0 +1,77 @@
+"""Sizes that are known only at run time, in graphs whose every other size is a number."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["SYMBOLS", "Open", "broadcast_shapes", "is_open", "shape_at"]
+
+Sizes = Mapping[str, int]
+
+SYMBOLS = {"batch": 7, "length": 11}
+"""Named dimensions, by their sizes while a graph is made: sizes that other dimensions rarely have."""
+
+
+class Open(int):
+    """A size known only at run time: the integer that it is while the graph is made, and `at` gives it for any sizes of
+    the named dimensions. Arithmetic with one gives another."""
+
+    at: Callable[[Sizes], int]
+    symbol: str | None
+
+    def __new__(cls, value: int, at: Callable[[Sizes], int], symbol: str | None = None) -> Open:
+        made = super().__new__(cls, value)
+        made.at, made.symbol = at, symbol
+        return made
+
+    @staticmethod
+    def named(symbol: str) -> Open:
+        """The dimension of this name."""
+        return Open(SYMBOLS[symbol], lambda sizes: sizes[symbol], symbol)
+
+
+def _at(size: int, sizes: Sizes) -> int:
+    return size.at(sizes) if isinstance(size, Open) else size
+
+
+def _lifted(apply: Callable[[int, int], int], swapped: bool = False) -> Any:
+    def method(self: Open, other: Any) -> Any:
+        if not isinstance(other, int):
+            return NotImplemented
+        a, b = (other, self) if swapped else (self, other)
+        return Open(apply(int(a), int(b)), lambda sizes: apply(_at(a, sizes), _at(b, sizes)))
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "floordiv"):
+    setattr(Open, f"__{_name}__", _lifted(getattr(operator, _name)))
+    setattr(Open, f"__r{_name}__", _lifted(getattr(operator, _name), swapped=True))
+Open.__neg__ = lambda self: 0 - self  # type: ignore[method-assign]
+
+
+def is_open(shape: Sequence[int]) -> bool:
+    """Is a dimension known only at run time?"""
+    return any(isinstance(d, Open) for d in shape)
+
+
+def shape_at(shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
+    """The shape for these sizes of the named dimensions."""
+    return tuple(_at(d, sizes) for d in shape)
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The common shape, as numpy has it. Raises LookupError where there is none, or none for all sizes."""
+    rank = max(len(s) for s in shapes)
+    return tuple(
+        [_common([s[len(s) - rank + i] for s in shapes if len(s) - rank + i >= 0]) for i in range(rank)]
+    )
+
+
+def _common(dims: Sequence[int]) -> int:
+    wide = [d for d in dims if isinstance(d, Open) or d != 1]
+    if len({int(d) for d in wide}) > 1 or len({isinstance(d, Open) for d in wide}) > 1:
+        raise LookupError("shapes that do not broadcast")
+    return wide[0] if wide else 1

@@ -1,0 +1,113 @@
+"""Generators for control flow and sequences: small bodies that take tensors from outside."""
+
+from __future__ import annotations
+
+from onnx import GraphProto, NodeProto, ValueInfoProto, helper
+
+from tests.fuzz.builder import GraphBuilder, Value, operator
+from tests.fuzz.dims import Open
+from tests.fuzz.schemas import kind_of
+
+__all__: list[str] = []
+
+_STEPS = ("Tanh", "Neg", "Abs", "Sigmoid", "Relu")
+TAME = (-20.0, 20.0)
+
+
+def _body(g: GraphBuilder, source: str, target: str) -> list[NodeProto]:
+    """One to three nodes from `source` to `target`."""
+    ops = [g.choice(_STEPS) for _ in range(g.integer(1, 3))]
+    names = [source, *[g.name("b") for _ in ops[1:]], target]
+    return [helper.make_node(op, [a], [b]) for op, a, b in zip(ops, names, names[1:], strict=False)]
+
+
+def _info(name: str, dtype: str) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind_of(dtype), None)
+
+
+def _graph(nodes: list[NodeProto], inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]) -> GraphProto:
+    return helper.make_graph(nodes, "body", inputs, outputs)
+
+
+@operator("If", weight=2)
+def if_(g: GraphBuilder) -> Value:
+    x = g.pick(("float32",), 0, 4, within=TAME)
+    condition = g.choice([g.input("bool", ()), g.constant(g.chance(0.5), "bool")])
+    branches = {}
+    for branch in ("then_branch", "else_branch"):
+        out = g.name("b")
+        branches[branch] = _graph(_body(g, x.name, out), [], [_info(out, x.dtype)])
+    return g.node("If", [condition], x.dtype, x.shape, False, -x.largest - 1, x.largest + 1, **branches)
+
+
+@operator("Loop", weight=2)
+def loop(g: GraphBuilder) -> Value:
+    x = g.pick(("float32",), 0, 3, within=TAME, smallest=1)
+    known = g.chance(0.6)
+    trips = g.constant(g.integer(0 if g.chance(0.2) else 1, 5), "int64") if known else g.input("int64", (), 1, 4)
+    step, go, carried, result, still, row = (g.name("b") for _ in range(6))
+    nodes = [
+        helper.make_node("Identity", [go], [still]),
+        *_body(g, carried, row),
+        helper.make_node("Add", [row, x.name], [result]),
+    ]
+    collects = g.chance(0.5)
+    outputs = [_info(still, "bool"), _info(result, x.dtype), *([_info(row, x.dtype)] if collects else [])]
+    body = _graph(nodes, [_info(step, "int64"), _info(go, "bool"), _info(carried, x.dtype)], outputs)
+    condition = g.constant(True, "bool") if g.chance(0.4) else None
+    bound = x.largest * 6 + 5
+    return g.node("Loop", [trips, condition, x], x.dtype, x.shape, False, -bound, bound, outputs=1 + collects,
+                  body=body)  # fmt: skip
+
+
+@operator("Scan", weight=2)
+def scan(g: GraphBuilder) -> Value:
+    if g.opset < 9:
+        raise LookupError("another operator by this name")
+    rows: int = Open.named("length") if g.dynamic and g.chance(0.6) else g.integer(1, 6)
+    shape = g.shape(0, 2)
+    x = g.input("float32", (rows, *shape))
+    state = g.operand("float32", shape)
+    before, part, after, out = (g.name("b") for _ in range(4))
+    mixed = g.name("b")
+    nodes = [helper.make_node("Add", [before, part], [mixed]), helper.make_node("Tanh", [mixed], [after]),
+             *_body(g, mixed, out)]  # fmt: skip
+    body = _graph(nodes, [_info(before, "float32"), _info(part, "float32")],
+                  [_info(after, "float32"), _info(out, "float32")])  # fmt: skip
+    how = {"scan_input_directions": [1]} if g.chance(0.3) else {}
+    final = g.node("Scan", [state, x], "float32", shape, False, -1, 1, outputs=2, body=body, num_scan_inputs=1, **how)
+    return g.also(1, final, "float32", x.shape, False, -5, 5)
+
+
+@operator("SequenceConstruct")
+def sequence(g: GraphBuilder) -> Value:
+    x = g.pick(("float32", "int64"), 1, 3, smallest=1, where=lambda v: v.is_static)
+    others = [g.input(x.dtype, x.shape) for _ in range(g.integer(0, 2))]
+    parts = [x, *others]
+    made = g.node("SequenceConstruct", parts, "", (), True, 0, 0)
+    g.values.remove(made)
+    del g.dtypes[made.name]
+    low, high = min(p.low for p in parts), max(p.high for p in parts)
+    if g.chance(0.4):
+        place = g.constant(g.integer(-len(parts), len(parts) - 1), "int64")
+        return g.node("SequenceAt", [made.name, place], x.dtype, x.shape, x.exact, low, high)
+    new = g.integer(0, 1)
+    axis = g.integer(0, x.rank - 1)
+    if new:
+        shape = [*x.shape[:axis], len(parts), *x.shape[axis:]]
+    else:
+        shape = [d * len(parts) if i == axis else d for i, d in enumerate(x.shape)]
+    return g.node("ConcatFromSequence", [made.name], x.dtype, shape, x.exact, low, high, axis=axis, new_axis=new)
+
+
+@operator("SplitToSequence")
+def split_to_sequence(g: GraphBuilder) -> Value:
+    x = g.pick(("float32", "int32"), 1, 3, smallest=1, where=lambda v: v.is_static)
+    axis = g.integer(0, x.rank - 1)
+    keep = g.integer(0, 1)
+    made = g.node("SplitToSequence", [x], "", (), True, 0, 0, axis=axis, keepdims=keep)
+    g.values.remove(made)
+    del g.dtypes[made.name]
+    place = g.constant(g.integer(0, x.shape[axis] - 1), "int64")
+    shape = [1 if i == axis else d for i, d in enumerate(x.shape) if keep or i != axis]
+    return g.node("SequenceAt", [made.name, place], x.dtype, shape, x.exact, x.low, x.high)

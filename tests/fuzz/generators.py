@@ -1,0 +1,15 @@
+"""All generators: importing this registers them."""
+
+from __future__ import annotations
+
+import tests.fuzz.arithmetic
+import tests.fuzz.flow
+import tests.fuzz.images
+import tests.fuzz.indexing
+import tests.fuzz.networks
+import tests.fuzz.products
+import tests.fuzz.quantised
+import tests.fuzz.reductions
+import tests.fuzz.structure  # noqa: F401
+
+__all__: list[str] = []

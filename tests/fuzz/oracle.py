@@ -1,0 +1,138 @@
+"""What a random graph should give: by onnxruntime where it is installed, has the operator and is right; by the
+operators' numpy references elsewhere.
+
+A graph that onnxruntime takes as a whole is run by it as a whole, its graph optimisations turned off. Others are
+evaluated node by node, each by the oracle that serves it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+
+from backend.runtime.errors import RelaycError
+from te.errors import CompileError
+from tests.fuzz.builder import NEWEST, Sample
+from tests.fuzz.names import reads
+from tests.fuzz.schemas import NARROW, as_dtype, kind_of
+from tests.reference_backend import ReferenceBackend
+
+__all__ = ["Refused", "evaluate", "expected_outputs", "onnxruntime_outputs", "reference_outputs", "unit_noise"]
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+Noise = Callable[[Array], Array]
+
+_FOREIGN = frozenset(("bfloat16", *NARROW))
+"""Types that onnxruntime's Python interface does not take as arrays."""
+
+_WRONG_IN_ONNXRUNTIME: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "Shrink": lambda attributes: True,  # float64 has only float32's digits
+    # cubic weights of the position moved onto the border, where the neighbours should be
+    "GridSample": lambda attributes: attributes.get("padding_mode") == b"border" and b"cubic" in attributes["mode"],
+}
+"""For which attributes of which operators onnxruntime is no oracle."""
+
+
+class Refused(Exception):
+    """No oracle takes the model: it is not valid at these sizes."""
+
+
+def expected_outputs(sample: Sample, inputs: Arrays) -> list[Array]:
+    """The outputs of a sample. Raises `Refused`."""
+    whole = not sample.modern and _FOREIGN.isdisjoint(sample.dtypes.values())
+    if whole and not any(_distrusted(node) for node in sample.model.graph.node):
+        outputs = onnxruntime_outputs(sample.model, inputs)
+        if outputs is not None:
+            return outputs
+    values = evaluate(sample, inputs)
+    return [values[v.name] for v in sample.outputs]
+
+
+def evaluate(sample: Sample, inputs: Arrays, noise: Noise = lambda array: array) -> dict[str, Any]:
+    """Every tensor by name (a sequence is a list), node by node. `noise` is laid over each floating-point tensor."""
+    graph, opset = sample.model.graph, sample.model.opset_import[0].version
+    values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    values.update({name: noise(array) for name, array in inputs.items()})
+    for node in graph.node:
+        given = {name: values[name] for name in reads(node)}
+        version, nodes = opset, [node]
+        if node.name in sample.modern:
+            version, nodes = NEWEST, sample.modern[node.name]
+        names = [name for name in node.output if name]
+        model = _small_model(nodes, version, given, names)
+        native = _FOREIGN.isdisjoint([sample.dtypes.get(name, "") for name in (*given, *names)])
+        outputs = None
+        if native and not _distrusted(node):
+            outputs = onnxruntime_outputs(model, given)
+        if outputs is None:
+            outputs = reference_outputs(model, given)
+        values.update({name: _noisy(value, noise) for name, value in zip(names, outputs, strict=True)})
+    return values
+
+
+def _noisy(value: Any, noise: Noise) -> Any:
+    return [noise(item) for item in value] if isinstance(value, list) else noise(np.asarray(value))
+
+
+def _distrusted(node: NodeProto) -> bool:
+    wrong = _WRONG_IN_ONNXRUNTIME.get(node.op_type)
+    return wrong is not None and wrong({a.name: helper.get_attribute_value(a) for a in node.attribute})
+
+
+def _small_model(nodes: Sequence[NodeProto], opset: int, given: Mapping[str, Any], names: Sequence[str]) -> ModelProto:
+    graph = helper.make_graph(
+        list(nodes), "node", [_info(n, v) for n, v in given.items()], [ValueInfoProto(name=name) for name in names]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def _info(name: str, value: Any) -> ValueInfoProto:
+    if isinstance(value, list):
+        kind = kind_of(value[0].dtype.name) if value else kind_of("float32")
+        return helper.make_tensor_sequence_value_info(name, kind, None)
+    return helper.make_tensor_value_info(name, kind_of(value.dtype.name), value.shape)
+
+
+def onnxruntime_outputs(model: ModelProto, inputs: Arrays) -> list[Any] | None:
+    """Outputs by onnxruntime; None where it is not installed or does not take the model."""
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return None
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return session.run(None, dict(inputs))
+    except Exception:  # noqa: BLE001 - its errors have no common class; another oracle is asked then
+        return None
+
+
+def reference_outputs(model: ModelProto, inputs: Arrays) -> list[Any]:
+    """Outputs by the operators' numpy references. Raises `Refused`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return list(ReferenceBackend.prepare(model).run(dict(inputs)))
+        except (CompileError, RelaycError, ValueError, IndexError) as error:
+            raise Refused(str(error)) from error
+
+
+def unit_noise(seed: int) -> Noise:
+    """Rounding errors: each element is moved by up to a unit in its last place."""
+    numbers = np.random.default_rng(seed)
+
+    def noise(array: Array) -> Array:
+        if array.dtype.kind not in "fV" or array.dtype.itemsize < 2:
+            return array
+        step = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[array.dtype.name]
+        moved = array.astype(np.float64) * (1.0 + step * numbers.uniform(-1.0, 1.0, array.shape))
+        return moved.astype(as_dtype(array.dtype.name))
+
+    return noise

@@ -1,0 +1,72 @@
+"""What ONNX's operator schemas say of an operator at a version: does it exist, its attributes, its element types."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+from onnx import defs, helper
+
+__all__ = ["NARROW", "as_dtype", "exists", "has_attribute", "input_count", "kind_of", "types_of"]
+
+_ELEMENTS = {
+    "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "int8": "int8",
+    "int16": "int16", "int32": "int32", "int64": "int64", "uint8": "uint8", "uint16": "uint16", "uint32": "uint32",
+    "uint64": "uint64", "bool": "bool", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2",
+    "float8e4m3fnuz": "float8_e4m3fnuz", "float8e5m2fnuz": "float8_e5m2fnuz", "int4": "int4", "uint4": "uint4",
+}  # fmt: skip
+"""numpy's name of an element type by ONNX's."""
+
+NARROW = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "int4", "uint4")
+"""Types that are stored and converted, not computed with."""
+
+
+def as_dtype(name: str) -> np.dtype[np.generic]:
+    """numpy's type, or ml_dtypes' where numpy has none."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def kind_of(dtype: str) -> int:
+    """ONNX's number of an element type."""
+    return int(helper.np_dtype_to_tensor_dtype(as_dtype(dtype)))
+
+
+@cache
+def _schema(op: str, opset: int) -> defs.OpSchema | None:
+    try:
+        schema = defs.get_schema(op, opset, "")
+    except defs.SchemaError:
+        return None
+    return None if schema.deprecated else schema
+
+
+def _known(op: str, opset: int) -> defs.OpSchema:
+    schema = _schema(op, opset)
+    if schema is None:
+        raise LookupError(f"opset {opset} has no {op}")
+    return schema
+
+
+def exists(op: str, opset: int) -> bool:
+    """Is there such an operator in this version of the operator set?"""
+    return _schema(op, opset) is not None
+
+
+def has_attribute(op: str, opset: int, attribute: str) -> bool:
+    return attribute in _known(op, opset).attributes
+
+
+def input_count(op: str, opset: int) -> int:
+    """How many inputs it takes at most."""
+    return _known(op, opset).max_input
+
+
+@cache
+def types_of(op: str, opset: int, position: int = 0) -> tuple[str, ...]:
+    """Element types that an input may have."""
+    schema = _known(op, opset)
+    wanted = schema.inputs[min(position, len(schema.inputs) - 1)].type_str
+    allowed = {t.type_param_str: t.allowed_type_strs for t in schema.type_constraints}.get(wanted, [wanted])
+    names = [t[len("tensor(") : -1] for t in allowed if t.startswith("tensor(")]
+    return tuple([_ELEMENTS[name] for name in sorted(names) if name in _ELEMENTS])
