@@ -80,7 +80,8 @@ class OpDef(ABC):
     of the result comes from one of several inputs: concatenation); `moves_elements` (each element of the result is one
     of the input, at an index that is quick to compute: transpose, slice); `reads_by_index` (a heavy operator that
     brings its inputs into place itself, so that moves of their elements cost nothing: matrix products on GPUs);
-    `mixed_precision` (see `MixedPrecision`).
+    `num_copied_inputs` (so many leading inputs are copied before they are used, each element once, so that what comes
+    before may be computed in the copy); `mixed_precision` (see `MixedPrecision`).
     """
 
     name: ClassVar[str]
@@ -93,6 +94,7 @@ class OpDef(ABC):
     joins_inputs: ClassVar[bool] = False
     moves_elements: ClassVar[bool] = False
     reads_by_index: ClassVar[bool] = False
+    num_copied_inputs: ClassVar[int] = 0
     mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW
 
     # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.

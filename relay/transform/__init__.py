@@ -1,6 +1,7 @@
 """Passes on graphs, one per file, and the frame they run in."""
 
 from relay.transform.arrange_weights import ArrangeWeights
+from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
@@ -14,6 +15,7 @@ from relay.transform.fuse_ops import FuseOps
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
+from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
@@ -22,6 +24,7 @@ from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential,
 
 __all__ = [
     "ArrangeWeights",
+    "BlockAttention",
     "CanonicalizeOps",
     "CombineParallelDense",
     "ConvertLayout",
@@ -38,6 +41,7 @@ __all__ = [
     "Pass",
     "PassContext",
     "PassInstrument",
+    "RecognizeAttention",
     "RecognizePatterns",
     "RewritePass",
     "Sequential",

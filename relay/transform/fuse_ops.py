@@ -13,6 +13,7 @@ group convex with a single result, so nothing is computed twice and nothing insi
 - What joins several tensors (`joins_inputs`: concatenation) reads results, it does not compute its inputs in each
   branch; nor is work done again and again inside an operator that repeats its input.
 - With `moves_into_products`, transposes and slices (`moves_elements`) become part of the product that reads them.
+- What only moves or maps elements becomes part of the operator that copies them anyway (`num_copied_inputs`).
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
 """
 
@@ -152,7 +153,7 @@ class _Partition:
         self.flow = _Dataflow(body)
         self.max_size = max_size
         self.groups = [_Group(_pattern(e), _reads_once(e), _moves(e)) for e in self.flow.nodes]
-        rules = (self._epilogues, self._elementwise, self._injective)
+        rules = (self._epilogues, self._elementwise, self._injective, self._copied_operands)
         for rule in (*rules, self._moved_operands) if moves_into_products else rules:
             for node in range(len(self.groups)):
                 sink = self.flow.post_dominator.get(node)
@@ -194,6 +195,11 @@ class _Partition:
     def _moved_operands(self, node: int, sink: int, path: list[int]) -> None:
         if not path and self.groups[node].find().moves and _reads_by_index(self.flow.nodes[sink]):
             self.groups[node].merge_into(self.groups[sink])
+
+    def _copied_operands(self, node: int, sink: int, path: list[int]) -> None:
+        group = self.groups[node].find()
+        if not path and group.pattern <= OpPattern.INJECTIVE and _is_copied(self.flow.nodes[node], self.flow.nodes[sink]):
+            group.merge_into(self.groups[sink])
 
     def _meets_a_join(self, nodes: Sequence[int]) -> bool:
         return any(_joins_inputs(self.flow.nodes[i]) for i in nodes)
@@ -250,6 +256,14 @@ def _moves(expr: Expr) -> bool:
 
 def _reads_by_index(expr: Expr) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, OpDef) and expr.op.reads_by_index
+
+
+def _is_copied(operand: Expr, reader: Expr) -> bool:
+    """Does `reader` copy each element of `operand` once, and not use it otherwise?"""
+    if not isinstance(reader, Call) or not isinstance(reader.op, OpDef):
+        return False
+    uses = [i for i, a in enumerate(reader.args) if a is operand]
+    return len(uses) == 1 and uses[0] < reader.op.num_copied_inputs
 
 
 class _Rewriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backend.target import Target
 from relay.transform.arrange_weights import ArrangeWeights
+from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
@@ -15,6 +16,7 @@ from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.fuse_ops import FuseOps
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
+from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
@@ -32,7 +34,9 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     """
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
     arrange: tuple[Pass, ...] = ()
+    attention: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
+        attention = (RecognizeAttention(), BlockAttention(target))
         arrange = (PackWeights(target),)
     elif "gpu" in target.keys:
         arrange = (ArrangeWeights(),)
@@ -48,6 +52,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         FoldScaleAxis(),
         FoldPad(),
         SimplifyExpr(),
+        *attention,
         *in_half,
         CombineParallelDense(),
         ConvertLayout(),

@@ -1,7 +1,19 @@
 """Schedules for CPUs. Importing the package registers them."""
 
-from topi.cpu import conv2d, depthwise, injective, matmul, normalization, pooling, reduction, stagewise, winograd
+from topi.cpu import (
+    attention,
+    conv2d,
+    depthwise,
+    injective,
+    matmul,
+    normalization,
+    pooling,
+    reduction,
+    stagewise,
+    winograd,
+)
 
 __all__ = [
-    "conv2d", "depthwise", "injective", "matmul", "normalization", "pooling", "reduction", "stagewise", "winograd",
+    "attention", "conv2d", "depthwise", "injective", "matmul", "normalization", "pooling", "reduction", "stagewise",
+    "winograd",
 ]  # fmt: skip

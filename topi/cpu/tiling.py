@@ -133,3 +133,24 @@ _PARALLEL_CYCLES = 20_000
 def parallel_worthwhile(operations: float, lanes: int) -> bool:
     """Is `operations` scalar operations, done `lanes` at a time, enough work to share between threads?"""
     return operations / lanes >= _PARALLEL_CYCLES
+
+
+def attention_blocks(target: Target, queries: int, keys: int, depth: int, width: int) -> tuple[int, int]:
+    """(rows of a block of queries, columns of a panel) for attention over `keys` keys of `depth`, values of `width`.
+
+    A block's scores take about a quarter of the second-level cache, the panels passing by; its rows are whole register
+    tiles, few blocks being partial.
+    """
+    lanes = vector_lanes(target)
+    panel = 2 * lanes if max(width, depth) > lanes else lanes
+    tile = tile_rows(target, queries, panel, depth)
+    budget = target.cache_bytes[1 if len(target.cache_bytes) > 1 else 0] // 4
+    most = max(1, min(budget // (4 * keys), _MOST_QUERIES) // tile)
+    tiles = min(range(1, most + 1), key=lambda n: (math.ceil(queries / (n * tile)) * (n * tile + _BLOCK_OVERHEAD_ROWS), n))
+    return min(tiles * tile, queries), panel
+
+
+_MOST_QUERIES = 48
+"""Rows of a block of queries, at most: each panel that is read serves all of them."""
+_BLOCK_OVERHEAD_ROWS = 1
+"""Rows of a block of queries whose work equals entering the block."""

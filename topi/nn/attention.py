@@ -14,14 +14,15 @@ __all__ = ["attention"]
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False,
+    masked_value: float = float("-inf"),
+) -> Tensor:  # fmt: skip
     """softmax(query key^T * scale + mask) value.
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E) with H a multiple of G (grouped heads): (B, H, S, E).
-    `mask` broadcasts to (B, H, S, T): a bool one keeps where True, another is added. `causal` lets position s see
-    the keys up to s + T - S. A row that sees nothing gives 0. Stages: "attention_score", "attention_max",
-    "attention_exp", "attention_sum", and the anchor "attention".
+    `mask` broadcasts to (B, H, S, T): a bool one keeps where True and gives `masked_value` elsewhere, another is added.
+    `causal` lets position s see the keys up to s + T - S. A row that sees nothing gives 0. Stages: "attention_score",
+    "attention_max", "attention_exp", "attention_sum", and the anchor "attention".
     """
     batch, heads, length, depth = query.shape
     _, groups, keys, width = value.shape
@@ -45,7 +46,8 @@ def attention(
         score = product(*i) * te.const(scale, wide)
         if mask is not None:
             entry = mask(*broadcast_index(i, mask.shape))
-            score = te.select(entry, score, lowest) if mask.dtype.is_bool else score + te.cast(wide, entry)
+            hidden = te.const(masked_value, wide)
+            score = te.select(entry, score, hidden) if mask.dtype.is_bool else score + te.cast(wide, entry)
         return te.select(i[3] <= i[2] + (keys - length), score, lowest) if causal else score
 
     score = te.compute(product.shape, masked, name="attention_score", tag="attention_score")

@@ -13,8 +13,10 @@ from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float, require_same_dtype
 from relay.type import TensorType, Type, broadcast_shapes, dims_match, shapes_match
+from te.tir import Dim
+from topi.nn.blocked_attention import AttentionForm
 
-__all__ = ["Attention", "attention"]
+__all__ = ["Attention", "BlockedAttention", "attention", "blocked_attention"]
 
 
 @register_op("nn.attention", pattern=OpPattern.OUT_FUSABLE)
@@ -22,8 +24,8 @@ class Attention(OpDef):
     """softmax(query key^T * scale + mask) value, one computation (ONNX: Attention).
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G).
-    A bool mask keeps where True, another is added; `causal` lets position s see keys up to s + T - S; a row that sees
-    nothing gives 0. (C1) the element type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that
+    A bool mask keeps where True, the scores elsewhere being `masked_value`, another is added; `causal` lets position s
+    see keys up to s + T - S; a row that sees nothing gives 0. (C1) the element type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that
     agree as above, H a multiple of G; (C4) the mask is bool or of that element type, and broadcasts to (B, H, S, T).
     """
 
@@ -31,6 +33,7 @@ class Attention(OpDef):
 
     scale: float
     causal: bool = False
+    masked_value: float = float("-inf")
 
     def infer(
         self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
@@ -61,14 +64,14 @@ class Attention(OpDef):
         require(fits, f"(C4) mask {mask} does not broadcast to {scores}")
 
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
-        return topi.nn.attention(query, key, value, mask, self.scale, self.causal)
+        return topi.nn.attention(query, key, value, mask, self.scale, self.causal, self.masked_value)
 
     def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
         repeats = query.shape[1] // key.shape[1]
         q, k, v = (a.astype(np.float64) for a in (query, key.repeat(repeats, 1), value.repeat(repeats, 1)))
         score = q @ np.swapaxes(k, -1, -2) * self.scale
         if mask is not None:
-            score = np.where(mask, score, -np.inf) if mask.dtype == np.bool_ else score + mask.astype(np.float64)
+            score = np.where(mask, score, self.masked_value) if mask.dtype == np.bool_ else score + mask.astype(np.float64)
         if self.causal:
             length, keys = score.shape[-2:]
             score = np.where(np.tri(length, keys, keys - length, dtype=bool), score, -np.inf)
@@ -83,6 +86,63 @@ class Attention(OpDef):
         if query.size is None or key.size is None or result.size is None:
             return 0
         return (query.size + result.size) * key.static_shape[2]
+
+
+@register_op("nn.blocked_attention", pattern=OpPattern.OUT_FUSABLE)
+class BlockedAttention(OpDef):
+    """nn.attention with the heads of a position next to each other, as projections have them; for CPUs.
+
+    query (B, S, H, D), key (B, T, G, D), value (B, T, G, E): (B, S, H, E); a block of `queries` positions at a time,
+    keys and values copied into panels of `panel` columns. The rest, (C1) to (C4) among it, is as for nn.attention.
+    """
+
+    mixed_precision = MixedPrecision.ALWAYS
+    num_copied_inputs = 3
+
+    scale: float
+    queries: int
+    panel: int
+    causal: bool = False
+    masked_value: float = float("-inf")
+
+    def _by_heads(self) -> Attention:
+        return Attention(scale=self.scale, causal=self.causal, masked_value=self.masked_value)
+
+    def infer(
+        self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
+    ) -> TensorType:
+        types = [t.with_shape(_exchanged(t.shape)) if t.ndim == 4 else t for t in (query, key, value)]
+        result = self._by_heads().infer(*types, mask)
+        return result.with_shape(_exchanged(result.shape))
+
+    def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
+        form = AttentionForm(self.scale, self.queries, self.panel, self.causal, self.masked_value)
+        return topi.nn.blocked_attention(query, key, value, mask, form)
+
+    def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
+        q, k, v = [np.swapaxes(a, 1, 2) for a in (query, key, value)]
+        return np.ascontiguousarray(np.swapaxes(self._by_heads().reference(q, k, v, mask), 1, 2))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        query, key = types[:2]
+        assert isinstance(query, TensorType) and isinstance(key, TensorType) and isinstance(result, TensorType)
+        if query.size is None or key.size is None or result.size is None:
+            return 0
+        return (query.size + result.size) * key.static_shape[1]
+
+
+def _exchanged(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """(B, H, S, D) as (B, S, H, D), and back."""
+    return (shape[0], shape[2], shape[1], shape[3])
+
+
+def blocked_attention(
+    query: Expr, key: Expr, value: Expr, mask: Expr | None = None, *, scale: float, queries: int, panel: int,
+    causal: bool = False, masked_value: float = float("-inf"),
+) -> Call:  # fmt: skip
+    """`attention` with inputs and result (batch, position, head, channel), computed in blocks."""
+    op = BlockedAttention(scale=scale, queries=queries, panel=panel, causal=causal, masked_value=masked_value)
+    return op(query, key, value, *([] if mask is None else [mask]))
 
 
 def attention(

@@ -1,0 +1,269 @@
+"""RecognizeAttention: two products with a softmax between them, in the spellings of exporters, become `nn.attention`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr, Function
+from relay.expr_functor import Sharing
+from relay.op.base import OpDef, make_call
+from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
+from relay.transform.builders import array_of, is_call_of, reshaped, transposed
+from relay.transform.function_pass import FunctionPass
+from te.ir import PassContext
+
+__all__ = ["FEWEST_QUERIES", "RecognizeAttention"]
+
+FEWEST_QUERIES = 8
+"""With fewer queries than this the products are of vectors, and packing keys for them would not pay."""
+
+_AS_GOOD_AS_HIDDEN = -1e30
+"""A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen."""
+
+
+@dataclass(frozen=True)
+class RecognizeAttention(FunctionPass):
+    """softmax(q k^T * scale + mask) v in small operators becomes one operator, which is one kernel.
+
+    Scales stand before or behind the first product, masks are added or selected by `where`, and a constant mask of the
+    keys up to a query's own position means causal attention. Heads that share keys and values (`broadcast_to` between
+    views) are read where they are. Shapes must be known.
+    """
+
+    opt_level: ClassVar[int] = 3
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite([SpelledAttention()], function)
+
+
+class SpelledAttention(PatternRule):
+    """softmax(q k^T * scale + mask) v = attention(q, k, v, mask)"""
+
+    weights, value = wildcard(), wildcard()
+    pattern = is_op("nn.batch_matmul")(weights, value)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        weights = _probabilities(found[self.weights], found.shared)
+        if weights is None or not call.tensor_type.is_static or not call.dtype.is_float or call.op.transpose_a:  # type: ignore[union-attr]
+            return None
+        scores = _Scores.of(weights, found.shared)
+        if scores is None:
+            return None
+        *lead, queries, _ = call.tensor_type.static_shape
+        if queries < FEWEST_QUERIES or len(lead) > 2:
+            return None
+        value = found[self.value] if not call.op.transpose_b else _swapped(found[self.value])  # type: ignore[union-attr]
+        made = scores.attention(value, tuple(lead), call)
+        return None if made is None else reshaped(made, call.shape, call.span)
+
+
+def _probabilities(e: Expr, shared: Sharing) -> Call | None:
+    """The softmax along the keys that `e` is, perhaps with zeros instead of NaN in rows that see no key."""
+    if is_call_of(e, "where") and not shared(e):
+        test, zero, weights = cast(Call, e).args
+        same = is_call_of(test, "isnan") and cast(Call, test).args[0] is weights
+        if not same or not _is_number(zero, 0.0):
+            return None
+        return _softmax(weights)
+    return None if shared(e) else _softmax(e)
+
+
+def _softmax(e: Expr) -> Call | None:
+    if not is_call_of(e, "nn.softmax"):
+        return None
+    call = cast(Call, e)
+    rank = len(call.shape)
+    return call if call.op.axis % rank == rank - 1 else None  # type: ignore[union-attr]
+
+
+def _swapped(e: Expr) -> Expr:
+    """`e` with its last two dimensions exchanged, behind a view of the others."""
+    if is_call_of(e, "reshape"):
+        x = cast(Call, e).args[0]
+        if tuple(x.shape[-2:]) == tuple(e.shape[-2:]):
+            return reshaped(_swapped(x), (*e.shape[:-2], e.shape[-1], e.shape[-2]), e.span)
+    rank = len(e.shape)
+    return transposed(e, (*range(rank - 2), rank - 1, rank - 2))
+
+
+def _number(e: Expr) -> float | None:
+    """The number that a constant of one element holds."""
+    return float(e.data.item()) if isinstance(e, Constant) and e.data.size == 1 else None
+
+
+def _is_number(e: Expr, value: float) -> bool:
+    return _number(e) == value
+
+
+@dataclass(slots=True)
+class _Scores:
+    """What the softmax is taken of: product * scale + added, `masked_value` where `kept` is false."""
+
+    product: Call
+    scale: float = 1.0
+    added: Expr | None = None
+    kept: Expr | None = None
+    masked_value: float = float("-inf")
+
+    @staticmethod
+    def of(softmax: Call, shared: Sharing) -> _Scores | None:
+        """The parts of the argument of `softmax`, taken off from the outside; None when there is something else."""
+        found = _Scores(softmax)
+        e = softmax.args[0]
+        while not is_call_of(e, "nn.batch_matmul"):
+            inner = None if shared(e) or not isinstance(e, Call) else found._take(e)
+            if inner is None:
+                return None
+            e = inner
+        if shared(e) or e.dtype != softmax.dtype:
+            return None
+        found.product = cast(Call, e)
+        return found
+
+    def _take(self, call: Call) -> Expr | None:
+        """Note what the outermost operator does, and give the expression it does it to."""
+        args = call.args
+        if is_call_of(call, "multiply", "divide"):
+            return self._take_factor(call)
+        if is_call_of(call, "add"):
+            inner, mask = args if _holds_product(args[0]) else args[::-1]
+            if inner.ty is not call.ty or not _holds_product(inner):
+                return None
+            mask = mask if self.scale == 1.0 else _scaled(mask, self.scale)
+            if not (isinstance(mask, Constant) and not mask.data.any()):
+                self.added = mask if self.added is None else make_call("add", (self.added, mask), call.span)
+            return inner
+        if is_call_of(call, "where") and self.kept is None and self.added is None:
+            return self._take_where(call)
+        return None
+
+    def _take_factor(self, call: Call) -> Expr | None:
+        x, y = call.args
+        factor = _number(y)
+        if factor is None and is_call_of(call, "multiply"):
+            x, factor = y, _number(x)
+        if factor is None or x.ty is not call.ty or not factor:
+            return None
+        self.scale *= factor if is_call_of(call, "multiply") else 1.0 / factor
+        return x
+
+    def _take_where(self, call: Call) -> Expr | None:
+        test, first, second = call.args
+        hidden, inner = _number(second), first
+        if hidden is None:
+            hidden, inner = _number(first), second
+            test = make_call("logical_not", (test,), call.span)
+        if hidden is None or inner.ty is not call.ty:
+            return None
+        self.kept, self.masked_value = test, hidden * self.scale
+        return inner
+
+    def attention(self, value: Expr, lead: tuple[int, ...], call: Call) -> Expr | None:
+        """The operator on `value` (..., keys, columns), of shape (batch, heads, queries, columns)."""
+        op = self.product.op
+        query, key = self.product.args
+        query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
+        key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
+        if any(tuple(e.shape[:-2]) != lead for e in (query, key, value)):
+            return None
+        outer = (1,) * (2 - len(lead)) if len(lead) < 1 else lead
+        outer = (*outer, 1) if len(outer) == 1 else outer
+        query, before = _without_factor(query)
+        key, after = _without_factor(key)
+        scale = self.scale * before * after
+        query, key, value = [reshaped(e, (*outer, *e.shape[-2:])) for e in (query, key, value)]
+        key, value = _ungrouped(key, value)
+        mask, causal, masked_value = self._mask(lead)
+        operands = (query, key, value, *([] if mask is None else [mask]))
+        return make_call(
+            "nn.attention", operands, call.span, scale=scale, causal=causal, masked_value=masked_value
+        )
+
+    def _mask(self, lead: tuple[int, ...]) -> tuple[Expr | None, bool, float]:
+        """The mask as `nn.attention` takes it, whether it is causal instead, and the score of hidden keys."""
+        mask, hidden = self.added, float("-inf")
+        if self.kept is not None:
+            mask, hidden = self.kept, self.masked_value
+            if self.added is not None:
+                number = Constant(np.asarray(hidden).astype(str(self.added.dtype)))
+                mask = make_call("where", (self.kept, self.added, number), self.kept.span)
+        if mask is None:
+            return None, False, float("-inf")
+        *_, queries, keys = self.product.tensor_type.static_shape
+        if _is_causal(mask, queries, keys, hidden):
+            return None, True, float("-inf")
+        if len(lead) < 2 and len(mask.shape) > 2:
+            mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
+        return mask, False, hidden
+
+
+def _holds_product(e: Expr) -> bool:
+    """Is `e` a product of matrices, scaled and masked or not?"""
+    while isinstance(e, Call) and is_call_of(e, "multiply", "divide", "add", "where"):
+        inside = [a for a in e.args if isinstance(a, Call) and a.ty is e.ty]
+        if not inside:
+            return False
+        e = next((a for a in inside if is_call_of(a, "nn.batch_matmul")), inside[0])
+    return is_call_of(e, "nn.batch_matmul")
+
+
+def _scaled(e: Expr, factor: float) -> Expr:
+    number = np.asarray(factor).astype(str(e.dtype))
+    if isinstance(e, Constant):
+        return Constant(e.data * number, span=e.span)
+    return make_call("multiply", (e, Constant(number)), e.span)
+
+
+def _without_factor(e: Expr) -> tuple[Expr, float]:
+    """`e` without a number that all of it is multiplied by, and that number."""
+    if not isinstance(e, Call):
+        return e, 1.0
+    if is_call_of(e, "reshape", "transpose"):
+        x, factor = _without_factor(e.args[0])
+        return (e, 1.0) if factor == 1.0 else (make_call(cast(OpDef, e.op), (x,), e.span), factor)
+    if is_call_of(e, "multiply"):
+        for x, y in (e.args, e.args[::-1]):
+            factor = _number(y)
+            if factor is not None and x.ty is e.ty:
+                return x, factor
+    return e, 1.0
+
+
+def _ungrouped(key: Expr, value: Expr) -> tuple[Expr, Expr]:
+    """Keys and values before each of their heads was repeated for several heads of queries."""
+    before = [_before_repetition(e) for e in (key, value)]
+    if before[0] is None or before[1] is None or before[0].shape[1] != before[1].shape[1]:
+        return key, value
+    return before[0], before[1]
+
+
+def _before_repetition(e: Expr) -> Expr | None:
+    """x of reshape(broadcast_to(reshape(x), (B, G, R, T, D)), (B, G * R, T, D)) with x (B, G, T, D)."""
+    if not is_call_of(e, "reshape") or not is_call_of(cast(Call, e).args[0], "broadcast_to"):
+        return None
+    repeated = cast(Call, cast(Call, e).args[0])
+    one = repeated.args[0]
+    if len(repeated.shape) != 5 or len(one.shape) != 5 or one.shape[2] != 1:
+        return None
+    batch, groups, _, keys, depth = one.shape
+    expected = (batch, groups, repeated.shape[2], keys, depth)
+    return reshaped(one, (batch, groups, keys, depth)) if tuple(repeated.shape) == expected else None
+
+
+def _is_causal(mask: Expr, queries: int, keys: int, hidden: float) -> bool:
+    """Does a constant mask let every query see exactly the keys up to its own position, counted from the end?"""
+    if not isinstance(mask, Constant) or queries > keys or mask.data.shape[-2:] != (queries, keys):
+        return False
+    if mask.data.size != queries * keys:
+        return False
+    array = array_of(mask).reshape(queries, keys)
+    seen = array if array.dtype == np.bool_ else array == 0
+    if array.dtype == np.bool_:
+        if hidden > _AS_GOOD_AS_HIDDEN:
+            return False
+    elif bool((array[~seen] > _AS_GOOD_AS_HIDDEN).any()):
+        return False
+    return bool(np.array_equal(seen, np.tri(queries, keys, keys - queries, dtype=bool)))

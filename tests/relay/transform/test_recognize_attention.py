@@ -1,0 +1,170 @@
+"""RecognizeAttention and BlockAttention: attention in the spellings that exporters write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from backend import Target
+from relay import Expr, Function, const, op, var
+from relay.op import nn
+from relay.op.base import make_call
+from relay.transform import BlockAttention, EliminateCommonSubexpr, FuseOps, RecognizeAttention, SimplifyExpr
+
+B, H, S, D = 1, 2, 9, 4
+HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
+LOWEST = float(np.finfo("float32").min)
+
+
+def heads(x: Expr, axes: tuple[int, ...] = (0, 2, 1, 3)) -> Expr:
+    """(B, S, H * D) by heads: (B, H, S, D), or (B, H, D, S) with axes (0, 2, 3, 1)."""
+    return op.transpose(op.reshape(x, (B, -1, H, D)), axes)
+
+
+def inputs() -> list[Expr]:
+    return [var(name, (B, S, H * D)) for name in "qkv"]
+
+
+def spelled(score: Callable[[Expr], Expr], weight: Callable[[Expr], Expr] = lambda w: w, *more: Expr) -> Function:
+    """softmax of `score` of the product of heads, changed by `weight`, times the values."""
+    q, k, v = inputs()
+    product = nn.batch_matmul(heads(q), heads(k, (0, 2, 3, 1)), transpose_b=False)
+    mixed = nn.batch_matmul(weight(nn.softmax(score(product), axis=-1)), heads(v), transpose_b=False)
+    result = op.reshape(op.transpose(mixed, (0, 2, 1, 3)), (B, S, H * D))
+    return Function((q, k, v, *more), result)
+
+
+def kernels(function: Function) -> list[str]:
+    """The heads of the fused functions."""
+    return [line for line in str(function).splitlines() if "primitive=True" in line]
+
+
+def half(x: Expr) -> Expr:
+    return op.multiply(x, const(0.5))
+
+
+MASK = np.random.default_rng(0).uniform(-1, 1, (1, 1, S, S)).astype("float32")
+SEEN = np.random.default_rng(1).uniform(size=(1, 1, S, S)) < 0.7
+SEEN[..., 0] = True
+
+SPELLINGS = {
+    "plain": lambda x: x,
+    "scaled": half,
+    "divided": lambda x: op.divide(x, const(3.0)),
+    "scaled, then masked": lambda x: op.add(half(x), const(MASK)),
+    "masked, then scaled": lambda x: half(op.add(const(MASK), x)),
+    "masked twice": lambda x: op.add(op.add(x, const(MASK)), const(MASK[:, :, :1])),
+    "hidden by where": lambda x: op.where(const(SEEN), half(x), const(LOWEST)),
+    "hidden where true": lambda x: op.where(const(~SEEN), const(-50.0), x),
+    "hidden, then scaled": lambda x: half(op.where(const(SEEN), x, const(-20.0))),
+    "biased and hidden": lambda x: op.where(const(SEEN), op.add(x, const(MASK)), const(float("-inf"))),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings(transformed, operators, spelling: str):
+    found = operators(transformed(spelled(SPELLINGS[spelling]), RecognizeAttention()))
+    assert found["nn.attention"] == 1 and "nn.softmax" not in found and "nn.batch_matmul" not in found
+
+
+@pytest.mark.parametrize("hidden", [float("-inf"), LOWEST])
+@pytest.mark.parametrize("added", [True, False])
+def test_constant_lower_triangle_is_causal(transformed, operators, added: bool, hidden: float):
+    seen = np.tri(S, dtype=bool)
+    bias = np.where(seen, 0, hidden).astype("float32")
+
+    def score(x: Expr) -> Expr:
+        return op.add(half(x), const(bias)) if added else op.where(const(seen), half(x), const(hidden))
+
+    after = transformed(spelled(score), RecognizeAttention())
+    assert operators(after)["nn.attention"] == 1 and "causal=True" in str(after)
+
+
+def test_mask_of_zeros_is_none(transformed):
+    after = transformed(spelled(lambda x: op.add(x, const(np.zeros((1, 1, S, S), "float32")))), RecognizeAttention())
+    assert "add" not in str(after)
+
+
+def test_zero_instead_of_nan(transformed, operators):
+    seen = SEEN.copy()
+    seen[..., 2, :] = False
+    before = spelled(
+        lambda x: op.where(const(seen), x, const(float("-inf"))),
+        lambda w: op.where(op.isnan(w), const(0.0), w),
+    )
+    assert operators(transformed(before, RecognizeAttention()))["nn.attention"] == 1
+
+
+def test_scale_on_both_operands(transformed, operators):
+    q, k, v = inputs()
+    scaled = [op.multiply(heads(x), const(0.7)) for x in (q, k)]
+    product = nn.batch_matmul(scaled[0], scaled[1], transpose_b=True)
+    before = Function((q, k, v), nn.batch_matmul(nn.softmax(product, axis=3), heads(v), transpose_b=False))
+    found = operators(transformed(before, RecognizeAttention()))
+    assert found["nn.attention"] == 1 and "multiply" not in found
+
+
+def test_three_dimensions(transformed, operators):
+    q, k, v = [var(name, (3, S, D)) for name in "qkv"]
+    score = op.add(nn.batch_matmul(q, k, transpose_b=True), const(MASK[0]))
+    before = Function((q, k, v), nn.batch_matmul(nn.softmax(score, axis=-1), v, transpose_b=False))
+    assert operators(transformed(before, RecognizeAttention()))["nn.attention"] == 1
+
+
+def test_shared_keys_and_values_are_read_once(transformed, operators):
+    q, k, v = var("q", (B, 4, S, D)), var("k", (B, 2, S, D)), var("v", (B, 2, S, D))
+
+    def repeated(x: Expr) -> Expr:
+        return op.reshape(op.broadcast_to(op.reshape(x, (B, 2, 1, S, D)), (B, 2, 2, S, D)), (B, 4, S, D))
+
+    product = nn.batch_matmul(q, repeated(k), transpose_b=True)
+    before = Function((q, k, v), nn.batch_matmul(nn.softmax(product, axis=-1), repeated(v), transpose_b=False))
+    found = operators(transformed(before, RecognizeAttention()))
+    assert found["nn.attention"] == 1 and "broadcast_to" not in found
+
+
+def test_scores_used_elsewhere_stay(transformed):
+    q, k, v = inputs()
+    weights = nn.softmax(nn.batch_matmul(heads(q), heads(k), transpose_b=True), axis=-1)
+    both = op.concatenate([nn.batch_matmul(weights, heads(v), transpose_b=False), weights], axis=-1)
+    before = Function((q, k, v), both)
+    assert transformed(before, RecognizeAttention()) is before
+
+
+def test_softmax_along_the_queries_stays(transformed):
+    q, k, v = inputs()
+    weights = nn.softmax(nn.batch_matmul(heads(q), heads(k), transpose_b=True), axis=2)
+    before = Function((q, k, v), nn.batch_matmul(weights, heads(v), transpose_b=False))
+    assert transformed(before, RecognizeAttention()) is before
+
+
+def test_few_queries_stay(transformed):
+    q, k, v = var("q", (1, 2, 2, D)), var("k", (1, 2, 64, D)), var("v", (1, 2, 64, D))
+    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=True), axis=-1)
+    before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
+    assert transformed(before, RecognizeAttention()) is before
+
+
+def test_blocks_read_projections_in_place(transformed, operators):
+    passes = (RecognizeAttention(), BlockAttention(HASWELL), SimplifyExpr(), EliminateCommonSubexpr(), FuseOps())
+    q, k, v = inputs()
+    after = transformed(spelled(half), *passes)
+    found = operators(after)
+    assert found == {"nn.blocked_attention": 1, "reshape": 4}, "no transposes are left"
+    whole = var("qkv", (B, S, 3 * H * D))
+    parts = [op.strided_slice(whole, (i * H * D,), ((i + 1) * H * D,), axes=(2,)) for i in range(3)]
+    q, k, v = [heads(x) for x in parts]
+    mixed = nn.batch_matmul(nn.softmax(nn.batch_matmul(q, k, transpose_b=True), axis=-1), v, transpose_b=False)
+    after = transformed(Function((whole,), op.transpose(mixed, (0, 2, 1, 3))), *passes)
+    assert len(kernels(after)) == 2, "slices are part of the kernel; the view of the input stands apart"
+
+
+def test_masks_are_not_computed_again_for_every_head(transformed):
+    q, k, v = [var(name, (B, S, H, D)) for name in "qkv"]
+    m = var("m", (1, 1, S, S))
+    mask = op.where(op.greater(m, const(0.0)), const(0.0), const(-1.0))
+    call = make_call("nn.blocked_attention", (q, k, v, mask), None, scale=0.5, queries=3, panel=8)
+    after = transformed(Function((q, k, v, m), call), FuseOps())
+    assert len(kernels(after)) == 2

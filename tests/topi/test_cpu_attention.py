@@ -1,0 +1,83 @@
+"""Attention on CPUs: one kernel, whatever the sizes are to the blocks, compiled and run against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backend
+import relay
+from backend.runtime import graph_executor
+from relay import Function, IRModule, op, var
+from relay.build.graph import make_graph
+from relay.op.base import get_op, make_call
+
+SIZES = {
+    "whole blocks": (1, 48, 48, 2, 2, 16, 16),
+    "partial everything": (2, 37, 53, 3, 3, 10, 21),
+    "fewer queries than a block": (1, 9, 70, 2, 2, 8, 8),
+    "shared heads": (1, 24, 40, 4, 2, 16, 16),
+    "one head for all": (2, 16, 33, 4, 1, 8, 24),
+    "one key": (1, 12, 1, 2, 2, 8, 8),
+    "many keys": (1, 16, 1500, 1, 1, 8, 8),
+}
+
+
+def attention_graph(
+    sizes: tuple[int, ...], mask: tuple[int, ...] | None, dtype: str, **attrs: float
+) -> tuple[Function, list[np.ndarray]]:
+    """nn.attention between transposes of (batch, positions, heads, channels), and random inputs."""
+    batch, queries, keys, heads, groups, depth, width = sizes
+    shapes = [(batch, queries, heads, depth), (batch, keys, groups, depth), (batch, keys, groups, width)]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    params = [var(name, shape) for name, shape in zip("qkv", shapes, strict=True)]
+    operands = [op.transpose(p, (0, 2, 1, 3)) for p in params]
+    if mask is not None:
+        values = rng.standard_normal(mask).astype("float32")
+        arrays.append(values if dtype == "float32" else values > 0)
+        params.append(var("m", mask, dtype))
+        operands.append(params[-1])
+    call = make_call("nn.attention", operands, None, scale=0.3, **attrs)
+    return Function(tuple(params), op.transpose(call, (0, 2, 1, 3))), arrays
+
+
+def compiled_against_reference(function: Function, arrays: list[np.ndarray]) -> None:
+    mod = IRModule({"main": function})
+    graph = make_graph(relay.optimize(mod, backend.Target("llvm"))["main"])
+    assert [node.workload.operators[-1] for node in graph.nodes] == ["nn.blocked_attention"]
+    executor = graph_executor.GraphModule(relay.build(mod, target="llvm")["default"](backend.device("cpu", 0)))
+    for index, array in enumerate(arrays):
+        executor.set_input(index, array)
+    executor.run()
+    expected = relay.interpreter.evaluate(function, arrays)
+    np.testing.assert_allclose(executor.get_output(0).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes(name: str):
+    compiled_against_reference(*attention_graph(SIZES[name], None, "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+@pytest.mark.parametrize("mask", [(1, 1, 20, 37), (2, 1, 1, 37), (37,), (2, 3, 20, 37), (20, 1)])
+def test_masks(mask: tuple[int, ...], dtype: str):
+    compiled_against_reference(*attention_graph((2, 20, 37, 3, 3, 8, 8), mask, dtype))
+
+
+@pytest.mark.parametrize("keys", [40, 75, 33])
+def test_causal(keys: int):
+    compiled_against_reference(*attention_graph((1, 33, keys, 2, 2, 8, 8), None, "float32", causal=True))
+
+
+def test_rows_that_see_nothing():
+    function, arrays = attention_graph((1, 20, 18, 1, 1, 8, 8), (20, 18), "bool")
+    arrays[-1][3] = False
+    compiled_against_reference(function, arrays)
+    function, arrays = attention_graph((1, 20, 18, 1, 1, 8, 8), (20, 18), "bool", masked_value=-3.0)
+    arrays[-1][3] = False
+    compiled_against_reference(function, arrays)
+
+
+def test_operator_is_known():
+    assert get_op("nn.blocked_attention").num_copied_inputs == 3

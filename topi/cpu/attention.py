@@ -1,0 +1,107 @@
+"""Attention on CPUs: a block of queries against all keys, head by head, in the memory of one thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import parallel, vectorize_panel
+from topi.cpu.injective import vectorize_elements
+from topi.cpu.tiling import tile_rows, vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.nn.blocked_attention import AttentionForm
+from topi.registry import operations_behind, register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_blocked_attention"]
+
+_PREFIX = "blocked_attention_"
+
+
+@register_schedule("blocked_attention", "cpu")
+def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Threads share the heads where there are enough to go round, else blocks of queries as well.
+
+    Keys and values are packed by the thread that has their head, or by all together before the rest.
+    """
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    inline_injective(s, outs, keep=[anchor])
+    stage = {op.tag.removeprefix(_PREFIX): op.output(0) for op in operations_behind(outs) if op.tag.startswith(_PREFIX)}
+    form, lanes = anchor.attrs["form"], vector_lanes(target)
+    assert isinstance(form, AttentionForm)
+
+    batch, position, head, column = s[out].op.axis
+    *_, keys = stage["score"].shape
+    *_, depth = stage["queries"].shape
+    work = 2.0 * constant_size([*stage["score"].shape, constant_size([depth, column.extent]) // depth + depth])
+    block, row = s[out].split(position, factor=form.queries, tail="shift")
+    s[out].reorder(batch, head, block, row, column)
+    heads = s[out].fuse(batch, head)
+    parallel(s, out, heads, work, lanes)
+    _tile(s, out, anchor.output(0), row, column, form, constant_size([keys]), target)
+    _pack(s, stage["key_panels"], out, heads)
+    _pack(s, stage["value_panels"], out, heads)
+
+    score, weight = stage["score"], stage["weight"]
+    *_, row, column = s[score].op.axis
+    _tile(s, score, stage["product"], row, column, form, constant_size([depth]), target)
+    for tensor in (stage["queries"], score, stage["largest"], weight, stage["total"]):
+        s[tensor].compute_at(s[out], block)
+    for tensor in (stage["queries"], weight):
+        last = s[tensor].op.axis[-1]
+        vectorize_elements(s, tensor, last, extent_of(last), lanes)
+    for tensor in (stage["largest"], stage["total"]):
+        _reduce_row(s, tensor, form.panel, lanes)
+    return s
+
+
+def _tile(
+    s: te.Schedule, out: te.Tensor, product: te.Tensor, row: te.IterVar, column: te.IterVar, form: AttentionForm,
+    steps: int, target: Target,
+) -> None:  # fmt: skip
+    """`product` in register tiles of rows x a panel, written to `row` and `column` of `out`, panel by panel."""
+    lanes = vector_lanes(target)
+    height = tile_rows(target, form.queries, form.panel, steps)
+    row_outer, row_inner = s[out].split(row, factor=height, tail="shift")
+    column_outer, column_inner = s[out].split(column, factor=form.panel)
+    s[out].reorder(column_outer, row_outer, row_inner, column_inner)
+    s[out].unroll(row_inner)
+    vectorize_panel(s, out, column_inner, form.panel, lanes)
+
+    s[product].set_scope("local")
+    s[product].compute_at(s[out], row_outer)
+    *_, m, n = s[product].op.axis
+    s[product].reorder(*s[product].op.reduce_axis, m, n)
+    s[product].unroll(m)
+    vectorize_panel(s, product, n, form.panel, lanes)
+
+
+def _pack(s: te.Schedule, panels: te.Tensor, out: te.Tensor, heads: te.IterVar) -> None:
+    """The copy of one head's keys or values into panels."""
+    s[panels].compute_at(s[out], heads)
+    *_, p, step, lane = s[panels].op.axis
+    if panels.op.tag.endswith("value_panels"):
+        s[panels].reorder(step, p)
+    s[panels].vectorize(lane)
+
+
+def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> None:
+    """Each row of panels to several vectors of partial results, these to one, and that to a number."""
+    (axis,) = s[tensor].op.reduce_axis
+    extent = extent_of(axis)
+    together = max(n * panel for n in (1, 2, 4) if isinstance(extent, int) and extent % (n * panel) == 0)
+    for width in (together, lanes):
+        (axis,) = s[tensor].op.reduce_axis
+        _, lane = s[tensor].split(axis, factor=width)
+        partial = s.rfactor(tensor, lane)
+        assert isinstance(partial, te.Tensor)
+        s[partial].set_scope("local")
+        s[partial].compute_at(s[tensor], s[tensor].op.axis[-1])
+        first, *rows = s[partial].op.axis
+        s[partial].reorder(*rows, *s[partial].op.reduce_axis, first)
+        s[partial].vectorize(first)
+        if width == together == lanes:
+            break

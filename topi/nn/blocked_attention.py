@@ -1,0 +1,149 @@
+"""Attention one block of queries at a time, with everything between its inputs and its result in memory of one thread.
+
+Keys and values are copied once per head into panels of `panel` keys and of `panel` columns, the form that register
+tiles read in order; queries are scaled while they are copied. The scores of a block of queries with all keys are one
+small matrix, turned into weights where it lies: the matrix of all scores is never in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Dim, PrimExpr, as_dim
+from topi.tag import INJECTIVE
+from topi.utils import accumulator_type, broadcast_index, ceil_div, same_dim
+
+__all__ = ["AttentionForm", "blocked_attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """How attention is computed: scores times `scale`, plus or under a mask, `causal` or not, in which blocks.
+
+    `masked_value` is the score of keys that a bool mask hides. `queries` are the rows of a block, `panel` the keys, and
+    the columns of values, that lie next to each other in a panel.
+    """
+
+    scale: float
+    queries: int
+    panel: int
+    causal: bool = False
+    masked_value: float = float("-inf")
+
+
+def blocked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> Tensor:
+    """softmax(query key^T * scale + mask) value, with the heads of a position next to each other, as projections have it.
+
+    query (B, S, H, D), key (B, T, G, D), value (B, T, G, E) with H a multiple of G: (B, S, H, E). The rest is as in
+    `topi.nn.attention`. The stages are found by their tags, "blocked_attention_<name>"; "blocked_attention" is the
+    anchor.
+    """
+    return _Blocked(query, key, value, mask, form).result()
+
+
+class _Blocked:
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm
+    ) -> None:
+        self.query, self.key, self.value, self.mask, self.form = query, key, value, mask, form
+        self.batch, self.length, self.heads, self.depth = query.shape
+        _, self.keys, self.groups, self.width = value.shape
+        self.padded_keys = as_dim(ceil_div(self.keys, form.panel) * form.panel)
+        self.rows = (self.batch, self.heads, self.length)
+        self.wide = accumulator_type(query.dtype)
+        self.lowest, self.zero = te.const(float("-inf"), self.wide), te.const(0, self.wide)
+
+    def _stage(self, shape: tuple[Dim, ...], body: Callable[..., PrimExpr], name: str) -> Tensor:
+        return te.compute(shape, body, name=name, tag=f"blocked_attention_{name}")
+
+    def _group(self, h: Any) -> Any:
+        per_group = self.heads // self.groups
+        return h if isinstance(per_group, int) and per_group == 1 else h // per_group
+
+    def _within(self, at: Any, size: Dim, padded: Dim, entry: PrimExpr, beyond: PrimExpr) -> PrimExpr:
+        """`entry`, but `beyond` where `at` is past the `size` that was filled up to `padded`."""
+        return entry if same_dim(size, padded) else te.if_then_else(at < size, entry, beyond)
+
+    def _queries(self) -> Tensor:
+        scale = te.const(self.form.scale, self.wide)
+
+        def body(b: Any, h: Any, s: Any, d: Any) -> PrimExpr:
+            return te.cast(self.wide, self.query(b, s, h, d)) * scale
+
+        return self._stage((*self.rows, self.depth), body, "queries")
+
+    def _key_panels(self) -> Tensor:
+        panel = self.form.panel
+
+        def body(b: Any, g: Any, p: Any, d: Any, lane: Any) -> PrimExpr:
+            t = p * panel + lane
+            entry = te.cast(self.wide, self.key(b, t, g, d))
+            return self._within(t, self.keys, self.padded_keys, entry, self.zero)
+
+        shape = (self.batch, self.groups, ceil_div(self.keys, panel), self.depth, panel)
+        return self._stage(shape, body, "key_panels")
+
+    def _value_panels(self) -> Tensor:
+        panel = self.form.panel
+        count = ceil_div(self.width, panel)
+
+        def body(b: Any, g: Any, p: Any, t: Any, lane: Any) -> PrimExpr:
+            e = p * panel + lane
+            entry = te.cast(self.wide, self.value(b, t, g, e))
+            return self._within(e, self.width, as_dim(count * panel), entry, self.zero)
+
+        return self._stage((self.batch, self.groups, count, self.keys, panel), body, "value_panels")
+
+    def _scores(self) -> Tensor:
+        """(B, H, S, T filled up to whole panels): -inf where a key may not be seen or there is none."""
+        queries, panels, panel = self._queries(), self._key_panels(), self.form.panel
+        d = te.reduce_axis((0, self.depth), name="d")
+
+        def dot(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
+            return te.sum(queries(b, h, s, d) * panels(b, self._group(h), t // panel, d, t % panel), axis=d)
+
+        product = self._stage((*self.rows, self.padded_keys), dot, "product")
+
+        def masked(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
+            score = product(b, h, s, t)
+            if self.mask is not None:
+                entry = self.mask(*broadcast_index((b, h, s, t), self.mask.shape))
+                hidden = te.const(self.form.masked_value, self.wide)
+                score = te.select(entry, score, hidden) if entry.dtype.is_bool else score + te.cast(self.wide, entry)
+            if self.form.causal:
+                score = te.select(t <= s + (self.keys - self.length), score, self.lowest)
+            return self._within(t, self.keys, self.padded_keys, score, self.lowest)
+
+        return self._stage(product.shape, masked, "score")
+
+    def result(self) -> Tensor:
+        """The attention of `_Blocked`'s inputs."""
+        score, values, panel = self._scores(), self._value_panels(), self.form.panel
+        k_max, k_sum = [te.reduce_axis((0, self.padded_keys), name="t") for _ in range(2)]
+        k_out = te.reduce_axis((0, self.keys), name="t")
+        largest = self._stage(self.rows, lambda *i: te.max(score(*i, k_max), axis=k_max), "largest")
+
+        def relative(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
+            top = largest(b, h, s)
+            return te.exp(score(b, h, s, t) - te.select(top == self.lowest, self.zero, top))
+
+        weight = self._stage(score.shape, relative, "weight")
+        total = self._stage(self.rows, lambda *i: te.sum(weight(*i, k_sum), axis=k_sum), "total")
+
+        def mix(b: Any, h: Any, s: Any, e: Any) -> PrimExpr:
+            column = values(b, self._group(h), e // panel, k_out, e % panel)
+            return te.sum(weight(b, h, s, k_out) * column, axis=k_out)
+
+        shape = (*self.rows, self.width)
+        mixed = te.compute(shape, mix, name="mixed", tag="blocked_attention", attrs={"form": self.form})
+
+        def normalized(b: Any, s: Any, h: Any, e: Any) -> PrimExpr:
+            divisor = te.select(total(b, h, s) == self.zero, te.const(1, self.wide), total(b, h, s))
+            return te.cast(self.query.dtype, mixed(b, h, s, e) / divisor)
+
+        shape = (self.batch, self.length, self.heads, self.width)
+        return te.compute(shape, normalized, name="attention", tag=INJECTIVE)
