@@ -198,7 +198,8 @@ class _Partition:
 
     def _copied_operands(self, node: int, sink: int, path: list[int]) -> None:
         group = self.groups[node].find()
-        if not path and group.pattern <= OpPattern.INJECTIVE and _is_copied(self.flow.nodes[node], self.flow.nodes[sink]):
+        copied = _is_copied(self.flow.nodes[node], self.flow.nodes[sink])
+        if not path and copied and group.pattern <= OpPattern.INJECTIVE:
             group.merge_into(self.groups[sink])
 
     def _meets_a_join(self, nodes: Sequence[int]) -> bool:

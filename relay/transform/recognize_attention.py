@@ -1,4 +1,4 @@
-"""RecognizeAttention: two products with a softmax between them, in the spellings of exporters, become `nn.attention`."""
+"""RecognizeAttention: two products with a softmax between them, as exporters spell it, become `nn.attention`."""
 
 from __future__ import annotations
 

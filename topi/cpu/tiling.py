@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "RegisterTile", "best_tile", "direct_cycles", "group_columns", "packed_columns", "parallel_worthwhile",
-    "tile_cycles", "tile_rows", "vector_lanes",
+    "RegisterTile", "attention_blocks", "best_tile", "group_columns", "packed_columns", "parallel_worthwhile",
+    "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 _FMA_PORTS = 2
@@ -144,9 +144,13 @@ def attention_blocks(target: Target, queries: int, keys: int, depth: int, width:
     lanes = vector_lanes(target)
     panel = 2 * lanes if max(width, depth) > lanes else lanes
     tile = tile_rows(target, queries, panel, depth)
-    budget = target.cache_bytes[1 if len(target.cache_bytes) > 1 else 0] // 4
+    budget = target.cache_bytes.l2 // 4
     most = max(1, min(budget // (4 * keys), _MOST_QUERIES) // tile)
-    tiles = min(range(1, most + 1), key=lambda n: (math.ceil(queries / (n * tile)) * (n * tile + _BLOCK_OVERHEAD_ROWS), n))
+
+    def rows_computed(tiles: int) -> int:
+        return math.ceil(queries / (tiles * tile)) * (tiles * tile + _BLOCK_OVERHEAD_ROWS)
+
+    tiles = min(range(1, most + 1), key=rows_computed)
     return min(tiles * tile, queries), panel
 
 

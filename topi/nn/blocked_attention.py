@@ -36,7 +36,7 @@ class AttentionForm:
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> Tensor:
-    """softmax(query key^T * scale + mask) value, with the heads of a position next to each other, as projections have it.
+    """softmax(query key^T * scale + mask) value, the heads of a position next to each other, as projections have them.
 
     query (B, S, H, D), key (B, T, G, D), value (B, T, G, E) with H a multiple of G: (B, S, H, E). The rest is as in
     `topi.nn.attention`. The stages are found by their tags, "blocked_attention_<name>"; "blocked_attention" is the

@@ -25,8 +25,9 @@ class Attention(OpDef):
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G).
     A bool mask keeps where True, the scores elsewhere being `masked_value`, another is added; `causal` lets position s
-    see keys up to s + T - S; a row that sees nothing gives 0. (C1) the element type is a float; (C2) of query, key and value; (C3) they have 4 dimensions that
-    agree as above, H a multiple of G; (C4) the mask is bool or of that element type, and broadcasts to (B, H, S, T).
+    see keys up to s + T - S; a row that sees nothing gives 0. (C1) the element type is a float; (C2) of query, key and
+    value; (C3) they have 4 dimensions that agree as above, H a multiple of G; (C4) the mask is bool or of that element
+    type, and broadcasts to (B, H, S, T).
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -71,7 +72,8 @@ class Attention(OpDef):
         q, k, v = (a.astype(np.float64) for a in (query, key.repeat(repeats, 1), value.repeat(repeats, 1)))
         score = q @ np.swapaxes(k, -1, -2) * self.scale
         if mask is not None:
-            score = np.where(mask, score, self.masked_value) if mask.dtype == np.bool_ else score + mask.astype(np.float64)
+            hides = mask.dtype == np.bool_
+            score = np.where(mask, score, self.masked_value) if hides else score + mask.astype(np.float64)
         if self.causal:
             length, keys = score.shape[-2:]
             score = np.where(np.tri(length, keys, keys - length, dtype=bool), score, -np.inf)
@@ -111,8 +113,8 @@ class BlockedAttention(OpDef):
     def infer(
         self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
     ) -> TensorType:
-        types = [t.with_shape(_exchanged(t.shape)) if t.ndim == 4 else t for t in (query, key, value)]
-        result = self._by_heads().infer(*types, mask)
+        query, key, value = [t.with_shape(_exchanged(t.shape)) if t.ndim == 4 else t for t in (query, key, value)]
+        result = self._by_heads().infer(query, key, value, mask)
         return result.with_shape(_exchanged(result.shape))
 
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
