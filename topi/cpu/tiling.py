@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "RegisterTile", "attention_blocks", "best_tile", "group_columns", "packed_columns", "parallel_worthwhile",
-    "tile_rows", "vector_lanes",
+    "RegisterTile", "attention_blocks", "best_tile", "direct_cycles", "group_columns", "packed_columns",
+    "parallel_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 _FMA_PORTS = 2
