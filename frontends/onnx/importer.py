@@ -27,6 +27,7 @@ from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, in
 from frontends.onnx.model import NEWEST_OPSET, Model, load, opset_table
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops import load_converters
+from frontends.onnx.refused import REFUSED
 from frontends.onnx.registry import Result, find_converter
 from frontends.onnx.sizes import SizeTable
 from frontends.onnx.symbolic import sizes_in
@@ -561,6 +562,8 @@ def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -
         return ""
     if has_function(domain, node.op_type, opsets[domain]):
         return ""
+    if (domain, node.op_type) in REFUSED:
+        return f"{operator} ({REFUSED[domain, node.op_type]})"
     if find_converter(domain, node.op_type, NEWEST_OPSET) is not None:
         return f"{operator} at opset {opsets[domain]} (a newer opset of it is supported)"
     return f"{operator} at opset {opsets[domain]}"

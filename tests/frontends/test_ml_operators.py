@@ -125,3 +125,17 @@ def test_string_labels_are_refused_by_name():
         RelayBackend.prepare(
             model("LinearClassifier", X, 2, coefficients=[1.0] * 6, classlabels_strings=["a", "b"])
         )
+
+
+@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
+@pytest.mark.parametrize("one_class", [0, 1])
+def test_support_vector_regression(kernel, one_class):
+    vectors, weights = rng.normal(size=(4, 3)), rng.normal(size=4)
+    check(
+        "SVMRegressor", X, coefficients=weights.tolist(), support_vectors=vectors.reshape(-1).tolist(), n_supports=4,
+        rho=[0.3], kernel_type=kernel, kernel_params=[0.4, 0.2, 3.0], one_class=one_class,
+    )  # fmt: skip
+
+
+def test_linear_support_vector_regression():
+    check("SVMRegressor", X, coefficients=[0.5, -1.0, 2.0], rho=[0.25], kernel_type="LINEAR", kernel_params=[0.0] * 3)

@@ -12,13 +12,13 @@ from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
 
-__all__ = ["POST_TRANSFORMS", "class_labels", "labelled", "post_transformed"]
+__all__ = ["POST_TRANSFORMS", "class_labels", "labelled", "post_transformed", "svm_kernel"]
 
 DOMAIN = "ai.onnx.ml"
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
-def _constant(values: float | Sequence[float], like: Expr) -> Constant:
+def _constant(values: float | Sequence[float] | np.ndarray, like: Expr) -> Constant:
     return Constant(np.asarray(values, dtype=str(like.dtype)))
 
 
@@ -211,3 +211,37 @@ def linear_classifier(node: OnnxNode) -> list[Expr]:
     if not single and targets != len(labels):
         raise node.error(f"scores of {targets} classes with {len(labels)} labels")
     return labelled(node, _linear(node, targets), labels, transform, single, positive=False)
+
+
+@converter("SVMRegressor", domain=DOMAIN)
+def svm_regressor(node: OnnxNode) -> Expr:
+    """The sum over support vectors of their coefficients times a kernel of them and a row; without vectors, linear."""
+    rows = _float_rows(node)
+    weights, vectors = _floats(node, "coefficients"), _floats(node, "support_vectors")
+    count = node.attr_int("n_supports", 0)
+    node.attrs.ignore("n_targets")
+    rho = _constant((_floats(node, "rho") or (0.0,))[0], rows)
+    kernel = node.attr_choice("kernel_type", ("LINEAR", "POLY", "RBF", "SIGMOID"), "LINEAR")
+    parameters = _floats(node, "kernel_params") or (0.0, 0.0, 0.0)
+    features = rows.tensor_type.static_shape[1]
+    if len(vectors) != count * features or len(weights) != (count or features):
+        raise node.error(f"{len(weights)} coefficients and {len(vectors)} numbers for {count} support vectors")
+    values = svm_kernel(rows, np.reshape(vectors, (count, features)), kernel, parameters) if count else rows
+    total = op.add(op.nn.matmul(values, _constant(np.reshape(weights, (-1, 1)), rows)), rho)
+    if node.attr_bool("one_class", False):
+        total = op.where(op.greater(total, _constant(0.0, total)), _constant(1.0, total), _constant(-1.0, total))
+    return post_transformed(node, total, node.attr_choice("post_transform", POST_TRANSFORMS, "NONE"))
+
+
+def svm_kernel(rows: Expr, vectors: np.ndarray, kernel: str, parameters: Sequence[float]) -> Expr:
+    """The kernel of each row with each support vector: [N, vectors]. `parameters` are gamma, coef0 and the degree."""
+    gamma, coefficient, degree = [_constant(p, rows) for p in parameters]
+    products = op.nn.matmul(rows, _constant(vectors.T, rows))
+    if kernel == "LINEAR":
+        return products
+    if kernel == "RBF":
+        distance = op.subtract(op.expand_dims(rows, 1), _constant(vectors[None], rows))
+        squares = op.sum(op.multiply(distance, distance), axis=(2,))
+        return op.exp(op.negative(op.multiply(squares, gamma)))
+    shifted = op.add(op.multiply(products, gamma), coefficient)
+    return op.tanh(shifted) if kernel == "SIGMOID" else op.power(shifted, degree)

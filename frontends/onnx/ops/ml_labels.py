@@ -15,6 +15,13 @@ from relay.expr import Constant, Expr
 DOMAIN = "ai.onnx.ml"
 
 
+@converter("LabelEncoder", since=1, domain=DOMAIN)
+def label_encoder_1(node: OnnxNode) -> Expr:
+    """Before version 2, strings to their positions in a list, or positions to strings."""
+    names = np.array(node.attrs.get_strings("classes_strings") or (), object)
+    return _between(node, names, np.arange(names.size, dtype=np.int64))
+
+
 @converter("LabelEncoder", since=2, domain=DOMAIN)
 def label_encoder(node: OnnxNode) -> Expr:
     """The value whose key an element equals, or the default; the first of equal keys counts, and NaN equals NaN."""
@@ -43,9 +50,14 @@ def category_mapper(node: OnnxNode) -> Expr:
     """Strings to numbers, or numbers to strings."""
     names = np.array(node.attrs.get_strings("cats_strings") or (), object)
     numbers = np.array(node.attr_ints("cats_int64s"), np.int64)
-    number, name = node.attr_int("default_int64", -1), node.attr_str("default_string", "_Unused")
     if names.shape != numbers.shape:
         raise node.error(f"{names.size} strings for {numbers.size} numbers")
+    return _between(node, names, numbers)
+
+
+def _between(node: OnnxNode, names: np.ndarray, numbers: np.ndarray) -> Expr:
+    """The number of each string of input 0, or the string of each number."""
+    number, name = node.attr_int("default_int64", -1), node.attr_str("default_string", "_Unused")
     if node.dtype(0) == "string":
         return _on_host(node, names, numbers, np.array(number, np.int64))
     return _on_host(node, numbers, names, np.array(name, object))

@@ -323,6 +323,16 @@ def expand(node: OnnxNode) -> Expr:
     return node[0] if shapes_equal(shape, source) else op.broadcast_to(node[0], shape)
 
 
+@converter("Tile", since=1)
+def tile_1(node: OnnxNode) -> Expr:
+    """Before opset 6 one axis was repeated."""
+    count = node.constant_ints(1, "the number of tiles")
+    axis = node.axis(node.constant_ints(2, "the axis")[0], node.rank(0))
+    if count[0] < 0:
+        raise node.error(f"{count[0]} tiles", expected="0 or more")
+    return op.tile(node[0], [count[0] if a == axis else 1 for a in range(node.rank(0))])
+
+
 @converter("Tile", since=6)
 def tile(node: OnnxNode) -> Expr:
     reps = node.sizes(1, "the repeats")

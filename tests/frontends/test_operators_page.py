@@ -1,0 +1,32 @@
+"""The operators of the installed onnx package are all converted or refused with a reason, and the page says which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from frontends.onnx.operators_page import operators, page
+from frontends.onnx.refused import REFUSED
+
+PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+
+
+def test_every_version_of_every_operator_is_converted_or_its_operator_refused():
+    missing = [
+        f"{each.domain}::{each.name} since {schema.since_version}"
+        for each in operators()
+        for schema in each.schemas
+        if not schema.deprecated and not each.is_handled(schema) and (each.domain, each.name) not in REFUSED
+    ]
+    assert not missing, missing
+
+
+def test_refused_operators_exist_and_have_no_converter():
+    known = {(each.domain, each.name): each for each in operators()}
+    for key, reason in REFUSED.items():
+        assert reason and key in known and not known[key].versions, key
+
+
+def test_the_page_is_that_of_the_code(request):
+    if request.config.getoption("--update-docs"):
+        PAGE.write_text(page())
+    assert PAGE.read_text() == page(), "run: python -m frontends.onnx.operators_page > docs/operators.md"
