@@ -438,8 +438,7 @@ class _Importer:
         number = self._number(source)
         names = tuple(f"#size{number}_{element}" for element in range(ty.size))
         self.bound.append((finished, source, names))
-        self.table.scopes.update(dict.fromkeys(names, self.bodies))
-        return tuple(self.table.dim(name, unnamed=True) for name in names)
+        return tuple(self.table.compute(name, self.bodies) for name in names)
 
     def _number(self, place: str) -> int:
         """A number for what is asked for at `place`: the same each time the model is converted."""
@@ -448,10 +447,9 @@ class _Importer:
 
     def fresh_size(self, name: str, place: str, inside: bool, may_be_one: bool) -> Dim:
         unique = f"{name}_{self._number(f'{place}, {name}')}"
-        self.table.scopes[unique] = (*self.bodies, place) if inside else self.bodies
         if may_be_one:
             self.table.may_be_one.add(unique)
-        return self.table.dim(unique, unnamed=True)
+        return self.table.compute(unique, (*self.bodies, place) if inside else self.bodies)
 
     def may_be_one(self, d: Dim) -> bool:
         return isinstance(d, SizeVar) and d.name in self.table.may_be_one

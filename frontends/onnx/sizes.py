@@ -19,21 +19,26 @@ __all__ = ["SizeTable"]
 class SizeTable:
     """`solved` gives variables by others or by numbers; `unnamed` are those that the model has no name for.
 
-    Names that begin with "#" are the importer's own. `scopes` says which bodies (of loops and branches) a variable
-    belongs to, outermost first; `may_be_one` are sizes that are 1 on one way through the model and not on another, so
-    that they may broadcast: no equality is learned of them.
+    Names that begin with "#" are the importer's own. `computed` are those that the program gives a value, in that
+    order, with the bodies (of loops and branches) that they belong to; `may_be_one` are sizes that are 1 on one way
+    through the model and not on another, so that they may broadcast: no equality is learned of them.
     """
 
     variables: dict[str, SizeVar] = field(default_factory=dict)
     solved: dict[str, Dim] = field(default_factory=dict)
     unnamed: set[str] = field(default_factory=set)
-    scopes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    computed: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     may_be_one: set[str] = field(default_factory=set)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     def number(self, key: Hashable) -> int:
         """The number of a place in the model, the same each time the model is converted."""
         return self._numbers.setdefault(key, len(self._numbers))
+
+    def compute(self, name: str, bodies: tuple[str, ...]) -> Dim:
+        """What is known of a size that the program computes in `bodies`."""
+        self.computed.setdefault(name, (len(self.computed), bodies))
+        return self.dim(name, unnamed=True)
 
     def variable(self, name: str, unnamed: bool = False) -> SizeVar:
         """The variable of that name."""
@@ -64,10 +69,12 @@ class SizeTable:
         return len(self.solved) > before
 
     def _can_be(self, name: str, of: Iterable[str]) -> bool:
-        """May the variable be replaced by an expression of these? They must be in sight wherever it is."""
-        scope = self.scopes.get(name, ())
-        visible = all(scope[: len(found)] == found for found in (self.scopes.get(v, ()) for v in of))
-        return visible and name not in of and name not in self.may_be_one
+        """May the variable be replaced by an expression of these? They must be known wherever and whenever it is."""
+        inputs = (-1, ())
+        number, bodies = self.computed.get(name, inputs)
+        others = [self.computed.get(v, inputs) for v in of]
+        known = all(n <= number and bodies[: len(around)] == around for n, around in others)
+        return known and name not in of and name not in self.may_be_one
 
     def open(self, equal: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
         """The equalities that nothing learned settles."""

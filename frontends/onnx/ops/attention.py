@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.attention_parts import grouped_product, rotated
 from frontends.onnx.ops.cast import cast_to
-from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from frontends.onnx.ops.common import counted, float_const, reshape_to, transposed
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed, dtype_name
 from relay import op
-from relay.expr import Constant, Expr
+from relay.expr import Constant, Expr, const
+from relay.sizes import add_sizes, is_at_least, product, quotient
 
 RAW_SCORES, CAPPED_SCORES, BIASED_SCORES, PROBABILITIES = range(4)
 """What the fourth output of Attention holds, by `qk_matmul_output_mode`."""
@@ -48,20 +50,21 @@ def attention(node: OnnxNode) -> list[Expr | None]:
     shown = cast_to(weights, query.dtype) if mode == PROBABILITIES else shown
     result = cast_to(grouped_product(weights, cast_to(value, weights.dtype)), query.dtype)
     if flat:
-        batch, heads, length, size = result.tensor_type.static_shape
-        result = reshape_to(transposed(result, (0, 2, 1, 3)), (batch, length, heads * size))
+        batch, heads, length, size = result.shape
+        result = reshape_to(transposed(result, (0, 2, 1, 3)), (batch, length, product((heads, size))))
     return [result, key, value, shown]
 
 
 def _heads(node: OnnxNode, index: int, heads: int) -> Expr:
     """Input `index` as [batch, heads, length, size]; three axes hold the heads side by side in the last."""
-    shape = node.shape(index)
+    shape = node.type(index).shape
     if len(shape) == 4:
         return node[index]
-    if len(shape) != 3 or heads < 1 or shape[2] % heads:
-        problem = f"input {index} of shape {list(shape)} with {heads} heads"
+    size = quotient(shape[2:], (heads,)) if len(shape) == 3 and heads >= 1 else None
+    if size is None:
+        problem = f"input {index} of type {node.type(index)} with {heads} heads"
         raise node.error(problem, expected="rank 4, or rank 3 with the number of heads given")
-    return transposed(reshape_to(node[index], (shape[0], shape[1], heads, shape[2] // heads)), (0, 2, 1, 3))
+    return transposed(reshape_to(node[index], (shape[0], shape[1], heads, size)), (0, 2, 1, 3))
 
 
 def _cached(node: OnnxNode, index: int, x: Expr) -> Expr:
@@ -72,7 +75,10 @@ def _cached(node: OnnxNode, index: int, x: Expr) -> Expr:
 
 def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
     """Q * K' * scale: [batch, query heads, queries, keys]. Narrow floats are scaled on both sides, against overflow."""
-    scale = node.attr_float("scale", 1.0 / math.sqrt(query.tensor_type.static_shape[3]))
+    given, size = node.attrs.get_float("scale"), query.shape[3]
+    if given is None and not isinstance(size, int):
+        raise node.value_needed("the size of a head, by which scores are scaled, is known at run time", query)
+    scale = 1.0 / math.sqrt(size) if given is None else given  # type: ignore[arg-type]
     if query.dtype.bits < 32:
         root = float_const(math.sqrt(scale), query)
         query, key = op.multiply(query, root), op.multiply(key, root)
@@ -86,7 +92,7 @@ class _Masks:
 
     def __init__(self, node: OnnxNode, query: Expr, key: Expr) -> None:
         self.node = node
-        self.queries, self.keys = query.tensor_type.static_shape[2], key.tensor_type.static_shape[2]
+        self.queries, self.keys = query.shape[2], key.shape[2]
         self.like = query
         self.lengths = node.get(6)
         self.window = (node.attr_int("left_window_size", -1), node.attr_int("right_window_size", -1))
@@ -100,6 +106,8 @@ class _Masks:
         """`weights` with zeros for queries that see no key at all."""
         if self.bias is None:
             return weights
+        if self.node.get(3) is None and self.lengths is None and self.window[0] < 0:
+            return weights  # the first key is seen by all
         if isinstance(self.bias, Constant) and bool(np.all(self.bias.data.max(axis=-1) > -np.inf)):
             return weights
         blind = op.equal(op.max(self.bias, axis=(-1,), keepdims=True), float_const(-math.inf, self.bias))
@@ -124,11 +132,11 @@ class _Masks:
         if mask is None:
             return None
         mask = self._barred(mask) if mask.dtype.is_bool else mask
-        shape = mask.tensor_type.static_shape
-        missing = self.keys - shape[-1]
-        if missing <= 0 or (shape[-1] == 1 < self.keys and len(shape) == 1):
+        shape = mask.shape
+        if is_at_least(shape[-1], self.keys) or (shape[-1] == 1 and len(shape) == 1):
             return mask
-        rest = Constant(np.full((*shape[:-1], missing), -np.inf).astype(str(mask.dtype)))
+        missing = add_sizes(self.keys, product((-1, shape[-1])))
+        rest = op.full(-math.inf, (*shape[:-1], missing), str(mask.dtype))
         return op.concatenate([mask, rest], axis=-1)
 
     def _positions(self) -> Expr | None:
@@ -136,25 +144,35 @@ class _Masks:
         left, right = self.window
         if not self.causal and left < 0 and right < 0:
             return None
-        check_computed((self.queries, self.keys), self.node.where)
-        distance = np.arange(self.queries)[:, None] - np.arange(self.keys)[None, :]
-        if self.lengths is None or self.node.get(4) is not None:
-            past = 0 if self.node.get(4) is None else self.node.shape(4)[2]
-            return self._barred(Constant(self._visible(distance + past)))
-        batch = self.node.static(self.lengths, "the shape of nonpad_kv_seqlen")[0]
-        offset = op.subtract(self.lengths, Constant(np.array(self.queries, str(self.lengths.dtype))))
-        at = op.add(op.reshape(offset, (batch, 1, 1, 1)), Constant(distance.astype(str(self.lengths.dtype))))
+        known = isinstance(self.queries, int) and isinstance(self.keys, int)
+        if known:
+            check_computed((self.queries, self.keys), self.node.where)  # type: ignore[arg-type]
+        cached = self.node.get(4)
+        if self.lengths is None or cached is not None:
+            past = 0 if cached is None else cached.shape[2]
+            if known and isinstance(past, int):
+                distance = np.arange(self.queries)[:, None] - np.arange(self.keys)[None, :] + past
+                return self._barred(Constant(self._visible(distance)))
+            return self._seen(op.add(self._distances("int64"), op.sizes((past,), ())))
+        kind = str(self.lengths.dtype)
+        offset = op.subtract(self.lengths, op.sizes((self.queries,), (), kind))
+        return self._seen(op.add(op.reshape(offset, (self.lengths.shape[0], 1, 1, 1)), self._distances(kind)))
+
+    def _distances(self, dtype: str) -> Expr:
+        """How far keys lie behind queries, both counted from 0: [queries, keys]."""
+        return op.subtract(op.reshape(counted(self.queries, dtype), (self.queries, 1)), counted(self.keys, dtype))
+
+    def _seen(self, at: Expr) -> Expr:
+        """As `_visible`, of distances computed at run time."""
+        left, right = self.window
         conditions: list[Expr] = []
         if self.causal:
-            conditions.append(op.greater_equal(at, Constant(np.array(0, str(at.dtype)))))
+            conditions.append(op.greater_equal(at, const(0, at.dtype)))
         if left >= 0:
-            conditions.append(op.less_equal(at, Constant(np.array(left, str(at.dtype)))))
+            conditions.append(op.less_equal(at, const(left, at.dtype)))
         if right >= 0:
-            conditions.append(op.greater_equal(at, Constant(np.array(-right, str(at.dtype)))))
-        allowed = conditions[0]
-        for condition in conditions[1:]:
-            allowed = op.logical_and(allowed, condition)
-        return self._barred(allowed)
+            conditions.append(op.greater_equal(at, const(-right, at.dtype)))
+        return self._barred(reduce(op.logical_and, conditions))
 
     def _visible(self, distance: np.ndarray) -> np.ndarray:
         """Which keys are seen, by how far they lie behind the query."""
@@ -171,24 +189,25 @@ class _Masks:
     def _valid_keys(self) -> Expr | None:
         if self.lengths is None:
             return None
-        batch = self.node.static(self.lengths, "the shape of nonpad_kv_seqlen")[0]
-        positions = Constant(np.arange(self.keys).astype(str(self.lengths.dtype)))
-        return self._barred(op.less(positions, op.reshape(self.lengths, (batch, 1, 1, 1))))
+        positions = counted(self.keys, str(self.lengths.dtype))
+        return self._barred(op.less(positions, op.reshape(self.lengths, (self.lengths.shape[0], 1, 1, 1))))
 
 
 @converter("RotaryEmbedding", since=23)
 def rotary_embedding(node: OnnxNode) -> Expr:
     """Pairs of channels turned by an angle that depends on the position; caches hold the angles' cosines and sines."""
-    shape, heads = node.shape(0), node.attr_int("num_heads", 0)
+    shape, heads = node.type(0).shape, node.attr_int("num_heads", 0)
     flat = len(shape) == 3
-    if flat and (heads < 1 or shape[2] % heads):
-        raise node.error(f"{shape[2]} channels in {heads} heads", expected="num_heads that divides the channels")
-    x = (
-        reshape_to(node[0], (shape[0], shape[1], heads, shape[2] // heads))
-        if flat
-        else transposed(node[0], (0, 2, 1, 3))
-    )
-    size = x.tensor_type.static_shape[3]
+    if flat:
+        size = quotient(shape[2:], (heads,)) if heads >= 1 else None
+        if size is None:
+            raise node.error(f"{shape[2]} channels in {heads} heads", expected="num_heads that divides the channels")
+        x = reshape_to(node[0], (shape[0], shape[1], heads, size))
+    else:
+        x = transposed(node[0], (0, 2, 1, 3))
+    size = x.shape[3]
+    if not isinstance(size, int):
+        raise node.value_needed("the size of a head is known at run time", node[0])
     turned = node.attr_int("rotary_embedding_dim", 0) or size
     if turned % 2 or not 0 < turned <= size:
         raise node.error(f"rotary_embedding_dim is {turned}", expected=f"an even number up to {size}")

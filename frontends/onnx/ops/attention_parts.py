@@ -8,8 +8,9 @@ from itertools import accumulate, pairwise
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const, reshape_to, transposed
 from relay import op
+from relay.errors import TypeInferenceError
 from relay.expr import Expr
-from relay.sizes import product
+from relay.sizes import dims_equal, product, quotient
 
 __all__ = ["attend", "columns", "grouped_product", "merged_heads", "rotated", "split_heads"]
 
@@ -23,10 +24,10 @@ def columns(x: Expr, widths: Sequence[int]) -> list[Expr]:
 def split_heads(node: OnnxNode, x: Expr, heads: int, what: str) -> Expr:
     """[batch, length, heads * size] as [batch, heads, length, size]."""
     shape = x.shape
-    width = shape[2] if len(shape) == 3 else None
-    if not isinstance(width, int) or heads < 1 or width % heads:
+    size = quotient(shape[2:], (heads,)) if len(shape) == 3 and heads >= 1 else None
+    if size is None:
         raise node.error(f"{what} {x.ty} in {heads} heads", expected="[batch, length, a multiple of the heads]")
-    return transposed(reshape_to(x, (shape[0], shape[1], heads, width // heads)), (0, 2, 1, 3))
+    return transposed(reshape_to(x, (shape[0], shape[1], heads, size)), (0, 2, 1, 3))
 
 
 def merged_heads(x: Expr) -> Expr:
@@ -39,10 +40,12 @@ def grouped_product(a: Expr, b: Expr) -> Expr:
     """a [B, H, M, K] by b [B, G, K, N], head h of `a` meeting head h // (H / G) of `b`."""
     batch, heads, rows, depth = a.shape
     groups, columns = b.shape[1], b.shape[3]
-    assert isinstance(heads, int) and isinstance(groups, int)
-    if heads == groups:
+    shared = 1 if dims_equal(heads, groups) else quotient((heads,), (groups,))
+    if shared is None:
+        raise TypeInferenceError(f"{heads} query heads can't share {groups} heads of keys and values")
+    if shared == 1:
         return op.nn.matmul(a, b)
-    left = reshape_to(a, (batch, groups, product((heads // groups, rows)), depth))
+    left = reshape_to(a, (batch, groups, product((shared, rows)), depth))
     return reshape_to(op.nn.matmul(left, b), (batch, heads, rows, columns))
 
 

@@ -18,11 +18,13 @@ __all__ = [
     "MICROSOFT",
     "aligned",
     "broadcast_pair",
+    "counted",
     "float_const",
     "legacy_broadcast",
     "like",
     "reshape_to",
     "transposed",
+    "zeros",
 ]
 
 
@@ -38,6 +40,17 @@ def float_const(value: float, like: Expr) -> Constant:
 def like(scalar: np.ndarray, shape: Sequence[int]) -> Constant:
     """`scalar` in every element of `shape`; takes no memory."""
     return Constant(np.broadcast_to(scalar, tuple(shape)))
+
+
+def zeros(shape: Sequence[Dim], dtype: str) -> Expr:
+    """Zeros of a shape: a constant that takes no memory, or computed where the shape is known at run time."""
+    known = [d for d in shape if isinstance(d, int)]
+    return like(np.zeros((), dtype), known) if len(known) == len(shape) else op.zeros(shape, dtype)
+
+
+def counted(n: Dim, dtype: str = "int64") -> Expr:
+    """0, 1, ... n - 1."""
+    return Constant(np.arange(n).astype(dtype)) if isinstance(n, int) else op.arange(0, n, 1, dtype)
 
 
 def transposed(x: Expr, axes: Sequence[int]) -> Expr:

@@ -120,8 +120,7 @@ def one_hot(node: OnnxNode) -> Expr:
     line = Constant(np.arange(depth).astype(str(indices.dtype)).reshape(shape))
     zero, size = const(0, indices.dtype), const(depth, indices.dtype)
     wrapped = op.expand_dims(op.where(op.less(indices, zero), op.add(indices, size), indices), axis)
-    on = op.reshape(op.strided_slice(values, (1,), (2,), (1,)), ())
-    off = op.reshape(op.strided_slice(values, (0,), (1,), (1,)), ())
+    off, on = (op.take(values, const(i, "int64"), axis=0, mode="clip") for i in (0, 1))
     return op.where(op.equal(wrapped, line), on, off)
 
 

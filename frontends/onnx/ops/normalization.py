@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, like, reshape_to
+from frontends.onnx.ops.common import float_const, reshape_to, zeros
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
-from relay.type import shapes_equal
+from relay.sizes import dims_match, product, quotient
+from relay.type import shapes_equal, shapes_match
 
 __all__ = ["layer_normalized", "rms_normalized"]
 
@@ -29,10 +26,10 @@ def batch_normalization(node: OnnxNode) -> list[Expr | None]:
         return _batch_norm_training(node, epsilon, momentum)
     if any(node.wants(i) for i in range(1, 5)):
         raise node.unsupported("outputs of training mode", remedy="export the model for inference")
-    channels = node.shape(0)[1] if node.rank(0) > 1 else 1
+    channels = node.type(0).shape[1] if node.rank(0) > 1 else 1
     for index in range(1, 5):
-        if node.shape(index) != (channels,):
-            raise node.error(f"input {index} has shape {list(node.shape(index))}", expected=f"[{channels}]")
+        if not shapes_match(node.type(index).shape, (channels,)):
+            raise node.error(f"input {index} is {node.type(index)}", expected=f"the shape ({channels},)")
     x, scale, bias, mean, variance = (_as(node[i], node[0]) for i in range(5))
     return [op.nn.batch_norm(x, scale, bias, mean, variance, axis=1, epsilon=epsilon)[0]]
 
@@ -43,15 +40,13 @@ def _batch_norm_training(node: OnnxNode, epsilon: float, momentum: float) -> lis
     mean = op.mean(x, axis=axes, keepdims=True)
     centred = op.subtract(x, mean)
     variance = op.mean(op.multiply(centred, centred), axis=axes, keepdims=True)
-    shape = tuple(n if i == 1 else 1 for i, n in enumerate(node.shape(0)))
+    shape = tuple(n if i == 1 else 1 for i, n in enumerate(node.type(0).shape))
     scaled = op.multiply(_normalised(centred, variance, epsilon), reshape_to(node[1], shape))
     result = op.add(scaled, reshape_to(node[2], shape))
 
     def running(old: Expr, new: Expr) -> Expr:
         kept = op.multiply(old, float_const(momentum, old))
-        return op.add(
-            kept, op.multiply(reshape_to(new, old.tensor_type.static_shape), float_const(1.0 - momentum, old))
-        )
+        return op.add(kept, op.multiply(reshape_to(new, old.shape), float_const(1.0 - momentum, old)))
 
     return [result, running(node[3], mean), running(node[4], variance)]
 
@@ -84,7 +79,7 @@ def layer_normalized(
     last = x.shape[axis:]
     fits = shapes_equal(scale.shape, last) and (bias is None or shapes_equal(bias.shape, last))
     if fits and not statistics and 0 not in last and x.dtype == scale.dtype and x.dtype.bits >= 32:
-        offset = like(np.zeros((), str(scale.dtype)), scale.tensor_type.static_shape) if bias is None else bias
+        offset = zeros(scale.shape, str(scale.dtype)) if bias is None else bias
         return [op.nn.layer_norm(x, scale, offset, axis=axis, epsilon=epsilon)]
     wide = _wide(x)
     axes = tuple(range(axis, len(x.shape)))
@@ -130,15 +125,17 @@ def instance_normalization(node: OnnxNode) -> Expr:
 def group_normalization(node: OnnxNode) -> Expr:
     """Mean 0 and variance 1 over each group of channels. Scale and bias are per group, from opset 21 per channel."""
     node.attrs.ignore("stash_type")
-    shape, groups = node.shape(0), node.attr_int("num_groups")
-    if len(shape) < 2 or groups < 1 or shape[1] % groups:
-        raise node.error(f"{groups} groups of {list(shape)}", expected="a divisor of the channels")
-    grouped = reshape_to(_wide(node[0]), (shape[0], groups, math.prod(shape[1:]) // groups))
+    shape, groups = node.type(0).shape, node.attr_int("num_groups")
+    in_group = quotient(shape[1:2], (groups,)) if len(shape) >= 2 and groups >= 1 else None
+    if in_group is None:
+        raise node.error(f"{groups} groups of {node.type(0)}", expected="a divisor of the channels")
+    grouped = reshape_to(_wide(node[0]), (shape[0], groups, product((in_group, *shape[2:]))))
     x = _as(_centred_and_scaled(grouped, (2,), node.attr_float("epsilon", 1e-5)), node[0])
-    parts = node.shape(1)[0]
-    if parts not in (groups, shape[1]):
+    parts = node.type(1).shape[0]
+    if parts != groups and not dims_match(parts, shape[1]):
         raise node.error(f"a scale of {parts} elements", expected=f"{groups} or {shape[1]}")
-    split = reshape_to(x, (shape[0], parts, math.prod(shape[1:]) // parts))
+    in_part = in_group if parts == groups else 1
+    split = reshape_to(x, (shape[0], parts, product((in_part, *shape[2:]))))
     scaled = op.add(op.multiply(split, reshape_to(node[1], (parts, 1))), reshape_to(node[2], (parts, 1)))
     return reshape_to(scaled, shape)
 

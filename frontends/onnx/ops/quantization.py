@@ -11,6 +11,7 @@ from frontends.onnx.registry import converter
 from frontends.onnx.tensors import dtype_name
 from relay import op
 from relay.expr import Expr
+from relay.sizes import add_sizes, dims_equal, dims_match, is_at_least, product
 from te.dtype import dtype as parse_dtype
 
 __all__ = ["along", "centred", "dynamically_quantized", "quantized"]
@@ -64,24 +65,25 @@ class _Layout:
 
     def __init__(self, node: OnnxNode, axis: int) -> None:
         self.node = node
-        self.shape = node.shape(0)
+        self.shape = node.type(0).shape
         self.axis = axis
         self.block = node.attr_int("block_size", 0)
 
     def spread(self, x: Expr) -> Expr:
         """`x` in a shape that broadcasts with the data."""
-        size, rank = x.tensor_type.static_shape, len(self.shape)
+        size, rank = x.shape, len(self.shape)
         if not size or (size == (1,) and not self.block):
             return reshape_to(x, ())
         axis = self.node.axis(self.axis, rank)
         if len(size) == 1 and not self.block:
-            if size[0] != self.shape[axis]:
+            if not dims_match(size[0], self.shape[axis]):
                 raise self.node.error(f"{size[0]} scales for {self.shape[axis]} indices of axis {axis}")
             return reshape_to(x, tuple(size[0] if i == axis else 1 for i in range(rank)))
-        if self.block < 1 or len(size) != rank or size[axis] * self.block < self.shape[axis]:
+        covered = product((size[axis], self.block)) if len(size) == rank else 0
+        if self.block < 1 or len(size) != rank or is_at_least(add_sizes(self.shape[axis], -1), covered):
             raise self.node.error(f"scales of shape {list(size)} in blocks of {self.block}")
         repeated = op.repeat(x, self.block, axis)
-        if size[axis] * self.block == self.shape[axis]:
+        if dims_equal(covered, self.shape[axis]):
             return repeated
         return op.strided_slice(repeated, (0,), (self.shape[axis],), axes=(axis,))
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to, transposed
+from frontends.onnx.ops.common import reshape_to, transposed, zeros
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
+from relay.sizes import product
+from relay.type import shapes_match
 from topi.nn.recurrent import Activation
 
 _ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -42,8 +44,8 @@ class _Recurrent:
         self.x = transposed(node[0], (1, 0, 2)) if self.batch_first and node.rank(0) == 3 else node[0]
         if node.rank(0) != 3 or node.rank(1) != 3 or node.rank(2) != 3:
             raise node.error("X, W or R is not of rank 3")
-        self.time, self.batch, self.features = node.static(self.x, "the shape of X")
-        self.hidden = node.attr_int("hidden_size", node.shape(2)[2])
+        self.time, self.batch, self.features = self.x.shape
+        self.hidden = node.attrs.get_int("hidden_size") or node.shape(2)[2]
         direction = node.attr_choice("direction", ("forward", "reverse", "bidirectional"), "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.activations = self._activations(default_activations)
@@ -52,15 +54,15 @@ class _Recurrent:
 
     def _check(self) -> None:
         node, hidden, directions = self.node, self.hidden, len(self.backwards)
-        if node.shape(1) != (directions, self.gates * hidden, self.features):
+        if not shapes_match(node.type(1).shape, (directions, self.gates * hidden, self.features)):
             expected = f"[{directions}, {self.gates * hidden}, {self.features}]"
-            raise node.error(f"W has shape {list(node.shape(1))}", expected=expected)
-        if node.shape(2) != (directions, self.gates * hidden, hidden):
+            raise node.error(f"W is {node.type(1)}", expected=expected)
+        if not shapes_match(node.type(2).shape, (directions, self.gates * hidden, hidden)):
             expected = f"[{directions}, {self.gates * hidden}, {hidden}]"
-            raise node.error(f"R has shape {list(node.shape(2))}", expected=expected)
-        if node.get(3) is not None and node.shape(3) != (directions, 2 * self.gates * hidden):
+            raise node.error(f"R is {node.type(2)}", expected=expected)
+        if node.get(3) is not None and not shapes_match(node.type(3).shape, (directions, 2 * self.gates * hidden)):
             expected = f"[{directions}, {2 * self.gates * hidden}]"
-            raise node.error(f"B has shape {list(node.shape(3))}", expected=expected)
+            raise node.error(f"B is {node.type(3)}", expected=expected)
 
     def _activations(self, defaults: Sequence[str]) -> list[tuple[Activation, ...]]:
         """Per direction, the activation functions with their alpha and beta."""
@@ -76,7 +78,7 @@ class _Recurrent:
 
     def products(self, direction: int, state_bias_gates: int) -> Expr:
         """X W' + biases [time, batch, gates * hidden]; R's biases are added to the first `state_bias_gates` gates."""
-        flat = reshape_to(self.x, (self.time * self.batch, self.features))
+        flat = reshape_to(self.x, (product((self.time, self.batch)), self.features))
         result = op.nn.dense(flat, self.part(1, direction))
         if self.node.get(3) is not None:
             result = op.add(result, self._bias(direction, state_bias_gates))
@@ -101,7 +103,7 @@ class _Recurrent:
     def initial(self, index: int, direction: int) -> Expr:
         """The initial state [batch, hidden] from input `index`; zeros when it is left out."""
         if self.node.get(index) is None:
-            return Constant(np.zeros((self.batch, self.hidden), str(self.x.dtype)))
+            return zeros((self.batch, self.hidden), str(self.x.dtype))
         if self.batch_first:
             return _field(transposed(self.node[index], (1, 0, 2)), direction)
         return self.part(index, direction)
@@ -113,7 +115,8 @@ class _Recurrent:
     def lengths(self) -> Expr | None:
         """Lengths of the sequences [batch]; None when all are full."""
         known = self.node.known_value(4)
-        if self.node.get(4) is None or (known is not None and bool(np.all(known == self.time))):
+        full = known is not None and isinstance(self.time, int) and bool(np.all(known == self.time))
+        if self.node.get(4) is None or full:
             return None
         return self.node[4]
 

@@ -404,32 +404,33 @@ def _pad_symbolic(node: OnnxNode, widths: dict[int, tuple[int, int]], fill: floa
 def depth_to_space(node: OnnxNode) -> Expr:
     block, mode = node.attr_int("blocksize"), node.attr_choice("mode", ("DCR", "CRD"), "DCR")
     n, c, h, w = _image(node)
-    if block < 1 or c % (block * block):
+    depth = quotient((c,), (block * block,)) if block >= 1 else None
+    if depth is None:
         raise node.error(f"{c} channels in blocks of {block}x{block}", expected="a multiple of blocksize squared")
-    depth = c // (block * block)
     if mode == "DCR":
         x = reshape_to(node[0], (n, block, block, depth, h, w))
         x = transposed(x, (0, 3, 4, 1, 5, 2))
     else:
         x = reshape_to(node[0], (n, depth, block, block, h, w))
         x = transposed(x, (0, 1, 4, 2, 5, 3))
-    return reshape_to(x, (n, depth, h * block, w * block))
+    return reshape_to(x, (n, depth, product((h, block)), product((w, block))))
 
 
 @converter("SpaceToDepth", since=1)
 def space_to_depth(node: OnnxNode) -> Expr:
     block = node.attr_int("blocksize")
     n, c, h, w = _image(node)
-    if block < 1 or h % block or w % block:
+    rows, columns = (quotient((d,), (block,)) if block >= 1 else None for d in (h, w))
+    if rows is None or columns is None:
         raise node.error(f"{h}x{w} in blocks of {block}x{block}", expected="a multiple of blocksize")
     mode = node.attr_choice("mode", ("DCR", "CRD"), "DCR")
-    x = reshape_to(node[0], (n, c, h // block, block, w // block, block))
+    x = reshape_to(node[0], (n, c, rows, block, columns, block))
     x = transposed(x, (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4))
-    return reshape_to(x, (n, c * block * block, h // block, w // block))
+    return reshape_to(x, (n, product((c, block * block)), rows, columns))
 
 
-def _image(node: OnnxNode) -> tuple[int, int, int, int]:
-    shape = node.shape(0)
+def _image(node: OnnxNode) -> tuple[Dim, Dim, Dim, Dim]:
+    shape = node.type(0).shape
     if len(shape) != 4:
         raise node.error(f"an input of rank {len(shape)}", expected="rank 4: N, C, H, W")
     n, c, h, w = shape

@@ -95,7 +95,7 @@ class _Recurrent(OpDef):
         require(whole and dims_match(products.shape[2], gates * hidden), expected)
         state = products.with_shape((products.shape[1], hidden))
         for given in states:
-            require(given is state, f"(C4) a state must be {state}; got {given}")
+            require(shapes_match(given.shape, state.shape), f"(C4) a state must be {state}; got {given}")
         known = all(map(_is_known, self.activations)) and len(self.activations) == self.activation_count
         require(known, f"(C5) {self.activation_count} of {', '.join(_FUNCTIONS)} expected; got {self.activations}")
         if self.has_lengths:
