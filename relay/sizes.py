@@ -20,8 +20,8 @@ from te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, 
 from te.tir.substitute import substitute
 
 __all__ = [
-    "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide", "normal", "product",
-    "quotient", "replace_sizes", "size_from_json", "size_variables",
+    "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide", "likely", "normal",
+    "product", "quotient", "replace_sizes", "size_from_json", "size_variables",
 ]  # fmt: skip
 
 _math = IndexMath()
@@ -146,6 +146,17 @@ def evaluate(d: Dim, sizes: Mapping[str, Dim]) -> Dim:
     if isinstance(d, int):
         return d
     return normal(as_dim(substitute(d, {v: convert(sizes[v.name]) for v in collect(d, Var) if v.name in sizes})))
+
+
+LIKELY_SIZE = 128
+"""What a size variable is taken to be where only an estimate is needed."""
+
+
+def likely(d: Dim) -> int:
+    """An estimate of a size, for choices that change speed and not results."""
+    value = evaluate(d, dict.fromkeys(size_variables([d]), LIKELY_SIZE))
+    assert isinstance(value, int)
+    return value
 
 
 def replace_sizes(value: Any, sizes: Mapping[str, Dim]) -> Any:

@@ -29,6 +29,8 @@ from backend.runtime.steps import Bind, Check, IfStep, LoopStep, RunNodes
 __all__ = ["DynamicRunner", "bind_sizes"]
 
 _ALIGNMENT = 64
+_AT_ONCE = -1
+"""The stage of tensors whose sizes the inputs give; others are placed before the step of that number."""
 RESULT_SIZE = "#result"
 """How the names of size variables begin that the shapes of control flow's results give."""
 _MAX_LAYOUTS = 256
@@ -144,18 +146,12 @@ class DynamicRunner:
                 self._addresses[index] = params[str(tensor.place)].handle
 
     def _make_stages(self) -> dict[int, _Stage]:
-        known = {step.name: i + 1 for i, step in enumerate(self._graph.steps) if isinstance(step, Bind)}
-        given = {d for i in self._graph.inputs for d in self._graph.tensors[i].shape if isinstance(d, str)}
-        for i, step in enumerate(self._graph.steps):
-            results = step.outputs if isinstance(step, IfStep | LoopStep) else ()
-            for name in (v for t in results for d in self._graph.tensors[t].shape for v in variables(d)):
-                if name not in given and self._is_result(name):
-                    known.setdefault(name, i + 1)
-        groups: dict[int, list[int]] = {0: []}
+        known = self._known_before()
+        groups: dict[int, list[int]] = {_AT_ONCE: []}
         views: dict[int, list[int]] = {}
         of_slot: dict[int | str, int] = {}
-        stage_of = [max([known.get(v, 0) for d in self._home(tensor).shape for v in variables(d)], default=0)
-                    for tensor in self._graph.tensors]  # fmt: skip
+        stage_of = [max([known.get(v, _AT_ONCE) for d in self._home(tensor).shape for v in variables(d)],
+                    default=_AT_ONCE) for tensor in self._graph.tensors]  # fmt: skip
         for index, tensor in enumerate(self._graph.tensors):
             if tensor.storage == "slot":
                 of_slot[tensor.place] = min(of_slot.get(tensor.place, stage_of[index]), stage_of[index])
@@ -165,9 +161,25 @@ class DynamicRunner:
             (groups if first == stage else views).setdefault(first, []).append(index)
         return {stage: _Stage(self._graph, tensors, views.get(stage, ())) for stage, tensors in groups.items()}
 
-    def _is_result(self, name: str) -> bool:
-        """Is this variable first given by the shape of a result of control flow?"""
-        return name.startswith(RESULT_SIZE)
+    def _known_before(self) -> dict[str, int]:
+        """For each size variable that a step gives, the first step after it that runs kernels.
+
+        Tensors whose sizes become known between the same kernels are placed together: they may share memory.
+        """
+        tensors, steps = self._graph.tensors, self._graph.steps
+        given = {d for i in self._graph.inputs for d in tensors[i].shape if isinstance(d, str)}
+        known: dict[str, int] = {}
+        new: list[str] = []
+        for i, step in enumerate(steps):
+            if isinstance(step, RunNodes):
+                known.update({name: i for name in new if name not in known})
+                new = []
+            elif isinstance(step, Bind):
+                new.append(step.name)
+            elif isinstance(step, IfStep | LoopStep):
+                names = [v for t in step.outputs for d in tensors[t].shape for v in variables(d)]
+                new += [name for name in names if name.startswith(RESULT_SIZE) and name not in given]
+        return {**dict.fromkeys(new, len(steps)), **known}
 
     def _home(self, tensor: GraphTensor) -> GraphTensor:
         """The graph's output whose memory a tensor shows, else the tensor itself."""
@@ -198,18 +210,18 @@ class DynamicRunner:
             if tensor.storage == "input":
                 self._addresses[index] = inputs[int(tensor.place)].handle
         self._note_sizes()
-        self._place(0)
+        self._place(_AT_ONCE)
         for position, step in enumerate(graph.steps):
             if isinstance(step, RunNodes):
+                self._place(position)
                 self._run_nodes(step, seconds)
             elif isinstance(step, Bind):
                 self._bind(step)
-                self._place(position + 1)
             elif isinstance(step, Check):
                 self._check(step)
             else:
                 self._control(step)
-                self._place(position + 1)
+        self._place(len(graph.steps))
 
     def _note_sizes(self) -> None:
         for i, name in enumerate(self._graph.sizes):

@@ -26,15 +26,11 @@ from relay.build.graph import (
     share_storage,
 )
 from relay.op.control import IfElse, WhileLoop
-from relay.sizes import evaluate, product, size_variables
+from relay.sizes import likely, product, size_variables
 from te.errors import CompileError
 from te.tir import Dim
 
 __all__ = ["BoundSize", "plan_dynamic"]
-
-_LIKELY_SIZE = 128
-"""What a size variable is taken to be when tensors are matched to slots."""
-
 
 @dataclass(frozen=True)
 class BoundSize:
@@ -207,19 +203,13 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
             if tensor.storage is not None:
                 continue
             nbytes = product((*tensor.ty.shape, max(tensor.ty.dtype.nbytes, 1)))
-            likely = _likely(nbytes)
+            estimate = likely(nbytes)
             pool = slots.setdefault(stage_of(tensor.ty.shape), [])
             free = [s for s in pool if s.until < step]
-            slot = min(free, key=lambda s: (s.nbytes is not nbytes, abs(s.likely - likely)), default=None)
-            if slot is None or (slot.nbytes is not nbytes and not likely / 4 <= slot.likely <= likely * 4):
-                slot = _Slot(count, nbytes, likely, 0)
+            slot = min(free, key=lambda s: (s.nbytes is not nbytes, abs(s.likely - estimate)), default=None)
+            if slot is None or (slot.nbytes is not nbytes and not estimate / 4 <= slot.likely <= estimate * 4):
+                slot = _Slot(count, nbytes, estimate, 0)
                 count += 1
                 pool.append(slot)
-            slot.until, slot.likely = last[number], max(slot.likely, likely)
+            slot.until, slot.likely = last[number], max(slot.likely, estimate)
             tensor.storage = ("slot", slot.number)
-
-
-def _likely(nbytes: Dim) -> int:
-    value = evaluate(nbytes, dict.fromkeys(size_variables([nbytes]), _LIKELY_SIZE))
-    assert isinstance(value, int)
-    return value

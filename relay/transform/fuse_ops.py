@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeGuard, cast
 
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef, OpPattern
+from relay.sizes import likely, product
 from relay.type import TensorType, shapes_equal
 from te.ir import IRModule, Pass, PassContext, post_order
 
@@ -42,13 +43,14 @@ Admits = Callable[[OpPattern, "_Group", bool], bool]
 class _Group:
     """A set of nodes to fuse: union-find with the strongest pattern met."""
 
-    __slots__ = ("moves", "parent", "pattern", "reads_once", "size")
+    __slots__ = ("computes", "moves", "parent", "pattern", "reads_once", "size")
 
     def __init__(self, pattern: OpPattern, reads_once: bool, moves: bool) -> None:
         self.parent: _Group | None = None
         self.pattern = pattern
         self.reads_once = reads_once
         self.moves = moves  # does every node only move elements?
+        self.computes = pattern <= OpPattern.BROADCAST  # is any node arithmetic?
         self.size = 1
 
     def find(self) -> _Group:
@@ -68,6 +70,7 @@ class _Group:
             child.parent = root
             root.size += child.size
             root.moves = root.moves and child.moves
+            root.computes = root.computes or child.computes
             if child.pattern > root.pattern:
                 root.pattern, root.reads_once = child.pattern, child.reads_once
 
@@ -139,11 +142,22 @@ class _Dataflow:
         return all(self.edge_pattern(node, user) == OpPattern.ELEMWISE for node in nodes for user in self.users[node])
 
     def repeats(self, source: int, sink: int) -> bool:
-        """Would `sink` compute each element of `source` several times?"""
-        before, after = self.nodes[source].ty, self.nodes[sink].ty
-        if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+        """Would each element of `source` be computed several times, by `sink` or by what reads it on the way?"""
+        before = self.nodes[source].ty
+        if not isinstance(before, TensorType):
             return False
-        return before.size is not None and after.size is not None and after.size > _MOST_REPETITION * before.size
+        moved = [user for user in self.users[source] if self.edge_pattern(source, user) != OpPattern.ELEMWISE]
+        reads = max(self._elements(sink), sum(map(self._elements, moved)))
+        return reads > _MOST_REPETITION * _elements(before)
+
+    def _elements(self, node: int) -> int:
+        ty = self.nodes[node].ty
+        return _elements(ty) if isinstance(ty, TensorType) else 0
+
+
+def _elements(ty: TensorType) -> int:
+    """The number of elements, or an estimate of it."""
+    return likely(product(ty.shape)) if ty.size is None else ty.size
 
 
 class _Partition:
@@ -186,8 +200,7 @@ class _Partition:
         self._fuse(node, sink, path, admits)
 
     def _injective(self, node: int, sink: int, path: list[int]) -> None:
-        computed = self.groups[node].find().pattern <= OpPattern.BROADCAST
-        if computed and self.flow.repeats(node, sink):
+        if self.groups[node].find().computes and self.flow.repeats(node, sink):
             return
         if self.groups[node].find().pattern <= OpPattern.INJECTIVE and not self._meets_a_join((*path, sink)):
             self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.INJECTIVE)

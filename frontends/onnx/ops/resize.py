@@ -1,19 +1,26 @@
-"""Resize and Upsample: separable resampling with taps computed when compiling."""
+"""Resize and Upsample: separable resampling, with taps computed when compiling where the sizes are known."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const, transposed
 from frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
+from frontends.onnx.ops.resample_at_run_time import TapsAtRunTime, real, resample_at_run_time, scaled
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
-from relay.expr import Constant, Expr
+from relay.expr import Constant, Expr, Tuple, const
+from relay.op.common import at_least
+from relay.sizes import dims_equal, floor_divide, is_at_least, product, smaller
+from te.tir import Dim
 
 MAX_TAPS = 8
 """Wider filters (strong reductions with antialiasing) are applied as a matrix."""
@@ -37,7 +44,7 @@ def upsample(node: OnnxNode) -> Expr:
     elif node.opset < 9:
         scales = node.attrs.get_floats("scales")
     else:
-        scales = tuple(node.constant(1, "the scales").reshape(-1).tolist())
+        return resize_10(node)
     if scales is None:
         raise node.error("no scales")
     return _legacy_resize(node, scales)
@@ -45,19 +52,16 @@ def upsample(node: OnnxNode) -> Expr:
 
 @converter("Resize", since=10)
 def resize_10(node: OnnxNode) -> Expr:
-    return _legacy_resize(node, node.constant(1, "the scales").reshape(-1).tolist())
+    known = node.known_value(1)
+    return _legacy_resize(node, None if known is None else known.reshape(-1).tolist())
 
 
-def _legacy_resize(node: OnnxNode, scales: Sequence[float]) -> Expr:
+def _legacy_resize(node: OnnxNode, known: Sequence[float] | None) -> Expr:
+    """Scales that are `known`, or are computed at run time by input 1."""
     mode = node.attr_choice("mode", ("nearest", "linear", "bilinear"), "nearest")
     how = Resampling("nearest" if mode == "nearest" else "linear", "asymmetric", "floor")
-    axes = _checked_axes(node, len(scales), None)
-    _check_scales(node, scales)
-    extents = [output_extent(node.shape(0)[axis], scale) for axis, scale in zip(axes, scales, strict=True)]
-    _check_extents(node, extents, scales)
-    x = node[0]
-    for axis, out, scale in zip(axes, extents, scales, strict=True):
-        x = _along(node, x, axis, resample(how, node.shape(0)[axis], out, scale), out, how, scale)
+    target = _scaled_target(node, 1, known, None)
+    x, _ = _resampled(node, how, target, {})
     return x
 
 
@@ -66,20 +70,49 @@ def resize(node: OnnxNode) -> Expr:
     """`scales` or `sizes` per axis; see the operator's page for the coordinate modes."""
     how = _method(node)
     extrapolation = node.attr_float("extrapolation_value", 0.0)
-    axes, extents, scales = _target(node)
-    roi = _roi(node, axes) if how.coordinates == "tf_crop_and_resize" else {}
-    shape = node.shape(0)
-    _check_extents(node, extents, scales)
+    target = _target(node)
+    roi = _roi(node, target.axes) if how.coordinates == "tf_crop_and_resize" else {}
+    x, outside = _resampled(node, how, target, roi)
+    return x if outside is None else op.where(outside, float_const(extrapolation, x), x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Axes, their new extents, and the scales that map coordinates."""
+
+    axes: Sequence[int]
+    extents: Sequence[Dim]
+    scales: Sequence[float | Expr]
+
+
+def _resampled(
+    node: OnnxNode, how: Resampling, target: _Target, roi: dict[int, tuple[float, float]]
+) -> tuple[Expr, Expr | None]:
+    """The input resampled axis by axis, and where results lie off the input, if a region of it was asked for."""
+    shape = node.type(0).shape
+    _check_extents(node, target)
     x, outside = node[0], None
-    for axis, out, scale in zip(axes, extents, scales, strict=True):
-        taps = resample(how, shape[axis], out, scale, roi.get(axis, (0.0, 1.0)))
-        x = _along(node, x, axis, taps, out, how, scale)
-        if roi and bool(taps.outside.any()):
-            mask = taps.outside.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-            outside = mask if outside is None else outside | mask
-    if outside is not None:
-        x = op.where(Constant(outside), float_const(extrapolation, x), x)
-    return x
+    for axis, out, scale in zip(target.axes, target.extents, target.scales, strict=True):
+        extent, region = shape[axis], roi.get(axis, (0.0, 1.0))
+        if dims_equal(out, extent) and scale == 1.0 and not roi:
+            continue
+        taps: Taps | TapsAtRunTime
+        if isinstance(extent, int) and isinstance(out, int) and not isinstance(scale, Expr):
+            taps = resample(how, extent, out, scale, region)
+            off = Constant(taps.outside) if roi and bool(taps.outside.any()) else None
+        else:
+            if how.antialias and isinstance(scale, Expr):
+                given = Tuple((node[0], node[2] if node.get(3) is None else node[3]))
+                raise node.value_needed("antialiasing by a scale that is known at run time", given)
+            if not is_at_least(extent, 1):
+                node.check_equal(smaller(extent, 1), 1, "resizing an empty tensor")
+            taps = resample_at_run_time(how, extent, out, scale, region)
+            off = taps.outside if roi else None
+        x = _along(node, x, axis, taps, how)
+        if off is not None:
+            mask = op.reshape(off, [out if i == axis else 1 for i in range(len(shape))])
+            outside = mask if outside is None else op.logical_or(outside, mask)
+    return x, outside
 
 
 def _method(node: OnnxNode) -> Resampling:
@@ -94,29 +127,70 @@ def _method(node: OnnxNode) -> Resampling:
     )
 
 
-def _target(node: OnnxNode) -> tuple[tuple[int, ...], list[int], list[float]]:
-    """Axes, their new extents, and the scales that map coordinates."""
-    shape = node.shape(0)
+def _target(node: OnnxNode) -> _Target:
+    shape = node.type(0).shape
     policy = node.attr_choice("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"), "stretch")
     given = node.attrs.get_ints("axes")
-    scales_value = node.constant_or_none(2, "the scales")
-    if scales_value is not None and scales_value.size:
-        scales = [float(s) for s in scales_value.reshape(-1)]
-        axes = _checked_axes(node, len(scales), given)
-        _check_scales(node, scales)
-        return axes, [output_extent(shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)], scales
-    sizes = node.constant_ints(3, "the sizes")
+    scales_value = node.known_value(2)
+    if (node.get(2) is not None and node.get(3) is None) or (scales_value is not None and scales_value.size):
+        return _scaled_target(node, 2, None if scales_value is None else scales_value.reshape(-1).tolist(), given)
+    sizes = node.sizes(3, "the sizes")
     axes = _checked_axes(node, len(sizes), given)
-    if min(sizes, default=1) < 1:
+    if not all(at_least(size, 1) for size in sizes):
         raise node.error(f"the sizes are {list(sizes)}", expected="1 or more")
     if 0 in shape:
         raise node.unsupported("resizing an empty tensor")
-    scales = [size / shape[axis] for axis, size in zip(axes, sizes, strict=True)]
-    if policy != "stretch":
-        common = min(scales) if policy == "not_larger" else max(scales)
-        scales = [common] * len(axes)
-        sizes = tuple(math.floor(common * shape[axis] + 0.5) for axis in axes)
-    return axes, list(sizes), scales
+    scales = [_ratio(size, shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
+    if policy == "stretch":
+        return _Target(axes, sizes, scales)
+    numbers = [s for s in scales if not isinstance(s, Expr)]
+    if len(numbers) == len(scales) and all(isinstance(shape[axis], int) for axis in axes):
+        common = min(numbers) if policy == "not_larger" else max(numbers)
+        rounded = [math.floor(common * shape[axis] + 0.5) for axis in axes]  # type: ignore[operator]
+        return _Target(axes, rounded, [common] * len(axes))
+    parts = [s if isinstance(s, Expr) else const(s, "float64") for s in scales]
+    shared = reduce(op.minimum if policy == "not_larger" else op.maximum, parts)
+    exact = op.multiply(op.cast(op.sizes([shape[axis] for axis in axes]), "float64"), shared)
+    whole = op.cast(op.floor(op.add(exact, const(0.5, "float64"))), "int64")
+    return _Target(axes, node.bind(whole, "the sizes"), [shared] * len(axes))
+
+
+def _ratio(size: Dim, extent: Dim) -> float | Expr:
+    if dims_equal(size, extent):
+        return 1.0
+    both = isinstance(size, int) and isinstance(extent, int)
+    return size / extent if both else op.divide(real(size), real(extent))  # type: ignore[operator]
+
+
+def _scaled_target(
+    node: OnnxNode, index: int, known: Sequence[float] | None, given: Sequence[int] | None
+) -> _Target:
+    """Extents by scales that are `known`, or else are computed by input `index`."""
+    shape = node.type(0).shape
+    if known is None:
+        (count,) = node.static(node[index], "the shape of the scales")
+        axes = _checked_axes(node, count, given)
+        factors = op.cast(node[index], "float64")
+        scales = [op.take(factors, const(k, "int64"), axis=0, mode="clip") for k in range(count)]
+        whole = op.stack([scaled(shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)], axis=0)
+        return _Target(axes, node.bind(whole, "the sizes"), scales)
+    axes = _checked_axes(node, len(known), given)
+    _check_scales(node, known)
+    return _Target(axes, [_scaled(node, shape[axis], s) for axis, s in zip(axes, known, strict=True)], known)
+
+
+_EXACT = 1 << 10
+"""Numerators and denominators of scales by which sizes are computed as sizes, and not by the program."""
+
+
+def _scaled(node: OnnxNode, extent: Dim, scale: float) -> Dim:
+    """floor(extent * scale)"""
+    if isinstance(extent, int):
+        return output_extent(extent, scale)
+    exact = Fraction(scale)
+    if max(exact.numerator, exact.denominator) <= _EXACT:
+        return floor_divide(product((extent, exact.numerator)), exact.denominator)
+    return node.bind(op.reshape(scaled(extent, const(scale, "float64")), (1,)), "the size")[0]
 
 
 def _checked_axes(node: OnnxNode, count: int, given: Sequence[int] | None) -> tuple[int, ...]:
@@ -132,15 +206,16 @@ def _check_scales(node: OnnxNode, scales: Sequence[float]) -> None:
         raise node.error(f"the scales are {list(scales)}", expected="finite numbers above 0")
 
 
-def _check_extents(node: OnnxNode, extents: Sequence[int], scales: Sequence[float]) -> None:
+def _check_extents(node: OnnxNode, target: _Target) -> None:
     """The extents must be of a tensor that is not empty, and the tables of weights of a size that can be computed."""
-    if 0 in node.shape(0):
+    if 0 in node.type(0).shape:
         raise node.unsupported("resizing an empty tensor")
-    if min(extents, default=1) < 1:
-        raise node.error(f"the result has extents {list(extents)}", expected="1 or more")
-    for extent, scale in zip(extents, scales, strict=True):
-        widest = 4 + math.ceil(4 / min(scale, 1.0))  # a cubic filter stretched by 1 / scale
-        check_computed((widest, extent), node.where)
+    if not all(at_least(extent, 1) for extent in target.extents):
+        raise node.error(f"the result has extents {list(target.extents)}", expected="1 or more")
+    for extent, scale in zip(target.extents, target.scales, strict=True):
+        if not isinstance(scale, Expr):
+            widest = 4 + math.ceil(4 / min(scale, 1.0))  # a cubic filter stretched by 1 / scale
+            check_computed((widest, extent if isinstance(extent, int) else 1), node.where)
 
 
 def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
@@ -151,26 +226,28 @@ def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
     return {axis: (float(value[i]), float(value[i + len(axes)])) for i, axis in enumerate(axes)}
 
 
-def _along(node: OnnxNode, x: Expr, axis: int, taps: Taps, out: int, how: Resampling, scale: float) -> Expr:
-    """`x` resampled along one axis; nothing happens where input and output coincide."""
-    extent = x.tensor_type.static_shape[axis]
-    if out == extent and scale == 1.0 and how.coordinates != "tf_crop_and_resize":
-        return x
+def _along(node: OnnxNode, x: Expr, axis: int, taps: Taps | TapsAtRunTime, how: Resampling) -> Expr:
+    """`x` resampled along one axis."""
     if how.mode == "nearest":
-        return op.take(x, Constant(taps.indices[0]), axis=axis, mode="fast")
+        return op.take(x, _as_expr(taps.indices[0]), axis=axis, mode="fast")
     if not x.dtype.is_float:
-        return op.cast(_along(node, op.cast(x, "float32"), axis, taps, out, how, scale), x.dtype)
-    if len(taps.indices) > MAX_TAPS:
+        return op.cast(_along(node, op.cast(x, "float32"), axis, taps, how), x.dtype)
+    extent = x.shape[axis]
+    if isinstance(taps, Taps) and isinstance(extent, int) and len(taps.indices) > MAX_TAPS:
         return _by_matrix(node, x, axis, taps, extent)
     return _by_taps(x, axis, taps)
 
 
-def _by_taps(x: Expr, axis: int, taps: Taps) -> Expr:
-    shape = [-1 if i == axis else 1 for i in range(len(x.shape))]
+def _as_expr(values: np.ndarray | Expr) -> Expr:
+    return values if isinstance(values, Expr) else Constant(values)
+
+
+def _by_taps(x: Expr, axis: int, taps: Taps | TapsAtRunTime) -> Expr:
     total: Expr | None = None
     for indices, weights in zip(taps.indices, taps.weights, strict=True):
-        factor = Constant(weights.reshape(shape).astype(str(x.dtype)))
-        term = op.multiply(op.take(x, Constant(indices), axis=axis, mode="fast"), factor)
+        column = _as_expr(weights)
+        column = op.reshape(column, [column.shape[0] if i == axis else 1 for i in range(len(x.shape))])
+        term = op.multiply(op.take(x, _as_expr(indices), axis=axis, mode="fast"), op.cast(column, x.dtype))
         total = term if total is None else op.add(total, term)
     assert total is not None, "every output of a resampling has a tap"
     return total
@@ -186,6 +263,6 @@ def _by_matrix(node: OnnxNode, x: Expr, axis: int, taps: Taps, extent: int) -> E
     rank = len(x.shape)
     order = (*[i for i in range(rank) if i != axis], axis)
     moved = transposed(x, order)
-    lead = moved.tensor_type.static_shape[:-1]
-    product = op.nn.dense(op.reshape(moved, (math.prod(lead), extent)), Constant(matrix.astype(str(x.dtype))))
-    return transposed(op.reshape(product, (*lead, out)), tuple(int(i) for i in np.argsort(order)))
+    lead = moved.shape[:-1]
+    rows = op.nn.dense(op.reshape(moved, (product(lead), extent)), Constant(matrix.astype(str(x.dtype))))
+    return transposed(op.reshape(rows, (*lead, out)), tuple(int(i) for i in np.argsort(order)))

@@ -1,0 +1,130 @@
+"""The taps of `frontends.onnx.ops.resample` as expressions, along axes whose sizes are known at run time.
+
+The vectors are computed in float64 by the same formulas, as long as the axis, once for each run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frontends.onnx.ops.common import counted, float_const
+from frontends.onnx.ops.resample import Resampling
+from relay import op
+from relay.expr import Expr, const
+from te.tir import Dim
+
+__all__ = ["TapsAtRunTime", "real", "resample_at_run_time", "scaled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TapsAtRunTime:
+    """For each tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `Taps`."""
+
+    indices: Sequence[Expr]
+    weights: Sequence[Expr]
+    outside: Expr
+
+
+def real(d: Dim) -> Expr:
+    """A size as a float64 scalar."""
+    return op.cast(op.sizes((d,), ()), "float64")
+
+
+def scaled(extent: Dim, scale: Expr) -> Expr:
+    """floor(extent * scale) as an int64 scalar."""
+    return op.cast(op.floor(op.multiply(real(extent), scale)), "int64")
+
+
+def resample_at_run_time(
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
+) -> TapsAtRunTime:
+    """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be a number."""
+    factor = scale if isinstance(scale, Expr) else const(scale, "float64")
+    last = op.subtract(real(extent), _f(1.0))
+    x = _source(how.coordinates, extent, out, factor, roi)
+    outside = op.logical_or(op.less(x, _f(0.0)), op.greater(x, last))
+    if how.mode == "nearest":
+        return TapsAtRunTime([_index(_rounded(x, how.nearest), last)], [], outside)
+    shrink = min(scale, 1.0) if how.antialias and not isinstance(scale, Expr) else 1.0
+    reach = 1 if how.mode == "linear" else 2
+    first = math.floor(-reach / shrink) + 1
+    base = op.floor(x)
+    part = op.subtract(x, base)
+    indices: list[Expr] = []
+    weights: list[Expr] = []
+    for offset in range(first, 2 - first):
+        distance = op.abs(op.multiply(op.subtract(_f(offset), part), _f(shrink)))
+        weight = _triangle(distance) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
+        position = op.add(base, _f(offset))
+        if how.exclude_outside:
+            off = op.logical_or(op.less(position, _f(0.0)), op.greater(position, last))
+            weight = op.where(off, _f(0.0), weight)
+        indices.append(_index(position, last))
+        weights.append(weight)
+    if how.antialias or how.exclude_outside:
+        total = weights[0]
+        for weight in weights[1:]:
+            total = op.add(total, weight)
+        weights = [op.divide(weight, total) for weight in weights]
+    return TapsAtRunTime(indices, weights, outside)
+
+
+def _f(value: float) -> Expr:
+    return const(float(value), "float64")
+
+
+def _index(position: Expr, last: Expr) -> Expr:
+    """Whole positions brought into the axis."""
+    return op.cast(op.maximum(op.minimum(position, last), _f(0.0)), "int64")
+
+
+def _source(coordinates: str, extent: Dim, out: Dim, scale: Expr, roi: tuple[float, float]) -> Expr:
+    """Where in the input each output element lies: float64[out]."""
+    i, n = op.cast(counted(out), "float64"), real(extent)
+    last = op.subtract(n, _f(1.0))
+    width = op.multiply(scale, n)  # not rounded to the whole number of outputs
+    several = op.greater(op.sizes((out,), ()), const(1, "int64"))
+    if coordinates == "asymmetric":
+        return op.divide(i, scale)
+    if coordinates == "align_corners":
+        return op.where(several, op.divide(op.multiply(i, last), op.subtract(width, _f(1.0))), _f(0.0))
+    centres = op.divide(op.add(i, _f(0.5)), scale)
+    if coordinates == "tf_half_pixel_for_nn":
+        return centres
+    if coordinates == "tf_crop_and_resize":
+        start, end = (op.multiply(_f(r), last) for r in roi)
+        step = op.divide(op.multiply(i, op.subtract(end, start)), op.subtract(width, _f(1.0)))
+        return op.where(several, op.add(start, step), op.multiply(_f(0.5), op.add(start, end)))
+    half_pixel = op.subtract(centres, _f(0.5))
+    if coordinates == "pytorch_half_pixel":
+        return op.where(several, half_pixel, _f(0.0))
+    if coordinates == "half_pixel_symmetric":
+        adjustment = op.subtract(_f(1.0), op.divide(real(out), width))
+        return op.add(op.multiply(op.multiply(n, _f(0.5)), adjustment), half_pixel)
+    return half_pixel
+
+
+def _rounded(x: Expr, mode: str) -> Expr:
+    if mode in ("floor", "ceil"):
+        return op.floor(x) if mode == "floor" else op.ceil(x)
+    return op.ceil(op.subtract(x, _f(0.5))) if mode == "round_prefer_floor" else op.floor(op.add(x, _f(0.5)))
+
+
+def _triangle(distance: Expr) -> Expr:
+    return op.clip(op.subtract(_f(1.0), distance), 0.0, 1.0)
+
+
+def _cubic(d: Expr, a: float) -> Expr:
+    """Keys' cubic convolution kernel, of distances from 0 on."""
+
+    def polynomial(*coefficients: float) -> Expr:
+        value: Expr = float_const(coefficients[0], d)
+        for coefficient in coefficients[1:]:
+            value = op.add(op.multiply(value, d), float_const(coefficient, d))
+        return value
+
+    near, far = polynomial(a + 2, -(a + 3), 0.0, 1.0), polynomial(a, -5 * a, 8 * a, -4 * a)
+    beyond = op.where(op.less(d, _f(2.0)), far, _f(0.0))
+    return op.where(op.less_equal(d, _f(1.0)), near, beyond)
