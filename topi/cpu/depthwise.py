@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, parallel
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import largest_share, vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import register_schedule
 
@@ -35,9 +35,14 @@ def schedule_depthwise_conv2d_nhwc(outs: list[te.Tensor], anchor: te.Operation, 
     columns = _columns(target, width)
     x_outer, x_inner = s[out].split(x, factor=columns)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
-    s[out].reorder(n, y, x_outer, channel_outer, x_inner, channel_inner)
+    blocks = _channel_blocks(target, constant_size([n.extent, y.extent]), -(-constant_size([channel.extent]) // lanes))
+    shared: list[te.IterVar] = []
+    if blocks > 1:
+        block, channel_outer = s[out].split(channel_outer, nparts=blocks)
+        shared = [block]
+    s[out].reorder(*shared, n, y, x_outer, channel_outer, x_inner, channel_inner)
     lines = s[out].fuse(n, y)
-    parallel(s, out, lines, 2.0 * constant_size(out.shape) * window, lanes)
+    parallel(s, out, shared[0] if shared else lines, 2.0 * constant_size(out.shape) * window, lanes)
     s[out].pragma(lines, "loop_partition_hint")
     if width > 2 * columns:
         s[out].pragma(x_outer, "loop_partition_hint")
@@ -55,6 +60,17 @@ def schedule_depthwise_conv2d_nhwc(outs: list[te.Tensor], anchor: te.Operation, 
     s[accumulator].unroll(tile_x)
     s[accumulator].vectorize(tile_channel)
     return s
+
+
+def _channel_blocks(target: Target, lines: int, vectors: int) -> int:
+    """Parts of the channels that are shared between threads where there are too few lines for that; else 1.
+
+    A part is of two vectors at least, so that threads seldom write the same cache line.
+    """
+    cores = target.num_cores
+    divisors = [d for d in range(1, vectors // 2 + 1) if vectors % d == 0]
+    blocks = min(divisors, key=lambda d: largest_share(d, cores), default=1)
+    return blocks if largest_share(blocks, cores) < 0.8 * largest_share(lines, cores) else 1
 
 
 def _columns(target: Target, width: int) -> int:

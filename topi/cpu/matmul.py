@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, tile_columns, vectorize_panel
-from topi.cpu.tiling import tile_rows, vector_lanes
+from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
 
@@ -30,7 +30,7 @@ def _tile_output(
 
     With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
     the panel loop apart, so that its guard can be peeled off: inside the row tiles, or around them with `panels_first`,
-    which reads each panel once.
+    which reads each panel once and shares panels between threads, not rows.
     """
     row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
     column_outer, column_inner = split_columns(s, out, column, panel, columns)
@@ -79,9 +79,11 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     height = tile_rows(target, rows, width, steps)
     row = s[out].fuse(*row_axes)
     packed_bytes = constant_size(anchor.input_tensors[1].shape) * anchor.input_tensors[1].dtype.nbytes
-    exceeds_caches = packed_bytes > max(target.cache_bytes)
+    by_rows = largest_share(-(-rows // height), target.num_cores)
+    by_panels = largest_share(-(-constant_size([extent_of(column)]) // panel), target.num_cores)
+    panels_first = packed_bytes > max(target.cache_bytes) or by_panels < by_rows
     lanes = vector_lanes(target)
-    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first=exceeds_caches)
+    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first)
 
 
 @register_schedule("batch_matmul_packed", "cpu")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "RegisterTile", "attention_blocks", "best_tile", "direct_cycles", "group_columns", "packed_columns",
+    "RegisterTile", "attention_blocks", "best_tile", "direct_cycles", "group_columns", "largest_share",
+    "packed_columns",
     "parallel_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
@@ -128,6 +129,11 @@ _PARTIAL_PANEL = 1.1
 
 _PARALLEL_CYCLES = 20_000
 """Work below this is done sooner by one thread: waking the others costs a few microseconds at worst."""
+
+
+def largest_share(iterations: int, cores: int) -> float:
+    """The part of a parallel loop that falls to the core which gets most of it: 1 / cores where it comes out even."""
+    return math.ceil(iterations / cores) / iterations
 
 
 def parallel_worthwhile(operations: float, lanes: int) -> bool:

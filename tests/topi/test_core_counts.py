@@ -1,0 +1,124 @@
+"""Parallel loops on machines with more cores than this one: how evenly a kernel's work falls to them.
+
+Nothing runs here. The loops that a target with so many cores gets are walked: a store counts as one, and of a parallel
+loop only the iterations of the core that gets most of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import relay
+from backend.target import Target
+from relay.build.graph import make_graph
+from relay.build.lower import Workload, lower
+from te.ir import IRModule
+from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
+from topi.cpu.tiling import largest_share
+
+WORTH_SHARING = 5_000
+"""Vector operations that a core must get for the balance to matter, in a kernel that has four times as many."""
+LANES = 8
+
+
+def stores(stmt: Stmt, cores: int, inside: bool = False) -> tuple[int, int]:
+    """Stores made in all, and one after the other on the busiest core with `cores` of them."""
+    match stmt:
+        case SeqStmt():
+            parts = [stores(part, cores, inside) for part in stmt.stmts]
+            return sum(part[0] for part in parts), sum(part[1] for part in parts)
+        case For():
+            shared = stmt.kind is ForKind.PARALLEL and not inside
+            each, busiest = stores(stmt.body, cores, inside or shared)
+            extent = as_int(stmt.extent) or 1
+            return each * extent, each * math.ceil(extent / cores) if shared else busiest * extent
+        case IfThenElse():
+            cases = [stores(c, cores, inside) for c in (stmt.then_case, stmt.else_case) if c is not None]
+            return max(case[0] for case in cases), max(case[1] for case in cases)
+        case BufferStore():
+            return 1, 1
+        case _:
+            body = getattr(stmt, "body", None)
+            return (0, 0) if body is None else stores(body, cores, inside)
+
+
+def weight(*shape: int) -> relay.Constant:
+    return relay.const(np.zeros(shape, np.float32))
+
+
+def convolution(size: int, channels: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> relay.Expr:
+    x = relay.var("x", (1, channels, size, size))
+    w = weight(outputs, channels // groups, kernel, kernel)
+    pad = (kernel // 2,) * 4
+    return relay.nn.relu(relay.nn.conv2d(x, w, strides=(stride, stride), padding=pad, groups=groups))
+
+
+def dense(rows: int, units: int, depth: int) -> relay.Expr:
+    return relay.nn.relu(relay.nn.dense(relay.var("x", (rows, depth)), weight(units, depth)))
+
+
+def resnet50() -> Iterator[relay.Expr]:
+    yield convolution(224, 3, 64, 7, 2)
+    for size, width in ((56, 64), (28, 128), (14, 256), (7, 512)):
+        yield convolution(size, width, width, 3)
+        yield convolution(size, width, 4 * width, 1)
+        yield convolution(size, 4 * width, width, 1)
+    yield dense(1, 1000, 2048)
+
+
+def mobilenet_v2() -> Iterator[relay.Expr]:
+    yield convolution(224, 3, 32, 3, 2)
+    for size, width in ((112, 32), (56, 144), (28, 192), (14, 384), (7, 960)):
+        yield convolution(size, width, width, 3, groups=width)
+        yield convolution(size, width, width // 6 // 8 * 8 + 8, 1)
+    yield dense(1, 1001, 1280)
+
+
+def bert_base() -> Iterator[relay.Expr]:
+    for units, depth in ((768, 768), (3072, 768), (768, 3072)):
+        yield dense(128, units, depth)
+    yield relay.nn.softmax(relay.var("x", (1, 12, 128, 128)))
+    a, b = relay.var("a", (12, 128, 64)), relay.var("b", (12, 128, 64))
+    yield relay.nn.batch_matmul(a, b)
+
+
+def workloads(model: Iterator[relay.Expr], target: Target) -> Iterator[Workload]:
+    for body in model:
+        function = relay.Function(tuple(relay.analysis.free_vars(body)), body)
+        for node in make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes:
+            yield node.workload
+
+
+@pytest.mark.parametrize("cores", [2, 8, 16, 64])
+@pytest.mark.parametrize("model", [resnet50, mobilenet_v2, bert_base], ids=lambda model: model.__name__)
+def test_the_busiest_core_gets_little_more_than_its_share(model, cores):
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
+    ideal = taken = 0.0
+    for workload in workloads(model(), target):
+        every, busiest = stores(lower(workload, target).function.body, cores)
+        imbalance = busiest * cores / every
+        operations = max(workload.flops, workload.nbytes / 4) / LANES
+        if operations >= WORTH_SHARING * max(cores, 4):
+            assert imbalance <= (2.5 if cores == 64 else 1.35), (workload.name, str(workload.function.body.ty))
+        ideal += operations / cores
+        taken += operations / cores * imbalance
+    assert ideal / taken >= (0.75 if cores == 64 else 0.9), f"{ideal / taken:.2f} of {cores} cores are busy"
+
+
+def test_the_walk_counts_the_busiest_core():
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=8")
+    (workload,) = [w for w in workloads(iter([dense(1, 160, 4096)]), target) if "dense" in w.name]
+    every, busiest = stores(lower(workload, target).function.body, 8)
+    assert busiest * 10 == every * 2  # ten panels of 16 units for eight cores: two of them for some
+    assert largest_share(10, 8) == 0.2 and largest_share(16, 8) == 1 / 8
+
+
+def test_products_with_few_rows_share_their_panels():
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
+    (workload,) = list(workloads(iter([dense(1, 1000, 2048)]), target))
+    every, busiest = stores(lower(workload, target).function.body, 2)
+    assert busiest / every < 0.52
