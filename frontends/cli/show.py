@@ -29,6 +29,8 @@ def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
         module, params = from_onnx(path, shape=how.shapes)
         if form is Form.GRAPH:
             _write(str(module))
+            for op, name, why in module.attrs.get("host_nodes", ()):
+                _write(f"// on the host: {op} {name!r} ({why})")
             return
         optimized: IRModule = relay.optimize(module, target, params)
         if form is Form.OPTIMIZED:

@@ -16,7 +16,7 @@ from onnx import TensorProto, TypeProto, ValueInfoProto
 from frontends.onnx.errors import ValueNeededError, compose, fault
 from frontends.onnx.tensors import dtype_name
 from relay.expr import Constant, Expr, Tuple, Var
-from relay.type import TensorType
+from relay.type import TensorType, TupleType
 from te.ir import Span
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "is_tensor_of_numbers",
     "other_inputs",
     "shape_of",
+    "why_on_host",
 ]
 
 ABSENT = Tuple(())
@@ -120,6 +121,14 @@ def _of_shape(shape: Any, name: str, of: TypeProto, place: str, params: list[Var
     ty = TensorType(shape, dtype_name(kind.tensor_type.elem_type, place))
     params.append(Var(name=name, ty=ty, span=Span(place, name)))
     return params[-1]
+
+
+def why_on_host(inputs: Sequence[Expr | None], results: Sequence[Expr | None]) -> str:
+    """Why a node is computed while importing and not by compiled code; empty if it is not for its kind of values."""
+    types = [x.ty for x in (*inputs, *results) if x is not None]
+    if any(isinstance(ty, TensorType) and ty.dtype == "string" for ty in types):
+        return "strings"
+    return "sequences and optional values" if any(isinstance(ty, TupleType) for ty in types) else ""
 
 
 def form_of(expr: Expr, leaves: list[Expr]) -> Form:

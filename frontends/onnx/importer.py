@@ -18,7 +18,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
 from frontends.onnx.attributes import Attributes, Bindings, bind
-from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_inputs
+from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_inputs, why_on_host
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault, unsupported
 from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
 from frontends.onnx.functions import has_function, schema_defaults, schema_function
@@ -78,7 +78,8 @@ def from_onnx(
     them needs is left out.
 
     The module's attributes "input_names" and "output_names" hold the model's own names, in order; "output_forms" says
-    how outputs that are no tensors of numbers consist of them (`frontends.onnx.containers.assembled`).
+    how outputs that are no tensors of numbers consist of them (`frontends.onnx.containers.assembled`);
+    "host_nodes", where there are any, the nodes that were computed while importing: operator, name, reason.
 
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
@@ -132,6 +133,8 @@ class _Importer:
         self.params: Params = {}
         self.param_vars: list[Var] = []
         self.converted = 0
+        self.on_host: dict[tuple[str, str], str] = {}
+        """why a node is not left to compiled code, by operator and name"""
 
     def run(
         self,
@@ -168,6 +171,8 @@ class _Importer:
         names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names}
         if not all(isinstance(form, int) for form in result_forms):
             names = {**names, "output_forms": result_forms, "output_names": [f"output_{i}" for i in range(len(leaves))]}
+        if self.on_host:
+            names["host_nodes"] = tuple([(*node, why) for node, why in self.on_host.items()])
         body = leaves[0] if len(leaves) == 1 else Tuple(tuple(leaves))
         return IRModule({"main": Function((*inputs, *self.param_vars), body)}, names), self.params
 
@@ -207,6 +212,9 @@ class _Importer:
             finished = [None if r is None else self.folder.finish(r, span) for r in results]
         except CONVERSION_FAULTS as error:
             raise _located(error, place, inputs) from error
+        why = why_on_host(inputs, finished) if inputs else ""
+        if why:
+            self.on_host[node.op_type, _span_name(node)] = why
         self._store(node, finished, scope, place)
 
     def _call_converter(

@@ -47,6 +47,8 @@ class BuildReport:
     nodes: int = 0
     arena_bytes: int = 0
     param_bytes: int = 0
+    on_host: list[str] = field(default_factory=list)
+    """what is not left to compiled code, and why: strings and containers, control flow, sizes that are read"""
 
     @contextmanager
     def step(self, name: str) -> Generator[None]:
@@ -59,7 +61,7 @@ class BuildReport:
         lines = [f"{name:<12} {seconds:8.3f} s" for name, seconds in self.seconds.items()]
         lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
                      f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
-        return "\n".join(lines)
+        return "\n".join([*lines, *[f"on the host: {line}" for line in self.on_host]])
 
 
 @dataclass
@@ -163,6 +165,7 @@ def build(
             builder.add(entry)
         library = builder.finish()
     _describe(report, graph, len(workloads))
+    report.on_host[:0] = [f"{op} {name!r} ({why})" for op, name, why in module.attrs.get("host_nodes", ())]
     description = graph.to_json(mod_name, str(target), target.device_kind)
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
@@ -253,3 +256,7 @@ def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
     report.kernels, report.nodes = kernels, len(graph.nodes)
     report.arena_bytes = graph.plan.arena_bytes
     report.param_bytes = sum(data.nbytes for data in graph.params.values())
+    for part in graph.all_graphs():
+        report.on_host += [f"{c.operator.name} {c.source!r} (control flow)" for c in part.control_nodes]
+        sources = dict.fromkeys([str(source) for *_, source in part.attrs.get("bound_sizes", ())])
+        report.on_host += [f"{source} (sizes)" for source in sources]
