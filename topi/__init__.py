@@ -30,6 +30,7 @@ from topi.broadcast import (
     trunc_mod,
     where,
 )
+from topi.coupling import pairwise_coupling
 from topi.elementwise import (
     abs,
     acos,
@@ -71,7 +72,7 @@ from topi.elementwise import (
 )
 from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take
 from topi.layout import Layout
-from topi.linalg import det
+from topi.linalg import det, inverse
 from topi.packing import unpack_bits
 from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum
 from topi.registry import Rank, register_schedule, schedule_for
@@ -145,6 +146,7 @@ __all__ = [
     "gather_nd",
     "greater",
     "greater_equal",
+    "inverse",
     "isfinite",
     "isinf",
     "isnan",
@@ -170,6 +172,7 @@ __all__ = [
     "nn", "non_max_suppression", "nonzero",
     "not_equal",
     "one_hot",
+    "pairwise_coupling",
     "power",
     "prod",
     "register_schedule",

@@ -1,27 +1,33 @@
-"""Inputs and outputs of a model that are no tensors of numbers: sequences, optional values, strings.
+"""Inputs and outputs of a model that are no tensors of numbers: sequences, optional values, strings, maps.
 
 While importing, a sequence is a tuple of tensors, an optional value without element is `ABSENT`, and strings are
 constants, on which everything is computed at once, by the operators' references. So a sequence's length and shapes and
-all strings have to be known; of a compiled model only tensors of numbers are left.
+all strings have to be known; of a compiled model only tensors of numbers are left. What it picks out of known strings,
+and the scores of a sequence of maps, are put together from its results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import TensorProto, TypeProto, ValueInfoProto
 
-from frontends.onnx.errors import ValueNeededError, compose, fault
+from frontends.onnx.errors import ValueNeededError, compose, fault, unsupported
+from frontends.onnx.names import picked_strings
 from frontends.onnx.tensors import dtype_name
-from relay.expr import Constant, Expr, Tuple, Var
+from relay.expr import Call, Constant, Expr, Tuple, Var
+from relay.op.base import OpDef, OpPattern, attributes_of_operator
+from relay.op.common import require
 from relay.type import TensorType, TupleType
 from te.ir import Span
 
 __all__ = [
     "ABSENT",
     "Form",
+    "ZipMap",
     "assembled",
     "form_of",
     "holds_strings",
@@ -34,8 +40,45 @@ __all__ = [
 ABSENT = Tuple(())
 """The optional value that has no element. It is known by its identity."""
 
-Form = int | None | np.ndarray | list[Any]
-"""How an output is put together: a result of the compiled model by number, nothing, strings, or a list of forms."""
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """Strings of `table` at the positions that a result of the compiled model holds."""
+
+    table: np.ndarray
+    result: int
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """For each row of a result of the compiled model a dictionary, from `keys` to the row's elements."""
+
+    keys: tuple[Any, ...]
+    result: int
+
+
+Form = int | None | np.ndarray | list[Any] | Picked | Maps
+"""How an output is put together: a result of the compiled model by number, nothing, strings, a list of forms, or of
+what a result holds."""
+
+
+@attributes_of_operator
+class ZipMap(OpDef):
+    """A map per row of scores (N, keys); only as an output of the model (ONNX: ZipMap of ai.onnx.ml).
+
+    (C1) the scores are a matrix with a column for each key.
+    """
+
+    name: ClassVar[str] = "ml.zip_map"
+    pattern: ClassVar[OpPattern] = OpPattern.OPAQUE
+    num_inputs: ClassVar[tuple[int, int | None]] = (1, 1)
+
+    keys: tuple[Any, ...]
+
+    def infer(self, scores: TensorType) -> TupleType:
+        fits = scores.ndim == 2 and scores.shape[1] == len(self.keys)
+        require(bool(fits), f"(C1) scores {scores} for {len(self.keys)} keys; expected a column for each")
+        return TupleType([scores])
 
 
 def _kind(of: TypeProto) -> TypeProto:
@@ -139,12 +182,31 @@ def form_of(expr: Expr, leaves: list[Expr]) -> Form:
         return [form_of(item, leaves) for item in expr.fields]
     if isinstance(expr, Constant) and expr.dtype == "string":
         return expr.data
+    if isinstance(expr, Call) and isinstance(expr.op, ZipMap):
+        leaves.append(expr.args[0])
+        return Maps(expr.op.keys, len(leaves) - 1)
+    if isinstance(expr.ty, TensorType) and expr.dtype == "string":
+        return _form_of_strings(expr, leaves)
     leaves.append(expr)
     return len(leaves) - 1
+
+
+def _form_of_strings(expr: Expr, leaves: list[Expr]) -> Picked:
+    found = picked_strings(expr)
+    if found is None:
+        place = str(expr.span) if expr.span is not None else ""
+        raise unsupported(place, "strings that are computed when the model runs", missing="tensor(string)",
+                          expected="strings known when compiling, or a choice of such")  # fmt: skip
+    leaves.append(found[1])
+    return Picked(found[0], len(leaves) - 1)
 
 
 def assembled(form: Form, results: Sequence[Any]) -> Any:
     """The output of a form, from the results of the compiled model."""
     if isinstance(form, int):
         return results[form]
+    if isinstance(form, Picked):
+        return form.table[results[form.result]]
+    if isinstance(form, Maps):
+        return [dict(zip(form.keys, row.tolist(), strict=True)) for row in results[form.result]]
     return [assembled(item, results) for item in form] if isinstance(form, list) else form

@@ -374,7 +374,7 @@ class _Importer:
         """The element type that the model declares for an output must be the one computed."""
         where = f"{self.model.name}: output {name!r}"
         if not isinstance(expr.ty, TensorType):
-            if declared is not None and declared.HasField("tensor_type"):
+            if declared is not None and declared.HasField("tensor_type") and declared.tensor_type.elem_type:
                 raise fault(where, "it is computed as a sequence", expected="a tensor, as declared")
             return
         if declared is None or not declared.HasField("tensor_type") or declared.tensor_type.elem_type == 0:

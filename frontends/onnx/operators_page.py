@@ -29,7 +29,7 @@ _FAMILIES = {
 _PLACES = {
     "StringConcat": "host", "StringNormalizer": "host", "StringSplit": "host", "RegexFullMatch": "host",
     "CategoryMapper": "host", "LabelEncoder": "compiled, strings: host", "Equal": "compiled, strings: host",
-    "TfIdfVectorizer": "compiled, strings: host", "Cast": "compiled, strings: host",
+    "TfIdfVectorizer": "compiled, strings: host", "ZipMap": "compiled, maps: host", "Cast": "compiled, strings: host",
 }  # fmt: skip
 """Where other operators run that work on strings."""
 

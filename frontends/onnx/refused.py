@@ -11,7 +11,5 @@ REFUSED: dict[tuple[str, str], str] = {
     ("ai.onnx.preview.training", "Gradient"): "graphs are not differentiated; export the gradient as a graph",
     ("ai.onnx.ml", "CastMap"): _MAPS,
     ("ai.onnx.ml", "DictVectorizer"): _MAPS,
-    ("ai.onnx.ml", "ZipMap"): f"{_MAPS} (skl2onnx: the option zipmap=False)",
-    ("ai.onnx.ml", "SVMClassifier"): "support vector classifiers are not converted",
 }
 """Reason by domain ("" is ai.onnx) and name."""

@@ -32,6 +32,7 @@ from relay.op.broadcast import (
     where,
 )
 from relay.op.control import if_else, while_loop
+from relay.op.coupling import pairwise_coupling
 from relay.op.creation import arange, full, full_like, ones, ones_like, sizes, zeros, zeros_like
 from relay.op.elementwise import (
     abs,
@@ -86,7 +87,7 @@ from relay.op.indexing import (
     topk,
 )
 from relay.op.layout import layout_transform
-from relay.op.linalg import det
+from relay.op.linalg import det, inverse
 from relay.op.packing import unpack_bits
 from relay.op.reduce import all, any, argmax, argmin, max, mean, min, prod, sum, variance
 from relay.op.selection import non_max_suppression, nonzero
@@ -155,6 +156,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "if_else",
+    "inverse",
     "isfinite",
     "isinf",
     "isnan",
@@ -186,6 +188,7 @@ __all__ = [
     "one_hot",
     "ones",
     "ones_like",
+    "pairwise_coupling",
     "power",
     "prod",
     "random",

@@ -11,7 +11,13 @@ from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float
 from relay.type import TensorType
 
-__all__ = ["Det", "det"]
+__all__ = ["Det", "Inverse", "det", "inverse"]
+
+
+def _require_square(x: TensorType) -> None:
+    require_float(1, x)
+    square = x.ndim >= 2 and (x.shape[-1] is x.shape[-2] or x.shape[-1] == x.shape[-2])
+    require(bool(square), f"(C2) {x} must hold square matrices")
 
 
 @register_op("det", pattern=OpPattern.OPAQUE)
@@ -24,9 +30,7 @@ class Det(OpDef):
     mixed_precision = MixedPrecision.NEVER
 
     def infer(self, x: TensorType) -> TensorType:
-        require_float(1, x)
-        square = x.ndim >= 2 and (x.shape[-1] is x.shape[-2] or x.shape[-1] == x.shape[-2])
-        require(bool(square), f"(C2) {x} must hold square matrices")
+        _require_square(x)
         return x.with_shape(x.shape[:-2])
 
     def compute(self, x: te.Tensor) -> te.Tensor:
@@ -39,3 +43,31 @@ class Det(OpDef):
 def det(data: Expr) -> Call:
     """Determinants of the matrices in the last two dimensions of `data`."""
     return Det()(data)
+
+
+@register_op("inverse", pattern=OpPattern.OPAQUE)
+class Inverse(OpDef):
+    """Inverses (batch..., n, n) of matrices (batch..., n, n) (ONNX: Inverse of com.microsoft).
+
+    Singular matrices give infinities or NaN. (C1) the element type is a float; (C2) the last two dimensions are equal.
+    """
+
+    mixed_precision = MixedPrecision.NEVER
+
+    def infer(self, x: TensorType) -> TensorType:
+        _require_square(x)
+        return x
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.inverse(x)
+
+    def reference(self, x: Array) -> Array:
+        wide = x.astype(np.float64)
+        singular = np.linalg.det(wide) == 0 if x.size else np.zeros(x.shape[:-2], bool)
+        safe = np.where(singular[..., None, None], np.eye(x.shape[-1]), wide)
+        return np.where(singular[..., None, None], np.nan, np.linalg.inv(safe)).astype(x.dtype)
+
+
+def inverse(data: Expr) -> Call:
+    """Inverses of the matrices in the last two dimensions of `data`."""
+    return Inverse()(data)

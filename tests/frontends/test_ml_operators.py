@@ -120,13 +120,6 @@ def test_label_encoder():
     np.testing.assert_array_equal(RelayBackend.prepare(proto).run([x])[0], [6, 4, -1])
 
 
-def test_string_labels_are_refused_by_name():
-    with pytest.raises(OnnxImportError, match="string labels"):
-        RelayBackend.prepare(
-            model("LinearClassifier", X, 2, coefficients=[1.0] * 6, classlabels_strings=["a", "b"])
-        )
-
-
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("one_class", [0, 1])
 def test_support_vector_regression(kernel, one_class):

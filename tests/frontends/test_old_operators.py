@@ -62,7 +62,7 @@ def test_max_roi_pool_agrees_with_onnxruntime():
 
 @pytest.mark.parametrize(
     ("op", "domain", "why"),
-    [("ImageDecoder", "", "decode images before the model"), ("ZipMap", "ai.onnx.ml", "zipmap=False")],
+    [("ImageDecoder", "", "decode images before the model"), ("CastMap", "ai.onnx.ml", "leave it out")],
 )
 def test_refused_operators_say_why(op, domain, why):
     opset = 1 if domain else 20

@@ -22,6 +22,7 @@ _FAMILIES = (
     "loss",
     "ml",
     "ml_labels",
+    "ml_svm",
     "ml_trees",
     "microsoft_attention",
     "microsoft_elementwise",

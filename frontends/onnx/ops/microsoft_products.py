@@ -77,6 +77,11 @@ def _to_float(node: OnnxNode, product: Expr, a_scale: Expr, b_scale: Expr, bias:
     return result if bias is None else op.add(result, bias)
 
 
+@converter("Inverse", domain=MICROSOFT)
+def inverse(node: OnnxNode) -> Expr:
+    return op.inverse(node[0])
+
+
 @converter("MatMulInteger16", domain=MICROSOFT)
 def mat_mul_integer_16(node: OnnxNode) -> Expr:
     return matmul(node, op.cast(node[0], "int32"), op.cast(node[1], "int32"))

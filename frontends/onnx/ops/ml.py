@@ -1,4 +1,4 @@
-"""Numeric operators of ai.onnx.ml: features, scaling, linear models. String labels are not supported."""
+"""Operators of ai.onnx.ml: features, scaling, linear models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from frontends.onnx.names import picked_strings
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import reshape_to
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
 
-__all__ = ["POST_TRANSFORMS", "class_labels", "labelled", "post_transformed", "svm_kernel"]
+__all__ = ["POST_TRANSFORMS", "class_labels", "float_rows", "floats", "label_table", "labelled", "post_transformed"]
 
 DOMAIN = "ai.onnx.ml"
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
@@ -49,18 +50,24 @@ def _probit(scores: Expr) -> Expr:
     return op.multiply(op.multiply(op.sign(x), size), _constant(1.41421356, x))
 
 
-def class_labels(node: OnnxNode, ints: str) -> tuple[int, ...]:
-    """The integer labels of a classifier."""
-    if node.attrs.get_strings("classlabels_strings"):
-        raise node.unsupported("string labels", expected="integer labels")
-    labels = node.attr_ints(ints, ())
+Labels = Sequence[int | str]
+
+
+def class_labels(node: OnnxNode, ints: str) -> Labels:
+    """The labels of a classifier."""
+    labels = node.attrs.get_strings("classlabels_strings") or node.attr_ints(ints, ())
     if not labels:
         raise node.error("no class labels")
     return labels
 
 
+def label_table(labels: Labels) -> Constant:
+    """Labels as a vector of int64 or of strings."""
+    return Constant(np.array(labels, object if isinstance(labels[0], str) else np.int64))
+
+
 def labelled(
-    node: OnnxNode, scores: Expr, labels: Sequence[int], transform: str, single: bool, positive: bool
+    node: OnnxNode, scores: Expr, labels: Labels, transform: str, single: bool, positive: bool
 ) -> list[Expr]:
     """The labels of the best classes [N] and the scores [N, classes].
 
@@ -69,11 +76,13 @@ def labelled(
     """
     if not single:
         best = op.argmax(scores, axis=(-1,))
-        return [op.take(Constant(np.array(labels, np.int64)), best, axis=0), post_transformed(node, scores, transform)]
+        return [op.take(label_table(labels), best, axis=0), post_transformed(node, scores, transform)]
     limit = _constant(0.5 if positive else 0.0, scores)
-    pair = labels if len(labels) == 2 else (0, labels[0])
+    if len(labels) == 1 and isinstance(labels[0], str):
+        raise node.unsupported("one string label", expected="two, or integer labels")
+    pair = labels if len(labels) == 2 else (0, *labels)
     wins = reshape_to(op.greater(scores, limit), (scores.tensor_type.static_shape[0],))
-    label = op.where(wins, Constant(np.array(pair[1], np.int64)), Constant(np.array(pair[0], np.int64)))
+    label = op.take(label_table(pair), op.cast(wins, "int64"), axis=0, mode="fast")
     if transform == "PROBIT":
         return [label, _probit(scores)]
     if positive and transform != "LOGISTIC":
@@ -83,11 +92,11 @@ def labelled(
     return [label, op.sigmoid(both) if transform == "LOGISTIC" else both]
 
 
-def _floats(node: OnnxNode, name: str) -> tuple[float, ...]:
+def floats(node: OnnxNode, name: str) -> tuple[float, ...]:
     return node.attrs.get_floats(name) or ()
 
 
-def _float_rows(node: OnnxNode) -> Expr:
+def float_rows(node: OnnxNode) -> Expr:
     """Input 0 as rows of float32; a vector is one row."""
     x = node[0] if node.rank(0) != 1 else op.expand_dims(node[0], 0)
     return op.cast(x, "float32")
@@ -126,7 +135,7 @@ def imputer(node: OnnxNode) -> Expr:
     """Another number, one or one per column, in place of a certain one."""
     x = node[0]
     if x.dtype.is_float:
-        missing, values = node.attr_float("replaced_value_float", 0.0), _floats(node, "imputed_value_floats")
+        missing, values = node.attr_float("replaced_value_float", 0.0), floats(node, "imputed_value_floats")
         node.attrs.ignore("replaced_value_int64", "imputed_value_int64s")
     else:
         missing, values = node.attr_int("replaced_value_int64", 0), node.attr_ints("imputed_value_int64s", ())
@@ -142,7 +151,7 @@ def scaler(node: OnnxNode) -> Expr:
     """(x - offset) * scale, each one number or one per column."""
     x = op.cast(node[0], "float32")
     for name, function in (("offset", op.subtract), ("scale", op.multiply)):
-        values = _floats(node, name)
+        values = floats(node, name)
         if values:
             if len(values) not in (1, node.shape(0)[-1]):
                 raise node.error(f"{len(values)} numbers in {name}", expected="one, or one per column")
@@ -169,23 +178,33 @@ def normalizer(node: OnnxNode) -> Expr:
 @converter("OneHotEncoder", domain=DOMAIN)
 def one_hot_encoder(node: OnnxNode) -> Expr:
     """1 at the category of each element along a new last axis; unknown ones give zeros."""
-    if node.attrs.get_strings("cats_strings"):
-        raise node.unsupported("categories that are strings")
+    names = node.attrs.get_strings("cats_strings")
     if not node.attr_bool("zeros", True):
         raise node.unsupported("zeros=0, which fails on unknown categories when it runs")
+    if names:
+        return _one_hot_names(node, names)
     categories = Constant(np.array(node.attr_ints("cats_int64s"), np.int64))
     x = op.expand_dims(op.cast(node[0], "int64"), node.rank(0))
     return op.cast(op.equal(x, categories), "float32")
 
 
+def _one_hot_names(node: OnnxNode, names: Sequence[str]) -> Expr:
+    """Of strings known when compiling, or picked from such when the model runs."""
+    found = picked_strings(node[0])
+    if found is None:
+        raise node.value_needed("strings are computed when compiling", node[0])
+    table = np.array([[name == category for category in names] for name in found[0].tolist()], np.float32)
+    return op.take(Constant(table.reshape(-1, len(names))), found[1], axis=0, mode="fast")
+
+
 def _linear(node: OnnxNode, targets: int) -> Expr:
     """x W' + b: [N, targets]."""
-    x = _float_rows(node)
-    coefficients = np.array(_floats(node, "coefficients"), np.float32)
+    x = float_rows(node)
+    coefficients = np.array(floats(node, "coefficients"), np.float32)
     if coefficients.size != targets * x.tensor_type.static_shape[1]:
         raise node.error(f"{coefficients.size} coefficients for {targets} targets")
     product = op.nn.dense(x, Constant(coefficients.reshape(targets, -1)))
-    intercepts = _floats(node, "intercepts")
+    intercepts = floats(node, "intercepts")
     if not intercepts:
         return product
     if len(intercepts) != targets:
@@ -205,43 +224,9 @@ def linear_classifier(node: OnnxNode) -> list[Expr]:
     node.attrs.ignore("multi_class")
     labels = class_labels(node, "classlabels_ints")
     transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")
-    features = _float_rows(node).tensor_type.static_shape[1]
-    targets = len(_floats(node, "coefficients")) // max(features, 1)
+    features = float_rows(node).tensor_type.static_shape[1]
+    targets = len(floats(node, "coefficients")) // max(features, 1)
     single = targets == 1 and len(labels) <= 2
     if not single and targets != len(labels):
         raise node.error(f"scores of {targets} classes with {len(labels)} labels")
     return labelled(node, _linear(node, targets), labels, transform, single, positive=False)
-
-
-@converter("SVMRegressor", domain=DOMAIN)
-def svm_regressor(node: OnnxNode) -> Expr:
-    """The sum over support vectors of their coefficients times a kernel of them and a row; without vectors, linear."""
-    rows = _float_rows(node)
-    weights, vectors = _floats(node, "coefficients"), _floats(node, "support_vectors")
-    count = node.attr_int("n_supports", 0)
-    node.attrs.ignore("n_targets")
-    rho = _constant((_floats(node, "rho") or (0.0,))[0], rows)
-    kernel = node.attr_choice("kernel_type", ("LINEAR", "POLY", "RBF", "SIGMOID"), "LINEAR")
-    parameters = _floats(node, "kernel_params") or (0.0, 0.0, 0.0)
-    features = rows.tensor_type.static_shape[1]
-    if len(vectors) != count * features or len(weights) != (count or features):
-        raise node.error(f"{len(weights)} coefficients and {len(vectors)} numbers for {count} support vectors")
-    values = svm_kernel(rows, np.reshape(vectors, (count, features)), kernel, parameters) if count else rows
-    total = op.add(op.nn.matmul(values, _constant(np.reshape(weights, (-1, 1)), rows)), rho)
-    if node.attr_bool("one_class", False):
-        total = op.where(op.greater(total, _constant(0.0, total)), _constant(1.0, total), _constant(-1.0, total))
-    return post_transformed(node, total, node.attr_choice("post_transform", POST_TRANSFORMS, "NONE"))
-
-
-def svm_kernel(rows: Expr, vectors: np.ndarray, kernel: str, parameters: Sequence[float]) -> Expr:
-    """The kernel of each row with each support vector: [N, vectors]. `parameters` are gamma, coef0 and the degree."""
-    gamma, coefficient, degree = [_constant(p, rows) for p in parameters]
-    products = op.nn.matmul(rows, _constant(vectors.T, rows))
-    if kernel == "LINEAR":
-        return products
-    if kernel == "RBF":
-        distance = op.subtract(op.expand_dims(rows, 1), _constant(vectors[None], rows))
-        squares = op.sum(op.multiply(distance, distance), axis=(2,))
-        return op.exp(op.negative(op.multiply(squares, gamma)))
-    shifted = op.add(op.multiply(products, gamma), coefficient)
-    return op.tanh(shifted) if kernel == "SIGMOID" else op.power(shifted, degree)

@@ -1,4 +1,7 @@
-"""Labels by keys: LabelEncoder and CategoryMapper of ai.onnx.ml. With strings they are computed when compiling."""
+"""Labels by keys: LabelEncoder, CategoryMapper and ZipMap of ai.onnx.ml.
+
+Strings are looked up when compiling; those that a model picks when it runs by the position of what is picked.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from frontends.onnx.containers import ZipMap
+from frontends.onnx.names import picked_strings
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.strings import strings
 from frontends.onnx.registry import converter
@@ -64,14 +69,46 @@ def _between(node: OnnxNode, names: np.ndarray, numbers: np.ndarray) -> Expr:
 
 
 def _on_host(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:
-    x = strings(node, 0) if keys.dtype == object else node.constant(0, "the keys")
+    """The values of keys, of which one or both are strings."""
+    if keys.dtype != object:
+        return _picked_by_number(node, keys, values, default)
+    picked = picked_strings(node[0])
+    if picked is None:
+        return Constant(_looked_up(strings(node, 0), keys, values, default))
+    found = _looked_up(picked[0], keys, values, default)
+    return Constant(found.reshape(node.shape(0))) if isinstance(node[0], Constant) else op.take(
+        Constant(found), picked[1], axis=0, mode="fast")  # fmt: skip
+
+
+def _picked_by_number(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:
+    """Strings for numbers: the position of the first key that a number equals, that of the default where none is."""
+    known = node.known_value(0)
+    if known is not None:
+        return Constant(_looked_up(known, keys, values, default))
+    x = node[0]
+    equal = op.equal(op.expand_dims(x, len(x.shape)), Constant(keys.astype(str(x.dtype))))
+    position = op.argmax(op.cast(equal, "int32"), axis=(-1,))
+    there = op.any(equal, axis=(-1,))
+    at = op.where(there, op.cast(position, "int64"), Constant(np.array(len(keys), np.int64)))
+    return op.take(Constant(np.append(values, default)), at, axis=0, mode="fast")
+
+
+def _looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> np.ndarray:
     table: dict[Any, Any] = {}
     for key, value in zip(keys.tolist(), values.tolist(), strict=True):
         table.setdefault("NaN" if key != key else key, value)
     found = [table.get("NaN" if key != key else key, default.item()) for key in x.reshape(-1).tolist()]
     result = np.empty(len(found), values.dtype)
     result[:] = found
-    return Constant(result.reshape(x.shape))
+    return result.reshape(x.shape)
+
+
+@converter("ZipMap", domain=DOMAIN)
+def zip_map(node: OnnxNode) -> list[Expr]:
+    """Each row of scores as a map from the labels. The maps are put together from the model's results."""
+    names = node.attrs.get_strings("classlabels_strings") or ()
+    keys = names or node.attrs.get_ints("classlabels_int64s") or ()
+    return [ZipMap(keys=tuple(keys))(node[0])]
 
 
 def _table(node: OnnxNode, name: str) -> np.ndarray:

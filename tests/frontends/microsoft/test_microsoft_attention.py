@@ -9,7 +9,7 @@ import pytest
 
 from frontends.onnx.backend import RelayBackend
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError
-from tests.frontends.microsoft.cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, refused
 
 rng = np.random.default_rng(0)
 BATCH, LENGTH, HEADS, SIZE = 2, 4, 2, 8

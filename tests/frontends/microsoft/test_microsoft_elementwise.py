@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.microsoft.cases import check, refused
+from tests.frontends.node_cases import check, refused
 
 rng = np.random.default_rng(0)
 EPSILON = 1e-5

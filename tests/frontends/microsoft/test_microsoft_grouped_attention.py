@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frontends.onnx.backend import RelayBackend
-from tests.frontends.microsoft.cases import check, node_model, refused
+from tests.frontends.node_cases import check, node_model, refused
 
 rng = np.random.default_rng(0)
 HEADS, GROUPS, SIZE = 4, 2, 16

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.microsoft.cases import check, refused
+from tests.frontends.node_cases import check, refused
 
 rng = np.random.default_rng(0)
 
@@ -167,6 +167,13 @@ def test_mat_mul_integer_to_float(kinds):
     check("MatMulIntegerToFloat", inputs, (product + bias).astype(np.float32), weights=[1, 2, 3, 4, 5, 6])
     plain = a.astype(np.int64) @ b.astype(np.int64) * (a_scale * b_scale)
     check("MatMulIntegerToFloat", inputs[:4], plain.astype(np.float32))
+
+
+def test_inverse():
+    x = normal(2, 4, 4) + 2 * np.eye(4, dtype=np.float32)
+    check("Inverse", [x], np.linalg.inv(x), rtol=1e-3, atol=1e-4)
+    swapped = np.array([[0, 2], [4, 0]], np.float64)  # no pivot where it is looked for first
+    check("Inverse", [swapped], np.array([[0, 0.25], [0.5, 0]]))
 
 
 def test_mat_mul_of_16_bit_integers():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.microsoft.cases import check, refused
+from tests.frontends.node_cases import check, refused
 
 rng = np.random.default_rng(0)
 ONE_STEP: dict[str, Any] = {"rtol": 0.0, "atol": 1.0}

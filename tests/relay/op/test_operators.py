@@ -447,6 +447,12 @@ SPECIAL = [
     row("det", f32(3, 4, 4), tolerance=1e-5),
     row("det", f32(2, 2), tolerance=1e-5),
     row("det", np.zeros((2, 3, 3), np.float32)),
+    row("inverse", f32(3, 4, 4) + 2 * np.eye(4, dtype=np.float32), tolerance=1e-4),
+    row("inverse", np.array([[0, 2], [4, 0]], np.float64)),
+    row("inverse", np.zeros((0, 3, 3), np.float32)),
+    row("ml.pairwise_coupling", f32(5, 1, low=0.05, high=0.95), classes=2, tolerance=1e-4),
+    row("ml.pairwise_coupling", f32(5, 3, low=0.05, high=0.95), classes=3, tolerance=1e-4),
+    row("ml.pairwise_coupling", f32(5, 10, low=0.05, high=0.95), classes=5, tolerance=1e-4),
     *[
         row("ml.tree_ensemble", f32(5, 2, low=-1), *_FOREST, num_targets=2, aggregate=a, modes=(0, 3))
         for a in ("sum", "min", "max")
