@@ -12,6 +12,7 @@ from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
@@ -36,6 +37,7 @@ __all__ = [
     "FoldScaleAxis",
     "FunctionPass",
     "FuseOps",
+    "MovePointwise",
     "PackNarrowConstants",
     "PackWeights",
     "Pass",

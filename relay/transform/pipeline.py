@@ -14,6 +14,7 @@ from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.recognize_attention import RecognizeAttention
@@ -52,6 +53,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         FoldScaleAxis(),
         FoldPad(),
         SimplifyExpr(),
+        MovePointwise(),
         *attention,
         *in_half,
         CombineParallelDense(),
