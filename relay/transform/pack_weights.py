@@ -4,8 +4,8 @@ A panel holds NR output channels side by side for every step of the reduction: (
 (O / NR, KH, KW, I, NR) for a convolution. NR is chosen for the target by the cost model of the schedules; in a grouped
 convolution it is the size of a group. The packing is done here, once; panels are filled up with zeros.
 
-3 x 3 convolutions with stride 1 become Winograd convolutions where the cost model expects a gain: their weights are
-transformed here too. The option "relay.winograd" limits the sizes of their tiles or turns them off.
+3 x 3 and 5 x 5 convolutions with stride 1 become Winograd convolutions where the cost model expects a gain: their
+weights are transformed here too. The option "relay.winograd" limits the sizes of their tiles or turns them off.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.tiling import packed_columns
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
-from topi.nn.winograd import winograd_matrices
+from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
 __all__ = ["PackWeights", "pack_panels", "transform_filters"]
 
 Array = np.ndarray[Any, Any]
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
-_WINOGRAD = {"auto": (2, 4), "f2": (2,), "f4": (4,), "off": ()}
+_WINOGRAD: dict[str, frozenset[int]] = {
+    "auto": frozenset((2, 4)), "f2": frozenset((2,)), "f4": frozenset((4,)), "off": frozenset(),
+}  # fmt: skip
 """Sides of the output tiles that each value of the option allows."""
 
 PassContext.declare_option(
     "relay.winograd", "auto",
-    "3 x 3 convolutions by Winograd's algorithm where it pays: 'auto'; 'f2' or 'f4', tiles of 2 or 4 only; 'off'",
+    "convolutions by Winograd's algorithm where it pays: 'auto'; 'f2' or 'f4', tiles of 2 or 4 only; 'off'",
 )  # fmt: skip
 
 
@@ -64,7 +66,7 @@ class PackWeights(FunctionPass):
         return rewrite_calls(function, _Packer(self.target, _winograd_tiles(context)).rewrite)
 
 
-def _winograd_tiles(context: PassContext) -> tuple[int, ...]:
+def _winograd_tiles(context: PassContext) -> frozenset[int]:
     chosen = context.option("relay.winograd")
     if chosen not in _WINOGRAD:
         raise CompileError(f"option relay.winograd is {chosen!r}; expected one of {', '.join(_WINOGRAD)}")
@@ -74,7 +76,7 @@ def _winograd_tiles(context: PassContext) -> tuple[int, ...]:
 class _Packer:
     """Packs each weight once for each form in which layers ask for it."""
 
-    def __init__(self, target: Target, winograd_tiles: tuple[int, ...]) -> None:
+    def __init__(self, target: Target, winograd_tiles: frozenset[int]) -> None:
         self.target = target
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
@@ -142,25 +144,28 @@ class _Packer:
 
     def _winograd_plan(self, call: Call, op: Conv2D, kernel: tuple[int, int]) -> WinogradPlan | None:
         inputs = call.args[0].tensor_type.shape[3]
-        suits = op.groups == 1 and kernel == (3, 3) and max(*op.strides, *op.dilation) == 1
-        if not (suits and self.winograd_tiles and call.tensor_type.is_static and isinstance(inputs, int)):
+        tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
+        suits = kernel[0] == kernel[1] and max(*op.strides, *op.dilation) == 1
+        if not (suits and tiles and call.tensor_type.is_static and isinstance(inputs, int)):
             return None
         images, lines, columns, outputs = call.tensor_type.static_shape
-        shape = WinogradShape(images, lines, columns, inputs, outputs)
-        return winograd_pays(self.target, shape, self.winograd_tiles)
+        shape = WinogradShape(images, lines, columns, inputs // op.groups, outputs, kernel[0], op.groups)
+        return winograd_pays(self.target, shape, tiles)
 
     def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
         if key not in self.packed:
             panels = pack_panels(transform_filters(outputs_first, plan.tile), plan.panel)
             self.packed[key] = Constant(panels, span=weight.span)
-        made = Conv2DNHWCWinograd(tile=plan.tile, padding=op.padding)
+        made = Conv2DNHWCWinograd(
+            tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups
+        )
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
 
 
 def transform_filters(outputs_first: Array, tile: int) -> Array:
-    """(O, 3, 3, I) to (O, A, A, I) with A = tile + 2, computed in float64: ``g @ w @ g.T`` of each filter."""
-    g = winograd_matrices(tile).g
+    """(O, R, R, I) to (O, A, A, I) with A = tile + R - 1, computed in float64: ``g @ w @ g.T`` of each filter."""
+    g = winograd_matrices(tile, outputs_first.shape[1]).g
     return np.einsum("ik,jl,oklc->oijc", g, g, outputs_first, optimize=True).astype(outputs_first.dtype)
 
 

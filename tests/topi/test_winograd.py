@@ -14,40 +14,44 @@ from relay.op.nn.conv import convolve as exact_convolution
 from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.winograd_plan import WinogradShape, plan_winograd, winograd_pays
-from topi.nn.winograd import WINOGRAD_TILES, winograd_matrices
+from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
 HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")
 
-ERROR = {2: 4e-6, 4: 1.2e-5}
+ERROR = {(2, 3): 4e-6, (4, 3): 1.2e-5, (2, 5): 1.2e-5}
 """Largest errors against float64, as part of the results' root mean square: measured at 64 to 256 channels, doubled."""
 
 
-@pytest.mark.parametrize("tile", WINOGRAD_TILES)
-def test_matrices_filter_a_line_exactly(tile: int):
+@pytest.mark.parametrize(("tile", "taps"), [(m, r) for r, tiles in WINOGRAD_FILTERS.items() for m in tiles])
+def test_matrices_filter_a_line_exactly(tile: int, taps: int):
     rng = np.random.default_rng(tile)
-    d, w = rng.standard_normal(tile + 2), rng.standard_normal(3)
-    m = winograd_matrices(tile)
+    d, w = rng.standard_normal(tile + taps - 1), rng.standard_normal(taps)
+    m = winograd_matrices(tile, taps)
     outputs = m.a.T @ ((m.g @ w) * (m.b.T @ d))
     np.testing.assert_allclose(outputs, np.correlate(d, w, "valid"), rtol=1e-12, atol=1e-12)
 
 
-def convolve(winograd: str, shape: tuple[int, ...], outputs: int, threads: int = 1, padding: int = 1):
+def convolve(
+    winograd: str, shape: tuple[int, ...], outputs: int, threads: int = 1, padding: int = 1, kernel: int = 3,
+    groups: int = 1,
+):  # fmt: skip
     """(kernel's operators, result, result in float64) of a convolution with bias, residual and relu."""
     rng = np.random.default_rng(sum(shape))
     n, c, h, w = shape
-    data, weight = rng.standard_normal(shape, np.float32), rng.standard_normal((outputs, c, 3, 3), np.float32)
+    data = rng.standard_normal(shape, np.float32)
+    weight = rng.standard_normal((outputs, c // groups, kernel, kernel), np.float32)
     bias = rng.standard_normal((outputs, 1, 1), np.float32)
-    grown = 2 * padding - 2
+    grown = 2 * padding - kernel + 1
     residual = rng.standard_normal((n, outputs, h + grown, w + grown), np.float32)
     x, r = var("x", shape), var("r", residual.shape)
-    y = op.add(op.add(nn.conv2d(x, const(weight), padding=padding), const(bias)), r)
+    y = op.add(op.add(nn.conv2d(x, const(weight), padding=padding, groups=groups), const(bias)), r)
     with PassContext(config={"relay.winograd": winograd}):
         lib = relay.build(IRModule({"main": Function((x, r), nn.relu(y))}), "llvm")
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
     executor.set_input("x", data)
     executor.set_input("r", residual)
     executor.run()
-    exact = exact_convolution(data, weight, (1, 1), (padding,) * 4, (1, 1), 1)
+    exact = exact_convolution(data, weight, (1, 1), (padding,) * 4, (1, 1), groups)
     operators = {name for node in lib.graph.nodes for name in node.ops}
     return operators, executor.get_output(0).numpy(), np.maximum(exact + bias + residual, 0)
 
@@ -60,7 +64,15 @@ def convolve(winograd: str, shape: tuple[int, ...], outputs: int, threads: int =
 def test_errors_stay_small(option: str, tile: int, shape: tuple[int, ...], outputs: int, padding: int):
     operators, result, exact = convolve(option, shape, outputs, padding=padding)
     assert "nn.conv2d_nhwc_winograd" in operators
-    assert np.abs(result - exact).max() < ERROR[tile] * np.sqrt((exact**2).mean())
+    assert np.abs(result - exact).max() < ERROR[tile, 3] * np.sqrt((exact**2).mean())
+
+
+@pytest.mark.parametrize(("kernel", "groups"), [(5, 1), (5, 2), (3, 2), (3, 4)])
+def test_groups_and_filters_of_five_taps(kernel: int, groups: int):
+    shape = (1, 128, 13, 27)
+    operators, result, exact = convolve("auto", shape, 128, padding=kernel // 2, kernel=kernel, groups=groups)
+    assert "nn.conv2d_nhwc_winograd" in operators
+    assert np.abs(result - exact).max() < 1.2e-5 * np.sqrt((exact**2).mean())
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 28, 28), (1, 256, 14, 14)])
@@ -78,7 +90,7 @@ def test_the_option_turns_it_off_and_refuses_other_words():
 @pytest.mark.parametrize("target", [HASWELL, AVX512], ids=["avx2", "avx512"])
 def test_layers_that_gain_are_chosen(target: Target):
     def chosen(size: int, inputs: int, outputs: int, images: int = 1) -> int:
-        plan = winograd_pays(target, WinogradShape(images, size, size, inputs, outputs), WINOGRAD_TILES)
+        plan = winograd_pays(target, WinogradShape(images, size, size, inputs, outputs), WINOGRAD_FILTERS[3])
         return plan.tile if plan is not None else 0
 
     assert chosen(56, 64, 64) == 4 and chosen(28, 128, 128) == 4

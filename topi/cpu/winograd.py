@@ -15,7 +15,7 @@ from te.tir import as_int
 from topi.cpu.common import panel_width, parallel, vectorize_panel
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
-from topi.groups import constant_size, inline_injective
+from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
     chunk = _schedule_input(s, spectrum, lanes)
     _in_registers(s, stages["winograd_columns"])
     s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
-    work = 2.0 * constant_size(anchor.output(0).shape) * constant_size([spectrum.shape[3]])
+    work = 2.0 * constant_size(anchor.output(0).shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     if plan.weights_once:
         t = s[spectrum].leaf_iter_vars[0]
         parallel(s, spectrum, t, work, lanes)
@@ -58,9 +58,10 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
 
 def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
     images, lines, columns, outputs = [constant_size([d]) for d in out.shape]
-    inputs = constant_size([anchor.input_tensors[0].shape[3]])
-    shape = WinogradShape(images, lines, columns, inputs, outputs)
-    return plan_winograd(target, shape, anchor.attrs["tile"], panel_width(anchor))
+    inputs = constant_size([anchor.input_tensors[1].shape[3]])
+    attrs = anchor.attrs
+    shape = WinogradShape(images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"])
+    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor))
 
 
 def _tile_output(

@@ -33,13 +33,15 @@ _GAIN = 0.92
 
 @dataclass(frozen=True, slots=True)
 class WinogradShape:
-    """A 3 x 3 convolution with stride 1, by its output: `pixels` = images x lines x columns."""
+    """A convolution with stride 1 and square filters, by its output; `inputs` are those of one of the groups."""
 
     images: int
     lines: int
     columns: int
     inputs: int
     outputs: int
+    kernel: int = 3
+    groups: int = 1
 
     def tiles(self, tile: int) -> int:
         """Tiles of `tile` x `tile` outputs."""
@@ -63,7 +65,7 @@ class WinogradPlan:
 
 
 def plan_winograd(target: Target, shape: WinogradShape, tile: int, panel: int | None = None) -> WinogradPlan:
-    """The cheapest plan for F(tile x tile, 3 x 3); `panel` is fixed where the weights are packed already."""
+    """The cheapest plan for F(tile, kernel); `panel` is fixed where the weights are packed already."""
     plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width)]
     return min(plans, key=lambda plan: (plan.cycles, -plan.block))
 
@@ -71,11 +73,11 @@ def plan_winograd(target: Target, shape: WinogradShape, tile: int, panel: int | 
 def winograd_pays(target: Target, shape: WinogradShape, tiles: Sequence[int]) -> WinogradPlan | None:
     """The best plan among the tile sizes, or None where the direct convolution is about as quick."""
     lanes = vector_lanes(target)
-    if shape.inputs % lanes or shape.outputs % lanes:
+    if shape.inputs % lanes or shape.outputs // shape.groups % lanes:
         return None
-    pixels = shape.images * shape.lines * shape.columns
-    direct = direct_cycles(target, pixels, shape.outputs, 9 * shape.inputs) / _share(pixels // 8, target.num_cores)
-    direct += 36 * shape.inputs * shape.outputs / _MEMORY_BYTES_PER_CYCLE
+    pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2
+    direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
+    direct += 4 * taps * shape.inputs * shape.outputs / _MEMORY_BYTES_PER_CYCLE
     best = min((plan_winograd(target, shape, tile) for tile in tiles), key=lambda plan: plan.cycles)
     return best if best.cycles < _GAIN * direct else None
 
@@ -84,7 +86,7 @@ def _panels(target: Target, shape: WinogradShape, panel: int | None) -> list[int
     if panel is not None:
         return [panel]
     lanes = vector_lanes(target)
-    return [v * lanes for v in range(1, 5) if shape.outputs % (v * lanes) == 0]
+    return [v * lanes for v in range(1, 5) if shape.outputs // shape.groups % (v * lanes) == 0]
 
 
 def _share(tasks: int, cores: int) -> float:
@@ -107,11 +109,12 @@ def _blocks(tiles: int) -> Iterator[int]:
 def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Iterator[WinogradPlan]:
     lanes = math.gcd(vector_lanes(target), panel)
     vectors = panel // lanes
-    size, tiles, panels = (tile + 2) ** 2, shape.tiles(tile), shape.outputs // panel
+    size, tiles, panels = (tile + shape.kernel - 1) ** 2, shape.tiles(tile), shape.outputs // panel
+    inputs = shape.inputs * shape.groups
     most = max(1, (target.vector_registers - 1 - vectors) // vectors)
     cores = target.num_cores
     weights = 4.0 * size * shape.inputs * shape.outputs
-    entering = size * _TRANSFORM_CYCLES * shape.inputs / math.gcd(vector_lanes(target), shape.inputs)
+    entering = size * _TRANSFORM_CYCLES * inputs / math.gcd(vector_lanes(target), inputs)
     leaving = (size + tile * tile) / 2 * _TRANSFORM_CYCLES * shape.outputs / lanes
     for block in _blocks(tiles):
         count = math.ceil(tiles / block)
@@ -119,7 +122,7 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
                  for rows in range(max(1, most // 2), most + 1)}  # fmt: skip
         rows = min(steps, key=lambda r: (steps[r], -r))
         product = size * steps[rows]
-        data = 4.0 * size * block * shape.inputs
+        data = 4.0 * size * block * inputs
         fits = data <= _BLOCK_SHARE * target.cache_bytes.l2
         apart = (panels * (count * product + data * count / _CACHE_BYTES_PER_CYCLE)) / _share(panels * count, cores)
         apart += (2 * data * count / _CACHE_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)

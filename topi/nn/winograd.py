@@ -26,18 +26,18 @@ from topi.nn.pad import pad_spatial
 from topi.tag import INJECTIVE
 from topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["WINOGRAD_TILES", "WinogradMatrices", "conv2d_nhwc_winograd", "winograd_matrices"]
+__all__ = ["WINOGRAD_FILTERS", "WinogradMatrices", "conv2d_nhwc_winograd", "winograd_matrices"]
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 _POINTS: dict[int, tuple[float, ...]] = {
-    2: (0.0, 1.0, -1.0),
-    4: (0.0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2.0), -math.sqrt(2.0)),
+    4: (0.0, 1.0, -1.0),
+    6: (0.0, math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2.0), -math.sqrt(2.0)),
 }
-"""The finite points for m outputs of 3 taps; the last point is at infinity. Pairs p, -p stand next to each other."""
+"""The finite points for tiles of m + r - 1 inputs; the last is at infinity. Pairs p, -p stand next to each other."""
 
-WINOGRAD_TILES = tuple(_POINTS)
-"""Sides of the output tiles that there are matrices for."""
+WINOGRAD_FILTERS: dict[int, tuple[int, ...]] = {3: (2, 4), 5: (2,)}
+"""For each filter size r the sides m of the output tiles that F(m x m, r x r) is offered for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,10 @@ class WinogradMatrices:
 
 
 @lru_cache
-def winograd_matrices(m: int, r: int = 3) -> WinogradMatrices:
+def winograd_matrices(m: int, r: int) -> WinogradMatrices:
     """The transforms of F(m, r), by the construction of Toom and Cook."""
-    points = _POINTS[m]
     size = m + r - 1
-    assert len(points) == size - 1
+    points = _POINTS[size]
     a, b, g = np.zeros((size, m)), np.zeros((size, size)), np.zeros((size, r))
     for j, point in enumerate(points):
         others = [p for p in points if p != point]
@@ -134,30 +133,33 @@ def _choose(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
     return chosen
 
 
-def conv2d_nhwc_winograd(data: Tensor, weight: Tensor, tile: int, padding: Sequence[int]) -> Tensor:
-    """3 x 3 convolution with stride 1 of NHWC `data` by F(tile x tile, 3 x 3).
+def conv2d_nhwc_winograd(
+    data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1
+) -> Tensor:
+    """Convolution with stride 1 of NHWC `data` by F(tile x tile, kernel x kernel).
 
-    `weight` is (O / NR, A, A, I, NR) with A = tile + 2: ``g @ w @ g.T`` of each filter, in panels of NR outputs. The
-    stages are tagged "winograd_columns" and "winograd_input" (the two halves of the input transform, (A, A, tiles, I)),
-    "conv2d_nhwc_winograd" (the products, (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the
-    output transform, (tile, tile, tiles, O)). Lines and columns are known sizes; tiles are
-    numbered line by line, image by image.
+    `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
+    filter, in panels of NR outputs, which belong to one group. The stages are tagged "winograd_columns" and
+    "winograd_input" (the two halves of the input transform, (A, A, tiles, I)), "conv2d_nhwc_winograd" (the products,
+    (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the output transform, (tile, tile, tiles,
+    O)). Lines and columns are known sizes; tiles are numbered line by line, image by image.
     """
-    matrices = winograd_matrices(tile)
-    size = tile + 2
-    blocks, _, _, _, nr = weight.shape
-    channels = as_dim(blocks * nr)
+    matrices = winograd_matrices(tile, kernel)
+    size = tile + kernel - 1
+    blocks, _, _, group_size, nr = weight.shape
+    channels, panels = as_dim(blocks * nr), as_dim(blocks // groups)
     n, h, w, inputs = data.shape
     assert isinstance(h, int) and isinstance(w, int)
-    oh, ow = h + padding[0] + padding[2] - 2, w + padding[1] + padding[3] - 2
+    oh, ow = h + padding[0] + padding[2] - kernel + 1, w + padding[1] + padding[3] - kernel + 1
     lines, columns = -(-oh // tile), -(-ow // tile)
     after = [padding[2] + lines * tile - oh, padding[3] + columns * tile - ow]
     padded = pad_spatial(data, (1, 2), padding[:2], after, 0)
     grid = (n, lines, columns)
     tiles = num_elements(grid)
+    attrs = {"tile": tile, "kernel": kernel, "groups": groups}
 
     def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
-        return te.compute(tuple(shape), body, name=name, tag=tag, attrs={"tile": tile})
+        return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)
 
     def transformed_columns(i: Any, x: Any, t: Any, c: Any) -> PrimExpr:
         image, line, column = unravel_index(t, grid)
@@ -170,12 +172,13 @@ def conv2d_nhwc_winograd(data: Tensor, weight: Tensor, tile: int, padding: Seque
         return _choose(j, _input_rows(matrices.b, [halfway(i, k, t, c) for k in range(size)]))
 
     spectrum = stage((size, size, tiles, inputs), transformed_input, "spectrum", "winograd_input")
-    rc = te.reduce_axis((0, inputs), name="rc")
-    product = stage(
-        (size, size, tiles, channels),
-        lambda i, j, t, c: te.sum(spectrum(i, j, t, rc) * weight(c // nr, i, j, rc, c % nr), axis=rc),
-        "product", "conv2d_nhwc_winograd",
-    )  # fmt: skip
+    rc = te.reduce_axis((0, group_size), name="rc")
+
+    def summed_channels(i: Any, j: Any, t: Any, c: Any) -> PrimExpr:
+        channel = rc if groups == 1 else c // nr // panels * group_size + rc
+        return te.sum(spectrum(i, j, t, channel) * weight(c // nr, i, j, rc, c % nr), axis=rc)
+
+    product = stage((size, size, tiles, channels), summed_channels, "product", "conv2d_nhwc_winograd")
 
     def transformed_rows(y: Any, j: Any, t: Any, c: Any) -> PrimExpr:
         return _choose(y, _output_rows(matrices.a, [product(k, j, t, c) for k in range(size)]))
