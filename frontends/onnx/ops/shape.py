@@ -275,12 +275,12 @@ def _slice(
         raise node.error(f"{len(starts)} starts, {len(ends)} ends, {len(axes)} axes, {len(steps)} steps")
     if 0 in steps:
         raise node.error("a step of 0")
-    shape = node.shape(0)
-    ranges = {
-        axis: _positions(shape[axis], start, end, step)
-        for axis, start, end, step in zip(node.axes(axes, len(shape)), starts, ends, steps, strict=True)
-    }
-    return _take_ranges(node[0], {a: r for a, r in ranges.items() if r != range(shape[a])})
+    dims = node.type(0).shape
+    ranges: dict[int, range] = {}
+    for axis, start, end, step in zip(node.axes(axes, len(dims)), starts, ends, steps, strict=True):
+        extent = dims[axis]
+        ranges[axis] = _positions(extent if isinstance(extent, int) else node.shape(0)[axis], start, end, step)
+    return _take_ranges(node[0], {a: r for a, r in ranges.items() if r != range(dims[a])})  # type: ignore[arg-type]
 
 
 def _positions(size: int, start: int, end: int, step: int) -> range:

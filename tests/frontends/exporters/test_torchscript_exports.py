@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.frontends.exporters.graphs import Graph, check, torchscript
 
@@ -15,6 +16,10 @@ HIDDEN, HEADS = 16, 4
 
 def normal(*shape: int) -> np.ndarray[Any, Any]:
     return rng.normal(size=shape).astype(np.float32)
+
+
+def tensor(value: Any, name: str = "") -> TensorProto:
+    return numpy_helper.from_array(np.asarray(value), name)
 
 
 def size(g: Graph, x: str, axis: int) -> str:
@@ -101,12 +106,6 @@ def test_expand_by_minus_one_and_masks(opset):
     check(model, *({"x": normal(b, t)} for b, t in ((2, 6), (1, 3), (4, 1))))
 
 
-def tensor(value: Any) -> Any:
-    from onnx import numpy_helper
-
-    return numpy_helper.from_array(np.asarray(value))
-
-
 @pytest.mark.parametrize("opset", [11, 17])
 def test_convolutional_network(opset):
     """Folded batch norms: onnx::Conv_123; padding whose amounts are turned round by reshapes; resizing by sizes."""
@@ -147,36 +146,29 @@ def test_recurrent_network_with_states_of_the_batch():
     states = g("Cast", states, to=1)
     y = g("Transpose", embedded, perm=[1, 0, 2])
     state = g("Slice", states, g.constant([0]), g.constant([2]), g.constant([0]))
-    g("LSTM", y, g.weight(normal(2, 24, 8) / 3), g.weight(normal(2, 24, 6) / 3), g.weight(normal(2, 48)), "", state, state,
-      direction="bidirectional", hidden_size=6, outputs=["out", "h", "c"])  # fmt: skip
+    weights = [g.weight(normal(2, 24, 8) / 3), g.weight(normal(2, 24, 6) / 3), g.weight(normal(2, 48))]
+    attrs = {"direction": "bidirectional", "hidden_size": 6}
+    g("LSTM", y, *weights, "", state, state, outputs=["out", "h", "c"], **attrs)
     merged = g("Reshape", g("Transpose", "out", perm=[0, 2, 1, 3]), g.constant([0, 0, -1]))
     back = g("Transpose", merged, perm=[1, 0, 2])
     model = g.model([g("LogSoftmax", linear(g, back, 12, 20, "o"), axis=-1), "h"], 17)
-    check(model, *({"words": rng.integers(0, 20, (b, 7))} for b in (2, 2)), rtol=1e-3, atol=1e-4)
+    check(model, *({"words": rng.integers(0, 20, (b, 7))} for b in (2, 1, 5)), rtol=1e-3, atol=1e-4)
 
 
 def test_shared_weights_and_squeezes_that_depend_on_the_shape():
     """Tied weights are Identity nodes; `squeeze(1)` asks in an If whether there is something to squeeze."""
-    from onnx import helper
-
     g = Graph(torchscript)
     x = g.input("x", ["batch", 1, HIDDEN])
     weight = g.weight(normal(HIDDEN, HIDDEN) / 4, "encoder.weight")
     tied = g("Identity", weight, outputs=["decoder.weight"])
     one = g("Equal", size(g, x, 1), g.constant(np.int64(1)))
     then = helper.make_graph([helper.make_node("Squeeze", ["x", "axis"], ["squeezed"])], "then", [],
-                             [helper.make_empty_tensor_value_info("squeezed")], [tensor_named([1], "axis")])  # fmt: skip
+                             [helper.make_empty_tensor_value_info("squeezed")], [tensor([1], "axis")])  # fmt: skip
     other = helper.make_graph([helper.make_node("Identity", ["x"], ["kept"])], "else", [],
                               [helper.make_empty_tensor_value_info("kept")])  # fmt: skip
     flat = g("If", one, then_branch=then, else_branch=other)
     y = g("MatMul", g("Tanh", g("MatMul", flat, g("Transpose", weight, perm=[1, 0]))), tied)
     check(g.model([y], 17), {"x": normal(3, 1, HIDDEN)}, {"x": normal(1, 1, HIDDEN)})
-
-
-def tensor_named(value: Any, name: str) -> Any:
-    from onnx import numpy_helper
-
-    return numpy_helper.from_array(np.asarray(value), name)
 
 
 def test_assignments_to_slices():
