@@ -73,6 +73,7 @@ from relay.op.elementwise import (
     tanh,
     trunc,
 )
+from relay.op.fourier import dft
 from relay.op.indexing import (
     argsort,
     cumprod,
@@ -140,6 +141,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "det",
+    "dft",
     "divide",
     "equal",
     "erf",

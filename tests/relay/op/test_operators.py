@@ -20,6 +20,7 @@ from relay.expr import numpy_dtype_name
 from relay.op import get_op, list_op_names
 from relay.type import TensorType, TupleType
 from te.tir.interpreter import interpret
+from topi.fourier import dft_roots
 
 Array = np.ndarray
 
@@ -483,6 +484,24 @@ RANDOM = [
     row("random.normal", np.array([7, 3], np.uint32), shape=(4, 9), mean=1.0, scale=2.0, tolerance=1e-5),
 ]  # fmt: skip
 
+_REAL_RESULT = {"inverse": True, "onesided": True}
+
+FOURIER = [
+    row("dft", x, dft_roots(n).astype(x.dtype), length=n, **form)
+    for x, n, form in (
+        (f32(3, 10, 2), 10, {"inverse": True}),
+        (f32(9, 24, 2), 24, {}),
+        (f32(2, 7, 1), 7, {}),
+        (f32(1, 12, 1), 16, {"onesided": True}),
+        (f32(3, 20, 2), 15, {}),
+        (f32(2, 6, 2), 10, _REAL_RESULT),
+        (f32(2, 5, 2), 9, _REAL_RESULT),
+        (f32(2, 26, 1), 26, {"onesided": True}),
+        (f32(2, 8, 2).astype(np.float64), 8, {}),
+        (f32(2, 1, 1), 1, {}),
+    )
+]
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -496,6 +515,7 @@ ROWS = [
     *RECURRENT,
     *SPECIAL,
     *RANDOM,
+    *FOURIER,
     *EMPTY,
 ]
 
