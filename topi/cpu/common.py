@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.tiling import group_columns, parallel_worthwhile
+from topi.groups import extent_of
 from topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def split_columns(
     s: te.Schedule, tensor: te.Tensor, column: te.IterVar, panel: int, tile: int
 ) -> tuple[list[te.IterVar], te.IterVar]:
     """The loops over the tiles of `column`, and the one inside a tile. The last tile of a panel is shifted inwards."""
-    outer, inner = s[tensor].split(column, factor=panel)
+    extent = extent_of(column)
+    narrow = isinstance(extent, int) and extent < panel
+    outer, inner = s[tensor].split(column, factor=panel, tail="predicate" if narrow else "guard")
     if tile == panel:
         return [outer], inner
     within, inner = s[tensor].split(inner, factor=tile, tail="shift")

@@ -102,6 +102,8 @@ def best_tile(
 
 def packed_columns(target: Target, rows: int, columns: int, steps: int) -> int:
     """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]."""
+    if columns < vector_lanes(target):
+        return 1 << (columns - 1).bit_length()
     best = best_tile(target, rows, columns, steps)
     widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None))
     return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)

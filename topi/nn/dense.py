@@ -6,10 +6,10 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Dim, PrimExpr
+from te.tir import Dim, PrimExpr, as_dim
 from topi.broadcast import broadcast_shape
 from topi.tag import BROADCAST, ELEMWISE, INJECTIVE
-from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, unravel_index
+from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, same_dim, unravel_index
 
 __all__ = [
     "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "pack_panels",
@@ -36,15 +36,26 @@ def dense(data: Tensor, weight: Tensor, out_dtype: str | None = None) -> Tensor:
 
 
 def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
-    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), tagged "dense_packed"."""
-    _, depth, nr = weight.shape
+    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), tagged "dense_packed".
+
+    The columns that fill up the last panel are computed like the others, whole vectors of them, and left behind.
+    """
+    panels, depth, nr = weight.shape
     k = te.reduce_axis((0, depth), name="k")
 
     def body(m: Any, n: Any) -> PrimExpr:
         return te.sum(te.cast(wide, rows(m, k)) * te.cast(wide, weight(n // nr, k, n % nr)), axis=k)
 
     attrs = {"block": nr, "groups": 1}
-    return te.compute((rows.shape[0], units), body, name="dense", tag="dense_packed", attrs=attrs)
+    shape = (rows.shape[0], as_dim(panels * nr))
+    product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs)
+    if same_dim(shape[1], units):
+        return product
+
+    def first_columns(m: Any, n: Any) -> PrimExpr:
+        return product(m, n)
+
+    return te.compute((rows.shape[0], units), first_columns, name="dense_columns", tag=INJECTIVE)
 
 
 def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
