@@ -72,6 +72,7 @@ class ZipMap(OpDef):
     name: ClassVar[str] = "ml.zip_map"
     pattern: ClassVar[OpPattern] = OpPattern.OPAQUE
     num_inputs: ClassVar[tuple[int, int | None]] = (1, 1)
+    has_side_effect: ClassVar[bool] = True  # never computed, not even of constants
 
     keys: tuple[Any, ...]
 
