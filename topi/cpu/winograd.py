@@ -37,14 +37,14 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
     inline_injective(s, outs, keep=[anchor])
     plan = _plan(target, anchor, out)
     lanes = vector_lanes(target)
-    t_outer, panel, vector = _tile_output(s, out, plan, math.gcd(lanes, plan.panel))
-    for half in (stages["winograd_rows"], stages["winograd_output"]):
-        _in_registers(s, half)
-        s[half].compute_at(s[out], vector)
+    t_outer, panel, vector, line = _tile_output(s, out, plan, math.gcd(lanes, plan.panel))
+    for half, across, place in ((stages["winograd_rows"], 0, vector), (stages["winograd_output"], 1, line)):
+        _transform(s, half, across)
+        s[half].compute_at(s[out], place)
     _schedule_product(s, anchor.output(0), plan, lanes)
     s[anchor].compute_at(s[out], panel)
     chunk = _schedule_input(s, spectrum, lanes)
-    _in_registers(s, stages["winograd_columns"])
+    _transform(s, stages["winograd_columns"], 0)
     s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
     work = 2.0 * constant_size(anchor.output(0).shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     if plan.weights_once:
@@ -66,10 +66,10 @@ def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
 
 def _tile_output(
     s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int
-) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
-    """Loops over blocks, panels, tiles of a block, vectors of a panel, pixels of a tile; gives the 1st, 2nd and 4th.
+) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
+    """Loops over blocks, panels, tiles of a block, vectors of a panel, lines and pixels of a tile.
 
-    Pixels past the end of a line are left out by a guard at the store.
+    Gives those over blocks, panels, vectors and lines. A guard at the store leaves out pixels past the end of a line.
     """
     n, y, x, c = s[out].op.axis
     y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
@@ -83,18 +83,21 @@ def _tile_output(
         block = panel = s[out].fuse(panel, block)
     else:
         s[out].reorder(block, panel, t, vector, y_inner, x_inner, lane)
-    for axis in (y_inner, x_inner):
-        s[out].unroll(axis)
+    s[out].unroll(x_inner)
     s[out].vectorize(lane)
-    return block, panel, vector
+    return block, panel, vector, y_inner
 
 
-def _in_registers(s: te.Schedule, half: te.Tensor) -> None:
-    """The first or second half of a transform of one tile, for one vector of channels."""
+def _transform(s: te.Schedule, half: te.Tensor, across: int) -> None:
+    """One half of a transform of a tile, for a vector of channels: axis `across` is written out, the other a loop.
+
+    Written out along both axes it would be several times the code: longer to compile and, as its values don't fit in
+    the registers, slower.
+    """
     s[half].set_scope("local")
-    i, j, _, channel = s[half].op.axis
-    s[half].unroll(i)
-    s[half].unroll(j)
+    *places, t, channel = s[half].op.axis
+    s[half].reorder(t, places[1 - across], places[across], channel)
+    s[half].unroll(places[across])
     s[half].vectorize(channel)
 
 
@@ -119,7 +122,6 @@ def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterV
     chunk, lane = s[spectrum].split(channel, factor=math.gcd(lanes, inputs or 1))
     s[spectrum].storage_align(j, _SET_ELEMENTS, _LINE_ELEMENTS)
     s[spectrum].reorder(t, chunk, i, j, lane)
-    s[spectrum].unroll(i)
     s[spectrum].unroll(j)
     s[spectrum].vectorize(lane)
     return chunk

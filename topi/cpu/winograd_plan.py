@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WinogradPlan", "plan_winograd", "winograd_pays"]
 
-_TRANSFORM_CYCLES = 2.5
-"""Cycles for each element of a transformed tile: it is loaded, added a few times, spilled and stored."""
+_TRANSFORM_CYCLES = 4.0
+"""Cycles for each element of a transformed tile: it is loaded, added a few times, stored, and loaded again."""
 _MEMORY_BYTES_PER_CYCLE = 6.0
 _CACHE_BYTES_PER_CYCLE = 16.0
 """What a core reads from memory and from a cache that it shares, beside its work."""
