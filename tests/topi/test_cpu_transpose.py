@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
+import backend
 import te
 import topi
+from backend.target import Target
+from te.dtype import dtype
+from te.tir import Var
+from topi.cpu.register_transpose import turned
 from topi.cpu.transpose import strided_axis
+from topi.registry import schedule_for
 
 
 def placeholder(*shape: int) -> te.Tensor:
@@ -32,3 +41,38 @@ def test_mixed_directions_and_views_are_left_alone() -> None:
 def test_small_inputs_do_not_count() -> None:
     bias, x = placeholder(64, 1), placeholder(64, 32)
     assert strided_axis(topi.add(topi.transpose(x, (1, 0)), topi.transpose(bias, (1, 0)))) == 0
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_shuffles_turn_a_square(lanes: int) -> None:
+    rows = [Var("row", dtype(f"float32x{lanes}")) for _ in range(lanes)]
+    values = {id(row): np.arange(lanes) + lanes * i for i, row in enumerate(rows)}
+    definitions, columns = turned(rows)
+    for variable, shuffle in definitions:
+        both = np.concatenate([values[id(v)] for v in shuffle.vectors])
+        values[id(variable)] = both[list(shuffle.indices)]
+    assert np.array_equal([values[id(c)] for c in columns], np.arange(lanes * lanes).reshape(lanes, lanes).T)
+    assert len(definitions) == lanes * (lanes.bit_length() - 1)
+
+
+CASES = [
+    ((40, 33), (1, 0)), ((8, 8), (1, 0)), ((7, 30), (1, 0)), ((2, 16, 9, 11), (0, 2, 3, 1)),
+    ((1, 24, 8, 8), (0, 2, 3, 1)), ((2, 9, 70, 24), (0, 3, 1, 2)), ((3, 20, 4, 12), (0, 2, 1, 3)),
+    ((9, 10, 11), (2, 1, 0)), ((3, 5, 64), (2, 0, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32", "float64", "int8"])
+@pytest.mark.parametrize(("shape", "axes"), CASES, ids=str)
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2"])
+def test_transpositions(shape, axes, kind, target) -> None:
+    a = np.arange(np.prod(shape)).reshape(shape).astype(kind)
+    x = te.placeholder(shape, kind, "x")
+    zeros, ones, last = [0] * len(shape), [1] * len(shape), (*shape[:-1], shape[-1] - 1)
+    moved = topi.transpose(topi.strided_slice(x, [*zeros[:-1], 1], ones, last), axes)
+    out = topi.add(moved, te.compute((1,), lambda i: te.const(1, kind), tag="elemwise"))
+    expected = np.transpose(a[..., 1:], axes) + np.array(1, kind)
+    module = te.lower(schedule_for([out], Target(target)), [x, out])
+    result = backend.nd.empty(out.shape, kind)
+    backend.build(module, target=Target(target))(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), expected)

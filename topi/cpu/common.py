@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.tiling import group_columns, parallel_worthwhile
-from topi.groups import extent_of
+from topi.cpu.tiling import group_columns, parallel_worthwhile, vector_lanes
+from topi.groups import constant_size, extent_of
 from topi.tuning import choose
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.target import Target
 
-__all__ = ["local_accumulator", "panel_width", "parallel", "split_columns", "tile_columns", "vectorize_panel"]
+__all__ = [
+    "local_accumulator", "panel_width", "parallel", "parallel_outer", "split_columns", "tile_columns",
+    "vectorize_panel",
+]  # fmt: skip
+
 
 def panel_width(anchor: te.Operation) -> int:
     """NR: the last dimension of the packed operand, the second input of a product or convolution."""
@@ -59,6 +65,28 @@ def parallel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: fl
     """Share `axis` between threads when the kernel's `operations` are worth it."""
     if choose("parallel", parallel_worthwhile(operations, lanes), (True, False)):
         s[tensor].parallel(axis)
+
+
+_SHARES = 16
+"""Iterations of a parallel loop for each core that balance what single ones take."""
+
+
+def parallel_outer(
+    s: te.Schedule, tensor: te.Tensor, axes: Sequence[te.IterVar], operations: float, target: Target
+) -> list[te.IterVar]:
+    """Share the outermost of `axes` between threads, as many as give enough iterations, fused into one loop.
+
+    Returns that loop and those inside, which stay loops of their own: taking a fused index apart costs a division in
+    every iteration.
+    """
+    count, size = 0, 1
+    while count < len(axes) and (size < _SHARES * target.num_cores or count == 0):
+        dom = axes[count].dom  # loops that splits make have none yet
+        size *= 1 if dom is None else constant_size([dom.extent])
+        count += 1
+    outer = s[tensor].fuse(*axes[:count]) if count > 1 else axes[0]
+    parallel(s, tensor, outer, operations, vector_lanes(target))
+    return [outer, *axes[count:]]
 
 
 def vectorize_panel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int) -> None:

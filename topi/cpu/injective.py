@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import te
 from te.ir import post_order
 from te.tir import Call
-from topi.cpu.common import parallel
+from topi.cpu.common import parallel_outer
 from topi.cpu.tiling import vector_lanes
-from topi.cpu.transpose import strided_axis, tile_strided
+from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
 from topi.groups import constant_size, inline_injective, is_injective
 from topi.registry import Rank, operations_behind, register_schedule
 
@@ -58,6 +58,13 @@ def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, exte
     return outer
 
 
+def _turned_source(out: te.Tensor, strided: int, lanes: int) -> tuple[te.Tensor, int] | None:
+    """See `turnable`; None too where a tile of whole vectors does not fit."""
+    sides = (out.shape[strided], out.shape[-1])
+    fits = all(isinstance(d, int) and d >= lanes for d in sides) and lanes % 4 == 0
+    return turnable(out, strided) if fits and out.dtype.bits == 32 else None
+
+
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Everything inlined into the outputs, each written in one vectorised pass."""
@@ -72,9 +79,13 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
         work = constant_size(out.shape) * cost
         if _is_flat(outs):
             axes = [s[out].fuse(*axes)]
-        extent = constant_size([a.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].extent
-        last = vectorize_elements(s, out, axes[-1], extent, lanes)
         strided = strided_axis(out) if len(axes) > 1 else None
-        tiles = [*axes[:-1], last] if strided is None else tile_strided(s, out, strided, last)
-        parallel(s, out, s[out].fuse(*tiles) if len(tiles) > 1 else tiles[0], work, lanes)
+        source = None if strided is None else _turned_source(out, strided, lanes)
+        if strided is not None and source is not None:
+            tiles = tile_turned(s, out, strided, *source, lanes)
+        else:
+            extent = constant_size([a.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].extent
+            last = vectorize_elements(s, out, axes[-1], extent, lanes)
+            tiles = [*axes[:-1], last] if strided is None else tile_strided(s, out, strided, last)
+        parallel_outer(s, out, tiles, work, target)
     return s

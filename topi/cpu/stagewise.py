@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import parallel
+from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
@@ -59,8 +59,8 @@ def _schedule_stage(s: te.Schedule, op: te.ComputeOp, target: Target) -> None:
     if op.num_outputs > 1:
         parallel(s, result, s[result].fuse(*outer, last), work, lanes)
         return
-    group = s[result].fuse(*outer, vectorize_elements(s, result, last, extent_of(last), lanes))
-    parallel(s, result, group, work, lanes)
+    vectors = vectorize_elements(s, result, last, extent_of(last), lanes)
+    group = parallel_outer(s, result, [*outer, vectors], work, target)[-1]
     if accumulator is not None:
         s[accumulator].compute_at(s[result], group)
         *data, column = s[accumulator].op.axis

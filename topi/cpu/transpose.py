@@ -1,4 +1,4 @@
-"""Transpositions on CPUs: where inputs are read across memory, a tile of both axes stays in the first-level cache."""
+"""Transpositions on CPUs: where inputs are read across memory, tiles of both axes, turned in registers if possible."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import te
 from te.ir import post_order
 from te.tir import IterVar, PrimExpr, ProducerLoad, Var, as_int
 from te.tir.substitute import substitute
-from topi.groups import constant_size, is_injective
+from topi.cpu.register_transpose import transpose_in_registers
+from topi.groups import constant_size, extent_of, is_injective
+from topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["strided_axis", "tile_strided"]
+__all__ = ["strided_axis", "tile_strided", "tile_turned", "turnable"]
 
 _TILE = 16
 """Elements of the strided axis in a tile: a cache line of float32."""
+_ROWS = 64
+"""Elements of an input's line that tiles turned in registers take, one after the other: four cache lines."""
 
 
 def strided_axis(out: te.Tensor) -> int | None:
@@ -58,6 +62,52 @@ def _only_variable(index: PrimExpr) -> Var | None:
     terms = [e for e in post_order((index,)) if not isinstance(e, Var) and as_int(e) is None]
     plain = all(type(e).__name__ in ("Add", "Sub") for e in terms)
     return variables[0] if len(variables) == 1 and plain else None
+
+
+def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
+    """The input along axis `number` of `out` and its dimension along the last axis, if it can be turned in registers.
+
+    Reads across memory must be the same everywhere in the group, of elements of 4 bytes.
+    """
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
+    row, column = op.axis[number].var, op.axis[-1].var
+    found: tuple[te.Tensor, int] | None = None
+    for tensor, index in _reads(op, {}):
+        if not index or _only_variable(index[-1]) is not row:
+            continue
+        along = [i for i, e in enumerate(index[:-1]) if _only_variable(e) is column]
+        others = [e for i, e in enumerate(index[:-1]) if i not in along]
+        mixed = any(v in (row, column) for v in post_order(others) if isinstance(v, Var))
+        if len(along) != 1 or mixed or tensor.dtype.bits != 32 or found not in (None, (tensor, along[0])):
+            return None
+        found = (tensor, along[0])
+    return found
+
+
+def tile_turned(
+    s: te.Schedule, out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int
+) -> list[te.IterVar]:
+    """Tiles of axis `number` by the last axis, a cache line wide, whose part of `tensor` is turned in registers.
+
+    Both axes take up at least `lanes`. Returns the loops outside of a tile, outermost first.
+    """
+    readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
+    copy = transpose_in_registers(s, tensor, readers, position, lanes)
+    axes = list(s[out].op.axis)
+    rows, columns = extent_of(axes[number]), extent_of(axes[-1])
+    assert isinstance(rows, int) and isinstance(columns, int)
+    height = min(_ROWS, rows // lanes * lanes)
+    width = min(max(_TILE, lanes), columns // lanes * lanes)
+    row_outer, row_inner = s[out].split(axes[number], factor=height, tail="shift")
+    group, row = s[out].split(row_inner, factor=lanes)
+    column_outer, column = s[out].split(axes[-1], factor=width, tail="shift")
+    tiles = [*axes[:number], *axes[number + 1 : -1], row_outer, column_outer]
+    s[out].reorder(*tiles, group, row, column)
+    s[out].unroll(row)
+    s[out].vectorize(column)
+    s[copy].compute_at(s[out], group)
+    return tiles
 
 
 def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVar) -> list[IterVar]:
