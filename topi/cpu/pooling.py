@@ -1,4 +1,4 @@
-"""Pooling on CPUs: NHWC windows by vectors of channels, other layouts one output at a time."""
+"""Pooling on CPUs: NHWC windows by tiles of columns and vectors of channels, other layouts one output at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import te
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.tiling import vector_lanes
+from topi.cpu.windows import tile_windows
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = ["schedule_pool"]
+
+_COLUMNS = 4
+"""Of a tile of NHWC images: what neighbours share is little, and windows of a maximum are long code."""
 
 
 @register_schedule("pool", "cpu")
@@ -26,6 +30,10 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     lanes = vector_lanes(target)
+    if tuple(anchor.attrs["axes"]) == (1, 2) and len(anchor.axis) == 4 and len(outs) == 1:
+        inline_injective(s, outs, keep=[anchor])
+        tile_windows(s, out, local_accumulator(s, anchor, out), _COLUMNS, target)
+        return s
     inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if op.tag == "pad"]])
     for op in operations_behind(outs):
         if op.tag == "pad" and op is not out.op:

@@ -1,0 +1,77 @@
+"""Windows over NHWC images on CPUs: vectors of channels, a register tile of neighbouring output columns.
+
+The border is never stored: the lines and columns that it touches run copies of the code that test for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import parallel
+from topi.cpu.tiling import largest_share, vector_lanes
+from topi.groups import constant_size
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["tile_windows"]
+
+_MOST_TAPS = 25
+"""Windows up to this size are unrolled, so that neighbouring columns share what they read in registers."""
+
+
+def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns: int, target: Target) -> None:
+    """Schedule `out` (N, H, W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
+
+    What pads the input is inlined.
+    """
+    lanes = vector_lanes(target)
+    ky, kx = s[accumulator].op.reduce_axis
+    taps = constant_size([ky.extent, kx.extent])
+    n, y, x, channel = s[out].op.axis
+    width = constant_size([x.extent], default=64)
+    columns = _dividing(width, columns)
+    x_outer, x_inner = s[out].split(x, factor=columns)
+    channel_outer, channel_inner = s[out].split(channel, factor=lanes)
+    blocks = _channel_blocks(target, constant_size([n.extent, y.extent]), -(-constant_size([channel.extent]) // lanes))
+    shared: list[te.IterVar] = []
+    if blocks > 1:
+        block, channel_outer = s[out].split(channel_outer, nparts=blocks)
+        shared = [block]
+    s[out].reorder(*shared, n, y, x_outer, channel_outer, x_inner, channel_inner)
+    lines = s[out].fuse(n, y)
+    parallel(s, out, shared[0] if shared else lines, 2.0 * constant_size(out.shape) * taps, lanes)
+    s[out].pragma(lines, "loop_partition_hint")
+    if width > 2 * columns:
+        s[out].pragma(x_outer, "loop_partition_hint")
+    else:  # every tile has a border
+        s[out].unroll(x_outer)
+    s[out].unroll(x_inner)
+    s[out].vectorize(channel_inner)
+
+    s[accumulator].compute_at(s[out], channel_outer)
+    *_, tile_x, tile_channel = s[accumulator].op.axis
+    s[accumulator].reorder(ky, kx, tile_x, tile_channel)
+    if taps <= _MOST_TAPS:
+        s[accumulator].unroll(ky)
+    if constant_size([kx.extent]) <= _MOST_TAPS:
+        s[accumulator].unroll(kx)
+    s[accumulator].unroll(tile_x)
+    s[accumulator].vectorize(tile_channel)
+
+
+def _channel_blocks(target: Target, lines: int, vectors: int) -> int:
+    """Parts of the channels that are shared between threads where there are too few lines for that; else 1.
+
+    A part is of two vectors at least, so that threads seldom write the same cache line.
+    """
+    cores = target.num_cores
+    divisors = [d for d in range(1, vectors // 2 + 1) if vectors % d == 0]
+    blocks = min(divisors, key=lambda d: largest_share(d, cores), default=1)
+    return blocks if largest_share(blocks, cores) < 0.8 * largest_share(lines, cores) else 1
+
+
+def _dividing(width: int, most: int) -> int:
+    """Columns of a tile: up to `most`, a number that divides the width where there is one above half of it."""
+    return next((c for c in range(most, most // 2, -1) if width % c == 0), min(width, max(most // 2, 1)))
