@@ -29,6 +29,7 @@ SHAPES = [
 ]  # fmt: skip
 ROWS = [((4, 77), 1), ((256, 333), 0), ((2, 21, 5, 40), 1), ((3, 2, 7), 0)]
 CHANNELS = [((2, 24, 9, 11), 1), ((2, 12, 40), 1), ((2, 9, 11, 24), 3), ((1, 40, 41, 6), 3)]
+LINES = [((2, 5, 6, 40), 3), ((2, 5, 6, 13), 3), ((2, 9, 5, 7), 1), ((3, 30), 1)]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
@@ -87,3 +88,16 @@ def test_norms_of_channels(shape, axis, groups, target):
     else:
         norm = topi.nn.group_norm(x, g, b, groups, axis, 1e-5)
     check(norm, [x, g, b], [a, gamma, beta], expected, target)
+
+
+@pytest.mark.parametrize(("shape", "axis"), LINES, ids=str)
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_local_response_normalisation(shape, axis, size):
+    a = RNG.standard_normal(shape).astype("float32")
+    squares = np.moveaxis(a.astype("float64") ** 2, axis, -1)
+    padded = np.pad(squares, [(0, 0)] * (len(shape) - 1) + [((size - 1) // 2, size // 2)])
+    total = sum(padded[..., i : i + squares.shape[-1]] for i in range(size))
+    expected = a / (2.0 + 0.01 / size * np.moveaxis(total, -1, axis)) ** 0.75
+    x = te.placeholder(shape, "float32", "x")
+    text = check(topi.nn.lrn(x, size, axis, 0.01, 0.75, 2.0), [x], [a], expected, TARGETS[1])
+    assert 'scope="local"' in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import parallel
+from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
@@ -16,7 +16,10 @@ from topi.registry import Rank, operations_behind, register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_channelwise", "schedule_rowwise"]
+__all__ = ["schedule_channelwise", "schedule_lrn", "schedule_rowwise"]
+
+_MOST_NEIGHBOURS = 16
+"""Channels in the window of a local response normalisation that is unrolled."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm"], "cpu", rank=Rank.HEAVY)
@@ -140,4 +143,42 @@ def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     *lines, last = s[out].op.axis
     parallel(s, out, s[out].fuse(*lines), work, lanes)
     vectorize_elements(s, out, last, extent_of(last), lanes)
+    return s
+
+
+@register_schedule("lrn", "cpu", rank=Rank.HEAVY)
+def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The sum over neighbouring channels in registers, in one pass over memory; borders are tested for at the ends."""
+    out, axis = outs[0], int(anchor.attrs["axis"])
+    sums = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp) and op.reduce_axis]
+    if len(outs) > 1 or len(sums) != 1:
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([out.op])
+    lanes, total = vector_lanes(target), sums[0].output(0)
+    inline_injective(s, outs, keep=[sums[0]])
+    s[total].set_scope("local")
+    axes = list(s[out].op.axis)
+    work = constant_size(out.shape) * element_cost(operations_behind(outs))
+    size = extent_of(axes[-1])
+    if axis == len(axes) - 1:
+        group, within = s[out].split(axes[-1], factor=lanes)
+        parallel_outer(s, out, axes[:-1], work, target)
+        if isinstance(size, int) and size <= 2 * lanes:
+            s[out].unroll(group)
+        else:
+            s[out].pragma(group, "loop_partition_hint")
+        s[out].vectorize(within)
+    else:
+        outer = s[out].fuse(*axes[: axis + 1])
+        parallel(s, out, outer, work, lanes)
+        s[out].pragma(outer, "loop_partition_hint")
+        inner = s[out].fuse(*axes[axis + 1 :])
+        group = vectorize_elements(s, out, inner, constant_size([extent_of(a) for a in axes[axis + 1 :]]), lanes)
+    s[total].compute_at(s[out], group)
+    *data, last = s[total].op.axis
+    window = s[total].op.reduce_axis
+    s[total].reorder(*data, *window, last)
+    if constant_size([extent_of(a) for a in window]) <= _MOST_NEIGHBOURS:
+        s[total].unroll(window[0])
+    s[total].vectorize(last)
     return s

@@ -29,7 +29,7 @@ _CONVOLUTIONS = [
 ]
 _OTHERS = [
     "attention", "batch_matmul", "comm_reduce_idx", "default", "dense", "l2_normalize",
-    "lrn", "recurrent", "scan", "scatter", "sort",
+    "recurrent", "scan", "scatter", "sort",
 ]  # fmt: skip
 
 
