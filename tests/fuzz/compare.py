@@ -49,16 +49,23 @@ def check(sample: Sample) -> None:
             if i == 0:
                 raise
             continue  # dimensions that are too small for an operator of the graph
-        if i > 0 and any(np.size(a) == 0 and 0 not in v.shape for a, v in zip(expected, sample.outputs, strict=True)):
-            continue  # as above, where an oracle makes nothing of windows that do not fit
         try:
             model = RelayBackend.prepare(sample.model) if model is None else model
             results = model.run(dict(inputs))
         except (CompileError, RelaycError) as error:
+            if i > 0 and _is_degenerate(sample, i):
+                continue
             raise Finding(f"{_name(sample, i)}: {type(error).__name__}: {error}", i) from error
         except Exception as error:
             raise Finding(f"{_name(sample, i)} crashed: {type(error).__name__}: {error}", i) from error
         _compare(sample, i, results, expected)
+
+
+def _is_degenerate(sample: Sample, run: int) -> bool:
+    """Does nothing at all come of a node for these inputs, unlike for the first? An oracle may make so much of windows
+    that do not fit; we refuse them."""
+    here, first = (evaluate(sample, sample.runs[i]) for i in (run, 0))
+    return any(np.size(here[n]) == 0 < np.size(first[n]) for n in here if isinstance(here[n], np.ndarray))
 
 
 def _name(sample: Sample, run: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx import NodeProto, helper
 
 from tests.fuzz.builder import GraphBuilder, Value, operator
 from tests.fuzz.dims import is_open
@@ -43,6 +44,17 @@ def upsample(g: GraphBuilder) -> Value:
     scales = [1.0, 1.0, 2.0, float(g.integer(1, 3))]
     shape = [*x.shape[:2], x.shape[2] * 2, x.shape[3] * int(scales[3])]
     exact = x.exact and mode == "nearest"
+    if g.has("Upsample", "height_scale"):
+        def modern(names: list[str], out: list[str]) -> list[NodeProto]:
+            return [
+                helper.make_node("Constant", [], ["scales"], value_floats=scales),
+                helper.make_node("Resize", [names[0], "", "scales"], out, mode=mode, nearest_mode="floor",
+                                 coordinate_transformation_mode="asymmetric"),
+            ]  # fmt: skip
+
+        old = mode if mode == "nearest" else "bilinear"
+        return g.node("Upsample", [x], "float32", shape, exact, x.low, x.high, modern=modern, mode=old,
+                      height_scale=scales[2], width_scale=scales[3])  # fmt: skip
     if g.has("Upsample", "scales"):
         return g.node("Upsample", [x], "float32", shape, exact, x.low, x.high, mode=mode, scales=scales)
     return g.node("Upsample", [x, g.constant(scales, "float32")], "float32", shape, exact, x.low, x.high, mode=mode)

@@ -1,0 +1,96 @@
+"""Damaged models: each compiles and runs, or is refused with an error of ours; nothing else, and quickly."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+import tests.fuzz.generators  # noqa: F401 (the generators register themselves)
+from backend.runtime.errors import RelaycError
+from frontends.onnx import from_onnx
+from frontends.onnx.backend import RelayBackend
+from te.errors import CompileError
+from tests.fuzz.builder import random_graph
+from tests.fuzz.mutate import damaged_bytes, mutated
+
+REFUSALS = (CompileError, RelaycError)
+PATIENCE = 30.0
+"""Seconds of the processor for any of them; the valid ones take less than one."""
+
+
+def attempt(model: ModelProto | bytes, inputs: dict[str, Any]) -> str:
+    """What comes of a model: "runs" or "refused". Raises what is neither."""
+    began = time.process_time()
+    try:
+        proto = model if isinstance(model, ModelProto) else _parsed(model)
+        if proto is None:
+            from_onnx(model)
+        else:
+            RelayBackend.prepare(proto).run({v.name: _value(v, inputs) for v in proto.graph.input})
+        outcome = "runs"
+    except REFUSALS as error:
+        assert str(error)
+        outcome = "refused"
+    assert time.process_time() - began < PATIENCE
+    return outcome
+
+
+def _parsed(data: bytes) -> ModelProto | None:
+    try:
+        return onnx.load_model_from_string(data)
+    except Exception:  # noqa: BLE001 - protobuf's implementations raise errors of several kinds
+        return None
+
+
+def _value(declared: onnx.ValueInfoProto, inputs: dict[str, Any]) -> Any:
+    return inputs.get(declared.name, np.zeros((), np.float32))
+
+
+@pytest.mark.parametrize("first", range(0, 300, 30))
+def test_mutated_models_are_compiled_or_refused(first: int) -> None:
+    outcomes = []
+    for seed in range(first, first + 30):
+        sample = random_graph(seed)
+        rng = random.Random(seed)
+        outcomes.append(attempt(mutated(rng, sample.model), sample.runs[0]))
+    assert outcomes.count("refused") >= 5
+
+
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_damaged_bytes_are_compiled_or_refused(first: int) -> None:
+    outcomes = []
+    for seed in range(first, first + 100):
+        sample = random_graph(seed)
+        outcomes.append(attempt(damaged_bytes(random.Random(seed), sample.model.SerializeToString()), sample.runs[0]))
+    assert outcomes.count("refused") >= 30
+
+
+def test_truncated_external_data_is_refused(tmp_path: Path) -> None:
+    weight = np.arange(64, dtype=np.float32).reshape(8, 8)
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="project")
+    graph = onnx.helper.make_graph(
+        [node],
+        "external",
+        [onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 8])],
+        [onnx.helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 8])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+    path, data = tmp_path / "model.onnx", tmp_path / "model.bin"
+    onnx.save(model, path, save_as_external_data=True, location=data.name, size_threshold=0)
+    from_onnx(path)
+    whole = data.read_bytes()
+    for size in range(0, len(whole), 32):
+        data.write_bytes(whole[:size])
+        with pytest.raises(CompileError, match="'w'"):
+            from_onnx(path)
+    data.unlink()
+    with pytest.raises(CompileError, match="'w'"):
+        from_onnx(path)
