@@ -80,7 +80,8 @@ def _guarded(
 
 
 def _shift_in_range(amount: PrimExpr) -> PrimExpr:
-    return te.all(amount >= 0, amount < amount.dtype.bits)
+    below = amount < amount.dtype.bits
+    return te.all(amount >= 0, below) if amount.dtype.is_int else below
 
 
 def _left_shift(a: PrimExpr, b: PrimExpr) -> PrimExpr:
