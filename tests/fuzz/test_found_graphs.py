@@ -94,3 +94,9 @@ def test_shape_without_elements_given_at_run_time() -> None:
     node = helper.make_node("ConstantOfShape", ["shape"], ["y"])
     y = result_of(node, {"shape": np.zeros(0, np.int64)})
     assert y.shape == () and y == 0.0
+
+
+def test_neighbours_that_are_not_there_cost_nothing() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 4, 2, 2)).astype(np.float32)
+    y = result_of(helper.make_node("LRN", ["x"], ["y"], size=2**31 - 1, alpha=2.0**31, bias=1.0), {"x": x})
+    np.testing.assert_allclose(y, x / (1 + np.square(x).sum(1, keepdims=True)) ** 0.75, rtol=1e-4)

@@ -185,9 +185,12 @@ def lrn(x: Tensor, size: int, axis: int, alpha: float, beta: float, bias: float)
     The window of channel c is [c - floor((size - 1) / 2), c + ceil((size - 1) / 2)].
     """
     before, after = (size - 1) // 2, size // 2
+    channels = x.shape[axis]
+    if isinstance(channels, int):  # there is nothing more than that
+        before, after = min(before, max(channels - 1, 0)), min(after, max(channels - 1, 0))
     wide = accumulator_type(x.dtype)
     bordered = pad_spatial(x, (axis,), (before,), (after,), 0)
-    k = te.reduce_axis((0, size), name="k")
+    k = te.reduce_axis((0, before + 1 + after), name="k")
 
     def square(*i: Any) -> PrimExpr:
         value = te.cast(wide, bordered(*i[:axis], i[axis] + k, *i[axis + 1 :]))

@@ -326,9 +326,9 @@ class LRN(OpDef):
     def reference(self, x: Array) -> Array:
         axis = check_axis(2, self.axis, x.ndim)
         wide = x.astype(np.float64)
-        borders = [((self.size - 1) // 2, self.size // 2) if a == axis else (0, 0) for a in range(x.ndim)]
-        squares = np.pad(np.square(wide), borders)
-        total = sum(squares.take(range(k, k + x.shape[axis]), axis) for k in range(self.size))
+        before, after = (min(half, max(x.shape[axis] - 1, 0)) for half in ((self.size - 1) // 2, self.size // 2))
+        squares = np.pad(np.square(wide), [(before, after) if a == axis else (0, 0) for a in range(x.ndim)])
+        total = sum(squares.take(range(k, k + x.shape[axis]), axis) for k in range(before + 1 + after))
         return (wide / (self.bias + self.alpha / self.size * total) ** self.beta).astype(x.dtype)
 
     def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
