@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
+import te
 from frontends.cli.main import app
 from frontends.onnx.verify import Comparison, _first_cut, departure, verify
 from relay.op.elementwise import Tanh
@@ -59,6 +60,40 @@ def test_the_first_node_that_departs_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert report.departs.tensor == "a" and report.departs.node == "node 'activate' (Tanh)"
     assert report.departs.error == pytest.approx(0.01, rel=0.05)
     assert verify(small_model(), {"x": X}, against="reference", shape={"n": 2}, tolerance=0.02).agrees
+
+
+@pytest.mark.parametrize("oracle", ["reference", "onnxruntime"])
+def test_a_fault_in_the_code_of_an_operator_is_found(oracle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if oracle == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    right = Tanh.compute
+    monkeypatch.setattr(Tanh, "compute", lambda self, x: right(self, right(self, x)))
+    report = verify(small_model(), {"x": X}, against=oracle)  # n stays open
+    assert report.departs is not None and report.departs.node == "node 'activate' (Tanh)"
+    assert [c.tensor for c in report.tensors if c.agrees] == ["h"]
+
+
+def test_a_fault_in_fused_code_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of activations, the third wrong where it is computed together with others."""
+    names = [f"t{i}" for i in range(6)]
+    nodes = [helper.make_node(op, [a], [b], name=f"n_{op}") for op, a, b in
+             zip(("Exp", "Abs", "Tanh", "Neg", "Sigmoid"), names, names[1:], strict=False)]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("t0", TensorProto.FLOAT, [2, 6])],
+        [helper.make_tensor_value_info("t5", TensorProto.FLOAT, [2, 6])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    right = Tanh.compute
+
+    def wrong(self: Tanh, x: te.Tensor) -> te.Tensor:
+        return right(self, x) if x.op.name.startswith("p") else right(self, right(self, x))
+
+    monkeypatch.setattr(Tanh, "compute", wrong)
+    report = verify(model, {"t0": X}, against="reference")
+    assert report.fused_only and report.departs is not None
+    assert report.departs.node == "node 'n_Tanh' (Tanh)"
 
 
 def test_a_fault_that_only_fusion_shows_is_found_by_cutting() -> None:

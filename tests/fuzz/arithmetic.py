@@ -54,16 +54,16 @@ def unary(g: GraphBuilder, name: str) -> Value:
 def exact_unary(g: GraphBuilder, name: str) -> Value:
     jumps = name in ("Sign", "Floor", "Ceil", "Round")
     among = NUMBERS if name in ("Abs", "Sign") else (*FLOATS, *SIGNED)
-    x = g.pick(g.types(name, among), exact=jumps, within=(-100, 100))
+    x = g.pick(g.types(name, among), exact=jumps, within=(-100, 100), special=name != "Sign")
     bounds = {
         "Abs": (0.0, x.largest), "Neg": (-x.high, -x.low), "Relu": (0.0, max(x.high, 0.0)), "Sign": (-1.0, 1.0),
-    }.get(name, (math.floor(x.low), math.ceil(x.high)))  # fmt: skip
+    }.get(name, (x.low - 1, x.high + 1))  # fmt: skip
     return g.node(name, [x], x.dtype, x.shape, x.exact, *bounds)
 
 
 @operator("IsNaN", "IsInf")
 def classify(g: GraphBuilder, name: str) -> Value:
-    x = g.pick(g.types(name, FLOATS))
+    x = g.pick(g.types(name, FLOATS), special=True)
     attributes = {"detect_negative": g.integer(0, 1)} if name == "IsInf" else {}
     return g.node(name, [x], "bool", x.shape, True, 0, 1, **attributes)
 
@@ -125,7 +125,7 @@ def _binary(
 
 @operator("Add", "Sub", "Mul", "Div", weight=3)
 def arithmetic(g: GraphBuilder, name: str) -> Value:
-    x = g.pick(g.types(name, FLOATS if name == "Div" else NUMBERS), within=(-200, 200))
+    x = g.pick(g.types(name, FLOATS if name == "Div" else NUMBERS), within=(-200, 200), special=True)
     if name == "Sub" and x.dtype.startswith("u"):
         raise LookupError("negative numbers of a type without sign")
     y = partner(g, x, low=0.5, high=3.0) if name == "Div" else partner(g, x)
@@ -136,6 +136,8 @@ def arithmetic(g: GraphBuilder, name: str) -> Value:
     else:
         bound = x.largest * max(y.largest, 1.0)
         low, high = -bound, bound
+    if x.largest == math.inf:
+        low, high = -math.inf, math.inf
     if not x.is_float and max(abs(low), abs(high)) > (120 if x.dtype.endswith("int8") else 3e4):
         raise LookupError("integers would overflow")
     return _binary(g, name, x, y, x.dtype, not x.is_float and x.exact and y.exact, low, high)
@@ -179,7 +181,7 @@ def modulo(g: GraphBuilder) -> Value:
 @operator("Max", "Min", "Sum", "Mean")
 def variadic(g: GraphBuilder, name: str) -> Value:
     exact = name in ("Max", "Min")
-    x = g.pick(g.types(name), within=(-100, 100))
+    x = g.pick(g.types(name), within=(-100, 100), special=True)
     old = g.opset < 8
     others = [g.operand(x.dtype, x.shape) if old else partner(g, x) for _ in range(g.integer(0, 2))]
     if name == "Sum" and sum(v.largest for v in (x, *others)) > 100 and x.dtype.endswith("int8"):
@@ -192,7 +194,7 @@ def variadic(g: GraphBuilder, name: str) -> Value:
 
 @operator("Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal")
 def compare(g: GraphBuilder, name: str) -> Value:
-    x = g.pick(g.types(name, ANY), exact=True)
+    x = g.pick(g.types(name, ANY), exact=True, special=True)
     y = g.operand(x.dtype, x.shape[g.integer(0, x.rank) :], -2, 2)
     return _binary(g, name, x, y, "bool", True, 0, 1)
 
@@ -220,7 +222,7 @@ def bit_shift(g: GraphBuilder) -> Value:
 
 @operator("Where", weight=2)
 def where(g: GraphBuilder) -> Value:
-    x = g.pick(g.types("Where", ANY, position=1), 0, WIDEST)
+    x = g.pick(g.types("Where", ANY, position=1), 0, WIDEST, special=True)
     y = partner(g, x)
     condition = partner(g, x, "bool")
     low, high = min(x.low, y.low), max(x.high, y.high)
@@ -229,7 +231,7 @@ def where(g: GraphBuilder) -> Value:
 
 @operator("Clip")
 def clip(g: GraphBuilder) -> Value:
-    x = g.pick(g.types("Clip"))
+    x = g.pick(g.types("Clip"), special=True)
     bottom, top = (0 if x.dtype.startswith("u") else -1), 2
     has_low, has_high = g.chance(0.8), g.chance(0.8)
     attributes: dict[str, float] = {}
@@ -251,7 +253,8 @@ def cast(g: GraphBuilder) -> Value:
         to: str = g.choice(g.types("Cast", (*NUMBERS[:3], *INTEGERS, "bool")))
     else:
         to = g.choice(g.types("Cast", (*ANY, *ANY, *(NARROW if g.opset >= 21 else ()))))
-    x = g.pick(g.types("Cast", ANY), exact=_jumps(to), within=_limits(to))
+    special = to in ("float32", "float64", "bool")
+    x = g.pick(g.types("Cast", ANY), exact=_jumps(to), within=_limits(to), special=special)
     narrows = not _jumps(to) and x.is_float and as_dtype(to).itemsize < as_dtype(x.dtype).itemsize
     narrows = narrows or (to == "bfloat16" and x.dtype == "float16")
     low, high = (0.0, 1.0) if to == "bool" else (x.low, x.high)

@@ -10,6 +10,7 @@ A graph with named dimensions is run at several sizes of them, 1 among them.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -133,6 +134,15 @@ class _Input:
     shape: tuple[int, ...]
     low: float
     high: float
+    special: bool
+
+    def array(self, numbers: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        """Its elements, for a shape that `shape` stands for."""
+        made = _filled(numbers, self.dtype, shape, self.low, self.high)
+        if self.special:
+            odd = numbers.choice([np.nan, np.inf, -np.inf, 0.0, -0.0], shape)
+            made = np.where(numbers.random(shape) < 0.3, odd, made).astype(made.dtype)
+        return made
 
 
 @dataclass(slots=True)
@@ -209,13 +219,16 @@ class GraphBuilder:
         """An array with elements in [low, high]."""
         return _filled(self.numbers, dtype, tuple(shape), low, high)
 
-    def input(self, dtype: str, shape: Sequence[int], low: float = -2.0, high: float = 2.0) -> Value:
-        """A new graph input."""
-        array = self.fill(dtype, shape, low, high)
-        name = self.name("x")
-        self.inputs[name] = _Input(dtype, tuple(shape), low, high)
+    def input(
+        self, dtype: str, shape: Sequence[int], low: float = -2.0, high: float = 2.0, special: bool = False
+    ) -> Value:
+        """A new graph input; `special`: with NaN, infinities and zeros of both signs in it."""
+        recipe = _Input(dtype, tuple(shape), low, high, special)
+        name, array = self.name("x"), recipe.array(self.numbers, tuple(shape))
+        self.inputs[name] = recipe
         self.arrays[name] = array
-        return self._keep(Value(name, dtype, tuple(shape), True, *_bounds(array)))
+        bounds = (-math.inf, math.inf) if special else _bounds(array)
+        return self._keep(Value(name, dtype, tuple(shape), True, *bounds))
 
     def constant(self, array: Any, dtype: str | None = None) -> str:
         """The name of a new constant: an initializer, or the output of a node."""
@@ -251,8 +264,16 @@ class GraphBuilder:
         within: tuple[float, float] = (-LARGEST, LARGEST),
         smallest: int = 0,
         where: Callable[[Value], bool] = lambda value: True,
+        special: bool = False,
     ) -> Value:
-        """A value of a type and rank in bounds, preferably one that was computed; a new input when there is none."""
+        """A value of a type and rank in bounds, preferably one that was computed; a new input when there is none.
+
+        `special`: NaN and infinities may be among its elements.
+        """
+        if special and self.chance(0.08):
+            kinds = [dtype for dtype in dtypes if dtype in FLOATS]
+            if kinds:
+                return self.input(self.choice(kinds), self.shape(low, high, smallest), special=True)
 
         def fits(v: Value) -> bool:
             return (
@@ -299,7 +320,7 @@ class GraphBuilder:
         if modern is not None:
             self.modern[name] = modern(names, out)
         value = Value(out[0], dtype, tuple(shape), exact, float(low), float(high))
-        if value.is_float and value.largest > LARGEST / 4:
+        if value.is_float and LARGEST / 4 < value.largest < math.inf:
             return self._scaled(value)
         return self._keep(value)
 
@@ -352,7 +373,7 @@ class GraphBuilder:
             for sizes in (dict.fromkeys(SYMBOLS, 1), {name: self.integer(1, 13) for name in SYMBOLS}):
                 numbers = np.random.default_rng([seed, *sizes.values()])
                 runs.append({
-                    name: _filled(numbers, x.dtype, shape_at(x.shape, sizes), x.low, x.high)
+                    name: x.array(numbers, shape_at(x.shape, sizes))
                     for name, x in inputs.items()
                 })  # fmt: skip
         return runs

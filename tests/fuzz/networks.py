@@ -89,21 +89,33 @@ def recurrence(g: GraphBuilder, name: str) -> Value:
     return g.also(1, value, "float32", shape[1:], False, -1, 1)
 
 
-@operator("Attention", weight=2)
+@operator("Attention", weight=3)
 def attention(g: GraphBuilder) -> Value:
     batch, heads, queries, keys, width = (g.integer(1, 3) for _ in range(5))
+    if g.chance(0.2):
+        queries, keys, width = g.integer(8, 20), g.integer(8, 40), 4 * width
     if g.dynamic:
         batch = Open.named("batch")
         queries = keys = Open.named("length") if g.chance(0.6) else queries
-    q = g.input("float32", (batch, heads * 2, queries, width * 4))
-    kv_heads = g.choice([heads, heads * 2])
-    k, v = (g.input("float32", (batch, kv_heads, keys, width * 4)) for _ in range(2))
-    inputs: list[Value | str | None] = [q, k, v]
-    causal = g.integer(0, 1) if not g.dynamic and queries == keys else 0
+    heads, width = heads * 2, width * 4
+    kv_heads = g.choice([heads, heads // 2])
+    dtype = g.choice(HALF)
+    flat = g.chance(0.3)  # heads beside each other in the last dimension
+    shapes = [(batch, h, n, width) for h, n in ((heads, queries), (kv_heads, keys), (kv_heads, keys))]
+    attributes: dict[str, object] = {"scale": 0.3} if g.chance(0.3) else {}
+    if flat:
+        shapes = [(b, n, h * w) for b, h, n, w in shapes]
+        attributes.update(q_num_heads=heads, kv_num_heads=kv_heads)
+    inputs: list[Value | str | None] = [g.input(dtype, shape) for shape in shapes]
+    causal = g.integer(0, 1) if queries == keys else 0
     if not causal and g.chance(0.4):
-        inputs.append(g.input("float32", (queries, keys), -3, 3))
-    scale = {"scale": 0.3} if g.chance(0.3) else {}
-    return g.node("Attention", inputs, "float32", q.shape, False, -2, 2, is_causal=causal, **scale)
+        mask = g.choice([(queries, keys), (batch, 1, queries, keys)])
+        inputs.append(g.input(dtype, mask, -3, 3))
+    if g.chance(0.2):
+        attributes["softcap"] = 5.0
+    value = inputs[0]
+    assert isinstance(value, Value)
+    return g.node("Attention", inputs, dtype, value.shape, False, -2, 2, is_causal=causal, **attributes)
 
 
 @operator("RotaryEmbedding")

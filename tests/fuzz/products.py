@@ -80,11 +80,17 @@ def image(g: GraphBuilder, rank: int, channels: int | None = None, dtypes: Seque
     found = [v for v in g.values if v.dtype in dtypes and v.rank == rank + 2 and v.largest <= 50 and v.size and fits(v)]
     if found and g.chance(0.7):
         return g.choice(found)
-    sizes = [g.integer(3, 9) for _ in range(rank)]
+    large = rank < 3 and g.chance(0.2)  # enough for whole register tiles, and for what is left over
+    sizes = [g.integer(8, 20) if large else g.integer(3, 9) for _ in range(rank)]
     if g.dynamic and g.chance(0.25):
         sizes[-1] = Open.named("length")
     batch = Open.named("batch") if g.dynamic and g.chance(0.6) else g.integer(1, 2)
-    return g.input(g.choice(dtypes), (batch, channels or g.choice([g.integer(1, 8), 16]), *sizes))
+    return g.input(g.choice(dtypes), (batch, channels or g.choice([g.integer(1, 8), 16, 32 if large else 3]), *sizes))
+
+
+def _fitting(pads: list[int], sizes: Sequence[int]) -> list[int]:
+    """Padding with which a window of three fits into open dimensions of any size."""
+    return [1 if isinstance(sizes[i % len(sizes)], Open) else p for i, p in enumerate(pads)]
 
 
 @operator("Conv", "ConvTranspose", weight=5)
@@ -95,13 +101,18 @@ def convolution(g: GraphBuilder, name: str) -> Value:
     channels, sizes = x.shape[1], x.shape[2:]
     transposed = name == "ConvTranspose"
     group = g.choice([1, *[d for d in range(1, channels + 1) if channels % d == 0]])
-    per_group = g.choice([1, g.integer(1, 5), 16])
+    per_group = g.choice([1, g.integer(1, 5), 16, 24 if group == 1 else 2])
     kernel = [g.choice([1, 3, g.integer(1, 5)]) for _ in sizes]
     strides = [g.integer(1, 3 if transposed else 2) for _ in sizes]
     dilations = [g.choice([1, 1, 2]) for _ in sizes]
+    for i, d in enumerate(sizes):
+        if isinstance(d, Open):
+            kernel[i], dilations[i] = 3, 1
     spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    auto = g.choice(["NOTSET"] * 6 + ["VALID", "SAME_UPPER", "SAME_LOWER"]) if not transposed else "NOTSET"
+    auto = g.choice(["NOTSET"] * 6 + ["VALID", "SAME_UPPER", "SAME_LOWER"])
+    auto = "NOTSET" if transposed or is_open(sizes) else auto
     pads = [g.integer(0, (s - 1) // 2 + (g.chance(0.1))) for s in spans * 2] if auto == "NOTSET" else [0] * (2 * rank)
+    pads = _fitting(pads, sizes) if auto == "NOTSET" else pads
     extra = [g.integer(0, s - 1) if transposed and g.chance(0.3) else 0 for s in strides]
     out = []
     for i, d in enumerate(sizes):
@@ -134,8 +145,10 @@ def pool(g: GraphBuilder, name: str) -> Value:
     x = image(g, rank, dtypes=g.types(name, among))
     kernel = [g.integer(1, 3) for _ in range(rank)]
     strides = [g.integer(1, 2) for _ in range(rank)]
-    pads = [g.integer(0, k // 2) for k in kernel] * 2
+    kernel = [3 if isinstance(d, Open) else k for k, d in zip(kernel, x.shape[2:], strict=True)]
+    pads = _fitting([g.integer(0, k // 2) for k in kernel] * 2, x.shape[2:])
     dilations = [g.choice([1, 1, 2]) if g.has(name, "dilations") and name == "MaxPool" else 1 for _ in kernel]
+    dilations = [1 if isinstance(n, Open) else d for d, n in zip(dilations, x.shape[2:], strict=True)]
     ceil = g.integer(0, 1) if g.has(name, "ceil_mode") and name != "LpPool" else 0
     out = []
     for i, d in enumerate(x.shape[2:]):

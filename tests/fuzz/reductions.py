@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from onnx import NodeProto, helper
 
 from tests.fuzz.builder import FLOATS, GraphBuilder, Modern, Value, operator
@@ -28,8 +29,8 @@ def reduction(g: GraphBuilder, name: str) -> Value:
     limits = {"ReduceProd": (-2, 2), "ReduceLogSum": (0.1, 20)}.get(name, (-20, 20))
     integers = {"ReduceSum": WIDE, "ReduceMax": (*WIDE, "int8", "uint8", "bool"),
                 "ReduceMin": (*WIDE, "int8", "uint8", "bool")}.get(name, ())  # fmt: skip
-    extreme = exact or name in ("ReduceMean", "ReduceLogSum", "ReduceLogSumExp")
-    x = g.pick(g.types(name, (*FLOATS, *integers)), within=limits, smallest=1 if extreme else 0)
+    undefined = name == "ReduceMean" or (exact and g.opset < 20)  # of no elements
+    x = g.pick(g.types(name, (*FLOATS, *integers)), within=limits, smallest=int(undefined), special=exact)
     axes = sorted(g.rng.sample(range(x.rank), g.integer(0, x.rank)))
     keep = g.integer(0, 1)
     inputs, attributes = [x], {}
@@ -47,7 +48,9 @@ def reduction(g: GraphBuilder, name: str) -> Value:
         "ReduceProd": max(x.largest, 1.0) ** min(count, 60), "ReduceLogSumExp": x.largest + math.log(max(count, 1)),
         "ReduceSumSquare": x.largest**2 * count, "ReduceLogSum": 10.0,
     }.get(name, x.largest * count)  # fmt: skip
-    if bound > (1e6 if x.dtype != "float16" else 1e4):
+    if x.size == 0 or x.largest == math.inf:
+        bound = math.inf
+    elif bound > (1e6 if x.dtype != "float16" else 1e4):
         raise LookupError("values would become too large")
     if noop:
         attributes["noop_with_empty_axes"] = 1
@@ -77,6 +80,8 @@ def cumulative(g: GraphBuilder, name: str) -> Value:
 @operator("Softmax", "LogSoftmax", "Hardmax", weight=2)
 def softmax(g: GraphBuilder, name: str) -> Value:
     x = g.pick(g.types(name, FLOATS), 1, exact=name == "Hardmax", within=(-50, 50), smallest=1)
+    if name == "Softmax" and x.is_static and g.chance(0.1):
+        x = _masked(g, x)
     low, high = (-2 * x.largest - 10, 0.0) if name == "LogSoftmax" else (0.0, 1.0)
     axis = g.integer(-x.rank if g.opset >= 11 else 0, x.rank - 1)
     attributes = {"axis": axis} if g.chance(0.8) else {}
@@ -86,6 +91,17 @@ def softmax(g: GraphBuilder, name: str) -> Value:
             attributes = {"axis": 0}
         modern = _flat_softmax(name, attributes.get("axis", 1) % x.rank)
     return g.node(name, [x], x.dtype, x.shape, name == "Hardmax", low, high, modern=modern, **attributes)
+
+
+def _masked(g: GraphBuilder, x: Value) -> Value:
+    """Some elements -inf, as attention masks have them; never all along an axis."""
+    kept = g.numbers.random(x.shape) < 0.6
+    for axis in range(x.rank):
+        np.put_along_axis(kept, np.zeros([1 if i == axis else d for i, d in enumerate(x.shape)], np.int64), True, axis)
+    if g.opset < 9:
+        raise LookupError("no Where")
+    inputs = [g.constant(kept, "bool"), x, g.constant(-math.inf, x.dtype)]
+    return g.node("Where", inputs, x.dtype, x.shape, x.exact, -math.inf, x.high)
 
 
 def _flat_softmax(name: str, axis: int) -> Modern:

@@ -46,7 +46,7 @@ def flatten(g: GraphBuilder) -> Value:
 
 @operator("Transpose", weight=3)
 def transpose(g: GraphBuilder) -> Value:
-    x = g.pick(g.types("Transpose", MOVED))
+    x = g.pick(g.types("Transpose", MOVED), special=True)
     perm = g.rng.sample(range(x.rank), x.rank)
     if g.chance(0.2) or x.rank == 0:
         return moved(g, "Transpose", x, [x], x.shape[::-1])
@@ -95,7 +95,7 @@ def tile(g: GraphBuilder) -> Value:
 
 @operator("Concat", weight=2)
 def concat(g: GraphBuilder) -> Value:
-    x = g.pick(g.types("Concat", (*NUMBERS, "bool")), 1)
+    x = g.pick(g.types("Concat", (*NUMBERS, "bool")), 1, special=True)
     axis = g.integer(0, x.rank - 1)
     shapes = [[g.integer(0 if g.chance(0.1) else 1, 3) if i == axis else d for i, d in enumerate(x.shape)]
               for _ in range(g.integer(0, 3))]  # fmt: skip
