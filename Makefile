@@ -25,9 +25,10 @@ lint: $(VENV)/.installed
 conformance: $(VENV)/.installed
 	$(BIN)/python -m pytest -n $(JOBS) tests/conformance tests/frontends/test_node_suite.py --suite all
 
-# Many random graphs, in one process whose memory may not grow, and many random schedules.
+# Many random graphs, in one process whose memory may not grow; many damaged models; many random schedules.
 fuzz: $(VENV)/.bench
 	$(BIN)/python -m tests.fuzz.long_run --graphs 2000
+	$(BIN)/python -m pytest -n $(JOBS) tests/fuzz/test_mutated_models.py --damaged-models 2000
 	$(BIN)/python -m pytest -n $(JOBS) tests/te/test_random_schedules.py --random-schedules 2000
 
 # What is proven of programs for GPUs without one; on a machine with one, run on it.

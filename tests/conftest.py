@@ -31,11 +31,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="WHICH",
         help="which cases of ONNX's backend tests are run: all, sample (default), or a regular expression",
     )
+    parser.addoption(
+        "--damaged-models",
+        type=int,
+        default=200,
+        metavar="N",
+        help="how many damaged models tests/fuzz tries, of each kind of damage (default 200)",
+    )
     parser.addoption("--update-docs", action="store_true", help="write what the pages' code prints into the pages")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for fixture, option in (("schedule_seeds", "random_schedules"), ("graph_seeds", "random_graphs")):
+    counts = {"schedule_seeds": "random_schedules", "graph_seeds": "random_graphs", "damage_seeds": "damaged_models"}
+    for fixture, option in counts.items():
         if fixture in metafunc.fixturenames:
             count, batch = metafunc.config.getoption(option), 20
             ranges = [range(start, min(start + batch, count)) for start in range(0, count, batch)]
