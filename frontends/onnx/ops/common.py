@@ -22,6 +22,7 @@ __all__ = [
     "float_const",
     "legacy_broadcast",
     "like",
+    "require_rank",
     "reshape_to",
     "transposed",
     "zeros",
@@ -65,6 +66,14 @@ def transposed(x: Expr, axes: Sequence[int]) -> Expr:
 def reshape_to(x: Expr, shape: Sequence[Dim]) -> Expr:
     """`x` in another shape; `x` itself when it has it already."""
     return x if shapes_equal(x.shape, shape) else op.reshape(x, tuple(shape))
+
+
+def require_rank(node: OnnxNode, index: int, least: int, most: int | None = None) -> None:
+    """Raise the node's error unless input `index` has from `least` to `most` dimensions (None: `least` or more)."""
+    rank = node.rank(index)
+    if rank < least or (most is not None and rank > most):
+        upper = " or more" if most is None else f" to {most}" if most > least else ""
+        raise node.error(f"input {index} has rank {rank}", expected=f"rank {least}{upper}")
 
 
 def broadcast_pair(x: Expr, y: Expr) -> tuple[Expr, Expr]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, transposed
+from frontends.onnx.ops.common import float_const, require_rank, transposed
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
@@ -46,11 +46,10 @@ def general_product(node: OnnxNode) -> Expr:
     """alpha * A' * B' + beta * C. Scales are folded into constant operands."""
     alpha, beta = node.attr_float("alpha", 1.0), node.attr_float("beta", 1.0)
     node.attrs.ignore("broadcast")
+    for index in (0, 1):
+        require_rank(node, index, 2, 2)
     a = transposed(node[0], (1, 0)) if node.attr_bool("transA", False) else node[0]
     weights = node[1] if node.attr_bool("transB", False) else transposed(node[1], (1, 0))
-    for index in (0, 1):
-        if node.rank(index) != 2:
-            raise node.error(f"input {index} has rank {node.rank(index)}", expected="a matrix")
     product = op.nn.dense(a, scaled(weights, alpha) if isinstance(weights, Constant) else weights)
     if not isinstance(weights, Constant):
         product = scaled(product, alpha)

@@ -9,7 +9,7 @@ import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.attention_parts import attend, columns, merged_heads, split_heads
-from frontends.onnx.ops.common import MICROSOFT, float_const, reshape_to, transposed
+from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
 from frontends.onnx.ops.linear import matmul
 from frontends.onnx.ops.quantization import along, centred
 from frontends.onnx.registry import converter
@@ -65,8 +65,8 @@ def q_attention(node: OnnxNode) -> list[Expr | None]:
 
 
 def _check_weights(node: OnnxNode) -> None:
-    if node.rank(0) != 3 or node.rank(1) != 2:
-        raise node.error("data and weights of other ranks", expected="[batch, length, in] and [in, out]")
+    require_rank(node, 0, 3, 3)
+    require_rank(node, 1, 2, 2)
     for name in ("do_rotary", "past_present_share_buffer"):
         if node.attr_bool(name, False):
             raise node.unsupported(f"{name}=1", expected=f"{name}=0")
@@ -109,6 +109,8 @@ def _attend_masked(
     `before` is the number of keys of the past.
     """
     query, key, value = heads
+    if len(key.shape) != 4 or len(value.shape) != 4:
+        raise node.error(f"keys {key.ty} and values {value.ty}", expected="[batch, heads, length, size]")
     batch, _, length, _ = query.shape
     total = key.shape[2]
     floor = node.attr_float("mask_filter_value", -10000.0)
@@ -198,6 +200,7 @@ def multi_head_attention(node: OnnxNode) -> list[Expr | None]:
 
 def _three(node: OnnxNode, heads: int) -> tuple[Expr, Expr, Expr]:
     """Q, K and V as [batch, heads, length, size], their bias added."""
+    require_rank(node, 0, 3, 5)
     if node.rank(0) == 5:
         found = _unpacked(node, 0, heads, 3)
         return found[0], found[1], found[2]
@@ -227,8 +230,9 @@ def _biases(node: OnnxNode) -> tuple[Expr | None, Expr | None, Expr | None]:
     """The parts of the bias that belong to Q, K and V."""
     if node.get(3) is None:
         return None, None, None
+    require_rank(node, 3, 1, 1)
     hidden, total = node.type(0).shape[2], node.shape(3)[0]
-    if not isinstance(hidden, int) or node.rank(3) != 1 or total <= 2 * hidden:
+    if not isinstance(hidden, int) or total <= 2 * hidden:
         raise node.error(f"a bias of {node.type(3)}", expected=f"{hidden} numbers for Q and K, and those of V")
     first, second, third = columns(node[3], (hidden, hidden, total - 2 * hidden))
     return first, second, third

@@ -6,7 +6,7 @@ import math
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
-from frontends.onnx.ops.common import MICROSOFT, float_const, reshape_to, transposed
+from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
 from frontends.onnx.ops.microsoft_attention import number, refuse_input, scale_of
 from frontends.onnx.ops.normalization import rms_normalized
 from frontends.onnx.registry import converter
@@ -26,6 +26,8 @@ def rotary_embedding(node: OnnxNode) -> Expr:
     if node.attr_bool("is_packed_batching", False):
         raise node.unsupported("batches of different lengths in one (is_packed_batching)", expected="0")
     node.attrs.ignore("scale")  # no kernel of onnxruntime's reads it
+    require_rank(node, 0, 3, 4)
+    require_rank(node, 2, 2, 2)
     shape, pairs = node.type(0).shape, node.shape(2)[1]
     heads, turned = node.attr_int("num_heads", 0), node.attr_int("rotary_embedding_dim", 0) or 2 * pairs
     if len(shape) == 4:
@@ -112,6 +114,7 @@ class _GroupedAttention:
     def _three(self) -> tuple[Expr, Expr, Expr]:
         """Q, K and V as [batch, heads, length, size]."""
         node = self.node
+        require_rank(node, 0, 3, 3)
         if node.get(1) is not None:
             parts = [node[0], node[1], node[2]]
         else:
@@ -145,6 +148,7 @@ class _GroupedAttention:
         steps = op.expand_dims(op.arange(0, self.length, 1, str(self.past.dtype)), 0)
         positions = node[9] if node.get(9) is not None else op.add(op.expand_dims(self.past, 1), steps)
         angles = _angles(node, positions, (7, 8))
+        require_rank(node, 7, 2, 2)
         turned, interleaved = 2 * node.shape(7)[1], node.attr_bool("rotary_interleaved", False)
         if not isinstance(self.size, int) or turned > self.size:
             raise node.error(f"{turned} channels of {self.size} turned", expected="at most those of a head")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT
+from frontends.onnx.ops.common import MICROSOFT, require_rank
 from frontends.onnx.ops.normalization import layer_normalized, rms_normalized
 from frontends.onnx.registry import convert_with, converter
 from relay import op
@@ -30,6 +30,7 @@ convert_with(simplified_layer_normalization, "SimplifiedLayerNormalization", dom
 @converter("SkipLayerNormalization", domain=MICROSOFT)
 def skip_layer_normalization(node: OnnxNode) -> list[Expr]:
     """Layer normalisation of input + skip + bias. Inputs: input, skip, gamma, beta, bias. The sum is output 3."""
+    require_rank(node, 0, 1)
     _check_vectors(node, node.type(0).shape[-1], (2, 3, 4))
     total = _with_skip(node, node.get(4))
     epsilon, statistics = node.attr_float("epsilon", 1e-12), node.wants(1) or node.wants(2)
@@ -40,6 +41,7 @@ def skip_layer_normalization(node: OnnxNode) -> list[Expr]:
 @converter("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def skip_simplified_layer_normalization(node: OnnxNode) -> list[Expr | None]:
     """input + skip + bias over its root mean square. Inputs: input, skip, gamma, bias. The sum is output 3."""
+    require_rank(node, 0, 1)
     _check_vectors(node, node.type(0).shape[-1], (2, 3))
     total = _with_skip(node, node.get(3))
     found = rms_normalized(total, node[2], len(total.shape) - 1, node.attr_float("epsilon", 1e-12), node.wants(2))
@@ -71,8 +73,8 @@ def embed_layer_normalization(node: OnnxNode) -> list[Expr]:
     Inputs: words, segments, the tables of words, positions and segments, gamma, beta, mask, positions.
     """
     node.attrs.ignore("mask_index_type")
-    if node.rank(0) != 2:
-        raise node.error(f"words {node.type(0)}", expected="[batch, length]")
+    for index in (0, 2, 3):
+        require_rank(node, index, 2, 2)
     batch, length = node.type(0).shape
     words = op.take(node[2], node[0], axis=0)
     positions = op.arange(0, length, 1, "int64") if node.get(8) is None else node[8]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, reshape_to, transposed
+from frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, transposed
 from frontends.onnx.ops.linear import matmul, scaled
 from frontends.onnx.ops.pooling import average_pool_of, max_pool_of
 from frontends.onnx.ops.quantization import along, centred, quantized
@@ -22,8 +22,14 @@ def _scalar(node: OnnxNode, index: int, what: str) -> Expr:
     return reshape_to(node[index], ())
 
 
+def _require_codes(node: OnnxNode, index: int) -> None:
+    if not node.dtype(index).is_integral:
+        raise node.error(f"input {index} is {node.type(index)}", expected="quantized values: integers")
+
+
 def _real(node: OnnxNode, index: int) -> Expr:
     """The tensor at input `index` as floats; its scale and zero point follow it."""
+    _require_codes(node, index)
     x, scale = op.cast(node[index], "float32"), _scalar(node, index + 1, "a scale")
     if node.get(index + 2) is not None:
         zero = _scalar(node, index + 2, "a zero point")
@@ -109,6 +115,7 @@ def q_linear_where(node: OnnxNode) -> Expr:
 @converter("NhwcMaxPool", domain=MICROSOFT)
 def nhwc_max_pool(node: OnnxNode) -> Expr:
     """MaxPool of quantized values with the channels last; the order of the values is that of the numbers."""
+    require_rank(node, 0, 3)
     rank = node.rank(0)
     result = max_pool_of(node, transposed(node[0], (0, rank - 1, *range(1, rank - 1))))
     return transposed(result, (0, *range(2, rank), 1))
@@ -120,6 +127,8 @@ def q_gemm(node: OnnxNode) -> Expr:
 
     Without the scale of the result it is a float.
     """
+    for index in (0, 3):
+        require_rank(node, index, 2, 2)
     a = centred(node, node[0], node.get(2), -1)
     b = centred(node, node[3], node.get(5), 0 if node.attr_bool("transB", False) else -1)
     a = transposed(a, (1, 0)) if node.attr_bool("transA", False) else a
@@ -138,6 +147,8 @@ def q_gemm(node: OnnxNode) -> Expr:
 def quantize_linear(node: OnnxNode) -> Expr:
     """round(x / scale) + zero point, saturated; vectors lie along `axis`."""
     zero = node.get(2)
+    if zero is not None:
+        _require_codes(node, 2)
     target = "uint8" if zero is None else str(zero.dtype)
     x = op.divide(node[0], op.cast(_spread(node, node[1]), node[0].dtype))
     return quantized(node, x, None if zero is None else _spread(node, zero), target)
@@ -146,6 +157,7 @@ def quantize_linear(node: OnnxNode) -> Expr:
 @converter("DequantizeLinear", domain=MICROSOFT)
 def dequantize_linear(node: OnnxNode) -> Expr:
     """(x - zero point) * scale; vectors lie along `axis`."""
+    _require_codes(node, 0)
     x, scale, zero = op.cast(node[0], "float32"), node[1], node.get(2)
     if zero is not None:
         x = op.subtract(x, op.cast(_spread(node, zero), "float32"))

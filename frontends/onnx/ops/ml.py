@@ -8,7 +8,7 @@ import numpy as np
 
 from frontends.onnx.names import picked_strings
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to
+from frontends.onnx.ops.common import require_rank, reshape_to
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
@@ -98,6 +98,7 @@ def floats(node: OnnxNode, name: str) -> tuple[float, ...]:
 
 def float_rows(node: OnnxNode) -> Expr:
     """Input 0 as rows of float32; a vector is one row."""
+    require_rank(node, 0, 1, 2)
     x = node[0] if node.rank(0) != 1 else op.expand_dims(node[0], 0)
     return op.cast(x, "float32")
 
@@ -112,8 +113,8 @@ def array_feature_extractor(node: OnnxNode) -> Expr:
 @converter("Binarizer", domain=DOMAIN)
 def binarizer(node: OnnxNode) -> Expr:
     """1 above the threshold, else 0."""
-    threshold = _constant(node.attr_float("threshold", 0.0), node[0])
-    return op.cast(op.greater(node[0], threshold), str(node.dtype(0)))
+    x = node[0] if node.dtype(0).is_float else op.cast(node[0], "float64")
+    return op.cast(op.greater(x, _constant(node.attr_float("threshold", 0.0), x)), str(node.dtype(0)))
 
 
 @converter("FeatureVectorizer", domain=DOMAIN)
@@ -133,6 +134,7 @@ def feature_vectorizer(node: OnnxNode) -> Expr:
 @converter("Imputer", domain=DOMAIN)
 def imputer(node: OnnxNode) -> Expr:
     """Another number, one or one per column, in place of a certain one."""
+    require_rank(node, 0, 1)
     x = node[0]
     if x.dtype.is_float:
         missing, values = node.attr_float("replaced_value_float", 0.0), floats(node, "imputed_value_floats")
@@ -142,6 +144,8 @@ def imputer(node: OnnxNode) -> Expr:
         node.attrs.ignore("replaced_value_float", "imputed_value_floats")
     if len(values) not in (1, node.shape(0)[-1]):
         raise node.error(f"{len(values)} imputed values", expected="one, or one per column")
+    if x.dtype.is_uint and min(missing, *values) < 0:
+        raise node.error("negative numbers for unsigned ones")
     found = op.isnan(x) if x.dtype.is_float and missing != missing else op.equal(x, _constant(missing, x))
     return op.where(found, _constant(values, x), x)
 
@@ -149,6 +153,7 @@ def imputer(node: OnnxNode) -> Expr:
 @converter("Scaler", domain=DOMAIN)
 def scaler(node: OnnxNode) -> Expr:
     """(x - offset) * scale, each one number or one per column."""
+    require_rank(node, 0, 1)
     x = op.cast(node[0], "float32")
     for name, function in (("offset", op.subtract), ("scale", op.multiply)):
         values = floats(node, name)
@@ -201,6 +206,8 @@ def _linear(node: OnnxNode, targets: int) -> Expr:
     """x W' + b: [N, targets]."""
     x = float_rows(node)
     coefficients = np.array(floats(node, "coefficients"), np.float32)
+    if targets < 1:
+        raise node.error(f"{targets} targets", expected="one or more")
     if coefficients.size != targets * x.tensor_type.static_shape[1]:
         raise node.error(f"{coefficients.size} coefficients for {targets} targets")
     product = op.nn.dense(x, Constant(coefficients.reshape(targets, -1)))

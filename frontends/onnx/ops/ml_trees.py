@@ -176,19 +176,23 @@ def _member_sets(node: OnnxNode, count: int) -> Iterator[list[float]]:
 def _forest_of_ids(node: OnnxNode, weights: str) -> _Forest:
     """Trees whose nodes are named by the numbers of a tree and of a node in it; `weights` is "class" or "target"."""
     node.attrs.ignore("nodes_hitrates", "nodes_hitrates_as_tensor")
-    owners = list(zip(node.attr_ints("nodes_treeids"), node.attr_ints("nodes_nodeids"), strict=True))
+    tree_ids, node_ids = node.attr_ints("nodes_treeids"), node.attr_ints("nodes_nodeids")
+    owners = list(zip(tree_ids, node_ids, strict=False))
     modes = node.attrs.get_strings("nodes_modes") or ()
     splits = _numbers(node, "nodes_values")
     missing = node.attr_ints("nodes_missing_value_tracks_true", ()) or (0,) * len(owners)
     features, sides = node.attr_ints("nodes_featureids"), []
     for side in ("true", "false"):
         sides.append(node.attr_ints(f"nodes_{side}nodeids"))
-    if any(len(values) != len(owners) for values in (modes, splits, missing, features, *sides)):
+    lists = (tree_ids, node_ids, modes, splits, missing, features, *sides)
+    if any(len(values) != len(owners) for values in lists):
         raise node.error("attributes of nodes of different lengths")
     owned: dict[tuple[int, int], list[tuple[int, float]]] = {}
-    leaf_owners = zip(node.attr_ints(f"{weights}_treeids"), node.attr_ints(f"{weights}_nodeids"), strict=True)
-    pairs = zip(node.attr_ints(f"{weights}_ids"), _numbers(node, f"{weights}_weights"), strict=True)
-    for owner, (target, weight) in zip(leaf_owners, pairs, strict=True):
+    trees, ids = node.attr_ints(f"{weights}_treeids"), node.attr_ints(f"{weights}_nodeids")
+    targets, numbers_of = node.attr_ints(f"{weights}_ids"), _numbers(node, f"{weights}_weights")
+    if not len(trees) == len(ids) == len(targets) == len(numbers_of):
+        raise node.error(f"attributes {weights}_.. of different lengths")
+    for owner, target, weight in zip(zip(trees, ids, strict=True), targets, numbers_of, strict=True):
         owned.setdefault(owner, []).append((target, float(weight)))
     forest, numbers = _Forest(connected=True), dict[tuple[int, int], int]()
     for owner, mode, feature, split, tracks in zip(owners, modes, features, splits, missing, strict=True):
