@@ -16,6 +16,9 @@ from topi.cpu.tiling import attention_blocks
 
 __all__ = ["BlockAttention"]
 
+_UNKNOWN_POSITIONS = 256
+"""Positions assumed for a symbolic size."""
+
 _HEADS_BEHIND_POSITIONS = (0, 2, 1, 3)
 
 
@@ -30,14 +33,15 @@ class BlockAttention(RewritePass):
         op = call.op
         if not isinstance(op, Attention) or call.dtype != "float32":
             return call
-        if not all(a.tensor_type.is_static for a in call.args) or call.tensor_type.size == 0:
-            return call
         query, key, value, *mask = call.args
-        *_, positions, depth = query.tensor_type.static_shape
-        keys, width = value.tensor_type.static_shape[2:]
-        if positions < FEWEST_QUERIES or keys == 0 or depth == 0:
+        heads, positions, depth = query.shape[1:]
+        groups, keys, width = value.shape[1:]
+        if not all(isinstance(d, int) and d > 0 for d in (heads, groups, depth, width)) or call.tensor_type.size == 0:
             return call
-        queries, panel = attention_blocks(self.target, positions, keys, depth, width)
+        known = [d if isinstance(d, int) else _UNKNOWN_POSITIONS for d in (positions, keys)]
+        if known[0] < FEWEST_QUERIES or known[1] == 0:
+            return call
+        queries, panel = attention_blocks(self.target, *known, *[d for d in (depth, width) if isinstance(d, int)])
         operands = [transposed(x, _HEADS_BEHIND_POSITIONS) for x in (query, key, value)]
         blocked = make_call(
             "nn.blocked_attention", (*operands, *mask), call.span, scale=op.scale, queries=queries, panel=panel,

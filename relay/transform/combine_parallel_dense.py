@@ -63,7 +63,7 @@ def _branch(call: Expr, by_user: dict[int, list[Expr]]) -> _Branch | None:
         if others and others[0].shape == call.shape[-1:]:
             result, bias = added, others[0]
     rearranged = bool(by_user[id(result)]) and all(map(_rearranges, by_user[id(result)]))
-    return _Branch(call, bias, result) if rearranged and call.tensor_type.is_static else None
+    return _Branch(call, bias, result) if rearranged and isinstance(call.shape[-1], int) else None
 
 
 def _rearranges(e: Expr) -> bool:
@@ -93,7 +93,9 @@ def _slices(group: Sequence[_Branch], data: Expr) -> dict[int, Expr]:
     parts: dict[int, Expr] = {}
     begin = 0
     for b in group:
-        end = begin + b.layer.tensor_type.static_shape[-1]
+        width = b.layer.shape[-1]
+        assert isinstance(width, int)
+        end = begin + width
         bounds = {"begin": (begin,), "end": (end,), "strides": (1,), "axes": (len(b.layer.shape) - 1,)}
         parts[id(b.result)] = make_call("strided_slice", (whole,), b.result.span, **bounds)
         begin = end

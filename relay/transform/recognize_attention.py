@@ -13,7 +13,9 @@ from relay.op.base import OpDef, make_call
 from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, is_call_of, reshaped, transposed
 from relay.transform.function_pass import FunctionPass
+from relay.type import shapes_equal
 from te.ir import PassContext
+from te.tir import Dim
 
 __all__ = ["FEWEST_QUERIES", "RecognizeAttention"]
 
@@ -30,7 +32,7 @@ class RecognizeAttention(FunctionPass):
 
     Scales stand before or behind the first product, masks are added or selected by `where`, and a constant mask of the
     keys up to a query's own position means causal attention. Heads that share keys and values (`broadcast_to` between
-    views) are read where they are. Shapes must be known.
+    views) are read where they are. Numbers of heads and channels must be known, positions need not.
     """
 
     opt_level: ClassVar[int] = 3
@@ -47,13 +49,13 @@ class SpelledAttention(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         weights = _probabilities(found[self.weights], found.shared)
-        if weights is None or not call.tensor_type.is_static or not call.dtype.is_float or call.op.transpose_a:  # type: ignore[union-attr]
+        if weights is None or not call.dtype.is_float or call.op.transpose_a:  # type: ignore[union-attr]
             return None
         scores = _Scores.of(weights, found.shared)
         if scores is None:
             return None
-        *lead, queries, _ = call.tensor_type.static_shape
-        if queries < FEWEST_QUERIES or len(lead) > 2:
+        *lead, queries, _ = call.shape
+        if (isinstance(queries, int) and queries < FEWEST_QUERIES) or len(lead) > 2:
             return None
         value = found[self.value] if not call.op.transpose_b else _swapped(found[self.value])  # type: ignore[union-attr]
         made = scores.attention(value, tuple(lead), call)
@@ -83,7 +85,7 @@ def _swapped(e: Expr) -> Expr:
     """`e` with its last two dimensions exchanged, behind a view of the others."""
     if is_call_of(e, "reshape"):
         x = cast(Call, e).args[0]
-        if tuple(x.shape[-2:]) == tuple(e.shape[-2:]):
+        if len(x.shape) >= 2 and shapes_equal(x.shape[-2:], e.shape[-2:]):
             return reshaped(_swapped(x), (*e.shape[:-2], e.shape[-1], e.shape[-2]), e.span)
     rank = len(e.shape)
     return transposed(e, (*range(rank - 2), rank - 1, rank - 2))
@@ -161,16 +163,18 @@ class _Scores:
         self.kept, self.masked_value = test, hidden * self.scale
         return inner
 
-    def attention(self, value: Expr, lead: tuple[int, ...], call: Call) -> Expr | None:
+    def attention(self, value: Expr, lead: tuple[Dim, ...], call: Call) -> Expr | None:
         """The operator on `value` (..., keys, columns), of shape (batch, heads, queries, columns)."""
         op = self.product.op
         query, key = self.product.args
         query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
         key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
-        if any(tuple(e.shape[:-2]) != lead for e in (query, key, value)):
+        if not all(shapes_equal(e.shape[:-2], lead) for e in (query, key, value)):
             return None
-        outer = (1,) * (2 - len(lead)) if len(lead) < 1 else lead
-        outer = (*outer, 1) if len(outer) == 1 else outer
+        outer = (*lead, *(1,) * (2 - len(lead)))
+        known = (outer[1], query.shape[-1], value.shape[-1])
+        if not all(isinstance(d, int) for d in known):
+            return None
         query, before = _without_factor(query)
         key, after = _without_factor(key)
         scale = self.scale * before * after
@@ -182,7 +186,7 @@ class _Scores:
             "nn.attention", operands, call.span, scale=scale, causal=causal, masked_value=masked_value
         )
 
-    def _mask(self, lead: tuple[int, ...]) -> tuple[Expr | None, bool, float]:
+    def _mask(self, lead: tuple[Dim, ...]) -> tuple[Expr | None, bool, float]:
         """The mask as `nn.attention` takes it, whether it is causal instead, and the score of hidden keys."""
         mask, hidden = self.added, float("-inf")
         if self.kept is not None:
@@ -192,8 +196,8 @@ class _Scores:
                 mask = make_call("where", (self.kept, self.added, number), self.kept.span)
         if mask is None:
             return None, False, float("-inf")
-        *_, queries, keys = self.product.tensor_type.static_shape
-        if _is_causal(mask, queries, keys, hidden):
+        *_, queries, keys = self.product.shape
+        if isinstance(queries, int) and isinstance(keys, int) and _is_causal(mask, queries, keys, hidden):
             return None, True, float("-inf")
         if len(lead) < 2 and len(mask.shape) > 2:
             mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
@@ -235,7 +239,7 @@ def _without_factor(e: Expr) -> tuple[Expr, float]:
 def _ungrouped(key: Expr, value: Expr) -> tuple[Expr, Expr]:
     """Keys and values before each of their heads was repeated for several heads of queries."""
     before = [_before_repetition(e) for e in (key, value)]
-    if before[0] is None or before[1] is None or before[0].shape[1] != before[1].shape[1]:
+    if before[0] is None or before[1] is None or not shapes_equal(before[0].shape[:2], before[1].shape[:2]):
         return key, value
     return before[0], before[1]
 
@@ -250,7 +254,7 @@ def _before_repetition(e: Expr) -> Expr | None:
         return None
     batch, groups, _, keys, depth = one.shape
     expected = (batch, groups, repeated.shape[2], keys, depth)
-    return reshaped(one, (batch, groups, keys, depth)) if tuple(repeated.shape) == expected else None
+    return reshaped(one, (batch, groups, keys, depth)) if shapes_equal(repeated.shape, expected) else None
 
 
 def _is_causal(mask: Expr, queries: int, keys: int, hidden: float) -> bool:

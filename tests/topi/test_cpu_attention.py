@@ -7,8 +7,9 @@ import pytest
 
 import backend
 import relay
+import te
 from backend.runtime import graph_executor
-from relay import Function, IRModule, op, var
+from relay import Function, IRModule, const, op, var
 from relay.build.graph import make_graph
 from relay.op.base import get_op, make_call
 
@@ -81,3 +82,29 @@ def test_rows_that_see_nothing():
 
 def test_operator_is_known():
     assert get_op("nn.blocked_attention").num_copied_inputs == 3
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_sizes_known_at_run_time(causal: bool, masked: bool):
+    queries, keys = te.size_var("s"), te.size_var("t")
+    params = [var("q", (1, queries, 2, 8)), var("k", (1, keys, 2, 8)), var("v", (1, keys, 2, 12))]
+    operands = [op.transpose(p, (0, 2, 1, 3)) for p in params]
+    if masked:
+        params.append(var("m", (queries, keys)))
+        operands.append(params[-1])
+    call = make_call("nn.attention", operands, None, scale=0.3, causal=causal)
+    function = Function(tuple(params), op.transpose(call, (0, 2, 1, 3)))
+    lib = relay.build(IRModule({"main": function}), target="llvm")
+    executor = graph_executor.GraphModule(lib["default"](backend.device("cpu", 0)))
+    rng = np.random.default_rng(0)
+    for s, t in [(1, 1), (5, 40), (24, 24), (61, 130), (200, 16)]:
+        shapes = [(1, s, 2, 8), (1, t, 2, 8), (1, t, 2, 12), (s, t)][: len(params)]
+        arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+        for index, array in enumerate(arrays):
+            executor.set_input(index, array)
+        executor.run()
+        q, k, v = [np.swapaxes(a, 1, 2) for a in arrays[:3]]
+        expected = make_call("nn.attention", [const(a) for a in (q, k, v, *arrays[3:])], None, scale=0.3, causal=causal)
+        reference = relay.interpreter.evaluate(Function((), expected), [])
+        np.testing.assert_allclose(executor.get_output(0).numpy(), np.swapaxes(reference, 1, 2), rtol=1e-4, atol=1e-5)

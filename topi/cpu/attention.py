@@ -92,7 +92,7 @@ def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> No
     """Each row of panels to several vectors of partial results, these to one, and that to a number."""
     (axis,) = s[tensor].op.reduce_axis
     extent = extent_of(axis)
-    together = max(n * panel for n in (1, 2, 4) if isinstance(extent, int) and extent % (n * panel) == 0)
+    together = max(n * panel for n in (1, 2, 4) if n == 1 or (isinstance(extent, int) and extent % (n * panel) == 0))
     for width in (together, lanes):
         (axis,) = s[tensor].op.reduce_axis
         _, lane = s[tensor].split(axis, factor=width)
