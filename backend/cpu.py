@@ -10,9 +10,9 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from backend.runtime.cpu_features import host_features
 from backend.runtime.device import cpu
 from backend.runtime.threads import available_cpus
 from backend.target import CacheBytes, TargetError, TargetKind
@@ -52,10 +52,6 @@ CPU_FEATURES: dict[str, frozenset[str]] = {
 """Features of a processor that matter to generated code, by the names LLVM and GCC share ("generic": any AArch64)."""
 
 _KNOWN_FEATURES = frozenset[str]().union(*CPU_FEATURES.values())
-_ARM_NAMES = {"asimd": "neon", "asimddp": "dotprod", "asimdhp": "fullfp16", "asimdrdm": "rdm", "atomics": "lse",
-              "crc32": "crc", "fp": "fp-armv8"}  # fmt: skip
-_X86_NAMES = {"abm": "lzcnt", "avx_vnni": "avxvnni", "bmi1": "bmi", "pclmulqdq": "pclmul", "pni": "sse3",
-              "sha_ni": "sha"}  # fmt: skip
 _ASSUMED_CACHES = CacheBytes(32 << 10, 1 << 20, 16 << 20)
 
 
@@ -73,7 +69,7 @@ class HostCPU:
 @lru_cache(maxsize=1)
 def host_cpu() -> HostCPU:
     """This machine, found without LLVM: the processor is named by the highest x86-64 level it has."""
-    features = _host_features()
+    features = host_features() & _KNOWN_FEATURES
     machine = platform.machine().lower()
     if machine in ("aarch64", "arm64"):
         name, features, arch = "generic", features | _ARMV8, "aarch64"
@@ -83,22 +79,6 @@ def host_cpu() -> HostCPU:
         features |= _V1
     system = "apple-darwin" if platform.system() == "Darwin" else "unknown-linux-gnu"
     return HostCPU(f"{arch}-{system}", name, features, _host_caches(), available_cpus())
-
-
-def _host_features() -> frozenset[str]:
-    words = _first_line(Path("/proc/cpuinfo"), ("flags", "Features")).split()
-    names = {_X86_NAMES.get(w, _ARM_NAMES.get(w, w.replace("_", "."))) for w in words}
-    names |= {name.replace(".", "") for name in names if name.startswith("avx512")}  # avx512_vnni -> avx512vnni
-    names |= {name.replace("amx.", "amx-") for name in names}
-    return frozenset(names & _KNOWN_FEATURES)
-
-
-def _first_line(path: Path, keys: tuple[str, ...]) -> str:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2] for line in lines if line.split(":")[0].strip() in keys), "")
 
 
 def _host_caches() -> CacheBytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,9 @@ import te
 from te.ir import IRModule
 
 ROOT = Path(__file__).parent.parent
+NATIVE = (sys.platform, platform.machine()) == ("linux", "x86_64")
+"""Here compiled code is loaded without LLVM."""
+
 COMPILER = ("te", "topi", "relay", "frontends", "onnx", "networkx", "backend.target", "backend.driver",
             "backend.llvm.codegen", "backend.c.codegen")  # fmt: skip
 
@@ -24,6 +28,7 @@ import sys
 heavy = [m for m in {COMPILER!r} if m in sys.modules]
 assert not heavy, f"running imported {{heavy}}"
 """
+NO_LLVM = "assert 'llvmlite' not in sys.modules" if NATIVE else ""
 
 
 def run_python(code: str, *args: str) -> str:
@@ -45,6 +50,26 @@ def test_nothing_heavy_happens_at_import():
     run_python(code)
 
 
+def test_a_saved_model_runs_on_threads_without_the_compiler(tmp_path):
+    x = relay.var("x", (256, 1024))
+    module = IRModule({"main": relay.Function((x,), relay.exp(x))})
+    path = tmp_path / "model.relayc"
+    relay.build(module, target="llvm -num-cores=2").save(path)
+    code = """
+import sys
+import numpy as np
+from backend.runtime import device, graph_executor, load_model
+from backend.llvm.pool import worker_count
+executor = graph_executor.GraphModule(load_model(sys.argv[1])["default"](device("cpu", 0)))
+executor._context._ctx.num_threads = 2
+executor._context.refresh = lambda: None
+executor.set_input("x", np.zeros((256, 1024), dtype="float32"))
+executor.run()
+print(worker_count(), executor.get_output(0).numpy().sum())
+"""
+    assert run_python(code + REPORT + NO_LLVM, str(path)).split() == ["1", str(256.0 * 1024)]
+
+
 def test_a_saved_model_runs_without_the_compiler(tmp_path):
     x = relay.var("x", (2, 8))
     weight = relay.const(np.eye(4, 8, dtype="float32"))
@@ -60,7 +85,7 @@ executor.set_input("x", np.arange(-8, 8, dtype="float32").reshape(2, 8))
 executor.run()
 print(executor.get_output(0).numpy().tolist())
 """
-    assert run_python(code + REPORT, str(path)).strip() == "[[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]"
+    assert run_python(code + REPORT + NO_LLVM, str(path)).strip() == "[[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]"
 
 
 @pytest.mark.parametrize(

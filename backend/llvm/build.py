@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from backend.llvm.compiler import CompileQueue
+from backend.llvm.pool_code import pool_object
 from backend.llvm.runtime import LLVMModule, ObjectCode
 from backend.runtime.errors import ModuleError
 from backend.target import Target
@@ -55,7 +56,8 @@ class Builder:
         compiler = self._queue.compiler
         forms = {"ll": compiler.optimized_text, "asm": compiler.machine_text, "raw-ll": str}
         sources = {form: self._source(make) for form, make in forms.items()}
-        return LLVMModule(parts, self._target.get("mtriple"), self._target.features, sources)
+        triple = self._target.get("mtriple")
+        return LLVMModule(parts, triple, self._target.features, lambda: pool_object(triple), sources)
 
     def _source(self, make: Callable[[str], str]) -> Callable[[], str]:
         texts = list(self._texts)

@@ -1,6 +1,7 @@
 """The fork-join pool that parallel regions of compiled code run on.
 
-The pool is JIT code with threads of its own (plain pthreads: they need no Python). A worker waits at a mailbox of its
+The pool is compiled code (`backend.llvm.pool_code`) with threads of its own (plain pthreads: they need no Python). It
+comes with every saved module, so that running one needs no LLVM. A worker waits at a mailbox of its
 own: it spins for some microseconds, because the next region of a model follows at once, then sleeps in a futex, so that
 an idle pool uses no CPU. A region hands its task to as many workers as the caller's context allows, runs task 0
 itself, and waits. Workers are started when a region first wants them and stay.
@@ -13,273 +14,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import sys
 import threading
 from dataclasses import dataclass
+from importlib import import_module
 
-import llvmlite.binding as llvm
+from backend.llvm.linking import link, process_triple
 
-__all__ = ["parallel_address", "worker_count", "workspace_addresses"]
-
-MAX_WORKERS = 255
-SPIN = 2000
-"""Rounds of waiting, each one `pause` (15 to 45 ns), before a thread goes to sleep."""
-
-_MEMORY = """
-declare ptr @malloc(i64)
-declare void @free(ptr)
-
-; Scratch memory, aligned to 64 bytes; the word before it holds the address to free.
-define ptr @relayc_alloc_workspace(ptr %ctx, i64 %nbytes) {
-  %size = add i64 %nbytes, 72
-  %raw = call ptr @malloc(i64 %size)
-  %raw.bits = ptrtoint ptr %raw to i64
-  %above = add i64 %raw.bits, 71
-  %aligned.bits = and i64 %above, -64
-  %aligned = inttoptr i64 %aligned.bits to ptr
-  %before = getelementptr i8, ptr %aligned, i64 -8
-  store ptr %raw, ptr %before
-  ret ptr %aligned
-}
-
-define void @relayc_free_workspace(ptr %ctx, ptr %memory) {
-  %before = getelementptr i8, ptr %memory, i64 -8
-  %raw = load ptr, ptr %before
-  call void @free(ptr %raw)
-  ret void
-}
-"""
-
-_SERIAL = """
-define void @relayc_parallel(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks) {
-  call void %task(ptr %ctx, ptr %closure, i32 0, i32 1)
-  ret void
-}
-define i32 @relayc_worker_count() { ret i32 0 }
-define void @relayc_forget_workers() { ret void }
-"""
-
-# A mailbox holds IDLE (0), RUN (1) or, with its worker in the futex, ASLEEP (-1). The job is written before any
-# mailbox is set to RUN and stays until every worker that got it has counted itself out of @pending.
-_POOL = """
-%mailbox = type [32 x i32]
-@mailboxes = internal global [{slots} x %mailbox] zeroinitializer, align 128
-@job = internal global {{ ptr, ptr, ptr, i32 }} zeroinitializer, align 128
-@pending = internal global i32 0, align 128
-@waiting = internal global i32 0, align 128
-@busy = internal global i32 0, align 128
-@workers = internal global i32 0, align 128
-@name = private constant [14 x i8] c"relayc-worker\\00"
-
-declare i64 @syscall(i64, ...)
-declare i32 @prctl(i32, ...)
-declare i32 @pthread_create(ptr, ptr, ptr, ptr)
-declare i32 @pthread_detach(ptr)
-declare i32 @pthread_sigmask(i32, ptr, ptr)
-{declare_pause}
-
-define internal void @sleep(ptr %word, i32 %while) {{
-  %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 128, i32 %while, ptr null)
-  ret void
-}}
-
-define internal void @wake(ptr %word) {{
-  %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 129, i32 1)
-  ret void
-}}
-
-define internal ptr @worker(ptr %argument) {{
-entry:
-  %r = call i32 (i32, ...) @prctl(i32 15, ptr @name)
-  %id64 = ptrtoint ptr %argument to i64
-  %id = trunc i64 %id64 to i32
-  %box = getelementptr %mailbox, ptr @mailboxes, i64 %id64
-  br label %wait
-wait:
-  br label %spin
-spin:
-  %round = phi i32 [ 0, %wait ], [ %next, %again ]
-  %seen = load atomic i32, ptr %box acquire, align 4
-  %called = icmp eq i32 %seen, 1
-  br i1 %called, label %run, label %again
-again:
-  {pause}
-  %next = add i32 %round, 1
-  %tired = icmp uge i32 %next, {spin}
-  br i1 %tired, label %doze, label %spin
-doze:
-  %swap = cmpxchg ptr %box, i32 0, i32 -1 seq_cst seq_cst
-  %dozing = extractvalue {{ i32, i1 }} %swap, 1
-  br i1 %dozing, label %asleep, label %run
-asleep:
-  call void @sleep(ptr %box, i32 -1)
-  %now = load atomic i32, ptr %box acquire, align 4
-  %still = icmp eq i32 %now, -1
-  br i1 %still, label %asleep, label %run
-run:
-  %p.ctx = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 0
-  %p.task = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 1
-  %p.closure = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 2
-  %p.count = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 3
-  %ctx = load ptr, ptr %p.ctx
-  %task = load ptr, ptr %p.task
-  %closure = load ptr, ptr %p.closure
-  %count = load i32, ptr %p.count
-  call void %task(ptr %ctx, ptr %closure, i32 %id, i32 %count)
-  store atomic i32 0, ptr %box release, align 4
-  %left = atomicrmw sub ptr @pending, i32 1 seq_cst
-  %last = icmp eq i32 %left, 1
-  br i1 %last, label %tell, label %wait
-tell:
-  %anyone = load atomic i32, ptr @waiting seq_cst, align 4
-  %someone = icmp ne i32 %anyone, 0
-  br i1 %someone, label %rouse, label %wait
-rouse:
-  call void @wake(ptr @pending)
-  br label %wait
-}}
-
-; Starts workers until there are %wanted or the system refuses; gives how many there are. Signals are Python's business.
-define internal i32 @recruit(i32 %wanted) noinline {{
-entry:
-  %all = alloca [16 x i64], align 8
-  %old = alloca [16 x i64], align 8
-  %thread = alloca i64, align 8
-  call void @llvm.memset.p0.i64(ptr %all, i8 -1, i64 128, i1 false)
-  %r = call i32 @pthread_sigmask(i32 2, ptr %all, ptr %old)
-  br label %check
-check:
-  %have = load i32, ptr @workers
-  %enough = icmp sge i32 %have, %wanted
-  br i1 %enough, label %done, label %start
-start:
-  %id = add i32 %have, 1
-  %id64 = sext i32 %id to i64
-  %argument = inttoptr i64 %id64 to ptr
-  %failed = call i32 @pthread_create(ptr %thread, ptr null, ptr @worker, ptr %argument)
-  %ok = icmp eq i32 %failed, 0
-  br i1 %ok, label %started, label %done
-started:
-  %handle = load ptr, ptr %thread
-  %d = call i32 @pthread_detach(ptr %handle)
-  store i32 %id, ptr @workers
-  br label %check
-done:
-  %r2 = call i32 @pthread_sigmask(i32 2, ptr %old, ptr null)
-  %final = load i32, ptr @workers
-  ret i32 %final
-}}
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-
-define void @relayc_parallel(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks) {{
-entry:
-  %p.threads = getelementptr i8, ptr %ctx, i64 8
-  %threads = load i32, ptr %p.threads
-  %few = icmp slt i32 %max_tasks, %threads
-  %asked = select i1 %few, i32 %max_tasks, i32 %threads
-  %much = icmp sgt i32 %asked, {slots}
-  %limited = select i1 %much, i32 {slots}, i32 %asked
-  %alone = icmp sle i32 %limited, 1
-  br i1 %alone, label %serial, label %acquire
-acquire:
-  %swap = cmpxchg ptr @busy, i32 0, i32 1 acquire monotonic
-  %mine = extractvalue {{ i32, i1 }} %swap, 1
-  br i1 %mine, label %count, label %serial
-serial:
-  call void %task(ptr %ctx, ptr %closure, i32 0, i32 1)
-  ret void
-count:
-  %wanted = sub i32 %limited, 1
-  %have = load i32, ptr @workers
-  %enough = icmp sge i32 %have, %wanted
-  br i1 %enough, label %publish, label %hire
-hire:
-  %hired = call i32 @recruit(i32 %wanted)
-  br label %publish
-publish:
-  %able = phi i32 [ %wanted, %count ], [ %hired, %hire ]
-  %capped = icmp slt i32 %able, %wanted
-  %helpers = select i1 %capped, i32 %able, i32 %wanted
-  %tasks = add i32 %helpers, 1
-  %p.ctx = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 0
-  %p.task = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 1
-  %p.closure = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 2
-  %p.count = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 3
-  store ptr %ctx, ptr %p.ctx
-  store ptr %task, ptr %p.task
-  store ptr %closure, ptr %p.closure
-  store i32 %tasks, ptr %p.count
-  store atomic i32 %helpers, ptr @pending release, align 4
-  br label %call
-call:
-  %w = phi i32 [ 1, %publish ], [ %w.next, %called ]
-  %over = icmp sgt i32 %w, %helpers
-  br i1 %over, label %work, label %ring
-ring:
-  %w64 = sext i32 %w to i64
-  %box = getelementptr %mailbox, ptr @mailboxes, i64 %w64
-  %was = atomicrmw xchg ptr %box, i32 1 seq_cst
-  %slept = icmp eq i32 %was, -1
-  br i1 %slept, label %rouse, label %called
-rouse:
-  call void @wake(ptr %box)
-  br label %called
-called:
-  %w.next = add i32 %w, 1
-  br label %call
-work:
-  call void %task(ptr %ctx, ptr %closure, i32 0, i32 %tasks)
-  br label %join
-join:
-  %round = phi i32 [ 0, %work ], [ %next, %again ]
-  %left = load atomic i32, ptr @pending acquire, align 4
-  %finished = icmp eq i32 %left, 0
-  br i1 %finished, label %release, label %again
-again:
-  {pause}
-  %next = add i32 %round, 1
-  %tired = icmp uge i32 %next, {spin}
-  br i1 %tired, label %doze, label %join
-doze:
-  store atomic i32 1, ptr @waiting seq_cst, align 4
-  br label %nap
-nap:
-  %still = load atomic i32, ptr @pending seq_cst, align 4
-  %ended = icmp eq i32 %still, 0
-  br i1 %ended, label %up, label %nod
-nod:
-  call void @sleep(ptr @pending, i32 %still)
-  br label %nap
-up:
-  store atomic i32 0, ptr @waiting seq_cst, align 4
-  br label %release
-release:
-  store atomic i32 0, ptr @busy release, align 4
-  ret void
-}}
-
-define i32 @relayc_worker_count() {{
-  %n = load i32, ptr @workers
-  ret i32 %n
-}}
-
-; In the child of a fork there are no workers, whatever the parent was doing.
-define void @relayc_forget_workers() {{
-  call void @llvm.memset.p0.i64(ptr @mailboxes, i8 0, i64 {mailbox_bytes}, i1 false)
-  store i32 0, ptr @workers
-  store i32 0, ptr @pending
-  store i32 0, ptr @waiting
-  store i32 0, ptr @busy
-  ret void
-}}
-"""
-
-_PAUSE = {
-    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
-    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
-}
-_FUTEX = {"x86_64": 202, "aarch64": 98}
+__all__ = ["offer", "parallel_address", "worker_count", "workspace_addresses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +33,7 @@ class _Pool:
 
 _lock = threading.Lock()
 _pool: _Pool | None = None
+_offered: bytes | None = None
 
 
 def parallel_address() -> int:
@@ -310,38 +52,30 @@ def worker_count() -> int:
     return ctypes.CFUNCTYPE(ctypes.c_int32)(_load().count_workers)()
 
 
-def _source(system: str, machine: str) -> str:
-    if system != "linux" or machine not in _FUTEX:
-        return _MEMORY + _SERIAL
-    declare_pause, pause = _PAUSE[machine]
-    slots = MAX_WORKERS + 1
-    pool = _POOL.format(
-        declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, slots=slots,
-        mailbox_bytes=slots * 128,
-    )  # fmt: skip
-    return _MEMORY + pool
+def offer(code: bytes) -> None:
+    """An object file of the pool, which came with compiled code: taken when a pool is wanted and there is none yet."""
+    global _offered  # noqa: PLW0603 - one pool for the process
+    with _lock:
+        _offered = code if _offered is None else _offered
 
 
 def _load() -> _Pool:
     global _pool  # noqa: PLW0603 - one pool for the process
     with _lock:
         if _pool is None:
-            _pool = _compile(_source(sys.platform, platform.machine()))
+            code = _offered
+            if code is None:
+                code = import_module("backend.llvm.pool_code").pool_object(process_triple())
+            _pool = _install(code)
         return _pool
 
 
-def _compile(source: str) -> _Pool:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(source), machine)
-    engine.finalize_object()
-    address = engine.get_function_address
+def _install(code: bytes) -> _Pool:
+    image = link([code])
     pool = _Pool(
-        address("relayc_parallel"), address("relayc_alloc_workspace"), address("relayc_free_workspace"),
-        address("relayc_worker_count"),
+        image.address("relayc_parallel"), image.address("relayc_alloc_workspace"),
+        image.address("relayc_free_workspace"), image.address("relayc_worker_count"),
     )  # fmt: skip
-    os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(address("relayc_forget_workers")))
-    # Workers are parked in this code until the process ends: it is never freed.
-    engine.detach()
+    os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(image.address("relayc_forget_workers")))
+    image.keep()  # workers are parked in this code until the process ends
     return pool

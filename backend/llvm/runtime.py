@@ -12,18 +12,21 @@ import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
-import llvmlite.binding as llvm
-
+from backend.llvm.elf import process_symbol
+from backend.llvm.linking import Image, link, process_triple
+from backend.llvm.pool import offer
+from backend.runtime.cpu_features import host_features
+from backend.runtime.device import cpu
 from backend.runtime.errors import ArtifactError, ModuleError
 from backend.runtime.module import HOST_SUFFIX, Module, exposed_names
 from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
 __all__ = ["FunctionEntry", "LLVMModule", "ObjectCode", "load_from_bytes"]
 
-_MAGIC = b"RLLVM\x00\x00\x01"
+_MAGIC = b"RLLVM\x00\x00\x02"
 _HEADER = struct.Struct("<8sQ")
 
 
@@ -70,8 +73,9 @@ class LLVMModule(Module):
     """Functions compiled by LLVM. Parts may call each other's functions; they are loaded at the first look-up.
 
     `features` are the instruction-set features that the code uses; loading it where one is missing raises
-    `ArtifactError` instead of crashing later. `sources` gives `get_source` its texts: format -> function, for modules
-    compiled in this process.
+    `ArtifactError` instead of crashing later. `pool` gives an object file of the thread pool for the same machine,
+    which is saved with the code. `sources` gives `get_source` its texts: format -> function, for modules compiled in
+    this process.
     """
 
     type_key = "llvm"
@@ -81,6 +85,7 @@ class LLVMModule(Module):
         parts: Sequence[ObjectCode],
         triple: str,
         features: Iterable[str],
+        pool: Callable[[], bytes],
         sources: Mapping[str, Callable[[], str]] | None = None,
     ) -> None:
         self._entries = {entry.name: entry for part in parts for entry in part.functions}
@@ -88,8 +93,9 @@ class LLVMModule(Module):
         self._parts = tuple(parts)
         self._triple = triple
         self._features = tuple(sorted(features))
+        self._pool = pool
         self._sources = dict(sources or {})
-        self._engine: llvm.ExecutionEngine | None = None
+        self._image: Image | None = None
         self._loading = threading.Lock()
 
     def function_names(self) -> list[str]:
@@ -99,7 +105,7 @@ class LLVMModule(Module):
         """The address of a function's code. Raises `ModuleError` for an unknown one."""
         if name not in self._entries:
             raise ModuleError(f"llvm module has no function {name!r}; it has: {', '.join(self._entries)}")
-        return self._loaded().get_function_address(name)
+        return self._loaded().address(name)
 
     def get_source(self, fmt: str = "") -> str:
         """LLVM assembly after optimisation ("", "ll"), before it ("raw-ll"), or the processor's assembly ("asm")."""
@@ -111,9 +117,11 @@ class LLVMModule(Module):
 
     def save_to_bytes(self) -> bytes:
         parts = [part.describe() for part in self._parts]
-        header = {"triple": self._triple, "features": list(self._features), "parts": parts}
+        shared = ObjectCode(self._pool(), ())
+        header = {"triple": self._triple, "features": list(self._features), "parts": parts, "pool": shared.describe()}
         text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-        return b"".join([_HEADER.pack(_MAGIC, len(text)), text, *[part.code for part in self._parts]])
+        codes = [part.code for part in (*self._parts, shared)]
+        return b"".join([_HEADER.pack(_MAGIC, len(text)), text, *codes])
 
     def _find(self, name: str) -> PackedFunc | None:
         entry = self._entries.get(name)
@@ -125,62 +133,38 @@ class LLVMModule(Module):
         messages = dict(enumerate(entry.messages, 1))
         return HostFunc(name.removesuffix(HOST_SUFFIX), address, messages, self, self.find_function)
 
-    def _loaded(self) -> llvm.ExecutionEngine:
+    def _loaded(self) -> Image:
         with self._loading:
-            if self._engine is None:
+            if self._image is None:
                 check_machine(self._triple, self._features)
-                engine = _new_engine()
                 self._check_externals()
-                _link(engine, [part.code for part in self._parts])
-                self._engine = engine
-            return self._engine
-
+                self._image = link([part.code for part in self._parts])
+            return self._image
 
     def _check_externals(self) -> None:
-        """LLVM's linker would end the process over a missing function. It knows the process once an engine exists."""
-        wanted = {name for part in self._parts for name in part.externals}
-        missing = sorted(n for n in wanted if n not in self._entries and not llvm.address_of_symbol(n))
+        """LLVM's linker would end the process over a missing function."""
+        wanted = sorted({name for part in self._parts for name in part.externals if name not in self._entries})
+        missing = [name for name in wanted if process_symbol(name) is None]
+        if missing:
+            missing = [name for name in missing if not import_module("backend.llvm.jit").has_symbol(name)]
         if missing:
             raise ModuleError(
                 f"this code calls {', '.join(missing)}, which neither the module nor the process has; load the library "
-                "that has it first: llvmlite.binding.load_library_permanently(path)"
+                "that has it first: ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)"
             )
-
-
-def _link(engine: llvm.ExecutionEngine, objects: Iterable[bytes]) -> None:
-    for code in objects:
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-
-
-def _new_engine() -> llvm.ExecutionEngine:
-    """An execution engine without code; what it loads is freed with it."""
-    _initialize_llvm()
-    machine = llvm.Target.from_default_triple().create_target_machine()
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-
-
-@lru_cache(maxsize=1)
-def _initialize_llvm() -> None:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-
-
-@lru_cache(maxsize=1)
-def _host_features() -> frozenset[str]:
-    return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
 
 
 def check_machine(triple: str, features: Iterable[str]) -> None:
     """Raises `ArtifactError` when code for this architecture and these features can't run here."""
-    here = llvm.get_process_triple()
+    here = process_triple()
     if _platform(triple) != _platform(here):
         raise ArtifactError(f"this code was compiled for {triple}, this machine is {here}; compile it for this machine")
-    known = llvm.get_host_cpu_features()
-    missing = sorted(f for f in features if f in known and f not in _host_features())
+    missing = sorted(set(features) - host_features())
+    if missing:  # LLVM knows better what this processor can do, and is asked only then
+        missing = import_module("backend.llvm.jit").missing_features(missing)
     if missing:
         raise ArtifactError(
-            f"this code needs the instructions {', '.join(missing)}, which this processor ({llvm.get_host_cpu_name()}) "
+            f"this code needs the instructions {', '.join(missing)}, which this processor ({cpu().device_name}) "
             "has not; compile it for this machine (target llvm), or for all (target llvm -mcpu=x86-64-v2)"
         )
 
@@ -201,8 +185,11 @@ def load_from_bytes(data: bytes | memoryview) -> LLVMModule:
         if magic != _MAGIC:
             raise ArtifactError(f"not an llvm module: it begins with {data[:8]!r}, expected {_MAGIC!r}")
         header = json.loads(data[_HEADER.size : _HEADER.size + size])
-        parts = _read_parts(header["parts"], data, _HEADER.size + size)
-        return LLVMModule(parts, str(header["triple"]), [str(f) for f in header["features"]])
+        *parts, shared = _read_parts([*header["parts"], header["pool"]], data, _HEADER.size + size)
+        triple = str(header["triple"])
+        if _platform(triple) == _platform(process_triple()):
+            offer(shared.code)
+        return LLVMModule(parts, triple, [str(f) for f in header["features"]], lambda: shared.code)
     except (struct.error, KeyError, TypeError, ValueError) as error:
         raise ArtifactError(f"damaged llvm module of {len(data)} bytes: {error!r}; compile the model again") from error
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.llvm import pool
+from backend.llvm import pool, pool_code
+from backend.llvm.linking import process_triple
 from backend.runtime.context import Context
 
 Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
@@ -141,7 +142,9 @@ def test_workspace_is_aligned_and_reusable():
 
 
 def test_other_systems_run_serially():
-    made = pool._compile(pool._source("other", "x86_64"))
+    triple = process_triple()
+    serial = pool_code.pool_object(f"{triple.split('-')[0]}-unknown-none")
+    made = pool._install(serial)
     seen: list[tuple[int, int]] = []
     Parallel(made.parallel)(context(4).address, Task(lambda c, d, i, n: seen.append((i, n))), None, 8)
     assert seen == [(0, 1)]

@@ -1,0 +1,53 @@
+"""Object files linked by LLVM, and what LLVM knows of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+
+__all__ = ["JitImage", "has_symbol", "missing_features"]
+
+
+class JitImage:
+    """See `backend.llvm.linking.Image`. A function that is nowhere would end the process: see `has_symbol`."""
+
+    def __init__(self, objects: Sequence[bytes]) -> None:
+        self._engine = _new_engine()
+        for code in objects:
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """The address of a global function."""
+        return self._engine.get_function_address(name)
+
+    def keep(self) -> None:
+        """Never free the code."""
+        self._engine.detach()
+
+
+def _new_engine() -> llvm.ExecutionEngine:
+    """An execution engine without code; what it loads is freed with it."""
+    _initialize_llvm()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+
+
+@lru_cache(maxsize=1)
+def _initialize_llvm() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def has_symbol(name: str) -> bool:
+    """Would LLVM's linker find this function in the process?"""
+    _new_engine()  # LLVM knows the process once an engine exists
+    return bool(llvm.address_of_symbol(name))
+
+
+def missing_features(features: Sequence[str]) -> list[str]:
+    """Those of `features` that LLVM knows and this processor has not."""
+    host = llvm.get_host_cpu_features()
+    return sorted(f for f in features if f in host and not host[f])
