@@ -108,10 +108,11 @@ class ComputeOp(Operation):
         super().__init__(name, tag, attrs)
         self._axis = tuple(axis)
         self.body = tuple(body)
-        self._reduce_axis = _check_reductions(name, self.body)
+        nodes = list(post_order(self.body))
+        self._reduce_axis = _check_reductions(name, self.body, [e for e in nodes if isinstance(e, Reduce)])
         shape = tuple([_extent(iv) for iv in self._axis])
         self._outputs = tuple([Tensor(shape, e.dtype, self, i) for i, e in enumerate(self.body)])
-        self._inputs: tuple[Tensor, ...] | None = None
+        self._inputs = tuple(dict.fromkeys([e.producer for e in nodes if isinstance(e, ProducerLoad)]))
 
     @property
     def axis(self) -> tuple[IterVar, ...]:
@@ -123,9 +124,6 @@ class ComputeOp(Operation):
 
     @property
     def input_tensors(self) -> tuple[Tensor, ...]:
-        if self._inputs is None:
-            reads = [e for e in post_order(self.body) if isinstance(e, ProducerLoad)]
-            self._inputs = tuple(dict.fromkeys([load.producer for load in reads]))
         return self._inputs
 
 
@@ -134,16 +132,15 @@ def _extent(axis: IterVar) -> Dim:
     return axis.dom.extent
 
 
-def _check_reductions(name: str, body: tuple[PrimExpr, ...]) -> tuple[IterVar, ...]:
-    for expr in body:
-        parts = (*expr.source, expr.condition, *expr.init) if isinstance(expr, Reduce) else (expr,)
-        inner = [e for e in post_order(parts) if isinstance(e, Reduce)]
-        if inner:
-            raise CompileError(
-                f"compute {name}: the reduction {inner[0]} lies inside another expression; a reduction must be the "
-                "whole body: give it a te.compute of its own and use its result"
-            )
+def _check_reductions(name: str, body: tuple[PrimExpr, ...], everywhere: Sequence[Reduce]) -> tuple[IterVar, ...]:
+    """The reduce axes of a body, which has to be a reduction as a whole or to hold none of those in `everywhere`."""
     reductions = [e for e in body if isinstance(e, Reduce)]
+    inner = [e for e in everywhere if all(e is not own for own in reductions)]
+    if inner:
+        raise CompileError(
+            f"compute {name}: the reduction {inner[0]} lies inside another expression; a reduction must be the "
+            "whole body: give it a te.compute of its own and use its result"
+        )
     if not reductions:
         return ()
     first = reductions[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import te
@@ -41,12 +42,12 @@ class Workload:
         """The workload of a primitive function; its text is the key, since it names types and attributes."""
         return Workload(function, str(function))
 
-    @property
+    @cached_property
     def operators(self) -> tuple[str, ...]:
         """Names of the operators inside, producers first."""
         return tuple(e.operator.name for e in evaluation_order(self.function.body) if isinstance(e, Call))
 
-    @property
+    @cached_property
     def name(self) -> str:
         """A linker name: the operators, and a hash of the key that keeps names apart."""
         digest = hashlib.sha256(self.key.encode()).hexdigest()[:10]
