@@ -10,6 +10,7 @@ import numpy as np
 
 from relay.expr import Call, Constant, Expr, Function, numpy_dtype
 from relay.op.base import OpDef, make_call
+from relay.op.nn.activation import HardSigmoid
 from relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, reshaped
 from relay.transform.function_pass import FunctionPass
@@ -20,7 +21,7 @@ __all__ = ["RecognizePatterns"]
 
 @dataclass(frozen=True)
 class RecognizePatterns(FunctionPass):
-    """Spelled-out layer norm, RMS norm, GELU and SiLU become one operator each, so that each is one kernel."""
+    """Spelled-out normalisations, activations and rotary embeddings become one operator each, and one kernel each."""
 
     opt_level: ClassVar[int] = 2
 
@@ -49,6 +50,15 @@ def _over_root(x: Pattern, square_mean: Pattern, epsilon: Pattern) -> Pattern:
     """x / sqrt(square_mean + epsilon), in any spelling."""
     total = is_op("add")(square_mean, epsilon)
     return is_op("divide")(x, is_op("sqrt")(total)) | is_op("multiply")(x, is_op("rsqrt")(total))
+
+
+def _sixth(x: Pattern) -> Pattern:
+    return is_op("divide")(x, _number(6.0, 0.0)) | is_op("multiply")(x, _number(1 / 6, 1e-4))
+
+
+def _has_slope_of_a_sixth(e: Expr) -> bool:
+    op = e.op if isinstance(e, Call) else None
+    return isinstance(op, HardSigmoid) and math.isclose(op.alpha, 1 / 6, rel_tol=1e-4) and op.beta == 0.5
 
 
 def _last_axes(mean: Call) -> int | None:
@@ -158,13 +168,76 @@ class SpelledTanhGelu(PatternRule):
 
 
 class SpelledSilu(PatternRule):
-    """x * sigmoid(x) = silu(x)"""
+    """x * sigmoid(x) = x / (1 + exp(-x)) = silu(x)"""
 
     x = wildcard()
-    pattern = is_op("multiply")(x, is_op("sigmoid")(x))
+    negated = is_op("negative")(x) | is_op("multiply")(x, _number(-1.0, 0.0))
+    pattern = is_op("multiply")(x, is_op("sigmoid")(x)) | is_op("divide")(
+        x, is_op("add")(is_op("exp")(negated), _number(1.0, 0.0))
+    )
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        return make_call("nn.silu", (found[self.x],), call.span)
+        silu = make_call("nn.silu", (found[self.x],), call.span)
+        return silu if silu.ty is call.ty else None
+
+
+class SpelledMish(PatternRule):
+    """x * tanh(softplus(x)) = x * tanh(log(1 + exp(x))) = mish(x)"""
+
+    x = wildcard()
+    raised = is_op("exp")(x)
+    softplus = is_op("nn.softplus")(x) | is_op("log")(is_op("add")(raised, _number(1.0, 0.0))) | is_op("log1p")(raised)
+    pattern = is_op("multiply")(x, is_op("tanh")(softplus))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        mish = make_call("nn.mish", (found[self.x],), call.span)
+        return mish if mish.ty is call.ty else None
+
+
+class SpelledHardSwish(PatternRule):
+    """x * clip(x + 3, 0, 6) / 6 = x * hard_sigmoid(x) = hard_swish(x), in the orders that exporters write"""
+
+    x = wildcard()
+    limited = is_op("clip")(is_op("add")(x, _number(3.0, 0.0))).has_attr({"a_min": 0.0, "a_max": 6.0})
+    gate = _sixth(limited) | is_op("nn.hard_sigmoid")(x).where(_has_slope_of_a_sixth)
+    pattern = is_op("multiply")(x, gate) | _sixth(is_op("multiply")(x, limited)) | is_op("multiply")(_sixth(x), limited)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        swish = make_call("nn.hard_swish", (found[self.x],), call.span)
+        return swish if swish.ty is call.ty else None
+
+
+class SpelledRotaryEmbedding(PatternRule):
+    """x * cos + concatenate(-x[n/2:], x[:n/2]) * sin = rotary_embedding(x, cos, sin)"""
+
+    x, cosine, sine = wildcard(), wildcard(), wildcard()
+    first, second = is_op("strided_slice")(x), is_op("strided_slice")(x)
+    swapped = is_op("concatenate")(is_op("negative")(second), first)
+    pattern = is_op("add")(is_op("multiply")(x, cosine), is_op("multiply")(swapped, sine))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, cosine, sine = found[self.x], found[self.cosine], found[self.sine]
+        rank, channels = len(call.shape), call.shape[-1] if call.shape else 1
+        along: int = found.call(self.swapped).op.axis  # type: ignore[union-attr]
+        if x.ty is not call.ty or along % rank != rank - 1 or not isinstance(channels, int) or channels % 2:
+            return None
+        halves = [_last_part(found.call(part)) for part in (self.first, self.second)]
+        alike = cosine.ty is sine.ty and cosine.shape[-1:] == (channels,)
+        if halves != [(0, channels // 2), (channels // 2, channels)] or not alike:
+            return None
+        return make_call("nn.rotary_embedding", (x, cosine, sine), call.span)
+
+
+def _last_part(cut: Call) -> tuple[int, int] | None:
+    """What part of the last dimension a slice takes, when it takes all of the others; None when it takes less."""
+    op, rank = cut.op, len(cut.shape)
+    axes, size = op.axes, cut.args[0].shape[-1]  # type: ignore[union-attr]
+    begin, end = op.begin, op.end  # type: ignore[union-attr]
+    plain = len(axes) == 1 and axes[0] % rank == rank - 1 and op.strides == (1,)  # type: ignore[union-attr]
+    if not plain or not all(isinstance(d, int) for d in (begin[0], end[0], size)):
+        return None
+    first, last, _ = slice(begin[0], end[0]).indices(size)  # type: ignore[arg-type]
+    return first, last
 
 
 RULES: tuple[type[PatternRule], ...] = (
@@ -174,4 +247,7 @@ RULES: tuple[type[PatternRule], ...] = (
     SpelledGelu,
     SpelledTanhGelu,
     SpelledSilu,
+    SpelledMish,
+    SpelledHardSwish,
+    SpelledRotaryEmbedding,
 )

@@ -24,6 +24,7 @@ from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, la
 from topi.nn.pad import mirror_pad, pad
 from topi.nn.pool import adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
 from topi.nn.recurrent import gru, lstm, rnn
+from topi.nn.rotary import rotary_embedding
 from topi.nn.softmax import log_softmax, softmax
 from topi.nn.unfold import col2im
 from topi.nn.winograd import conv2d_nhwc_winograd
@@ -33,6 +34,6 @@ __all__ = [
     "blocked_attention", "celu", "col2im", "conv", "conv2d_nhwc_packed", "conv2d_nhwc_winograd", "conv_transpose",
     "dense", "dense_packed", "elu", "gelu", "group_norm", "gru", "hard_sigmoid", "hard_swish", "instance_norm",
     "l2_normalize", "layer_norm", "leaky_relu", "log_softmax", "lp_pool", "lrn", "lstm", "max_pool",
-    "max_pool_with_argmax", "mirror_pad", "mish", "pack_panels", "pad", "prelu", "relu", "rms_norm", "rnn", "selu",
-    "silu", "softmax", "softplus", "softsign", "thresholded_relu",
+    "max_pool_with_argmax", "mirror_pad", "mish", "pack_panels", "pad", "prelu", "relu", "rms_norm", "rnn",
+    "rotary_embedding", "selu", "silu", "softmax", "softplus", "softsign", "thresholded_relu",
 ]  # fmt: skip

@@ -86,19 +86,8 @@ def rotated(x: Expr, cosine: Expr, sine: Expr, turned: int, interleaved: bool) -
 
     Pairs are neighbours when `interleaved`, else a channel of the first half with one of the second.
     """
-    shape = x.shape
-    size = shape[3]
-    half = turned // 2
-    if interleaved:
-        first, second = [op.strided_slice(x, (start,), (turned,), (2,), axes=(3,)) for start in (0, 1)]
-    else:
-        first, second = [op.strided_slice(x, (start,), (start + half,), axes=(3,)) for start in (0, half)]
-    real = op.subtract(op.multiply(cosine, first), op.multiply(sine, second))
-    imaginary = op.add(op.multiply(sine, first), op.multiply(cosine, second))
-    if interleaved:
-        result: Expr = reshape_to(op.stack([real, imaginary], axis=-1), (*shape[:3], turned))
-    else:
-        result = op.concatenate([real, imaginary], axis=-1)
+    size = x.shape[3]
     if size == turned:
-        return result
+        return op.nn.rotary_embedding(x, cosine, sine, interleaved)
+    result = op.nn.rotary_embedding(op.strided_slice(x, (0,), (turned,), axes=(3,)), cosine, sine, interleaved)
     return op.concatenate([result, op.strided_slice(x, (turned,), (size,), axes=(3,))], axis=-1)

@@ -16,7 +16,7 @@ from relay.op.nn.activation import (
     softsign,
     thresholded_relu,
 )
-from relay.op.nn.attention import attention
+from relay.op.nn.attention import attention, blocked_attention
 from relay.op.nn.bias import bias_add
 from relay.op.nn.conv import (
     conv1d,
@@ -59,6 +59,7 @@ from relay.op.nn.pool import (
     max_pool_with_argmax,
 )
 from relay.op.nn.recurrent import gru, lstm, pack_recurrence, rnn
+from relay.op.nn.rotary import rotary_embedding
 from relay.op.nn.space import depth_to_space, space_to_depth
 from relay.op.nn.unfold import col2im
 from relay.op.nn.winograd import conv2d_nhwc_winograd
@@ -78,6 +79,7 @@ __all__ = [
     "batch_matmul_packed",
     "batch_norm",
     "bias_add",
+    "blocked_attention",
     "celu",
     "col2im",
     "conv1d",
@@ -120,6 +122,7 @@ __all__ = [
     "relu",
     "rms_norm",
     "rnn",
+    "rotary_embedding",
     "selu",
     "silu",
     "softmax",

@@ -168,3 +168,14 @@ def test_masks_are_not_computed_again_for_every_head(transformed):
     call = make_call("nn.blocked_attention", (q, k, v, mask), None, scale=0.5, queries=3, panel=8)
     after = transformed(Function((q, k, v, m), call), FuseOps())
     assert len(kernels(after)) == 2
+
+
+def test_rotary_embedding_is_computed_in_the_copies(transformed):
+    whole, cosine, sine = var("x", (B, S, 3 * H, D)), var("cos", (S, D // 2)), var("sin", (S, D // 2))
+    parts = [op.strided_slice(whole, (i * H,), ((i + 1) * H,), axes=(2,)) for i in range(3)]
+    q, k, v = [op.transpose(x, (0, 2, 1, 3)) for x in parts]
+    turned = [nn.rotary_embedding(x, cosine, sine) for x in (q, k)]
+    call = nn.attention(*turned, v, scale=0.5)
+    before = Function((whole, cosine, sine), op.transpose(call, (0, 2, 1, 3)))
+    after = transformed(before, BlockAttention(HASWELL), SimplifyExpr(), FuseOps())
+    assert len(kernels(after)) == 1

@@ -55,3 +55,62 @@ def test_gelu_and_silu(transformed, operators):
     assert operators(found) == {"nn.gelu": 1} and found.body.op.approximate
     y = op.multiply(x, op.sigmoid(x))
     assert operators(transformed(Function((x,), y), RecognizePatterns())) == {"nn.silu": 1}
+
+
+def sixth(x: Expr) -> Expr:
+    return op.divide(x, const(6.0))
+
+
+def clipped(x: Expr) -> Expr:
+    return op.clip(op.add(x, const(3.0)), 0.0, 6.0)
+
+
+ACTIVATIONS = {
+    "silu by exp": ("nn.silu", lambda x: op.divide(x, op.add(const(1.0), op.exp(op.negative(x))))),
+    "mish": ("nn.mish", lambda x: op.multiply(x, op.tanh(op.nn.softplus(x)))),
+    "mish by log": ("nn.mish", lambda x: op.multiply(op.tanh(op.log(op.add(op.exp(x), const(1.0)))), x)),
+    "mish by log1p": ("nn.mish", lambda x: op.multiply(x, op.tanh(op.log1p(op.exp(x))))),
+    "hard swish": ("nn.hard_swish", lambda x: op.multiply(x, sixth(clipped(x)))),
+    "hard swish, divided last": ("nn.hard_swish", lambda x: sixth(op.multiply(x, clipped(x)))),
+    "hard swish, divided first": ("nn.hard_swish", lambda x: op.multiply(sixth(x), clipped(x))),
+    "hard swish, multiplied": ("nn.hard_swish", lambda x: op.multiply(x, op.multiply(clipped(x), const(1 / 6)))),
+    "hard swish by hard sigmoid": ("nn.hard_swish", lambda x: op.multiply(x, op.nn.hard_sigmoid(x, 1 / 6, 0.5))),
+}
+
+
+@pytest.mark.parametrize("spelling", ACTIVATIONS)
+def test_activations(transformed, operators, spelling: str):
+    name, spelled = ACTIVATIONS[spelling]
+    x = var("x", (2, 8))
+    assert operators(transformed(Function((x,), spelled(x)), RecognizePatterns())) == {name: 1}
+
+
+def test_other_activations_stay(transformed):
+    x = var("x", (2, 8))
+    for y in (
+        op.multiply(x, op.nn.hard_sigmoid(x, 0.2, 0.5)),
+        op.multiply(x, sixth(op.clip(op.add(x, const(3.0)), 0.0, 5.0))),
+        op.multiply(x, op.tanh(op.log(op.add(op.exp(x), const(2.0))))),
+    ):
+        before = Function((x,), y)
+        assert transformed(before, RecognizePatterns()) is before
+
+
+def rotary(x: Expr, cosine: Expr, sine: Expr, half: int, axis: int = -1) -> Expr:
+    """As torch models compute it, and exporters write it: an end far behind the last channel means all of them."""
+    first = op.strided_slice(x, (0,), (half,), axes=(len(x.shape) - 1,))
+    second = op.strided_slice(x, (half,), (2**31 - 1,), axes=(len(x.shape) - 1,))
+    swapped = op.concatenate([op.negative(second), first], axis=axis)
+    return op.add(op.multiply(x, cosine), op.multiply(swapped, sine))
+
+
+def test_rotary_embedding(transformed, operators):
+    x, cosine, sine = var("x", (1, 2, 5, 8)), var("cos", (1, 1, 5, 8)), var("sin", (1, 1, 5, 8))
+    after = transformed(Function((x, cosine, sine), rotary(x, cosine, sine, 4)), RecognizePatterns())
+    assert operators(after) == {"nn.rotary_embedding": 1}
+
+
+def test_other_rotations_stay(transformed):
+    x, cosine, sine = var("x", (1, 2, 8, 8)), var("cos", (8, 8)), var("sin", (8, 8))
+    before = Function((x, cosine, sine), rotary(x, cosine, sine, 2))
+    assert transformed(before, RecognizePatterns()) is before

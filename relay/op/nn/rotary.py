@@ -1,0 +1,66 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import te
+import topi
+from relay.errors import TypeInferenceError
+from relay.expr import Call, Expr
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, require, require_float, require_same_dtype
+from relay.type import TensorType, broadcast_shapes, shapes_match
+
+__all__ = ["RotaryEmbedding", "rotary_embedding"]
+
+
+@register_op("nn.rotary_embedding", pattern=OpPattern.INJECTIVE)
+class RotaryEmbedding(OpDef):
+    """Pairs of channels of x (..., D) turned by an angle each: first * cos - second * sin, second * cos + first * sin.
+
+    The pairs are channels c and c + D / 2 or, `interleaved`, neighbours. Cosine and sine broadcast to x with one number
+    for each channel (D) or for each pair (D / 2) in the last dimension (Su et al., "RoFormer", 2021; ONNX:
+    RotaryEmbedding). (C1) the element type is a float; (C2) of all inputs; (C3) D is known and even; (C4) cosine and
+    sine have one shape, as above.
+    """
+
+    interleaved: bool = False
+
+    def infer(self, x: TensorType, cosine: TensorType, sine: TensorType) -> TensorType:
+        require_float(1, x)
+        require_same_dtype(2, x, cosine, sine)
+        channels = x.shape[-1] if x.ndim else 1
+        even = isinstance(channels, int) and channels > 0 and channels % 2 == 0
+        require(even, f"(C3) an even number of channels; got {x}")
+        assert isinstance(channels, int)
+        expected = f"(C4) one shape that broadcasts to {x}, {channels} columns or half as many; got {cosine} and {sine}"
+        require(shapes_match(cosine.shape, sine.shape), expected)
+        require(cosine.ndim >= 1 and cosine.shape[-1] in (channels, channels // 2), expected)
+        try:
+            fits = shapes_match(broadcast_shapes((*cosine.shape[:-1], channels), x.shape), x.shape)
+        except TypeInferenceError:
+            fits = False
+        require(fits, expected)
+        return x
+
+    def compute(self, x: te.Tensor, cosine: te.Tensor, sine: te.Tensor) -> te.Tensor:
+        return topi.nn.rotary_embedding(x, cosine, sine, self.interleaved)
+
+    def reference(self, x: Array, cosine: Array, sine: Array) -> Array:
+        half = x.shape[-1] // 2
+        partner = np.empty_like(x)
+        first = (..., slice(0, None, 2)) if self.interleaved else (..., slice(0, half))
+        second = (..., slice(1, None, 2)) if self.interleaved else (..., slice(half, None))
+        partner[first], partner[second] = -x[second], x[first]
+        if cosine.shape[-1] == half:
+            cosine, sine = [self._for_channels(a) for a in (cosine, sine)]
+        return x * cosine + partner * sine
+
+    def _for_channels(self, angles: Array) -> Array:
+        return angles.repeat(2, -1) if self.interleaved else np.concatenate([angles, angles], -1)
+
+
+def rotary_embedding(x: Expr, cosine: Expr, sine: Expr, interleaved: bool = False) -> Call:
+    """x with pairs of channels turned by the angles of `cosine` and `sine`."""
+    return RotaryEmbedding(interleaved=interleaved)(x, cosine, sine)
