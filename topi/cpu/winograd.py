@@ -110,9 +110,17 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
     vectorize_panel(s, product, channel, plan.panel, lanes)
     s[accumulator].compute_at(s[product], t_outer)
     *_, row, column = s[accumulator].op.axis
-    s[accumulator].reorder(*s[accumulator].op.reduce_axis, row, column)
+    depth, step = s[accumulator].split(s[accumulator].op.reduce_axis[0], factor=_depth_steps(accumulator))
+    s[accumulator].reorder(depth, step, row, column)
+    s[accumulator].unroll(step)
     s[accumulator].unroll(row)
     vectorize_panel(s, accumulator, column, plan.panel, lanes)
+
+
+def _depth_steps(accumulator: te.Tensor) -> int:
+    """Steps of the reduction that are written out: it is short, and processors foresee the end of few iterations."""
+    (depth,) = [extent_of(axis) for axis in accumulator.op.reduce_axis]
+    return 4 if isinstance(depth, int) and depth % 4 == 0 else 1
 
 
 def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterVar:
