@@ -58,11 +58,14 @@ def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, exte
     return outer
 
 
-def _turned_source(out: te.Tensor, strided: int, lanes: int) -> tuple[te.Tensor, int] | None:
-    """See `turnable`; None too where a tile of whole vectors does not fit."""
-    sides = (out.shape[strided], out.shape[-1])
-    fits = all(isinstance(d, int) and d >= lanes for d in sides) and lanes % 4 == 0
-    return turnable(out, strided) if fits and out.dtype.bits == 32 else None
+def _turned_source(out: te.Tensor, strided: int, lanes: int) -> tuple[te.Tensor, int, int] | None:
+    """See `turnable`, with the lanes of vectors that fit a tile into both axes; None where not even four do."""
+    sides = [d for d in (out.shape[strided], out.shape[-1]) if isinstance(d, int)]
+    fitting = lanes if len(sides) == 2 and min(sides) >= lanes else 4
+    if len(sides) < 2 or min(sides) < fitting or lanes % 4 or out.dtype.bits != 32:
+        return None
+    found = turnable(out, strided)
+    return None if found is None else (*found, fitting)
 
 
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
@@ -82,7 +85,7 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
         strided = strided_axis(out) if len(axes) > 1 else None
         source = None if strided is None else _turned_source(out, strided, lanes)
         if strided is not None and source is not None:
-            tiles = tile_turned(s, out, strided, *source, lanes)
+            tiles = tile_turned(s, out, strided, *source)
         else:
             extent = constant_size([a.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].extent
             last = vectorize_elements(s, out, axes[-1], extent, lanes)

@@ -97,12 +97,16 @@ def tile_turned(
     axes = list(s[out].op.axis)
     rows, columns = extent_of(axes[number]), extent_of(axes[-1])
     assert isinstance(rows, int) and isinstance(columns, int)
-    height = min(_ROWS, rows // lanes * lanes)
-    width = min(max(_TILE, lanes), columns // lanes * lanes)
-    row_outer, row_inner = s[out].split(axes[number], factor=height, tail="shift")
-    group, row = s[out].split(row_inner, factor=lanes)
+    width = next(w for w in (max(_TILE, lanes), 2 * lanes, lanes) if w <= columns)
+    row_outer: list[te.IterVar] = []
+    row_inner = axes[number]
+    if rows > _ROWS:
+        parts = -(-rows // _ROWS)
+        part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // lanes) * lanes, tail="shift")
+        row_outer = [part]
+    group, row = s[out].split(row_inner, factor=lanes, tail="shift")
     column_outer, column = s[out].split(axes[-1], factor=width, tail="shift")
-    tiles = [*axes[:number], *axes[number + 1 : -1], row_outer, column_outer]
+    tiles = [*axes[:number], *axes[number + 1 : -1], *row_outer, column_outer]
     s[out].reorder(*tiles, group, row, column)
     s[out].unroll(row)
     s[out].vectorize(column)
