@@ -20,24 +20,33 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
 
+_SHARERS = 4
+"""Among which the last cache is divided: cores, and what else a kernel reads and writes."""
+
 
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar,
-    rows: int, columns: int, panel: int, work: float, lanes: int, panels_first: bool = False,
+    rows: int, columns: int, panel: int, work: float, lanes: int, panels_first: bool = False, tiles_at_once: int = 0,
 ) -> None:  # fmt: skip
     """Tile `row` x `column` of the output by `rows` x `columns`; the accumulator is computed tile by tile.
 
-    With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
+    With whole panels everything outside the tile is one loop, shared evenly between threads; all panels pass over
+    blocks of `tiles_at_once` row tiles, if that is not 0. A partial last panel keeps
     the panel loop apart, so that its guard can be peeled off: inside the row tiles, or around them with `panels_first`,
     which reads each panel once and shares panels between threads, not rows.
     """
+    extent = extent_of(column)
+    whole = isinstance(extent, int) and extent % panel == 0
+    blocks: list[te.IterVar] = []
+    if whole and tiles_at_once:
+        block, row = s[out].split(row, factor=rows * tiles_at_once, tail="shift")
+        blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
     column_outer, column_inner = split_columns(s, out, column, panel, columns)
-    extent = extent_of(column)
-    if isinstance(extent, int) and extent % panel == 0:
-        s[out].reorder(*batch, *column_outer, row_outer, row_inner, column_inner)
-        tile = s[out].fuse(*batch, *column_outer, row_outer)
+    if whole:
+        s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
+        tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
     elif panels_first and not batch:
         s[out].reorder(*column_outer, row_outer, row_inner, column_inner)
@@ -81,9 +90,27 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     packed_bytes = constant_size(anchor.input_tensors[1].shape) * anchor.input_tensors[1].dtype.nbytes
     by_rows = largest_share(-(-rows // height), target.num_cores)
     by_panels = largest_share(-(-constant_size([extent_of(column)]) // panel), target.num_cores)
-    panels_first = packed_bytes > max(target.cache_bytes) or by_panels < by_rows
+    exceeds_caches = packed_bytes > max(target.cache_bytes)
+    panels_first = exceeds_caches or by_panels < by_rows
     lanes = vector_lanes(target)
-    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first)
+    at_once = 0 if exceeds_caches else _tiles_at_once(anchor, rows, height, panel, target)
+    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once)
+
+
+def _tiles_at_once(anchor: te.Operation, rows: int, height: int, panel: int, target: Target) -> int:
+    """Row tiles that all panels pass over before the next ones: what they read takes half of the second-level cache.
+
+    0 where the left operand stays in a core's part of the last cache, from where it is read fast enough, or where one
+    panel is all: it is read once then anyway.
+    """
+    left, columns = anchor.input_tensors[0], constant_size([extent_of(anchor.axis[-1])])
+    nbytes = constant_size(left.shape) * left.dtype.nbytes
+    caches = target.cache_bytes
+    tiles = -(-rows // height)
+    blocks = -(-nbytes // (caches.l2 // 2))
+    if nbytes <= max(caches.l3 // _SHARERS, caches.l2) or columns <= panel or blocks >= tiles:
+        return 0
+    return -(-tiles // blocks)
 
 
 @register_schedule("batch_matmul_packed", "cpu")
