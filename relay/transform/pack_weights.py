@@ -35,6 +35,7 @@ __all__ = ["PackWeights", "pack_panels", "transform_filters"]
 Array = np.ndarray[Any, Any]
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
+_FILTERS_AT_ONCE = 4096
 _WINOGRAD: dict[str, frozenset[int]] = {
     "auto": frozenset((2, 4)), "f2": frozenset((2,)), "f4": frozenset((4,)), "off": frozenset(),
 }  # fmt: skip
@@ -164,9 +165,19 @@ class _Packer:
 
 
 def transform_filters(outputs_first: Array, tile: int) -> Array:
-    """(O, R, R, I) to (O, A, A, I) with A = tile + R - 1, computed in float64: ``g @ w @ g.T`` of each filter."""
+    """(O, R, R, I) to (O, A, A, I) with A = tile + R - 1, computed in float64: ``g @ w @ g.T`` of each filter.
+
+    As one product with the Kronecker square of g, for some filters at a time, so that the float64 values are few.
+    """
     g = winograd_matrices(tile, outputs_first.shape[1]).g
-    return np.einsum("ik,jl,oklc->oijc", g, g, outputs_first, optimize=True).astype(outputs_first.dtype)
+    square, size = np.kron(g, g).T, len(g)
+    outputs, _, _, inputs = outputs_first.shape
+    filters = outputs_first.transpose(0, 3, 1, 2).reshape(outputs, inputs, -1)  # as most models have them: no copy
+    result = np.empty((outputs, inputs, size * size), outputs_first.dtype)
+    step = max(1, _FILTERS_AT_ONCE // inputs)
+    for start in range(0, outputs, step):
+        result[start : start + step] = filters[start : start + step].astype(np.float64) @ square
+    return result.reshape(outputs, inputs, size, size).transpose(0, 2, 3, 1)
 
 
 def _channels_last(call: Call, op: Conv2D, weight: Array) -> Call:
