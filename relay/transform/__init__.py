@@ -5,6 +5,7 @@ from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
+from relay.transform.convolve_transposed import ConvolveTransposed
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.fold_constant import FoldConstant
@@ -29,6 +30,7 @@ __all__ = [
     "CanonicalizeOps",
     "CombineParallelDense",
     "ConvertLayout",
+    "ConvolveTransposed",
     "DeadCodeElimination",
     "DumpInstrument",
     "EliminateCommonSubexpr",

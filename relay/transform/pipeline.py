@@ -8,6 +8,7 @@ from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
+from relay.transform.convolve_transposed import ConvolveTransposed
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.fold_constant import FoldConstant
@@ -38,7 +39,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     attention: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         attention = (RecognizeAttention(), BlockAttention(target))
-        arrange = (PackWeights(target),)
+        arrange = (ConvolveTransposed(), PackWeights(target))
     elif "gpu" in target.keys:
         arrange = (ArrangeWeights(),)
     passes: tuple[Pass, ...] = (

@@ -1,0 +1,143 @@
+"""ConvolveTransposed: a transposed convolution as one convolution whose outputs are interleaved.
+
+Output position o sums the taps t with o + begin = i * stride + t over input positions i. With q * stride + r for
+o + begin the taps that count are t = r + stride * u, read from i = q - u: for each phase r an ordinary convolution over
+u. All phases together are one convolution of ceil(K / stride) taps with as many times the outputs, which has the
+schedules of convolutions: packed weights, register tiles, Winograd. Phases lie next to each other in the result, so
+that what is left is to put them in order and to cut off the border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr
+from relay.op.base import OpDef, make_call
+from relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from relay.transform.builders import reshaped, transposed
+from relay.transform.function_pass import RewritePass
+
+__all__ = ["ConvolveTransposed"]
+
+Array = np.ndarray[Any, Any]
+_Transposed = Conv1DTranspose | Conv2DTranspose | Conv3DTranspose
+_FORWARD: dict[int, type[Conv1D | Conv2D | Conv3D]] = {1: Conv1D, 2: Conv2D, 3: Conv3D}
+
+
+@dataclass(frozen=True)
+class ConvolveTransposed(RewritePass):
+    """Transposed convolutions of data (N, spatial..., C) of known sizes with constant weights; others are kept."""
+
+    opt_level: ClassVar[int] = 1
+
+    def rewrite(self, call: Call) -> Expr:
+        op = call.op
+        if not isinstance(op, _Transposed) or not isinstance(call.args[1], Constant) or op.data_layout[-1] != "C":
+            return call
+        sizes, results = call.args[0].shape[1:-1], call.tensor_type.shape[1:-1]
+        weight = _dilated(op, call.args[1].data)
+        axes: list[_Axis] = []
+        for k, (size, result) in enumerate(zip(sizes, results, strict=True)):
+            if not isinstance(size, int) or not isinstance(result, int):
+                return call
+            axes.append(_Axis(size, result, weight.shape[2 + k], op.strides[k], op.padding[k]))
+        if any(width < 0 for axis in axes for width in axis.padding):
+            return call
+        return _interleaved(_convolution(call, op, weight, axes), call, op.groups, axes)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A spatial axis: `size` inputs, `result` outputs, `taps` of the kernel, `begin` outputs cut off in front."""
+
+    size: int
+    result: int
+    taps: int
+    stride: int
+    begin: int
+
+    @property
+    def window(self) -> int:
+        """Taps of one phase."""
+        return math.ceil(self.taps / self.stride)
+
+    @property
+    def first(self) -> int:
+        return self.begin // self.stride
+
+    @property
+    def count(self) -> int:
+        """Positions at which the phases are computed."""
+        return (self.result - 1 + self.begin) // self.stride - self.first + 1
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Of the input, in front and behind."""
+        before = self.window - 1 - self.first
+        return before, self.count + self.window - 1 - self.size - before
+
+    @property
+    def cut(self) -> int:
+        """Interleaved outputs in front of the first that counts."""
+        return self.begin % self.stride
+
+
+def _dilated(op: _Transposed, weight: Array) -> Array:
+    """(I, O, spatial...) with the zeros between the taps of a dilated kernel written out."""
+    spatial = [a for a in op.data_layout if a not in "NC"]
+    weight = weight.transpose([op.kernel_layout.index(a) for a in ("I", "O", *spatial)])
+    shape = [(taps - 1) * step + 1 for taps, step in zip(weight.shape[2:], op.dilation, strict=True)]
+    spread = np.zeros((*weight.shape[:2], *shape), weight.dtype)
+    spread[(..., *[slice(None, None, step) for step in op.dilation])] = weight
+    return spread
+
+
+def _phases(weight: Array, groups: int, axes: Sequence[_Axis]) -> Array:
+    """(I, O, taps...) of all groups to (groups * phases... * O, I of a group, window...), taps of a phase reversed."""
+    rank = len(axes)
+    missing = [(0, axis.window * axis.stride - axis.taps) for axis in axes]
+    whole = np.pad(weight, [(0, 0), (0, 0), *missing])
+    inputs, outputs = weight.shape[0] // groups, weight.shape[1]
+    split = whole.reshape(groups, inputs, outputs, *[d for axis in axes for d in (axis.window, axis.stride)])
+    windows, phases = [3 + 2 * k for k in range(rank)], [4 + 2 * k for k in range(rank)]
+    ordered = np.flip(split, windows).transpose(0, *phases, 2, 1, *windows)
+    total = groups * outputs * math.prod(axis.stride for axis in axes)
+    return np.ascontiguousarray(ordered.reshape(total, inputs, *[axis.window for axis in axes]))
+
+
+def _convolution(call: Call, op: _Transposed, weight: Array, axes: Sequence[_Axis]) -> Call:
+    spatial = "".join([a for a in op.data_layout if a not in "NC"])
+    ones = (1,) * len(axes)
+    padding = (*[axis.padding[0] for axis in axes], *[axis.padding[1] for axis in axes])
+    made: OpDef = _FORWARD[len(axes)](
+        strides=ones, padding=padding, dilation=ones, groups=op.groups, data_layout=op.data_layout,
+        kernel_layout=f"OI{spatial}", out_dtype=op.out_dtype,
+    )  # fmt: skip
+    constant = Constant(_phases(weight, op.groups, axes), span=call.args[1].span)
+    return Call(made, (call.args[0], constant), span=call.span)
+
+
+def _interleaved(phases: Call, call: Call, groups: int, axes: Sequence[_Axis]) -> Expr:
+    """(N, counts..., groups * strides... * O) to the result's (N, counts * strides..., groups * O), borders cut off."""
+    if all(axis.stride == 1 for axis in axes):
+        return phases
+    rank, images, channels = len(axes), call.shape[0], call.tensor_type.shape[-1]
+    assert isinstance(channels, int)
+    counts, strides = [axis.count for axis in axes], [axis.stride for axis in axes]
+    apart = reshaped(phases, (images, *counts, groups, *strides, channels // groups), call.span)
+    order = [0, *[a for k in range(rank) for a in (1 + k, 2 + rank + k)], 1 + rank, 2 + 2 * rank]
+    grown = [count * stride for count, stride in zip(counts, strides, strict=True)]
+    together = reshaped(transposed(apart, order, call.span), (images, *grown, channels), call.span)
+    if all(axis.cut == 0 and axis.result == size for axis, size in zip(axes, grown, strict=True)):
+        return together
+    begin, end = [axis.cut for axis in axes], [axis.cut + axis.result for axis in axes]
+    along = tuple(range(1, 1 + rank))
+    return make_call(
+        "strided_slice", (together,), call.span,
+        begin=tuple(begin), end=tuple(end), strides=(1,) * rank, axes=along,
+    )  # fmt: skip

@@ -1,0 +1,72 @@
+"""ConvolveTransposed: the same results by a convolution and an interleaving."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relay import Function, const, op, var
+from relay.interpreter import evaluate
+from relay.op import nn
+from relay.transform import ConvolveTransposed
+
+
+def weights(*shape: int):
+    return const(np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "grown", "groups"),
+    [((4, 4), (2, 2), 1, 0, 1), ((2, 2), (2, 2), 0, 0, 1), ((3, 3), (2, 2), 1, 1, 2), ((3, 2), (1, 3), 0, 0, 1),
+     ((5, 3), (3, 2), 2, 1, 3), ((1, 1), (2, 2), 0, 1, 1)],
+)  # fmt: skip
+def test_two_dimensions(transformed, operators, kernel, stride, padding, grown, groups):
+    x = var("x", (2, 5, 4, 6))
+    w = weights(6, 4, *kernel)
+    y = nn.conv2d_transpose(
+        x, w, strides=stride, padding=padding, output_padding=grown, groups=groups, data_layout="NHWC"
+    )
+    found = operators(transformed(Function((x,), nn.relu(y)), ConvolveTransposed()))
+    assert found["nn.conv2d"] == 1 and found["nn.conv2d_transpose"] == 0
+
+
+def test_stride_one_needs_no_interleaving(transformed, operators):
+    x = var("x", (1, 5, 5, 3))
+    y = nn.conv2d_transpose(x, weights(3, 2, 3, 3), padding=1, data_layout="NHWC")
+    found = operators(transformed(Function((x,), y), ConvolveTransposed()))
+    assert dict(found) == {"nn.conv2d": 1}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_one_dimension_of_any_parameters(data: st.DataObject):
+    size, taps, stride = (data.draw(st.integers(1, m), label=name) for m, name in ((7, "size"), (6, "taps"), (4, "s")))
+    dilation = data.draw(st.integers(1, 3), label="dilation")
+    span = (taps - 1) * dilation + 1
+    grown = data.draw(st.integers(0, stride - 1), label="output padding")
+    before, after = (data.draw(st.integers(0, span), label=name) for name in ("before", "after"))
+    if (size - 1) * stride + span + grown - before - after < 1:
+        return
+    x = var("x", (1, size, 2))
+    w = weights(2, 3, taps)
+    y = nn.conv1d_transpose(
+        x, w, strides=stride, padding=(before, after), dilation=dilation, output_padding=grown, data_layout="NWC"
+    )
+    function = Function((x,), y)
+    after_pass = ConvolveTransposed().transform(function, None)  # type: ignore[arg-type]
+    value = np.random.default_rng(size).standard_normal((1, size, 2)).astype("float32")
+    np.testing.assert_allclose(evaluate(after_pass, [value]), evaluate(function, [value]), rtol=1e-4, atol=1e-5)
+
+
+def test_three_dimensions(transformed, operators):
+    x = var("x", (1, 3, 2, 4, 4))
+    y = nn.conv3d_transpose(x, weights(4, 2, 3, 2, 3), strides=(2, 2, 1), padding=(1, 0, 1), data_layout="NDHWC")
+    assert operators(transformed(Function((x,), y), ConvolveTransposed()))["nn.conv3d"] == 1
+
+
+def test_weights_known_late_are_left_alone(transformed, operators):
+    x, w = var("x", (1, 4, 4, 2)), var("w", (2, 2, 3, 3))
+    y = nn.conv2d_transpose(x, op.negative(w), strides=2, data_layout="NHWC")
+    assert operators(transformed(Function((x, w), y), ConvolveTransposed()))["nn.conv2d_transpose"] == 1
