@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.regex import Pattern, PatternError
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
@@ -47,12 +47,12 @@ def string_concat(node: OnnxNode) -> Expr:
 
 @converter("RegexFullMatch", since=20)
 def regex_full_match(node: OnnxNode) -> Expr:
-    """Patterns are RE2's; Python's own expressions understand them."""
+    """Does the whole of each string match? Patterns are RE2's."""
     try:
-        pattern = re.compile(node.attr_str("pattern"))
-    except re.error as error:
-        raise node.error(f"a pattern that is no regular expression: {error}") from error
-    return Constant(_each(strings(node, 0), lambda s: pattern.fullmatch(s) is not None).astype(bool))
+        pattern = Pattern(node.attr_str("pattern"))
+    except PatternError as error:
+        raise node.unsupported(f"a pattern that is not supported: {error}") from error
+    return Constant(_each(strings(node, 0), pattern.matches).astype(bool))
 
 
 @converter("StringSplit", since=20)
