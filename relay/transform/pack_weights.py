@@ -22,6 +22,7 @@ from relay.expr_functor import rewrite_calls
 from relay.op.nn.conv import Conv2D, Conv2DNHWCPacked
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.op.nn.winograd import Conv2DNHWCWinograd
+from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
 from te.errors import CompileError
@@ -115,16 +116,26 @@ class _Packer:
         packed = self._panels(weight, outputs_first, order, self._width(rows, units, depth))
         return Call(DensePacked(units=units), (call.args[0], packed), span=call.span)
 
-    def _batch_matmul(self, call: Call, op: BatchMatmul) -> Call:
-        """Both operands are computed: the right one is packed at run time, together with what rearranges it anyway."""
+    def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
+        """Both operands are computed: the right one is packed at run time, together with what rearranges it anyway.
+
+        Where all products have the right one in common, they are one product of all their rows.
+        """
         a, b = call.args
         static = a.tensor_type.is_static and b.tensor_type.is_static
-        if op.transpose_a or not static or a.shape[:-2] != b.shape[:-2] or call.shape[-2] == 1:
+        if not static or call.shape[-2] == 1:
             return call
-        *_, rows, columns = call.tensor_type.static_shape
-        width = self._width(rows, columns, a.tensor_type.static_shape[-1])
+        *lead, rows, columns = call.tensor_type.static_shape
+        shared = math.prod(b.tensor_type.static_shape[:-2]) == 1 and not op.transpose_a
+        if shared and len(lead) > 0:
+            rows *= math.prod(lead)
+            a = reshaped(a, (rows, a.shape[-1]))
+            b = reshaped(b, b.shape[-2:])
+        depth = a.tensor_type.static_shape[-2 if op.transpose_a else -1]
+        width = self._width(rows, columns, depth)
         packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
-        return Call(BatchMatmulPacked(columns=columns), (a, packed), span=call.span)
+        product = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)
+        return reshaped(product, call.shape, call.span)
 
     def _conv2d(self, call: Call, op: Conv2D, weight: Constant) -> Call:
         order = [op.kernel_layout.index(axis) for axis in "OHWI"]

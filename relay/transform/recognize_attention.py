@@ -32,7 +32,8 @@ class RecognizeAttention(FunctionPass):
 
     Scales stand before or behind the first product, masks are added or selected by `where`, and a constant mask of the
     keys up to a query's own position means causal attention. Heads that share keys and values (`broadcast_to` between
-    views) are read where they are. Numbers of heads and channels must be known, positions need not.
+    views) are read where they are. Numbers of heads and channels must be known, positions need not. For float32 only:
+    models of narrower types round every step, and may count on it.
     """
 
     opt_level: ClassVar[int] = 3
@@ -49,7 +50,7 @@ class SpelledAttention(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         weights = _probabilities(found[self.weights], found.shared)
-        if weights is None or not call.dtype.is_float or call.op.transpose_a:  # type: ignore[union-attr]
+        if weights is None or call.dtype != "float32" or call.op.transpose_a:  # type: ignore[union-attr]
             return None
         scores = _Scores.of(weights, found.shared)
         if scores is None:

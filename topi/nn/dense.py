@@ -48,14 +48,18 @@ def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str) -> Tens
 
     attrs = {"block": nr, "groups": 1}
     shape = (rows.shape[0], as_dim(panels * nr))
-    product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs)
-    if same_dim(shape[1], units):
+    return _first_columns(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), units)
+
+
+def _first_columns(product: Tensor, columns: Dim) -> Tensor:
+    """`product` without the columns that fill up its last panel."""
+    if same_dim(product.shape[-1], columns):
         return product
 
-    def first_columns(m: Any, n: Any) -> PrimExpr:
-        return product(m, n)
+    def body(*i: Any) -> PrimExpr:
+        return product(*i)
 
-    return te.compute((rows.shape[0], units), first_columns, name="dense_columns", tag=INJECTIVE)
+    return te.compute((*product.shape[:-1], columns), body, name=f"{product.op.name}_columns", tag=INJECTIVE)
 
 
 def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
@@ -96,20 +100,29 @@ def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
     return te.compute((*batch, ceil_div(columns, width), depth, width), body, name="pack_panels", tag=INJECTIVE)
 
 
-def batch_matmul_packed(a: Tensor, panels: Tensor, columns: Dim, out_dtype: str | None = None) -> Tensor:
-    """Matrices (..., M, K) times panels (..., ceil(N / NR), K, NR): (..., M, N) with N = `columns`."""
-    depth, nr = panels.shape[-2:]
+def batch_matmul_packed(
+    a: Tensor, panels: Tensor, columns: Dim, out_dtype: str | None = None, transpose_a: bool = False
+) -> Tensor:
+    """Matrices (..., M, K) times panels (..., ceil(N / NR), K, NR): (..., M, N) with N = `columns`.
+
+    Leading dimensions broadcast; `transpose_a` says that `a` is (..., K, M). The last panel is computed whole.
+    """
+    count, depth, nr = panels.shape[-3:]
+    batch = broadcast_shape(a.shape[:-2], panels.shape[:-3])
     out_dtype = out_dtype or a.dtype
     wide = accumulator_type(out_dtype)
     k = te.reduce_axis((0, depth), name="k")
 
     def body(*i: Any) -> PrimExpr:
         *at, m, n = i
-        return te.sum(te.cast(wide, a(*at, m, k)) * te.cast(wide, panels(*at, n // nr, k, n % nr)), axis=k)
+        x = a(*broadcast_index(at, a.shape[:-2]), *((k, m) if transpose_a else (m, k)))
+        y = panels(*broadcast_index(at, panels.shape[:-3]), n // nr, k, n % nr)
+        return te.sum(te.cast(wide, x) * te.cast(wide, y), axis=k)
 
-    shape = (*a.shape[:-1], columns)
-    total = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs={"block": nr})
-    return _rounded(total, out_dtype)
+    rows: Dim = a.shape[-1] if transpose_a else a.shape[-2]
+    shape = (*batch, rows, as_dim(count * nr))
+    product = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs={"block": nr})
+    return _rounded(_first_columns(product, columns), out_dtype)
 
 
 def batch_matmul(

@@ -176,26 +176,32 @@ class PackPanels(OpDef):
 class BatchMatmulPacked(OpDef):
     """Matrices (..., M, K) times panels (..., ceil(N / NR), K, NR) made by nn.pack_panels: (..., M, N), N = `columns`.
 
-    (C1) both inputs have one element type; (C2) panels have one dimension more than the matrices, two at least; (C3)
-    the leading dimensions and K are equal.
+    With `transpose_a` the matrices are (..., K, M). (C1) both inputs have one element type; (C2) matrices have two
+    dimensions or more, panels three; (C3) their K are equal; (C4) the leading dimensions broadcast.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
 
     columns: int
+    transpose_a: bool = False
     out_dtype: str | None = None
 
     def infer(self, a: TensorType, panels: TensorType) -> TensorType:
         require_same_dtype(1, a, panels)
-        require(a.ndim >= 2 and panels.ndim == a.ndim + 1, f"(C2) the ranks don't fit: {a} and {panels}")
-        same = all(dims_match(x, y) for x, y in zip(a.shape[:-2], panels.shape[:-3], strict=True))
-        require(same and dims_match(a.shape[-1], panels.shape[-2]), f"(C3) {a} and {panels} differ")
-        return TensorType((*a.shape[:-1], self.columns), self.out_dtype or a.dtype)
+        require(a.ndim >= 2 and panels.ndim >= 3, f"(C2) the ranks don't fit: {a} and {panels}")
+        rows, depth = a.shape[-2:][::-1] if self.transpose_a else a.shape[-2:]
+        require(dims_match(depth, panels.shape[-2]), f"(C3) K differs: {a} and {panels}")
+        try:
+            batch = broadcast_shapes(a.shape[:-2], panels.shape[:-3])
+        except TypeInferenceError as error:
+            raise TypeInferenceError(f"(C4) {error.constraint}") from None
+        return TensorType((*batch, rows, self.columns), self.out_dtype or a.dtype)
 
     def compute(self, a: te.Tensor, panels: te.Tensor) -> te.Tensor:
-        return topi.nn.batch_matmul_packed(a, panels, self.columns, self.out_dtype)
+        return topi.nn.batch_matmul_packed(a, panels, self.columns, self.out_dtype, self.transpose_a)
 
     def reference(self, a: Array, panels: Array) -> Array:
+        a = np.swapaxes(a, -1, -2) if self.transpose_a else a
         whole = np.swapaxes(panels, -1, -2).reshape(*panels.shape[:-3], -1, panels.shape[-2])
         b = np.swapaxes(whole[..., : self.columns, :], -1, -2)
         return _product(a, b, self.out_dtype or str(a.dtype))
@@ -203,7 +209,7 @@ class BatchMatmulPacked(OpDef):
     def macs(self, types: Sequence[Type], result: Type) -> int:
         a = types[0]
         assert isinstance(a, TensorType)
-        return _macs(result, a.shape[-1])
+        return _macs(result, a.shape[-2] if self.transpose_a else a.shape[-1])
 
 
 def pack_panels(x: Expr, width: int, transpose: bool = False) -> Call:

@@ -291,6 +291,8 @@ CONVOLUTION = [
     row("nn.pack_panels", f32(3, 8), width=4, transpose=True),
     row("nn.batch_matmul_packed", f32(2, 3, 4), f32(2, 2, 4, 5), columns=7),
     row("nn.batch_matmul_packed", f32(3, 4), f32(2, 4, 5), columns=7),
+    row("nn.batch_matmul_packed", f32(2, 4, 9), f32(2, 2, 4, 8), columns=9, transpose_a=True),
+    row("nn.batch_matmul_packed", f32(1, 9, 4), f32(3, 2, 1, 4, 8), columns=5),
     row("nn.batch_matmul", f32(2, 3, 4), f32(2, 5, 4)),
     row("nn.batch_matmul", f32(2, 1, 3, 4), f32(3, 4, 2), transpose_b=False),
     row("nn.batch_matmul", f32(4, 3), f32(5, 4), transpose_a=True),

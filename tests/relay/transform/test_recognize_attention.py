@@ -179,3 +179,10 @@ def test_rotary_embedding_is_computed_in_the_copies(transformed):
     before = Function((whole, cosine, sine), op.transpose(call, (0, 2, 1, 3)))
     after = transformed(before, BlockAttention(HASWELL), SimplifyExpr(), FuseOps())
     assert len(kernels(after)) == 1
+
+
+def test_narrow_types_stay(transformed):
+    q, k, v = [var(name, (1, 2, S, D), "float16") for name in "qkv"]
+    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=True), axis=-1)
+    before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
+    assert transformed(before, RecognizeAttention()) is before

@@ -1,0 +1,45 @@
+"""PackWeights, products of two computed operands: what is packed, and how often."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend import Target
+from relay import Call, Function, analysis, var
+from relay.op import nn
+from relay.transform import PackWeights
+
+HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
+
+PRODUCTS = {
+    "plain": ((2, 9, 5), (2, 5, 7), False, False),
+    "right transposed": ((2, 9, 5), (2, 7, 5), False, True),
+    "left transposed": ((2, 5, 9), (2, 5, 7), True, False),
+    "both transposed": ((5, 9), (7, 5), True, True),
+    "left broadcast": ((1, 9, 5), (3, 5, 7), False, False),
+    "right broadcast between": ((2, 3, 9, 5), (3, 5, 7), False, False),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_operands_stay_where_they_are(transformed, operators, case: str):
+    left, right, transpose_a, transpose_b = PRODUCTS[case]
+    a, b = var("a", left), var("b", right)
+    product = nn.batch_matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+    after = transformed(Function((a, b), product), PackWeights(HASWELL))
+    assert operators(after) == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
+
+
+@pytest.mark.parametrize("right", [(5, 7), (1, 1, 5, 7)])
+def test_a_common_right_operand_makes_one_product(transformed, right: tuple[int, ...]):
+    a, b = var("a", (2, 3, 9, 5)), var("b", right)
+    after = transformed(Function((a, b), nn.batch_matmul(a, b, transpose_b=False)), PackWeights(HASWELL))
+    calls = [e for e in analysis.evaluation_order(after) if isinstance(e, Call)]
+    (product,) = [c for c in calls if c.operator.name == "nn.batch_matmul_packed"]
+    assert product.args[0].shape == (54, 5)
+
+
+def test_vectors_are_not_worth_packing_for(transformed):
+    a, b = var("a", (2, 1, 5)), var("b", (2, 5, 7))
+    before = Function((a, b), nn.batch_matmul(a, b, transpose_b=False))
+    assert transformed(before, PackWeights(HASWELL)) is before
