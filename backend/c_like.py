@@ -93,6 +93,8 @@ class CLikeGenerator(Visitor[Any]):
     """Types without arithmetic: values in memory, converted by ``rc_from_<type>`` and ``rc_to_<type>``."""
     not_a_number: ClassVar[str] = "NAN"
     infinity: ClassVar[str] = "INFINITY"
+    address_cast: ClassVar[str] = "(void*)"
+    """What an address of an element is cast to."""
     loop_pragmas: ClassVar[dict[ForKind, str]] = {}
 
     def __init__(self) -> None:
@@ -404,7 +406,7 @@ class CLikeGenerator(Visitor[Any]):
         load = node.args[0]
         if not isinstance(load, BufferLoad):
             raise CompileError(f"address_of takes an element of a buffer, not {load}")
-        return f"((void*)&{self.lane_of(load, '0')})"
+        return f"({self.address_cast}&{self.lane_of(load, '0')})"
 
     def call_handle_add_byte_offset(self, node: Call) -> str:
         return f"((void*)((char*){self.visit(node.args[0])} + {self.visit(node.args[1])}))"

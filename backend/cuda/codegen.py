@@ -67,6 +67,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
     storage_floats: ClassVar[frozenset[str]] = frozenset(("float16", "bfloat16"))
     not_a_number: ClassVar[str] = "RC_NAN"
     infinity: ClassVar[str] = "RC_INF"
+    address_cast: ClassVar[str] = ""
     loop_pragmas: ClassVar[dict[ForKind, str]] = {ForKind.UNROLLED: "#pragma unroll"}
 
     def __init__(self, function: PrimFunc, fast_math: bool = False) -> None:
@@ -254,12 +255,6 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         name = node.args[0]
         assert isinstance(name, StringImm), "call_extern begins with a name"
         return f"{name.value}({', '.join([self.visit(a) for a in node.args[1:]])})"
-
-    def call_address_of(self, node: Call) -> str:
-        load = node.args[0]
-        if not isinstance(load, BufferLoad):
-            raise CompileError(f"address_of takes an element of a buffer, not {load}")
-        return f"(&{self.lane_of(load, '0')})"
 
     def call_reinterpret(self, node: Call) -> str:
         return f"rc_reinterpret<{self.type_name(node.dtype)}>({self.visit(node.args[0])})"

@@ -21,7 +21,7 @@ from backend.cuda.driver import DriverError, bindings, call, is_gone, probe
 from backend.cuda.gpu import NON_BLOCKING, Gpu
 from backend.cuda.graph import CapturedGraph, record
 from backend.runtime.device import Device, DeviceAttrKind, get_device_api
-from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, WorkspacePool
+from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, WorkspacePool, check_allocation
 from backend.runtime.errors import ArgumentError, DeviceError
 
 __all__ = ["CUDADeviceAPI", "cuda_device_api"]
@@ -75,11 +75,7 @@ class CUDADeviceAPI(DeviceAPI):
     # -- memory
 
     def alloc_data_space(self, device: Device, nbytes: int, alignment: int = ALLOC_ALIGNMENT) -> int:
-        if nbytes < 0 or alignment < 1 or alignment & (alignment - 1) or alignment > _ALIGNMENT:
-            raise DeviceError(
-                f"can't allocate {nbytes} bytes aligned to {alignment} on {device}: expected 0 bytes or more, and a "
-                f"power of 2 up to {_ALIGNMENT}"
-            )
+        check_allocation(device, nbytes, alignment, _ALIGNMENT)
         gpu = self.gpu(device)
         stream = self.stream_of(gpu)
         home = stream if stream in gpu.user_streams else gpu.stream

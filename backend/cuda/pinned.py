@@ -12,8 +12,7 @@ from typing import Any
 from backend.cuda.device import CUDADeviceAPI, cuda_device_api
 from backend.cuda.driver import DriverError, call, is_gone, probe
 from backend.runtime.device import Device, DeviceAttrKind
-from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
-from backend.runtime.errors import DeviceError
+from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, check_allocation
 
 __all__ = ["CUDAHostDeviceAPI", "cuda_host_device_api"]
 
@@ -35,11 +34,7 @@ class CUDAHostDeviceAPI(DeviceAPI):
         return device.index == 0 and probe()[0] > 0 if kind == DeviceAttrKind.EXIST else None
 
     def alloc_data_space(self, device: Device, nbytes: int, alignment: int = ALLOC_ALIGNMENT) -> int:
-        if nbytes < 0 or alignment < 1 or alignment & (alignment - 1) or alignment > _PAGE:
-            raise DeviceError(
-                f"can't allocate {nbytes} bytes aligned to {alignment} on {device}: expected 0 bytes or more, and a "
-                f"power of 2 up to {_PAGE}"
-            )
+        check_allocation(device, nbytes, alignment, _PAGE)
         self._gpus.set_device(_GPU)
         try:
             return int(call("cuMemHostAlloc", max(nbytes, 1), _PORTABLE))

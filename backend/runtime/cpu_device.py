@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.runtime.device import Device, DeviceAttrKind
-from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI
+from backend.runtime.device_api import ALLOC_ALIGNMENT, DeviceAPI, check_allocation
 from backend.runtime.errors import DeviceError
 from backend.runtime.threads import available_cpus
 
@@ -42,10 +42,7 @@ class CPUDeviceAPI(DeviceAPI):
         return None if query is None else query()
 
     def alloc_data_space(self, device: Device, nbytes: int, alignment: int = ALLOC_ALIGNMENT) -> int:
-        if nbytes < 0 or alignment < 1 or alignment & (alignment - 1):
-            raise DeviceError(
-                f"can't allocate {nbytes} bytes aligned to {alignment} on {device}: no size and power of 2"
-            )
+        check_allocation(device, nbytes, alignment)
         address = ctypes.c_void_p()
         if self._memalign(ctypes.byref(address), max(alignment, ALLOC_ALIGNMENT), max(nbytes, 1)) or not address.value:
             raise DeviceError(f"out of memory: can't allocate {nbytes} bytes aligned to {alignment} on {device}")

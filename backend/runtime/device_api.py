@@ -16,10 +16,20 @@ from typing import Any
 from backend.runtime.device import Device, DeviceAttrKind
 from backend.runtime.errors import DeviceError
 
-__all__ = ["ALLOC_ALIGNMENT", "WORKSPACE_PAGE", "DeviceAPI", "WorkspacePool"]
+__all__ = ["ALLOC_ALIGNMENT", "WORKSPACE_PAGE", "DeviceAPI", "WorkspacePool", "check_allocation"]
 
 ALLOC_ALIGNMENT = 64  # bytes; what compiled code may assume of every buffer
 WORKSPACE_PAGE = 4096  # bytes; workspace requests are rounded up to it
+
+
+def check_allocation(device: Device, nbytes: int, alignment: int, most: int | None = None) -> None:
+    """Raises `DeviceError` for a size or an alignment that can't be; `most` is the largest alignment of the device."""
+    if nbytes < 0 or alignment < 1 or alignment & (alignment - 1) or (most is not None and alignment > most):
+        limit = "" if most is None else f" up to {most}"
+        raise DeviceError(
+            f"can't allocate {nbytes} bytes aligned to {alignment} on {device}: expected 0 bytes or more, and a power "
+            f"of 2{limit}"
+        )
 
 
 class DeviceAPI(abc.ABC):
