@@ -44,7 +44,17 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
     vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes)
     _statistics_at(s, before, out, row, first, lanes)
+    _prefetch_rows(s, out, row, constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
+
+
+def _prefetch_rows(s: te.Schedule, out: te.Tensor, row: te.IterVar, length: int, target: Target) -> None:
+    """Ask for the next row of large inputs while the statistics of one are worked out, which leaves memory idle."""
+    for tensor in s[out].op.input_tensors:
+        nbytes = constant_size(tensor.shape) * tensor.dtype.nbytes
+        streamed = nbytes > target.cache_bytes.l2 and length * tensor.dtype.nbytes <= target.cache_bytes.l1 // 2
+        if isinstance(tensor.op, te.PlaceholderOp) and tuple(tensor.shape) == tuple(out.shape) and streamed:
+            s[out].prefetch(tensor, row, 1)
 
 
 def _statistics_at(
