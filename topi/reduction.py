@@ -153,7 +153,8 @@ def _arg_reduce(
         return reducer((position, x(*_source_index(i, ks, axes, x.ndim, keepdims))), axis=ks)
 
     shape = reduced_shape(x.shape, axes, keepdims)
-    indices, _ = te.compute(shape, body, name=name, tag=COMM_REDUCE_IDX)
+    attrs = {"reduces_last_axis": axes == (x.ndim - 1,)}
+    indices, _ = te.compute(shape, body, name=name, tag=COMM_REDUCE_IDX, attrs=attrs)
     return elementwise(lambda v: v, indices, f"{name}_index")
 
 

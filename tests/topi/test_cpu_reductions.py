@@ -101,3 +101,17 @@ def test_local_response_normalisation(shape, axis, size):
     x = te.placeholder(shape, "float32", "x")
     text = check(topi.nn.lrn(x, size, axis, 0.01, 0.75, 2.0), [x], [a], expected, TARGETS[1])
     assert 'scope="local"' in text
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((7, 300), 1), ((5, 33), 1), ((40, 6), 0), ((3, 9), 1)], ids=str)
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+def test_position_of_an_extremum(kind, shape, axis, last):
+    a = RNG.integers(0, 4, shape).astype("float32")  # many ties
+    a[0] = np.nan if axis else a[0]
+    a[-1, -1] = np.nan
+    x = te.placeholder(shape, "float32", "x")
+    turned = np.flip(a, axis) if last else a
+    expected = getattr(np, kind)(turned, axis)
+    expected = shape[axis] - 1 - expected if last else expected
+    check(getattr(topi, kind)(x, axis, False, last), [x], [a], expected, TARGETS[1])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
+from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import parallel_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, register_schedule
@@ -14,7 +15,10 @@ from topi.registry import Rank, register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["add_up_lines", "schedule_across", "schedule_along", "schedule_reduce", "vectorize_reduction"]
+__all__ = [
+    "add_up_lines", "schedule_across", "schedule_along", "schedule_reduce", "schedule_reduce_index",
+    "vectorize_reduction",
+]  # fmt: skip
 
 _ACCUMULATORS = 4
 """Vectors of partial results: enough to hide the latency of an addition."""
@@ -177,3 +181,29 @@ def _lines_at_once(lines: te.Dim) -> int:
     if not isinstance(lines, int):
         return _LINES
     return next((n for n in range(_LINES, 3, -1) if lines % n == 0), min(lines, _LINES))
+
+
+@register_schedule("comm_reduce_idx", "cpu")
+def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The position of an extremum: along memory by vectors of the best so far in each lane."""
+    lanes = vector_lanes(target)
+    length = extent_of(anchor.reduce_axis[-1])
+    along = anchor.attrs.get("reduces_last_axis", False) and isinstance(length, int) and length >= 4 * lanes
+    axes = list(outs[0].op.axis)
+    if not along or not axes or len(outs) > 1:
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([outs[0].op])
+    inline_injective(s, outs, keep=[anchor])
+    row = s[outs[0]].fuse(*axes)
+    parallel(s, outs[0], row, _work(anchor), 1)
+    result = anchor.output(0)
+    _, lane = s[result].split(anchor.reduce_axis[-1], factor=lanes)
+    made = s.rfactor(result, lane)
+    partial = made[0] if isinstance(made, list) else made
+    for tensor in (partial, result):
+        s[tensor].set_scope("local")
+        s[tensor].compute_at(s[outs[0]], row)
+    first, *data = s[partial].op.axis
+    s[partial].reorder(*data, *s[partial].op.reduce_axis, first)
+    s[partial].vectorize(first)
+    return s
