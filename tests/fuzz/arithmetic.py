@@ -234,6 +234,8 @@ def clip(g: GraphBuilder) -> Value:
     x = g.pick(g.types("Clip"), special=True)
     bottom, top = (0 if x.dtype.startswith("u") else -1), 2
     has_low, has_high = g.chance(0.8), g.chance(0.8)
+    if x.largest == math.inf:
+        has_low = has_high = True  # onnxruntime takes a bound that is left out for the largest finite number
     attributes: dict[str, float] = {}
     inputs: list[Value | str | None] = [x]
     if g.has("Clip", "min"):
