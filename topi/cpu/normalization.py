@@ -166,6 +166,8 @@ def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) ->
     s = te.create_schedule([out.op])
     lanes, total = vector_lanes(target), sums[0].output(0)
     inline_injective(s, outs, keep=[sums[0]])
+    if anchor is not out.op:
+        s[anchor].compute_inline()
     s[total].set_scope("local")
     axes = list(s[out].op.axis)
     work = constant_size(out.shape) * element_cost(operations_behind(outs))
