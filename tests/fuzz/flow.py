@@ -111,3 +111,46 @@ def split_to_sequence(g: GraphBuilder) -> Value:
     place = g.constant(g.integer(0, x.shape[axis] - 1), "int64")
     shape = [1 if i == axis else d for i, d in enumerate(x.shape) if keep or i != axis]
     return g.node("SequenceAt", [made.name, place], x.dtype, shape, x.exact, x.low, x.high)
+
+
+def _hidden(g: GraphBuilder, op: str, inputs: list[Value | str | None], **attributes: object) -> str:
+    """A node whose output is no tensor: its name."""
+    made = g.node(op, inputs, "", (), True, 0, 0, **attributes)
+    g.values.remove(made)
+    del g.dtypes[made.name]
+    return made.name
+
+
+@operator("SequenceInsert", "SequenceErase", "SequenceLength")
+def changed_sequence(g: GraphBuilder, name: str) -> Value:
+    """A sequence with an element put in or taken out, of which one is read."""
+    x = g.pick(("float32", "int64", "float16"), 0, 3, smallest=1, where=lambda v: v.is_static)
+    others = [g.input(x.dtype, x.shape) for _ in range(g.integer(1, 2))]
+    if x.dtype == "float32" and g.chance(0.3):
+        made, count = _hidden(g, "SequenceInsert", [_hidden(g, "SequenceEmpty", []), x]), 1
+    else:
+        made, count = _hidden(g, "SequenceConstruct", [x, *others]), 1 + len(others)
+    low, high = min(v.low for v in (x, *others)), max(v.high for v in (x, *others))
+    exact = x.exact
+    if name == "SequenceLength":
+        return g.node(name, [made], "int64", (), True, 0, 4)
+    place = g.constant(g.integer(-count, count - 1), "int64")
+    if name == "SequenceInsert" or count == 1:
+        made, count = _hidden(g, "SequenceInsert", [made, others[0], *([place] if g.chance(0.7) else [])]), count + 1
+    if name == "SequenceErase":
+        made, count = _hidden(g, "SequenceErase", [made, *([place] if g.chance(0.7) else [])]), count - 1
+    inputs = [made, g.constant(g.integer(-count, count - 1), "int64")]
+    return g.node("SequenceAt", inputs, x.dtype, x.shape, exact, low, high)
+
+
+@operator("SequenceMap")
+def mapped_sequence(g: GraphBuilder) -> Value:
+    x = g.pick(("float32",), 1, 3, within=TAME, smallest=1, where=lambda v: v.is_static)
+    others = [g.input(x.dtype, x.shape) for _ in range(g.integer(0, 2))]
+    made = _hidden(g, "SequenceConstruct", [x, *others])
+    item, result = g.name("b"), g.name("b")
+    body = _graph(_body(g, item, result), [_info(item, "float32")], [_info(result, "float32")])
+    mapped = _hidden(g, "SequenceMap", [made], body=body)
+    bound = x.largest + 3
+    shape = [1 + len(others), *x.shape]
+    return g.node("ConcatFromSequence", [mapped], "float32", shape, False, -bound, bound, axis=0, new_axis=1)

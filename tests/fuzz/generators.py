@@ -10,6 +10,7 @@ import tests.fuzz.networks
 import tests.fuzz.products
 import tests.fuzz.quantised
 import tests.fuzz.reductions
+import tests.fuzz.spectral
 import tests.fuzz.structure  # noqa: F401
 
 __all__: list[str] = []

@@ -26,8 +26,9 @@ def resize(g: GraphBuilder) -> Value:
     transforms = ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]
     transform = g.choice(transforms)
     attributes: dict[str, object] = {"nearest_mode": g.choice(["floor", "ceil"])} if mode == "nearest" else {}
-    if mode == "nearest" and transform != "asymmetric":
-        transform = "asymmetric"  # elsewhere positions fall between two elements, and rounding decides
+    if mode == "nearest":  # by other factors positions fall between two elements, and rounding decides
+        transform = "asymmetric"
+        sizes[2:] = [d // 2 if d % 2 == 0 and g.chance(0.3) else d * g.integer(1, 3) for d in x.shape[2:]]
     if mode == "cubic" and g.chance(0.3):
         attributes["cubic_coeff_a"] = -0.5
     roi = g.constant(np.zeros(0, np.float32)) if g.opset < 13 else None
@@ -92,6 +93,17 @@ def roi_align(g: GraphBuilder) -> Value:
     ratio = g.integer(1, 2) if mode == "avg" else 1  # onnxruntime says itself that it is wrong for others
     return g.node("RoiAlign", [x, rois, batch], "float32", (count, x.shape[1], 2, 3), False, -2, 2, output_height=2,
                   output_width=3, sampling_ratio=ratio, spatial_scale=1.0, mode=mode)  # fmt: skip
+
+
+@operator("MaxRoiPool")
+def max_roi_pool(g: GraphBuilder) -> Value:
+    x = g.input("float32", (g.integer(1, 2), g.integer(1, 3), 8, 9))
+    count = g.integer(1, 3)
+    corner = g.numbers.integers(0, 4, (count, 2))
+    batch = g.numbers.integers(0, x.shape[0], (count, 1))
+    rois = np.concatenate([batch, corner, corner + g.numbers.integers(1, 4, (count, 2))], 1)
+    inputs = [x, g.constant(rois, "float32")]
+    return g.node("MaxRoiPool", inputs, "float32", (count, x.shape[1], 2, 2), True, -2, 2, pooled_shape=[2, 2])
 
 
 @operator("DeformConv")

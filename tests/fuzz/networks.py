@@ -137,3 +137,46 @@ def loss(g: GraphBuilder, name: str) -> Value:
     how = g.choice(["none", "sum", "mean"])
     shape = (n, *rest) if how == "none" else ()
     return g.node(name, [x, labels, *weights], "float32", shape, False, -500, 500, reduction=how)
+
+
+@operator("LinearAttention")
+def linear_attention(g: GraphBuilder) -> Value:
+    batch, steps, heads, keys, values = (g.integer(1, 3) for _ in range(5))
+    group = g.integer(1, 2)
+    rule = g.choice(["linear", "gated", "delta", "gated_delta"])
+    q = g.input("float32", (batch, steps, heads * group * keys))
+    k = g.input("float32", (batch, steps, heads * keys), -0.5, 0.5)
+    v = g.input("float32", (batch, steps, heads * values))
+    past = g.operand("float32", (batch, heads, keys, values)) if g.chance(0.5) else None
+    decay = g.input("float32", (batch, steps, heads * g.choice([1, keys])), -1, 0) if "gated" in rule else None
+    beta = g.input("float32", (batch, steps, heads), 0, 1) if "delta" in rule else None
+    inputs: list[Value | str | None] = [q, k, v, past, decay, beta]
+    while inputs[-1] is None:
+        inputs.pop()
+    shape = (batch, steps, heads * group * values)
+    value = g.node("LinearAttention", inputs, "float32", shape, False, -40, 40, outputs=2, update_rule=rule,
+                   q_num_heads=heads * group, kv_num_heads=heads)  # fmt: skip
+    return g.also(1, value, "float32", (batch, heads, keys, values), False, -20, 20)
+
+
+@operator("CausalConvWithState")
+def causal_convolution(g: GraphBuilder) -> Value:
+    batch, channels, length, kernel = g.integer(1, 3), g.integer(1, 6), g.integer(1, 9), g.integer(1, 4)
+    x = g.input("float32", (batch, channels, length))
+    weight = g.operand("float32", (channels, 1, kernel))
+    bias = g.operand("float32", (channels,)) if g.chance(0.5) else None
+    past = g.input("float32", (batch, channels, kernel - 1)) if g.chance(0.5) else None
+    inputs: list[Value | str | None] = [x, weight, bias, past]
+    while inputs[-1] is None:
+        inputs.pop()
+    how = {"activation": g.choice(["none", "silu"])} if g.chance(0.6) else {}
+    value = g.node("CausalConvWithState", inputs, "float32", x.shape, False, -10, 10, outputs=2, **how)
+    return g.also(1, value, "float32", (batch, channels, kernel - 1), True, -2, 2)
+
+
+@operator("SwiGLU")
+def gated_swish(g: GraphBuilder) -> Value:
+    x = g.pick(g.types("SwiGLU", HALF), 1, 4, within=TAME)
+    y = g.input(x.dtype, x.shape)
+    how = {"alpha": 1.7} if g.chance(0.4) else {}
+    return g.node("SwiGLU", [x, y], x.dtype, x.shape, False, -2 * x.largest, 2 * x.largest, **how)

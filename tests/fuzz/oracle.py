@@ -31,7 +31,9 @@ _FOREIGN = frozenset(("bfloat16", *NARROW))
 """Types that onnxruntime's Python interface does not take as arrays."""
 
 _WRONG_IN_ONNXRUNTIME: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "Shrink": lambda attributes: True,  # float64 has only float32's digits
+    # float64 has only float32's digits
+    "Shrink": lambda attributes: True,
+    "DFT": lambda attributes: True,
     # a NaN is a result or not, depending on where it stands
     "ReduceMax": lambda attributes: True,
     "ReduceMin": lambda attributes: True,

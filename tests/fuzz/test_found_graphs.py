@@ -100,3 +100,28 @@ def test_neighbours_that_are_not_there_cost_nothing() -> None:
     x = np.random.default_rng(0).standard_normal((1, 4, 2, 2)).astype(np.float32)
     y = result_of(helper.make_node("LRN", ["x"], ["y"], size=2**31 - 1, alpha=2.0**31, bias=1.0), {"x": x})
     np.testing.assert_allclose(y, x / (1 + np.square(x).sum(1, keepdims=True)) ** 0.75, rtol=1e-4)
+
+
+def test_windows_that_stick_out_of_open_dimensions() -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[3], strides=[2], pads=[1, 1], ceil_mode=1)
+    late = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2], strides=[3], pads=[1, 1], ceil_mode=1)
+    x = np.random.default_rng(0).uniform(-9, -1, (2, 3, 20)).astype(np.float32)
+    for pool in (node, late):
+        model = RelayBackend.prepare(model_of(pool, {"x": x}, {}, [2, 3, "length"]))
+        for size in range(1, 20):
+            part = np.ascontiguousarray(x[:, :, :size])
+            np.testing.assert_array_equal(model.run([part])[0], result_of(pool, {"x": part}))
+
+
+def test_lrn_with_something_behind_it() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 8, 5, 3)).astype(np.float32)
+    nodes = [helper.make_node("LRN", ["x"], ["l"], size=3), helper.make_node("Neg", ["l"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "found",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [ValueInfoProto(name="y")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (y,) = RelayBackend.prepare(model).run([x])
+    np.testing.assert_allclose(y, -result_of(helper.make_node("LRN", ["x"], ["y"], size=3), {"x": x}), rtol=1e-6)

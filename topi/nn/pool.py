@@ -23,7 +23,10 @@ def pooled_size(size: Dim, kernel: int, stride: int, dilation: int, begin: int, 
         return as_dim(room // stride + 1)
     known = as_int(as_dim(room))
     if known is None:
-        return as_dim((room + (stride - 1)) // stride + 1)
+        windows = (room + (stride - 1)) // stride + 1
+        if stride + end <= (kernel - 1) * dilation + 1:  # then the last one always starts inside
+            return as_dim(windows)
+        return as_dim(te.minimum(windows, (size + (begin + stride - 1)) // stride))
     windows = -(-known // stride) + 1
     return windows - 1 if (windows - 1) * stride >= known + (kernel - 1) * dilation + 1 - end else windows
 
@@ -44,6 +47,7 @@ class _Windows:
         rank = len(axes)
         self.x, self.axes, self.kernel, self.strides, self.dilation = x, axes, kernel, strides, dilation
         self.begin, self.end = padding[:rank], padding[rank:]
+        self.ceil_mode = ceil_mode
         shape = list(x.shape)
         for k, a in enumerate(axes):
             shape[a] = pooled_size(
@@ -57,7 +61,7 @@ class _Windows:
         after: list[int] = []
         for k, a in enumerate(self.axes):
             windows, size = as_int(self.shape[a]), as_int(self.x.shape[a])
-            needed = self.end[k]
+            needed = self.end[k] + (self.strides[k] - 1 if self.ceil_mode else 0)
             if windows is not None and size is not None:
                 last = (windows - 1) * self.strides[k] + (self.kernel[k] - 1) * self.dilation[k] + 1
                 needed = max(0, last - size - self.begin[k])
