@@ -11,6 +11,7 @@ import te
 from backend.runtime import graph_executor
 from relay import Function, IRModule, const, op, var
 from relay.build.graph import make_graph
+from relay.build.lower import lower
 from relay.op.base import get_op, make_call
 
 SIZES = {
@@ -108,3 +109,14 @@ def test_sizes_known_at_run_time(causal: bool, masked: bool):
         expected = make_call("nn.attention", [const(a) for a in (q, k, v, *arrays[3:])], None, scale=0.3, causal=causal)
         reference = relay.interpreter.evaluate(Function((), expected), [])
         np.testing.assert_allclose(executor.get_output(0).numpy(), np.swapaxes(reference, 1, 2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("heads", "cores", "expected"), [(12, 2, "heads"), (12, 8, "blocks"), (1, 2, "blocks"), (3, 1, "heads")]
+)
+def test_threads_have_even_shares(heads: int, cores: int, expected: str):
+    function, _ = attention_graph((1, 256, 64, heads, heads, 32, 32), None, "float32")
+    target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
+    (node,) = make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes
+    kernel = lower(node.workload, target)
+    assert bool(kernel.workspaces) == (expected == "blocks"), "panels that all threads share are workspaces"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel, vectorize_panel
 from topi.cpu.injective import vectorize_elements
-from topi.cpu.tiling import tile_rows, vector_lanes
+from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.nn.blocked_attention import AttentionForm
 from topi.registry import operations_behind, register_schedule
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["schedule_blocked_attention"]
 
 _PREFIX = "blocked_attention_"
+
+_PACKING_COST = 4.0
+"""Operations that copying an element into a panel is counted as."""
+
+_MOST_IMBALANCE = 1.05
+"""How much longer the busiest thread may take for whole heads than for blocks: packing in their threads is worth it."""
 
 
 @register_schedule("blocked_attention", "cpu")
@@ -40,10 +46,20 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
     block, row = s[out].split(position, factor=form.queries, tail="shift")
     s[out].reorder(batch, head, block, row, column)
     heads = s[out].fuse(batch, head)
-    parallel(s, out, heads, work, lanes)
+    panels = [stage["key_panels"], stage["value_panels"]]
+    for tensor in panels:
+        _pack(s, tensor)
+    if _heads_go_round(stage["score"], stage["key_panels"], form, target):
+        parallel(s, out, heads, work, lanes)
+        for tensor in panels:
+            s[tensor].compute_at(s[out], heads)
+    else:
+        block = s[out].fuse(heads, block)
+        parallel(s, out, block, work, lanes)
+        for tensor in panels:
+            *outer, _, _ = s[tensor].leaf_iter_vars
+            parallel(s, tensor, s[tensor].fuse(*outer), constant_size(tensor.shape) * _PACKING_COST, lanes)
     _tile(s, out, anchor.output(0), row, column, form, constant_size([keys]), target)
-    _pack(s, stage["key_panels"], out, heads)
-    _pack(s, stage["value_panels"], out, heads)
 
     score, weight = stage["score"], stage["weight"]
     *_, row, column = s[score].op.axis
@@ -79,9 +95,18 @@ def _tile(
     vectorize_panel(s, product, n, form.panel, lanes)
 
 
-def _pack(s: te.Schedule, panels: te.Tensor, out: te.Tensor, heads: te.IterVar) -> None:
-    """The copy of one head's keys or values into panels."""
-    s[panels].compute_at(s[out], heads)
+def _heads_go_round(score: te.Tensor, key_panels: te.Tensor, form: AttentionForm, target: Target) -> bool:
+    """Can threads have whole heads, with keys and values of their own, without one having much more to do?"""
+    batch, heads, length, _ = score.shape
+    groups = key_panels.shape[1]
+    count = constant_size([batch, heads], default=1)
+    blocks = -(-constant_size([length], default=4 * form.queries) // form.queries)
+    by_heads, by_blocks = [largest_share(n, target.num_cores) for n in (count, count * blocks)]
+    return heads == groups and by_heads <= _MOST_IMBALANCE * by_blocks
+
+
+def _pack(s: te.Schedule, panels: te.Tensor) -> None:
+    """The loops of a copy of keys or values into panels: values row by row, keys panel by panel."""
     *_, p, step, lane = s[panels].op.axis
     if panels.op.tag.endswith("value_panels"):
         s[panels].reorder(step, p)
