@@ -16,7 +16,7 @@ from te.ir import PassContext, rewrite_dag
 __all__ = ["FoldConstant"]
 
 PassContext.declare_option(
-    "relay.FoldConstant.max_bytes", 1 << 20, "constants larger than this are folded only if no bigger than their inputs"
+    "relay.FoldConstant.max_bytes", 1 << 20, "constants larger than this are folded only if they grow little"
 )
 PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 28, "contractions larger than this are not folded")
 
@@ -25,8 +25,9 @@ PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 28, "contractions
 class FoldConstant(FunctionPass):
     """Calls of pure operators on constants become constants, by the operators' references.
 
-    A result may not grow: it is folded when it is small or at most twice its inputs, so that a broadcast of a scalar
-    stays a broadcast. Fields of known tuples and branches of known conditions are chosen.
+    A result may not grow: it is folded when it is small, or at most twice its inputs, or of no more elements than they
+    have, so that a broadcast of a scalar stays a broadcast, and quantized weights become floats. Fields of
+    known tuples and branches of known conditions are chosen.
     """
 
     opt_level: ClassVar[int] = 2
@@ -54,7 +55,8 @@ def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
     if type(op).reference is OpDef.reference or size_variables(op.attributes().values()):
         return call
     given, result = sum(_nbytes(a.ty) for a in args), _nbytes(call.ty)
-    if result > max(max_bytes, 2 * given) or op.macs([a.ty for a in args], call.ty) > max_macs:
+    grows = result > max(max_bytes, 2 * given) and _elements(call.ty) > sum(_elements(a.ty) for a in args)
+    if grows or op.macs([a.ty for a in args], call.ty) > max_macs:
         return call
     value = apply_reference(op, [cast(Constant, a).data for a in args], call.ty)
     return _as_expr(value, call)
@@ -64,6 +66,12 @@ def _as_expr(value: Any, call: Call) -> Expr:
     if isinstance(value, tuple):
         return Tuple(tuple([Constant(v, span=call.span) for v in value]), span=call.span)
     return Constant(value, span=call.span)
+
+
+def _elements(ty: Type) -> int:
+    if isinstance(ty, TupleType):
+        return sum(map(_elements, ty.fields))
+    return ty.size or 0 if isinstance(ty, TensorType) else 0
 
 
 def _nbytes(ty: Type) -> int:

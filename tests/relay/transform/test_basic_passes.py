@@ -34,6 +34,14 @@ def test_a_constant_that_would_grow_stays_a_call():
         assert run(FoldConstant(), before) is before
 
 
+def test_quantized_weights_become_floats_whatever_their_size():
+    codes = relay.const(np.arange(-64, 64, dtype=np.int8).reshape(8, 16))
+    before = relay.Function((), relay.multiply(relay.cast(codes, "float32"), relay.const(np.float32(0.5))))
+    with PassContext(config={"relay.FoldConstant.max_bytes": 0}):
+        after = run(FoldConstant(), before)
+    np.testing.assert_array_equal(after.body.data, codes.data * np.float32(0.5))
+
+
 def test_known_branches_and_fields_are_chosen():
     x = x4()
     chosen = relay.If(relay.const(np.array(True)), nn.relu(x), x)
