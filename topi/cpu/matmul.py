@@ -76,8 +76,33 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
     return s
 
 
-def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
-    """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out` (..., columns)."""
+_LINES = 8
+"""Lines of weights that are made floats at a time: few enough to stay in the first-level cache beside the data."""
+
+
+@register_schedule("dense_bits", "cpu")
+def schedule_dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], B being made of codes for each tile, some lines at a time."""
+    s = te.create_schedule([out.op for out in outs])
+    weights = anchor.input_tensors[1]
+    inline_injective(s, outs, keep=[anchor, weights.op])
+    accumulator = tile_product(s, outs[0], anchor, target)
+    (k,) = s[accumulator].op.reduce_axis
+    outer, inner = s[accumulator].split(k, factor=min(_LINES, weights.op.attrs["block"]))
+    s[accumulator].unroll(inner)
+    s[weights].set_scope("local")
+    s[weights].compute_at(s[accumulator], outer)
+    _, line, lane = s[weights].op.axis
+    s[weights].unroll(line)
+    vectorize_panel(s, weights, lane, panel_width(anchor), vector_lanes(target))
+    return s
+
+
+def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target) -> te.Tensor:
+    """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out` (..., columns).
+
+    Returns the tile that it is summed in.
+    """
     panel = panel_width(anchor)
     steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
@@ -95,6 +120,7 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     lanes = vector_lanes(target)
     at_once = 0 if exceeds_caches else _tiles_at_once(anchor, rows, height, panel, target)
     _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once)
+    return accumulator
 
 
 def _tiles_at_once(anchor: te.Operation, rows: int, height: int, panel: int, target: Target) -> int:

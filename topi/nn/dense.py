@@ -13,10 +13,12 @@ from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements
 
 __all__ = [
     "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "pack_panels",
+    "rounded",
 ]  # fmt: skip
 
 
-def _rounded(total: Tensor, dtype: str) -> Tensor:
+def rounded(total: Tensor, dtype: str) -> Tensor:
+    """`total` as `dtype`."""
     if total.dtype == dtype:
         return total
     return te.compute(total.shape, lambda *i: te.cast(dtype, total(*i)), name=f"{total.op.name}_rounded", tag=ELEMWISE)
@@ -32,11 +34,11 @@ def dense(data: Tensor, weight: Tensor, out_dtype: str | None = None) -> Tensor:
     def body(*i: Any) -> PrimExpr:
         return te.sum(te.cast(wide, data(*i[:-1], k)) * te.cast(wide, weight(i[-1], k)), axis=k)
 
-    return _rounded(te.compute((*data.shape[:-1], units), body, name="dense", tag="dense"), out_dtype)
+    return rounded(te.compute((*data.shape[:-1], units), body, name="dense", tag="dense"), out_dtype)
 
 
-def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
-    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), tagged "dense_packed".
+def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed") -> Tensor:
+    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), with a tag for its schedule.
 
     The columns that fill up the last panel are computed like the others, whole vectors of them, and left behind.
     """
@@ -48,7 +50,7 @@ def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str) -> Tens
 
     attrs = {"block": nr, "groups": 1}
     shape = (rows.shape[0], as_dim(panels * nr))
-    return _first_columns(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), units)
+    return _first_columns(te.compute(shape, body, name="dense", tag=tag, attrs=attrs), units)
 
 
 def _first_columns(product: Tensor, columns: Dim) -> Tensor:
@@ -62,14 +64,14 @@ def _first_columns(product: Tensor, columns: Dim) -> Tensor:
     return te.compute((*product.shape[:-1], columns), body, name=f"{product.op.name}_columns", tag=INJECTIVE)
 
 
-def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str) -> Tensor:
+def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed") -> Tensor:
     """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
     if data.ndim == 2:
-        return product_of_rows(data, weight, units, wide)
+        return product_of_rows(data, weight, units, wide, tag)
     lead = data.shape[:-1]
     shape = (num_elements(lead), data.shape[-1])
     rows = te.compute(shape, lambda m, k: data(*unravel_index(m, lead), k), name="rows", tag=INJECTIVE)
-    result = product_of_rows(rows, weight, units, wide)
+    result = product_of_rows(rows, weight, units, wide, tag)
 
     def body(*i: Any) -> PrimExpr:
         return result(ravel_index(i[:-1], lead), i[-1])
@@ -80,7 +82,7 @@ def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str) -> Te
 def dense_packed(data: Tensor, weight: Tensor, units: int, out_dtype: str | None = None) -> Tensor:
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`."""
     out_dtype = out_dtype or data.dtype
-    return _rounded(flattened_product(data, weight, units, accumulator_type(out_dtype)), out_dtype)
+    return rounded(flattened_product(data, weight, units, accumulator_type(out_dtype)), out_dtype)
 
 
 def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:
@@ -122,7 +124,7 @@ def batch_matmul_packed(
     rows: Dim = a.shape[-1] if transpose_a else a.shape[-2]
     shape = (*batch, rows, as_dim(count * nr))
     product = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs={"block": nr})
-    return _rounded(_first_columns(product, columns), out_dtype)
+    return rounded(_first_columns(product, columns), out_dtype)
 
 
 def batch_matmul(
@@ -148,7 +150,7 @@ def batch_matmul(
 
     attrs = {"transpose_a": transpose_a, "transpose_b": transpose_b}
     total = te.compute((*batch, rows, columns), body, name="batch_matmul", tag="batch_matmul", attrs=attrs)
-    return _rounded(total, out_dtype)
+    return rounded(total, out_dtype)
 
 
 def bias_add(x: Tensor, bias: Tensor, axis: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, reshape_to, transposed
+from frontends.onnx.ops.common import MICROSOFT, like, reshape_to, transposed
 from frontends.onnx.ops.convolution import biased_convolution
 from frontends.onnx.ops.linear import general_product, matmul, scaled
 from frontends.onnx.ops.microsoft_elementwise import activated
@@ -13,7 +13,11 @@ from frontends.onnx.ops.quantization import along, centred, dynamically_quantize
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
+from relay.sizes import product
 from relay.type import dims_match
+
+FEW_ROWS = 16
+"""Up to so many rows, weights of few bits are not made floats."""
 
 
 @converter("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
@@ -93,48 +97,74 @@ def mat_mul_n_bits(node: OnnxNode) -> Expr:
     node.attrs.ignore("accuracy_level")  # how far the arithmetic may be cut short
     if node.attr_int("weight_prepacked", 0):
         raise node.unsupported("weights laid out for one GPU (weight_prepacked)", expected="weights as ONNX lays them")
-    weights = _dequantized_blocks(node)
-    result = op.nn.dense(node[0], weights)
+    weights = _Blocks(node)
+    packed = weights.packed()
+    result = op.nn.dense(node[0], weights.floats()) if packed is None else packed
     return result if node.get(5) is None else op.add(result, node[5])
 
 
-def _dequantized_blocks(node: OnnxNode) -> Expr:
-    """The weights of MatMulNBits as floats [N, K]."""
-    rows, depth, bits, size = (node.attr_int("N"), node.attr_int("K"), node.attr_int("bits", 4),
-                               node.attr_int("block_size"))  # fmt: skip
-    if bits not in (2, 4, 8):
-        raise node.unsupported(f"weights of {bits} bits", expected="2, 4 or 8")
-    if rows < 1 or depth < 1 or size < 16 or size & (size - 1):
-        raise node.error(f"N {rows}, K {depth}, blocks of {size}", expected="sizes of 1 or more, a power of 2 from 16")
-    if not node.rank(0) or not dims_match(node.type(0).shape[-1], depth):
-        raise node.error(f"A is {node.type(0)}", expected=f"K = {depth} columns")
-    blocks = -(-depth // size)
-    packed = _sized(node, 1, (rows, blocks, size * bits // 8), "B")
-    values = reshape_to(_unpacked(packed, bits), (rows, blocks, size))
-    scales = reshape_to(_sized(node, 2, (rows, blocks), "the scales"), (rows, blocks, 1))
-    real = op.multiply(op.subtract(op.cast(values, scales.dtype), _zero_points(node, rows, blocks, bits)), scales)
-    flat = reshape_to(real, (rows, blocks * size))
-    flat = flat if blocks * size == depth else op.strided_slice(flat, (0,), (depth,), axes=(1,))
-    if node.get(4) is None:
-        return flat
-    groups = node.constant(4, "g_idx")
-    if groups.shape != (depth,) or not np.array_equal(groups, np.arange(depth) // size):
-        raise node.unsupported("groups in another order than that of the blocks (g_idx)", expected="no g_idx")
-    return flat
+class _Blocks:
+    """The weights of MatMulNBits: N columns of K codes in blocks, with a scale and a zero point for each block."""
 
+    def __init__(self, node: OnnxNode) -> None:
+        self.node = node
+        self.columns, self.depth = node.attr_int("N"), node.attr_int("K")
+        self.bits, self.size = node.attr_int("bits", 4), node.attr_int("block_size")
+        self._check()
+        self.blocks = -(-self.depth // self.size)
+        self.bytes = _sized(node, 1, (self.columns, self.blocks, self.size * self.bits // 8), "B")
+        self.scales = _sized(node, 2, (self.columns, self.blocks), "the scales")
+        self.zeros = self._zero_points()
 
-def _zero_points(node: OnnxNode, rows: int, blocks: int, bits: int) -> Expr:
-    """[N, blocks, 1] in the type of the scales; the middle of the range by default."""
-    dtype = str(node.dtype(2))
-    if node.get(3) is None:
-        return Constant(np.array(1 << (bits - 1), dtype))
-    if node.dtype(3) != "uint8":
-        return op.cast(reshape_to(_sized(node, 3, (rows, blocks), "the zero points"), (rows, blocks, 1)), dtype)
-    stride = -(-blocks * bits // 8)
-    codes = _unpacked(_sized(node, 3, (rows, stride), "the zero points"), bits)
-    codes = reshape_to(codes, (rows, stride * 8 // bits))
-    codes = op.strided_slice(codes, (0,), (blocks,), axes=(1,)) if stride * 8 // bits != blocks else codes
-    return op.cast(reshape_to(codes, (rows, blocks, 1)), dtype)
+    def _check(self) -> None:
+        node, size = self.node, self.size
+        if self.bits not in (2, 4, 8):
+            raise node.unsupported(f"weights of {self.bits} bits", expected="2, 4 or 8")
+        if self.columns < 1 or self.depth < 1 or size < 16 or size & (size - 1):
+            raise node.error(f"N {self.columns}, K {self.depth}, blocks of {size}",
+                             expected="sizes of 1 or more, a power of 2 from 16")  # fmt: skip
+        if not node.rank(0) or not dims_match(node.type(0).shape[-1], self.depth):
+            raise node.error(f"A is {node.type(0)}", expected=f"K = {self.depth} columns")
+        if node.get(4) is None:
+            return
+        groups = node.constant(4, "g_idx")
+        if groups.shape != (self.depth,) or not np.array_equal(groups, np.arange(self.depth) // size):
+            raise node.unsupported("groups in another order than that of the blocks (g_idx)", expected="no g_idx")
+
+    def _zero_points(self) -> Expr:
+        """[N, blocks] in the type of the scales; the middle of the range by default."""
+        node, shape, bits = self.node, (self.columns, self.blocks), self.bits
+        dtype = str(node.dtype(2))
+        if node.get(3) is None:
+            return like(np.array(1 << (bits - 1), dtype), shape)
+        if node.dtype(3) != "uint8":
+            return op.cast(_sized(node, 3, shape, "the zero points"), dtype)
+        stride = -(-self.blocks * bits // 8)
+        codes = _unpacked(_sized(node, 3, (self.columns, stride), "the zero points"), bits)
+        codes = reshape_to(codes, (self.columns, stride * 8 // bits))
+        return op.cast(op.strided_slice(codes, (0,), (self.blocks,), axes=(1,)), dtype)
+
+    def floats(self) -> Expr:
+        """The weights as floats [N, K]."""
+        wide = (self.columns, self.blocks, 1)
+        codes = reshape_to(_unpacked(self.bytes, self.bits), (self.columns, self.blocks, self.size))
+        codes = op.cast(codes, self.scales.dtype)
+        real = op.multiply(op.subtract(codes, reshape_to(self.zeros, wide)), reshape_to(self.scales, wide))
+        flat = reshape_to(real, (self.columns, self.blocks * self.size))
+        return flat if self.blocks * self.size == self.depth else op.strided_slice(flat, (0,), (self.depth,), axes=(1,))
+
+    def packed(self) -> Expr | None:
+        """The product with weights that stay in their bits: for few rows, or as many as the model meets.
+
+        It saves reading memory, which is what few rows cost; with many rows floats are made once and used often.
+        """
+        rows = product(self.node.type(0).shape[:-1])
+        if self.bits == 2 or self.blocks * self.size != self.depth or (isinstance(rows, int) and rows > FEW_ROWS):
+            return None
+        codes, scales, zeros = [self.node.value_or_none(x) for x in (self.bytes, self.scales, self.zeros)]
+        if codes is None or scales is None or zeros is None:
+            return None
+        return op.nn.dense_bits(self.node[0], codes.reshape(self.columns, -1), scales, zeros, self.bits)
 
 
 def _sized(node: OnnxNode, index: int, shape: tuple[int, ...], what: str) -> Expr:

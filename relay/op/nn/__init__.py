@@ -28,6 +28,7 @@ from relay.op.nn.conv import (
     conv3d_transpose,
 )
 from relay.op.nn.dense import batch_matmul, batch_matmul_packed, dense, dense_packed, matmul, pack_panels
+from relay.op.nn.dense_bits import dense_bits
 from relay.op.nn.norm import (
     batch_norm,
     group_norm,
@@ -91,6 +92,7 @@ __all__ = [
     "conv3d",
     "conv3d_transpose",
     "dense",
+    "dense_bits",
     "dense_packed",
     "depth_to_space",
     "elu",

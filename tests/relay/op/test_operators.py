@@ -47,6 +47,10 @@ def f32(*shape: int, low: float = -2.0, high: float = 2.0) -> Array:
     return _random.uniform(low, high, shape).astype(np.float32)
 
 
+def u8(*shape: int) -> Array:
+    return _random.integers(0, 256, shape).astype(np.uint8)
+
+
 def i32(*shape: int, low: int = -9, high: int = 9) -> Array:
     return _random.integers(low, high, shape).astype(np.int32)
 
@@ -287,6 +291,8 @@ CONVOLUTION = [
     row("nn.dense", f32(2, 2, 5), f32(4, 5)),
     row("nn.dense", i32(2, 5).astype(np.int8), i32(3, 5).astype(np.int8), out_dtype="int32"),
     row("nn.dense_packed", f32(3, 5), f32(2, 5, 4), units=7),
+    *[row("nn.dense_bits", f32(*lead, 32), u8(2, 32 * bits // 8, 8), f32(2, 2, 8), f32(2, 2, 8), units=units,
+          bits=bits) for bits, lead, units in ((4, (3,), 16), (4, (2, 1), 13), (8, (), 9), (8, (5,), 16))],
     row("nn.pack_panels", f32(2, 5, 3), width=4),
     row("nn.pack_panels", f32(3, 8), width=4, transpose=True),
     row("nn.batch_matmul_packed", f32(2, 3, 4), f32(2, 2, 4, 5), columns=7),

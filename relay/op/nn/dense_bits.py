@@ -1,0 +1,84 @@
+"""Products with weights of 4 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import te
+import topi
+from relay.expr import Call, Constant, Expr
+from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relay.op.common import Array, require, require_float
+from relay.type import TensorType, Type, dims_match
+
+__all__ = ["DenseBits", "dense_bits"]
+
+PANEL = 16
+"""Columns of a panel: whole vectors of float32, and so few that tiles of many rows share what is made of the codes."""
+
+
+@register_op("nn.dense_bits", pattern=OpPattern.OUT_FUSABLE)
+class DenseBits(OpDef):
+    """data (..., K) times weights code * scale - offset: (..., N), N = `units` (ONNX: MatMulNBits of com.microsoft).
+
+    Columns lie in panels of NR: codes (ceil(N / NR), K * bits / 8, NR), the first of those in a byte in its low bits;
+    scales and offsets (ceil(N / NR), blocks, NR). (C1) data are floats, codes uint8, scales and
+    offsets float32; (C2) `bits` is 4 or 8; (C3) data has one dimension or more, the others three which fit.
+    """
+
+    mixed_precision = MixedPrecision.NEVER
+
+    units: int
+    bits: int
+
+    def infer(self, data: TensorType, codes: TensorType, scales: TensorType, offsets: TensorType) -> TensorType:
+        require_float(1, data)
+        kinds = codes.dtype == "uint8" and scales.dtype == offsets.dtype == "float32"
+        require(kinds, f"(C1) codes {codes} must be uint8, scales {scales} and offsets {offsets} float32")
+        require(self.bits in (4, 8), f"(C2) {self.bits} bits; expected 4 or 8")
+        fits = data.ndim >= 1 and self._fit(data, codes, scales, offsets)
+        require(fits, f"(C3) {data}, {codes}, {scales}, {offsets} do not fit {self.units} columns of {self.bits} bits")
+        return TensorType((*data.shape[:-1], self.units), data.dtype)
+
+    def _fit(self, data: TensorType, codes: TensorType, scales: TensorType, offsets: TensorType) -> bool:
+        if not (codes.ndim == scales.ndim == offsets.ndim == 3) or scales.shape != offsets.shape:
+            return False
+        panels, height, nr = codes.static_shape
+        blocks = scales.static_shape[1]
+        holds = (panels - 1) * nr < self.units <= panels * nr and scales.static_shape == (panels, blocks, nr)
+        return holds and height % blocks == 0 and dims_match(data.shape[-1], height * 8 // self.bits)
+
+    def compute(self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, offsets: te.Tensor) -> te.Tensor:
+        return topi.nn.dense_bits(data, codes, scales, offsets, self.units, self.bits)
+
+    def reference(self, data: Array, codes: Array, scales: Array, offsets: Array) -> Array:
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
+        fields = (codes[:, :, None, :] >> shifts[:, None]) & np.uint8((1 << self.bits) - 1)
+        panels, depth, nr = codes.shape[0], codes.shape[1] * len(shifts), codes.shape[2]
+        values = fields.reshape(panels, scales.shape[1], -1, nr) * scales[:, :, None] - offsets[:, :, None]
+        columns = values.reshape(panels, depth, nr).transpose(1, 0, 2).reshape(depth, -1)[:, : self.units]
+        return (data.astype(np.float64) @ columns.astype(np.float64)).astype(data.dtype)
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        data = types[0]
+        assert isinstance(data, TensorType) and isinstance(result, TensorType)
+        depth = data.shape[-1]
+        return result.size * depth if result.size is not None and isinstance(depth, int) else 0
+
+
+def _in_panels(x: Array) -> Array:
+    """A line for each column, (N, n), in panels (ceil(N / NR), n, NR) filled up with zeros."""
+    padded = np.pad(x, [(0, -len(x) % PANEL), (0, 0)])
+    return np.ascontiguousarray(padded.reshape(-1, PANEL, x.shape[1]).transpose(0, 2, 1))
+
+
+def dense_bits(data: Expr, codes: Array, scales: Array, zeros: Array, bits: int) -> Call:
+    """`data` (..., K) times (code - zero point) * scale, in panels.
+
+    Codes (N, K * bits / 8) are bytes, the first of those in a byte in its low bits; scales and zeros are (N, blocks).
+    """
+    wide = scales.astype(np.float32)
+    panels = [Constant(_in_panels(x)) for x in (codes, wide, wide * zeros.astype(np.float32))]
+    return DenseBits(units=len(codes), bits=bits)(data, *panels)
