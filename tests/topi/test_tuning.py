@@ -4,6 +4,7 @@ import pytest
 
 from backend.target import Target
 from topi.cpu.tiling import packed_columns, tile_rows
+from topi.cpu.winograd_plan import WinogradShape, winograd_pays
 from topi.tuning import Config, Knob, choose
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
@@ -47,3 +48,16 @@ def test_the_cost_model_s_tiles_are_candidates_that_fit_the_registers():
     heights = config.knobs["rows"].candidates
     assert rows in heights and max(heights) == 6 and min(heights) == 1  # 16 registers: 2 * rows + 2 + 1 of them
     assert width in config.knobs["panel of 128x768x768"].candidates == (16, 8, 24, 32)
+
+
+def test_direct_or_winograd_is_a_choice_among_the_allowed_tiles():
+    shape = WinogradShape(1, 28, 28, 128, 128)
+    name = "Winograd tile of 1x28x28x128x128, 3x3"
+    with Config() as config:
+        plan = winograd_pays(HASWELL, shape, (2, 4))
+    assert plan is not None and config.knobs[name].default == plan.tile
+    assert set(config.knobs[name].candidates) == {0, 2, 4}
+    for value, tiles, expected in ((0, (2, 4), None), (2, (2, 4), 2), (4, (2,), 2)):
+        with Config({name: value}):
+            plan = winograd_pays(HASWELL, shape, tiles)
+        assert (None if plan is None else plan.tile) == expected

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topi.cpu.tiling import RegisterTile, direct_cycles, tile_cycles, vector_lanes
+from topi.tuning import choose
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -27,6 +28,8 @@ _CACHE_BYTES_PER_CYCLE = 16.0
 _BLOCK_SHARE = 0.75
 """Part of the second-level cache that a block's transformed input may take."""
 _MOST_BLOCK = 128
+_DIRECT = 0
+"""The tile size that stands for the direct convolution, where one is chosen."""
 _GAIN = 0.92
 """Winograd is chosen below this part of the direct convolution's cycles."""
 
@@ -42,6 +45,10 @@ class WinogradShape:
     outputs: int
     kernel: int = 3
     groups: int = 1
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, (self.images, self.lines, self.columns, self.inputs, self.outputs)))
+        return f"{size}, {self.kernel}x{self.kernel}" + (f", {self.groups} groups" if self.groups > 1 else "")
 
     def tiles(self, tile: int) -> int:
         """Tiles of `tile` x `tile` outputs."""
@@ -78,8 +85,10 @@ def winograd_pays(target: Target, shape: WinogradShape, tiles: Sequence[int]) ->
     pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2
     direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
     direct += 4 * taps * shape.inputs * shape.outputs / _MEMORY_BYTES_PER_CYCLE
-    best = min((plan_winograd(target, shape, tile) for tile in tiles), key=lambda plan: plan.cycles)
-    return best if best.cycles < _GAIN * direct else None
+    plans = {tile: plan_winograd(target, shape, tile) for tile in tiles}
+    best = min(plans.values(), key=lambda plan: plan.cycles)
+    likely = best.tile if best.cycles < _GAIN * direct else _DIRECT
+    return plans.get(choose(f"Winograd tile of {shape}", likely, (_DIRECT, *tiles)))
 
 
 def _panels(target: Target, shape: WinogradShape, panel: int | None) -> list[int]:
