@@ -462,6 +462,17 @@ class InverseOfRoot(PatternRule):
         return inverse if inverse.ty is call.ty else None
 
 
+class WhereOfKnownCondition(PatternRule):
+    """where(true, x, y) = x and where(false, x, y) = y"""
+
+    true, false = is_constant(_is_uniform(1)), is_constant(_is_uniform(0))
+    pattern = is_op("where")(true, wildcard(), wildcard()) | is_op("where")(false, wildcard(), wildcard())
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        chosen = call.args[1 if self.true in found else 2]
+        return chosen if chosen.ty is call.ty else None
+
+
 class CopyOf(PatternRule):
     """copy(x) = x"""
 
@@ -493,5 +504,6 @@ RULES: tuple[type[PatternRule], ...] = (
     ReshapeBehindUnary,
     ReshapeBehindBinary,
     InverseOfRoot,
+    WhereOfKnownCondition,
     CopyOf,
 )

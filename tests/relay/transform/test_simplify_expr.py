@@ -55,6 +55,16 @@ IDENTITIES: dict[str, tuple[tuple[int, ...], Build, Build]] = {
     "plus zero": ((4,), lambda x: nn.relu(op.add(x, const(0.0))), nn.relu),
     "times one": ((4,), lambda x: nn.relu(op.multiply(const(1.0), x)), nn.relu),
     "minus zero": ((4,), lambda x: nn.relu(op.subtract(x, const(0.0))), nn.relu),
+    "a choice that is known": (
+        (2, 2),
+        lambda x: nn.relu(op.where(const(np.zeros((2, 1), bool)), const(1.0), op.where(const(True), x, const(2.0)))),
+        nn.relu,
+    ),
+    "a known choice that broadcasts stays": (
+        (1,),
+        lambda x: op.where(const(np.ones(2, bool)), x, const(0.0)),
+        lambda x: op.where(const(np.ones(2, bool)), x, const(0.0)),
+    ),
     "a neutral constant that broadcasts stays": (
         (1,),
         lambda x: op.add(x, vector(0, 0)),
