@@ -27,6 +27,8 @@ _CACHE_BYTES_PER_CYCLE = 16.0
 """What a core reads from memory and from a cache that it shares, beside its work."""
 _BLOCK_SHARE = 0.75
 """Part of the second-level cache that a block's transformed input may take."""
+_SLAB_PENALTY = 1.05
+"""Slowdown of products whose operands at one place, data of a block and a panel of weights, exceed the first level."""
 _MOST_BLOCK = 128
 _DIRECT = 0
 """The tile size that stands for the direct convolution, where one is chosen."""
@@ -130,7 +132,8 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
         steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), shape.inputs)
                  for rows in range(max(1, most // 2), most + 1)}  # fmt: skip
         rows = min(steps, key=lambda r: (steps[r], -r))
-        product = size * steps[rows]
+        slab = 4 * shape.inputs * (block + panel)
+        product = size * steps[rows] * (_SLAB_PENALTY if slab > 1.5 * target.cache_bytes.l1 else 1.0)
         data = 4.0 * size * block * inputs
         fits = data <= _BLOCK_SHARE * target.cache_bytes.l2
         apart = (panels * (count * product + data * count / _CACHE_BYTES_PER_CYCLE)) / _share(panels * count, cores)
