@@ -22,6 +22,7 @@ from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
+from relay.transform.unpack_weights import UnpackWeights
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
 __all__ = [
@@ -53,5 +54,6 @@ __all__ = [
     "SimplifyInference",
     "TimingInstrument",
     "ToMixedPrecision",
+    "UnpackWeights",
     "default_pipeline",
 ]

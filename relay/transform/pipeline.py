@@ -23,6 +23,7 @@ from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
+from relay.transform.unpack_weights import UnpackWeights
 from te.ir import Pass
 
 __all__ = ["default_pipeline"]
@@ -37,12 +38,14 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
     arrange: tuple[Pass, ...] = ()
     attention: tuple[Pass, ...] = ()
+    unpack: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         attention = (RecognizeAttention(), BlockAttention(target))
         arrange = (ConvolveTransposed(), PackWeights(target))
     elif "gpu" in target.keys:
-        arrange = (ArrangeWeights(),)
+        arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
+        *unpack,
         FoldConstant(),
         DeadCodeElimination(),
         EliminateCommonSubexpr(),

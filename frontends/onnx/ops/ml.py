@@ -93,6 +93,7 @@ def labelled(
 
 
 def floats(node: OnnxNode, name: str) -> tuple[float, ...]:
+    """The numbers of an attribute; none where it is left out."""
     return node.attrs.get_floats(name) or ()
 
 

@@ -53,13 +53,17 @@ class DenseBits(OpDef):
     def compute(self, data: te.Tensor, codes: te.Tensor, scales: te.Tensor, offsets: te.Tensor) -> te.Tensor:
         return topi.nn.dense_bits(data, codes, scales, offsets, self.units, self.bits)
 
-    def reference(self, data: Array, codes: Array, scales: Array, offsets: Array) -> Array:
+    def weights(self, codes: Array, scales: Array, offsets: Array) -> Array:
+        """The weights as float32 (N, K)."""
         shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
         fields = (codes[:, :, None, :] >> shifts[:, None]) & np.uint8((1 << self.bits) - 1)
         panels, depth, nr = codes.shape[0], codes.shape[1] * len(shifts), codes.shape[2]
         values = fields.reshape(panels, scales.shape[1], -1, nr) * scales[:, :, None] - offsets[:, :, None]
-        columns = values.reshape(panels, depth, nr).transpose(1, 0, 2).reshape(depth, -1)[:, : self.units]
-        return (data.astype(np.float64) @ columns.astype(np.float64)).astype(data.dtype)
+        return values.reshape(panels, depth, nr).transpose(0, 2, 1).reshape(-1, depth)[: self.units]
+
+    def reference(self, data: Array, codes: Array, scales: Array, offsets: Array) -> Array:
+        columns = self.weights(codes, scales, offsets).T.astype(np.float64)
+        return (data.astype(np.float64) @ columns).astype(data.dtype)
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         data = types[0]
