@@ -13,7 +13,7 @@ from te import Tensor
 from te.tir import Dim, PrimExpr, as_dim, as_int, convert
 from topi.layout import Layout
 from topi.tag import INJECTIVE
-from topi.utils import normalize_axis, ravel_index, unravel_index
+from topi.utils import matching_parts, normalize_axis, ravel_index, unravel_index
 
 __all__ = [
     "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform", "one_hot", "repeat", "reshape",
@@ -27,7 +27,15 @@ def _injective(shape: Sequence[Dim], f: Any, name: str, attrs: dict[str, Any] | 
 
 def reshape(x: Tensor, newshape: Sequence[Dim]) -> Tensor:
     """The elements in row-major order under another shape of the same size."""
-    return _injective(newshape, lambda *i: x(*unravel_index(ravel_index(i, newshape), x.shape)), "reshape")
+    parts = list(matching_parts(x.shape, newshape))
+
+    def body(*i: Any) -> PrimExpr:
+        source: list[Any] = []
+        for old, new in parts:
+            source += unravel_index(ravel_index(i[new], newshape[new]), x.shape[old])
+        return x(*source)
+
+    return _injective(newshape, body, "reshape")
 
 
 def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:

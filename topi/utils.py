@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import te
@@ -14,6 +14,7 @@ __all__ = [
     "broadcast_index",
     "ceil_div",
     "full_precision",
+    "matching_parts",
     "normalize_axes",
     "normalize_axis",
     "ravel_index",
@@ -55,6 +56,50 @@ def ravel_index(index: Index, shape: Sequence[Dim]) -> PrimExpr:
     for i, (value, dim) in enumerate(zip(index, shape, strict=True)):
         position = convert(value) if i == 0 else position * dim + value
     return position
+
+
+def matching_parts(a: Sequence[Dim], b: Sequence[Dim]) -> Iterator[tuple[slice, slice]]:
+    """Two shapes of one size cut into runs of dimensions that hold as many elements, as short as can be told.
+
+    Shapes of known sizes are one part: there the simplifier sees as much.
+    """
+    if all(as_int(d) is not None for d in (*a, *b)):
+        yield slice(0, len(a)), slice(0, len(b))
+        return
+    i = j = 0
+    while i < len(a) or j < len(b):
+        start, first, second = (i, j), _Count(), _Count()
+        while i < len(a) or j < len(b):
+            if j == len(b) or (i < len(a) and not first.is_ahead_of(second)):
+                first.add(a[i])
+                i += 1
+            else:
+                second.add(b[j])
+                j += 1
+            if first.is_equal_to(second):
+                break
+        yield slice(start[0], i), slice(start[1], j)
+
+
+class _Count:
+    """A product of sizes: a number times sizes that are known at run time."""
+
+    def __init__(self) -> None:
+        self.number = 1
+        self.symbols: list[int] = []
+
+    def add(self, d: Dim) -> None:
+        known = as_int(d)
+        if known is None:
+            self.symbols = sorted((*self.symbols, id(d)))
+        else:
+            self.number *= known
+
+    def is_equal_to(self, other: _Count) -> bool:
+        return (self.number, self.symbols) == (other.number, other.symbols)
+
+    def is_ahead_of(self, other: _Count) -> bool:
+        return (len(self.symbols), self.number) > (len(other.symbols), other.number)
 
 
 def unravel_index(position: Any, shape: Sequence[Dim]) -> list[Any]:

@@ -138,6 +138,13 @@ class OnnxNode:
             return ty.static_shape
         raise self.value_needed(f"{what} is {ty}, and {self.op_type} needs it when compiling", x)
 
+    def extent(self, x: Expr, axis: int, what: str) -> int:
+        """The size of `x` along `axis`, which must be known now; `what` names it in the error ("the features")."""
+        d = x.shape[axis]
+        if isinstance(d, int):
+            return d
+        raise self.value_needed(f"{what} of {x.ty} are counted at run time, and {self.op_type} needs them", x)
+
     def constant(self, index: int, what: str) -> np.ndarray:
         """The value of input `index`, which must be known now; `what` names it in the error ("the axes")."""
         value = self._session.value_of(self[index])

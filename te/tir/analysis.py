@@ -14,6 +14,12 @@ class _FreeVariables(Visitor[None]):
     def __init__(self) -> None:
         self.used: dict[Var, None] = {}
         self.defined: set[Var] = set()
+        self.seen: set[int] = set()
+
+    def visit(self, node: Node) -> None:
+        if id(node) not in self.seen:  # expressions share operands: as a tree they may be many times as large
+            self.seen.add(id(node))
+            super().visit(node)
 
     def visit_Var(self, var: Var) -> None:
         self.used.setdefault(var)

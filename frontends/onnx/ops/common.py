@@ -10,13 +10,15 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from relay import op
 from relay.expr import Constant, Expr, const
+from relay.op.common import with_dim
 from relay.sizes import add_sizes, dims_equal, floor_divide, larger, product, smaller
-from relay.type import shapes_equal
+from relay.type import shapes_equal, shapes_match
 from te.tir import Dim
 
 __all__ = [
     "MICROSOFT",
     "aligned",
+    "bordered",
     "broadcast_pair",
     "counted",
     "float_const",
@@ -52,6 +54,15 @@ def zeros(shape: Sequence[Dim], dtype: str) -> Expr:
 def counted(n: Dim, dtype: str = "int64") -> Expr:
     """0, 1, ... n - 1."""
     return Constant(np.arange(n).astype(dtype)) if isinstance(n, int) else op.arange(0, n, 1, dtype)
+
+
+def bordered(x: Expr, axis: int, before: Dim, after: Dim, fill: float = 0.0) -> Expr:
+    """`x` with that many elements of `fill` around it along an axis; amounts may be known at run time."""
+    if isinstance(before, int) and isinstance(after, int):
+        widths = [(before, after) if a == axis else (0, 0) for a in range(len(x.shape))]
+        return op.nn.pad(x, widths, fill) if before or after else x
+    parts = [op.full(fill, with_dim(x.shape, axis, n), str(x.dtype)) for n in (before, after)]
+    return op.concatenate([parts[0], x, parts[1]], axis=axis)
 
 
 def transposed(x: Expr, axes: Sequence[int]) -> Expr:
@@ -117,7 +128,7 @@ def legacy_broadcast(node: OnnxNode) -> tuple[Expr, Expr]:
     x, y = node[0], node[1]
     axis = node.attrs.get_int("axis")
     if not node.attr_bool("broadcast", False):
-        if x.shape != y.shape:
+        if not shapes_match(x.shape, y.shape):
             raise node.error("two shapes without broadcast=1", expected="equal shapes, or broadcast=1")
         return x, y
     if axis is None:
@@ -126,4 +137,4 @@ def legacy_broadcast(node: OnnxNode) -> tuple[Expr, Expr]:
     trailing = node.rank(0) - start - node.rank(1)
     if trailing < 0:
         raise node.error(f"input 1 does not fit from axis {axis} on")
-    return x, (reshape_to(y, (*node.shape(1), *[1] * trailing)) if trailing else y)
+    return x, (reshape_to(y, (*y.shape, *[1] * trailing)) if trailing else y)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import like
+from frontends.onnx.ops.common import counted, like
 from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed, check_shape, numpy_dtype
+from frontends.onnx.tensors import check_computed, check_shape, dtype_name
 from relay import op
 from relay.expr import Constant, Expr, const
 from relay.sizes import product
@@ -70,13 +70,14 @@ def size(node: OnnxNode) -> Expr:
 
 @converter("EyeLike", since=9)
 def eye_like(node: OnnxNode) -> Expr:
-    shape = node.shape(0)
+    shape = node.type(0).shape
     if len(shape) != 2:
         raise node.error(f"an input of rank {len(shape)}", expected="a matrix")
-    check_computed(shape, node.where)
-    dtype = node.attrs.get_int("dtype")
-    numpy_type = np.dtype(str(node.dtype(0))) if dtype is None else numpy_dtype(dtype, node.where)
-    return Constant(np.eye(*shape, k=node.attr_int("k", 0)).astype(numpy_type))
+    wanted = node.attrs.get_int("dtype")
+    dtype = str(node.dtype(0)) if wanted is None else dtype_name(wanted, node.where)
+    rows, columns = (counted(d) for d in shape)
+    diagonal = op.add(op.reshape(rows, (shape[0], 1)), const(node.attr_int("k", 0), "int64"))
+    return op.cast(op.equal(diagonal, columns), dtype)
 
 
 @converter("Range", since=11)

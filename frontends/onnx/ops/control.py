@@ -277,7 +277,7 @@ def _unrolled_scan(node: OnnxNode) -> Sequence[Expr]:
     backwards_in = node.attr_ints("scan_input_directions", (0,) * count)
     backwards_out = node.attr_ints("scan_output_directions", (0,) * outputs)
     out_axes = node.attr_ints("scan_output_axes", (0,) * outputs)
-    lengths = {node.shape(states + i)[axis] for i, axis in enumerate(in_axes)}
+    lengths = {node.extent(node[states + i], axis, "the slices") for i, axis in enumerate(in_axes)}
     if len(lengths) != 1:
         raise node.error(f"scanned inputs of lengths {sorted(lengths)}", expected="one length")
     length = lengths.pop()
@@ -310,14 +310,14 @@ def scan_8(node: OnnxNode) -> Sequence[Expr]:
         raise node.unsupported("lengths that differ within a batch")
     inputs = node.inputs[1:]
     states = len(inputs) - count
-    lengths = {node.shape(1 + states + i)[1] for i in range(count)}
+    lengths = {node.extent(node[1 + states + i], 1, "the slices") for i in range(count)}
     if count < 1 or states < 0 or len(lengths) != 1:
         raise node.error(f"{len(inputs)} inputs of which {count} are scanned, of lengths {sorted(lengths)}")
     length = lengths.pop()
     if not 1 <= length <= MAX_ITERATIONS:
         raise node.unsupported(f"a scan of {length} iterations", expected=f"1 to {MAX_ITERATIONS}")
     entries: list[list[Expr]] = []
-    for entry in range(node.shape(1)[0]):
+    for entry in range(node.extent(node[1], 0, "the entries")):
         given = [_at(node[1 + i], 0, entry) for i in range(len(inputs))]
         carried, collected = given[:states], list[list[Expr]]()
         for step in range(length):

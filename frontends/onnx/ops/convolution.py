@@ -10,6 +10,7 @@ from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
+from relay.sizes import add_sizes, product
 from relay.type import dims_match
 from te.tir import Dim
 
@@ -50,7 +51,8 @@ def convolve(node: OnnxNode, x: Expr, w: Expr) -> Expr:
             expected="C = W's dimension 1 times group, and W's dimension 0 a multiple of group",
         )
     window = read_window(node, _kernel(node, weight), data[2:])
-    _check_fits(node, window, data[2:])
+    x = window.bordered(x, 0.0)
+    _check_fits(node, window, x.shape[2:])
     function, layout, kernel_layout = _by_rank(node, _CONV, window.rank)
     return function(
         x,
@@ -76,8 +78,7 @@ def conv_transpose(node: OnnxNode) -> Expr:
     extra = node.attr_ints("output_padding", (0,) * rank)
     if len(extra) != rank or min(extra, default=0) < 0:
         raise node.error(f"output_padding is {list(extra)}", expected=f"{rank} numbers of 0 or more")
-    spatial = node.static(node[0], "the shape of the data")[2:]
-    window, extra = _transposed_window(node, kernel, spatial, extra)
+    window, extra = _transposed_window(node, kernel, data[2:], extra)
     function, layout, kernel_layout = _by_rank(node, _CONV_TRANSPOSE, rank)
     result = function(
         node[0],
@@ -93,7 +94,7 @@ def conv_transpose(node: OnnxNode) -> Expr:
 
 
 def _transposed_window(
-    node: OnnxNode, kernel: Sequence[int], spatial: Sequence[int], extra: tuple[int, ...]
+    node: OnnxNode, kernel: Sequence[int], spatial: Sequence[Dim], extra: tuple[int, ...]
 ) -> tuple[Window, tuple[int, ...]]:
     """The window whose padding and output padding give `output_shape`, or the SAME shape, where asked for.
 
@@ -108,20 +109,22 @@ def _transposed_window(
         raise node.error("strides, dilations or pads do not fit the kernel's rank", expected=f"rank {rank}")
     if min(*strides, *dilations, 1) < 1 or min(pads, default=0) < 0:
         raise node.error("strides and dilations must be 1 or more, pads 0 or more")
-    target = node.attrs.get_ints("output_shape")
+    target: Sequence[Dim] | None = node.attrs.get_ints("output_shape")
     if target is not None:
         target = target[-rank:]
         if len(target) != rank:
             raise node.error(f"output_shape is {list(target)}", expected=f"{rank} numbers")
     elif auto.startswith("SAME"):
-        target = tuple(extent * stride for extent, stride in zip(spatial, strides, strict=True))
+        target = [product((extent, stride)) for extent, stride in zip(spatial, strides, strict=True)]
     if target is None:
         padding = (0,) * (2 * rank) if auto == "VALID" else pads
         return Window(tuple(kernel), strides, dilations, padding), extra
     before, after, more = [0] * rank, [0] * rank, list(extra)
     for i in range(rank):
-        full = strides[i] * (spatial[i] - 1) + (kernel[i] - 1) * dilations[i] + 1 + extra[i]
-        total = full - target[i]
+        reach = (kernel[i] - 1) * dilations[i] + 1 + extra[i] - strides[i]
+        total = add_sizes(product((strides[i], spatial[i])), reach, product((-1, target[i])))
+        if not isinstance(total, int):
+            raise node.value_needed(f"output_shape {list(target)} of axes whose sizes are known at run time", node[0])
         if total < 0:
             more[i] -= total
             total = 0

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to, transposed
+from frontends.onnx.ops.common import counted, reshape_to, transposed
 from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed
 from relay import op
-from relay.expr import Constant, Expr
+from relay.expr import Expr, const
+from relay.sizes import dims_match, product
+from te.tir import Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +22,8 @@ class _Term:
     value: Expr
     labels: str
 
-    def extent(self, label: str) -> int:
-        return self.value.tensor_type.static_shape[self.labels.index(label)]
+    def extent(self, label: str) -> Dim:
+        return self.value.shape[self.labels.index(label)]
 
 
 @converter("Einsum", since=12)
@@ -78,12 +76,14 @@ def _diagonal(node: OnnxNode, term: _Term) -> _Term:
         while term.labels.count(label) > 1:
             first = term.labels.index(label)
             second = term.labels.index(label, first + 1)
-            shape = [1] * len(term.labels)
-            extent = term.extent(label)
-            shape[first] = shape[second] = extent
-            check_computed((extent, extent), node.where)
-            mask = np.eye(extent, dtype=str(term.value.dtype)).reshape(shape)
-            value = op.sum(op.multiply(term.value, Constant(mask)), axis=(second,), keepdims=False)
+            rows, columns = term.value.shape[first], term.value.shape[second]
+            if not dims_match(rows, columns):
+                raise node.error(f"the label {label!r} stands for {rows} and for {columns}")
+            rank = len(term.labels)
+            lines = [op.reshape(counted(n), [n if i == axis else 1 for i in range(rank)])
+                     for axis, n in ((first, rows), (second, columns))]  # fmt: skip
+            diagonal = op.where(op.equal(*lines), term.value, const(0, term.value.dtype))
+            value = op.sum(diagonal, axis=(second,), keepdims=False)
             term = _Term(value, term.labels[:second] + term.labels[second + 1 :])
     return term
 
@@ -103,7 +103,7 @@ def _product(node: OnnxNode, a: _Term, b: _Term, needed: set[str]) -> _Term:
     a, b = _summed(a, needed | set(b.labels)), _summed(b, needed | set(a.labels))
     shared = [label for label in a.labels if label in b.labels]
     for label in shared:
-        if a.extent(label) != b.extent(label):
+        if not dims_match(a.extent(label), b.extent(label)):
             raise node.error(f"the label {label!r} stands for {a.extent(label)} and for {b.extent(label)}")
     batch = [label for label in shared if label in needed]
     inner = [label for label in shared if label not in needed]
@@ -117,14 +117,19 @@ def _product(node: OnnxNode, a: _Term, b: _Term, needed: set[str]) -> _Term:
 
 def _without_broadcasts(a: _Term, b: _Term) -> _Term:
     """`a` without the axes of extent 1 that `b` has longer."""
-    axes = tuple(i for i, n in enumerate(a.labels) if n in b.labels and a.extent(n) == 1 != b.extent(n))
+    shared = [(i, n) for i, n in enumerate(a.labels) if n in b.labels]
+    axes = tuple(i for i, n in shared if _is_one(a.extent(n)) and not _is_one(b.extent(n)))
     if not axes:
         return a
     return _Term(op.squeeze(a.value, axis=axes), "".join(n for i, n in enumerate(a.labels) if i not in axes))
 
 
+def _is_one(d: Dim) -> bool:
+    return isinstance(d, int) and d == 1
+
+
 def _grouped(term: _Term, *groups: Sequence[str]) -> Expr:
     """The axes of `term` in the order of `groups`, each group taken as one axis."""
     order = [term.labels.index(label) for group in groups for label in group]
-    extents = [math.prod(term.extent(label) for label in group) for group in groups]
+    extents = [product([term.extent(label) for label in group]) for group in groups]
     return reshape_to(transposed(term.value, order), extents)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to, transposed
+from frontends.onnx.ops.common import counted, reshape_to, transposed
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Constant, Expr
-from relay.sizes import product
+from relay.expr import Expr, const
+from relay.sizes import add_sizes, floor_divide, is_at_least, product
 
 
 def _transformed(x: Expr, length: int, inverse: bool, onesided: bool) -> Expr:
@@ -57,18 +57,20 @@ def _dft(node: OnnxNode, axis: int) -> Expr:
 @converter("STFT", since=17)
 def stft(node: OnnxNode) -> Expr:
     """Transforms of windowed frames of signals [batch, length, parts]: [batch, frames, bins, 2]."""
-    _, extent, parts = node.shape(0)
+    _, extent, parts = node.type(0).shape
     step = node.constant_ints(1, "the frame step")[0]
     given = node.constant_or_none(3, "the frame length")
     window = node.get(2)
-    length = node.shape(2)[0] if window is not None else extent
-    length = length if given is None else int(given.reshape(-1)[0])
+    if given is not None:
+        length = int(given.reshape(-1)[0])
+    else:
+        length = node.extent(node[0], 1, "the samples") if window is None else node.extent(window, 0, "the weights")
     onesided = node.attr_bool("onesided", True)
-    if step < 1 or not 1 <= length <= extent or parts not in (1, 2):
+    if step < 1 or length < 1 or is_at_least(length - 1, extent) or parts not in (1, 2):
         raise node.error(f"frames of {length} every {step} of a signal of {extent}, {parts} parts")
-    count = (extent - length) // step + 1
-    starts = np.arange(count)[:, None] * step + np.arange(length)
-    frames = op.take(node[0], Constant(starts.astype(np.int32)), axis=1, mode="fast")
+    count = add_sizes(floor_divide(add_sizes(extent, -length), step), 1)
+    first = op.multiply(op.reshape(counted(count, "int32"), (count, 1)), const(step, "int32"))
+    frames = op.take(node[0], op.add(first, counted(length, "int32")), axis=1, mode="fast")
     if window is not None:
         frames = op.multiply(frames, op.expand_dims(window, 1))
     return _transformed(frames, length, False, onesided)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import transposed
+from frontends.onnx.ops.common import counted, transposed, zeros
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr, const
-from relay.sizes import smaller
+from relay.op.common import with_dim
+from relay.sizes import add_sizes, is_at_least, smaller
 from relay.type import shapes_match
 from te.tir import Dim
 
@@ -175,18 +176,18 @@ def reverse_sequence(node: OnnxNode) -> Expr:
 @converter("TensorScatter", since=24)
 def tensor_scatter(node: OnnxNode) -> Expr:
     """A cache [batch, ...] with `update` written along an axis, for each batch entry from its own position on."""
-    shape, new = node.shape(0), node.shape(1)
+    shape, new = node.type(0).shape, node.type(1).shape
     axis = node.axis(node.attr_int("axis", -2), len(shape))
     circular = node.attr_choice("mode", ("linear", "circular"), "linear") == "circular"
     extent, length = shape[axis], new[axis]
-    if axis == 0 or length > extent or new != (*shape[:axis], length, *shape[axis + 1 :]):
-        raise node.error(f"an update of {list(new)} to a cache of {list(shape)} along axis {axis}")
-    start = Constant(np.zeros(shape[0], np.int64)) if node.get(2) is None else op.cast(node[2], "int64")
+    if axis == 0 or is_at_least(length, add_sizes(extent, 1)) or not shapes_match(new, with_dim(shape, axis, length)):
+        raise node.error(f"an update {node.type(1)} to a cache {node.type(0)} along axis {axis}")
+    start = zeros(shape[:1], "int64") if node.get(2) is None else op.cast(node[2], "int64")
     # Element s of the cache is element s - start of the update, if there is one.
-    at = op.subtract(Constant(np.arange(extent)[None, :]), op.reshape(start, (shape[0], 1)))
+    at = op.subtract(counted(extent), op.reshape(start, (shape[0], 1)))
     if circular:
-        at = op.floor_mod(at, const(extent, "int64"))
-    inside = op.logical_and(op.greater_equal(at, const(0, "int64")), op.less(at, const(length, "int64")))
+        at = op.floor_mod(at, op.sizes((extent,), ()))
+    inside = op.logical_and(op.greater_equal(at, const(0, "int64")), op.less(at, op.sizes((length,), ())))
     written = op.take(node[1], at, axis=axis, batch_dims=1, mode="clip")
     mask = op.reshape(inside, (shape[0], *[1] * (axis - 1), extent, *[1] * (len(shape) - axis - 1)))
     return op.where(mask, written, node[0])

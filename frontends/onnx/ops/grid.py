@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, reshape_to, transposed
+from frontends.onnx.ops.common import bordered, counted, float_const, reshape_to, transposed
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
-from relay.expr import Constant, Expr
+from relay.expr import Constant, Expr, const
+from relay.op.common import at_least
+from relay.sizes import add_sizes, floor_divide, is_at_least, larger, product
+from relay.type import dims_match, shapes_match
+from te.tir import Dim
 
 __all__ = ["Axis", "sampled"]
 
@@ -25,40 +28,50 @@ CUBIC = -0.75
 class Axis:
     """One spatial axis being sampled: its extent, and what positions outside of it mean."""
 
-    extent: int
+    extent: Dim
     padding: str
     aligned: bool
 
+    def _number(self, like: Expr, plus: float = 0.0) -> Expr:
+        """The extent and `plus`, as a scalar of the type of `like`."""
+        if isinstance(self.extent, int):
+            return float_const(self.extent + plus, like)
+        return op.add(op.cast(op.sizes((self.extent,), ()), like.dtype), float_const(plus, like))
+
     def position(self, grid: Expr) -> Expr:
         """Positions in pixels from coordinates of -1 .. 1."""
-        one = float_const(1.0, grid)
+        one, half = float_const(1.0, grid), float_const(0.5, grid)
         if self.aligned:
-            return op.multiply(op.add(grid, one), float_const((self.extent - 1) / 2, grid))
-        return op.subtract(op.multiply(op.add(grid, one), float_const(self.extent / 2, grid)), float_const(0.5, grid))
+            return op.multiply(op.add(grid, one), op.multiply(self._number(grid, -1.0), half))
+        return op.subtract(op.multiply(op.add(grid, one), op.multiply(self._number(grid), half)), half)
 
     def inside(self, x: Expr) -> Expr:
         """Positions brought into the image by the padding mode; zeros padding leaves them."""
         if self.padding == "border":
-            return op.clip(x, 0.0, float(self.extent - 1))
+            return self._clipped(x)
         return self._reflected(x) if self.padding == "reflection" else x
 
+    def _clipped(self, x: Expr) -> Expr:
+        return op.maximum(op.minimum(x, self._number(x, -1.0)), float_const(0.0, x))
+
     def _reflected(self, x: Expr) -> Expr:
-        low, high = (0.0, self.extent - 1.0) if self.aligned else (-0.5, self.extent - 0.5)
-        span = high - low
-        if span == 0.0:
-            return op.multiply(x, float_const(0.0, x))
-        start, period = float_const(low, x), float_const(2 * span, x)
-        walked = op.floor_mod(op.subtract(x, start), period)
-        return op.add(start, op.minimum(walked, op.subtract(period, walked)))
+        low = 0.0 if self.aligned else -0.5
+        zero, start = float_const(0.0, x), float_const(low, x)
+        span = self._number(x, -1.0 if self.aligned else 0.0)
+        walked = op.floor_mod(op.subtract(x, start), op.multiply(float_const(2.0, x), span))
+        reflected = op.subtract(op.add(start, span), op.abs(op.subtract(walked, span)))
+        if isinstance(self.extent, int) and not (self.aligned and self.extent == 1):
+            return reflected
+        return op.where(op.equal(span, zero), zero, reflected)
 
     def pixel(self, x: Expr) -> tuple[Expr, Expr | None]:
         """Whole positions as an index that is inside, and where they were inside (None: everywhere)."""
         x = self.inside(x)
-        last = float(self.extent - 1)
-        index = op.cast(op.clip(x, 0.0, last), "int32")
+        index = op.cast(self._clipped(x), "int32")
         if self.padding != "zeros":
             return index, None
-        return index, op.logical_and(op.greater_equal(x, float_const(0.0, x)), op.less_equal(x, float_const(last, x)))
+        in_front = op.less_equal(x, self._number(x, -1.0))
+        return index, op.logical_and(op.greater_equal(x, float_const(0.0, x)), in_front)
 
 
 @converter("GridSample", since=16)
@@ -66,17 +79,20 @@ def grid_sample(node: OnnxNode) -> Expr:
     """X [N, C, spatial..] at the positions of the grid [N, out.., axes], whose last axis names the innermost first."""
     mode = node.attr_choice("mode", ("linear", "nearest", "cubic", "bilinear", "bicubic"), "linear").removeprefix("bi")
     padding = node.attr_choice("padding_mode", ("zeros", "border", "reflection"), "zeros")
-    shape, grid = node.shape(0), node.shape(1)
+    shape, grid = node.type(0).shape, node.type(1).shape
     rank = len(shape) - 2
-    if rank < 1 or len(grid) != len(shape) or grid[-1] != rank or grid[0] != shape[0] or 0 in shape:
-        raise node.error(f"data of shape {list(shape)}, a grid of shape {list(grid)}")
+    fits = rank >= 1 and len(grid) == len(shape) and dims_match(grid[-1], rank) and dims_match(grid[0], shape[0])
+    if not fits or 0 in shape:
+        raise node.error(f"data {node.type(0)}, a grid {node.type(1)}")
     if rank > 3:
         raise node.unsupported(f"{rank} spatial axes", expected="1 to 3")
+    if padding == "reflection" and not all(isinstance(d, int) for d in shape[2:]):
+        raise node.value_needed("reflection at the borders of an image whose sizes are known at run time", node[0])
     axes = [Axis(extent, padding, node.attr_bool("align_corners", False)) for extent in shape[2:]]
-    count = math.prod(grid[1:-1])
+    count = product(grid[1:-1])
     positions = op.cast(reshape_to(node[1], (grid[0], count, rank)), str(node.dtype(0)))
     pixels = [axis.position(_coordinate(positions, rank - 1 - i)) for i, axis in enumerate(axes)]
-    flat = reshape_to(node[0], (*shape[:2], math.prod(shape[2:])))
+    flat = reshape_to(node[0], (*shape[:2], product(shape[2:])))
     return reshape_to(sampled(flat, axes, pixels, mode), (*shape[:2], *grid[1:-1]))
 
 
@@ -85,24 +101,22 @@ def sampled(flat: Expr, axes: Sequence[Axis], pixels: Sequence[Expr], mode: str)
 
     `mode`: "nearest", "linear" or "cubic".
     """
-    rank, count = len(axes), pixels[0].tensor_type.static_shape[1]
+    rank, count = len(axes), pixels[0].shape[1]
     index: Expr | None = None
     weight: Expr | None = None
     valid: Expr | None = None
     for at, (axis, x) in enumerate(zip(axes, pixels, strict=True)):
         taps, weights = _taps(axis, x, mode)
         pixel, inside = axis.pixel(taps)
-        size = taps.tensor_type.static_shape[1]
-        shape = (taps.tensor_type.static_shape[0], *[size if k == at else 1 for k in range(rank)], count)
+        batch, size = taps.shape[:2]
+        shape = (batch, *[size if k == at else 1 for k in range(rank)], count)
         pixel = reshape_to(pixel, shape)
-        extent = Constant(np.array(axis.extent, np.int32))
+        extent = op.sizes((axis.extent,), (), "int32")
         index = pixel if index is None else op.add(op.multiply(index, extent), pixel)
         weight = _combined(op.multiply, weight, None if weights is None else reshape_to(weights, shape))
         valid = _combined(op.logical_and, valid, None if inside is None else reshape_to(inside, shape))
     assert index is not None, "an image has a spatial axis"
-    batch, channels, _ = flat.tensor_type.static_shape
-    value = op.take(flat, reshape_to(index, (batch, -1)), axis=2, batch_dims=1, mode="fast")
-    value = reshape_to(value, (batch, channels, *index.tensor_type.static_shape[1:]))
+    value = op.take(flat, index, axis=2, batch_dims=1, mode="fast")
     if weight is not None:
         value = op.multiply(value, op.expand_dims(weight, 1))
     if valid is not None:
@@ -152,42 +166,48 @@ def _cubic_weight(distance: Expr) -> Expr:
 @converter("AffineGrid", since=20)
 def affine_grid(node: OnnxNode) -> Expr:
     """The grid for GridSample that maps outputs of a size through theta [N, axes, axes + 1]."""
-    size = node.constant_ints(1, "the size")
-    theta = node.shape(0)
+    size, theta = node.sizes(1, "the size"), node.type(0)
     spatial, rank = size[2:], len(size) - 2
-    if rank not in (2, 3) or theta != (size[0], rank, rank + 1):
-        raise node.error(f"theta of shape {list(theta)} for size {list(size)}")
-    check_computed((*spatial, rank + 1), node.where)
+    if rank not in (2, 3) or not shapes_match(theta.shape, (size[0], rank, rank + 1)):
+        raise node.error(f"theta {theta} for size {list(size)}")
+    if all(isinstance(d, int) for d in spatial):
+        check_computed((*[d for d in spatial if isinstance(d, int)], rank + 1), node.where)
     aligned = node.attr_bool("align_corners", False)
-    lines = [_ticks(extent, aligned) for extent in spatial]
-    mesh = np.meshgrid(*lines, indexing="ij")[::-1]  # innermost first, as in the grid
-    points = np.stack([*mesh, np.ones(spatial)], axis=-1).reshape(-1, rank + 1)
-    base = Constant(np.broadcast_to(points.astype(str(node.dtype(0))), (size[0], *points.shape)))
-    return reshape_to(op.nn.matmul(base, transposed(node[0], (0, 2, 1))), (size[0], *spatial, rank))
+    lines: list[Expr] = [op.ones((1,) * rank, str(theta.dtype))]
+    for axis, extent in enumerate(spatial):
+        shape = [extent if a == axis else 1 for a in range(rank)]
+        lines.insert(0, op.cast(op.reshape(_ticks(extent, aligned), shape), theta.dtype))  # innermost first
+    count = product(spatial)
+    mesh = [op.reshape(op.broadcast_to(line, spatial), (1, count, 1)) for line in lines]
+    points = op.broadcast_to(op.concatenate(mesh, axis=2), (size[0], count, rank + 1))
+    return reshape_to(op.nn.matmul(points, transposed(node[0], (0, 2, 1))), (size[0], *spatial, rank))
 
 
-def _ticks(extent: int, aligned: bool) -> np.ndarray:
-    """Centres (or corners, when aligned) of `extent` pixels over -1 .. 1."""
-    if aligned:
-        return np.linspace(-1.0, 1.0, extent)
-    return (2 * np.arange(extent) + 1) / extent - 1
+def _ticks(extent: Dim, aligned: bool) -> Expr:
+    """Centres (or corners, when aligned) of `extent` pixels over -1 .. 1, in float64."""
+    at, two, one = op.cast(counted(extent), "float64"), const(2.0, "float64"), const(1.0, "float64")
+    number = op.cast(op.sizes((extent,), ()), "float64")
+    if not aligned:
+        return op.subtract(op.divide(op.add(op.multiply(two, at), one), number), one)
+    steps = op.maximum(op.subtract(number, one), one)  # a single corner is the first
+    return op.subtract(op.divide(op.multiply(two, at), steps), one)
 
 
 @converter("CenterCropPad", since=18)
 def center_crop_pad(node: OnnxNode) -> Expr:
     """Axes cropped or padded with zeros to a size, equally on both sides."""
-    sizes, rank = node.constant_ints(1, "the shape"), node.rank(0)
+    sizes, rank = node.sizes(1, "the shape"), node.rank(0)
     given = node.attrs.get_ints("axes")
     axes = tuple(range(rank)) if given is None else node.axes(given, rank)
-    if len(sizes) != len(axes) or min(sizes, default=0) < 0:
+    if len(sizes) != len(axes) or not all(at_least(size, 0) for size in sizes):
         raise node.error(f"sizes {list(sizes)} for {len(axes)} axes")
-    x, widths = node[0], [(0, 0)] * rank
+    x = node[0]
     for axis, size in zip(axes, sizes, strict=True):
-        extent = node.shape(0)[axis]
-        if size < extent:
-            start = (extent - size) // 2
-            x = op.strided_slice(x, (start,), (start + size,), axes=(axis,))
-        else:
-            before = (size - extent) // 2
-            widths[axis] = (before, size - extent - before)
-    return x if not any(before or after for before, after in widths) else op.nn.pad(x, widths)
+        excess = add_sizes(x.shape[axis], product((-1, size)))
+        if not is_at_least(0, excess):
+            start = floor_divide(larger(excess, 0), 2)
+            x = op.strided_slice(x, (start,), (add_sizes(start, size),), axes=(axis,))
+        missing = larger(product((-1, excess)), 0)
+        before = floor_divide(missing, 2)
+        x = bordered(x, axis, before, add_sizes(missing, product((-1, before))))
+    return x

@@ -6,6 +6,8 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr, const
+from relay.type import shapes_match
+from te.tir import Dim
 
 
 @converter("NegativeLogLikelihoodLoss", since=12)
@@ -22,7 +24,7 @@ def softmax_cross_entropy(node: OnnxNode) -> list[Expr | None]:
 
 def _loss(node: OnnxNode, logarithms: Expr) -> Expr:
     """-weight[target] * logarithms[n, target, ...], reduced as asked; targets equal to `ignore_index` do not count."""
-    target, classes = node[1], node.shape(0)[1]
+    target, classes = node[1], node.type(0).shape[1]
     reduction = node.attr_choice("reduction", ("mean", "sum", "none"), "mean")
     ignored = node.attrs.get_int("ignore_index")
     picked = op.gather(logarithms, 1, op.expand_dims(_inside(target, ignored), 1))
@@ -44,11 +46,11 @@ def _inside(target: Expr, ignored: int | None) -> Expr:
     return op.where(op.equal(target, const(ignored, target.dtype)), const(0, target.dtype), target)
 
 
-def _weights(node: OnnxNode, target: Expr, ignored: int | None, classes: int, like: Expr) -> Expr | None:
+def _weights(node: OnnxNode, target: Expr, ignored: int | None, classes: Dim, like: Expr) -> Expr | None:
     """The weight of each element; None when all weigh the same."""
     given = node.get(2)
-    if given is not None and node.shape(2) != (classes,):
-        raise node.error(f"weights of shape {list(node.shape(2))}", expected=f"[{classes}]")
+    if given is not None and not shapes_match(given.shape, (classes,)):
+        raise node.error(f"weights {given.ty}", expected=f"the shape ({classes},)")
     if given is None and ignored is None:
         return None
     one = const(1.0, like.dtype)

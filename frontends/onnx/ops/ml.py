@@ -81,7 +81,7 @@ def labelled(
     if len(labels) == 1 and isinstance(labels[0], str):
         raise node.unsupported("one string label", expected="two, or integer labels")
     pair = labels if len(labels) == 2 else (0, *labels)
-    wins = reshape_to(op.greater(scores, limit), (scores.tensor_type.static_shape[0],))
+    wins = reshape_to(op.greater(scores, limit), (scores.shape[0],))
     label = op.take(label_table(pair), op.cast(wins, "int64"), axis=0, mode="fast")
     if transform == "PROBIT":
         return [label, _probit(scores)]
@@ -125,7 +125,7 @@ def feature_vectorizer(node: OnnxNode) -> Expr:
     parts: list[Expr] = []
     for index, x in enumerate(node.all_inputs()):
         rows = op.cast(x if len(x.shape) > 1 else op.expand_dims(x, 1), "float32")
-        have = rows.tensor_type.static_shape[1]
+        have = node.extent(rows, 1, "the columns")
         want = sizes[index] if index < len(sizes) else have
         rows = op.strided_slice(rows, (0,), (want,), axes=(1,)) if want < have else rows
         parts.append(op.nn.pad(rows, [(0, 0), (0, want - have)]) if want > have else rows)
@@ -143,7 +143,7 @@ def imputer(node: OnnxNode) -> Expr:
     else:
         missing, values = node.attr_int("replaced_value_int64", 0), node.attr_ints("imputed_value_int64s", ())
         node.attrs.ignore("replaced_value_float", "imputed_value_floats")
-    if len(values) not in (1, node.shape(0)[-1]):
+    if len(values) != 1 and len(values) != node.extent(node[0], -1, "the columns"):
         raise node.error(f"{len(values)} imputed values", expected="one, or one per column")
     if x.dtype.is_uint and min(missing, *values) < 0:
         raise node.error("negative numbers for unsigned ones")
@@ -159,7 +159,7 @@ def scaler(node: OnnxNode) -> Expr:
     for name, function in (("offset", op.subtract), ("scale", op.multiply)):
         values = floats(node, name)
         if values:
-            if len(values) not in (1, node.shape(0)[-1]):
+            if len(values) != 1 and len(values) != node.extent(node[0], -1, "the columns"):
                 raise node.error(f"{len(values)} numbers in {name}", expected="one, or one per column")
             x = function(x, _constant(values, x))
     return x
@@ -209,7 +209,7 @@ def _linear(node: OnnxNode, targets: int) -> Expr:
     coefficients = np.array(floats(node, "coefficients"), np.float32)
     if targets < 1:
         raise node.error(f"{targets} targets", expected="one or more")
-    if coefficients.size != targets * x.tensor_type.static_shape[1]:
+    if coefficients.size != targets * node.extent(x, 1, "the features"):
         raise node.error(f"{coefficients.size} coefficients for {targets} targets")
     product = op.nn.dense(x, Constant(coefficients.reshape(targets, -1)))
     intercepts = floats(node, "intercepts")

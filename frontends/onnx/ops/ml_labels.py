@@ -37,7 +37,7 @@ def label_encoder(node: OnnxNode) -> Expr:
     if keys.dtype == object or values.dtype == object:
         return _on_host(node, keys, values, default)
     if not keys.size:
-        return op.broadcast_to(Constant(default), node.shape(0))
+        return op.broadcast_to(Constant(default), node.type(0).shape)
     x = node[0]
     if str(x.dtype) != keys.dtype.name:
         raise node.error(f"keys of {keys.dtype.name}")

@@ -49,7 +49,7 @@ class _Forest:
 
     def scores(self, node: OnnxNode, x: Expr, num_targets: int, aggregate: str) -> Expr:
         """The aggregated weights of the leaves that the rows of `x` reach: [N, num_targets]."""
-        features = x.tensor_type.static_shape[1]
+        features = node.extent(x, 1, "the features")
         table = np.array(self.nodes, np.int32).reshape(-1, len(NODE_FIELDS))
         self._check(node, table, features, num_targets)
         kind = str(x.dtype)

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, like, reshape_to
+from frontends.onnx.ops.common import bordered, float_const, reshape_to, zeros
 from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
+from relay.sizes import add_sizes, is_at_least, product
+from relay.type import shapes_match
 
 __all__ = ["average_pool_of", "max_pool_of"]
 
@@ -30,6 +30,8 @@ def max_pool(node: OnnxNode) -> Expr:
     column_major = node.attr_bool("storage_order", False)
     if node.wants(1):
         window = _window(node, node[0])
+        if window.border:
+            raise node.value_needed("positions in an input whose auto_pad is known at run time", node[0])
         return op.nn.max_pool_with_argmax(node[0], **_attributes(node, window), column_major=column_major)
     return max_pool_of(node, node[0])
 
@@ -37,29 +39,34 @@ def max_pool(node: OnnxNode) -> Expr:
 def max_pool_of(node: OnnxNode, x: Expr) -> Expr:
     """The maximum of each window of `x` under the node's attributes."""
     window = _window(node, x)
-    return _by_rank(node, _MAX, window)(x, **_attributes(node, window))
+    least = float(x.dtype.min_value()) if x.dtype.is_integral else -math.inf
+    return _by_rank(node, _MAX, window)(window.bordered(x, least), **_attributes(node, window))
 
 
 @converter("MaxUnpool", since=9)
 def max_unpool(node: OnnxNode) -> Expr:
     """The values at the positions that MaxPool gave for them, zeros elsewhere."""
-    shape = node.shape(0)
+    shape = node.type(0).shape
     kernel = node.attr_ints("kernel_shape")
     rank = len(shape) - 2
     strides, pads = node.attr_ints("strides", (1,) * rank), node.attr_ints("pads", (0,) * (2 * rank))
-    if len(kernel) != rank or len(strides) != rank or len(pads) != 2 * rank or shape != node.shape(1):
+    fits = len(kernel) == rank and len(strides) == rank and len(pads) == 2 * rank
+    if not fits or not shapes_match(shape, node.type(1).shape):
         raise node.error(f"a kernel of {list(kernel)}, strides {list(strides)}, pads {list(pads)}")
-    pooled = [(n - 1) * strides[a] - pads[a] - pads[a + rank] + kernel[a] for a, n in enumerate(shape[2:])]
+    pooled = [add_sizes(product((add_sizes(n, -1), strides[a])), kernel[a] - pads[a] - pads[a + rank])
+              for a, n in enumerate(shape[2:])]  # fmt: skip
     unpooled = (*shape[:2], *pooled)
-    empty = like(np.zeros((), str(node.dtype(0))), (math.prod(unpooled),))
-    flat = op.scatter_elements(empty, reshape_to(node[1], (-1,)), reshape_to(node[0], (-1,)), axis=0)
+    empty, count = zeros((product(unpooled),), str(node.dtype(0))), product(shape)
+    flat = op.scatter_elements(empty, reshape_to(node[1], (count,)), reshape_to(node[0], (count,)), axis=0)
     result = reshape_to(flat, unpooled)
     if node.get(2) is None:
         return result
-    wanted = node.constant_ints(2, "the output shape")
-    if len(wanted) != len(shape) or any(w < n for w, n in zip(wanted, unpooled, strict=True)):
+    wanted = node.sizes(2, "the output shape")
+    if len(wanted) != len(shape) or any(is_at_least(n, add_sizes(w, 1)) for w, n in zip(wanted, unpooled, strict=True)):
         raise node.error(f"an output shape of {list(wanted)}", expected=f"at least {list(unpooled)}")
-    return op.nn.pad(result, [(0, w - n) for w, n in zip(wanted, unpooled, strict=True)])
+    for axis, (w, n) in enumerate(zip(wanted, unpooled, strict=True)):
+        result = bordered(result, axis, 0, add_sizes(w, product((-1, n))))
+    return result
 
 
 @converter("Col2Im", since=18)
@@ -84,14 +91,20 @@ def average_pool(node: OnnxNode) -> Expr:
 def average_pool_of(node: OnnxNode, x: Expr) -> Expr:
     """The mean of each window of `x`. Padding counts in it with count_include_pad only."""
     window = _window(node, x)
+    function = _by_rank(node, _AVERAGE, window)
     include = node.attr_bool("count_include_pad", False)
-    return _by_rank(node, _AVERAGE, window)(x, **_attributes(node, window), count_include_pad=include)
+    result = function(window.bordered(x, 0.0), **_attributes(node, window), count_include_pad=include)
+    if include or not window.border:
+        return result
+    inside = window.bordered(op.ones((1, 1, *x.shape[2:]), str(x.dtype)), 0.0)
+    return op.divide(result, function(inside, **_attributes(node, window)))
 
 
 @converter("LpPool", since=1)
 def lp_pool(node: OnnxNode) -> Expr:
     """The p-norm of each window."""
-    return op.nn.lp_pool(node[0], p=_norm_order(node), **_attributes(node, _window(node, node[0])))
+    window = _window(node, node[0])
+    return op.nn.lp_pool(window.bordered(node[0], 0.0), p=_norm_order(node), **_attributes(node, window))
 
 
 def _norm_order(node: OnnxNode) -> int:

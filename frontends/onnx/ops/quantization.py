@@ -119,12 +119,12 @@ def centred(node: OnnxNode, x: Expr, zero: Expr | None, axis: int) -> Expr:
 
 def along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
     """A scalar, or a vector laid along `axis` of a tensor of that rank; other shapes as they are."""
-    size = x.tensor_type.static_shape
+    size = x.shape
     if size in ((), (1,)):
         return reshape_to(x, ())
     if len(size) > 1:
         return x
-    return reshape_to(x, tuple(-1 if i == axis % rank else 1 for i in range(rank)))
+    return reshape_to(x, tuple(size[0] if i == axis % rank else 1 for i in range(rank)))
 
 
 @converter("MatMulInteger", since=10)

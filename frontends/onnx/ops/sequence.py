@@ -68,7 +68,7 @@ def sequence_erase(node: OnnxNode) -> list[Expr]:
 def split_to_sequence(node: OnnxNode) -> list[Expr]:
     """Parts of the given sizes, of one size (the last may be smaller), or slices of 1 without their axis."""
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
-    extent, keep = node.shape(0)[axis], node.attr_bool("keepdims", True)
+    extent, keep = node.extent(node[0], axis, "the parts"), node.attr_bool("keepdims", True)
     if node.get(1) is None:
         sizes = [1] * extent
     elif node.rank(1) == 0:

@@ -13,8 +13,8 @@ from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.errors import TypeInferenceError
-from relay.expr import Constant, Expr, Tuple, const
-from relay.sizes import add_sizes, dims_match, floor_divide, is_at_least, larger, product, quotient, smaller
+from relay.expr import Constant, Expr, const
+from relay.sizes import add_sizes, dims_equal, dims_match, floor_divide, is_at_least, larger, product, quotient, smaller
 from relay.type import broadcast_shapes, shape_text, shapes_equal
 from te.tir import Dim
 
@@ -231,31 +231,42 @@ def _slice_at_run_time(
     if not count == len(axes) == len(steps):
         raise node.error(f"{count} starts, {len(axes)} axes, {len(steps)} steps")
     for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
-        begin = _position(node, 1, k, None if starts is None else starts[k], dims[axis])
-        end = _position(node, 2, k, None if ends is None else ends[k], dims[axis])
-        if step == -1 and begin in (-1, *_FAR) and isinstance(end, int) and end < -_FAR[0]:
+        backwards = step < 0
+        begin = _position(node, 1, k, None if starts is None else starts[k], dims[axis], backwards)
+        end = _position(node, 2, k, None if ends is None else ends[k], dims[axis], backwards)
+        if backwards:
             x = op.reverse(x, axis=axis)
-        elif step > 0:
-            x = op.strided_slice(x, (begin,), (end,), (step,), axes=(axis,))
-        else:
-            what = f"a step of {step} along axis {axis}, of a size or with limits known at run time"
-            raise node.value_needed(what, Tuple((x, node[1], node[2])))
+            begin = 0 if dims_equal(begin, 0) else smaller(begin, larger(add_sizes(dims[axis], -1), 0))
+        if not dims_equal(begin, 0) or step not in (1, -1) or not _reaches(end, dims[axis]):
+            x = op.strided_slice(x, (begin,), (end,), (abs(step),), axes=(axis,))
     return x
+
+
+def _reaches(end: Dim, extent: Dim) -> bool:
+    """Is a position at or past the end of its axis?"""
+    return (isinstance(end, int) and end >= _FAR[0]) or is_at_least(end, extent)
 
 
 _FAR = (2**31 - 1, 2**63 - 1)
 """What exporters write for the end of an axis."""
 
 
-def _position(node: OnnxNode, index: int, k: int, given: Dim | None, extent: Dim) -> Dim:
-    """Element `k` of input `index` as a position: a number, or a symbolic one counted from the front."""
+def _position(node: OnnxNode, index: int, k: int, given: Dim | None, extent: Dim, backwards: bool) -> Dim:
+    """Element `k` of input `index` as a position: a number, or a symbolic one counted from the front.
+
+    For slices that walk backwards, in the reversed axis: there position p is extent - 1 - p.
+    """
+    if backwards and given is not None:
+        given = min(-1 - given, _FAR[0]) if isinstance(given, int) else add_sizes(-1, product((-1, given)))
     if isinstance(given, int):
-        return min(given, _FAR[0])
+        # What counts from the end counts from the front in the other direction; `extent` is added to the rest.
+        return min(given, _FAR[0]) if not backwards or given >= 0 else larger(add_sizes(extent, given), 0)
     if given is not None and is_at_least(given, 0):
         return given
     if given is not None and is_at_least(-1, given):
         return larger(add_sizes(extent, given), 0)
     position = op.cast(op.reshape(op.strided_slice(node[index], (k,), (k + 1,), (1,)), ()), "int64")
+    position = op.subtract(const(-1, "int64"), position) if backwards else position
     size, zero = op.sizes((extent,), ()), const(0, "int64")
     position = op.where(op.less(position, zero), op.add(position, size), position)
     return node.bind(op.minimum(op.maximum(position, zero), size), "a position")[0]

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const
+from frontends.onnx.ops.common import float_const, zeros
 from frontends.onnx.ops.strings import strings
 from frontends.onnx.registry import converter
 from relay import op
@@ -37,12 +37,11 @@ def tf_idf_vectorizer(node: OnnxNode) -> Expr:
         start += len(grams)
         if shortest <= length <= longest and len(grams):
             # Elements next to each other are counted once: a single one has nothing to skip.
-            found = [_occurrences(rows, grams, skip + 1) for skip in range(skips + 1 if length > 1 else 1)]
+            found = [_occurrences(node, rows, grams, skip + 1) for skip in range(skips + 1 if length > 1 else 1)]
             found = [x for x in found if x is not None]
             if found:
                 counts.append(_spread(reduce(op.add, found), places, width))
-    size = rows.tensor_type.static_shape[0]
-    total = reduce(op.add, counts) if counts else Constant(np.zeros((size, width), np.float32))
+    total = reduce(op.add, counts) if counts else zeros((rows.shape[0], width), "float32")
     result = _weighted(node, total, mode, columns, width)
     return op.squeeze(result, axis=(0,)) if vector else result
 
@@ -58,9 +57,9 @@ def _pool(node: OnnxNode, numbers: Sequence[int]) -> dict[int, np.ndarray]:
     return pool
 
 
-def _occurrences(rows: Expr, grams: np.ndarray, step: int) -> Expr | None:
+def _occurrences(node: OnnxNode, rows: Expr, grams: np.ndarray, step: int) -> Expr | None:
     """[rows, n-grams]: how often each occurs with elements `step` apart; None where the rows are too short."""
-    extent = rows.tensor_type.static_shape[1]
+    extent = node.extent(rows, 1, "the words")
     length = grams.shape[1]
     windows = extent - (length - 1) * step
     if windows < 1:
@@ -76,7 +75,7 @@ def _occurrences(rows: Expr, grams: np.ndarray, step: int) -> Expr | None:
 
 def _spread(counts: Expr, places: np.ndarray, width: int) -> Expr:
     """Column k of `counts` at column ``places[k]`` of `width` columns."""
-    table = np.zeros((counts.tensor_type.static_shape[1], width), np.float32)
+    table = np.zeros((len(places), width), np.float32)
     table[np.arange(len(places)), places] = 1
     return op.nn.matmul(counts, Constant(table))
 

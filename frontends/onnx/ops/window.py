@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import bordered
+from relay.expr import Expr
+from relay.sizes import add_sizes, floor_divide, larger, product
 from te.tir import Dim
 
 __all__ = ["Window", "read_window"]
@@ -15,16 +18,27 @@ _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Per spatial axis: extent, step, spacing; `padding` holds all leading amounts, then all trailing ones."""
+    """Per spatial axis: extent, step, spacing; `padding` holds all leading amounts, then all trailing ones.
+
+    Where the padding depends on sizes known at run time, `padding` is 0 and `border` has (before, after) of each axis:
+    the input is to be `bordered`.
+    """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     padding: tuple[int, ...]
+    border: tuple[tuple[Dim, Dim], ...] = ()
 
     @property
     def rank(self) -> int:
         return len(self.kernel)
+
+    def bordered(self, x: Expr, fill: float) -> Expr:
+        """The input [N, C, spatial...] with the border, if there is one."""
+        for axis, (before, after) in enumerate(self.border, start=2):
+            x = bordered(x, axis, before, after, fill)
+        return x
 
 
 def read_window(node: OnnxNode, kernel: Sequence[int], spatial: Sequence[Dim]) -> Window:
@@ -44,10 +58,11 @@ def read_window(node: OnnxNode, kernel: Sequence[int], spatial: Sequence[Dim]) -
     if auto == "VALID":
         pads = (0,) * (2 * rank)
     elif auto != "NOTSET":
-        known = tuple(d for d in spatial if isinstance(d, int))
-        if len(known) != rank:
-            raise node.value_needed(f"auto_pad {auto!r} of axes whose sizes are known at run time", node[0])
-        pads = _same_padding(known, kernel, strides, dilations, upper=auto == "SAME_UPPER")
+        before, after = _same_padding(spatial, kernel, strides, dilations, upper=auto == "SAME_UPPER")
+        known = tuple([n for n in (*before, *after) if isinstance(n, int)])
+        if len(known) != 2 * rank:
+            return Window(tuple(kernel), strides, dilations, (0,) * (2 * rank), tuple(zip(before, after, strict=True)))
+        pads = known
     return Window(tuple(kernel), strides, dilations, pads)
 
 
@@ -59,15 +74,18 @@ def _positive(node: OnnxNode, name: str, rank: int) -> tuple[int, ...]:
 
 
 def _same_padding(
-    spatial: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], upper: bool
-) -> tuple[int, ...]:
-    """Padding that gives ceil(extent / stride) positions; an odd amount goes to the end (`upper`) or the start."""
-    before: list[int] = []
-    after: list[int] = []
+    spatial: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], upper: bool
+) -> tuple[list[Dim], list[Dim]]:
+    """Padding, before and after, that gives ceil(extent / stride) positions; an odd amount goes to the end (`upper`) or
+    the start."""
+    before: list[Dim] = []
+    after: list[Dim] = []
     for extent, size, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
-        positions = -(-extent // stride)
-        total = max((positions - 1) * stride + (size - 1) * dilation + 1 - extent, 0)
-        small = total // 2
-        before.append(small if upper else total - small)
-        after.append(total - small if upper else small)
-    return (*before, *after)
+        positions = floor_divide(add_sizes(extent, stride - 1), stride)
+        reach = (size - 1) * dilation + 1
+        total = larger(add_sizes(product((positions, stride)), reach - stride, product((-1, extent))), 0)
+        small = floor_divide(total, 2)
+        rest = add_sizes(total, product((-1, small)))
+        before.append(small if upper else rest)
+        after.append(rest if upper else small)
+    return before, after
