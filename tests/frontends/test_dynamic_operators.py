@@ -1,0 +1,195 @@
+"""Operators of sizes known at run time: one model for all sizes gives what models compiled for each of them give.
+
+The latter are held against ONNX's own operator tests; here every case runs at two sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+import relay
+from backend.runtime import device, graph_executor
+from frontends.onnx import from_onnx
+from frontends.onnx.errors import ValueNeededError
+
+RNG = np.random.default_rng(5)
+
+
+def floats(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+@dataclass
+class Case:
+    """One node; `shapes` of its inputs name sizes, `given` are constants by input, `sizes` are those to run at."""
+
+    op: str
+    shapes: dict[str, tuple[Any, ...]]
+    sizes: tuple[dict[str, int], dict[str, int]]
+    given: dict[str, np.ndarray] = field(default_factory=dict)
+    attrs: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    inputs: list[str] | None = None
+    outputs: int = 1
+    name: str = ""
+    domain: str = ""
+
+    def model(self):
+        inputs = [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(np.dtype(self.kinds.get(name, "float32"))), shape
+            )
+            for name, shape in self.shapes.items()
+        ]
+        names = [*self.shapes, *self.given] if self.inputs is None else self.inputs
+        results = [f"y{i}" for i in range(self.outputs)]
+        node = helper.make_node(self.op, names, results, domain=self.domain, name="case", **self.attrs)
+        weights = [numpy_helper.from_array(v, name) for name, v in self.given.items()]
+        outputs = [helper.make_tensor_value_info(r, 0, None) for r in results]
+        graph = helper.make_graph([node], "case", inputs, outputs, weights)
+        opsets = [helper.make_opsetid("", 24), helper.make_opsetid("ai.onnx.ml", 4)]
+        return helper.make_model(graph, opset_imports=opsets)
+
+
+IMAGE = {"x": ("n", 4, "h", "w")}
+IMAGES = ({"n": 1, "h": 8, "w": 6}, {"n": 2, "h": 5, "w": 9})
+ROWS = ({"n": 2, "t": 5}, {"n": 3, "t": 2})
+
+CASES = [
+    Case("Conv", IMAGE, IMAGES, {"w": floats(6, 4, 3, 3)}, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, name="same"),
+    Case("Conv", IMAGE, IMAGES, {"w": floats(4, 1, 4, 3)},
+         {"auto_pad": "SAME_LOWER", "strides": [3, 2], "group": 4}, name="same depthwise"),
+    Case("ConvTranspose", IMAGE, IMAGES, {"w": floats(4, 3, 3, 3)}, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    Case("MaxPool", IMAGE, IMAGES, attrs={"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    Case("AveragePool", IMAGE, IMAGES, attrs={"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    Case("AveragePool", IMAGE, IMAGES, name="ceil",
+         attrs={"kernel_shape": [3, 3], "strides": [2, 3], "pads": [1, 0, 1, 1], "ceil_mode": 1}),
+    Case("MaxPool", IMAGE, IMAGES, attrs={"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, name="ceil"),
+    Case("Resize", IMAGE, IMAGES, {"scales": np.array([1, 1, 2, 0.5], np.float32)},
+         {"mode": "linear"}, inputs=["x", "", "scales"], name="linear"),
+    Case("Resize", IMAGE, IMAGES, {"scales": np.array([1.7, 1.3], np.float32)},
+         {"mode": "nearest", "axes": [2, 3], "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+         inputs=["x", "", "scales"], name="nearest"),
+    Case("Resize", IMAGE, IMAGES, {"sizes": ints(7, 12)},
+         {"mode": "cubic", "axes": [2, 3]}, inputs=["x", "", "", "sizes"], name="cubic to sizes"),
+    Case("GridSample", {**IMAGE, "grid": ("n", "a", "b", 2)},
+         ({"n": 1, "h": 5, "w": 4, "a": 3, "b": 2}, {"n": 2, "h": 3, "w": 6, "a": 2, "b": 5})),
+    Case("GroupNormalization", IMAGE, IMAGES, {"scale": floats(4), "bias": floats(4)}, {"num_groups": 2}),
+    Case("InstanceNormalization", IMAGE, IMAGES, {"scale": floats(4), "bias": floats(4)}),
+    Case("DepthToSpace", IMAGE, IMAGES, attrs={"blocksize": 2}),
+    Case("SpaceToDepth", IMAGE, ({"n": 1, "h": 8, "w": 6}, {"n": 3, "h": 4, "w": 10}), attrs={"blocksize": 2}),
+    Case("CenterCropPad", IMAGE, IMAGES, {"shape": ints(6, 7)}, {"axes": [2, 3]}),
+    Case("LSTM", {"x": ("t", "n", 3)}, ROWS, {"w": floats(2, 16, 3), "r": floats(2, 16, 4), "b": floats(2, 32)},
+         {"hidden_size": 4, "direction": "bidirectional"}, outputs=3),
+    Case("GRU", {"x": ("n", "t", 3)}, ROWS, {"w": floats(1, 12, 3), "r": floats(1, 12, 4)},
+         {"hidden_size": 4, "layout": 1, "linear_before_reset": 1}, outputs=2),
+    Case("Attention", {"q": ("n", "t", 24), "k": ("n", "s", 12), "v": ("n", "s", 12)},
+         ({"n": 2, "t": 3, "s": 5}, {"n": 1, "t": 4, "s": 4}),
+         attrs={"q_num_heads": 4, "kv_num_heads": 2, "is_causal": 1}),
+    Case("Attention", {"q": ("n", 2, "t", 8), "k": ("n", 2, "t", 8), "v": ("n", 2, "t", 8), "mask": ("t", "m"),
+                       "past_k": ("n", 2, "p", 8), "past_v": ("n", 2, "p", 8)},
+         ({"n": 2, "t": 3, "p": 4, "m": 7}, {"n": 1, "t": 2, "p": 6, "m": 5}), outputs=3, name="with a cache"),
+    Case("RotaryEmbedding", {"x": ("n", 2, "t", 8), "at": ("n", "t")}, ROWS,
+         {"cos": floats(9, 4), "sin": floats(9, 4)}, kinds={"at": "int64"}, inputs=["x", "cos", "sin", "at"]),
+    Case("QuantizeLinear", IMAGE, IMAGES, {"scale": np.array([0.1, 0.2, 0.3, 0.4], np.float32),
+                                           "zero": np.array([1, 2, 3, 4], np.uint8)}, {"axis": 1}),
+    Case("Einsum", {"a": ("n", "t", 4), "b": ("n", 4, "t")}, ROWS, attrs={"equation": "nij,njk->nk"}),
+    Case("Einsum", {"a": ("t", "n", "t")}, ROWS, attrs={"equation": "ini->n"}, name="diagonal"),
+    Case("EyeLike", {"x": ("n", "t")}, ROWS, attrs={"k": 1}),
+    Case("Trilu", {"x": ("n", "t", "t")}, ROWS, attrs={"upper": 0}),
+    Case("CumSum", {"x": ("n", "t")}, ROWS, {"axis": ints(1)}, {"reverse": 1, "exclusive": 1}),
+    Case("TopK", {"x": ("n", "t"), "k": (1,)}, ROWS, kinds={"k": "int64"}, outputs=2),
+    Case("Slice", {"x": ("n", "t")}, ROWS, {"starts": ints(-1), "ends": ints(-9), "axes": ints(1), "steps": ints(-2)}),
+    Case("Slice", {"x": ("n", "t"), "starts": (1,), "ends": (1,)}, ROWS, {"axes": ints(1), "steps": ints(-1)},
+         kinds={"starts": "int64", "ends": "int64"}, name="backwards from a computed place"),
+    Case("NegativeLogLikelihoodLoss", {"x": ("n", 5, "t"), "target": ("n", "t")}, ROWS,
+         {"weight": np.abs(floats(5))}, {"ignore_index": 2}, kinds={"target": "int64"}),
+    Case("STFT", {"x": ("n", "t", 1)}, ({"n": 1, "t": 16}, {"n": 2, "t": 21}),
+         {"step": ints(3).reshape(()), "window": np.abs(floats(8))}),
+    Case("TreeEnsembleRegressor", {"x": ("n", 2)}, ({"n": 2}, {"n": 5}), domain="ai.onnx.ml", attrs={
+        "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0],
+        "nodes_values": [0.1, 0.0, 0.0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0], "target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0],
+        "target_weights": [1.5, -2.0], "n_targets": 1}),
+]  # fmt: skip
+
+
+def compiled(mod):
+    executor = graph_executor.GraphModule(relay.build(mod)["default"](device("cpu", 0)))
+
+    def run(arrays):
+        for name in mod.attrs["input_names"]:
+            executor.set_input(name, arrays[name])
+        executor.run()
+        return [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
+
+    return run
+
+
+def values_of(case, sizes):
+    arrays = {}
+    for name, shape in case.shapes.items():
+        concrete = tuple(sizes.get(d, d) for d in shape)
+        integral = case.kinds.get(name) == "int64"
+        arrays[name] = RNG.integers(0, 2, concrete) if integral else RNG.standard_normal(concrete, dtype=np.float32)
+    return arrays
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.op} {c.name}".strip())
+def test_one_model_for_all_sizes(case):
+    general = compiled(from_onnx(case.model())[0])
+    for sizes in case.sizes:
+        arrays = values_of(case, sizes)
+        deciding = {name: v for name, v in arrays.items() if case.kinds.get(name) == "int64" and v.size == 1}
+        special = compiled(from_onnx(case.model(), shape=sizes, constants=deciding)[0])
+        for found, expected in zip(general(arrays), special(arrays), strict=True):
+            assert found.dtype == expected.dtype
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+REFUSED = [
+    Case("DFT", {"x": (1, "t", 1)}, ROWS, name="a signal of any length"),
+    Case("GridSample", {**IMAGE, "grid": ("n", 2, 2, 2)}, IMAGES, attrs={"padding_mode": "reflection"}),
+    Case("Resize", IMAGE, IMAGES, {"sizes": ints(7, 12)}, {"mode": "linear", "axes": [2, 3], "antialias": 1},
+         inputs=["x", "", "", "sizes"]),
+    Case("Attention", {"q": ("n", 2, "t", "d"), "k": ("n", 2, "t", "d"), "v": ("n", 2, "t", "d")}, ROWS),
+    Case("ConvTranspose", IMAGE, IMAGES, {"w": floats(4, 3, 3, 3)}, {"output_shape": [10, 10]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda c: c.op)
+def test_what_needs_a_size_when_compiling_says_so(case):
+    first = next(iter(case.shapes))
+    with pytest.raises(ValueNeededError, match=rf"'case' \({case.op}\)(.|\n)*to do: fix the shapes .*'{first}'"):
+        from_onnx(case.model())
+
+
+def test_sizes_computed_one_by_one_share_memory_that_is_large_enough():
+    """Two sizes are read from one tensor: what has the second must not get the memory that the first needs."""
+    nodes = [
+        helper.make_node("Split", ["counts"], ["a", "b"], num_outputs=2),
+        helper.make_node("Expand", ["x", "a"], ["short"]),
+        helper.make_node("Exp", ["short"], ["short_exp"]),
+        helper.make_node("ReduceSum", ["short_exp"], ["first"], keepdims=0),
+        helper.make_node("Expand", ["x", "b"], ["long"]),
+        helper.make_node("Exp", ["long"], ["long_exp"]),
+        helper.make_node("CumSum", ["long_exp", "axis"], ["sums"]),
+        helper.make_node("Mul", ["sums", "first"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "two", [helper.make_tensor_value_info("counts", 7, [2]), helper.make_tensor_value_info("x", 1, [1])],
+        [helper.make_tensor_value_info("y", 1, None)], [numpy_helper.from_array(np.array(0), "axis")],
+    )  # fmt: skip
+    run = compiled(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))[0])
+    for a, b in ((1, 3000), (2000, 5)):
+        (y,) = run({"counts": ints(a, b), "x": np.zeros(1, np.float32)})
+        np.testing.assert_allclose(y, np.arange(1, b + 1, dtype=np.float32) * a, rtol=1e-5)
