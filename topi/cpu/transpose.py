@@ -19,8 +19,10 @@ __all__ = ["strided_axis", "tile_strided", "tile_turned", "turnable"]
 
 _TILE = 16
 """Elements of the strided axis in a tile: a cache line of float32."""
-_ROWS = 64
-"""Elements of an input's line that tiles turned in registers take, one after the other: four cache lines."""
+_ROWS = 256
+"""Elements of an input's line that tiles turned in registers take, one after the other: a kilobyte is read at once."""
+_PLANES = 16
+"""As many where results lie in planes apart, so that few streams are written at once."""
 
 
 def strided_axis(out: te.Tensor) -> int | None:
@@ -100,8 +102,9 @@ def tile_turned(
     width = next(w for w in (max(_TILE, lanes), 2 * lanes, lanes) if w <= columns)
     row_outer: list[te.IterVar] = []
     row_inner = axes[number]
-    if rows > _ROWS:
-        parts = -(-rows // _ROWS)
+    most = _ROWS if number == len(axes) - 2 else _PLANES
+    if rows > most:
+        parts = -(-rows // most)
         part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // lanes) * lanes, tail="shift")
         row_outer = [part]
     group, row = s[out].split(row_inner, factor=lanes, tail="shift")
