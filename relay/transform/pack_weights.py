@@ -27,7 +27,7 @@ from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import PassContext
-from topi.cpu.tiling import packed_columns
+from topi.cpu.tiling import packed_columns, reads_in_place
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
@@ -123,15 +123,17 @@ class _Packer:
         """
         a, b = call.args
         static = a.tensor_type.is_static and b.tensor_type.is_static
-        if not static or call.shape[-2] == 1:
+        if not static:
             return call
         *lead, rows, columns = call.tensor_type.static_shape
+        depth = a.tensor_type.static_shape[-2 if op.transpose_a else -1]
         shared = math.prod(b.tensor_type.static_shape[:-2]) == 1 and not op.transpose_a
         if shared and len(lead) > 0:
             rows *= math.prod(lead)
             a = reshaped(a, (rows, a.shape[-1]))
             b = reshaped(b, b.shape[-2:])
-        depth = a.tensor_type.static_shape[-2 if op.transpose_a else -1]
+        if rows == 1 or reads_in_place(self.target, rows, columns, depth, op.transpose_a, op.transpose_b):
+            return call
         width = self._width(rows, columns, depth)
         packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
         product = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)

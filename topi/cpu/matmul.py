@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, tile_columns, vectorize_panel
-from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
+from topi.cpu.reduction import vectorize_reduction
+from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.tiling import largest_share, reads_in_place, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
+__all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
 
 _SHARERS = 4
 """Among which the last cache is divided: cores, and what else a kernel reads and writes."""
@@ -154,4 +156,49 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     height = tile_rows(target, rows, panel, steps)
     work = 2.0 * constant_size(out.shape) * steps
     _tile_output(s, out, accumulator, list(batch), row, column, height, panel, panel, work, lanes)
+    return s
+
+
+_VECTORS_OF_FEW_ROWS = 12
+"""Accumulators of a tile of few rows: wide tiles read long pieces of each row of the right operand."""
+
+
+@register_schedule("batch_matmul", "cpu")
+def schedule_batch_matmul(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Products whose right operand is not packed. Few rows: it is read once, along memory; else stage by stage.
+
+    With the right operand transposed, memory runs along the reduction: each result is a sum of vectors. Otherwise a
+    tile holds all rows of as many columns as there are registers for.
+    """
+    lanes = vector_lanes(target)
+    rows, columns, steps = [extent_of(axis) for axis in (*anchor.axis[-2:], *anchor.reduce_axis)]
+    transposed = anchor.attrs["transpose_a"], anchor.attrs["transpose_b"]
+    if anchor.output(0).dtype != "float32" or not reads_in_place(target, rows, columns, steps, *transposed):
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([out.op for out in outs])
+    inline_injective(s, outs, keep=[anchor])
+    out = outs[0]
+    result = local_accumulator(s, anchor, out)
+    *batch, row, column = s[out].op.axis
+    work = 2.0 * constant_size([extent_of(axis) for axis in (*s[out].op.axis, *anchor.reduce_axis)])
+    if transposed == (False, True):
+        s[out].reorder(*batch, column, row)
+        each = s[out].fuse(*batch, column)
+        parallel(s, out, each, work, lanes)
+        s[result].compute_at(s[out], row)
+        for partial in vectorize_reduction(s, result, lanes):
+            s[partial].compute_at(s[out], row)
+        return s
+    assert isinstance(rows, int) and isinstance(columns, int)
+    width = lanes * min(max(_VECTORS_OF_FEW_ROWS // rows, 1), columns // lanes)
+    column_outer, column_inner = s[out].split(column, factor=1 << (width.bit_length() - 1), tail="shift")
+    s[out].reorder(*batch, column_outer, row, column_inner)
+    tile = s[out].fuse(*batch, column_outer)
+    parallel(s, out, tile, work, lanes)
+    s[out].vectorize(column_inner)
+    s[result].compute_at(s[out], tile)
+    *_, m, n = s[result].op.axis
+    s[result].reorder(*s[result].op.reduce_axis, m, n)
+    s[result].unroll(m)
+    s[result].vectorize(n)
     return s

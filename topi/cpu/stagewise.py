@@ -28,7 +28,7 @@ _CONVOLUTIONS = [
     if (kind, suffix, layout) != ("depthwise_conv", "", "nhwc")
 ]
 _OTHERS = [
-    "attention", "batch_matmul", "default", "dense", "l2_normalize",
+    "attention", "default", "dense", "l2_normalize",
     "recurrent", "scan", "scatter", "sort",
 ]  # fmt: skip
 

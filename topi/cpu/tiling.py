@@ -19,11 +19,12 @@ from topi.tuning import choose
 
 if TYPE_CHECKING:
     from backend.target import Target
+    from te.tir import Dim
 
 __all__ = [
     "RegisterTile", "attention_blocks", "best_tile", "direct_cycles", "group_columns", "largest_share",
     "packed_columns",
-    "parallel_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
+    "parallel_worthwhile", "reads_in_place", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 _FMA_PORTS = 2
@@ -141,6 +142,19 @@ def largest_share(iterations: int, cores: int) -> float:
 def parallel_worthwhile(operations: float, lanes: int) -> bool:
     """Is `operations` scalar operations, done `lanes` at a time, enough work to share between threads?"""
     return operations / lanes >= _PARALLEL_CYCLES
+
+
+def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpose_a: bool, transpose_b: bool) -> bool:
+    """Are the rows of a product so few that its right operand had better not be packed, and is it read along memory?"""
+    lanes = vector_lanes(target)
+    long = steps if transpose_b else columns
+    if not isinstance(rows, int) or not isinstance(long, int) or rows > _FEW_ROWS or long < 2 * lanes:
+        return False
+    return not transpose_b or (not transpose_a and long % lanes == 0)
+
+
+_FEW_ROWS = 4
+"""Rows of a product, at most, that cost less than packing the right operand for them."""
 
 
 def attention_blocks(target: Target, queries: int, keys: int, depth: int, width: int) -> tuple[int, int]:

@@ -302,6 +302,11 @@ CONVOLUTION = [
     row("nn.batch_matmul", f32(2, 3, 4), f32(2, 5, 4)),
     row("nn.batch_matmul", f32(2, 1, 3, 4), f32(3, 4, 2), transpose_b=False),
     row("nn.batch_matmul", f32(4, 3), f32(5, 4), transpose_a=True),
+    row("nn.batch_matmul", f32(2, 3, 64), f32(2, 7, 64)),
+    row("nn.batch_matmul", f32(2, 1, 5), f32(2, 5, 50), transpose_b=False),
+    row("nn.batch_matmul", f32(5, 3), f32(5, 130), transpose_a=True, transpose_b=False),
+    row("nn.batch_matmul", f32(64, 2), f32(9, 64), transpose_a=True),
+    row("nn.batch_matmul", f32(4, 32), f32(3, 33, 32)),
     row("nn.batch_matmul", bf16(f32(3, 4)), bf16(f32(5, 4)), tolerance=1e-2),
 ]
 

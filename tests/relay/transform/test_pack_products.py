@@ -39,7 +39,8 @@ def test_a_common_right_operand_makes_one_product(transformed, right: tuple[int,
     assert product.args[0].shape == (54, 5)
 
 
-def test_vectors_are_not_worth_packing_for(transformed):
-    a, b = var("a", (2, 1, 5)), var("b", (2, 5, 7))
-    before = Function((a, b), nn.batch_matmul(a, b, transpose_b=False))
+@pytest.mark.parametrize(("rows", "transposed"), [(1, False), (1, True), (4, False), (4, True)])
+def test_few_rows_are_not_worth_packing_for(transformed, rows: int, transposed: bool):
+    a, b = var("a", (2, rows, 16)), var("b", (2, 16, 16))
+    before = Function((a, b), nn.batch_matmul(a, b, transpose_b=transposed))
     assert transformed(before, PackWeights(HASWELL)) is before
