@@ -182,6 +182,8 @@ def load_from_bytes(data: bytes | memoryview) -> LLVMModule:
     data = bytes(data)
     try:
         magic, size = _HEADER.unpack_from(data)
+        if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
+            raise ArtifactError(f"llvm module of format {magic[-1]}; expected {_MAGIC[-1]}: compile the model again")
         if magic != _MAGIC:
             raise ArtifactError(f"not an llvm module: it begins with {data[:8]!r}, expected {_MAGIC!r}")
         header = json.loads(data[_HEADER.size : _HEADER.size + size])
