@@ -26,6 +26,8 @@ _FAMILIES = (
     "ml_trees",
     "microsoft_attention",
     "microsoft_elementwise",
+    "microsoft_forerunners",
+    "microsoft_gather",
     "microsoft_grouped_attention",
     "microsoft_normalization",
     "microsoft_products",

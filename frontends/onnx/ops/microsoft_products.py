@@ -16,6 +16,8 @@ from relay.expr import Constant, Expr
 from relay.sizes import product
 from relay.type import dims_match
 
+__all__ = ["unpacked"]
+
 FEW_ROWS = 16
 """Up to so many rows, weights of few bits are not made floats."""
 
@@ -140,14 +142,14 @@ class _Blocks:
         if node.dtype(3) != "uint8":
             return op.cast(_sized(node, 3, shape, "the zero points"), dtype)
         stride = -(-self.blocks * bits // 8)
-        codes = _unpacked(_sized(node, 3, (self.columns, stride), "the zero points"), bits)
+        codes = unpacked(_sized(node, 3, (self.columns, stride), "the zero points"), bits)
         codes = reshape_to(codes, (self.columns, stride * 8 // bits))
         return op.cast(op.strided_slice(codes, (0,), (self.blocks,), axes=(1,)), dtype)
 
     def floats(self) -> Expr:
         """The weights as floats [N, K]."""
         wide = (self.columns, self.blocks, 1)
-        codes = reshape_to(_unpacked(self.bytes, self.bits), (self.columns, self.blocks, self.size))
+        codes = reshape_to(unpacked(self.bytes, self.bits), (self.columns, self.blocks, self.size))
         codes = op.cast(codes, self.scales.dtype)
         real = op.multiply(op.subtract(codes, reshape_to(self.zeros, wide)), reshape_to(self.scales, wide))
         flat = reshape_to(real, (self.columns, self.blocks * self.size))
@@ -175,7 +177,7 @@ def _sized(node: OnnxNode, index: int, shape: tuple[int, ...], what: str) -> Exp
     return reshape_to(node[index], shape)
 
 
-def _unpacked(x: Expr, bits: int) -> Expr:
+def unpacked(x: Expr, bits: int) -> Expr:
     """The fields of `bits` bits in the bytes `x`, from the low bits on, along a new last axis."""
     if bits == 8:
         return op.expand_dims(x, len(x.shape))

@@ -36,6 +36,14 @@ def test_gelu_and_its_kin():
     check("QuickGelu", [x], x / (1 + np.exp(-x)), alpha=1.0)
 
 
+def test_what_onnx_took_over():
+    x = normal(2, 4, 4)
+    check("Trilu", [x, np.array(1)], np.triu(x, 1), weights=[1], upper=1)
+    check("Trilu", [x], np.tril(x), upper=0)
+    check("GatherND", [x, np.array([[0, 1], [1, 3]])], x[[0, 1], [1, 3]])
+    check("ExpandDims", [x, np.array(1, np.int32)], x[:, None], weights=[1])
+
+
 def test_a_bias_is_a_vector():
     refused("BiasGelu", [normal(3, 4), normal(3, 4)], "a bias of rank 2")
 

@@ -118,6 +118,23 @@ def test_mat_mul_n_bits(bits, zeros, depth, block):
     check("MatMulNBits", [*inputs[:3], given], x @ real.T, rtol=1e-3, atol=1e-3, peer=False, **attrs)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("with_zeros", [True, False])
+def test_rows_of_a_table_of_few_bits(bits, with_zeros):
+    rows, depth, block = 10, 40, 16
+    codes = rng.integers(0, 1 << bits, (rows, depth))
+    scales = rng.uniform(0.1, 1.0, (rows, 3)).astype(np.float32)
+    points = rng.integers(0, 1 << bits, scales.shape) if with_zeros else np.full(scales.shape, 1 << (bits - 1))
+    real = ((codes - points.repeat(block, 1)[:, :depth]) * scales.repeat(block, 1)[:, :depth]).astype(np.float32)
+    indices = np.array([[3, -1, 0], [9, 3, 5]])
+    inputs = [packed(codes, bits), indices, scales, packed(points, bits) if with_zeros else None]
+    attrs = {"bits": bits, "block_size": block, "quantize_axis": 1, "gather_axis": 0}
+    check("GatherBlockQuantized", inputs, real[indices], weights=[0, 2, 3], **attrs)
+    outside = np.array([2, 10, -11])  # zeros, unlike what Gather gives
+    expected = np.stack([real[2], np.zeros(depth, np.float32), np.zeros(depth, np.float32)])
+    check("GatherBlockQuantized", [inputs[0], outside, *inputs[2:]], expected, weights=[0, 2, 3], **attrs)
+
+
 def test_mat_mul_n_bits_refuses_what_makes_no_sense():
     x, codes, scales = normal(2, 32), np.zeros((4, 1, 16), np.uint8), np.ones((4, 1), np.float32)
     attrs = {"bits": 4, "block_size": 32, "N": 4, "K": 32}
