@@ -23,6 +23,7 @@ from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.unpack_weights import UnpackWeights
+from relay.transform.widen_products import WidenProducts
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
 __all__ = [
@@ -55,5 +56,6 @@ __all__ = [
     "TimingInstrument",
     "ToMixedPrecision",
     "UnpackWeights",
+    "WidenProducts",
     "default_pipeline",
 ]

@@ -24,6 +24,7 @@ from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.unpack_weights import UnpackWeights
+from relay.transform.widen_products import WidenProducts
 from te.ir import Pass
 
 __all__ = ["default_pipeline"]
@@ -41,7 +42,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     unpack: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         attention = (RecognizeAttention(), BlockAttention(target))
-        arrange = (ConvolveTransposed(), PackWeights(target))
+        arrange = (WidenProducts(), ConvolveTransposed(), PackWeights(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
