@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backend import Target
-from relay import Expr, Function, const, op, var
+from relay import Call, Expr, Function, analysis, const, op, var
 from relay.op import nn
 from relay.op.base import make_call
 from relay.transform import BlockAttention, EliminateCommonSubexpr, FuseOps, RecognizeAttention, SimplifyExpr
@@ -186,3 +186,14 @@ def test_narrow_types_stay(transformed):
     weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=True), axis=-1)
     before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
     assert transformed(before, RecognizeAttention()) is before
+
+
+@pytest.mark.parametrize("keys", [300, 333])
+def test_causal_attention_looks_at_no_block_of_hidden_keys(transformed, operators, keys: int):
+    q, k, v = var("q", (1, 2, 300, D)), var("k", (1, 2, keys, D)), var("v", (1, 2, keys, D))
+    before = Function((q, k, v), nn.attention(q, k, v, causal=True))
+    after = transformed(before, BlockAttention(HASWELL))
+    assert operators(after)["nn.blocked_attention"] == 2
+    calls = [e for e in analysis.evaluation_order(after) if isinstance(e, Call)]
+    seen = [c.args[1].shape[1] for c in calls if c.operator.name == "nn.blocked_attention"]
+    assert sorted(seen) == [150 + keys - 300, keys]
