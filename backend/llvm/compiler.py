@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -76,16 +77,19 @@ class Compiler:
 
     def _compile(self, text: str) -> bytes:
         machine = self._machine()
-        return machine.emit_object(self._optimize(text, machine))
+        with self._optimized(text, machine) as module:
+            return machine.emit_object(module)
 
     def optimized_text(self, text: str) -> str:
         """Assembly after LLVM's optimiser."""
-        return str(self._optimize(text, self._machine()))
+        with self._optimized(text, self._machine()) as module:
+            return str(module)
 
     def machine_text(self, text: str) -> str:
         """The processor's own assembly language."""
         machine = self._machine()
-        return machine.emit_assembly(self._optimize(text, machine))
+        with self._optimized(text, machine) as module:
+            return machine.emit_assembly(module)
 
     def _machine(self) -> llvm.TargetMachine:
         _initialize_llvm()
@@ -102,22 +106,24 @@ class Compiler:
             codemodel="small",
         )
 
-    def _optimize(self, text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
-        module = llvm.parse_assembly(text)
-        module.triple = self.target.get("mtriple")
-        module.data_layout = str(machine.target_data)
-        # Loops come scheduled and vectorised. LLVM's unroller would break register tiles up; scalar loops that nobody
-        # scheduled still gain from its vectoriser, which leaves loops over explicit vectors alone.
-        options = llvm.create_pipeline_tuning_options(speed_level=self.target.get("opt-level", 3))
-        options.loop_unrolling = False
-        options.slp_vectorization = False
-        options.loop_vectorization = True
-        options.loop_interleaving = False
-        builder = llvm.create_pass_builder(machine, options)
-        passes = builder.getModulePassManager()
-        passes.run(module, builder)
-        _free(passes)
-        return module
+    @contextmanager
+    def _optimized(self, text: str, machine: llvm.TargetMachine) -> Generator[llvm.ModuleRef]:
+        """The optimised module of assembly, in a context of its own: types and constants live as long as theirs."""
+        with llvm.create_context() as context, llvm.parse_assembly(text, context) as module:
+            module.triple = self.target.get("mtriple")
+            module.data_layout = str(machine.target_data)
+            # Loops come scheduled and vectorised. LLVM's unroller would break register tiles up; scalar loops that
+            # nobody scheduled still gain from its vectoriser, which leaves loops over explicit vectors alone.
+            options = llvm.create_pipeline_tuning_options(speed_level=self.target.get("opt-level", 3))
+            options.loop_unrolling = False
+            options.slp_vectorization = False
+            options.loop_vectorization = True
+            options.loop_interleaving = False
+            builder = llvm.create_pass_builder(machine, options)
+            passes = builder.getModulePassManager()
+            passes.run(module, builder)
+            _free(passes)
+            yield module
 
 
 def _free(passes: llvm.ModulePassManager) -> None:
