@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGetItem
+import numpy as np
+
+from relay.expr import Call, Constant, Expr, Function, If, Tuple, TupleGetItem, numpy_dtype
 from relay.interpreter import apply_reference
 from relay.op.base import OpDef
 from relay.sizes import size_variables
@@ -26,8 +28,8 @@ class FoldConstant(FunctionPass):
     """Calls of pure operators on constants become constants, by the operators' references.
 
     A result may not grow: it is folded when it is small, or at most twice its inputs, or of no more elements than they
-    have, so that a broadcast of a scalar stays a broadcast, and quantized weights become floats. Fields of
-    known tuples and branches of known conditions are chosen.
+    have, so that a broadcast of a scalar stays a broadcast, and quantized weights become floats. A result without
+    elements is a constant, whatever the operands. Fields of known tuples and branches of known conditions are chosen.
     """
 
     opt_level: ClassVar[int] = 2
@@ -50,7 +52,11 @@ class FoldConstant(FunctionPass):
 
 def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
     op, args = call.op, call.args
-    if not isinstance(op, OpDef) or op.has_side_effect or not all(isinstance(a, Constant) for a in args):
+    if not isinstance(op, OpDef) or op.has_side_effect:
+        return call
+    if isinstance(call.ty, TensorType) and call.ty.is_static and call.ty.size == 0:
+        return Constant(np.zeros(call.ty.static_shape, numpy_dtype(str(call.ty.dtype))), span=call.span)
+    if not all(isinstance(a, Constant) for a in args):
         return call
     if type(op).reference is OpDef.reference or size_variables(op.attributes().values()):
         return call

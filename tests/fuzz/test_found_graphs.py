@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from frontends.onnx.backend import RelayBackend
@@ -111,6 +112,16 @@ def test_windows_that_stick_out_of_open_dimensions() -> None:
         for size in range(1, 20):
             part = np.ascontiguousarray(x[:, :, :size])
             np.testing.assert_array_equal(model.run([part])[0], result_of(pool, {"x": part}))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0, 4), (3, 0)])
+@pytest.mark.parametrize("columns", [(), (5,), (40,)])
+def test_products_of_nothing(shape: tuple[int, ...], columns: tuple[int, ...]) -> None:
+    x, w = np.zeros(shape, np.float32), np.ones((shape[-1], *columns), np.float32)
+    for constants in ({"w": w}, None):
+        inputs = {"x": x} if constants else {"x": x, "w": w}
+        y = result_of(helper.make_node("MatMul", ["x", "w"], ["y"]), inputs, constants)
+        np.testing.assert_array_equal(y, x @ w)
 
 
 def test_lrn_with_something_behind_it() -> None:

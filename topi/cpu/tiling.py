@@ -136,7 +136,7 @@ _PARALLEL_CYCLES = 20_000
 
 def largest_share(iterations: int, cores: int) -> float:
     """The part of a parallel loop that falls to the core which gets most of it: 1 / cores where it comes out even."""
-    return math.ceil(iterations / cores) / iterations
+    return math.ceil(iterations / cores) / iterations if iterations else 1.0
 
 
 def parallel_worthwhile(operations: float, lanes: int) -> bool:
