@@ -8,8 +8,9 @@ from textwrap import indent
 import relay
 from backend.runtime.artifact import CompiledModel
 from frontends.cli.console import Steps
-from frontends.cli.options import Build
+from frontends.cli.options import Build, UsageError
 from frontends.onnx import from_onnx
+from relay.build.records import default_records_path
 from relay.tuning import TuningReport
 from te.ir import PassContext
 
@@ -29,7 +30,12 @@ def compile_onnx(path: Path, how: Build, steps: Steps) -> CompiledModel:
 def tune_onnx(
     path: Path, how: Build, steps: Steps, minutes: float, records: Path | None, threads: int | None
 ) -> TuningReport:
-    """Import the model at `path` and search parameters for its kernels, saying what is being tried."""
+    """Import the model at `path` and search parameters for its kernels, saying what is being tried.
+
+    Raises UsageError when there is no file to keep them in.
+    """
+    if records is None and default_records_path() is None:
+        raise UsageError("the cache is turned off (RELAYC_CACHE_DIR); say where to keep what is found: --records FILE")
     with steps.step("import"):
         module, params = from_onnx(path, shape=how.shapes)
     with steps.step("tune") as step, PassContext(opt_level=how.opt_level, config=how.config):

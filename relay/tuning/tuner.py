@@ -106,8 +106,9 @@ def tune(
 ) -> TuningReport:
     """Search better parameters for the kernels of a model, for about so many minutes, and keep them in a file.
 
-    `records` is the file, by default the user's own, which `relay.build` reads without being told; another one is named
-    to builds by the option ``relay.tuning.records``. `threads` are those that kernels will run on: all by default.
+    `records` is the file, by default the user's own, which `relay.build` reads without being told (there is none, and
+    findings are only reported, where the cache is turned off); another one is named to builds by the option
+    ``relay.tuning.records``. `threads` are those that kernels will run on: all by default.
     `progress` is told what is going on. Kernels whose sizes are known at run time are left as they are. `bench` and
     `clock` take the times. Raises CompileError for a target that is no CPU.
     """

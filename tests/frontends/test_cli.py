@@ -107,6 +107,8 @@ def test_tune_says_what_it_tried_and_compile_takes_the_records(folder: Path, tmp
     result = runner.invoke(app, ["tune", model, "--shape", "batch=2", "--minutes", "0.002", "--records", str(records)])
     assert result.exit_code == 0, result.output
     assert "variants tried" in result.output and "tune" in result.output
+    result = runner.invoke(app, ["tune", model, "--shape", "batch=2"])
+    assert result.exit_code == 2 and "--records FILE" in result.output.replace("\n", " ")
     TuningRecords().save(records)
     command = ["compile", model, "--shape", "batch=2", "-o", str(tmp_path / "m.relayc"), "--records"]
     assert runner.invoke(app, [*command, str(records)]).exit_code == 0
