@@ -104,13 +104,13 @@ def test_forest_with_names():
 def test_boosting_of_residuals():
     """Gradient boosting: sums of leaves from a base value, through a sigmoid."""
     g = Graph(sklearn)
-    x = g.input("X", [5, 3])
+    x = g.input("X", ["N", 3])
     attrs = {
         "target_treeids": [0, 0, 0, 1, 1], "target_nodeids": [1, 3, 4, 1, 2], "target_ids": [0] * 5,
         "target_weights": [0.5, -1.0, 0.25, 0.75, -0.5], "n_targets": 1, "base_values": [0.1],
     }  # fmt: skip
     raw = g("TreeEnsembleRegressor", g("Cast", x, to=1), domain=ML, **TREES, **attrs)
-    check(g.model([g("Sigmoid", raw)], 15, {ML: 1}), {"X": normal(5, 3)})
+    check(g.model([g("Sigmoid", raw)], 15, {ML: 1}), {"X": normal(5, 3)}, {"X": normal(1, 3)})
 
 
 def test_vector_machine_with_probabilities():
