@@ -11,7 +11,7 @@ from typing import Any
 import te
 from backend.runtime.registry import get_global_func
 from backend.target import Target
-from relay.analysis import evaluation_order
+from relay.analysis import evaluation_order, users
 from relay.build.in_place import in_place_inputs
 from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
@@ -62,9 +62,29 @@ class Workload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes read and written when every argument and result is touched once; symbolic sizes count as none."""
-        types = [*(p.ty for p in self.function.params), *tensor_types(self.function.body.ty)]
-        return sum((t.size or 0) * t.dtype.nbytes for t in types if isinstance(t, TensorType))
+        """Bytes read and written when every result, and what is read of every argument, is touched once.
+
+        Symbolic sizes count as none.
+        """
+        used = users(self.function.body)
+        reads = sum(_bytes_read(p, used.get(id(p), [])) for p in self.function.params)
+        return reads + sum(map(_known_bytes, tensor_types(self.function.body.ty)))
+
+
+def _known_bytes(ty: TensorType) -> int:
+    return (ty.size or 0) * ty.dtype.nbytes
+
+
+def _bytes_read(param: Var, used: Sequence[Expr]) -> int:
+    """The bytes of an argument; of one from which others only pick elements, as many as they pick."""
+    whole = sum(map(_known_bytes, tensor_types(param.ty)))
+    picked = 0
+    for user in used:
+        picks = isinstance(user, Call) and (user.operator.looks_up or user.operator.moves_elements)
+        if not isinstance(user, Call) or not picks or user.args[0] is not param:
+            return whole
+        picked += sum(map(_known_bytes, tensor_types(user.ty)))
+    return min(whole, picked) if used else whole
 
 
 @dataclass(frozen=True)

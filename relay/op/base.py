@@ -78,7 +78,8 @@ class OpDef(ABC):
     (random numbers, printing: calls are neither merged, folded nor dropped); `num_data_inputs` (the leading inputs
     that a change of layout concerns, the others being weights and the like; None: all); `joins_inputs` (each element
     of the result comes from one of several inputs: concatenation); `moves_elements` (each element of the result is one
-    of the input, at an index that is quick to compute: transpose, slice); `reads_by_index` (a heavy operator that
+    of the input, at an index that is quick to compute: transpose, slice); `looks_up` (each element of the result is one
+    of the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that
     brings its inputs into place itself, so that moves of their elements cost nothing: matrix products on GPUs);
     `num_copied_inputs` (so many leading inputs are copied before they are used, each element once, so that what comes
     before may be computed in the copy); `mixed_precision` (see `MixedPrecision`).
@@ -93,6 +94,7 @@ class OpDef(ABC):
     num_data_inputs: ClassVar[int | None] = None
     joins_inputs: ClassVar[bool] = False
     moves_elements: ClassVar[bool] = False
+    looks_up: ClassVar[bool] = False
     reads_by_index: ClassVar[bool] = False
     num_copied_inputs: ClassVar[int] = 0
     mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW

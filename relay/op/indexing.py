@@ -45,6 +45,8 @@ class Take(OpDef):
     range; (C3) the first `batch_dims` dimensions of both are equal, and come before `axis`; (C4) the mode is known.
     """
 
+    looks_up = True
+
     axis: int
     batch_dims: int = 0
     mode: str = "clip"
@@ -87,6 +89,8 @@ class Gather(OpDef):
     (C3) both have the same rank.
     """
 
+    looks_up = True
+
     axis: int
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
@@ -115,6 +119,8 @@ class GatherND(OpDef):
     the end; those outside are limited. (C1) indices are integers; (C2) M is known and x has that many dimensions after
     the batch; (C3) the `batch_dims` dimensions B of both are equal.
     """
+
+    looks_up = True
 
     batch_dims: int = 0
 
