@@ -58,7 +58,8 @@ def _angles(node: OnnxNode, positions: Expr, indices: tuple[int, int]) -> tuple[
     return cosine, sine
 
 
-_UNUSED = ("qk_norm_epsilon", "kv_cache_bit_width")
+_DEPENDENT = ("kv_cache_bit_width", "qk_norm_epsilon", "rotary_interleaved", "smooth_softmax")
+"""Attributes that mean something beside others only, and may be given without."""
 
 
 @converter("GroupQueryAttention", domain=MICROSOFT)
@@ -109,7 +110,7 @@ class _GroupedAttention:
             raise node.unsupported("the scores as an output (qk_output)", expected="0")
         refuse_input(node, 12, "a quantized cache's scale")
         refuse_input(node, 13, "a quantized cache's scale")
-        node.attrs.ignore(*_UNUSED)
+        node.attrs.ignore(*_DEPENDENT)
 
     def _three(self) -> tuple[Expr, Expr, Expr]:
         """Q, K and V as [batch, heads, length, size]."""
