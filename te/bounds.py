@@ -425,8 +425,11 @@ def _values_of(math: IndexMath, loops: Loops, relation: object) -> None:
         _require(math, loops, value, extents[relation.parent], relation.parent.kind == "reduce", likely)
     elif isinstance(relation, Fuse):
         fused, inner_extent = values[relation.fused], extents[relation.inner]
-        values[relation.outer] = math.floordiv(fused, inner_extent)
-        values[relation.inner] = math.floormod(fused, inner_extent)
+        if extents[relation.outer].const == 1:  # else tiles of the fused loop would seem to go past the inner one
+            values[relation.outer], values[relation.inner] = number(0), fused
+        else:
+            values[relation.outer] = math.floordiv(fused, inner_extent)
+            values[relation.inner] = math.floormod(fused, inner_extent)
 
 
 def _require(

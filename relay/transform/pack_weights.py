@@ -160,9 +160,11 @@ class _Packer:
         inputs = call.args[0].tensor_type.shape[3]
         tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
         suits = kernel[0] == kernel[1] and max(*op.strides, *op.dilation) == 1
-        if not (suits and tiles and call.tensor_type.is_static and isinstance(inputs, int)):
+        batch, *rest = call.shape
+        lines, columns, outputs = (d if isinstance(d, int) else 0 for d in rest)
+        if not (suits and tiles and lines and columns and outputs and isinstance(inputs, int)):
             return None
-        images, lines, columns, outputs = call.tensor_type.static_shape
+        images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
         shape = WinogradShape(images, lines, columns, inputs // op.groups, outputs, kernel[0], op.groups)
         return winograd_pays(self.target, shape, tiles)
 

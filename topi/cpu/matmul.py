@@ -128,10 +128,12 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
 def _tiles_at_once(anchor: te.Operation, rows: int, height: int, panel: int, target: Target) -> int:
     """Row tiles that all panels pass over before the next ones: what they read takes half of the second-level cache.
 
-    0 where the left operand stays in a core's part of the last cache, from where it is read fast enough, or where one
-    panel is all: it is read once then anyway.
+    0 where the left operand stays in a core's part of the last cache, from where it is read fast enough, where one
+    panel is all, as it is read once then anyway, or where the rows are counted at run time.
     """
     left, columns = anchor.input_tensors[0], constant_size([extent_of(anchor.axis[-1])])
+    if not all(isinstance(d, int) for d in left.shape):
+        return 0
     nbytes = constant_size(left.shape) * left.dtype.nbytes
     caches = target.cache_bytes
     tiles = -(-rows // height)

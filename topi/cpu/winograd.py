@@ -57,7 +57,7 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
 
 
 def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
-    images, lines, columns, outputs = [constant_size([d]) for d in out.shape]
+    images, lines, columns, outputs = [constant_size([d], default=1) for d in out.shape]
     inputs = constant_size([anchor.input_tensors[1].shape[3]])
     attrs = anchor.attrs
     shape = WinogradShape(images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"])

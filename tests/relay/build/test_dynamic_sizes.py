@@ -143,3 +143,26 @@ def test_damaged_descriptions_are_refused(damage, message):
     damage(record)
     with pytest.raises(ArtifactError, match=message):
         CompiledModel(record, lib.params, lib.module)
+
+
+def test_a_dense_layer_of_one_batch_and_any_length():
+    s = SizeVar("s")
+    x, r = relay.var("x", (1, s, 64)), relay.var("r", (1, s, 32))
+    module = executor(relay.Function((x, r), op.add(op.nn.dense(x, relay.const(WEIGHT)), r)))
+    for length in (1, 3, 4, 9, 70):
+        a, b = (RNG.standard_normal((1, length, n), dtype=np.float32) for n in (64, 32))
+        np.testing.assert_allclose(module(a, b)[0].numpy(), a @ WEIGHT.T + b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_winograd_convolution_of_any_batch():
+    weight = RNG.standard_normal((64, 64, 3, 3), dtype=np.float32)
+    results = []
+    for batch in (SizeVar("n"), 3):
+        x = relay.var("x", (batch, 64, 28, 28))
+        lib = relay.build(relay.Function((x,), op.nn.conv2d(x, relay.const(weight), padding=(1, 1, 1, 1))))
+        assert any("winograd" in name for node in lib.graph.nodes for name in node.ops)
+        results.append(graph_executor.GraphModule(lib["default"](device("cpu", 0))))
+    general, special = results
+    x = RNG.standard_normal((3, 64, 28, 28), dtype=np.float32)
+    np.testing.assert_allclose(general(x)[0].numpy(), special(x)[0].numpy(), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(general(x[1:2])[0].numpy(), special(x)[0].numpy()[1:2], rtol=1e-3, atol=1e-3)

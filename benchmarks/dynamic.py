@@ -1,0 +1,190 @@
+"""Models of sizes known at run time against the same models compiled for one size: what not knowing costs.
+
+    python -m benchmarks.dynamic --zoo FOLDER [--models bert_base,gpt2] [--threads 1] [--rounds 9] [--seconds 0.3]
+
+The zoo's models are made symbolic in the batch, or in the sequence, and compiled once; then they run at several sizes
+in turns with models compiled for each of these. Printed is the median of the ratios of neighbouring turns, general time
+divided by special: 1.10 means that one model for all sizes takes 10 % longer. With one thread turns are measured by the
+processor time of the thread, so that others on the machine disturb little. Results must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+import relay
+from backend.runtime import GraphModule, device
+from frontends.onnx import from_onnx
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of the zoo, the axis of its inputs that is symbolic, and the sizes that it runs at."""
+
+    model: str
+    name: str
+    axis: int
+    sizes: tuple[int, ...]
+
+
+CASES = (
+    Case("resnet50", "batch", 0, (1, 2, 4)),
+    Case("bert_base", "batch", 0, (1, 2, 4)),
+    Case("bert_base", "sequence", 1, (32, 128, 200)),
+    Case("gpt2", "sequence", 1, (32, 128, 200)),
+)
+
+
+LONGEST = 256
+"""Positions in the tables of models with a symbolic sequence."""
+
+
+def resized(feeds: Arrays, axis: int, size: int) -> Arrays:
+    """The inputs with `size` entries along the axis, repeated as often as that takes."""
+    return {name: np.ascontiguousarray(np.take(x, np.arange(size) % x.shape[axis], axis)) for name, x in feeds.items()}
+
+
+def opened(model: onnx.ModelProto, case: Case, size: int) -> onnx.ModelProto:
+    """The model, exported for `size` along the axis, as an exporter writes it for any size: shapes copy or infer the
+    dimension, and tables that lie along it are cut to length."""
+    graph = model.graph
+    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    made: dict[str, onnx.NodeProto | onnx.TensorProto] = {}
+
+    def constant(name: str, value: np.ndarray) -> str:
+        made[name] = numpy_helper.from_array(value, name)
+        return name
+
+    def cut(name: str, axes: Sequence[int]) -> str:
+        result = constant(f"{name}_long", _continued(values[name], axes))
+        for axis in axes:
+            inputs = [result, constant("zero", np.array([0])), "length", constant(f"axis_{axis}", np.array([axis]))]
+            result = f"{name}_{axis}"
+            made[result] = helper.make_node("Slice", inputs, [result])
+        return result
+
+    made["length"] = helper.make_node("Shape", [graph.input[0].name], ["length"], start=case.axis, end=case.axis + 1)
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            table = values.get(name)
+            if table is None:
+                continue
+            axes = [a for a, n in enumerate(table.shape) if n == size and case.axis > 0]
+            if node.op_type == "Reshape":
+                shape = _open_shape(table.tolist(), case.axis, size)
+                node.input[i] = constant(f"{name}_open", np.array(shape, np.int64))
+                del node.attribute[:]  # allowzero: 0 is to copy
+            elif axes and (table.dtype.kind in "ib" or set(table.shape) == {1, size}):
+                node.input[i] = cut(name, axes)
+    nodes = [x for x in made.values() if isinstance(x, onnx.NodeProto)] + list(graph.node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(x for x in made.values() if isinstance(x, onnx.TensorProto))
+    del graph.value_info[:]
+    return model
+
+
+def _open_shape(shape: list[int], axis: int, size: int) -> list[int]:
+    """A new shape with the dimension copied from the input, or inferred where that is another of its axes."""
+    if axis == 0:
+        return [0, *shape[1:]] if shape[0] == size else shape
+    if size not in shape[:2]:
+        return shape
+    at = shape.index(size)
+    if shape[0] == -1:  # the batch, which is 1
+        return [1, *[-1 if i == at else n for i, n in enumerate(shape)][1:]]
+    return [(0 if -1 in shape else -1) if i == at else n for i, n in enumerate(shape)]
+
+
+def _continued(table: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """A table of positions, of equal entries, or of what lies before and after, for `LONGEST` positions."""
+    if len(axes) == 2:
+        row, column = (np.arange(LONGEST).reshape([-1 if a == axis else 1 for a in range(table.ndim)]) for axis in axes)
+        result = np.where(column > row, table.reshape(-1)[1], table.reshape(-1)[0])
+        result = result.astype(table.dtype).reshape([LONGEST if a in axes else 1 for a in range(table.ndim)])
+    else:
+        first, second = (np.take(table, [i], axes[0]) for i in (0, 1))
+        at = np.arange(LONGEST).reshape([-1 if a == axes[0] else 1 for a in range(table.ndim)])
+        result = first | np.zeros(at.shape, bool) if table.dtype == bool else first + at * (second - first)
+    known = result
+    for axis in axes:
+        known = np.take(known, range(table.shape[axis]), axis)
+    assert np.array_equal(known, table), "the table goes on as it began"
+    return result
+
+
+def executor(model: onnx.ModelProto, shapes: dict[str, tuple[int | str, ...]], threads: int) -> GraphModule:
+    """The model compiled for these shapes."""
+    mod, params = from_onnx(model, shape=shapes)
+    return GraphModule(relay.build(mod, "llvm", params)["default"](device("cpu", 0)), threads)
+
+
+def turn(model: GraphModule, seconds: float, clock: str) -> float:
+    """Seconds of one run, the mean of runs that take `seconds` together."""
+    now = time.thread_time if clock == "thread" else time.perf_counter
+    begin, count = now(), 0
+    while now() - begin < seconds or not count:
+        model.run()
+        count += 1
+    return (now() - begin) / count
+
+
+def compare(general: GraphModule, special: GraphModule, rounds: int, seconds: float, clock: str) -> tuple[float, float]:
+    """(Median ratio general / special, median milliseconds of the special model), in turns."""
+    ratios: list[float] = []
+    times: list[float] = []
+    for _ in range(rounds):
+        a, b, c = (turn(model, seconds, clock) for model in (special, general, special))
+        ratios.append(b / ((a + c) / 2))
+        times += [a, c]
+    return statistics.median(ratios), 1e3 * statistics.median(times)
+
+
+def measure(case: Case, zoo: Path, threads: int, rounds: int, seconds: float) -> Iterator[str]:
+    """One line for each size."""
+    path = zoo / f"{case.model}.onnx"
+    model, feeds = onnx.load(path), dict(np.load(path.with_suffix(".npz")))
+    feeds = {value.name: feeds[value.name] for value in model.graph.input}
+    model = opened(model, case, next(iter(feeds.values())).shape[case.axis])
+    symbolic = {name: tuple([case.name if a == case.axis else n for a, n in enumerate(x.shape)])
+                for name, x in feeds.items()}  # fmt: skip
+    general = executor(model, symbolic, threads)
+    for size in case.sizes:
+        inputs = resized(feeds, case.axis, size)
+        special = executor(model, {name: x.shape for name, x in inputs.items()}, threads)
+        found, expected = ([y.numpy() for y in model(**inputs)] for model in (general, special))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
+        ratio, milliseconds = compare(general, special, rounds, seconds, "thread" if threads == 1 else "wall")
+        yield f"| {case.model} | {case.name} | {size} | {milliseconds:.1f} | {ratio:.2f} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zoo", type=Path, required=True)
+    parser.add_argument("--models", default=",".join(dict.fromkeys(case.model for case in CASES)))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.3)
+    options = parser.parse_args(arguments)
+    print("| model | symbolic | size | special, ms | general / special |\n|---|---|---|---|---|")
+    for case in CASES:
+        if case.model in options.models.split(","):
+            for line in measure(case, options.zoo, options.threads, options.rounds, options.seconds):
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
