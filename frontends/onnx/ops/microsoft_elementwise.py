@@ -65,14 +65,16 @@ _ACTIVATIONS: dict[str, tuple[Activation, tuple[float, ...]]] = {
 """By name: the function of x and its parameters, and what they are where they are not given."""
 
 
-def activated(node: OnnxNode, x: Expr, params: Sequence[float]) -> Expr:
-    """The activation that the attribute `activation` names, of `x`; none is the identity."""
+def activated(node: OnnxNode, x: Expr, params: Sequence[float | None]) -> Expr:
+    """The activation that the attribute `activation` names, of `x`; none is the identity.
+
+    Of `params`, those that are None or too few take their default, and those that it has no use for are left.
+    """
     name = node.attr_str("activation", "")
     if name == "":
         return x
     if name not in _ACTIVATIONS:
         raise node.unsupported(f"the fused activation {name!r}", expected="one of " + ", ".join(_ACTIVATIONS))
     function, defaults = _ACTIVATIONS[name]
-    if len(params) > len(defaults):
-        raise node.error(f"{len(params)} parameters of the activation {name}", expected=f"up to {len(defaults)}")
-    return function(x, (*params, *defaults[len(params) :]))
+    given = [*params, *[None] * len(defaults)]
+    return function(x, [default if value is None else value for value, default in zip(given, defaults, strict=False)])

@@ -44,8 +44,8 @@ def fused_mat_mul(node: OnnxNode) -> Expr:
 @converter("FusedGemm", domain=MICROSOFT)
 def fused_gemm(node: OnnxNode) -> Expr:
     """Gemm and an activation."""
-    given = [node.attrs.get_float(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
-    return activated(node, general_product(node), [value for value in given if value is not None])
+    params = [node.attrs.get_float(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
+    return activated(node, general_product(node), params)
 
 
 @converter("FusedConv", domain=MICROSOFT)

@@ -38,7 +38,7 @@ def test_fused_mat_mul_with_weights_and_transposed_batches():
 
 
 ACTIVATIONS = {
-    "Relu": ({}, lambda x: np.maximum(x, 0)),
+    "Relu": ({"activation_alpha": 0.5}, lambda x: np.maximum(x, 0)),  # of no use to it
     "LeakyRelu": ({"activation_alpha": 0.2}, lambda x: np.where(x < 0, np.float32(0.2) * x, x)),
     "Sigmoid": ({}, lambda x: 1 / (1 + np.exp(-x))),
     "Tanh": ({}, np.tanh),
