@@ -302,11 +302,11 @@ class _Importer:
         roots = [*outputs, *[x for x, _, _ in bound]]
         taken = free_expressions(Tuple(tuple(roots)), around)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
-        body = rewrite_free(Tuple(tuple(roots)), inner)
+        results = rewrite_free(Tuple(tuple(roots)), inner)
         sizes = [(name, len(outputs) + k, element, source)
                  for k, (_, source, names) in enumerate(bound) for element, name in enumerate(names)]  # fmt: skip
         attrs = {"bound_sizes": tuple(sizes), "size_checks": tuple(checks)} if sizes or checks else {}
-        return Function((*params, *inner.values()), body, attrs), taken
+        return Function((*params, *inner.values()), results, attrs), taken
 
     def _call(
         self,

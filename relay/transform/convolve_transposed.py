@@ -105,7 +105,7 @@ def _phases(weight: Array, groups: int, axes: Sequence[_Axis]) -> Array:
     inputs, outputs = weight.shape[0] // groups, weight.shape[1]
     split = whole.reshape(groups, inputs, outputs, *[d for axis in axes for d in (axis.window, axis.stride)])
     windows, phases = [3 + 2 * k for k in range(rank)], [4 + 2 * k for k in range(rank)]
-    ordered = np.flip(split, windows).transpose(0, *phases, 2, 1, *windows)
+    ordered = np.flip(split, tuple(windows)).transpose(0, *phases, 2, 1, *windows)
     total = groups * outputs * math.prod(axis.stride for axis in axes)
     return np.ascontiguousarray(ordered.reshape(total, inputs, *[axis.window for axis in axes]))
 

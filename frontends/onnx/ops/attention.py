@@ -150,7 +150,7 @@ class _Masks:
         cached = self.node.get(4)
         if self.lengths is None or cached is not None:
             past = 0 if cached is None else cached.shape[2]
-            if known and isinstance(past, int):
+            if isinstance(self.queries, int) and isinstance(self.keys, int) and isinstance(past, int):
                 distance = np.arange(self.queries)[:, None] - np.arange(self.keys)[None, :] + past
                 return self._barred(Constant(self._visible(distance)))
             return self._seen(op.add(self._distances("int64"), op.sizes((past,), ())))

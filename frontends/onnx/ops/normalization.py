@@ -126,7 +126,7 @@ def group_normalization(node: OnnxNode) -> Expr:
     """Mean 0 and variance 1 over each group of channels. Scale and bias are per group, from opset 21 per channel."""
     node.attrs.ignore("stash_type")
     shape, groups = node.type(0).shape, node.attr_int("num_groups")
-    in_group = quotient(shape[1:2], (groups,)) if len(shape) >= 2 and groups >= 1 else None
+    in_group = quotient(shape[1:2], (groups,)) if node.rank(0) >= 2 and groups >= 1 else None
     if in_group is None:
         raise node.error(f"{groups} groups of {node.type(0)}", expected="a divisor of the channels")
     grouped = reshape_to(_wide(node[0]), (shape[0], groups, product((in_group, *shape[2:]))))

@@ -122,7 +122,7 @@ def along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
     size = x.shape
     if size in ((), (1,)):
         return reshape_to(x, ())
-    if len(size) > 1:
+    if x.tensor_type.ndim > 1:
         return x
     return reshape_to(x, tuple(size[0] if i == axis % rank else 1 for i in range(rank)))
 

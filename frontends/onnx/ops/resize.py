@@ -44,7 +44,7 @@ def upsample(node: OnnxNode) -> Expr:
     elif node.opset < 9:
         scales = node.attrs.get_floats("scales")
     else:
-        return resize_10(node)
+        return _by_input(node)
     if scales is None:
         raise node.error("no scales")
     return _legacy_resize(node, scales)
@@ -52,6 +52,11 @@ def upsample(node: OnnxNode) -> Expr:
 
 @converter("Resize", since=10)
 def resize_10(node: OnnxNode) -> Expr:
+    return _by_input(node)
+
+
+def _by_input(node: OnnxNode) -> Expr:
+    """Scales are input 1."""
     known = node.known_value(1)
     return _legacy_resize(node, None if known is None else known.reshape(-1).tolist())
 
