@@ -1,8 +1,8 @@
 """PackWeights: constant weights of convolutions and matrix products, in the panels that register tiles read.
 
-A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product,
-(O / NR, KH, KW, I, NR) for a convolution. NR is chosen for the target by the cost model of the schedules; in a grouped
-convolution it is the size of a group. The packing is done here, once; panels are filled up with zeros.
+A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
+KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target by the cost model of the schedules; in a
+grouped convolution it is the size of a group. The packing is done here, once; panels are filled up with zeros.
 
 3 x 3 and 5 x 5 convolutions with stride 1 become Winograd convolutions where the cost model expects a gain: their
 weights are transformed here too. The option "relay.winograd" limits the sizes of their tiles or turns them off.
@@ -11,6 +11,7 @@ weights are transformed here too. The option "relay.winograd" limits the sizes o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,8 +20,9 @@ import numpy as np
 from backend.target import Target
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
-from relay.op.nn.conv import Conv2D, Conv2DNHWCPacked
+from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
+from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
@@ -34,6 +36,9 @@ from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 __all__ = ["PackWeights", "pack_panels", "transform_filters"]
 
 Array = np.ndarray[Any, Any]
+_PACKED: dict[int, type[Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked]] = {
+    1: Conv1DNWCPacked, 2: Conv2DNHWCPacked, 3: Conv3DNDHWCPacked,
+}  # fmt: skip
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
 _FILTERS_AT_ONCE = 4096
@@ -59,7 +64,7 @@ def pack_panels(weight: Array, width: int) -> Array:
 
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
-    """nn.conv2d (NHWC), nn.dense and nn.batch_matmul take packed weights; computed right operands are packed too."""
+    """Convolutions (channels last) and products take packed weights; computed right operands are packed too."""
 
     target: Target
     opt_level: ClassVar[int] = 1
@@ -94,8 +99,8 @@ class _Packer:
                 return self._dense(call, weight, "NK")
             case BatchMatmul(transpose_a=False) if weight.data.ndim == 2:
                 return self._dense(call, weight, "NK" if call.op.transpose_b else "KN")
-            case Conv2D(data_layout="NHWC"):
-                return self._conv2d(call, call.op, weight)
+            case Conv1D(data_layout="NWC") | Conv2D(data_layout="NHWC") | Conv3D(data_layout="NDHWC"):
+                return self._convolution(call, call.op, weight)
             case _:
                 return call
 
@@ -139,24 +144,26 @@ class _Packer:
         product = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)
         return reshaped(product, call.shape, call.span)
 
-    def _conv2d(self, call: Call, op: Conv2D, weight: Constant) -> Call:
-        order = [op.kernel_layout.index(axis) for axis in "OHWI"]
+    def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Call:
+        order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]
         outputs_first = weight.data.transpose(order)
-        channels, kh, kw, group_size = outputs_first.shape
+        channels, *kernel, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
-            return _channels_last(call, op, outputs_first)
-        winograd = self._winograd_plan(call, op, (kh, kw))
-        if winograd is not None:
-            return self._winograd(call, op, weight, outputs_first, winograd)
+            return _channels_last(call, op, outputs_first) if isinstance(op, Conv2D) else call
+        if isinstance(op, Conv2D):
+            winograd = self._winograd_plan(call, op, kernel)
+            if winograd is not None:
+                return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        width = channels // op.groups if op.groups > 1 else self._width(rows, channels, kh * kw * group_size)
+        steps = math.prod(kernel) * group_size
+        width = channels // op.groups if op.groups > 1 else self._width(rows, channels, steps)
         packed = self._panels(weight, outputs_first, op.kernel_layout, width)
-        made = Conv2DNHWCPacked(
+        made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )
         return Call(made, (call.args[0], packed), span=call.span)
 
-    def _winograd_plan(self, call: Call, op: Conv2D, kernel: tuple[int, int]) -> WinogradPlan | None:
+    def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
         inputs = call.args[0].tensor_type.shape[3]
         tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
         suits = kernel[0] == kernel[1] and max(*op.strides, *op.dilation) == 1

@@ -18,7 +18,7 @@ from topi.registry import operations_behind, register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_conv2d_nhwc_packed"]
+__all__ = ["schedule_conv_packed"]
 
 
 def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
@@ -30,19 +30,19 @@ def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
 def _schedule_pad(s: te.Schedule, pad: te.Operation, lanes: int) -> None:
     """The bordered copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
     result = pad.output(0)
-    n, h, w, c = s[result].op.axis
-    line = s[result].fuse(n, h)
+    *lines, w, c = s[result].op.axis
+    line = s[result].fuse(*lines) if len(lines) > 1 else w
     parallel(s, result, line, constant_size(result.shape) * 4.0, lanes)
     if isinstance(c.extent, int) and c.extent >= lanes:
         _, c_inner = s[result].split(c, factor=lanes)
         s[result].vectorize(c_inner)
     else:
-        for axis in (line, w):
+        for axis in dict.fromkeys((line, w)):
             s[result].pragma(axis, "loop_partition_hint")
 
 
-@register_schedule("conv2d_nhwc_packed", "cpu")
-def schedule_conv2d_nhwc_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+@register_schedule(["conv1d_nwc_packed", "conv2d_nhwc_packed", "conv3d_ndhwc_packed"], "cpu")
+def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[p, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR], p = (n, y, x).
 
     A tile's pixels may lie on two lines: each has an address of its own, worked out once for the whole reduction.

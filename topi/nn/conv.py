@@ -19,7 +19,7 @@ from topi.nn.pad import pad_spatial
 from topi.tag import ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
-__all__ = ["conv", "conv2d_nhwc_packed", "conv_transpose", "output_size"]
+__all__ = ["conv", "conv_packed", "conv_transpose", "output_size"]
 
 
 def output_size(size: Dim, kernel: Dim, stride: int, dilation: int, padding: int) -> Dim:
@@ -111,7 +111,7 @@ def _attributes(strides: Sequence[int], dilation: Sequence[int], groups: int, **
     return {"strides": tuple(strides), "dilation": tuple(dilation), "groups": groups, **more}
 
 
-def conv2d_nhwc_packed(
+def conv_packed(
     data: Tensor,
     weight: Tensor,
     channels: int,
@@ -121,36 +121,42 @@ def conv2d_nhwc_packed(
     groups: int = 1,
     out_dtype: str | None = None,
 ) -> Tensor:
-    """2-D convolution of NHWC `data` with weights (ceil(O / NR), KH, KW, I, NR), the form register tiles read in order.
+    """Convolution of `data` (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), the order tiles read.
 
     `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. The
-    result is computed as a matrix, pixels by channels (tag "conv2d_nhwc_packed"), so that tiles need not stop at the
-    end of a line.
+    result is computed as a matrix, pixels by channels (tag "conv2d_nhwc_packed", "conv1d_nwc_packed" or
+    "conv3d_ndhwc_packed"), so that tiles need not stop at the end of a line.
     """
-    blocks, kh, kw, group_size, nr = weight.shape
-    padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], 0)
+    blocks, *kernel, group_size, nr = weight.shape
+    rank = len(kernel)
+    spatial = range(1, 1 + rank)
+    padded = pad_spatial(data, spatial, padding[:rank], padding[rank:], 0)
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
-    n, h, w, _ = data.shape
-    oh = output_size(h, kh, strides[0], dilation[0], padding[0] + padding[2])
-    ow = output_size(w, kw, strides[1], dilation[1], padding[1] + padding[3])
-    ry, rx = te.reduce_axis((0, kh), name="kh"), te.reduce_axis((0, kw), name="kw")
+    sizes = [
+        output_size(data.shape[a], kernel[k], strides[k], dilation[k], padding[k] + padding[k + rank])
+        for k, a in enumerate(spatial)
+    ]
+    grid = (data.shape[0], *sizes)
+    names = "dhw"[-rank:]
+    taps = _kernel_axes(names, kernel)
     rc = te.reduce_axis((0, group_size), name="rc")
 
     def body(p: Any, c: Any) -> PrimExpr:
-        b, y, x = unravel_index(p, (n, oh, ow))
+        b, *position = unravel_index(p, grid)
         channel = rc if groups == 1 else c // nr * group_size + rc
-        value = padded(b, y * strides[0] + ry * dilation[0], x * strides[1] + rx * dilation[1], channel)
-        return te.sum(te.cast(wide, value) * te.cast(wide, weight(c // nr, ry, rx, rc, c % nr)), axis=[ry, rx, rc])
+        value = padded(b, *_taps(position, taps, strides, dilation), channel)
+        factor = weight(c // nr, *taps, rc, c % nr)
+        return te.sum(te.cast(wide, value) * te.cast(wide, factor), axis=[*taps, rc])
 
     attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr)
-    shape = (num_elements((n, oh, ow)), channels)
-    total = te.compute(shape, body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)
+    tag = f"conv{rank}d_n{names}c_packed"
+    total = te.compute((num_elements(grid), channels), body, name=f"conv{rank}d", tag=tag, attrs=attrs)
 
-    def image(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
-        return total(ravel_index((b, y, x), (n, oh, ow)), c)
+    def image(*i: Any) -> PrimExpr:
+        return total(ravel_index(i[:-1], grid), i[-1])
 
-    return _rounded(te.compute((n, oh, ow, channels), image, name="image", tag=INJECTIVE), out_dtype)
+    return _rounded(te.compute((*grid, channels), image, name="image", tag=INJECTIVE), out_dtype)
 
 
 def conv_transpose(

@@ -22,7 +22,6 @@ from relay.op.nn.conv import (
     conv1d,
     conv1d_transpose,
     conv2d,
-    conv2d_nhwc_packed,
     conv2d_transpose,
     conv3d,
     conv3d_transpose,
@@ -40,6 +39,7 @@ from relay.op.nn.norm import (
     rms_norm,
     softmax,
 )
+from relay.op.nn.packed_conv import conv2d_nhwc_packed
 from relay.op.nn.pad import pad
 from relay.op.nn.pool import (
     adaptive_avg_pool1d,

@@ -22,8 +22,8 @@ from topi.layout import Layout
 from topi.nn.conv import output_size
 
 __all__ = [
-    "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DNHWCPacked", "Conv2DTranspose", "Conv3D", "Conv3DTranspose",
-    "conv1d", "conv1d_transpose", "conv2d", "conv2d_nhwc_packed", "conv2d_transpose", "conv3d", "conv3d_transpose",
+    "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose",
+    "conv1d", "conv1d_transpose", "conv2d", "conv2d_transpose", "conv3d", "conv3d_transpose",
 ]  # fmt: skip
 
 Ints = tuple[int, ...]
@@ -178,67 +178,6 @@ class Conv3D(_Forward):
     data_layout: str = "NCDHW"
     kernel_layout: str = "OIDHW"
     rank = 3
-
-
-@register_op("nn.conv2d_nhwc_packed", pattern=OpPattern.OUT_FUSABLE)
-class Conv2DNHWCPacked(OpDef):
-    """2-D convolution of NHWC data with weights (ceil(O / NR), KH, KW, I, NR), filled up with 0.
-
-    ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights so. `channels` is the true O, `padding` is (top, left,
-    bottom, right). (C1) strides and dilation have 2 numbers, padding 4; (C2) both inputs have one element type; (C3)
-    ranks are 4 and 5; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block is one
-    group; (C6) the dilated kernel fits into the padded input.
-    """
-
-    mixed_precision = MixedPrecision.ALWAYS
-
-    strides: Ints = (1, 1)
-    padding: Ints = (0, 0, 0, 0)
-    dilation: Ints = (1, 1)
-    groups: int = 1
-    channels: int
-    out_dtype: str | None = None
-
-    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
-        counts = (len(self.strides), len(self.dilation), len(self.padding))
-        require(counts == (2, 2, 4), "(C1) strides, dilation and padding need 2, 2 and 4 numbers")
-        require_same_dtype(2, data, weight)
-        require(data.ndim == 4 and weight.ndim == 5, f"(C3) data needs 4 dimensions, weight 5; got {data} and {weight}")
-        n, h, w, c = data.shape
-        blocks, kh, kw, group_size, nr = weight.shape
-        matches = dims_match(c, as_dim(group_size * self.groups))
-        require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
-        assert isinstance(blocks, int) and isinstance(nr, int)
-        holds = 0 < self.channels <= blocks * nr and self.channels > (blocks - 1) * nr
-        require(
-            holds and (self.groups == 1 or self.channels == self.groups * nr),
-            f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
-        )
-        top, left, bottom, right = self.padding
-        oh = output_size(h, kh, self.strides[0], self.dilation[0], top + bottom)
-        ow = output_size(w, kw, self.strides[1], self.dilation[1], left + right)
-        fits = at_least(oh, 1) and at_least(ow, 1)
-        require(fits, f"(C6) the {kh} x {kw} kernel reaches over more than the padded input")
-        return TensorType((n, oh, ow, self.channels), self.out_dtype or data.dtype)
-
-    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return topi.nn.conv2d_nhwc_packed(
-            data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups, self.out_dtype
-        )
-
-    def reference(self, data: Array, weight: Array) -> Array:
-        blocks, kh, kw, group_size, nr = weight.shape
-        w = weight.transpose(0, 4, 3, 1, 2).reshape(blocks * nr, group_size, kh, kw)[: self.channels]
-        y = convolve(data.transpose(0, 3, 1, 2), w, self.strides, self.padding, self.dilation, self.groups)
-        return np.ascontiguousarray(y.transpose(0, 2, 3, 1)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
-
-    def macs(self, types: Sequence[Type], result: Type) -> int:
-        _, weight = types
-        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        if result.size is None:
-            return 0
-        _, kh, kw, group_size, _ = weight.static_shape
-        return result.size * kh * kw * group_size
 
 
 @attributes_of_operator
@@ -447,27 +386,6 @@ def conv3d(
     """3-D convolution; `padding` is one number, one for each axis, or (front, top, left, back, bottom, right)."""
     _check_weight(weight, kernel_layout, channels, kernel_size, 1)
     return _forward(Conv3D, data, weight, strides, padding, dilation, groups, data_layout, kernel_layout, out_dtype)
-
-
-def conv2d_nhwc_packed(
-    data: Expr,
-    weight: Expr,
-    channels: int,
-    strides: IntOrInts = 1,
-    padding: IntOrInts = 0,
-    dilation: IntOrInts = 1,
-    groups: int = 1,
-    out_dtype: str | None = None,
-) -> Call:
-    """2-D convolution of NHWC `data` with weights packed OHWI<NR>o."""
-    return Conv2DNHWCPacked(
-        strides=ints(strides, 2),
-        padding=padding_pairs(padding, 2),
-        dilation=ints(dilation, 2),
-        groups=groups,
-        channels=channels,
-        out_dtype=out_dtype,
-    )(data, weight)
 
 
 def _backward(

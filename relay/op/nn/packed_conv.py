@@ -1,0 +1,139 @@
+"""Convolutions of channels-last data with weights in the panels that register tiles read; made by PackWeights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+import te
+import topi
+from relay.expr import Call, Expr
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
+from relay.op.nn.conv import convolve
+from relay.type import TensorType, Type, dims_match
+from te.tir import as_dim
+from topi.nn.conv import output_size
+
+__all__ = ["Conv1DNWCPacked", "Conv2DNHWCPacked", "Conv3DNDHWCPacked", "conv2d_nhwc_packed"]
+
+Ints = tuple[int, ...]
+IntOrInts = int | Sequence[int]
+
+
+@attributes_of_operator
+class _Packed(OpDef):
+    """Convolution of data (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), filled up with 0.
+
+    ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights so, in two dimensions. `channels` is the true O,
+    `padding` is (begin..., end...) of the spatial axes. (C1) strides and dilation have a number for each spatial axis,
+    padding two; (C2) both inputs have one element type; (C3) data has two dimensions more than there are spatial axes,
+    weights three; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block is one
+    group; (C6) the dilated kernel fits into the padded input.
+    """
+
+    mixed_precision = MixedPrecision.ALWAYS
+
+    strides: Ints
+    padding: Ints
+    dilation: Ints
+    groups: int = 1
+    channels: int
+    out_dtype: str | None = None
+
+    rank: ClassVar[int]
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        rank = self.rank
+        counts = (len(self.strides), len(self.dilation), len(self.padding))
+        needed = f"{rank}, {rank} and {2 * rank} numbers"
+        require(counts == (rank, rank, 2 * rank), f"(C1) strides, dilation and padding need {needed}")
+        require_same_dtype(2, data, weight)
+        fits = data.ndim == 2 + rank and weight.ndim == 3 + rank
+        require(fits, f"(C3) data needs {2 + rank} dimensions, weight {3 + rank}; got {data} and {weight}")
+        n, *sizes, c = data.shape
+        blocks, *kernel, group_size, nr = weight.shape
+        matches = dims_match(c, as_dim(group_size * self.groups))
+        require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
+        assert isinstance(blocks, int) and isinstance(nr, int)
+        holds = 0 < self.channels <= blocks * nr and self.channels > (blocks - 1) * nr
+        require(
+            holds and (self.groups == 1 or self.channels == self.groups * nr),
+            f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
+        )
+        borders = [self.padding[k] + self.padding[k + rank] for k in range(rank)]
+        results = [
+            output_size(sizes[k], kernel[k], self.strides[k], self.dilation[k], borders[k]) for k in range(rank)
+        ]
+        taps = " x ".join(map(str, kernel))
+        reaches = f"(C6) the {taps} kernel reaches over more than the padded input"
+        require(all(at_least(size, 1) for size in results), reaches)
+        return TensorType((n, *results, self.channels), self.out_dtype or data.dtype)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.conv_packed(
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups, self.out_dtype
+        )
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        blocks, *kernel, group_size, nr = weight.shape
+        outputs_first = np.moveaxis(weight, (-1, -2), (1, 2)).reshape(blocks * nr, group_size, *kernel)
+        w = outputs_first[: self.channels]
+        y = convolve(np.moveaxis(data, -1, 1), w, self.strides, self.padding, self.dilation, self.groups)
+        return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        _, weight = types
+        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
+        blocks, *_, nr = weight.static_shape
+        return 0 if result.size is None or weight.size is None else result.size * (weight.size // (blocks * nr))
+
+
+@register_op("nn.conv1d_nwc_packed", pattern=OpPattern.OUT_FUSABLE)
+class Conv1DNWCPacked(_Packed):
+    __doc__ = _Packed.__doc__
+    strides: Ints = (1,)
+    padding: Ints = (0, 0)
+    dilation: Ints = (1,)
+    rank = 1
+
+
+@register_op("nn.conv2d_nhwc_packed", pattern=OpPattern.OUT_FUSABLE)
+class Conv2DNHWCPacked(_Packed):
+    __doc__ = _Packed.__doc__
+    strides: Ints = (1, 1)
+    padding: Ints = (0, 0, 0, 0)
+    dilation: Ints = (1, 1)
+    rank = 2
+
+
+@register_op("nn.conv3d_ndhwc_packed", pattern=OpPattern.OUT_FUSABLE)
+class Conv3DNDHWCPacked(_Packed):
+    __doc__ = _Packed.__doc__
+    strides: Ints = (1, 1, 1)
+    padding: Ints = (0, 0, 0, 0, 0, 0)
+    dilation: Ints = (1, 1, 1)
+    rank = 3
+
+
+def conv2d_nhwc_packed(
+    data: Expr,
+    weight: Expr,
+    channels: int,
+    strides: IntOrInts = 1,
+    padding: IntOrInts = 0,
+    dilation: IntOrInts = 1,
+    groups: int = 1,
+    out_dtype: str | None = None,
+) -> Call:
+    """2-D convolution of NHWC `data` with weights packed OHWI<NR>o."""
+    return Conv2DNHWCPacked(
+        strides=ints(strides, 2),
+        padding=padding_pairs(padding, 2),
+        dilation=ints(dilation, 2),
+        groups=groups,
+        channels=channels,
+        out_dtype=out_dtype,
+    )(data, weight)
