@@ -37,6 +37,10 @@ _WRONG_IN_ONNXRUNTIME: dict[str, Callable[[dict[str, Any]], bool]] = {
     # a NaN is a result or not, depending on where it stands
     "ReduceMax": lambda attributes: True,
     "ReduceMin": lambda attributes: True,
+    # of no elements: no element, or an axis too many
+    "ReduceProd": lambda attributes: True,
+    "ReduceLogSum": lambda attributes: True,
+    "ReduceLogSumExp": lambda attributes: True,
     # cubic weights of the position moved onto the border, where the neighbours should be
     "GridSample": lambda attributes: attributes.get("padding_mode") == b"border" and b"cubic" in attributes["mode"],
 }

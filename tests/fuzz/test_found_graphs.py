@@ -136,3 +136,17 @@ def test_lrn_with_something_behind_it() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     (y,) = RelayBackend.prepare(model).run([x])
     np.testing.assert_allclose(y, -result_of(helper.make_node("LRN", ["x"], ["y"], size=3), {"x": x}), rtol=1e-6)
+
+
+def test_dynamic_quantisation_of_zeros() -> None:
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["", "y", "z"])
+    x = np.zeros((2, 3), np.float32)
+    graph = helper.make_graph(
+        [node],
+        "found",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [ValueInfoProto(name="y"), ValueInfoProto(name="z")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    scale, point = RelayBackend.prepare(model).run([x])
+    assert scale == 1.0 and point == 0
