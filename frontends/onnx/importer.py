@@ -282,15 +282,15 @@ class _Importer:
         return self._graph(graph, inner, [output.name for output in graph.output])
 
     def _closed(
-        self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str, body: str
+        self, graph: GraphProto, params: Sequence[Var], scope: _Scope, place: str, owner: str
     ) -> tuple[Function, list[Expr]]:
         """A subgraph as a function of `params` and of the values it takes from the graphs around it.
 
-        `body` is what `fresh_size` is told of the node.
+        `owner` is what `fresh_size` is told of the node.
         """
         around = {id(e) for e in scope.values.values() if not isinstance(e, Constant)}
         outer = self.bound, self.checks, self.bodies, self.assumptions
-        self.bound, self.checks, self.bodies = [], [], (*self.bodies, body)
+        self.bound, self.checks, self.bodies = [], [], (*self.bodies, owner)
         try:
             with assuming() as self.assumptions:
                 outputs = self._subgraph(graph, params, scope, place)

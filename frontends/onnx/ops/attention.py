@@ -144,14 +144,13 @@ class _Masks:
         left, right = self.window
         if not self.causal and left < 0 and right < 0:
             return None
-        known = isinstance(self.queries, int) and isinstance(self.keys, int)
-        if known:
-            check_computed((self.queries, self.keys), self.node.where)  # type: ignore[arg-type]
+        queries, keys = self.queries, self.keys
         cached = self.node.get(4)
         if self.lengths is None or cached is not None:
             past = 0 if cached is None else cached.shape[2]
-            if isinstance(self.queries, int) and isinstance(self.keys, int) and isinstance(past, int):
-                distance = np.arange(self.queries)[:, None] - np.arange(self.keys)[None, :] + past
+            if isinstance(queries, int) and isinstance(keys, int) and isinstance(past, int):
+                check_computed((queries, keys), self.node.where)
+                distance = np.arange(queries)[:, None] - np.arange(keys)[None, :] + past
                 return self._barred(Constant(self._visible(distance)))
             return self._seen(op.add(self._distances("int64"), op.sizes((past,), ())))
         kind = str(self.lengths.dtype)

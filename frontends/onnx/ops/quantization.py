@@ -119,12 +119,12 @@ def centred(node: OnnxNode, x: Expr, zero: Expr | None, axis: int) -> Expr:
 
 def along(node: OnnxNode, x: Expr, axis: int, rank: int) -> Expr:
     """A scalar, or a vector laid along `axis` of a tensor of that rank; other shapes as they are."""
-    size = x.shape
-    if size in ((), (1,)):
-        return reshape_to(x, ())
-    if x.tensor_type.ndim > 1:
+    if len(x.shape) > 1:
         return x
-    return reshape_to(x, tuple(size[0] if i == axis % rank else 1 for i in range(rank)))
+    (size,) = x.shape or (1,)
+    if isinstance(size, int) and size == 1:
+        return reshape_to(x, ())
+    return reshape_to(x, tuple(size if i == axis % rank else 1 for i in range(rank)))
 
 
 @converter("MatMulInteger", since=10)
