@@ -70,7 +70,7 @@ def test_the_oracles_agree() -> None:
         compared += 1
         for value, a, b in zip(sample.outputs, reference_outputs(sample.model, inputs), theirs, strict=True):
             tolerance = 0 if value.exact else TOLERANCES.get(value.dtype, 0)
-            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(value.largest, 1))
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * min(max(value.largest, 1), 1e3))
     assert compared >= 30
 
 
