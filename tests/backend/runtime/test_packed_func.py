@@ -32,7 +32,7 @@ typedef struct Ctx Ctx;
 typedef void (*Task)(Ctx*, void*, int32_t, int32_t);
 struct Ctx {
   void (*parallel)(Ctx*, Task, void*, int32_t);
-  int32_t num_threads, reserved;
+  int32_t num_threads, draws;
   void* (*alloc_workspace)(Ctx*, int64_t);
   void (*free_workspace)(Ctx*, void*);
   int32_t (*call_packed)(Ctx*, const char*, void*, int32_t*, int32_t);
@@ -119,7 +119,7 @@ def test_the_struct_is_laid_out_as_in_c():
     assert offsets == {
         "parallel": 0,
         "num_threads": 8,
-        "reserved": 12,
+        "draws": 12,
         "alloc_workspace": 16,
         "free_workspace": 24,
         "call_packed": 32,
