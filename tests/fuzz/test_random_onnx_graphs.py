@@ -12,7 +12,7 @@ from relay.op.elementwise import Tanh
 from tests.fuzz.builder import Sample, generators, random_graph
 from tests.fuzz.compare import TOLERANCES, Finding, check, check_seed
 from tests.fuzz.names import subgraphs
-from tests.fuzz.oracle import expected_outputs, onnxruntime_outputs, reference_outputs
+from tests.fuzz.oracle import expected_outputs, onnxruntime_outputs, reference_outputs, unit_noise
 from tests.fuzz.schemas import exists
 
 
@@ -96,3 +96,9 @@ def test_graphs_are_of_all_kinds() -> None:
     assert any(not np.isfinite(a).all() for s in samples for a in s.runs[0].values() if a.dtype.kind == "f")
     assert any(a.size == 0 for s in samples for a in s.runs[0].values())
     assert {a.ndim for s in samples for a in s.runs[0].values()} >= set(range(6))
+
+
+def test_rounding_errors_reach_what_terms_that_cancel_leave() -> None:
+    """Seed 458: the smallest number of a Blackman window, which is 0 or what rounding makes of it."""
+    moved = unit_noise(0)(np.array([0.0, 1.0], np.float32))
+    assert 0.0 < abs(moved[0]) <= 2.0**-23 and abs(moved[1] - 1.0) <= 2.0**-23
