@@ -6,7 +6,7 @@ are the business of the FoldConstant pass, which runs after the graph was simpli
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Folder:
 
     def finish(self, expr: Expr, span: Span) -> Expr:
         """`expr` with every new node in it spanned and small constant calls folded."""
-        for node in self._new_nodes(expr):
+        for node in _post_order(expr, self._done.__contains__):
             if node.span is None:
                 node.span = span  # type: ignore[misc]  # born in this converter and not shared yet
             new = node.rebuild(lambda child: self._done.get(child, child))
@@ -51,18 +51,15 @@ class Folder:
         if isinstance(expr, Constant):
             return expr.data
         memo: dict[Expr, Expr] = {}
-        for node in _post_order(expr, frozenset()):
+        for node in _post_order(expr, _nowhere):
             memo[node] = _folded(node.rebuild(lambda child: memo.get(child, child)), ON_DEMAND_ELEMENTS)
         result = memo[expr]
         return result.data if isinstance(result, Constant) else None
 
-    def _new_nodes(self, expr: Expr) -> Iterable[Expr]:
-        return _post_order(expr, self._done)
-
 
 def graph_inputs_of(expr: Expr) -> list[str]:
     """Names of the graph inputs that `expr` depends on, in the order they are met."""
-    return [node.name for node in _post_order(expr, frozenset()) if isinstance(node, Var)]
+    return [node.name for node in _post_order(expr, _nowhere) if isinstance(node, Var)]
 
 
 def free_expressions(root: Expr, around: Container[int]) -> list[Expr]:
@@ -85,26 +82,9 @@ def free_expressions(root: Expr, around: Container[int]) -> list[Expr]:
 def rewrite_free(root: Expr, replaced: Mapping[int, Expr]) -> Expr:
     """`root` with expressions replaced by id; nothing below them is visited."""
     done: dict[int, Expr] = dict(replaced)
-    for node in _until(root, replaced):
+    for node in _post_order(root, lambda node: id(node) in replaced):
         done[id(node)] = node.rebuild(lambda child: done.get(id(child), child))
     return done[id(root)]
-
-
-def _until(root: Expr, stops: Container[int]) -> list[Expr]:
-    """Expressions under `root` down to those whose id is in `stops`, operands first."""
-    order: list[Expr] = []
-    seen: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False)]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif id(node) not in seen and id(node) not in stops:
-            seen.add(id(node))
-            stack.append((node, True))
-            if not isinstance(node, Function | GlobalVar):
-                stack.extend((child, False) for child in node.node_children() if isinstance(child, Expr))
-    return order
 
 
 def _check_size(ty: Type) -> None:
@@ -114,8 +94,8 @@ def _check_size(ty: Type) -> None:
         )
 
 
-def _post_order(root: Expr, known: Iterable[Expr]) -> list[Expr]:
-    """Expressions under `root` that are not in `known`, operands first. Functions are not entered."""
+def _post_order(root: Expr, stops: Callable[[Expr], bool]) -> list[Expr]:
+    """Expressions under `root` down to those that `stops` holds of, operands first. Functions are not entered."""
     order: list[Expr] = []
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False)]
@@ -123,12 +103,16 @@ def _post_order(root: Expr, known: Iterable[Expr]) -> list[Expr]:
         node, ready = stack.pop()
         if ready:
             order.append(node)
-        elif node not in seen and node not in known:  # type: ignore[operator]
+        elif node not in seen and not stops(node):
             seen.add(node)
             stack.append((node, True))
             if not isinstance(node, Function | GlobalVar):
                 stack.extend((child, False) for child in node.node_children() if isinstance(child, Expr))
     return order
+
+
+def _nowhere(_: Expr) -> bool:
+    return False
 
 
 def _folded(node: Expr, limit: int) -> Expr:

@@ -19,19 +19,19 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 
 from frontends.onnx.attributes import Attributes, Bindings, bind
 from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_inputs, why_on_host
-from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, fault, unsupported
+from frontends.onnx.errors import OnnxImportError, fault, unsupported
 from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
-from frontends.onnx.functions import has_function, schema_defaults, schema_function
+from frontends.onnx.functions import schema_defaults, schema_function
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
-from frontends.onnx.model import NEWEST_OPSET, Model, load, opset_table
+from frontends.onnx.model import Model, load, opset_table
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops import load_converters
-from frontends.onnx.refused import REFUSED
 from frontends.onnx.registry import Result, find_converter
 from frontends.onnx.sizes import SizeTable
 from frontends.onnx.symbolic import sizes_in
 from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
+from frontends.onnx.unsupported import list_unsupported
 from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.sizes import Assumptions, assuming, size_variables
 from relay.type import TensorType, TupleType
@@ -154,7 +154,7 @@ class _Importer:
         types = input_types(numbers, of_numbers, dtype, where, self.table)
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
-        _list_unsupported(self.model)
+        list_unsupported(self.model)
         scope = _Scope({}, self.model.opsets, {}, where)
         inputs = [Var(name=name, ty=ty, span=Span(where, name)) for name, ty in types.items() if name not in constants]
         scope.values.update({var.name: var for var in inputs})
@@ -526,53 +526,6 @@ class _Initializers:
         dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
         if len(dims) != data.ndim or any(d is not None and d != n for d, n in zip(dims, data.shape, strict=True)):
             raise fault(where, f"its shape is {list(data.shape)}", expected=f"{dims}, as the input says")
-
-
-def _list_unsupported(model: Model) -> None:
-    """Raise one error that lists every operator of the model, its functions and subgraphs that has no converter."""
-    missing: dict[str, list[str]] = {}
-    operators: dict[str, None] = {}
-    bodies: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.graph.node, model.opsets)]
-    for function in model.functions.values():
-        opsets = opset_table(function.opset_import, model.name) if len(function.opset_import) else model.opsets
-        bodies.append((function.node, opsets))
-    while bodies:
-        nodes, opsets = bodies.pop()
-        for node in nodes:
-            bodies.extend((graph.node, opsets) for graph in nested_graphs(node))
-            problem = _why_unsupported(node, opsets, model)
-            if problem:
-                missing.setdefault(problem, []).append(describe(node))
-                operators[problem.split(" ", 1)[0]] = None
-    if not missing:
-        return
-    lines = [f"{model.name}: {len(missing)} operators of this model are not supported:"]
-    for problem, places in sorted(missing.items()):
-        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-        lines.append(f"  {problem}: {', '.join(places[:3])}{more}")
-    lines.append(
-        "  to do: export the model with other operators, or add a converter (frontends.onnx.registry.converter)"
-    )
-    raise UnsupportedOperatorError("\n".join(lines), tuple(operators))
-
-
-def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -> str:
-    """Empty when the node can be converted, else what is missing."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    if (domain, node.op_type, node.overload) in model.functions:
-        return ""
-    operator = f"{domain}::{node.op_type}" if domain else node.op_type
-    if domain not in opsets:
-        return f"{operator} (the model imports no version of the domain {domain or 'ai.onnx'!r})"
-    if find_converter(domain, node.op_type, opsets[domain]) is not None:
-        return ""
-    if has_function(domain, node.op_type, opsets[domain]):
-        return ""
-    if (domain, node.op_type) in REFUSED:
-        return f"{operator} ({REFUSED[domain, node.op_type]})"
-    if find_converter(domain, node.op_type, NEWEST_OPSET) is not None:
-        return f"{operator} at opset {opsets[domain]} (a newer opset of it is supported)"
-    return f"{operator} at opset {opsets[domain]}"
 
 
 def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> CompileError:

@@ -1,0 +1,63 @@
+"""What of a model can't be converted, found before anything is: one error names every such operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from onnx import NodeProto
+
+from frontends.onnx.errors import UnsupportedOperatorError
+from frontends.onnx.functions import has_function
+from frontends.onnx.graph import describe, nested_graphs
+from frontends.onnx.model import NEWEST_OPSET, Model, opset_table
+from frontends.onnx.refused import REFUSED
+from frontends.onnx.registry import find_converter
+
+__all__ = ["list_unsupported"]
+
+
+def list_unsupported(model: Model) -> None:
+    """Raise one error that lists every operator of the model, its functions and subgraphs that has no converter."""
+    missing: dict[str, list[str]] = {}
+    operators: dict[str, None] = {}
+    bodies: list[tuple[Iterable[NodeProto], Mapping[str, int]]] = [(model.graph.node, model.opsets)]
+    for function in model.functions.values():
+        opsets = opset_table(function.opset_import, model.name) if len(function.opset_import) else model.opsets
+        bodies.append((function.node, opsets))
+    while bodies:
+        nodes, opsets = bodies.pop()
+        for node in nodes:
+            bodies.extend((graph.node, opsets) for graph in nested_graphs(node))
+            problem = _why_unsupported(node, opsets, model)
+            if problem:
+                missing.setdefault(problem, []).append(describe(node))
+                operators[problem.split(" ", 1)[0]] = None
+    if not missing:
+        return
+    lines = [f"{model.name}: {len(missing)} operators of this model are not supported:"]
+    for problem, places in sorted(missing.items()):
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        lines.append(f"  {problem}: {', '.join(places[:3])}{more}")
+    lines.append(
+        "  to do: export the model with other operators, or add a converter (frontends.onnx.registry.converter)"
+    )
+    raise UnsupportedOperatorError("\n".join(lines), tuple(operators))
+
+
+def _why_unsupported(node: NodeProto, opsets: Mapping[str, int], model: Model) -> str:
+    """Empty when the node can be converted, else what is missing."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    if (domain, node.op_type, node.overload) in model.functions:
+        return ""
+    operator = f"{domain}::{node.op_type}" if domain else node.op_type
+    if domain not in opsets:
+        return f"{operator} (the model imports no version of the domain {domain or 'ai.onnx'!r})"
+    if find_converter(domain, node.op_type, opsets[domain]) is not None:
+        return ""
+    if has_function(domain, node.op_type, opsets[domain]):
+        return ""
+    if (domain, node.op_type) in REFUSED:
+        return f"{operator} ({REFUSED[domain, node.op_type]})"
+    if find_converter(domain, node.op_type, NEWEST_OPSET) is not None:
+        return f"{operator} at opset {opsets[domain]} (a newer opset of it is supported)"
+    return f"{operator} at opset {opsets[domain]}"
