@@ -83,11 +83,7 @@ class Attention(OpDef):
         return (weight / np.where(total == 0, 1, total) @ v).astype(query.dtype)
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
-        query, key = types[:2]
-        assert isinstance(query, TensorType) and isinstance(key, TensorType) and isinstance(result, TensorType)
-        if query.size is None or key.size is None or result.size is None:
-            return 0
-        return (query.size + result.size) * key.static_shape[2]
+        return _macs(types, result, keys_axis=2)
 
 
 @register_op("nn.blocked_attention", pattern=OpPattern.OUT_FUSABLE)
@@ -126,11 +122,16 @@ class BlockedAttention(OpDef):
         return np.ascontiguousarray(np.swapaxes(self._by_heads().reference(q, k, v, mask), 1, 2))
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
-        query, key = types[:2]
-        assert isinstance(query, TensorType) and isinstance(key, TensorType) and isinstance(result, TensorType)
-        if query.size is None or key.size is None or result.size is None:
-            return 0
-        return (query.size + result.size) * key.static_shape[1]
+        return _macs(types, result, keys_axis=1)
+
+
+def _macs(types: Sequence[Type], result: Type, keys_axis: int) -> int:
+    """Multiplications of both products: each element of the query and of the result meets every key."""
+    query, key = types[:2]
+    assert isinstance(query, TensorType) and isinstance(key, TensorType) and isinstance(result, TensorType)
+    if query.size is None or key.size is None or result.size is None:
+        return 0
+    return (query.size + result.size) * key.static_shape[keys_axis]
 
 
 def _exchanged(shape: Sequence[Dim]) -> tuple[Dim, ...]:
