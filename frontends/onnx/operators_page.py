@@ -23,6 +23,7 @@ _FAMILIES = {
     "frontends.onnx.ops.sequence": "importer",
     "frontends.onnx.ops.optional": "importer",
     "frontends.onnx.ops.control": "executor",
+    "frontends.onnx.ops.scan": "executor",
 }
 """Where the operators of a family run that is not compiled."""
 

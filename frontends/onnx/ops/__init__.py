@@ -41,6 +41,7 @@ _FAMILIES = (
     "recurrent",
     "reduction",
     "resize",
+    "scan",
     "sequence",
     "shape",
     "signal",

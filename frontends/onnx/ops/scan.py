@@ -1,0 +1,179 @@
+"""Scan: unrolled where it is short, else a loop that the executor runs over the positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import GraphProto
+
+from frontends.onnx.fold import rewrite_free
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import transposed
+from frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, fields_of, stacked, types_of, unsettled
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Expr, Function, Tuple, Var, const
+from relay.sizes import dims_match
+from relay.type import TensorType
+from te.tir import Dim
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """The inputs of a Scan, told apart, and its attributes: axes and directions by scanned input or output."""
+
+    body: GraphProto
+    states: Sequence[Expr]
+    scanned: Sequence[Expr]
+    in_axes: Sequence[int]
+    out_axes: Sequence[int]
+    backwards_in: Sequence[int]
+    backwards_out: Sequence[int]
+
+    @property
+    def length(self) -> Dim:
+        return self.scanned[0].shape[self.in_axes[0]]
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs are stacked."""
+        return len(self.out_axes)
+
+
+@converter("Scan", since=9)
+def scan(node: OnnxNode) -> Sequence[Expr]:
+    """State first, then one slice of each scanned input per iteration."""
+    form = _form(node)
+    if isinstance(form.length, int) and 1 <= form.length <= UNROLLED:
+        return _unrolled(node, form, form.length)
+    return _at_run_time(node, form)
+
+
+def _form(node: OnnxNode) -> _Scan:
+    body, count = node.attr_graph("body"), node.attr_int("num_scan_inputs")
+    states = len(node) - count
+    outputs = len(body.output) - states
+    if count < 1 or states < 0 or outputs < 0:
+        raise node.error(f"{len(node)} inputs of which {count} are scanned, {len(body.output)} outputs")
+    scanned = [node[states + i] for i in range(count)]
+    axes = _per_tensor(node, "scan_input_axes", count)
+    in_axes = [node.axis(axis, len(x.shape)) for axis, x in zip(axes, scanned, strict=True)]
+    lengths = [x.shape[axis] for x, axis in zip(scanned, in_axes, strict=True)]
+    if not all(dims_match(n, lengths[0]) for n in lengths):
+        raise node.error(f"scanned inputs of lengths {lengths}", expected="one length")
+    return _Scan(
+        body=body,
+        states=[node[i] for i in range(states)],
+        scanned=scanned,
+        in_axes=in_axes,
+        out_axes=_per_tensor(node, "scan_output_axes", outputs),
+        backwards_in=_per_tensor(node, "scan_input_directions", count),
+        backwards_out=_per_tensor(node, "scan_output_directions", outputs),
+    )
+
+
+def _per_tensor(node: OnnxNode, name: str, count: int) -> Sequence[int]:
+    """An attribute of one number for each scanned input or output, all 0 by default."""
+    numbers = node.attr_ints(name, (0,) * count)
+    if len(numbers) != count:
+        raise node.error(f"{name} has {len(numbers)} numbers", expected=f"{count}")
+    return numbers
+
+
+def _at_run_time(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
+    """A loop over the positions, which takes its slices from the whole inputs."""
+    states = len(form.states)
+    types = [x.tensor_type for x in form.states]
+    slices = [x.tensor_type.with_shape([d for a, d in enumerate(x.shape) if a != axis])
+              for x, axis in zip(form.scanned, form.in_axes, strict=True)]  # fmt: skip
+    params = [Var(f"state{k}", ty) for k, ty in enumerate([*types, *slices])]
+    function, outside = node.close_graph(form.body, params)
+    given = types_of(function)[: len(form.body.output)]
+    if any(a is not b for a, b in zip(types, given, strict=False)):
+        raise node.unsupported("states that change their type", expected="states of one type")
+    results = [*types]
+    for k, ty in enumerate(given[states:], start=states):
+        results.append(node.fresh_sizes(ty.with_shape((form.length, *ty.shape)), unsettled(ty, 1), f"#result{k}"))
+    trips, begin = op.sizes((form.length,), ()), const(np.array(True))
+    body = _loop_body(form, function, params)
+    fields = fields_of(op.while_loop(trips, begin, form.states, [*form.scanned, *outside], body, results))
+    return [*fields[:states], *(_placed(node, form, k, x) for k, x in enumerate(fields[states:]))]
+
+
+def _loop_body(form: _Scan, function: Function, params: Sequence[Var]) -> Function:
+    """The scan's body, a function of states and slices (`params`), as a loop's: of states and whole inputs."""
+    states = len(form.states)
+    iteration, goes_on = Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
+    whole = [Var(f"scanned{k}", x.ty) for k, x in enumerate(form.scanned)]
+    last = op.subtract(op.sizes((form.length,), ()), const(np.array(1, np.int64)))
+    taken: dict[int, Expr] = {}
+    for k, (x, axis) in enumerate(zip(whole, form.in_axes, strict=True)):
+        at = op.subtract(last, iteration) if form.backwards_in[k] else iteration
+        taken[id(params[states + k])] = op.take(x, at, axis=axis, mode="clip")
+    inner = rewrite_free(function.body, taken)
+    assert isinstance(inner, Tuple)
+    step = Tuple((const(np.array(True)), *inner.fields))
+    attrs = dict(function.attrs)
+    if "bound_sizes" in attrs:  # their outputs come after the condition, which a scan's body does not have
+        attrs["bound_sizes"] = tuple((n, output + 1, e, s) for n, output, e, s in attrs["bound_sizes"])
+    return Function((iteration, goes_on, *params[:states], *whole, *function.params[len(params) :]), step, attrs)
+
+
+def _placed(node: OnnxNode, form: _Scan, k: int, x: Expr) -> Expr:
+    """Stacked output `k`, collected along its first axis, in its direction and along its axis."""
+    x = op.reverse(x, axis=0) if form.backwards_out[k] else x
+    rank = len(x.shape)
+    to = node.axis(form.out_axes[k], rank)
+    return transposed(x, (*range(1, to + 1), 0, *range(to + 1, rank)))
+
+
+def _unrolled(node: OnnxNode, form: _Scan, length: int) -> Sequence[Expr]:
+    carried = list(form.states)
+    collected: list[list[Expr]] = [[] for _ in range(form.outputs)]
+    for step in range(length):
+        at = [length - 1 - step if backward else step for backward in form.backwards_in]
+        slices = [_slice(x, axis, i) for x, axis, i in zip(form.scanned, form.in_axes, at, strict=True)]
+        results = node.convert_graph(form.body, [*carried, *slices])
+        carried = results[: len(form.states)]
+        for values, value in zip(collected, results[len(form.states) :], strict=True):
+            values.append(value)
+    stacks: list[Expr] = []
+    for values, axis, backward in zip(collected, form.out_axes, form.backwards_out, strict=True):
+        in_order = values[::-1] if backward else values
+        stacks.append(stacked(node, in_order, node.axis(axis, len(values[0].shape) + 1)))
+    return [*carried, *stacks]
+
+
+@converter("Scan", since=8)
+def scan_8(node: OnnxNode) -> Sequence[Expr]:
+    """Opset 8 scans each entry of a batch: tensors are [batch, ...], scanned ones [batch, length, ...]."""
+    body, count = node.attr_graph("body"), node.attr_int("num_scan_inputs")
+    backwards = node.attr_ints("directions", (0,) * count)
+    if node.get(0) is not None:
+        raise node.unsupported("lengths that differ within a batch")
+    inputs = node.inputs[1:]
+    states = len(inputs) - count
+    lengths = {node.extent(node[1 + states + i], 1, "the slices") for i in range(count)}
+    if count < 1 or states < 0 or len(lengths) != 1:
+        raise node.error(f"{len(inputs)} inputs of which {count} are scanned, of lengths {sorted(lengths)}")
+    length = lengths.pop()
+    if not 1 <= length <= MAX_ITERATIONS:
+        raise node.unsupported(f"a scan of {length} iterations", expected=f"1 to {MAX_ITERATIONS}")
+    entries: list[list[Expr]] = []
+    for entry in range(node.extent(node[1], 0, "the entries")):
+        given = [_slice(node[1 + i], 0, entry) for i in range(len(inputs))]
+        carried, collected = given[:states], list[list[Expr]]()
+        for step in range(length):
+            at = [length - 1 - step if backward else step for backward in backwards]
+            slices = [_slice(x, 0, i) for x, i in zip(given[states:], at, strict=True)]
+            results = node.convert_graph(body, [*carried, *slices])
+            carried = results[:states]
+            collected.append(results[states:])
+        entries.append([*carried, *(stacked(node, column, 0) for column in zip(*collected, strict=True))])
+    return [stacked(node, column, 0) for column in zip(*entries, strict=True)]
+
+
+def _slice(x: Expr, axis: int, index: int) -> Expr:
+    return op.squeeze(op.strided_slice(x, (index,), (index + 1,), (1,), axes=(axis,)), axis=(axis,))
