@@ -9,7 +9,7 @@ import numpy as np
 import te
 import topi
 from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
+from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, check_axes, check_axis, require, require_float, require_same_dtype
 from relay.type import TensorType, Type, dims_match, shapes_match
 
@@ -53,9 +53,9 @@ def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     return (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + epsilon)
 
 
-@register_op("nn.softmax", pattern=OpPattern.OUT_FUSABLE)
-class Softmax(OpDef):
-    """Exponentials along `axis`, scaled to sum to one (ONNX: Softmax). (C1) float; (C2) axis is in range."""
+@attributes_of_operator
+class _AlongAxis(OpDef):
+    """What softmax and its logarithm share: the result has the type of the input. (C1) float; (C2) axis is in range."""
 
     axis: int = -1
     reads_inputs_once = True
@@ -64,6 +64,14 @@ class Softmax(OpDef):
         require_float(1, x)
         check_axis(2, self.axis, x.ndim)
         return x
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
+
+
+@register_op("nn.softmax", pattern=OpPattern.OUT_FUSABLE)
+class Softmax(_AlongAxis):
+    """Exponentials along `axis`, scaled to sum to one (ONNX: Softmax). (C1) float; (C2) axis is in range."""
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         return topi.nn.softmax(x, check_axis(2, self.axis, x.ndim))
@@ -74,21 +82,10 @@ class Softmax(OpDef):
             e = np.exp(wide - wide.max(self.axis, keepdims=True))
             return (e / e.sum(self.axis, keepdims=True)).astype(x.dtype)
 
-    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
-        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
-
 
 @register_op("nn.log_softmax", pattern=OpPattern.OUT_FUSABLE)
-class LogSoftmax(OpDef):
+class LogSoftmax(_AlongAxis):
     """The logarithm of the softmax along `axis` (ONNX: LogSoftmax). (C1) float; (C2) axis is in range."""
-
-    axis: int = -1
-    reads_inputs_once = True
-
-    def infer(self, x: TensorType) -> TensorType:
-        require_float(1, x)
-        check_axis(2, self.axis, x.ndim)
-        return x
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         return topi.nn.log_softmax(x, check_axis(2, self.axis, x.ndim))
@@ -98,9 +95,6 @@ class LogSoftmax(OpDef):
         with np.errstate(all="ignore"):
             shifted = wide - wide.max(self.axis, keepdims=True)
             return (shifted - np.log(np.exp(shifted).sum(self.axis, keepdims=True))).astype(x.dtype)
-
-    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
-        return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
 
 @register_op("nn.layer_norm", pattern=OpPattern.OUT_FUSABLE)
