@@ -33,15 +33,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def _compile(path: str, artifact: str, inputs: str) -> None:
     """Compile an ONNX file for this machine, write the artifact and answer with the seconds of both."""
-    from onnx import load
-
     import relay
     from frontends.onnx import from_onnx
 
     feeds = np.load(inputs)
     shapes = {name: feeds[name].shape for name in feeds.files}
     start = time.perf_counter()
-    mod, params = from_onnx(load(path), shape=shapes)
+    mod, params = from_onnx(path, shape=shapes)
     lib = relay.build(mod, target="llvm", params=params)
     compiled = time.perf_counter()
     lib.save(artifact)

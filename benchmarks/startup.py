@@ -24,12 +24,11 @@ print(time.perf_counter() - start)
 """
 _COMPILE = """
 import sys, time
-import numpy as np, onnx, relay
+import numpy as np, relay
 from frontends.onnx import from_onnx
 feeds = np.load(sys.argv[2])
-model = onnx.load(sys.argv[1])
 start = time.perf_counter()
-mod, params = from_onnx(model, shape={name: feeds[name].shape for name in feeds.files})
+mod, params = from_onnx(sys.argv[1], shape={name: feeds[name].shape for name in feeds.files})
 lib = relay.build(mod, target="llvm", params=params)
 seconds = time.perf_counter() - start
 lib.save(sys.argv[3])

@@ -9,8 +9,11 @@ for it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from backend.runtime.errors import ArgumentError
 from backend.runtime.registry import get_global_func
@@ -18,6 +21,7 @@ from backend.runtime.registry import get_global_func
 __all__ = [
     "available_cpus",
     "cgroup_cpu_quota",
+    "in_threads",
     "num_threads",
     "parallel_address",
     "set_num_threads",
@@ -28,6 +32,11 @@ __all__ = [
 _VARIABLE = "RELAYC_NUM_THREADS"
 _PARALLEL = "runtime.thread_pool.parallel_address"
 _WORKSPACE = "runtime.thread_pool.workspace_addresses"
+
+_WORTH_THREADS = 1 << 20
+"""Bytes to move from which on `in_threads` starts threads."""
+
+_Item = TypeVar("_Item")
 
 _limit: int | None = None
 _version = 0
@@ -69,6 +78,21 @@ def available_cpus() -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cgroup_cpu_quota()
     return max(1, min(affinity if affinity is not None else 1, int(quota) if quota is not None else 1 << 16))
+
+
+def in_threads(function: Callable[[_Item], object], items: Sequence[_Item], nbytes: int) -> None:
+    """Calls `function` with each item, on as many threads as allowed where `nbytes` bytes to move are worth that.
+
+    For work that holds Python's lock but briefly: copies of arrays, reads of files, hashes. Raises what a call raises.
+    """
+    workers = min(num_threads(), len(items)) if nbytes >= _WORTH_THREADS else 1
+    if workers <= 1:
+        for item in items:
+            function(item)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(function, items):
+            pass
 
 
 def parallel_address() -> int | None:

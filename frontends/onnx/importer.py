@@ -25,6 +25,7 @@ from frontends.onnx.functions import schema_defaults, schema_function
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
 from frontends.onnx.model import Model, load, opset_table
+from frontends.onnx.model_file import RawData
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops import load_converters
 from frontends.onnx.registry import Result, find_converter
@@ -471,10 +472,10 @@ class _Importer:
         sources = [x for x, _, names in self.bound if not used.keys().isdisjoint(names)]
         return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
 
-    def tensor(self, proto: Any, where: str) -> np.ndarray:
+    def tensor(self, proto: Any, where: str, raw_data: np.ndarray | None = None) -> np.ndarray:
         if isinstance(proto, SparseTensorProto):
             return sparse_to_numpy(proto, self.model.folder, where)
-        return to_numpy(proto, self.model.folder, where)
+        return to_numpy(proto, self.model.folder, where, raw_data)
 
 
 class _Initializers:
@@ -490,6 +491,7 @@ class _Initializers:
                 raise fault(scope.where, f"two initializers are named {name!r}")
             self.protos[name] = proto
         self.declared = {value.name: value.type for value in graph.input if value.name in self.protos}
+        self.raw_data: RawData = importer.model.raw_data if graph is importer.model.graph else {}
 
     def __contains__(self, name: object) -> bool:
         return name in self.protos or name in self.scope.values
@@ -501,7 +503,7 @@ class _Initializers:
             return
         importer, scope = self.importer, self.scope
         where = f"{scope.where}: initializer {name!r}"
-        data = importer.tensor(proto, where)
+        data = importer.tensor(proto, where, self.raw_data.get(name))
         self._check_declared(name, data, where)
         span = Span(importer.model.name, name)
         if importer.freeze_params or scope.depth:

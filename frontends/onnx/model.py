@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, GraphProto, ModelProto
 
 from frontends.onnx.errors import OnnxImportError, fault, unsupported
+from frontends.onnx.model_file import RawData, read_model
 
 __all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
 
@@ -27,13 +28,17 @@ FunctionKey = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A parsed model: its graph, versions by domain (the default domain is ``""``), local functions and folder."""
+    """A parsed model: its graph, versions by domain (the default domain is ``""``), local functions and folder.
+
+    `raw_data` has the bytes of those of the graph's initializers that hold none themselves.
+    """
 
     name: str
     graph: GraphProto
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, FunctionProto]
     folder: Path | None
+    raw_data: RawData = field(default_factory=dict)
 
 
 def load(model: ModelProto | bytes | str | os.PathLike[str]) -> Model:
@@ -51,11 +56,13 @@ def load(model: ModelProto | bytes | str | os.PathLike[str]) -> Model:
         )
     path = Path(model)
     try:
-        data = path.read_bytes()
+        proto, raw_data = read_model(path)
+    except (DecodeError, RecursionError) as error:
+        raise _no_model(path.name, path.stat().st_size, error) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise fault(str(path), f"the model file can't be read: {reason}") from error
-    return _checked(_parse(data, path.name), path.name, path.parent)
+    return _checked(proto, path.name, path.parent, raw_data)
 
 
 def _parse(data: bytes, where: str) -> ModelProto:
@@ -63,16 +70,20 @@ def _parse(data: bytes, where: str) -> ModelProto:
     try:
         proto.ParseFromString(data)
     except (DecodeError, ValueError, RecursionError) as error:
-        raise fault(
-            where,
-            f"{len(data)} bytes which are not an ONNX model ({error})",
-            expected="a protobuf-encoded ONNX ModelProto",
-            remedy="the file is damaged, cut short, or of another kind; export or download it again",
-        ) from error
+        raise _no_model(where, len(data), error) from error
     return proto
 
 
-def _checked(proto: ModelProto, name: str, folder: Path | None) -> Model:
+def _no_model(where: str, size: int, error: Exception) -> OnnxImportError:
+    return fault(
+        where,
+        f"{size} bytes which are not an ONNX model ({error})",
+        expected="a protobuf-encoded ONNX ModelProto",
+        remedy="the file is damaged, cut short, or of another kind; export or download it again",
+    )
+
+
+def _checked(proto: ModelProto, name: str, folder: Path | None, raw_data: RawData | None = None) -> Model:
     if not proto.HasField("graph") or proto.ir_version < 1:
         raise fault(
             name,
@@ -93,7 +104,7 @@ def _checked(proto: ModelProto, name: str, folder: Path | None) -> Model:
         if key in functions:
             raise fault(name, f"two local functions are named {function.domain}::{function.name}")
         functions[key] = function
-    return Model(name, proto.graph, opsets, functions, folder)
+    return Model(name, proto.graph, opsets, functions, folder, raw_data or {})
 
 
 def _domain(name: str) -> str:

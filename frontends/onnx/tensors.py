@@ -134,8 +134,10 @@ def check_computed(dims: tuple[int, ...], where: str) -> None:
         )
 
 
-def to_numpy(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray:
+def to_numpy(tensor: TensorProto, folder: Path | None, where: str, raw_data: np.ndarray | None = None) -> np.ndarray:
     """The value of `tensor`. `folder` is the model's folder, for external data; `where` names the tensor in errors.
+
+    `raw_data`, uint8, stands for the tensor's own `raw_data`, where that was left out.
 
     Raises `OnnxImportError` when sizes disagree or external data can't be had safely.
     """
@@ -150,7 +152,7 @@ def to_numpy(tensor: TensorProto, folder: Path | None, where: str) -> np.ndarray
     if tensor.data_location == TensorProto.EXTERNAL:
         raw = _read_external(tensor, _packed_bytes(count, element.bits), folder, where)
     elif tensor.HasField("raw_data"):
-        raw = np.frombuffer(tensor.raw_data, dtype=np.uint8)
+        raw = np.frombuffer(tensor.raw_data, dtype=np.uint8) if raw_data is None else raw_data
     else:
         return _from_field(tensor, element, count, where).reshape(dims)
     expected = _packed_bytes(count, element.bits)

@@ -1,0 +1,213 @@
+"""A model file, read with its weights apart: each byte of a weight is copied once, on several threads.
+
+Parsing the whole file as one message would copy the weights three times (into bytes, into the message, out of it), into
+fresh memory each time, which is what most of an import would consist of. So the encoded message is walked down to the
+initializers of the main graph; the parser gets it with the large `raw_data` left empty, and these bytes are read from
+the file to where they stay. A file in which anything is out of the ordinary is parsed whole: what it means, and what is
+wrong with it, is the parser's to say.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from backend.runtime.threads import in_threads
+
+__all__ = ["RawData", "read_model"]
+
+RawData = dict[str, np.ndarray]
+"""The bytes of initializers of the main graph, uint8, by name."""
+
+LARGE = 1 << 14
+"""Bytes from which on a tensor's data is read apart."""
+
+_MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9  # field numbers in onnx.proto
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+_FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
+_ALIGNMENT = 64
+_OWN_MEMORY = 8 << 20  # larger tensors get memory of their own, which goes when they go
+_SHARED_MEMORY = 32 << 20
+_READ_AT_ONCE = 4 << 20
+
+
+class _OutOfTheOrdinary(Exception):
+    """The walk met what it does not take apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of an encoded message: all of it is at `start` to `stop`, its payload begins at `payload`."""
+
+    number: int
+    wire_type: int
+    start: int
+    payload: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Stripped:
+    """An encoded message without its weights, and where these are in the file."""
+
+    message: bytes
+    places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """index of the initializer -> where its data begins and ends"""
+
+
+def read_model(path: Path) -> tuple[ModelProto, RawData]:
+    """The message in a file, and the data of those initializers whose `raw_data` was left empty in it.
+
+    Raises OSError where the file can't be read, DecodeError where it is no such message.
+    """
+    with open(path, "rb") as file:
+        stripped = _strip_file(file.fileno())
+        proto = ModelProto()
+        if stripped is None:
+            proto.ParseFromString(file.read())
+            return proto, {}
+        proto.ParseFromString(stripped.message)
+        names = [tensor.name for tensor in proto.graph.initializer]
+        if len(set(names)) < len(names):  # the importer says which; they may not share data until then
+            file.seek(0)
+            proto.ParseFromString(file.read())
+            return proto, {}
+        places = {names[index]: place for index, place in stripped.places.items()}
+        return proto, _read_all(file.fileno(), places)
+
+
+def _strip_file(descriptor: int) -> _Stripped | None:
+    size = os.fstat(descriptor).st_size
+    if size < LARGE:
+        return None
+    try:
+        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+            return _strip_model(data, size)
+    except (_OutOfTheOrdinary, OSError):  # OSError: not every file system maps files
+        return None
+
+
+def _strip_model(data: mmap.mmap, size: int) -> _Stripped:
+    graphs = [f for f in _fields(data, 0, size) if f.number == _MODEL_GRAPH]
+    if len(graphs) != 1 or graphs[0].wire_type != _BYTES:
+        raise _OutOfTheOrdinary
+    (graph,) = graphs
+    inner = _strip_graph(data, graph)
+    before, after = data[: graph.start], data[graph.stop : size]
+    inner.message = before + _prefix(_MODEL_GRAPH, len(inner.message)) + inner.message + after
+    return inner
+
+
+def _strip_graph(data: mmap.mmap, graph: _Field) -> _Stripped:
+    pieces: list[bytes] = []
+    places: dict[int, tuple[int, int]] = {}
+    kept, number = graph.payload, 0
+    for f in _fields(data, graph.payload, graph.stop):
+        if f.number != _GRAPH_INITIALIZER:
+            continue
+        if f.wire_type == _BYTES and f.stop - f.payload >= LARGE:
+            raw = _raw_data(data, f)
+            if raw is not None:
+                tensor = data[f.payload : raw.start] + _prefix(_TENSOR_RAW_DATA, 0) + data[raw.stop : f.stop]
+                pieces += [data[kept : f.start], _prefix(_GRAPH_INITIALIZER, len(tensor)), tensor]
+                kept, places[number] = f.stop, (raw.payload, raw.stop)
+        number += 1
+    return _Stripped(b"".join([*pieces, data[kept : graph.stop]]), places)
+
+
+def _raw_data(data: mmap.mmap, tensor: _Field) -> _Field | None:
+    """The field with the data of a tensor, if that is what makes it large."""
+    found = [f for f in _fields(data, tensor.payload, tensor.stop) if f.number == _TENSOR_RAW_DATA]
+    if len(found) > 1 or (found and found[0].wire_type != _BYTES):
+        raise _OutOfTheOrdinary
+    return found[0] if found and found[0].stop - found[0].payload >= LARGE else None
+
+
+def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[_Field]:
+    """The fields of the encoded message at `position` to `end`."""
+    while position < end:
+        start = position
+        tag, position = _varint(data, position, end)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == _BYTES:
+            size, position = _varint(data, position, end)
+            payload, position = position, position + size
+        elif wire_type == _VARINT:
+            payload, position = position, _varint(data, position, end)[1]
+        elif wire_type in _FIXED_SIZES:
+            payload, position = position, position + _FIXED_SIZES[wire_type]
+        else:
+            raise _OutOfTheOrdinary
+        if position > end or number == 0:
+            raise _OutOfTheOrdinary
+        yield _Field(number, wire_type, start, payload, position)
+
+
+def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+    """(The number at `position`, where the next thing begins.)"""
+    value = shift = 0
+    while position < end and shift < 64:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise _OutOfTheOrdinary
+
+
+def _prefix(number: int, size: int) -> bytes:
+    """What stands before `size` bytes of a field."""
+    encoded = bytearray([number << 3 | _BYTES])
+    while size >= 0x80:
+        encoded.append(size & 0x7F | 0x80)
+        size >>= 7
+    encoded.append(size)
+    return bytes(encoded)
+
+
+def _read_all(descriptor: int, places: dict[str, tuple[int, int]]) -> RawData:
+    """The bytes at `places`, read on several threads into aligned memory."""
+    data: RawData = {}
+    room = np.empty(0, np.uint8)
+    left = sum(stop - start + _ALIGNMENT for start, stop in places.values() if stop - start < _OWN_MEMORY)
+    for name, (start, stop) in places.items():
+        size = stop - start
+        if size >= _OWN_MEMORY:
+            data[name] = _aligned(size)
+            continue
+        taken = -(-size // _ALIGNMENT) * _ALIGNMENT
+        if len(room) < taken:
+            room = _aligned(max(taken, min(left, _SHARED_MEMORY)))
+        data[name], room = room[:size], room[taken:]
+        left -= taken
+    jobs = [
+        (data[name][at : at + _READ_AT_ONCE], start + at)
+        for name, (start, stop) in places.items()
+        for at in range(0, stop - start, _READ_AT_ONCE)
+    ]
+    in_threads(lambda job: _read_into(descriptor, *job), jobs, sum(len(array) for array in data.values()))
+    for array in data.values():
+        array.flags.writeable = False
+    return data
+
+
+def _aligned(size: int) -> np.ndarray:
+    """uint8[size], uninitialised; numpy asks the system for huge pages where it is large."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % _ALIGNMENT
+    return memory[skip : skip + size]
+
+
+def _read_into(descriptor: int, into: np.ndarray, offset: int) -> None:
+    while len(into):
+        count = os.preadv(descriptor, [into.data], offset)
+        if count == 0:
+            raise OSError(0, "it became shorter while it was read")
+        into, offset = into[count:], offset + count
