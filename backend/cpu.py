@@ -91,7 +91,7 @@ def _host_caches() -> CacheBytes:
 def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) -> TargetKind:
     """Give a kind the options of CPUs and the parser that resolves them; `host` says what this machine is."""
     options: tuple[tuple[str, type, str], ...] = (
-        ("mtriple", str, "LLVM triple of the machine"),
+        ("mtriple", str, "LLVM triple of the machine; follows from mcpu"),
         ("mcpu", str, "processor; this machine's when neither it nor a triple is given"),
         ("mattr", list, "features added (+avx2) to or taken (-avx512f) from the processor's own"),
         ("num-cores", int, "cores that a parallel loop is shared between"),
@@ -110,10 +110,10 @@ def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) ->
 def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
     """The attributes given, with every option of `add_cpu_options` made explicit.
 
-    Raises TargetError for a processor that is not in `CPU_FEATURES` and comes without `mattr`, a `mattr` entry without
-    sign, and sizes that make no sense.
+    Raises TargetError for a processor that is not in `CPU_FEATURES` and comes without `mattr`, one of another
+    architecture than the triple, a `mattr` entry without sign, and sizes that make no sense.
     """
-    attrs = {"mtriple": host.triple, **attrs}
+    attrs = {"mtriple": _triple_for(attrs.get("mcpu"), host), **attrs}
     native = "mcpu" not in attrs and attrs["mtriple"] == host.triple
     baseline = _baseline(attrs["mtriple"])
     attrs.setdefault("mcpu", host.name if native else baseline)
@@ -121,6 +121,9 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
     if attrs["mcpu"] not in CPU_FEATURES and not native and not attrs.get("mattr"):
         raise TargetError(f"unknown processor {attrs['mcpu']!r}; known are: {', '.join(CPU_FEATURES)}. "
                           "For another one say what it has: -mattr=+feature,+feature")  # fmt: skip
+    if not own >= CPU_FEATURES[baseline]:
+        raise TargetError(f"-mcpu={attrs['mcpu']} is no processor of -mtriple={attrs['mtriple']}; leave one of "
+                          "them out, or give the triple of its machines")  # fmt: skip
     features = _adjust(host.features if native else own, attrs.get("mattr", []))
     attrs["features"] = sorted(features)
     attrs["mattr"] = sorted(f"+{f}" for f in features - own) + sorted(f"-{f}" for f in own - features)
@@ -133,6 +136,13 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
         raise TargetError(f"num-cores {attrs['num-cores']}, vector-bytes {attrs['vector-bytes']}: expected at least "
                           "one core and a power of two from 4 to 256")  # fmt: skip
     return attrs
+
+
+def _triple_for(mcpu: str | None, host: HostCPU) -> str:
+    """The triple of a processor that comes without: this machine's, unless its architecture is another one."""
+    if CPU_FEATURES.get(mcpu or host.name, host.features) >= CPU_FEATURES[_baseline(host.triple)]:
+        return host.triple
+    return f"{'x86_64' if _baseline(host.triple) == 'generic' else 'aarch64'}-unknown-linux-gnu"
 
 
 def _baseline(triple: str) -> str:

@@ -103,6 +103,12 @@ def test_detection_agrees_with_llvm():
     assert host_cpu().features <= present | CPU_FEATURES["x86-64"] | CPU_FEATURES["apple-m1"]
 
 
+@pytest.mark.parametrize(("mcpu", "architecture"), [("haswell", "x86_64"), ("neoverse-n1", "aarch64"),
+                                                    ("generic", "aarch64"), ("x86-64", "x86_64")])  # fmt: skip
+def test_the_architecture_follows_from_the_processor(mcpu, architecture):
+    assert Target(f"llvm -mcpu={mcpu}").attrs["mtriple"].startswith(architecture)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -111,6 +117,8 @@ def test_detection_agrees_with_llvm():
         ("-mcpu=x", ["names no kind"]),
         ("llvm -mcup=haswell", ["no option 'mcup'", "did you mean 'mcpu'", "num-cores"]),
         ("llvm -mcpu=pentium9", ["unknown processor 'pentium9'", "skylake-avx512", "-mattr"]),
+        ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=haswell", ["haswell", "aarch64", "leave one"]),
+        ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=neoverse-n1", ["neoverse-n1", "x86_64", "leave one"]),
         ("llvm -mattr=avx2", ["'avx2'", "+feature"]),
         ("llvm -num-cores=many", ["num-cores", "'many'", "int"]),
         ("llvm -num-cores=0", ["num-cores 0", "at least one core"]),
