@@ -12,6 +12,7 @@ from frontends.cli.console import out
 from frontends.cli.kernels import code_module
 from frontends.cli.options import Build, Form
 from frontends.onnx import from_onnx
+from relay.build.batch_slices import slice_batches
 from relay.build.graph import make_graph
 from relay.build.lower import Kernel, lower
 from te.ir import IRModule, PassContext
@@ -47,7 +48,9 @@ def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
 
 def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[Kernel]:
     """Each different kernel of the module once, lowered to loops."""
-    workloads = {node.workload.key: node.workload for node in make_graph(module["main"]).nodes}
+    graph = make_graph(module["main"])
+    slice_batches(graph, target)
+    workloads = {node.workload.key: node.workload for node in graph.nodes}
     for workload in workloads.values():
         if kernel is None or kernel in workload.name:
             yield lower(workload, target)

@@ -17,6 +17,7 @@ from backend.runtime.artifact import CompiledModel
 from backend.size_json import size_to_json
 from backend.target import Target
 from relay.bind_sizes import bind_sizes
+from relay.build.batch_slices import slice_batches
 from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
@@ -151,6 +152,8 @@ def build(
             graph.variants.append((sizes, make_graph(variant["main"])))
             _name_outputs(graph.variants[-1][1], module.attrs.get("output_names", ()))
             share_params(graph, graph.variants[-1][1])
+        for part in graph.all_graphs():
+            slice_batches(part, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)

@@ -33,12 +33,13 @@ Value = int | tuple["Value", ...]
 
 @dataclass
 class GraphTensor:
-    """A tensor of the graph. A view has the number of the tensor whose memory it shows in `base`."""
+    """A tensor of the graph. A view shows the memory of the tensor with number `base`, from byte `offset` on."""
 
     name: str
     ty: TensorType
     storage: tuple[str, int | str] | None = None
     base: int | None = None
+    offset: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -117,6 +118,13 @@ class ExecutionGraph:
         while (base := self.tensors[tensor].base) is not None:
             tensor = base
         return tensor
+
+    def offset_of(self, tensor: int) -> int:
+        """The first byte of the tensor in the one that owns its memory."""
+        offset = 0
+        while (base := self.tensors[tensor].base) is not None:
+            tensor, offset = base, offset + self.tensors[tensor].offset
+        return offset
 
     def to_json(self, name: str, target: str, device: str) -> dict[str, Any]:
         """The graph as the executor reads it."""
@@ -320,6 +328,8 @@ def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     last = last_reads(graph)
     for step, node in enumerate(graph.nodes):
         result = node.outputs[0]
+        if graph.tensors[result].base is not None:  # a slice of a batch has its place
+            continue
         for position in in_place.get(node.workload.name, ()):
             base = graph.base_of(node.inputs[position])
             mine = graph.tensors[result].storage is None and graph.tensors[base].storage is None
@@ -380,7 +390,11 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Work
 def share_storage(graph: ExecutionGraph) -> None:
     """Views lie where what they show lies."""
     for number, tensor in enumerate(graph.tensors):
-        tensor.storage = graph.tensors[graph.base_of(number)].storage
+        storage, offset = graph.tensors[graph.base_of(number)].storage, graph.offset_of(number)
+        if offset:
+            assert storage is not None and storage[0] == "arena"  # what has an offset is a slice of such a tensor
+            storage = "arena", int(storage[1]) + offset
+        tensor.storage = storage
 
 
 def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] | None = None) -> None:

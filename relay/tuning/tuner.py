@@ -23,6 +23,7 @@ from backend.runtime import GraphModule, device, nd
 from backend.runtime.dtype import to_numpy
 from backend.target import Target
 from relay.build import build, optimize
+from relay.build.batch_slices import slice_batches
 from relay.build.graph import make_graph
 from relay.build.lower import Workload
 from relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
@@ -160,6 +161,8 @@ class _Search:
         with self.records, config:
             module = optimize(self.mod, self.target, self.params)
             graph = make_graph(module["main"], lambda body: optimize(body, self.target)["main"])
+            for part in graph.all_graphs():
+                slice_batches(part, self.target)
         found: dict[str, _Subject] = {}
         for part in graph.all_graphs():
             for node in part.nodes:
