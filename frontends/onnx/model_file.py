@@ -19,6 +19,7 @@ import numpy as np
 from onnx import ModelProto
 
 from backend.runtime.threads import in_threads
+from relay.arrays import Arena
 
 __all__ = ["RawData", "read_model"]
 
@@ -31,9 +32,6 @@ LARGE = 1 << 14
 _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9  # field numbers in onnx.proto
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
-_ALIGNMENT = 64
-_OWN_MEMORY = 8 << 20  # larger tensors get memory of their own, which goes when they go
-_SHARED_MEMORY = 32 << 20
 _READ_AT_ONCE = 4 << 20
 
 
@@ -173,20 +171,9 @@ def _prefix(number: int, size: int) -> bytes:
 
 
 def _read_all(descriptor: int, places: dict[str, tuple[int, int]]) -> RawData:
-    """The bytes at `places`, read on several threads into aligned memory."""
-    data: RawData = {}
-    room = np.empty(0, np.uint8)
-    left = sum(stop - start + _ALIGNMENT for start, stop in places.values() if stop - start < _OWN_MEMORY)
-    for name, (start, stop) in places.items():
-        size = stop - start
-        if size >= _OWN_MEMORY:
-            data[name] = _aligned(size)
-            continue
-        taken = -(-size // _ALIGNMENT) * _ALIGNMENT
-        if len(room) < taken:
-            room = _aligned(max(taken, min(left, _SHARED_MEMORY)))
-        data[name], room = room[:size], room[taken:]
-        left -= taken
+    """The bytes at `places`, read on several threads."""
+    arena = Arena(sum(stop - start for start, stop in places.values()))
+    data = {name: arena.empty((stop - start,), np.dtype(np.uint8)) for name, (start, stop) in places.items()}
     jobs = [
         (data[name][at : at + _READ_AT_ONCE], start + at)
         for name, (start, stop) in places.items()
@@ -196,13 +183,6 @@ def _read_all(descriptor: int, places: dict[str, tuple[int, int]]) -> RawData:
     for array in data.values():
         array.flags.writeable = False
     return data
-
-
-def _aligned(size: int) -> np.ndarray:
-    """uint8[size], uninitialised; numpy asks the system for huge pages where it is large."""
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    skip = -memory.ctypes.data % _ALIGNMENT
-    return memory[skip : skip + size]
 
 
 def _read_into(descriptor: int, into: np.ndarray, offset: int) -> None:

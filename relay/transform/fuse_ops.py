@@ -31,9 +31,6 @@ from te.ir import IRModule, Pass, PassContext, post_order
 
 __all__ = ["FuseOps"]
 
-_EXIT = -1
-"""The virtual node behind the graph's result."""
-
 _MOST_REPETITION = 4
 """How many times over an elementwise operator may be computed to save writing its result."""
 
@@ -102,17 +99,7 @@ class _Dataflow:
             for child in e.node_children():
                 if id(child) in self.index:
                     self.users[self.index[id(child)]].append(i)
-        self.post_dominator = self._post_dominators()
-
-    def _post_dominators(self) -> dict[int, int]:
-        import networkx as nx  # not at the top: it takes longer to import than all of relay
-
-        backwards = nx.DiGraph()
-        backwards.add_edge(_EXIT, len(self.nodes) - 1)
-        for i, users in enumerate(self.users):
-            backwards.add_edges_from((user, i) for user in users)
-        found = nx.immediate_dominators(backwards, _EXIT)
-        return {node: sink for node, sink in found.items() if node != _EXIT and sink not in (None, _EXIT)}
+        self.post_dominator = immediate_post_dominators(self.users)
 
     def between(self, source: int, sink: int, limit: int) -> list[int] | None:
         """The nodes on all paths from `source` to its post-dominator `sink`, both left out; None if over `limit`."""
@@ -158,6 +145,25 @@ class _Dataflow:
 def _elements(ty: TensorType) -> int:
     """The number of elements, or an estimate of it."""
     return likely(product(ty.shape)) if ty.size is None else ty.size
+
+
+def immediate_post_dominators(users: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Node -> the first node that all paths from it to the last node have in common.
+
+    `users` has the users of each node, which come after it; every node but the last has some. One walk from the end up
+    the tree of post-dominators found so far, as in Cooper, Harvey and Kennedy, "A Simple, Fast Dominance Algorithm".
+    """
+    found: dict[int, int] = {}
+    for node in reversed(range(len(users) - 1)):
+        common, *others = users[node]
+        for user in others:
+            while common != user:
+                if common < user:
+                    common = found[common]
+                else:
+                    user = found[user]
+        found[node] = common
+    return found
 
 
 class _Partition:

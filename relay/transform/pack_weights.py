@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from backend.target import Target
+from relay.arrays import Arena, Jobs
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
@@ -26,14 +27,15 @@ from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDH
 from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
+from relay.transform.panels import pack_panels, pack_winograd_filters
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.tiling import packed_columns, reads_in_place
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
-from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
+from topi.nn.winograd import WINOGRAD_FILTERS
 
-__all__ = ["PackWeights", "pack_panels", "transform_filters"]
+__all__ = ["PackWeights"]
 
 Array = np.ndarray[Any, Any]
 _PACKED: dict[int, type[Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked]] = {
@@ -41,7 +43,6 @@ _PACKED: dict[int, type[Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked]]
 }  # fmt: skip
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
-_FILTERS_AT_ONCE = 4096
 _WINOGRAD: dict[str, frozenset[int]] = {
     "auto": frozenset((2, 4)), "f2": frozenset((2,)), "f4": frozenset((4,)), "off": frozenset(),
 }  # fmt: skip
@@ -53,15 +54,6 @@ PassContext.declare_option(
 )  # fmt: skip
 
 
-def pack_panels(weight: Array, width: int) -> Array:
-    """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros."""
-    panels = -(-weight.shape[0] // width)
-    missing = panels * width - weight.shape[0]
-    padded = np.pad(weight, [(0, missing), *[(0, 0)] * (weight.ndim - 1)]) if missing else weight
-    split = padded.reshape(panels, width, *weight.shape[1:])
-    return np.ascontiguousarray(np.moveaxis(split, 1, -1))
-
-
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
     """Convolutions (channels last) and products take packed weights; computed right operands are packed too."""
@@ -70,7 +62,10 @@ class PackWeights(FunctionPass):
     opt_level: ClassVar[int] = 1
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite_calls(function, _Packer(self.target, _winograd_tiles(context)).rewrite)
+        packer = _Packer(self.target, _winograd_tiles(context))
+        packed = rewrite_calls(function, packer.rewrite)
+        packer.jobs.run()
+        return packed
 
 
 def _winograd_tiles(context: PassContext) -> frozenset[int]:
@@ -87,6 +82,9 @@ class _Packer:
         self.target = target
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
+        self.jobs = Jobs()
+        """the copying itself, which comes last"""
+        self.arena = Arena()
 
     def rewrite(self, call: Call) -> Expr:
         if len(call.args) != 2 or not isinstance(call.ty, TensorType) or call.ty.dtype != "float32":
@@ -108,7 +106,8 @@ class _Packer:
         """`outputs_first`, which is `weight` seen in another order, in panels."""
         key = (id(weight), order, width)
         if key not in self.packed:
-            self.packed[key] = Constant(pack_panels(outputs_first, width), span=weight.span)
+            panels = pack_panels(outputs_first, width, self.arena, self.jobs)
+            self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
     def _width(self, rows: int, columns: int, steps: int) -> int:
@@ -178,28 +177,12 @@ class _Packer:
     def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
         if key not in self.packed:
-            panels = pack_panels(transform_filters(outputs_first, plan.tile), plan.panel)
+            panels = pack_winograd_filters(outputs_first, plan.tile, plan.panel, self.arena, self.jobs)
             self.packed[key] = Constant(panels, span=weight.span)
         made = Conv2DNHWCWinograd(
             tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups
         )
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
-
-
-def transform_filters(outputs_first: Array, tile: int) -> Array:
-    """(O, R, R, I) to (O, A, A, I) with A = tile + R - 1, computed in float64: ``g @ w @ g.T`` of each filter.
-
-    As one product with the Kronecker square of g, for some filters at a time, so that the float64 values are few.
-    """
-    g = winograd_matrices(tile, outputs_first.shape[1]).g
-    square, size = np.kron(g, g).T, len(g)
-    outputs, _, _, inputs = outputs_first.shape
-    filters = outputs_first.transpose(0, 3, 1, 2).reshape(outputs, inputs, -1)  # as most models have them: no copy
-    result = np.empty((outputs, inputs, size * size), outputs_first.dtype)
-    step = max(1, _FILTERS_AT_ONCE // inputs)
-    for start in range(0, outputs, step):
-        result[start : start + step] = filters[start : start + step].astype(np.float64) @ square
-    return result.reshape(outputs, inputs, size, size).transpose(0, 2, 3, 1)
 
 
 def _channels_last(call: Call, op: Conv2D, weight: Array) -> Call:
