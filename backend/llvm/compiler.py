@@ -1,4 +1,4 @@
-"""LLVM assembly to native code: target machine, optimiser, object emission, and a worker thread that does it.
+"""LLVM assembly to native code, and a worker thread that makes it.
 
 llvmlite releases the GIL while LLVM works but lets only one thread in at a time, so one worker thread is all that
 helps: Python lowers the next functions meanwhile.
@@ -12,15 +12,14 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from types import TracebackType
 
 import llvmlite.binding as llvm
-from llvmlite.binding.newpassmanagers import NewPassManager
 
 from backend.cache import default_cache, source_version
 from backend.fold_lanes import fold_lanes
 from backend.llvm.codegen import EmittedModule, Machine, emit_module
+from backend.llvm.pipeline import pipeline_for
 from backend.llvm.runtime import FunctionEntry, ObjectCode
 from backend.lower_intrin import lower_intrinsics
 from backend.runtime.packed_func import BUFFER
@@ -38,12 +37,6 @@ LLVM_VERSION = ".".join([str(part) for part in llvm.llvm_version_info])
 
 _FAST_MATH = {"arcp", "contract", "ninf", "nnan", "nsz"}
 """Flags that keep the order of operations. Reassociation would undo the argument reductions of `vector_math`."""
-
-
-@lru_cache(maxsize=1)
-def _initialize_llvm() -> None:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
 
 
 @dataclass(frozen=True)
@@ -76,60 +69,26 @@ class Compiler:
         return ObjectCode(code, tuple(_entry(f, emitted) for f in functions), emitted.externals)
 
     def _compile(self, text: str) -> bytes:
-        machine = self._machine()
-        with self._optimized(text, machine) as module:
-            return machine.emit_object(module)
+        with self._optimized(text) as module:
+            return pipeline_for(self.target).machine.emit_object(module)
 
     def optimized_text(self, text: str) -> str:
         """Assembly after LLVM's optimiser."""
-        with self._optimized(text, self._machine()) as module:
+        with self._optimized(text) as module:
             return str(module)
 
     def machine_text(self, text: str) -> str:
         """The processor's own assembly language."""
-        machine = self._machine()
-        with self._optimized(text, machine) as module:
-            return machine.emit_assembly(module)
-
-    def _machine(self) -> llvm.TargetMachine:
-        _initialize_llvm()
-        get = self.target.get
-        try:
-            target = llvm.Target.from_triple(get("mtriple"))
-        except RuntimeError as error:
-            raise CompileError(f"LLVM can't make code for the triple {get('mtriple')!r}: {error}") from error
-        return target.create_target_machine(
-            cpu=get("mcpu"),
-            features=",".join(get("mattr", [])),
-            opt=get("opt-level", 3),
-            reloc="pic",
-            codemodel="small",
-        )
+        with self._optimized(text) as module:
+            return pipeline_for(self.target).machine.emit_assembly(module)
 
     @contextmanager
-    def _optimized(self, text: str, machine: llvm.TargetMachine) -> Generator[llvm.ModuleRef]:
+    def _optimized(self, text: str) -> Generator[llvm.ModuleRef]:
         """The optimised module of assembly, in a context of its own: types and constants live as long as theirs."""
+        pipeline = pipeline_for(self.target)
         with llvm.create_context() as context, llvm.parse_assembly(text, context) as module:
-            module.triple = self.target.get("mtriple")
-            module.data_layout = str(machine.target_data)
-            # Loops come scheduled and vectorised. LLVM's unroller would break register tiles up; scalar loops that
-            # nobody scheduled still gain from its vectoriser, which leaves loops over explicit vectors alone.
-            options = llvm.create_pipeline_tuning_options(speed_level=self.target.get("opt-level", 3))
-            options.loop_unrolling = False
-            options.slp_vectorization = False
-            options.loop_vectorization = True
-            options.loop_interleaving = False
-            builder = llvm.create_pass_builder(machine, options)
-            passes = builder.getModulePassManager()
-            passes.run(module, builder)
-            _free(passes)
+            pipeline.optimize(module)
             yield module
-
-
-def _free(passes: llvm.ModulePassManager) -> None:
-    """Free a pass manager (60 KB). llvmlite itself never does: the `_dispose` that it inherits first is empty."""
-    NewPassManager._dispose(passes)
-    passes.detach()
 
 
 def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:
@@ -198,7 +157,6 @@ class CompileQueue:
         if self._cache is not None:
             self._cache.put(full_key, _pack(made, note))
         return made
-
 
     def _find(self, full_key: str) -> tuple[ObjectCode, str] | None:
         found = None if self._cache is None else self._cache.get(full_key)

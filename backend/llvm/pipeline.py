@@ -1,0 +1,88 @@
+"""LLVM's optimiser and code generator for one target, without the memory that llvmlite would keep."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import llvmlite.binding as llvm
+from llvmlite.binding.newpassmanagers import NewPassManager
+
+from backend.target import Target
+from te.errors import CompileError
+
+__all__ = ["Pipeline", "pipeline_for"]
+
+_RUNS = 64 if llvm.llvm_version_info[0] <= 22 else 1
+"""How many modules one pass builder serves.
+
+llvmlite makes callbacks for the passes with every builder (1.5 KB) and never frees them, so builders are used again.
+Each run adds a callback that LLVM asks before every pass, hence an end to it; those of earlier runs refer to what is
+gone, and look at it for functions marked `optnone` only, which we never emit. So it is up to LLVM 22; of later ones we
+don't know.
+"""
+
+
+class Pipeline:
+    """LLVM's passes over modules, and machine code from them, for one target. Reads mtriple, mcpu, mattr, opt-level."""
+
+    def __init__(self, target: Target) -> None:
+        self._level: int = target.get("opt-level", 3)
+        self.triple: str = target.get("mtriple")
+        self.machine = _machine(target, self._level)
+        self._data_layout = str(self.machine.target_data)
+        self._builder: llvm.PassBuilder | None = None
+        self._runs = 0
+
+    def optimize(self, module: llvm.ModuleRef) -> None:
+        """Run the passes over a module, for this target."""
+        module.triple, module.data_layout = self.triple, self._data_layout
+        builder = self._pass_builder()
+        passes = builder.getModulePassManager()
+        passes.run(module, builder)
+        _free(passes)
+
+    def _pass_builder(self) -> llvm.PassBuilder:
+        if self._builder is None or self._runs >= _RUNS:
+            # Loops come scheduled and vectorised. LLVM's unroller would break register tiles up; scalar loops that
+            # nobody scheduled still gain from its vectoriser, which leaves loops over explicit vectors alone.
+            options = llvm.create_pipeline_tuning_options(speed_level=self._level)
+            options.loop_unrolling = False
+            options.slp_vectorization = False
+            options.loop_vectorization = True
+            options.loop_interleaving = False
+            self._builder, self._runs = llvm.create_pass_builder(self.machine, options), 0
+        self._runs += 1
+        return self._builder
+
+
+@lru_cache(maxsize=8)
+def pipeline_for(target: Target) -> Pipeline:
+    """The one of a target. Raises `CompileError` for a triple that LLVM does not know."""
+    return Pipeline(target)
+
+
+@lru_cache(maxsize=1)
+def _initialize_llvm() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def _machine(target: Target, level: int) -> llvm.TargetMachine:
+    _initialize_llvm()
+    try:
+        found = llvm.Target.from_triple(target.get("mtriple"))
+    except RuntimeError as error:
+        raise CompileError(f"LLVM can't make code for the triple {target.get('mtriple')!r}: {error}") from error
+    return found.create_target_machine(
+        cpu=target.get("mcpu"),
+        features=",".join(target.get("mattr", [])),
+        opt=level,
+        reloc="pic",
+        codemodel="small",
+    )
+
+
+def _free(passes: llvm.ModulePassManager) -> None:
+    """Free a pass manager (60 KB). llvmlite itself never does: the `_dispose` that it inherits first is empty."""
+    NewPassManager._dispose(passes)
+    passes.detach()
