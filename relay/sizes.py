@@ -1,6 +1,7 @@
 """Arithmetic of dimensions: sizes known now (int) and sizes known at run time (expressions over size variables).
 
 Every size has one normal form, a polynomial written in a fixed order and interned: equal sizes are the same object.
+What is interned lives as long as the size variables in it, not longer: a process may compile any number of models.
 Where a rule needs two sizes to be equal and they are only not known to differ, an `assuming` scope may take note of the
 equality, for whoever can establish it (the importer) or check it (the executor).
 """
@@ -8,8 +9,9 @@ equality, for whoever can establish it (the importer) or check it (the executor)
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from te.index import IndexMath
@@ -24,23 +26,57 @@ __all__ = [
     "product", "quotient", "replace_sizes", "size_from_json", "size_variables",
 ]  # fmt: skip
 
-_math = IndexMath()
-_normal: dict[Any, PrimExpr] = {}
+_serials = count()
 _lock = threading.RLock()
 
 
-def _as_dim(p: Poly) -> Dim:
-    if p.const is not None:
-        return p.const
-    key = p.key()
-    found = _normal.get(key)
-    if found is None:
-        found = _normal[key] = _math.expr(p)
-    return found
+class _Sizes(IndexMath):
+    """Arithmetic, and the normal forms, of variables that have met in a size.
+
+    Each of them holds it as its `memory`, so it goes with them: with the model that they are of.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_serials)
+        self._normal: dict[Any, PrimExpr] = {}
+
+    def as_dim(self, p: Poly) -> Dim:
+        if p.const is not None:
+            return p.const
+        key = p.key()
+        found = self._normal.get(key)
+        if found is None:
+            found = self._normal[key] = self.expr(p)
+        return found
+
+    def join(self, other: _Sizes) -> None:
+        """Take over all that another knows, for its variables too."""
+        self._atoms.update(other._atoms)
+        self._bounds.update(other._bounds)
+        self._keep.extend(other._keep)
+        self._normal.update(other._normal)
+        for key in other._atoms:
+            if isinstance(key, Var):
+                key.memory = self
+
+    def var(self, var: Var) -> Poly:
+        var.memory = self
+        return super().var(var)
 
 
-def _poly(d: Dim) -> Poly:
-    return _math.dim(d)
+def _arithmetic_of(*dims: Dim) -> _Sizes:
+    """The arithmetic that serves all variables of the sizes."""
+    found: _Sizes | None = None
+    for d in dims:
+        if isinstance(d, int):
+            continue
+        for var in (d,) if isinstance(d, Var) else collect(d, Var):
+            known: _Sizes | None = getattr(var, "memory", None)
+            if found is None:
+                found = known
+            elif known is not None and known is not found:
+                found.join(known)
+    return _Sizes() if found is None else found
 
 
 def normal(d: Dim) -> Dim:
@@ -51,7 +87,8 @@ def normal(d: Dim) -> Dim:
     if isinstance(d, int):
         return d
     with _lock:
-        return _as_dim(_poly(d))
+        math = _arithmetic_of(d)
+        return math.as_dim(math.dim(d))
 
 
 def dims_equal(a: Dim, b: Dim) -> bool:
@@ -60,31 +97,41 @@ def dims_equal(a: Dim, b: Dim) -> bool:
         return True
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int) and a == b
-    return normal(a) is normal(b)
+    with _lock:
+        math = _arithmetic_of(a, b)
+        return math.as_dim(math.dim(a)) is math.as_dim(math.dim(b))
 
 
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of sizes; 1 of none."""
+    dims = tuple(dims)
     with _lock:
-        total = _poly(1)
+        math = _arithmetic_of(*dims)
+        total = math.dim(1)
         for d in dims:
-            total = total * _poly(d)
-        return _as_dim(total)
+            total = total * math.dim(d)
+        return math.as_dim(total)
 
 
 def add_sizes(*dims: Dim) -> Dim:
     """The sum of sizes."""
     with _lock:
-        total = _poly(0)
+        math = _arithmetic_of(*dims)
+        total = math.dim(0)
         for d in dims:
-            total = total + _poly(d)
-        return _as_dim(_math.merge(total))
+            total = total + math.dim(d)
+        return math.as_dim(math.merge(total))
+
+
+def _computed(how: Callable[[_Sizes, Poly, Poly], Poly], a: Dim, b: Dim) -> Dim:
+    with _lock:
+        math = _arithmetic_of(a, b)
+        return math.as_dim(how(math, math.dim(a), math.dim(b)))
 
 
 def floor_divide(a: Dim, b: Dim) -> Dim:
     """a / b rounded down, for b > 0."""
-    with _lock:
-        return _as_dim(_math.floordiv(_poly(a), _poly(b)))
+    return _computed(IndexMath.floordiv, a, b)
 
 
 def is_at_least(a: Dim, b: Dim) -> bool:
@@ -92,19 +139,18 @@ def is_at_least(a: Dim, b: Dim) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return a >= b
     with _lock:
-        return _math.nonneg(_poly(a) - _poly(b))
+        math = _arithmetic_of(a, b)
+        return math.nonneg(math.dim(a) - math.dim(b))
 
 
 def smaller(a: Dim, b: Dim) -> Dim:
     """min(a, b)"""
-    with _lock:
-        return _as_dim(_math.minimum(_poly(a), _poly(b)))
+    return _computed(IndexMath.minimum, a, b)
 
 
 def larger(a: Dim, b: Dim) -> Dim:
     """max(a, b)"""
-    with _lock:
-        return _as_dim(_math.maximum(_poly(a), _poly(b)))
+    return _computed(IndexMath.maximum, a, b)
 
 
 def quotient(total: Sequence[Dim], parts: Sequence[Dim]) -> Dim | None:
@@ -214,7 +260,8 @@ def dims_match(a: Dim, b: Dim) -> bool:
     if not _scopes or (isinstance(a, int) and isinstance(b, int)):
         return False
     with _lock:
-        low, high = _math.bounds(_poly(a) - _poly(b))
+        math = _arithmetic_of(a, b)
+        low, high = math.bounds(math.dim(a) - math.dim(b))
     if (low is not None and low > 0) or (high is not None and high < 0):
         return False
     _scopes[-1].note(normal(a), normal(b))

@@ -10,7 +10,8 @@ Everything here is exact integer arithmetic: no index is assumed to wrap.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from te.dtype import INT32, INT64, DType
@@ -43,10 +44,11 @@ class IndexMath:
     """Makes polynomials and answers questions about them, given the extents of loop variables.
 
     A variable declared with `declare` lies in [0, extent). Other variables are symbolic sizes; those of class SizeVar
-    and those declared by `declare_size` are at least 0.
+    and those declared by `declare_size` are at least 0. `serials` numbers the atoms: those who share it can be joined.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, serials: Iterator[int] | None = None) -> None:
+        self._serials = count() if serials is None else serials
         self._atoms: dict[Any, Atom] = {}
         self._extents: dict[Var, Poly] = {}
         self._sizes: set[Var] = set()
@@ -91,7 +93,7 @@ class IndexMath:
         return number(value) if isinstance(value, int) else self.poly(value, {})
 
     def _new_atom(self, key: Any, kind: str, args: tuple[Any, ...], expr: PrimExpr, vars_: frozenset[Var]) -> Atom:
-        atom = self._atoms[key] = Atom(kind, args, expr, vars_, len(self._atoms))
+        atom = self._atoms[key] = Atom(kind, args, expr, vars_, next(self._serials))
         return atom
 
     def _binary_atom(self, kind: str, a: Poly, b: Poly) -> Poly:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 from pathlib import Path
 
-__all__ = ["resident_mib"]
+__all__ = ["allocated_bytes", "resident_mib"]
 
 _STATM = Path("/proc/self/statm")
 
@@ -17,3 +18,26 @@ def resident_mib() -> float | None:
         return None
     gc.collect()
     return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE / 2**20
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+                     "keepcost")
+    ]  # fmt: skip
+
+
+def allocated_bytes() -> int | None:
+    """What `malloc` gave and has not got back, once garbage is collected; None where it does not tell (glibc does).
+
+    To the byte, unlike resident memory. Python's own objects are in it where PYTHONMALLOC is "malloc".
+    """
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return None
+    mallinfo.restype = _Mallinfo
+    gc.collect()
+    gc.collect()  # what finalizers of the first left
+    found = mallinfo()
+    return int(found.uordblks) + int(found.hblkhd)

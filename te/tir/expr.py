@@ -161,8 +161,21 @@ Dim = int | PrimExpr
 """A size: a Python int when known, an int32/int64 expression otherwise."""
 
 
+class _Remembering(PrimExpr):
+    """Has room for what its users know of it, `memory`, which lives as long as it does and is not copied with it."""
+
+    __slots__ = ("memory",)
+
+    memory: Any
+
+    def __getstate__(self) -> Any:
+        _, state = super().__getstate__()  # type: ignore[misc]
+        state.pop("memory", None)
+        return None, state
+
+
 @node
-class Var(PrimExpr):
+class Var(_Remembering):
     """A variable; its identity is the object, its name only for reading."""
 
     name: str

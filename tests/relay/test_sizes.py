@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +12,7 @@ from backend.runtime import sizes as runtime_sizes
 from backend.size_json import size_to_json
 from relay import sizes
 from relay.type import TensorType, broadcast_shapes
+from te.ir import collect
 from te.tir import SizeVar
 
 N, M = SizeVar("n"), SizeVar("m")
@@ -58,3 +62,27 @@ def test_the_runtime_computes_what_the_compiler_means(size, n, m):
 
 def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def test_sizes_go_with_their_variables():
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(x, SizeVar) and x.name == "fleeting" for x in gc.get_objects())
+
+    n, m = SizeVar("fleeting"), SizeVar("fleeting")
+    assert sizes.product((n, m, 3)) is sizes.product((m, 3, n))
+    assert sizes.smaller(sizes.add_sizes(n, 1), m) is sizes.smaller(sizes.normal(1 + n), m)
+    assert TensorType((n, sizes.floor_divide(m, 2))) is TensorType((n, sizes.normal(m // 2)))
+    del n, m
+    assert alive() == 0
+
+
+def test_sizes_of_variables_that_meet_late_are_still_the_same():
+    a, b, c = SizeVar("a"), SizeVar("b"), SizeVar("c")
+    half, twice, rest = sizes.floor_divide(a, 2), sizes.product((b, 2)), sizes.smaller(c, 4)
+    both = sizes.add_sizes(half, twice, rest)
+    assert both is sizes.add_sizes(rest, sizes.normal(2 * b), sizes.normal(a // 2))
+    assert sizes.floor_divide(a, 2) is half and sizes.product((2, b)) is twice and sizes.smaller(c, 4) is rest
+    copied = copy.deepcopy(both)
+    assert copied is not both and [v.name for v in collect(copied, SizeVar)] == ["a", "b", "c"]
+    assert not sizes.dims_equal(copied, both)
