@@ -2,7 +2,9 @@
 
 Storage of a tensor is one of `["input", i]` (the i-th graph input), `["output", i]` (the buffer of the i-th output),
 `["param", name]` (a weight), `["arena", byte_offset]` (the executor's one block of scratch). An output whose storage is
-not its own output buffer (an input, a weight, another output seen twice) is copied when it is fetched.
+not its own output buffer (an input, a weight, another output seen twice) is copied when it is fetched. A tensor with
+`strides` (in elements) is part of a larger one in the arena: there are gaps between its elements, of which its kernels
+know.
 
 A graph with `sizes` is one whose shapes hold size variables. Its intermediate tensors are stored in `["slot", k]`: slot
 k is as large as the largest tensor in it, and the slots lie one after another once the sizes are known. Its `steps` say
@@ -39,6 +41,7 @@ class GraphTensor:
     dtype: str
     storage: str
     place: int | str
+    strides: tuple[int, ...] | None = None
 
     @property
     def is_static(self) -> bool:
@@ -60,6 +63,14 @@ class GraphTensor:
     @property
     def nbytes(self) -> int:
         return nbytes_of(self.dtype, math.prod(self.static_shape))
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first element to past the last one, gaps included."""
+        if self.strides is None or not self.nbytes:
+            return self.nbytes
+        last = sum((d - 1) * stride for d, stride in zip(self.static_shape, self.strides, strict=True))
+        return nbytes_of(self.dtype, last + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,13 @@ class Graph:
             "device": self.device,
             "target": self.target,
             "tensors": [
-                {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "storage": [t.storage, t.place]}
+                {
+                    "name": t.name,
+                    "shape": list(t.shape),
+                    "dtype": t.dtype,
+                    "storage": [t.storage, t.place],
+                    **({} if t.strides is None else {"strides": list(t.strides)}),
+                }
                 for t in self.tensors
             ],
             "nodes": [
@@ -193,7 +210,7 @@ def _variant(graph: Graph, record: Record) -> tuple[dict[str, int], Graph]:
 
 
 def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTensor:
-    record.only("name", "shape", "dtype", "storage")
+    record.only("name", "shape", "dtype", "storage", "strides")
     shape = read_shape(record.get("shape", list), f"{record.where}.shape", sizes)
     dtype = record.get("dtype", str)
     try:
@@ -206,15 +223,18 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
             f"{record.where}.storage", pair, '["input", i], ["output", i], ["param", name], ["arena", offset] or '
             '["slot", k]',
         )
-    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1])
+    strides = record.numbers("strides", 0, _MAX_BYTES) if "strides" in record.value else None
+    if strides is not None and (len(strides) != len(shape) or not is_static(shape) or pair[0] != "arena"):
+        raise damaged(f"{record.where}.strides", list(strides), "one number for each dimension of a part of the arena")
+    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides)
     if not tensor.is_static:
         if tensor.storage in ("arena", "param"):
             raise damaged(f"{record.where}.storage", pair, "a place whose size is known at run time")
         return tensor
     if tensor.nbytes > _MAX_BYTES:
         raise damaged(f"{record.where}.shape", list(shape), f"a tensor of at most {_MAX_BYTES} bytes")
-    if tensor.storage == "arena" and not 0 <= int(tensor.place) <= arena_bytes - tensor.nbytes:
-        raise damaged(f"{record.where}.storage", pair, f"{tensor.nbytes} bytes inside an arena of {arena_bytes}")
+    if tensor.storage == "arena" and not 0 <= int(tensor.place) <= arena_bytes - tensor.span_bytes:
+        raise damaged(f"{record.where}.storage", pair, f"{tensor.span_bytes} bytes inside an arena of {arena_bytes}")
     return tensor
 
 

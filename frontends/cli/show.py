@@ -15,6 +15,7 @@ from frontends.onnx import from_onnx
 from relay.build.batch_slices import slice_batches
 from relay.build.graph import make_graph
 from relay.build.lower import Kernel, lower
+from relay.build.parts import share_parts
 from te.ir import IRModule, PassContext
 
 __all__ = ["print_form"]
@@ -50,6 +51,7 @@ def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[K
     """Each different kernel of the module once, lowered to loops."""
     graph = make_graph(module["main"])
     slice_batches(graph, target)
+    share_parts(graph, target)
     workloads = {node.workload.key: node.workload for node in graph.nodes}
     for workload in workloads.values():
         if kernel is None or kernel in workload.name:

@@ -191,7 +191,9 @@ class _Slice:
         whole = tensors[number]
         ty = TensorType((self.images, *whole.ty.shape[1:]), whole.ty.dtype)
         if not self.flow.stays_inside(base, self.run):
-            tensors.append(GraphTensor(whole.name, ty, None, number, self.index * ty.nbytes))
+            first = self.index * self.images
+            begins = tuple([first if axis == 0 else 0 for axis in range(len(ty.shape))])
+            tensors.append(GraphTensor(whole.name, ty, None, number, begins))
         elif self.index == 0:
             whole.ty = ty
             return number

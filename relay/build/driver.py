@@ -22,6 +22,7 @@ from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
 from relay.build.lower import Workload, lower
+from relay.build.parts import PartsReport, share_parts
 from relay.build.records import current_records
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Function, Var
@@ -48,6 +49,8 @@ class BuildReport:
     nodes: int = 0
     arena_bytes: int = 0
     param_bytes: int = 0
+    parts: PartsReport = field(default_factory=PartsReport)
+    """concatenations, slices and splits without a copy"""
     on_host: list[str] = field(default_factory=list)
     """what is not left to compiled code, and why: strings and containers, control flow, sizes that are read"""
 
@@ -62,6 +65,8 @@ class BuildReport:
         lines = [f"{name:<12} {seconds:8.3f} s" for name, seconds in self.seconds.items()]
         lines.append(f"{self.kernels} kernels for {self.nodes} nodes, arena {self.arena_bytes / 1e6:.1f} MB, "
                      f"parameters {self.param_bytes / 1e6:.1f} MB")  # fmt: skip
+        if self.parts.shared:
+            lines.append(str(self.parts))
         return "\n".join([*lines, *[f"on the host: {line}" for line in self.on_host]])
 
 
@@ -154,6 +159,7 @@ def build(
             share_params(graph, graph.variants[-1][1])
         for part in graph.all_graphs():
             slice_batches(part, target)
+        report.parts = share_parts(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)
@@ -207,7 +213,7 @@ def _plan(
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
     for node in graph.nodes:
         node.sizes = kernels[node.workload.name].sizes
-    if graph.is_static and not graph.attrs.get("nested"):
+    if graph.is_placed_now:
         place_tensors(graph, in_place)
         if not with_entries:
             return []

@@ -33,13 +33,16 @@ Value = int | tuple["Value", ...]
 
 @dataclass
 class GraphTensor:
-    """A tensor of the graph. A view shows the memory of the tensor with number `base`, from byte `offset` on."""
+    """A tensor of the graph. A view has the number of the tensor whose memory it shows in `base`.
+
+    `begins`, where given, makes it a part of its base: the position of its first element there, in every dimension.
+    """
 
     name: str
     ty: TensorType
     storage: tuple[str, int | str] | None = None
     base: int | None = None
-    offset: int = 0
+    begins: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -104,6 +107,11 @@ class ExecutionGraph:
         at_run_time = self.control_nodes or self.attrs.get("bound_sizes")
         return not at_run_time and all(t.ty.is_static for t in self.tensors)
 
+    @property
+    def is_placed_now(self) -> bool:
+        """Do tensors get their places when the graph is built?"""
+        return self.is_static and not self.attrs.get("nested")
+
     def all_graphs(self) -> Iterator[ExecutionGraph]:
         """This graph and those inside its control flow."""
         yield self
@@ -119,11 +127,25 @@ class ExecutionGraph:
             tensor = base
         return tensor
 
-    def offset_of(self, tensor: int) -> int:
-        """The first byte of the tensor in the one that owns its memory."""
-        offset = 0
-        while (base := self.tensors[tensor].base) is not None:
-            tensor, offset = base, offset + self.tensors[tensor].offset
+    def strides_of(self, tensor: int) -> tuple[int, ...]:
+        """The strides, in elements, of a tensor of known size: those of the tensor that it is a part of, or compact."""
+        at = self.tensors[tensor]
+        if at.base is not None and at.begins is not None:
+            return self.strides_of(at.base)
+        return compact_strides(at.ty.static_shape)
+
+    def is_compact(self, tensor: int) -> bool:
+        """Are the elements of a tensor one after another in memory?"""
+        return is_compact(self.tensors[tensor].ty.static_shape, self.strides_of(tensor))
+
+    def byte_offset_of(self, tensor: int) -> int:
+        """Bytes between the start of the memory that a tensor shows and its first element."""
+        at, offset = self.tensors[tensor], 0
+        while at.base is not None:
+            if at.begins is not None:
+                strides = self.strides_of(at.base)
+                offset += at.ty.dtype.nbytes * sum(b * s for b, s in zip(at.begins, strides, strict=True))
+            at = self.tensors[at.base]
         return offset
 
     def to_json(self, name: str, target: str, device: str) -> dict[str, Any]:
@@ -142,8 +164,9 @@ class ExecutionGraph:
                     "shape": [size_to_json(d) for d in t.ty.shape],
                     "dtype": str(t.ty.dtype),
                     "storage": list(t.storage or ()),
+                    **({} if t.begins is None or self.is_compact(i) else {"strides": list(self.strides_of(i))}),
                 }
-                for t in self.tensors
+                for i, t in enumerate(self.tensors)
             ],
             "nodes": [self._node_json(i, n) for i, n in enumerate(self.nodes)],
             "inputs": self.inputs,
@@ -290,6 +313,19 @@ class _Numbering:
         return known
 
 
+def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of a tensor without gaps, the last dimension innermost."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Do these strides leave no gaps? Those of dimensions of one element don't count."""
+    return all(d == 1 or a == b for d, a, b in zip(shape, strides, compact_strides(shape), strict=True))
+
+
 def _flatten(value: Value) -> list[int]:
     return [value] if isinstance(value, int) else [n for v in value for n in _flatten(v)]
 
@@ -333,6 +369,7 @@ def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
         for position in in_place.get(node.workload.name, ()):
             base = graph.base_of(node.inputs[position])
             mine = graph.tensors[result].storage is None and graph.tensors[base].storage is None
+            mine = mine and graph.tensors[result].base is None
             once = [graph.base_of(number) for number in node.inputs].count(base) == 1
             if mine and once and last[base] == step and graph.tensors[base].as_large_as(graph.tensors[result]):
                 graph.tensors[result].base = base
@@ -388,13 +425,13 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Work
 
 
 def share_storage(graph: ExecutionGraph) -> None:
-    """Views lie where what they show lies."""
+    """Views lie where what they show lies, parts at an offset of it, which only tensors in the arena have."""
     for number, tensor in enumerate(graph.tensors):
-        storage, offset = graph.tensors[graph.base_of(number)].storage, graph.offset_of(number)
+        tensor.storage = graph.tensors[graph.base_of(number)].storage
+        offset = graph.byte_offset_of(number)
         if offset:
-            assert storage is not None and storage[0] == "arena"  # what has an offset is a slice of such a tensor
-            storage = "arena", int(storage[1]) + offset
-        tensor.storage = storage
+            assert tensor.storage is not None and tensor.storage[0] == "arena"
+            tensor.storage = ("arena", int(tensor.storage[1]) + offset)
 
 
 def place_tensors(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]] | None = None) -> None:

@@ -60,7 +60,9 @@ def in_place_inputs(function: PrimFunc, num_inputs: int) -> tuple[int, ...]:
     if result is None:
         return ()
     alike = {
-        b.data: i for i, b in enumerate(inputs) if b is not None and b.dtype == result.dtype and b.shape == result.shape
+        b.data: i
+        for i, b in enumerate(inputs)
+        if b is not None and b.dtype == result.dtype and b.shape == result.shape and b.strides == result.strides
     }
     accesses = _Accesses(result.data, set(alike))
     accesses.visit(function.body)

@@ -17,7 +17,7 @@ from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
-from te.tir import PrimExpr, PrimFunc, SizeVar
+from te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
 from te.tir.analysis import free_variables
 from topi.registry import schedules_for
 from topi.tuning import Config
@@ -154,6 +154,16 @@ def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name) or "p"
 
 
+def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
+    """Buffers with strides for the arguments whose memory has gaps; schedules see these strides as an attribute."""
+    buffers: dict[te.Tensor, Buffer] = {}
+    for tensor, strides in zip(tensors, function.attrs.get("strides", ()), strict=False):
+        if strides is not None:
+            tensor.op.attrs["strides"] = strides
+            buffers[tensor] = decl_buffer(tensor.shape, tensor.dtype, tensor.name, strides=strides)
+    return buffers
+
+
 def lower(workload: Workload, target: Target, config: Config | None = None) -> Kernel:
     """Computes of the operators, the anchor's schedule with the parameters of `config`, loops.
 
@@ -187,8 +197,9 @@ def _first_that_fits(
     """Loops by the first schedule whose kernels the target can run, and their workspaces."""
     verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
     refused: list[str] = []
+    binds = _strided_buffers(workload.function, [*inputs, *outputs])
     for schedule in schedules_for(outputs, target):
-        module = te.lower(schedule, [*inputs, *outputs], name=workload.name)
+        module = te.lower(schedule, [*inputs, *outputs], name=workload.name, binds=binds)
         function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
         function = function.replace(params=(*function.params, *size_parameters(function)))
         broken = [] if verify is None else verify(function, target)

@@ -234,7 +234,7 @@ class StridedSlice(OpDef):
     strides: tuple[int, ...]
     axes: tuple[int, ...]
 
-    def _resolved(self, shape: Sequence[Dim]) -> tuple[list[Dim], list[int], list[Dim]]:
+    def resolved(self, shape: Sequence[Dim]) -> tuple[list[Dim], list[int], list[Dim]]:
         """(first positions, strides, sizes) of all dimensions."""
         axes = check_axes(1, self.axes, len(shape))
         same = len(self.begin) == len(self.end) == len(self.strides) == len(axes)
@@ -249,13 +249,13 @@ class StridedSlice(OpDef):
         return first, steps, sizes
 
     def infer(self, x: TensorType) -> TensorType:
-        return x.with_shape(self._resolved(x.shape)[2])
+        return x.with_shape(self.resolved(x.shape)[2])
 
     def compute(self, x: te.Tensor) -> te.Tensor:
-        return topi.strided_slice(x, *self._resolved(x.shape))
+        return topi.strided_slice(x, *self.resolved(x.shape))
 
     def reference(self, x: Array) -> Array:
-        first, steps, sizes = self._resolved(x.shape)
+        first, steps, sizes = self.resolved(x.shape)
         for axis, (begin, step, size) in enumerate(zip(first, steps, sizes, strict=True)):
             x = x.take(begin + step * np.arange(size), axis)  # type: ignore[arg-type]
         return x.copy()

@@ -80,8 +80,10 @@ class KernelBench:
     def _arguments(self, variant: Variant) -> list[list[NDArray]]:
         """Inputs and outputs of a kernel, as often as its weights are copied."""
         function = variant.workload.function
-        inputs = [self._array(param.tensor_type) for param in function.params]
-        outputs = [self._array(ty) for ty in tensor_types(function.body.ty)]
+        types = [*[param.tensor_type for param in function.params], *tensor_types(function.body.ty)]
+        strides = function.attrs.get("strides", [None] * len(types))
+        arrays = [self._array(_spanned(ty, gaps)) for ty, gaps in zip(types, strides, strict=True)]
+        inputs, outputs = arrays[: len(function.params)], arrays[len(function.params) :]
         size = sum(function.params[i].tensor_type.nbytes for i in variant.weights)
         copies = max(1, math.ceil(self._cold_bytes / size)) if size else 1
         result: list[list[NDArray]] = []
@@ -98,6 +100,14 @@ class KernelBench:
         if dtype == np.float32:
             return nd.array(self._random.standard_normal(shape, dtype=np.float32))
         return nd.array(np.zeros(shape, dtype))
+
+
+def _spanned(ty: TensorType, strides: Sequence[int] | None) -> TensorType:
+    """The type of the memory that a tensor with these strides lies in."""
+    if strides is None:
+        return ty
+    last = sum((d - 1) * stride for d, stride in zip(ty.static_shape, strides, strict=True))
+    return ty.with_shape((last + 1,))
 
 
 class _Timer:

@@ -26,6 +26,7 @@ from relay.build import build, optimize
 from relay.build.batch_slices import slice_batches
 from relay.build.graph import make_graph
 from relay.build.lower import Workload
+from relay.build.parts import share_parts
 from relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
 from relay.expr import Function
 from relay.tuning.bench import KernelBench, Variant
@@ -163,6 +164,7 @@ class _Search:
             graph = make_graph(module["main"], lambda body: optimize(body, self.target)["main"])
             for part in graph.all_graphs():
                 slice_batches(part, self.target)
+            share_parts(graph, self.target)
         found: dict[str, _Subject] = {}
         for part in graph.all_graphs():
             for node in part.nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,18 @@ def _is_flat(outs: Sequence[te.Tensor]) -> bool:
     return same_shape and all(op.tag in ("elemwise", "broadcast", "") for op in ops)
 
 
+def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
+    """The first dimension from which on all tensors are compact, so that the loops over them may become one."""
+    first = 0
+    for op in operations_behind(outs):
+        strides, shape = op.attrs.get("strides"), op.output(0).shape
+        if strides is not None:
+            inside = [i for i, d in enumerate(shape) if d != 1]
+            gaps = [a for a, b in itertools.pairwise(inside) if strides[a] != strides[b] * shape[b]]
+            first = max([first, *[i + 1 for i in gaps]])
+    return first
+
+
 def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, extent: te.Dim, lanes: int) -> te.IterVar:
     """Vectorise `axis` of `tensor`, two vectors at a time where it is long enough; returns what is left of it outside.
 
@@ -80,14 +93,16 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
         if not axes:
             continue
         work = constant_size(out.shape) * cost
+        extent = axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
         if _is_flat(outs):
-            axes = [s[out].fuse(*axes)]
+            first = _first_without_gaps(outs)
+            extent = constant_size([a.extent for a in axes[first:]])
+            axes = [*axes[:first], s[out].fuse(*axes[first:])]
         strided = strided_axis(out) if len(axes) > 1 else None
         source = None if strided is None else _turned_source(out, strided, lanes)
         if strided is not None and source is not None:
             tiles = tile_turned(s, out, strided, *source)
         else:
-            extent = constant_size([a.extent for a in s[out].op.axis]) if len(axes) == 1 else axes[-1].extent
             last = vectorize_elements(s, out, axes[-1], extent, lanes)
             tiles = [*axes[:-1], last] if strided is None else tile_strided(s, out, strided, last)
         parallel_outer(s, out, tiles, work, target)

@@ -1,0 +1,227 @@
+"""Concatenations written in place and slices read in place: results, and what is left to copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import relay
+from backend.runtime import ArtifactError, device, graph_executor
+from backend.runtime.artifact import CompiledModel
+from relay import Expr, Function, IRModule, Var, const, var
+from relay.interpreter import evaluate
+from relay.op import nn
+from te.ir import PassContext
+
+RANDOM = np.random.default_rng(7)
+
+
+def weights(outputs: int, inputs: int, size: int = 1) -> relay.Constant:
+    return const(RANDOM.standard_normal((outputs, inputs, size, size)).astype("float32") / inputs)
+
+
+def conv(x: Expr, outputs: int, size: int = 1) -> Expr:
+    """A convolution of an NCHW image, which the compiler computes with channels last."""
+    return nn.relu(nn.conv2d(x, weights(outputs, int(x.shape[1]), size), padding=size // 2))
+
+
+def joined_along(*xs: Expr, axis: int) -> Expr:
+    return relay.concatenate(xs, axis)
+
+
+def image(channels: int = 16, side: int = 6) -> Var:
+    return var("x", (1, channels, side, side))
+
+
+def check(parameters: list[Var], *outputs: Expr, threads: int = 2) -> CompiledModel:
+    """Compile, and compare a run, and one node by node, with the operators' references."""
+    body = outputs[0] if len(outputs) == 1 else relay.Tuple(tuple(outputs))
+    module = IRModule({"main": Function(tuple(parameters), body)})
+    data = [RANDOM.standard_normal(p.tensor_type.static_shape).astype("float32") for p in parameters]
+    expected = evaluate(module, data)
+    compiled = relay.build(module, "llvm")
+    executor = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
+    for run in (executor.run, lambda **inputs: executor.profile(repeat=1, **inputs)):
+        run(**{p.name: value for p, value in zip(parameters, data, strict=True)})
+        for i, value in enumerate(expected if isinstance(expected, tuple) else (expected,)):
+            np.testing.assert_allclose(executor.get_output(i).numpy(), value, rtol=1e-4, atol=1e-5)
+    return compiled
+
+
+def kernels(compiled: CompiledModel) -> list[str]:
+    return ["+".join(node.ops) for node in compiled.graph.nodes]
+
+
+def parts(compiled: CompiledModel) -> tuple[int, int]:
+    return compiled.build_report.parts.shared, compiled.build_report.parts.copied
+
+
+def test_branches_write_into_the_concatenation():
+    x = image()
+    squeezed = conv(x, 16)
+    joined = joined_along(conv(squeezed, 32), conv(squeezed, 48, 3), axis=1)
+    compiled = check([x], conv(joined, 16))
+    assert parts(compiled) == (1, 0)
+    assert "concatenate" not in kernels(compiled)
+    assert "1 concatenations, slices and splits in place, 0 of their inputs copied" in str(compiled.build_report)
+
+
+def test_a_dense_block_is_one_tensor():
+    x = image(32)
+    joined = conv(x, 32)
+    for _ in range(4):
+        joined = joined_along(joined, conv(conv(joined, 64), 16, 3), axis=1)
+    compiled = check([x], conv(joined, 16))
+    assert parts(compiled) == (4, 0)
+    strided = {t.strides for t in compiled.graph.tensors if t.strides is not None}
+    assert strided == {(6 * 6 * 96, 6 * 96, 96, 1)}
+    assert str(compiled.build_report).count("MB") == 2
+
+
+def test_a_dense_block_that_lists_all_inputs_each_time_is_one_tensor_too():
+    x = image(32)
+    features = [conv(x, 32)]
+    for _ in range(3):
+        features.append(conv(joined_along(*features, axis=1) if len(features) > 1 else features[0], 16, 3))
+    compiled = check([x], conv(joined_along(*features, axis=1), 16))
+    assert parts(compiled) == (3, 0)
+
+
+def test_what_is_joined_twice_is_copied_once():
+    x = image()
+    y = conv(x, 32)
+    compiled = check([x], conv(joined_along(y, conv(y, 32), y, axis=1), 16))
+    assert parts(compiled) == (1, 1)
+    assert kernels(compiled).count("concatenate") == 1
+
+
+def test_an_input_of_the_graph_is_copied():
+    x = image()
+    compiled = check([x], conv(joined_along(x, conv(x, 64), axis=1), 16))
+    assert parts(compiled)[0] == 1
+
+
+def test_a_concatenation_of_what_can_not_move_stays():
+    x, y = image(), var("y", (1, 16, 6, 6))
+    compiled = check([x, y], joined_along(x, y, axis=1))
+    assert parts(compiled) == (0, 0)
+
+
+@pytest.mark.parametrize(("part", "shared"), [(True, (1, 1)), (False, (0, 0))])
+def test_outputs_of_the_graph_stay_where_they_are(part: bool, shared: tuple[int, int]):
+    x = var("x", (4, 32))
+    y = nn.softmax(x)
+    joined = joined_along(y, nn.softmax(y), axis=1)
+    compiled = check([x], y if part else joined, nn.softmax(joined))
+    assert parts(compiled) == shared
+
+
+def test_short_pieces_are_not_worth_it():
+    x = image()
+    compiled = check([x], conv(joined_along(conv(x, 4), conv(x, 60), axis=1), 16))
+    assert parts(compiled) == (1, 1)
+
+
+def test_along_the_outermost_axis_even_views_and_recurrences_take_part():
+    x = var("x", (4, 24))
+    rows = relay.reshape(nn.softmax(x), (2, 48))
+    joined = joined_along(rows, nn.softmax(rows, axis=0), axis=0)
+    compiled = check([x], relay.cumsum(joined, axis=1))
+    assert parts(compiled) == (1, 0)
+    assert all(t.strides is None for t in compiled.graph.tensors)
+
+
+def test_splits_are_read_in_place():
+    x = image()
+    halves = relay.split(conv(x, 64), 2, axis=1)
+    compiled = check([x], joined_along(conv(halves[0], 32), conv(halves[1], 32, 3), axis=1))
+    assert parts(compiled)[0] >= 1
+    assert not any("split" in name or "slice" in name for name in kernels(compiled))
+
+
+def test_halves_join_as_the_whole_they_are():
+    x = image()
+    whole = conv(x, 64)
+    halves = relay.split(whole, 2, axis=1)
+    deeper = conv(halves[1], 32, 3)
+    compiled = check([x], conv(joined_along(halves[0], halves[1], deeper, conv(deeper, 32, 3), axis=1), 16))
+    assert parts(compiled)[1] == 0
+    assert not any("split" in name or "slice" in name or "concat" in name for name in kernels(compiled))
+
+
+def test_slices_of_slices():
+    x = var("x", (6, 128))
+    y = nn.softmax(x)
+    first = nn.softmax(relay.strided_slice(y, (0,), (64,), (1,), (1,)))
+    middle = nn.softmax(relay.strided_slice(y, (32, 1), (96, 5), (1, 1), (1, 0)))
+    compiled = check([x], first, middle)
+    assert parts(compiled) == (2, 0)
+
+
+def test_a_slice_with_steps_is_copied():
+    x = var("x", (6, 128))
+    compiled = check([x], nn.softmax(relay.strided_slice(nn.softmax(x), (0,), (128,), (2,), (1,))))
+    assert parts(compiled) == (0, 0)
+
+
+def test_nothing_is_shared_at_low_levels():
+    x = image()
+    with PassContext(opt_level=1):
+        compiled = check([x], conv(joined_along(conv(x, 32), conv(x, 32), axis=1), 16))
+    assert parts(compiled) == (0, 0)
+
+
+def test_a_part_that_would_leave_the_arena_is_refused():
+    x = image()
+    compiled = check([x], conv(joined_along(conv(x, 32), conv(x, 32), axis=1), 16))
+    record = compiled.graph.to_json()
+    strided = next(t for t in record["tensors"] if "strides" in t)
+    strided["strides"] = [d * 100 for d in strided["strides"]]
+    with pytest.raises(ArtifactError, match="inside an arena of"):
+        CompiledModel(record, {}, compiled.module)
+    strided["strides"] = [1]
+    with pytest.raises(ArtifactError, match="one number for each dimension"):
+        CompiledModel(record, {}, compiled.module)
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[Var, list[Expr]]:
+    """A random graph of joins, cuts, products, row statistics and elementwise steps on tensors of 3 dimensions."""
+    x = var("x", (2, 3, draw(st.sampled_from([16, 24, 40]))))
+    known: list[Expr] = [nn.relu(x)]
+    for _ in range(draw(st.integers(3, 10))):
+        y = known[draw(st.integers(0, len(known) - 1))]
+        kind = draw(st.sampled_from(["join", "cut", "slice", "dense", "softmax", "add", "view"]))
+        rank, last = 3, int(y.shape[-1])
+        if kind == "join":
+            axis = draw(st.integers(0, 2))
+            same = [e for e in known if [d for a, d in enumerate(e.shape) if a != axis]
+                    == [d for a, d in enumerate(y.shape) if a != axis]]  # fmt: skip
+            chosen = [same[draw(st.integers(0, len(same) - 1))] for _ in range(draw(st.integers(1, 3)))]
+            made = [joined_along(y, *chosen, axis=axis)]
+        elif kind == "cut" and last % 2 == 0:
+            halves = relay.split(y, 2, axis=rank - 1)
+            made = [halves[0], halves[1]]
+        elif kind == "slice" and int(y.shape[1]) > 1:
+            made = [relay.strided_slice(y, (1,), (int(y.shape[1]),), (1,), (1,))]
+        elif kind == "dense":
+            weight = RANDOM.standard_normal((draw(st.sampled_from([16, 32, 33])), last)).astype("float32") / last
+            made = [nn.dense(y, const(weight))]
+        elif kind == "softmax":
+            made = [nn.softmax(y)]
+        elif kind == "view":
+            made = [relay.reshape(relay.reshape(y, (-1,)), tuple(int(d) for d in y.shape))]
+        else:
+            made = [relay.add(relay.multiply(y, const(0.5)), const(1.0))]
+        known += [e for e in made if np.prod([int(d) for d in e.shape]) < 20000]
+    count = draw(st.integers(1, 2))
+    return x, known[-count:]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(networks())
+def test_random_networks(network: tuple[Var, list[Expr]]):
+    x, outputs = network
+    check([x], *outputs)
