@@ -33,7 +33,8 @@ from frontends.onnx.sizes import SizeTable
 from frontends.onnx.symbolic import sizes_in
 from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
 from frontends.onnx.unsupported import list_unsupported
-from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.op.transform import Concatenate
 from relay.sizes import Assumptions, assuming, size_variables
 from relay.type import TensorType, TupleType
 from te.errors import CompileError
@@ -91,7 +92,12 @@ def from_onnx(
         importer = _Importer(loaded, freeze_params, table)
         with assuming() as assumed:
             importer.assumptions = assumed
-            result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
+            try:
+                result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
+            except CompileError:  # what was learned so far may be what the node wanted to know
+                if table.solve([*assumed.equal, *importer.assumed]):
+                    continue
+                raise
         if not table.solve([*assumed.equal, *importer.assumed]):
             return importer.with_sizes(result, assumed.equal)
 
@@ -444,6 +450,9 @@ class _Importer:
         known = self.sizes_of(finished)
         if known is not None:
             return known
+        if isinstance(finished, Call) and isinstance(finished.op, Concatenate) and ty.ndim == 1:
+            parts = [self.bind_sizes(part, source) for part in finished.args]
+            return None if None in parts else tuple([d for part in parts if part is not None for d in part])
         number = self._number(source)
         names = tuple(f"#size{number}_{element}" for element in range(ty.size))
         self.bound.append((finished, source, names))

@@ -12,6 +12,7 @@ from onnx import GraphProto
 from frontends.onnx.attributes import Attributes
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError, compose
 from relay.expr import Expr, Function, Var
+from relay.sizes import dims_match
 from relay.type import TensorType
 from te.dtype import DType
 from te.tir import Dim
@@ -170,8 +171,19 @@ class OnnxNode:
         """The integers of input `index`, known or symbolic; None when they are computed at run time."""
         return self._session.sizes_of(self[index])
 
-    def sizes(self, index: int, what: str) -> tuple[Dim, ...]:
-        """Input `index` as sizes (at least 0): known, symbolic, or bound to variables when the model runs."""
+    def count(self, index: int, number: int, what: str) -> None:
+        """Input `index` must be a vector of `number` elements; one whose length is not known is taken to be."""
+        shape = self.type(index).shape
+        if len(shape) == 1 and not dims_match(shape[0], number):
+            raise self.error(f"{what} (input {index}) are {self.type(index)}", expected=f"{number} of them")
+
+    def sizes(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
+        """Input `index` as sizes (at least 0): known, symbolic, or bound to variables when the model runs.
+
+        `count` is how many there have to be, where that is known.
+        """
+        if count is not None:
+            self.count(index, count, what)
         known = self.sizes_or_none(index)
         return self.bind(self[index], what) if known is None else known
 

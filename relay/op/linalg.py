@@ -9,14 +9,14 @@ import topi
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float
-from relay.type import TensorType
+from relay.type import TensorType, dims_match
 
 __all__ = ["Det", "Inverse", "det", "inverse"]
 
 
 def _require_square(x: TensorType) -> None:
     require_float(1, x)
-    square = x.ndim >= 2 and (x.shape[-1] is x.shape[-2] or x.shape[-1] == x.shape[-2])
+    square = x.ndim >= 2 and dims_match(x.shape[-1], x.shape[-2])
     require(bool(square), f"(C2) {x} must hold square matrices")
 
 

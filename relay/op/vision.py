@@ -11,7 +11,7 @@ import topi
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float
-from relay.type import TensorType, shapes_equal
+from relay.type import TensorType, dims_match, shapes_match
 
 __all__ = ["RoiAlign", "roi_align"]
 
@@ -37,8 +37,8 @@ class RoiAlign(OpDef):
     def infer(self, x: TensorType, rois: TensorType, batch_indices: TensorType) -> TensorType:
         require_float(1, x)
         require(x.ndim == 4, f"(C1) x must have four dimensions; got {x}")
-        regions = rois.ndim == 2 and rois.shape[1] == 4 and rois.dtype.is_float and batch_indices.dtype.is_integral
-        fits = regions and shapes_equal(rois.shape[:1], batch_indices.shape)
+        regions = rois.ndim == 2 and dims_match(rois.shape[1], 4) and rois.dtype.is_float
+        fits = regions and batch_indices.dtype.is_integral and shapes_match(rois.shape[:1], batch_indices.shape)
         require(bool(fits), f"(C2) {rois} and {batch_indices} must be floats (R, 4) and integers (R,)")
         valid = self.mode in ("avg", "max") and min(self.pooled_size) >= 1 and self.sample_ratio >= 0
         require(valid, f"(C3) mode {self.mode!r}, size {self.pooled_size}, {self.sample_ratio} samples")

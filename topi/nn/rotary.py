@@ -19,13 +19,13 @@ def rotary_embedding(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool 
     `cosine` and `sine` broadcast to x with one number for each channel, or for each pair. The first of a pair becomes
     first * cosine - second * sine, the second becomes second * cosine + first * sine.
     """
-    channels = x.shape[-1]
-    assert isinstance(channels, int)
-    half = channels // 2
+    channels, columns = x.shape[-1], cosine.shape[-1]
+    by_pair = isinstance(channels, PrimExpr) or columns != channels
+    half = columns if by_pair else channels // 2
 
     def angle(table: Tensor, *i: Any) -> PrimExpr:
         c = i[-1]
-        if table.shape[-1] == half:
+        if by_pair:
             c = c // 2 if interleaved else te.if_then_else(c < half, c, c - half)
         return table(*broadcast_index((*i[:-1], c), table.shape))
 

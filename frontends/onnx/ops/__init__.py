@@ -35,6 +35,7 @@ _FAMILIES = (
     "normalization",
     "optimizer",
     "optional",
+    "padding",
     "pooling",
     "quantization",
     "random",

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.attention_parts import grouped_product, rotated
+from frontends.onnx.ops.attention_parts import grouped_product, power_of_size, rotated
 from frontends.onnx.ops.cast import cast_to
 from frontends.onnx.ops.common import counted, float_const, reshape_to, transposed
 from frontends.onnx.registry import converter
@@ -16,6 +16,7 @@ from frontends.onnx.tensors import check_computed, dtype_name
 from relay import op
 from relay.expr import Constant, Expr, const
 from relay.sizes import add_sizes, is_at_least, product, quotient
+from te.tir import Dim
 
 RAW_SCORES, CAPPED_SCORES, BIASED_SCORES, PROBABILITIES = range(4)
 """What the fourth output of Attention holds, by `qk_matmul_output_mode`."""
@@ -76,14 +77,13 @@ def _cached(node: OnnxNode, index: int, x: Expr) -> Expr:
 def _scores(node: OnnxNode, query: Expr, key: Expr) -> Expr:
     """Q * K' * scale: [batch, query heads, queries, keys]. Narrow floats are scaled on both sides, against overflow."""
     given, size = node.attrs.get_float("scale"), query.shape[3]
-    if given is None and not isinstance(size, int):
-        raise node.value_needed("the size of a head, by which scores are scaled, is known at run time", query)
-    scale = 1.0 / math.sqrt(size) if given is None else given  # type: ignore[arg-type]
-    if query.dtype.bits < 32:
-        root = float_const(math.sqrt(scale), query)
-        query, key = op.multiply(query, root), op.multiply(key, root)
+    narrow = query.dtype.bits < 32
+    if given is None:
+        scale = power_of_size(size, -0.25 if narrow else -0.5, query)
     else:
-        query = op.multiply(query, float_const(scale, query))
+        scale = float_const(math.sqrt(given) if narrow else given, query)
+    key = op.multiply(key, scale) if narrow else key
+    query = op.multiply(query, scale)
     return grouped_product(query, transposed(key, (0, 1, 3, 2)))
 
 
@@ -205,10 +205,8 @@ def rotary_embedding(node: OnnxNode) -> Expr:
     else:
         x = transposed(node[0], (0, 2, 1, 3))
     size = x.shape[3]
-    if not isinstance(size, int):
-        raise node.value_needed("the size of a head is known at run time", node[0])
-    turned = node.attr_int("rotary_embedding_dim", 0) or size
-    if turned % 2 or not 0 < turned <= size:
+    turned: Dim = node.attr_int("rotary_embedding_dim", 0) or size
+    if isinstance(turned, int) and (turned % 2 or turned < 1 or is_at_least(turned - 1, size)):
         raise node.error(f"rotary_embedding_dim is {turned}", expected=f"an even number up to {size}")
     cosine, sine = (_angles(node, index) for index in (1, 2))
     interleaved = node.attr_bool("interleaved", False)

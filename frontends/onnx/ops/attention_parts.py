@@ -9,10 +9,11 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const, reshape_to, transposed
 from relay import op
 from relay.errors import TypeInferenceError
-from relay.expr import Expr
+from relay.expr import Expr, const
 from relay.sizes import dims_equal, product, quotient
+from te.tir import Dim
 
-__all__ = ["attend", "columns", "grouped_product", "merged_heads", "rotated", "split_heads"]
+__all__ = ["attend", "columns", "grouped_product", "merged_heads", "power_of_size", "rotated", "split_heads"]
 
 
 def columns(x: Expr, widths: Sequence[int]) -> list[Expr]:
@@ -49,11 +50,18 @@ def grouped_product(a: Expr, b: Expr) -> Expr:
     return reshape_to(op.nn.matmul(left, b), (batch, heads, rows, columns))
 
 
+def power_of_size(size: Dim, exponent: float, like: Expr) -> Expr:
+    """size ** exponent as a scalar of the element type of `like`."""
+    if isinstance(size, int):
+        return float_const(size**exponent, like)
+    return op.cast(op.power(op.cast(op.sizes((size,), ()), "float64"), const(exponent, "float64")), like.dtype)
+
+
 def attend(
     query: Expr,
     key: Expr,
     value: Expr,
-    scale: float,
+    scale: Expr,
     bias: Expr | None = None,
     cap: float = 0.0,
     sink: Expr | None = None,
@@ -62,7 +70,7 @@ def attend(
 
     Scores are softly limited to +-`cap`. A `sink` [H] is a score that each head gives to no key at all.
     """
-    scores = grouped_product(op.multiply(query, float_const(scale, query)), transposed(key, (0, 1, 3, 2)))
+    scores = grouped_product(op.multiply(query, scale), transposed(key, (0, 1, 3, 2)))
     if cap > 0.0:
         limit = float_const(cap, scores)
         scores = op.multiply(op.tanh(op.divide(scores, limit)), limit)
@@ -80,14 +88,14 @@ def _softmax_with_sink(scores: Expr, sink: Expr) -> Expr:
     return op.strided_slice(weights, (0,), (keys,), axes=(3,))
 
 
-def rotated(x: Expr, cosine: Expr, sine: Expr, turned: int, interleaved: bool) -> Expr:
+def rotated(x: Expr, cosine: Expr, sine: Expr, turned: Dim, interleaved: bool) -> Expr:
     """The first `turned` channels of x [batch, length, heads, size] turned pairwise; the angles are those of
     `cosine` and `sine` [batch or 1, length, 1, turned / 2].
 
     Pairs are neighbours when `interleaved`, else a channel of the first half with one of the second.
     """
     size = x.shape[3]
-    if size == turned:
+    if dims_equal(size, turned):
         return op.nn.rotary_embedding(x, cosine, sine, interleaved)
     result = op.nn.rotary_embedding(op.strided_slice(x, (0,), (turned,), axes=(3,)), cosine, sine, interleaved)
     return op.concatenate([result, op.strided_slice(x, (turned,), (size,), axes=(3,))], axis=-1)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import bordered
 from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
-from relay.sizes import add_sizes, product
+from relay.sizes import add_sizes, floor_divide, larger, product
 from relay.type import dims_match
 from te.tir import Dim
 
@@ -78,7 +79,7 @@ def conv_transpose(node: OnnxNode) -> Expr:
     extra = node.attr_ints("output_padding", (0,) * rank)
     if len(extra) != rank or min(extra, default=0) < 0:
         raise node.error(f"output_padding is {list(extra)}", expected=f"{rank} numbers of 0 or more")
-    window, extra = _transposed_window(node, kernel, data[2:], extra)
+    window, extra, cut = _transposed_window(node, kernel, data[2:], extra)
     function, layout, kernel_layout = _by_rank(node, _CONV_TRANSPOSE, rank)
     result = function(
         node[0],
@@ -90,15 +91,19 @@ def conv_transpose(node: OnnxNode) -> Expr:
         data_layout=layout,
         kernel_layout=kernel_layout,
     )
+    for axis, (before, size) in enumerate(cut, start=2):
+        result = op.strided_slice(result, (before,), (add_sizes(before, size),), axes=(axis,))
+        result = bordered(result, axis, 0, add_sizes(size, product((-1, result.shape[axis]))))
     return _with_bias(node, result, channels)
 
 
 def _transposed_window(
     node: OnnxNode, kernel: Sequence[int], spatial: Sequence[Dim], extra: tuple[int, ...]
-) -> tuple[Window, tuple[int, ...]]:
+) -> tuple[Window, tuple[int, ...], Sequence[tuple[Dim, Dim]]]:
     """The window whose padding and output padding give `output_shape`, or the SAME shape, where asked for.
 
-    Padding that would have to be negative becomes output padding.
+    Padding that would have to be negative becomes output padding. Where padding depends on sizes known at run time
+    there is none, and the third result has (begin, size) of what to cut out of the result along each axis.
     """
     rank = len(kernel)
     auto = node.attr_choice("auto_pad", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"), "NOTSET")
@@ -118,19 +123,22 @@ def _transposed_window(
         target = [product((extent, stride)) for extent, stride in zip(spatial, strides, strict=True)]
     if target is None:
         padding = (0,) * (2 * rank) if auto == "VALID" else pads
-        return Window(tuple(kernel), strides, dilations, padding), extra
+        return Window(tuple(kernel), strides, dilations, padding), extra, ()
+    totals = [add_sizes(product((strides[i], spatial[i])), (kernel[i] - 1) * dilations[i] + 1 + extra[i] - strides[i],
+                        product((-1, target[i]))) for i in range(rank)]  # fmt: skip
+    known = tuple([total for total in totals if isinstance(total, int)])
+    if len(known) != rank:
+        cut = [larger(total, 0) for total in totals]
+        cut = [floor_divide(n if auto == "SAME_UPPER" else add_sizes(n, 1), 2) for n in cut]
+        return Window(tuple(kernel), strides, dilations, (0,) * (2 * rank)), extra, list(zip(cut, target, strict=True))
     before, after, more = [0] * rank, [0] * rank, list(extra)
-    for i in range(rank):
-        reach = (kernel[i] - 1) * dilations[i] + 1 + extra[i] - strides[i]
-        total = add_sizes(product((strides[i], spatial[i])), reach, product((-1, target[i])))
-        if not isinstance(total, int):
-            raise node.value_needed(f"output_shape {list(target)} of axes whose sizes are known at run time", node[0])
+    for i, total in enumerate(known):
         if total < 0:
             more[i] -= total
             total = 0
         small = total // 2
         before[i], after[i] = (total - small, small) if auto != "SAME_UPPER" else (small, total - small)
-    return Window(tuple(kernel), strides, dilations, (*before, *after)), tuple(more)
+    return Window(tuple(kernel), strides, dilations, (*before, *after)), tuple(more), ()
 
 
 def _operands(node: OnnxNode, x: Expr, w: Expr) -> tuple[tuple[Dim, ...], tuple[int, ...]]:

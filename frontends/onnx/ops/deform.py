@@ -30,8 +30,6 @@ def deform_conv(node: OnnxNode) -> Expr:
     filters, depth, *kernel = node.shape(1)
     groups, sets = node.attr_int("group", 1), node.attr_int("offset_group", 1)
     window = read_window(node, node.attr_ints("kernel_shape", tuple(kernel)), spatial)
-    if window.border:
-        raise node.value_needed("auto_pad of axes whose sizes are known at run time", node[0])
     out, taps = node.type(2).shape[2:], math.prod(kernel)
     fits = groups >= 1 and sets >= 1 and dims_match(channels, depth * groups) and filters % groups == 0
     fits = fits and depth * groups % sets == 0 and tuple(kernel) == window.kernel
@@ -63,5 +61,7 @@ def _positions(window: Window, axis: int, out: Sequence[Dim]) -> Expr:
     steps = np.arange(window.kernel[axis]) * window.dilations[axis] - window.padding[axis]
     first = np.broadcast_to(steps.reshape([-1 if a == axis else 1 for a in range(rank)]), window.kernel)
     starts = op.multiply(counted(out[axis]), const(window.strides[axis], "int64"))
+    if window.border:
+        starts = op.subtract(starts, op.sizes((window.border[axis][0],), ()))
     starts = op.broadcast_to(reshape_to(starts, [out[axis] if a == axis else 1 for a in range(rank)]), tuple(out))
     return op.add(Constant(first.reshape(-1, 1).astype(np.int64)), reshape_to(starts, (1, product(out))))

@@ -14,6 +14,7 @@ from frontends.onnx.ops.common import aligned, broadcast_pair, float_const, lega
 from frontends.onnx.registry import convert_with, converter
 from relay import op
 from relay.expr import Expr
+from relay.type import shapes_match
 
 Unary = Callable[[Expr], Expr]
 Binary = Callable[[Expr, Expr], Expr]
@@ -263,7 +264,7 @@ def _swish(x: Expr, alpha: float) -> Expr:
 @converter("SwiGLU", since=28)
 def swiglu(node: OnnxNode) -> Expr:
     """swish(a) * b of equal shapes."""
-    if node.type(0) is not node.type(1):
+    if node.dtype(0) != node.dtype(1) or not shapes_match(node.type(0).shape, node.type(1).shape):
         raise node.error("two inputs of different types", expected="one shape and element type")
     return op.multiply(_swish(node[0], node.attr_float("alpha", 1.0)), node[1])
 

@@ -11,9 +11,9 @@ from frontends.onnx.ops.common import counted, transposed, zeros
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
-from relay.expr import Constant, Expr, const
+from relay.expr import Expr, const
 from relay.op.common import with_dim
-from relay.sizes import add_sizes, is_at_least, smaller
+from relay.sizes import add_sizes, dims_match, is_at_least, smaller
 from relay.type import shapes_match
 from te.tir import Dim
 
@@ -98,28 +98,25 @@ def _scatter_elements(node: OnnxNode) -> Expr:
 def scatter_nd(node: OnnxNode) -> Expr:
     reduction = _REDUCTIONS[node.attr_choice("reduction", tuple(_REDUCTIONS), "none")]
     data, indices = node.type(0).shape, node.type(1).shape
-    depth = indices[-1] if indices else 0
-    if not isinstance(depth, int):
-        raise node.value_needed(f"indices {node.type(1)} of an unknown length", node[1])
-    if not 1 <= depth <= len(data):
-        raise node.error(f"indices {node.type(1)} into {node.type(0)}")
+    depth = len(indices) - 1 + len(data) - node.rank(2)  # the updates have the axes of the data behind those
+    if not 1 <= depth <= len(data) or not indices or not dims_match(indices[-1], depth):
+        raise node.error(f"indices {node.type(1)} into {node.type(0)}", expected=f"updates {node.type(2)} that fit")
     return op.scatter_nd(node[0], _tuples_first(node[1]), node[2], reduction)
 
 
 @converter("OneHot", since=9)
 def one_hot(node: OnnxNode) -> Expr:
     """Indices outside of -depth .. depth - 1 give the off value everywhere."""
-    depth_value = node.constant(1, "the depth")
-    depth = int(depth_value.reshape(-1)[0])
+    known = node.known_value(1)
+    depth: Dim = node.sizes(1, "the depth", 1)[0] if known is None else int(known.reshape(-1)[0])
     rank = node.rank(0) + 1
     axis = node.axis(node.attr_int("axis", -1), rank)
     values = node[2]
     indices = node[0] if node.dtype(0).is_int else op.cast(node[0], "int64")
-    check_computed((depth,), node.where)
-    shape = [1] * rank
-    shape[axis] = depth
-    line = Constant(np.arange(depth).astype(str(indices.dtype)).reshape(shape))
-    zero, size = const(0, indices.dtype), const(depth, indices.dtype)
+    if isinstance(depth, int):
+        check_computed((depth,), node.where)
+    line = op.reshape(counted(depth, str(indices.dtype)), [depth if a == axis else 1 for a in range(rank)])
+    zero, size = const(0, indices.dtype), op.sizes((depth,), (), str(indices.dtype))
     wrapped = op.expand_dims(op.where(op.less(indices, zero), op.add(indices, size), indices), axis)
     off, on = (op.take(values, const(i, "int64"), axis=0, mode="clip") for i in (0, 1))
     return op.where(op.equal(wrapped, line), on, off)
@@ -132,7 +129,7 @@ def top_k_1(node: OnnxNode) -> list[Expr]:
 
 @converter("TopK", since=10)
 def top_k(node: OnnxNode) -> list[Expr]:
-    return _top_k(node, node.sizes(1, "k")[0])
+    return _top_k(node, node.sizes(1, "k", 1)[0])
 
 
 def _top_k(node: OnnxNode, k: Dim) -> list[Expr]:

@@ -86,8 +86,6 @@ def grid_sample(node: OnnxNode) -> Expr:
         raise node.error(f"data {node.type(0)}, a grid {node.type(1)}")
     if rank > 3:
         raise node.unsupported(f"{rank} spatial axes", expected="1 to 3")
-    if padding == "reflection" and not all(isinstance(d, int) for d in shape[2:]):
-        raise node.value_needed("reflection at the borders of an image whose sizes are known at run time", node[0])
     axes = [Axis(extent, padding, node.attr_bool("align_corners", False)) for extent in shape[2:]]
     count = product(grid[1:-1])
     positions = op.cast(reshape_to(node[1], (grid[0], count, rank)), str(node.dtype(0)))
@@ -196,9 +194,9 @@ def _ticks(extent: Dim, aligned: bool) -> Expr:
 @converter("CenterCropPad", since=18)
 def center_crop_pad(node: OnnxNode) -> Expr:
     """Axes cropped or padded with zeros to a size, equally on both sides."""
-    sizes, rank = node.sizes(1, "the shape"), node.rank(0)
-    given = node.attrs.get_ints("axes")
+    rank, given = node.rank(0), node.attrs.get_ints("axes")
     axes = tuple(range(rank)) if given is None else node.axes(given, rank)
+    sizes = node.sizes(1, "the shape", len(axes))
     if len(sizes) != len(axes) or not all(at_least(size, 0) for size in sizes):
         raise node.error(f"sizes {list(sizes)} for {len(axes)} axes")
     x = node[0]

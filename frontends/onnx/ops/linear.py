@@ -7,7 +7,7 @@ from frontends.onnx.ops.common import float_const, require_rank, transposed
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
-from relay.type import dims_equal
+from relay.type import dims_match
 
 __all__ = ["general_product", "matmul", "scaled"]
 
@@ -30,7 +30,7 @@ def matmul(node: OnnxNode, a: Expr, b: Expr) -> Expr:
         return op.squeeze(product, axis=(-2 if len(b_shape) > 1 else 0,))
     if len(b_shape) == 1:
         return op.squeeze(matmul(node, a, op.expand_dims(b, 1)), axis=(-1,))
-    if not dims_equal(a_shape[-1], b_shape[-2]):
+    if not dims_match(a_shape[-1], b_shape[-2]):
         raise node.error(f"matrices {a.ty} and {b.ty}", expected=f"the right one to have {a_shape[-1]} rows")
     if len(b_shape) == 2:
         return op.nn.dense(a, transposed(b, (1, 0)))

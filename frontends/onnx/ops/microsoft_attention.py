@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.attention_parts import attend, columns, merged_heads, split_heads
+from frontends.onnx.ops.attention_parts import attend, columns, merged_heads, power_of_size, split_heads
 from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
 from frontends.onnx.ops.linear import matmul
 from frontends.onnx.ops.quantization import along, centred
@@ -27,12 +27,10 @@ def number(value: int, like: Expr) -> Constant:
     return Constant(np.array(value, str(like.dtype)))
 
 
-def scale_of(node: OnnxNode, query: Expr) -> float:
+def scale_of(node: OnnxNode, query: Expr) -> Expr:
     """What scores are multiplied by; 0 stands for the default, 1 / sqrt(size of a head)."""
-    size = query.shape[3]
-    assert isinstance(size, int)
     scale = node.attr_float("scale", 0.0)
-    return 1.0 / math.sqrt(size) if scale == 0.0 else scale
+    return power_of_size(query.shape[3], -0.5, query) if scale == 0.0 else float_const(scale, query)
 
 
 def refuse_input(node: OnnxNode, index: int, what: str) -> None:

@@ -12,6 +12,7 @@ from frontends.onnx.ops.common import require_rank, reshape_to
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
+from relay.sizes import dims_match, product
 
 __all__ = ["POST_TRANSFORMS", "class_labels", "float_rows", "floats", "label_table", "labelled", "post_transformed"]
 
@@ -209,15 +210,15 @@ def _linear(node: OnnxNode, targets: int) -> Expr:
     coefficients = np.array(floats(node, "coefficients"), np.float32)
     if targets < 1:
         raise node.error(f"{targets} targets", expected="one or more")
-    if coefficients.size != targets * node.extent(x, 1, "the features"):
+    if not dims_match(product((x.shape[1], targets)), coefficients.size):
         raise node.error(f"{coefficients.size} coefficients for {targets} targets")
-    product = op.nn.dense(x, Constant(coefficients.reshape(targets, -1)))
+    scores = op.nn.dense(x, Constant(coefficients.reshape(targets, -1)))
     intercepts = floats(node, "intercepts")
     if not intercepts:
-        return product
+        return scores
     if len(intercepts) != targets:
         raise node.error(f"{len(intercepts)} intercepts for {targets} targets")
-    return op.add(product, _constant(intercepts, product))
+    return op.add(scores, _constant(intercepts, scores))
 
 
 @converter("LinearRegressor", domain=DOMAIN)
@@ -232,7 +233,7 @@ def linear_classifier(node: OnnxNode) -> list[Expr]:
     node.attrs.ignore("multi_class")
     labels = class_labels(node, "classlabels_ints")
     transform = node.attr_choice("post_transform", POST_TRANSFORMS, "NONE")
-    features = float_rows(node).tensor_type.static_shape[1]
+    features = node.extent(float_rows(node), 1, "the features")
     targets = len(floats(node, "coefficients")) // max(features, 1)
     single = targets == 1 and len(labels) <= 2
     if not single and targets != len(labels):

@@ -61,7 +61,7 @@ def max_unpool(node: OnnxNode) -> Expr:
     result = reshape_to(flat, unpooled)
     if node.get(2) is None:
         return result
-    wanted = node.sizes(2, "the output shape")
+    wanted = node.sizes(2, "the output shape", len(shape))
     if len(wanted) != len(shape) or any(is_at_least(n, add_sizes(w, 1)) for w, n in zip(wanted, unpooled, strict=True)):
         raise node.error(f"an output shape of {list(wanted)}", expected=f"at least {list(unpooled)}")
     for axis, (w, n) in enumerate(zip(wanted, unpooled, strict=True)):

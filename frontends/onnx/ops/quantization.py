@@ -72,7 +72,8 @@ class _Layout:
     def spread(self, x: Expr) -> Expr:
         """`x` in a shape that broadcasts with the data."""
         size, rank = x.shape, len(self.shape)
-        if not size or (size == (1,) and not self.block):
+        nowhere = len(size) == 1 and not -rank <= self.axis < rank
+        if not size or (size == (1,) and not self.block) or (nowhere and dims_match(size[0], 1)):
             return reshape_to(x, ())
         axis = self.node.axis(self.axis, rank)
         if len(size) == 1 and not self.block:

@@ -15,7 +15,7 @@ from relay import op
 from relay.expr import Expr, const
 from te.tir import Dim
 
-__all__ = ["TapsAtRunTime", "real", "resample_at_run_time", "scaled"]
+__all__ = ["FilterAtRunTime", "TapsAtRunTime", "filter_at_run_time", "real", "resample_at_run_time", "scaled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,15 @@ class TapsAtRunTime:
 
     indices: Sequence[Expr]
     weights: Sequence[Expr]
+    outside: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class FilterAtRunTime:
+    """As `TapsAtRunTime`, with any number of taps: `indices` int64[out, taps], `weights` float64[out, taps]."""
+
+    indices: Expr
+    weights: Expr
     outside: Expr
 
 
@@ -41,10 +50,7 @@ def resample_at_run_time(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float] = (0.0, 1.0)
 ) -> TapsAtRunTime:
     """The taps that resample an axis of `extent` elements to `out`. With antialiasing `scale` must be a number."""
-    factor = scale if isinstance(scale, Expr) else const(scale, "float64")
-    last = op.subtract(real(extent), _f(1.0))
-    x = _source(how.coordinates, extent, out, factor, roi)
-    outside = op.logical_or(op.less(x, _f(0.0)), op.greater(x, last))
+    x, last, outside = _places(how, extent, out, scale, roi)
     if how.mode == "nearest":
         return TapsAtRunTime([_index(_rounded(x, how.nearest), last)], [], outside)
     shrink = min(scale, 1.0) if how.antialias and not isinstance(scale, Expr) else 1.0
@@ -69,6 +75,40 @@ def resample_at_run_time(
             total = op.add(total, weight)
         weights = [op.divide(weight, total) for weight in weights]
     return TapsAtRunTime(indices, weights, outside)
+
+
+def filter_at_run_time(
+    how: Resampling,
+    extent: Dim,
+    out: Dim,
+    scale: float | Expr,
+    width: Dim,
+    roi: tuple[float, float] = (0.0, 1.0),
+) -> FilterAtRunTime:
+    """The same with antialiasing by any scale: `width`, an even number, is how many elements the filter covers."""
+    x, last, outside = _places(how, extent, out, scale, roi)
+    x = op.expand_dims(x, 1)
+    base = op.floor(x)
+    first = op.subtract(_f(1.0), op.multiply(real(width), _f(0.5)))
+    position = op.add(base, op.add(op.cast(counted(width), "float64"), first))
+    shrink = op.minimum(scale, _f(1.0)) if isinstance(scale, Expr) else _f(min(scale, 1.0))
+    distance = op.abs(op.multiply(op.subtract(position, x), shrink))
+    weights = _triangle(distance) if how.mode == "linear" else _cubic(distance, how.cubic_coeff)
+    if how.exclude_outside:
+        off = op.logical_or(op.less(position, _f(0.0)), op.greater(position, last))
+        weights = op.where(off, _f(0.0), weights)
+    weights = op.divide(weights, op.sum(weights, axis=(1,), keepdims=True))
+    return FilterAtRunTime(_index(position, last), weights, outside)
+
+
+def _places(
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, roi: tuple[float, float]
+) -> tuple[Expr, Expr, Expr]:
+    """Where each output element lies in the input, the input's last position, and which lie off the input."""
+    factor = scale if isinstance(scale, Expr) else const(scale, "float64")
+    last = op.subtract(real(extent), _f(1.0))
+    x = _source(how.coordinates, extent, out, factor, roi)
+    return x, last, op.logical_or(op.less(x, _f(0.0)), op.greater(x, last))
 
 
 def _f(value: float) -> Expr:

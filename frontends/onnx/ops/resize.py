@@ -13,17 +13,26 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const, transposed
 from frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
-from frontends.onnx.ops.resample_at_run_time import TapsAtRunTime, real, resample_at_run_time, scaled
+from frontends.onnx.ops.resample_at_run_time import (
+    FilterAtRunTime,
+    TapsAtRunTime,
+    filter_at_run_time,
+    real,
+    resample_at_run_time,
+    scaled,
+)
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
 from relay import op
-from relay.expr import Constant, Expr, Tuple, const
+from relay.expr import Constant, Expr, const
 from relay.op.common import at_least
 from relay.sizes import dims_equal, floor_divide, is_at_least, product, smaller
 from te.tir import Dim
 
 MAX_TAPS = 8
-"""Wider filters (strong reductions with antialiasing) are applied as a matrix."""
+"""Wider filters (strong reductions with antialiasing) are applied as a matrix, or by a loop over what they cover."""
+
+_AnyTaps = Taps | TapsAtRunTime | FilterAtRunTime
 
 _COORDINATES = (
     "half_pixel",
@@ -101,23 +110,37 @@ def _resampled(
         extent, region = shape[axis], roi.get(axis, (0.0, 1.0))
         if dims_equal(out, extent) and scale == 1.0 and not roi:
             continue
-        taps: Taps | TapsAtRunTime
+        taps: _AnyTaps
         if isinstance(extent, int) and isinstance(out, int) and not isinstance(scale, Expr):
             taps = resample(how, extent, out, scale, region)
             off = Constant(taps.outside) if roi and bool(taps.outside.any()) else None
         else:
-            if how.antialias and isinstance(scale, Expr):
-                given = Tuple((node[0], node[2] if node.get(3) is None else node[3]))
-                raise node.value_needed("antialiasing by a scale that is known at run time", given)
             if not is_at_least(extent, 1):
                 node.check_equal(smaller(extent, 1), 1, "resizing an empty tensor")
-            taps = resample_at_run_time(how, extent, out, scale, region)
+            width = _width(node, how, scale)
+            if isinstance(width, int) and width <= MAX_TAPS:
+                taps = resample_at_run_time(how, extent, out, scale, region)
+            else:
+                taps = filter_at_run_time(how, extent, out, scale, width, region)
             off = taps.outside if roi else None
         x = _along(node, x, axis, taps, how)
         if off is not None:
             mask = op.reshape(off, [out if i == axis else 1 for i in range(len(shape))])
             outside = mask if outside is None else op.logical_or(outside, mask)
     return x, outside
+
+
+def _width(node: OnnxNode, how: Resampling, scale: float | Expr) -> Dim:
+    """How many elements of the input the filter covers: more, with antialiasing, the more the image is reduced."""
+    reach = {"nearest": 0.5, "linear": 1.0, "cubic": 2.0}[how.mode]
+    if how.mode == "nearest" or not how.antialias:
+        return int(2 * reach)
+    if not isinstance(scale, Expr):
+        return 2 * math.ceil(reach / min(scale, 1.0))
+    one = const(1.0, "float64")
+    half = op.ceil(op.divide(const(reach, "float64"), op.minimum(scale, one)))
+    whole = op.multiply(op.cast(half, "int64"), const(2, "int64"))
+    return node.bind(op.reshape(whole, (1,)), "the width of the filter")[0]
 
 
 def _method(node: OnnxNode) -> Resampling:
@@ -139,7 +162,7 @@ def _target(node: OnnxNode) -> _Target:
     scales_value = node.known_value(2)
     if (node.get(2) is not None and node.get(3) is None) or (scales_value is not None and scales_value.size):
         return _scaled_target(node, 2, None if scales_value is None else scales_value.reshape(-1).tolist(), given)
-    sizes = node.sizes(3, "the sizes")
+    sizes = node.sizes(3, "the sizes", len(shape) if given is None else len(given))
     axes = _checked_axes(node, len(sizes), given)
     if not all(at_least(size, 1) for size in sizes):
         raise node.error(f"the sizes are {list(sizes)}", expected="1 or more")
@@ -173,7 +196,8 @@ def _scaled_target(
     """Extents by scales that are `known`, or else are computed by input `index`."""
     shape = node.type(0).shape
     if known is None:
-        (count,) = node.static(node[index], "the shape of the scales")
+        count = len(shape) if given is None else len(given)
+        node.count(index, count, "the scales")
         axes = _checked_axes(node, count, given)
         factors = op.cast(node[index], "float64")
         scales = [op.take(factors, const(k, "int64"), axis=0, mode="clip") for k in range(count)]
@@ -231,12 +255,17 @@ def _roi(node: OnnxNode, axes: Sequence[int]) -> dict[int, tuple[float, float]]:
     return {axis: (float(value[i]), float(value[i + len(axes)])) for i, axis in enumerate(axes)}
 
 
-def _along(node: OnnxNode, x: Expr, axis: int, taps: Taps | TapsAtRunTime, how: Resampling) -> Expr:
+def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) -> Expr:
     """`x` resampled along one axis."""
+    if how.mode != "nearest" and not x.dtype.is_float:
+        return op.cast(_along(node, op.cast(x, "float32"), axis, taps, how), x.dtype)
+    if isinstance(taps, FilterAtRunTime):
+        rank = len(x.shape)
+        shape = (*[1] * axis, *taps.weights.shape, *[1] * (rank - axis - 1))
+        covered = op.take(x, taps.indices, axis=axis, mode="fast")
+        return op.sum(op.multiply(covered, op.cast(op.reshape(taps.weights, shape), x.dtype)), axis=(axis + 1,))
     if how.mode == "nearest":
         return op.take(x, _as_expr(taps.indices[0]), axis=axis, mode="fast")
-    if not x.dtype.is_float:
-        return op.cast(_along(node, op.cast(x, "float32"), axis, taps, how), x.dtype)
     extent = x.shape[axis]
     if isinstance(taps, Taps) and isinstance(extent, int) and len(taps.indices) > MAX_TAPS:
         return _by_matrix(node, x, axis, taps, extent)

@@ -1,4 +1,4 @@
-"""Operators that move elements without computing: reshape, transpose, concat, split, slice, pad, tile."""
+"""Operators that move elements without computing: reshape, transpose, concat, split, slice, tile."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import reshape_to, transposed
+from frontends.onnx.ops.common import counted, reshape_to, transposed
 from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.errors import TypeInferenceError
-from relay.expr import Constant, Expr, const
+from relay.expr import Expr, const
 from relay.sizes import add_sizes, dims_equal, dims_match, floor_divide, is_at_least, larger, product, quotient, smaller
 from relay.type import broadcast_shapes, shape_text, shapes_equal
 from te.tir import Dim
+
+__all__ = ["take_ranges"]
 
 
 @converter("Reshape", since=1)
@@ -124,7 +125,10 @@ def _squeeze(node: OnnxNode, axes: Sequence[int] | None) -> Expr:
     """Drop the named axes, or all of extent 1."""
     dims = node.type(0).shape
     if axes is None:
-        chosen = tuple(i for i, d in enumerate(node.shape(0)) if d == 1)  # an unknown size could be 1
+        chosen = tuple(i for i, d in enumerate(dims) if isinstance(d, int) and d == 1)
+        for d in (d for d in dims if not isinstance(d, int)):  # the rank of the result is that of sizes other than 1
+            distance = product([add_sizes(d, -1)] * 2)
+            node.check_equal(smaller(distance, 1), 1, f"the size {d}, which is not 1 where no axes are given")
     else:
         chosen = node.axes(axes, len(dims))
         for axis in chosen:
@@ -145,13 +149,13 @@ def concat(node: OnnxNode) -> Expr:
 def split_1(node: OnnxNode) -> list[Expr | None]:
     sizes: Sequence[Dim] | None = node.attrs.get_ints("split")
     if sizes is None and node.get(1) is not None:
-        sizes = node.sizes(1, "the split")
+        sizes = node.sizes(1, "the split", len(node.outputs))
     return _split(node, sizes, len(node.outputs))
 
 
 @converter("Split", since=13)
 def split(node: OnnxNode) -> list[Expr | None]:
-    sizes = node.sizes(1, "the split") if node.get(1) is not None else None
+    sizes = node.sizes(1, "the split", len(node.outputs)) if node.get(1) is not None else None
     count = node.attr_int("num_outputs", len(node.outputs))
     if count != len(node.outputs):
         raise node.error(f"num_outputs is {count}", expected=f"{len(node.outputs)}, the number of outputs")
@@ -291,7 +295,7 @@ def _slice(
     for axis, start, end, step in zip(node.axes(axes, len(dims)), starts, ends, steps, strict=True):
         extent = dims[axis]
         ranges[axis] = _positions(extent if isinstance(extent, int) else node.shape(0)[axis], start, end, step)
-    return _take_ranges(node[0], {a: r for a, r in ranges.items() if r != range(dims[a])})  # type: ignore[arg-type]
+    return take_ranges(node[0], {a: r for a, r in ranges.items() if r != range(dims[a])})  # type: ignore[arg-type]
 
 
 def _positions(size: int, start: int, end: int, step: int) -> range:
@@ -304,7 +308,7 @@ def _positions(size: int, start: int, end: int, step: int) -> range:
     return range(min(max(start, 0), size - 1), min(max(end, -1), size - 1), step)
 
 
-def _take_ranges(x: Expr, ranges: dict[int, range]) -> Expr:
+def take_ranges(x: Expr, ranges: dict[int, range]) -> Expr:
     """The elements of `x` at `ranges` of some axes."""
     backwards = tuple(axis for axis, r in ranges.items() if r.step < 0 and len(r))
     forwards = {axis: (r[::-1] if axis in backwards else r) for axis, r in ranges.items()}
@@ -346,69 +350,11 @@ def tile_1(node: OnnxNode) -> Expr:
 
 @converter("Tile", since=6)
 def tile(node: OnnxNode) -> Expr:
-    reps = node.sizes(1, "the repeats")
+    reps = node.sizes(1, "the repeats", node.rank(0))
     known = [r for r in reps if isinstance(r, int)]
     if len(reps) != node.rank(0) or min(known, default=0) < 0:
         raise node.error(f"repeats {list(reps)}", expected=f"{node.rank(0)} numbers of 0 or more")
     return node[0] if len(known) == len(reps) and all(r == 1 for r in known) else op.tile(node[0], reps)
-
-
-@converter("Pad", since=1)
-def pad_1(node: OnnxNode) -> Expr:
-    """Before opset 2 the attribute was called `paddings`."""
-    name = "paddings" if node.opset < 2 else "pads"
-    return _pad(node, node.attr_ints(name), node.attr_float("value", 0.0), tuple(range(node.rank(0))))
-
-
-@converter("Pad", since=11)
-def pad(node: OnnxNode) -> Expr:
-    value = node.constant_or_none(2, "the padding value")
-    fill = 0.0 if value is None or value.size == 0 else value.reshape(-1)[0].item()
-    rank = node.rank(0)
-    axes = node.axes(node.constant_ints(3, "the axes"), rank) if node.get(3) is not None else tuple(range(rank))
-    return _pad(node, node.constant_ints(1, "the pads"), fill, axes)
-
-
-def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int]) -> Expr:
-    """All leading amounts, then all trailing ones; negative amounts crop."""
-    mode = node.attr_choice("mode", ("constant", "reflect", "edge", "wrap"), "constant")
-    if len(pads) != 2 * len(axes):
-        raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")
-    widths = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes)}
-    if not all(isinstance(node.type(0).shape[axis], int) for axis in widths):
-        return _pad_symbolic(node, widths, fill, mode)
-    shape = node.type(0).shape
-    crop = {
-        axis: range(max(-before, 0), max(int(shape[axis]) - max(-after, 0), 0))  # type: ignore[arg-type]
-        for axis, (before, after) in widths.items()
-        if before < 0 or after < 0
-    }
-    x = _take_ranges(node[0], crop)
-    grown = {axis: (max(before, 0), max(after, 0)) for axis, (before, after) in widths.items()}
-    grown = {axis: amounts for axis, amounts in grown.items() if amounts != (0, 0)}
-    if not grown:
-        return x
-    if mode == "constant":
-        return op.nn.pad(x, tuple(grown.get(axis, (0, 0)) for axis in range(len(shape))), fill, "constant")
-    for axis, (before, after) in grown.items():
-        extent = x.tensor_type.static_shape[axis]
-        check_computed((before + extent + after,), node.where)
-        if extent == 0:
-            raise node.error(f"axis {axis} is empty and can't be continued by mode {mode!r}")
-        index = np.pad(np.arange(extent, dtype=np.int64), (before, after), mode=mode)  # type: ignore[call-overload]
-        x = op.take(x, Constant(index), axis=axis, mode="fast")
-    return x
-
-
-def _pad_symbolic(node: OnnxNode, widths: dict[int, tuple[int, int]], fill: float, mode: str) -> Expr:
-    """Along sizes known at run time."""
-    x = node[0]
-    for axis, (before, after) in widths.items():
-        if before < 0 or after < 0:
-            end = larger(add_sizes(x.shape[axis], min(after, 0)), 0)
-            x = op.strided_slice(x, (max(-before, 0),), (end,), (1,), axes=(axis,))
-    grown = tuple((max(b, 0), max(a, 0)) for b, a in (widths.get(axis, (0, 0)) for axis in range(len(x.shape))))
-    return op.nn.pad(x, grown, fill, mode) if any(pair != (0, 0) for pair in grown) else x
 
 
 @converter("DepthToSpace", since=1)
@@ -453,6 +399,12 @@ def trilu(node: OnnxNode) -> Expr:
     """Zero on one side of the k-th diagonal of the last two axes."""
     if node.rank(0) < 2:
         raise node.error(f"an input of rank {node.rank(0)}", expected="rank 2 or more")
+    upper = node.attr_bool("upper", True)
+    if node.get(1) is not None and node.known_value(1) is None:
+        rows, columns = node.type(0).shape[-2:]
+        diagonal = op.add(op.expand_dims(counted(rows), 1), op.cast(op.reshape(node[1], ()), "int64"))
+        kept = (op.greater_equal if upper else op.less_equal)(counted(columns), diagonal)
+        return op.where(kept, node[0], const(0, node.dtype(0)))
     offset = node.constant_ints(1, "the diagonal") if node.get(1) is not None else (0,)
     reach = sum(d if isinstance(d, int) else 1 << 29 for d in node.type(0).shape[-2:])  # beyond it all are alike
-    return op.trilu(node[0], min(max(offset[0], -reach), reach), node.attr_bool("upper", True))
+    return op.trilu(node[0], min(max(offset[0], -reach), reach), upper)

@@ -10,6 +10,7 @@ from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float, require_same_dtype
+from relay.sizes import dims_equal, dims_match, product
 from relay.type import TensorType, broadcast_shapes, shapes_match
 
 __all__ = ["RotaryEmbedding", "rotary_embedding"]
@@ -21,8 +22,8 @@ class RotaryEmbedding(OpDef):
 
     The pairs are channels c and c + D / 2 or, `interleaved`, neighbours. Cosine and sine broadcast to x with one number
     for each channel (D) or for each pair (D / 2) in the last dimension (Su et al., "RoFormer", 2021; ONNX:
-    RotaryEmbedding). (C1) the element type is a float; (C2) of all inputs; (C3) D is known and even; (C4) cosine and
-    sine have one shape, as above.
+    RotaryEmbedding). (C1) the element type is a float; (C2) of all inputs; (C3) D is even; (C4) cosine and sine
+    have one shape, as above.
     """
 
     interleaved: bool = False
@@ -31,12 +32,11 @@ class RotaryEmbedding(OpDef):
         require_float(1, x)
         require_same_dtype(2, x, cosine, sine)
         channels = x.shape[-1] if x.ndim else 1
-        even = isinstance(channels, int) and channels > 0 and channels % 2 == 0
-        require(even, f"(C3) an even number of channels; got {x}")
-        assert isinstance(channels, int)
+        require(not isinstance(channels, int) or (channels > 0 and channels % 2 == 0), f"(C3) an even number; got {x}")
         expected = f"(C4) one shape that broadcasts to {x}, {channels} columns or half as many; got {cosine} and {sine}"
-        require(shapes_match(cosine.shape, sine.shape), expected)
-        require(cosine.ndim >= 1 and cosine.shape[-1] in (channels, channels // 2), expected)
+        require(shapes_match(cosine.shape, sine.shape) and cosine.ndim >= 1, expected)
+        columns = cosine.shape[-1]
+        require(dims_equal(columns, channels) or dims_match(product((2, columns)), channels), expected)
         try:
             fits = shapes_match(broadcast_shapes((*cosine.shape[:-1], channels), x.shape), x.shape)
         except TypeInferenceError:

@@ -1,0 +1,151 @@
+"""Pad: borders of one value, or continued from the inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import counted
+from frontends.onnx.ops.shape import take_ranges
+from frontends.onnx.registry import converter
+from frontends.onnx.tensors import check_computed
+from relay import op
+from relay.expr import Constant, Expr, const
+from relay.sizes import add_sizes, is_at_least, larger, product
+from te.tir import Dim
+
+__all__ = ["padded"]
+
+Widths = dict[int, tuple[int, int]]
+
+
+@converter("Pad", since=1)
+def pad_1(node: OnnxNode) -> Expr:
+    """Before opset 2 the attribute was called `paddings`."""
+    name = "paddings" if node.opset < 2 else "pads"
+    axes = tuple(range(node.rank(0)))
+    return _pad(node, node.attr_ints(name), node.attr_float("value", 0.0), axes, _mode(node))
+
+
+@converter("Pad", since=11)
+def pad(node: OnnxNode) -> Expr:
+    rank = node.rank(0)
+    axes = node.axes(node.constant_ints(3, "the axes"), rank) if node.get(3) is not None else tuple(range(rank))
+    return padded(node, axes, _mode(node))
+
+
+def padded(node: OnnxNode, axes: Sequence[int], mode: str) -> Expr:
+    """Input 0 with the borders of input 1 along `axes`; with mode "constant" they have the value of input 2."""
+    node.count(1, 2 * len(axes), "the pads")
+    pads = node.sizes_or_none(1)
+    value, known = node.get(2), node.known_value(2)
+    known_fill = value is None or known is not None
+    if pads is not None and known_fill and all(isinstance(n, int) for n in pads):
+        fill = 0.0 if known is None or known.size == 0 else known.reshape(-1)[0].item()
+        return _pad(node, pads, fill, axes, mode)  # type: ignore[arg-type]
+    if pads is None:
+        pads = _computed_pads(node)
+    return _pad_at_run_time(node, pads, const(0, node.dtype(0)) if value is None else value, axes, mode)
+
+
+def _mode(node: OnnxNode) -> str:
+    return node.attr_choice("mode", ("constant", "reflect", "edge", "wrap"), "constant")
+
+
+def _computed_pads(node: OnnxNode) -> Sequence[Dim]:
+    """Amounts that the program computes. They have to be 0 or more: sizes are."""
+    given = op.cast(node[1], "int64")
+    lowest = op.min(op.minimum(given, const(0, "int64")), axis=(0,), keepdims=True)
+    (cut,) = node.bind(op.negative(lowest), "the most that negative pads crop")
+    node.check_equal(cut, 0, "pads, which are 0 or more where the program computes them")
+    return node.bind(op.maximum(given, const(0, "int64")), "the pads")
+
+
+# amounts known now ----------------------------------------------------------------------------------------------------
+
+
+def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int], mode: str) -> Expr:
+    """All leading amounts, then all trailing ones; negative amounts crop."""
+    if len(pads) != 2 * len(axes):
+        raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")
+    widths = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes)}
+    if not all(isinstance(node.type(0).shape[axis], int) for axis in widths):
+        return _pad_symbolic(node, widths, fill, mode)
+    shape = node.type(0).shape
+    crop = {
+        axis: range(max(-before, 0), max(int(shape[axis]) - max(-after, 0), 0))  # type: ignore[arg-type]
+        for axis, (before, after) in widths.items()
+        if before < 0 or after < 0
+    }
+    x = take_ranges(node[0], crop)
+    grown = {axis: (max(before, 0), max(after, 0)) for axis, (before, after) in widths.items()}
+    grown = {axis: amounts for axis, amounts in grown.items() if amounts != (0, 0)}
+    if not grown:
+        return x
+    if mode == "constant":
+        return op.nn.pad(x, tuple(grown.get(axis, (0, 0)) for axis in range(len(shape))), fill, "constant")
+    for axis, (before, after) in grown.items():
+        extent = x.tensor_type.static_shape[axis]
+        check_computed((before + extent + after,), node.where)
+        if extent == 0:
+            raise node.error(f"axis {axis} is empty and can't be continued by mode {mode!r}")
+        index = np.pad(np.arange(extent, dtype=np.int64), (before, after), mode=mode)  # type: ignore[call-overload]
+        x = op.take(x, Constant(index), axis=axis, mode="fast")
+    return x
+
+
+def _pad_symbolic(node: OnnxNode, widths: Widths, fill: float, mode: str) -> Expr:
+    """Along sizes known at run time."""
+    x = node[0]
+    for axis, (before, after) in widths.items():
+        if before < 0 or after < 0:
+            end = larger(add_sizes(x.shape[axis], min(after, 0)), 0)
+            x = op.strided_slice(x, (max(-before, 0),), (end,), (1,), axes=(axis,))
+    grown = tuple((max(b, 0), max(a, 0)) for b, a in (widths.get(axis, (0, 0)) for axis in range(len(x.shape))))
+    return op.nn.pad(x, grown, fill, mode) if any(pair != (0, 0) for pair in grown) else x
+
+
+# amounts known at run time --------------------------------------------------------------------------------------------
+
+
+def _pad_at_run_time(node: OnnxNode, pads: Sequence[Dim], fill: Expr, axes: Sequence[int], mode: str) -> Expr:
+    """Elements of the input at positions that are computed for each axis, and where none are, `fill`."""
+    if len(pads) != 2 * len(axes):
+        raise node.error(f"{len(pads)} pads for {len(axes)} axes", expected=f"{2 * len(axes)} pads")
+    x, inside, rank = node[0], None, node.rank(0)
+    for i, axis in enumerate(axes):
+        x, before, after = _cropped(x, axis, pads[i], pads[i + len(axes)])
+        if is_at_least(0, before) and is_at_least(0, after):
+            continue
+        extent = x.shape[axis]
+        total = add_sizes(extent, before, after)
+        at = op.subtract(counted(total), op.sizes((before,), ()))
+        if mode == "constant":
+            size, zero = op.sizes((extent,), ()), const(0, "int64")
+            here = op.logical_and(op.greater_equal(at, zero), op.less(at, size))
+            here = op.reshape(here, [total if a == axis else 1 for a in range(rank)])
+            inside = here if inside is None else op.logical_and(inside, here)
+        x = op.take(x, _continued(at, extent, mode), axis=axis, mode="clip")
+    return x if inside is None else op.where(inside, x, op.cast(op.reshape(fill, ()), x.dtype))
+
+
+def _cropped(x: Expr, axis: int, before: Dim, after: Dim) -> tuple[Expr, Dim, Dim]:
+    """`x` without what negative amounts cut off, and the amounts that it grows by."""
+    front, back = (larger(product((-1, n)), 0) for n in (before, after))
+    if not (is_at_least(before, 0) and is_at_least(after, 0)):
+        end = larger(add_sizes(x.shape[axis], product((-1, back))), front)
+        x = op.strided_slice(x, (front,), (end,), (1,), axes=(axis,))
+    return x, larger(before, 0), larger(after, 0)
+
+
+def _continued(at: Expr, extent: Dim, mode: str) -> Expr:
+    """The positions within an axis that stand for positions `at` outside of it; "clip" keeps the rest inside."""
+    if mode in ("constant", "edge"):
+        return at
+    if mode == "wrap":
+        return op.floor_mod(at, op.sizes((extent,), ()))
+    period = op.sizes((larger(product((2, add_sizes(extent, -1))), 1),), ())
+    folded = op.floor_mod(at, period)
+    return op.minimum(folded, op.subtract(period, folded))
