@@ -8,6 +8,7 @@ start. A reduction starts its elements just outside its first reduce loop and up
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from te.bounds import Bounds, Guard, Loops, guard_expr
 from te.errors import LoweringError, ScheduleError
@@ -311,6 +312,8 @@ class _StageNest:
         self._check_kind(leaf, kind, extent)
         for tensor, offset in attrs.prefetches:
             body = seq(self._prefetch(leaf, tensor, self.math.dim(offset)), body)
+        for tensor, indices in attrs.prefetched_lines:
+            body = seq(self._line_ahead(leaf, tensor, indices), body)
         return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
 
     def _prefetch(self, leaf: IterVar, tensor: Tensor, offset: Poly) -> Stmt:
@@ -320,22 +323,35 @@ class _StageNest:
         lines = max(1, CACHE_LINE // tensor.dtype.nbytes)
         loops: list[tuple[Var, Poly]] = []
         indices: list[Poly] = []
-        for i, (start, extent, size) in enumerate(zip(region.mins, region.extents, tensor.shape, strict=True)):
+        for i, (start, extent) in enumerate(zip(region.mins, region.extents, strict=True)):
             step = lines if i == len(region.mins) - 1 else 1
             var = Var(f"{tensor.name}.line{i}")
             count = self.math.ceildiv(extent, number(step))
             self.math.declare(var, count)
             loops.append((var, count))
-            last = self.math.dim(size) - 1
             index = start if count.const == 1 else start + self.math.var(var).scale(step)
-            indices.append(self.math.maximum(self.math.minimum(index, last), number(0)))
-        place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))
-        address = ops.call_intrin("handle", "address_of", place)
-        body: Stmt = Evaluate(ops.call_intrin("int32", "prefetch", address, 3))
+            indices.append(self.math.maximum(index, number(0)))
+        body = self._prefetch_line(tensor, indices)
         for var, count in reversed(loops):
             if count.const != 1:
                 body = For(var, ops.const(0), self.math.expr(count), ForKind.SERIAL, body)
         return body
+
+    def _line_ahead(self, leaf: IterVar, tensor: Tensor, indices: Callable[..., Sequence[Any]]) -> Stmt:
+        """Touch the cache line that `indices` makes of where the stage's axes begin in an iteration of `leaf`."""
+        inside = frozenset([v.var for v in self.leaves[self.positions[leaf.var] + 1 :]])
+        first = []
+        for axis in self.stage.op.root_axes:
+            interval = self.math.relax(self.values[axis.var], inside)
+            first.append(number(0) if interval is None else interval.lo)
+        chosen = indices(*map(self.math.expr, first))
+        return self._prefetch_line(tensor, [self.math.poly(convert(i), {}) for i in chosen])
+
+    def _prefetch_line(self, tensor: Tensor, indices: Sequence[Poly]) -> Stmt:
+        inside = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(indices, tensor.shape, strict=True)]
+        place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, inside))
+        address = ops.call_intrin("handle", "address_of", place)
+        return Evaluate(ops.call_intrin("int32", "prefetch", address, 3))
 
     def _check_kind(self, leaf: IterVar, kind: ForKind, extent: Poly) -> None:
         if kind not in (ForKind.VECTORIZED, ForKind.UNROLLED):

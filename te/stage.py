@@ -6,7 +6,7 @@ the relation, so that the values of the operation's axes can be recovered from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,7 @@ class LoopAttrs:
     intrin: TensorIntrin | None = None
     pragmas: dict[str, Any] = field(default_factory=dict)
     prefetches: list[tuple[Tensor, Dim]] = field(default_factory=list)
+    prefetched_lines: list[tuple[Tensor, Callable[..., Sequence[Any]]]] = field(default_factory=list)
     align: tuple[int, int] | None = None
 
 
@@ -291,6 +292,18 @@ class Stage:
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch", f"of {tensor.name}, which the stage does not read; it reads {names}")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append((tensor, as_dim(offset)))
+
+    def prefetch_line(self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]]) -> None:
+        """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
+
+        ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
+        the reduction last) has in the iteration. An index past the end stands for the last one.
+        """
+        self._check_leaf("prefetch_line", axis)
+        if tensor not in self.op.input_tensors:
+            names = ", ".join(t.name for t in self.op.input_tensors)
+            raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append((tensor, indices))
 
     def storage_align(self, axis: IterVar, factor: int, offset: int = 0) -> None:
         """Pad the dimension's stride in storage so that stride = offset modulo factor (elements)."""

@@ -82,6 +82,26 @@ def test_prefetch_touches_the_lines_of_a_later_iteration():
         s[b].prefetch(b, b.op.axis[0], 1)
 
 
+def test_prefetched_lines_are_chosen_by_where_the_axes_begin():
+    """A product streams the next rows of its right operand while it is busy with some of the left's."""
+    a, b = te.placeholder((8, 32), name="a"), te.placeholder((6, 32), name="b")
+    k = te.reduce_axis((0, 32), name="k")
+    c = te.compute((6, 8), lambda n, m: te.sum(a[m, k] * b[n, k], axis=k), name="c")
+    s = te.create_schedule(c)
+    n, m = c.op.axis
+    m_outer, m_inner = s[c].split(m, factor=2)
+    k_outer, k_inner = s[c].split(c.op.reduce_axis[0], factor=4)
+    s[c].reorder(n, m_outer, k_outer, k_inner, m_inner)
+    s[c].prefetch_line(b, k_outer, lambda n, m, k: (n + 1, m * 4 + k // 4))
+    text = str(te.lower(s, [a, b, c], simple_mode=True))
+    assert "prefetch(address_of(b[min(n + 1, 5), m.outer * 8 + k.outer]), 3)" in text
+    x, y, r = (RNG.random(shape, dtype=np.float32) for shape in ((8, 32), (6, 32), (6, 8)))
+    Interpreter(te.lower(s, [a, b, c]))("main", x, y, r)
+    np.testing.assert_allclose(r, y @ x.T, rtol=1e-5)
+    with pytest.raises(ScheduleError, match="does not read"):
+        s[c].prefetch_line(c, k_outer, lambda n, m, k: (n, m))
+
+
 def test_double_buffer_and_pragmas_are_marked():
     a = te.placeholder((8, 16), name="a")
     b = te.compute((8, 16), lambda i, j: a[i, j] * 2.0, name="b")

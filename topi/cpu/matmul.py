@@ -7,7 +7,7 @@ every tile runs the same unguarded code.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, tile_columns, vectorize_panel
@@ -16,8 +16,11 @@ from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import largest_share, reads_in_place, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
+from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from backend.target import Target
 
 __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
@@ -122,7 +125,46 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     lanes = vector_lanes(target)
     at_once = 0 if exceeds_caches else _tiles_at_once(anchor, rows, height, panel, target)
     _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once)
+    if width == panel and (panels_first or constant_size([extent_of(column)]) % panel == 0):
+        _stream_panels(s, accumulator, anchor.input_tensors[1], height, at_once or -(-rows // height), target)
     return accumulator
+
+
+def _stream_panels(
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, height: int, tiles: int, target: Target
+) -> None:
+    """Fetch the next panel of constant weights while the row tiles pass over this one, a part in each tile.
+
+    Weights come from memory, which the tile that reads a panel first would wait for: as long as several others take.
+    """
+    panels, *inner, width = [constant_size([d]) for d in weights.shape]
+    *_, k = s[accumulator].op.reduce_axis
+    depth = extent_of(k)
+    if not isinstance(weights.op, te.PlaceholderOp) or not isinstance(depth, int) or panels < 2 * target.num_cores:
+        return
+    every = max(d for d in range(1, min(tiles, _MOST_STEPS_A_LINE) + 1) if depth % d == 0)
+    if every < _FEWEST_STEPS_A_LINE:
+        return
+    steps = constant_size(inner)
+    outer, _ = s[accumulator].split(k, factor=every)
+    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
+
+    def line(element: int) -> Callable[..., Sequence[Any]]:
+        def place(*first: Any) -> Sequence[Any]:
+            row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
+            tile = (ravel_index(row, shape) + height - 1) // height % tiles
+            ahead = te.min(tile * (steps // every) + ravel_index(step, inner) // every, steps - 1)
+            return (n // width + 1, *unravel_index(ahead, inner), element)
+
+        return place
+
+    for element in range(0, width, _LINE_BYTES // weights.dtype.nbytes):
+        s[accumulator].prefetch_line(weights, outer, line(element))
+
+
+_LINE_BYTES = 64
+_FEWEST_STEPS_A_LINE, _MOST_STEPS_A_LINE = 4, 64
+"""Steps of the reduction for each line of a panel that is fetched ahead: fewer cost more than they gain."""
 
 
 def _tiles_at_once(anchor: te.Operation, rows: int, height: int, panel: int, target: Target) -> int:

@@ -32,7 +32,7 @@ _LOAD_CYCLES = 0.6
 """Cycles of one load: two ports, which broadcasts and the next tile's lines don't fill perfectly."""
 _FMA_LATENCY = 4
 _LOOP_OVERHEAD = 0.25
-_STREAM_CYCLES = 0.25
+_STREAM_CYCLES = 0.2
 """Cycles that a vector of the packed operand costs beside its load: it comes from the second-level cache."""
 _TILE_OVERHEAD_STEPS = 12
 """Steps of the reduction that entering and leaving a tile costs: clearing, epilogue, stores."""
