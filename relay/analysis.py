@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from relay.errors import MalformedGraphError
@@ -38,26 +38,32 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
     stack: list[tuple[Expr, bool]] = [(root, False)]
     while stack:
         current, entered = stack.pop()
+        key = id(current)
         if entered:
-            if isinstance(current, Let) and id(current) not in done:
-                done.add(id(current))
+            if isinstance(current, Let) and key not in done:
+                done.add(key)
                 yield current
                 stack.append((current, True))
                 stack.append((current.body, False))
                 continue
-            open_.discard(id(current))
-            if id(current) not in done:
-                done.add(id(current))
+            open_.discard(key)
+            if key not in done:
+                done.add(key)
                 yield current
             continue
-        if id(current) in done:
+        if key in done:
             continue
-        if id(current) in open_:
+        if key in open_:
             raise _cycle(current)
-        open_.add(id(current))
+        children = [current.value] if isinstance(current, Let) else list(current.node_children())
+        if not children:
+            done.add(key)
+            yield current
+            continue
+        open_.add(key)
         stack.append((current, True))
-        children = (current.value,) if isinstance(current, Let) else tuple(current.node_children())
-        stack.extend((child, False) for child in reversed(children) if id(child) not in done)  # type: ignore[misc]
+        children.reverse()
+        stack.extend([(child, False) for child in children if id(child) not in done])  # type: ignore[misc]
 
 
 def _cycle(through: Expr) -> MalformedGraphError:
@@ -82,9 +88,14 @@ def users(root: Expr) -> dict[int, list[Expr]]:
     return found
 
 
-def count_uses(root: Expr) -> Counter[int]:
-    """id of an expression -> number of uses inside `root`; the root's own use is not counted."""
-    return Counter(id(child) for e in evaluation_order(root) for child in e.node_children())
+def count_uses(nodes: Iterable[Node]) -> dict[int, int]:
+    """id of an expression -> number of its uses by `nodes`; 0 for those of them that none uses."""
+    uses: dict[int, int] = {}
+    for e in nodes:
+        uses.setdefault(id(e), 0)
+        for child in e.node_children():
+            uses[id(child)] = uses.get(id(child), 0) + 1
+    return uses
 
 
 @dataclass(eq=False, slots=True)

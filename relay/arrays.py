@@ -8,7 +8,7 @@ make of huge pages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,16 +70,18 @@ class Jobs:
         self._jobs.append(job)
         self._nbytes += nbytes
 
-    def copy(self, into: Array, source: Array) -> None:
-        """Copy `source` into an array of its shape, in pieces along the first dimension."""
-        rows = len(into) if into.ndim else 1
-        step = max(1, rows * _PIECE // max(1, into.nbytes))
-        if step >= rows:
-            self.add(lambda: np.copyto(into, source), into.nbytes)
-            return
+    @staticmethod
+    def pieces(of: Array) -> Iterator[slice]:
+        """The first dimension of an array in parts that are worth a job each."""
+        rows = len(of)
+        step = max(1, rows * _PIECE // max(1, of.nbytes))
         for begin in range(0, rows, step):
-            piece, part = into[begin : begin + step], source[begin : begin + step]
-            self.add(lambda piece=piece, part=part: np.copyto(piece, part), piece.nbytes)
+            yield slice(begin, begin + step)
+
+    def copy(self, into: Array, source: Array) -> None:
+        """Copy `source` into an array of its shape, of one dimension or more."""
+        for rows in self.pieces(into):
+            self.add(lambda rows=rows: np.copyto(into[rows], source[rows]), into[rows].nbytes)
 
     def run(self) -> None:
         """Do all of it."""
@@ -89,10 +91,14 @@ class Jobs:
 
 
 def concatenated(arrays: Sequence[Array], arena: Arena, jobs: Jobs) -> Array:
-    """Arrays of one dtype behind each other along the first dimension, once `jobs` have run."""
-    whole = arena.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    """Matrices of one dtype below each other, once `jobs` have run; stored by columns if they are."""
+    widths, depth = [len(array) for array in arrays], arrays[0].shape[1]
+    by_columns = all(array.T.flags.c_contiguous for array in arrays)
+    shape = (sum(widths), depth)
+    whole = arena.empty(shape[::-1], arrays[0].dtype).T if by_columns else arena.empty(shape, arrays[0].dtype)
     begin = 0
-    for array in arrays:
-        jobs.copy(whole[begin : begin + len(array)], array)
-        begin += len(array)
+    for array, width in zip(arrays, widths, strict=True):
+        into = whole[begin : begin + width]
+        jobs.copy(into.T if by_columns else into, array.T if by_columns else array)
+        begin += width
     return whole

@@ -257,17 +257,27 @@ class Call(Expr):
         else:
             self.ty = op.result_type(types, self.span)  # type: ignore[misc]
 
+    def node_children(self) -> Iterator[Node]:
+        """The function, where one is called, then the arguments."""
+        return iter((self.op, *self.args)) if isinstance(self.op, Node) else iter(self.args)
+
     def rebuild(self, visit: Callable[[Any], Any]) -> Call:
         """This call with op and arguments mapped; types are inferred again only when an argument's type changed."""
-        args = tuple([visit(a) for a in self.args])
+        args = [visit(a) for a in self.args]
         op = visit(self.op) if isinstance(self.op, Node) else self.op
-        if op is self.op and all(new is old for new, old in zip(args, self.args, strict=True)):
+        if op is not self.op:
+            return Call(op, tuple(args), span=self.span)
+        changed = False
+        for new, old in zip(args, self.args, strict=True):
+            if new is not old:
+                if new.ty is not old.ty:
+                    return Call(op, tuple(args), span=self.span)
+                changed = True
+        if not changed:
             return self
-        if op is self.op and all(new.ty is old.ty for new, old in zip(args, self.args, strict=True)):
-            made = object.__new__(Call)
-            made.op, made.args, made.ty, made.span = op, args, self.ty, self.span  # type: ignore[misc]
-            return made
-        return Call(op, args, span=self.span)
+        made = object.__new__(Call)
+        made.op, made.args, made.ty, made.span = op, tuple(args), self.ty, self.span  # type: ignore[misc]
+        return made
 
 
 def _applied(function: Expr, types: Sequence[Type], span: Span | None) -> Type:

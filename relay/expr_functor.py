@@ -37,10 +37,11 @@ def rewrite_calls(function: Function, rewrite: Callable[[Call], Expr]) -> Functi
 
 def rewrite_calls_knowing_uses(function: Function, rewrite: Callable[[Call, Sharing], Expr]) -> Function:
     """Like `rewrite_calls`; the second argument tells which (rewritten) operands are used elsewhere as well."""
-    uses = count_uses(function)
+    order = cast("list[Expr]", list(post_order(function)))
+    uses = count_uses(order)
     sharing = Sharing()
     done: dict[int, Expr] = {}
-    for e in cast("list[Expr]", list(post_order(function))):
+    for e in order:
         new = e.rebuild(lambda child: done[id(child)])
         if isinstance(new, Call):
             new = _checked(new, rewrite(new, sharing))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from relay.analysis import users
+from relay.arrays import Arena, Jobs, concatenated
 from relay.expr import Call, Constant, Expr, Function
 from relay.op.base import OpDef, OpPattern, make_call
 from relay.transform.builders import array_of, is_call_of
@@ -75,18 +76,20 @@ def _combine(function: Function, groups: Sequence[Sequence[_Branch]]) -> Functio
     group_of = {id(b.result): group for group in groups for b in group}
     slices: dict[int, Expr] = {}
     done: dict[int, Expr] = {}
+    arena, jobs = Arena(), Jobs()
     for e in cast("list[Expr]", list(post_order(function))):
         if id(e) in group_of and id(e) not in slices:
             group = group_of[id(e)]
-            slices.update(_slices(group, done[id(group[0].layer.args[0])]))
+            weight = concatenated([array_of(b.layer.args[1]) for b in group], arena, jobs)
+            slices.update(_slices(group, done[id(group[0].layer.args[0])], Constant(weight)))
         done[id(e)] = slices[id(e)] if id(e) in slices else e.rebuild(lambda child: done[id(child)])
+    jobs.run()
     return cast(Function, done[id(function)])
 
 
-def _slices(group: Sequence[_Branch], data: Expr) -> dict[int, Expr]:
+def _slices(group: Sequence[_Branch], data: Expr, weight: Constant) -> dict[int, Expr]:
     """id of each branch's result -> the part of the combined layer on `data` that replaces it."""
     first = group[0].layer
-    weight = Constant(np.concatenate([array_of(b.layer.args[1]) for b in group]))
     whole: Expr = make_call(cast(OpDef, first.op), (data, weight), first.span)
     if any(b.bias is not None for b in group):
         whole = make_call("add", (whole, Constant(np.concatenate([_bias_of(b) for b in group]))), first.span)

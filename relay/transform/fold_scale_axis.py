@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from relay.arrays import Arena, Jobs
 from relay.expr import Call, Constant, Expr, Function
 from relay.op.base import make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
@@ -30,14 +31,38 @@ class FoldScaleAxis(FunctionPass):
     opt_level: ClassVar[int] = 3
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([ScaleBehind(), ScaleBehindBias(), BiasAfterBias(), ScaleBefore()], function)
+        arena = Arena()
+        return rewrite([ScaleBehind(arena), ScaleBehindBias(arena), BiasAfterBias(), ScaleBefore(arena)], function)
 
 
 def _layer() -> Any:
     return is_op(*_HEAVY)(wildcard(), is_constant())
 
 
-class ScaleBehind(PatternRule):
+class _ScaleRule(PatternRule):
+    """A rule that makes new weights, in memory of `arena`."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+
+    def scaled(self, layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
+        """The layer's weights times `scale` along their output (input) channels, rounded once."""
+        weight = layer.args[1]
+        data, axis = array_of(weight), _weight_axis(layer, output)
+        factors = scale.astype(np.float64).reshape([-1 if a == axis else 1 for a in range(data.ndim)])
+        result, jobs = self.arena.empty(data.shape, data.dtype), Jobs()
+        for rows in jobs.pieces(result):
+            part = factors[rows] if axis == 0 else factors
+            jobs.add(lambda rows=rows, part=part: _multiply(data[rows], part, result[rows]), result[rows].nbytes)
+        jobs.run()
+        return Constant(result, span=weight.span)
+
+
+def _multiply(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+    np.multiply(a, b, out=out, dtype=np.float64, casting="unsafe")
+
+
+class ScaleBehind(_ScaleRule):
     """conv(x, w) * s = conv(x, w * s)"""
 
     layer = _layer()
@@ -49,10 +74,10 @@ class ScaleBehind(PatternRule):
         scale = _per_output_channel(layer, found[self.scale])
         if scale is None or found.shared(layer) or layer.ty is not call.ty:
             return None
-        return make_call(layer.op, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
+        return make_call(layer.op, (layer.args[0], self.scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
 
 
-class ScaleBehindBias(PatternRule):
+class ScaleBehindBias(_ScaleRule):
     """(conv(x, w) + b) * s = conv(x, w * s) + b * s"""
 
     layer = _layer()
@@ -66,7 +91,7 @@ class ScaleBehindBias(PatternRule):
         shared = found.shared(layer) or found.shared(total)
         if scale is None or shared or layer.ty is not call.ty or total.ty is not call.ty:
             return None
-        weight = _scaled(layer, scale, output=True)
+        weight = self.scaled(layer, scale, output=True)
         bias = Constant(np.multiply(array_of(found[self.bias]), array_of(found[self.scale])))
         scaled = make_call(layer.op, (layer.args[0], weight), layer.span)  # type: ignore[arg-type]
         return make_call("add", (scaled, bias), total.span)
@@ -89,7 +114,7 @@ class BiasAfterBias(PatternRule):
         return make_call("add", (layer, bias), total.span)
 
 
-class ScaleBefore(PatternRule):
+class ScaleBefore(_ScaleRule):
     """conv(x * s, w) = conv(x, w * s); padding stays zero"""
 
     x, scale, weight = wildcard(), is_constant(), is_constant()
@@ -105,7 +130,7 @@ class ScaleBefore(PatternRule):
         scale = _along_axis(array_of(found[self.scale]), len(product.shape), axis, product.shape[axis])
         if scale is None:
             return None
-        weight = _scaled(call, scale, output=False)
+        weight = self.scaled(call, scale, output=False)
         return make_call(call.op, (found[self.x], weight), call.span)  # type: ignore[arg-type]
 
 
@@ -136,11 +161,3 @@ def _along_axis(data: np.ndarray[Any, Any], rank: int, axis: int, size: object) 
     if any(d != 1 for a, d in enumerate(shape) if a != axis):
         return None
     return np.broadcast_to(data.reshape(-1), (size,))
-
-
-def _scaled(layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
-    """The layer's weights times `scale` along their output (input) channels, rounded once."""
-    weight = layer.args[1]
-    data, axis = array_of(weight), _weight_axis(layer, output)
-    factors = scale.astype(np.float64).reshape([-1 if a == axis else 1 for a in range(data.ndim)])
-    return Constant((data * factors).astype(data.dtype), span=weight.span)

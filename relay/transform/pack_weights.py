@@ -82,6 +82,7 @@ class _Packer:
         self.target = target
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
+        self.plans: dict[WinogradShape, WinogradPlan | None] = {}
         self.jobs = Jobs()
         """the copying itself, which comes last"""
         self.arena = Arena()
@@ -172,7 +173,9 @@ class _Packer:
             return None
         images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
         shape = WinogradShape(images, lines, columns, inputs // op.groups, outputs, kernel[0], op.groups)
-        return winograd_pays(self.target, shape, tiles)
+        if shape not in self.plans:
+            self.plans[shape] = winograd_pays(self.target, shape, tiles)
+        return self.plans[shape]
 
     def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)

@@ -86,12 +86,11 @@ def _generate_rebuild(cls: type, children: Sequence[str]) -> Callable[..., Any]:
     return scope["rebuild"]
 
 
-def _nodes_of(value: Any) -> Iterator[Node]:
+def _nodes_of(value: Any) -> Sequence[Node]:
     """The nodes in a child field of any form."""
     if isinstance(value, Node):
-        yield value
-    elif isinstance(value, tuple):
-        yield from (item for item in value if isinstance(item, Node))
+        return (value,)
+    return [item for item in value if isinstance(item, Node)] if isinstance(value, tuple) else ()
 
 
 def _generate_children(cls: type, children: Sequence[str]) -> Callable[..., Any]:

@@ -67,17 +67,20 @@ def post_order(roots: Node | Iterable[Node]) -> Iterator[Node]:
         if id(root) in seen:
             continue
         seen.add(id(root))
-        stack.append((root, root.node_children()))
-        while stack:
-            current, children = stack[-1]
+        current, children = root, root.node_children()
+        while True:
             for child in children:
-                if id(child) not in seen:
-                    seen.add(id(child))
-                    stack.append((child, child.node_children()))
+                key = id(child)
+                if key not in seen:
+                    seen.add(key)
+                    stack.append((current, children))
+                    current, children = child, child.node_children()
                     break
             else:
-                stack.pop()
                 yield current
+                if not stack:
+                    break
+                current, children = stack.pop()
 
 
 def rewrite_dag(root: Any, rewrite: Callable[[Any], Any]) -> Any:

@@ -51,9 +51,11 @@ def test_what_a_job_raises_is_raised() -> None:
         jobs.run()
 
 
-def test_arrays_behind_each_other() -> None:
-    jobs = Jobs()
+def test_matrices_below_each_other() -> None:
     parts = [np.full((n, 3), n, "float32") for n in (2, 1, 4)]
-    whole = concatenated(parts, Arena(), jobs)
-    jobs.run()
-    np.testing.assert_array_equal(whole, np.concatenate(parts))
+    for given in (parts, [np.asfortranarray(part) for part in parts]):
+        jobs = Jobs()
+        whole = concatenated(given, Arena(), jobs)
+        jobs.run()
+        np.testing.assert_array_equal(whole, np.concatenate(parts))
+    assert whole.T.flags.c_contiguous
