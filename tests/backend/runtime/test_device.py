@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +77,21 @@ def test_an_impossible_allocation_is_an_error():
         get_device_api("cpu").alloc_data_space(cpu(), 1 << 60)
     with pytest.raises(DeviceError, match=r"aligned to 48 on cpu:0: expected 0 bytes or more, and a power of 2$"):
         get_device_api("cpu").alloc_data_space(cpu(), 64, 48)
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no huge pages")
+def test_large_memory_of_the_cpu_is_in_huge_pages_where_there_are_any():
+    api = get_device_api("cpu")
+    handle = api.alloc_data_space(cpu(), 16 << 20)
+    middle = handle + (8 << 20)
+    inside, flags = False, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= middle < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    api.free_data_space(cpu(), handle)
+    assert "hg" in flags.split()
 
 
 def test_workspace_reuses_its_blocks(toy):
