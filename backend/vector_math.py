@@ -8,10 +8,10 @@ Chebyshev fits in 50 digits. NaN, infinities, zeros and denormals come out as IE
 Largest error in units in the last place, found on dense samples (tests/backend/test_vector_math.py), with fused
 multiply-add:
 
-    float32   exp 1.2   exp2 1.2   expm1 1.7   log 1.0   log2 1.0   log10 2.0   log1p 1.7   pow 0.6
-              tanh 2.5   sigmoid 2.5   erf 5.5   sinh 2.5   cosh 2.5   sin 1.7   cos 1.7   tan 3.2
+    float32   exp 1.2   exp_nonpositive 1.2   exp2 1.2   expm1 1.7   log 1.0   log2 1.0   log10 2.0   log1p 1.7
+              pow 0.6   tanh 2.5   sigmoid 2.5   erf 5.5   sinh 2.5   cosh 2.5   sin 1.7   cos 1.7   tan 3.2
               asin 2.5   acos 1.7   atan 2.7   atan2 2.7   asinh 2.5   acosh 3.5   atanh 2.5   rsqrt 1.5
-    float64   exp 1.2   exp2 1.2   expm1 2.0   log 1.0   log2 1.2   log10 2.5   log1p 1.7
+    float64   exp 1.2   exp_nonpositive 1.2   exp2 1.2   expm1 2.0   log 1.0   log2 1.2   log10 2.5   log1p 1.7
               tanh 2.7   sigmoid 3.0   sinh 3.5   cosh 2.5   rsqrt 1.5
 
 Other functions of float64 are left to the C library. 16-bit floats are computed in float32.
@@ -155,24 +155,38 @@ class Builder:
         sign = Call(self.words, "bitwise_and", (self.bits(x), self.word(-1 << (self.of.bits - 1))))
         return self.from_bits(Call(self.words, "bitwise_or", (self.bits(size), sign)))
 
-    def power_of_two(self, exponent: PrimExpr) -> PrimExpr:
-        """2^exponent for an integer vector within the range of normal numbers."""
-        biased = exponent + self.word(self.format.bias)
-        return self.from_bits(Call(self.words, "shift_left", (biased, self.word(self.format.mantissa))))
-
-    def reduce_exp(self, x: PrimExpr) -> tuple[Var, Var]:
-        """(n, expm1(r)) with x = n ln(2) + r: n an integer vector."""
+    def reduce_exp(self, x: PrimExpr, offset: int) -> tuple[Var, Var]:
+        """(t, r) with x = n ln(2) + r; the low bits of t's are n + `offset`."""
         f = self.format
-        t = self.let(self.fma(x, 1 / math.log(2), f.magic), "t")
-        whole = self.let(t - self.const(f.magic), "whole")
-        r = self.let(self.fma(whole, -f.ln2_low, self.fma(whole, -f.ln2_high, x)), "r")
-        n = self.let(self.bits(t) - self.bits(self.const(f.magic)), "n")
-        return n, self.let(self.fma(r * r, self.polynomial(r, f.exp), r), "e")
+        start = f.magic + offset
+        t = self.let(self.fma(x, 1 / math.log(2), start), "t")
+        whole = self.let(t - self.const(start), "whole")
+        return t, self.let(self.fma(whole, -f.ln2_low, self.fma(whole, -f.ln2_high, x)), "r")
 
-    def scale(self, value: PrimExpr, n: PrimExpr) -> PrimExpr:
-        """value * 2^n, in two steps so that the result may be denormal or overflow."""
-        half = self.let(Call(self.words, "shift_right", (n, self.word(1))), "half")
-        return value * self.power_of_two(half) * self.power_of_two(n - half)
+    def exp_of_reduced(self, r: PrimExpr, power: int = 0) -> PrimExpr:
+        """e^r * 2^power for a reduced r"""
+        return self.polynomial(r, [c * 2.0**power for c in (1.0, 1.0, *self.format.exp)])
+
+    def expm1_of_reduced(self, r: PrimExpr) -> PrimExpr:
+        """e^r - 1 for a reduced r"""
+        return self.fma(r * r, self.polynomial(r, self.format.exp), r)
+
+    def power_of_two(self, t: PrimExpr) -> PrimExpr:
+        """2^n, whose biased exponent is in the low bits of t's."""
+        return self.from_bits(self.exponent_bits(t))
+
+    def exponent_bits(self, t: PrimExpr) -> PrimExpr:
+        """The low bits of t's where a number has its exponent."""
+        return Call(self.words, "shift_left", (self.bits(t), self.word(self.format.mantissa)))
+
+    def scale(self, value: PrimExpr, t: PrimExpr) -> PrimExpr:
+        """value * 2^n, n + 2 bias in the low bits of t's. In two steps, as the result may be denormal or overflow."""
+        unsigned = dtype(f"uint{self.of.bits}").with_lanes(self.of.lanes)
+        bits = self.let(self.exponent_bits(t), "bits")
+        halved = Call(unsigned, "shift_right", (Call(unsigned, "reinterpret", (bits,)), make_const(unsigned, 1)))
+        exponent = Call(self.words, "reinterpret", (halved,))
+        half = self.let(Call(self.words, "bitwise_and", (exponent, self.word(-1 << self.format.mantissa))), "half")
+        return value * self.from_bits(half) * self.from_bits(bits - half)
 
     def reduce_log(self, x: PrimExpr) -> tuple[PrimExpr, Var]:
         """(e, f) with x = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2); for positive finite x."""
@@ -216,23 +230,34 @@ def _clamp(b: Builder, x: PrimExpr, low: float, high: float) -> Var:
 
 def exp(b: Builder, x: PrimExpr, shift: int = 0) -> PrimExpr:
     """e^x * 2^shift"""
-    n, e = b.reduce_exp(_clamp(b, x, b.format.exp_low, b.format.exp_high))
-    return b.scale(e + b.const(1.0), n + b.word(shift) if shift else n)
+    t, r = b.reduce_exp(_clamp(b, x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias + shift)
+    return b.scale(b.exp_of_reduced(r), t)
+
+
+def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
+    """e^x for x <= 0, or so little above as rounding makes a difference of equals, or NaN.
+
+    Nothing overflows, so one multiplication by a power of two does: the other half of the exponent's range is taken
+    off the polynomial's coefficients.
+    """
+    f = b.format
+    down = f.bias // 2 + 1
+    t, r = b.reduce_exp(b.let(Max(x, b.const(f.exp_low)), "x"), f.bias + down)
+    return b.exp_of_reduced(r, -down) * b.power_of_two(t)
 
 
 def exp2(b: Builder, x: PrimExpr) -> PrimExpr:
     f = b.format
     x = _clamp(b, x, -float(f.bias + f.mantissa + 1), float(f.bias + 1))
-    t = b.let(x + b.const(f.magic), "t")
-    r = b.let((x - (t - b.const(f.magic))) * b.const(math.log(2)), "r")
-    n = b.let(b.bits(t) - b.bits(b.const(f.magic)), "n")
-    e = b.fma(r * r, b.polynomial(r, f.exp), r)
-    return b.scale(e + b.const(1.0), n)
+    start = b.const(f.magic + 2 * f.bias)
+    t = b.let(x + start, "t")
+    r = b.let((x - (t - start)) * b.const(math.log(2)), "r")
+    return b.scale(b.exp_of_reduced(r), t)
 
 
 def expm1(b: Builder, x: PrimExpr) -> PrimExpr:
-    n, e = b.reduce_exp(_clamp(b, x, b.format.expm1_low, b.format.exp_high - 1.0))
-    half_power = b.let(b.power_of_two(n - b.word(1)), "p")
+    t, r = b.reduce_exp(_clamp(b, x, b.format.expm1_low, b.format.exp_high - 1.0), b.format.bias - 1)
+    e, half_power = b.let(b.expm1_of_reduced(r), "e"), b.let(b.power_of_two(t), "p")
     tail = b.fma(half_power, e, half_power - b.const(0.5)) * b.const(2.0)
     # The product above turns -0 into 0.
     return Select(_is_zero(b, x), x, tail)
@@ -288,9 +313,9 @@ def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
-    e = b.let(exp(b, -b.magnitude(x)), "e")
-    part = b.let(b.const(1.0) / (e + b.const(1.0)), "part")
-    return Select(x < b.const(0.0), e * part, part)
+    """e / (1 + e) below 0, else 1 / (1 + e), e = exp(-|x|)."""
+    e = b.let(exp_nonpositive(b, -b.magnitude(x)), "e")
+    return Select(b.bits(x) < b.word(0), e, b.const(1.0)) / (e + b.const(1.0))
 
 
 def erf(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -451,12 +476,15 @@ def _not(condition: PrimExpr) -> PrimExpr:
 
 EXPANSIONS: dict[str, Callable[..., PrimExpr]] = {
     f.__name__: f
-    for f in (exp, exp2, expm1, log, log2, log10, log1p, tanh, sigmoid, erf, sinh, cosh, sin, cos, tan, asin, acos,
-              atan, atan2, asinh, acosh, atanh, rsqrt, pow)
+    for f in (exp, exp_nonpositive, exp2, expm1, log, log2, log10, log1p, tanh, sigmoid, erf, sinh, cosh, sin, cos,
+              tan, asin, acos, atan, atan2, asinh, acosh, atanh, rsqrt, pow)
 }  # fmt: skip
 """Intrinsic -> function of (builder, operands...)."""
 
-_FLOAT64_TOO = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "sinh", "cosh", "rsqrt"}
+_FLOAT64_TOO = {
+    "exp", "exp_nonpositive", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "sinh", "cosh",
+    "rsqrt",
+}  # fmt: skip
 
 
 def expand(call: Call) -> PrimExpr:

@@ -59,6 +59,7 @@ for _name, _reference in {
 }.items():  # fmt: skip
     intrinsic(_name, 1, _reference)
 
+intrinsic("exp_nonpositive", 1, np.exp, doc="e^x of x <= 0 or NaN, for less than \"exp\"; of others anything")
 intrinsic("round", 1, np.round, doc="to nearest, ties to even")
 intrinsic("pow", 2, np.power)
 intrinsic("atan2", 2, np.arctan2)

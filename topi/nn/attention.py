@@ -58,7 +58,7 @@ def attention(
 
     def shifted(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
         top = largest(b, h, s)
-        return te.exp(score(b, h, s, t) - te.select(top == lowest, te.const(0, wide), top))
+        return te.exp_nonpositive(score(b, h, s, t) - te.select(top == lowest, te.const(0, wide), top))
 
     weight = te.compute(product.shape, shifted, name="attention_exp", tag="attention_exp")
     total = te.compute(

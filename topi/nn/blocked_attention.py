@@ -129,7 +129,7 @@ class _Blocked:
 
         def relative(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
             top = largest(b, h, s)
-            return te.exp(score(b, h, s, t) - te.select(top == self.lowest, self.zero, top))
+            return te.exp_nonpositive(score(b, h, s, t) - te.select(top == self.lowest, self.zero, top))
 
         weight = self._stage(score.shape, relative, "weight")
         total = self._stage(self.rows, lambda *i: te.sum(weight(*i, k_sum), axis=k_sum), "total")

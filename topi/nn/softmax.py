@@ -25,7 +25,7 @@ def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     )
     scaled = te.compute(
         x.shape,
-        lambda *i: te.exp(te.cast(wide, x(*i)) - te.cast(wide, largest(*_row(i, axis)))),
+        lambda *i: te.exp_nonpositive(te.cast(wide, x(*i)) - te.cast(wide, largest(*_row(i, axis)))),
         name="softmax_exp",
         tag="softmax_exp",
     )
