@@ -258,6 +258,17 @@ class Bounds:
                 intervals = needed if intervals is None else self._union_all(intervals, needed)
         if intervals is None:
             return None
+        return self._box(tensor, intervals)
+
+    def region_computed(self, stage: Stage, leaf: IterVar) -> Region:
+        """What an iteration `leaf` of a stage computes of its outputs, in the variables of the loops around it."""
+        assert isinstance(stage.op, ComputeOp)
+        position = next(i for i, v in enumerate(stage.leaf_iter_vars) if v is leaf)
+        inner = frozenset([v.var for v in stage.leaf_iter_vars[position + 1 :]])
+        values = self.loops[stage].root_values()
+        return self._box(stage.op.output(0), [self.math.relax(values[a.var], inner) for a in stage.op.axis])
+
+    def _box(self, tensor: Tensor, intervals: Sequence[Interval | None]) -> Region:
         dims = [self.math.dim(d) for d in tensor.shape]
         boxes = [(number(0), d) if i is None else (i.lo, i.span + 1) for i, d in zip(intervals, dims, strict=True)]
         return Region(tuple([b[0] for b in boxes]), tuple([b[1] for b in boxes]))

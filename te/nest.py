@@ -15,7 +15,7 @@ from te.errors import LoweringError, ScheduleError
 from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from te.poly import Poly, number
 from te.rewrite import map_reads
-from te.stage import MAX_LANES, Split, Stage
+from te.stage import MAX_LANES, Prefetch, Split, Stage
 from te.tensor import Tensor
 from te.tensorize import TensorizedLoops
 from te.tir import ops
@@ -30,6 +30,8 @@ __all__ = ["schedule_to_loops"]
 
 CACHE_LINE = 64
 """Bytes; the step of prefetches."""
+_FEW_LINES = 16
+"""Prefetches that are written out rather than looped over."""
 
 
 def schedule_to_loops(bounds: Bounds, arguments: Mapping[Tensor, Buffer]) -> Stmt:
@@ -304,22 +306,29 @@ class _StageNest:
         attrs = self.stage.attrs_of(leaf)
         extent = self.loops.extents[leaf]
         pragmas = {f"pragma_{name}": True if value is None else value for name, value in attrs.pragmas.items()}
+        for wanted in attrs.prefetches:
+            body = seq(self._prefetch(leaf, wanted), body)
         if attrs.thread is not None or extent.const == 1:
             for key, value in pragmas.items():
                 body = AttrStmt(key, None, convert(value), body)
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
-        for tensor, offset in attrs.prefetches:
-            body = seq(self._prefetch(leaf, tensor, self.math.dim(offset)), body)
         for tensor, indices in attrs.prefetched_lines:
             body = seq(self._line_ahead(leaf, tensor, indices), body)
         return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
 
-    def _prefetch(self, leaf: IterVar, tensor: Tensor, offset: Poly) -> Stmt:
-        """Touch every cache line that iteration leaf + offset reads of the tensor; past its end, the last element."""
-        region = self.nests.bounds.region_read(self.stage, tensor, leaf, offset)
-        assert region is not None
+    def _prefetch(self, leaf: IterVar, wanted: Prefetch) -> Stmt:
+        """Ask for every cache line that is wanted. Of later iterations, past the tensor's end, the last element.
+
+        An address further in memory may lie past the end: nothing comes of it.
+        """
+        schedule, tensor, ahead = self.nests.bounds.schedule, wanted.tensor, self.math.dim(wanted.elements)
+        tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
+        region = self.nests.bounds.region_read(self.stage, tensor, leaf, self.math.dim(wanted.iterations))
+        written = region is None
+        if region is None:
+            region = self.nests.bounds.region_computed(self.stage, leaf)
         lines = max(1, CACHE_LINE // tensor.dtype.nbytes)
         loops: list[tuple[Var, Poly]] = []
         indices: list[Poly] = []
@@ -330,11 +339,15 @@ class _StageNest:
             self.math.declare(var, count)
             loops.append((var, count))
             index = start if count.const == 1 else start + self.math.var(var).scale(step)
-            indices.append(self.math.maximum(index, number(0)))
-        body = self._prefetch_line(tensor, indices)
+            if not (isinstance(wanted.iterations, int) and wanted.iterations == 0):
+                index = self.math.minimum(self.math.maximum(index, number(0)), self.math.dim(tensor.shape[i]) - 1)
+            indices.append(index)
+        indices[-1] = indices[-1] + ahead
+        body = self._touch(tensor, indices, written)
         for var, count in reversed(loops):
             if count.const != 1:
-                body = For(var, ops.const(0), self.math.expr(count), ForKind.SERIAL, body)
+                few = count.const is not None and count.const <= _FEW_LINES
+                body = For(var, ops.const(0), self.math.expr(count), ForKind.UNROLLED if few else ForKind.SERIAL, body)
         return body
 
     def _line_ahead(self, leaf: IterVar, tensor: Tensor, indices: Callable[..., Sequence[Any]]) -> Stmt:
@@ -345,13 +358,14 @@ class _StageNest:
             interval = self.math.relax(self.values[axis.var], inside)
             first.append(number(0) if interval is None else interval.lo)
         chosen = indices(*map(self.math.expr, first))
-        return self._prefetch_line(tensor, [self.math.poly(convert(i), {}) for i in chosen])
+        wanted = [self.math.poly(convert(i), {}) for i in chosen]
+        inside = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, tensor.shape, strict=True)]
+        return self._touch(tensor, inside, written=False)
 
-    def _prefetch_line(self, tensor: Tensor, indices: Sequence[Poly]) -> Stmt:
-        inside = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(indices, tensor.shape, strict=True)]
-        place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, inside))
+    def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool) -> Stmt:
+        place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))
         address = ops.call_intrin("handle", "address_of", place)
-        return Evaluate(ops.call_intrin("int32", "prefetch", address, 3))
+        return Evaluate(ops.call_intrin("int32", "prefetch", address, 3, int(written)))
 
     def _check_kind(self, leaf: IterVar, kind: ForKind, extent: Poly) -> None:
         if kind not in (ForKind.VECTORIZED, ForKind.UNROLLED):

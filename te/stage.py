@@ -20,7 +20,7 @@ from te.tir.stmt import ForKind
 if TYPE_CHECKING:
     from te.tensor_intrin import TensorIntrin
 
-__all__ = ["Fuse", "LoopAttrs", "Relation", "Singleton", "Split", "Stage"]
+__all__ = ["Fuse", "LoopAttrs", "Prefetch", "Relation", "Singleton", "Split", "Stage"]
 
 MAX_LANES = 1024
 """The longest loop that `vectorize` accepts."""
@@ -61,6 +61,15 @@ class Singleton:
 Relation = Split | Fuse | Singleton
 
 
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """What of `tensor` iteration + `iterations` of a loop touches, `elements` further in memory."""
+
+    tensor: Tensor
+    iterations: Dim
+    elements: Dim
+
+
 @dataclass(slots=True)
 class LoopAttrs:
     """What a schedule says of one loop."""
@@ -69,7 +78,7 @@ class LoopAttrs:
     thread: IterVar | None = None
     intrin: TensorIntrin | None = None
     pragmas: dict[str, Any] = field(default_factory=dict)
-    prefetches: list[tuple[Tensor, Dim]] = field(default_factory=list)
+    prefetches: list[Prefetch] = field(default_factory=list)
     prefetched_lines: list[tuple[Tensor, Callable[..., Sequence[Any]]]] = field(default_factory=list)
     align: tuple[int, int] | None = None
 
@@ -291,7 +300,19 @@ class Stage:
         if tensor not in self.op.input_tensors:
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append((tensor, as_dim(offset)))
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, as_dim(offset), 0))
+
+    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any) -> None:
+        """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
+
+        `tensor` is one that the stage reads, or an argument of the function of the stage's own shape, to be written
+        soon: what lies where the iteration's own results do.
+        """
+        self._check_leaf("prefetch_ahead", axis)
+        shapes = [tuple(t.shape) for t in self.op.outputs]
+        if tensor not in self.op.input_tensors and tuple(tensor.shape) not in shapes:
+            raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements)))
 
     def prefetch_line(self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]]) -> None:
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.

@@ -192,8 +192,8 @@ class CGenerator(CLikeGenerator):
         return f"({{ if ({call}) return -1; }})" if self.checks is not None else call
 
     def call_prefetch(self, node: Call) -> str:
-        address, locality = (self.visit(a) for a in node.args)
-        return f"__builtin_prefetch({address}, 0, {locality})"
+        address, locality, write = (self.visit(a) for a in node.args)
+        return f"__builtin_prefetch({address}, {write}, {locality})"
 
     def call_next_draw(self, node: Call) -> str:
         return "ctx->draws++"

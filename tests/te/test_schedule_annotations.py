@@ -74,7 +74,7 @@ def test_prefetch_touches_the_lines_of_a_later_iteration():
     s = te.create_schedule(b)
     s[b].prefetch(a, b.op.axis[0], 2)
     text = str(te.lower(s, [a, b], simple_mode=True))
-    assert "prefetch(address_of(a[min(i + 2, 19), a.line1 * 16]), 3)" in text
+    assert "prefetch(address_of(a[min(i + 2, 19), a.line1 * 16]), 3, 0)" in text
     x, r = RNG.random((20, 40), dtype=np.float32), np.empty((20, 40), np.float32)
     Interpreter(te.lower(s, [a, b]))("main", x, r)
     np.testing.assert_array_equal(r, x * np.float32(2))
@@ -94,12 +94,35 @@ def test_prefetched_lines_are_chosen_by_where_the_axes_begin():
     s[c].reorder(n, m_outer, k_outer, k_inner, m_inner)
     s[c].prefetch_line(b, k_outer, lambda n, m, k: (n + 1, m * 4 + k // 4))
     text = str(te.lower(s, [a, b, c], simple_mode=True))
-    assert "prefetch(address_of(b[min(n + 1, 5), m.outer * 8 + k.outer]), 3)" in text
+    assert "prefetch(address_of(b[min(n + 1, 5), m.outer * 8 + k.outer]), 3, 0)" in text
     x, y, r = (RNG.random(shape, dtype=np.float32) for shape in ((8, 32), (6, 32), (6, 8)))
     Interpreter(te.lower(s, [a, b, c]))("main", x, y, r)
     np.testing.assert_allclose(r, y @ x.T, rtol=1e-5)
     with pytest.raises(ScheduleError, match="does not read"):
         s[c].prefetch_line(c, k_outer, lambda n, m, k: (n, m))
+
+
+def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
+    a = te.placeholder((20, 40), name="a")
+    b = te.compute((20, 40), lambda i, j: a[i, j] * 2.0, name="b")
+    c = te.compute((20, 40), lambda i, j: b[i, j] + 1.0, name="c")
+    s = te.create_schedule(c)
+    outer, inner = s[b].split(b.op.axis[1], factor=20)
+    s[b].vectorize(inner)
+    s[b].compute_at(s[c], c.op.axis[0])
+    s[b].prefetch_ahead(a, outer, 80)
+    s[b].prefetch_ahead(c, outer, 0)
+    text = str(te.lower(s, [a, c]))
+    for line in (0, 16):
+        own = f" + {line}" if line else ""
+        assert f"prefetch(address_of(a[i * 40 + j.outer * 20 + {80 + line}]), 3, 0)" in text
+        assert f"prefetch(address_of(c[i * 40 + j.outer * 20{own}]), 3, 1)" in text
+    x, r = RNG.random((20, 40), dtype=np.float32), np.empty((20, 40), np.float32)
+    Interpreter(te.lower(s, [a, c]))("main", x, r)
+    np.testing.assert_array_equal(r, x * np.float32(2) + np.float32(1))
+    other = te.placeholder((3, 4), name="other")
+    with pytest.raises(ScheduleError, match="neither reads nor has the shape of"):
+        s[b].prefetch_ahead(other, outer, 1)
 
 
 def test_double_buffer_and_pragmas_are_marked():

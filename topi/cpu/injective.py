@@ -101,7 +101,7 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
         strided = strided_axis(out) if len(axes) > 1 else None
         source = None if strided is None else _turned_source(out, strided, lanes)
         if strided is not None and source is not None:
-            tiles = tile_turned(s, out, strided, *source)
+            tiles = tile_turned(s, out, strided, *source, target)
         else:
             last = vectorize_elements(s, out, axes[-1], extent, lanes)
             tiles = [*axes[:-1], last] if strided is None else tile_strided(s, out, strided, last)

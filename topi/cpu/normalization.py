@@ -42,25 +42,41 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     axes = list(s[out].op.axis)
     row = s[out].fuse(*axes[:first])
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
-    vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes)
-    _statistics_at(s, before, out, row, first, lanes)
-    _prefetch_rows(s, out, row, constant_size([extent_of(a) for a in axes[first:]]), target)
+    busy = [(out, vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes))]
+    busy += _statistics_at(s, before, out, row, first, lanes)
+    _prefetch_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
 
 
-def _prefetch_rows(s: te.Schedule, out: te.Tensor, row: te.IterVar, length: int, target: Target) -> None:
-    """Ask for the next row of large inputs while the statistics of one are worked out, which leaves memory idle."""
-    for tensor in s[out].op.input_tensors:
-        nbytes = constant_size(tensor.shape) * tensor.dtype.nbytes
-        streamed = nbytes > target.cache_bytes.l2 and length * tensor.dtype.nbytes <= target.cache_bytes.l1 // 2
-        if isinstance(tensor.op, te.PlaceholderOp) and tuple(tensor.shape) == tuple(out.shape) and streamed:
-            s[out].prefetch(tensor, row, 1)
+def _prefetch_rows(
+    s: te.Schedule, out: te.Tensor, busy: tuple[te.Tensor, te.IterVar], length: int, target: Target
+) -> None:
+    """Ask for the next row of large inputs, and for the place of this row's results, while a row is worked on.
+
+    A line at a time in the loop of most arithmetic, `busy`, whose stage has the shape of the results: memory is idle
+    meanwhile. What takes a pass of its own before the results are written can ask for their place too.
+    """
+    tensor, loop = busy
+    if tuple(tensor.shape) != tuple(out.shape):
+        return
+    result = constant_size(out.shape) * out.dtype.nbytes
+    if result <= target.cache_bytes.l2 or length * out.dtype.nbytes > target.cache_bytes.l2 // 8:
+        return
+    for read in s[tensor].op.input_tensors:
+        if isinstance(read.op, te.PlaceholderOp) and tuple(read.shape) == tuple(out.shape):
+            s[tensor].prefetch_ahead(read, loop, length)
+    if tensor is not out:
+        s[tensor].prefetch_ahead(out, loop, 0)
 
 
 def _statistics_at(
     s: te.Schedule, before: list[te.ComputeOp], out: te.Tensor, row: te.IterVar, first: int, lanes: int
-) -> None:
-    """Compute what depends on reductions at the loop `row` of `out`; rows have `first` indices."""
+) -> list[tuple[te.Tensor, te.IterVar]]:
+    """Compute what depends on reductions at the loop `row` of `out`; rows have `first` indices.
+
+    Returns the stages of whole rows with their loops over vectors.
+    """
+    rows: list[tuple[te.Tensor, te.IterVar]] = []
     for op in before:
         if not _uses_reduction(op):
             continue
@@ -70,7 +86,9 @@ def _statistics_at(
             for partial in vectorize_reduction(s, result, lanes):
                 s[partial].compute_at(s[out], row)
         elif len(op.axis) > first:
-            vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
+            loop = vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
+            rows.append((result, loop))
+    return rows
 
 
 def _split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
@@ -99,7 +117,7 @@ def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
             s[op].compute_inline()
     *outer, last = s[out].op.axis
     length, columns = (constant_size([extent_of(a)]) for a in (outer[axis], last))
-    fitting = target.cache_bytes.l2 // 4 // (length * max(out.dtype.nbytes, 4))
+    fitting = target.cache_bytes.l2 // 8 // (length * max(out.dtype.nbytes, 4))
     block = min(max(fitting // lanes * lanes, 2 * lanes), columns)
     part, within = s[out].split(last, factor=block, tail="shift" if isinstance(extent_of(last), int) else "guard")
     s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)
@@ -112,7 +130,8 @@ def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
         if op.reduce_axis:
             add_up_lines(s, result, lanes)
         else:
-            vectorize_elements(s, result, op.axis[-1], block, lanes)
+            busy = vectorize_elements(s, result, op.axis[-1], block, lanes)
+            _prefetch_rows(s, out, (result, busy), block, target)
     return s
 
 

@@ -89,10 +89,11 @@ def turn(lanes: int, ndim: int, position: int, dtype: str) -> te.TensorIntrin:
 
 def transpose_in_registers(
     s: te.Schedule, tensor: te.Tensor, readers: Sequence[te.Operation], position: int, lanes: int
-) -> te.Tensor:
+) -> tuple[te.Tensor, te.IterVar]:
     """A copy of `tensor` for `readers` with its dimensions `position` and last as the last two, the other way round.
 
-    Attach it where `lanes` of the last dimension and a multiple of `lanes` of the other are read.
+    Attach it where `lanes` of the last dimension and a multiple of `lanes` of the other are read. Also returns its loop
+    over squares of the latter.
     """
     ndim = len(tensor.shape)
     rest = [i for i in range(ndim) if i not in (position, ndim - 1)]
@@ -109,4 +110,4 @@ def transpose_in_registers(
     s[copy].reorder(outer, row, inner)
     s[copy].unroll(outer)
     s[copy].tensorize(row, turn(lanes, ndim, position, str(tensor.dtype)))
-    return copy
+    return copy, outer

@@ -15,6 +15,8 @@ from topi.registry import operations_behind
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from backend.target import Target
+
 __all__ = ["strided_axis", "tile_strided", "tile_turned", "turnable"]
 
 _TILE = 16
@@ -23,6 +25,12 @@ _ROWS = 256
 """Elements of an input's line that tiles turned in registers take, one after the other: a kilobyte is read at once."""
 _PLANES = 16
 """As many where results lie in planes apart, so that few streams are written at once."""
+_LONG = 128
+"""Elements of an output's line from which tiles follow it, not the input's, where memory is streamed."""
+_RUN = 512
+"""Elements of an output's line that tiles then take before they move on along the input's lines."""
+_AHEAD = 16
+"""Lines of the input that are then asked for in advance."""
 
 
 def strided_axis(out: te.Tensor) -> int | None:
@@ -88,18 +96,61 @@ def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
 
 
 def tile_turned(
-    s: te.Schedule, out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int
+    s: te.Schedule, out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int, target: Target
 ) -> list[te.IterVar]:
     """Tiles of axis `number` by the last axis, a cache line wide, whose part of `tensor` is turned in registers.
 
     Both axes take up at least `lanes`. Returns the loops outside of a tile, outermost first.
     """
     readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
-    copy = transpose_in_registers(s, tensor, readers, position, lanes)
+    copy, lines = transpose_in_registers(s, tensor, readers, position, lanes)
     axes = list(s[out].op.axis)
     rows, columns = extent_of(axes[number]), extent_of(axes[-1])
     assert isinstance(rows, int) and isinstance(columns, int)
     width = next(w for w in (max(_TILE, lanes), 2 * lanes, lanes) if w <= columns)
+    caches = target.cache_bytes
+    streamed = 2 * constant_size(out.shape) * out.dtype.nbytes > max(caches.l2, caches.l3)
+    if streamed and columns >= _LONG:
+        tiles, along, group, row, column = _along_the_output(s, out, number, width, lanes)
+        s[copy].prefetch_ahead(tensor, lines, _AHEAD * constant_size(tensor.shape[position + 1 :]))
+        s[out].prefetch_ahead(out, along, width)
+    else:
+        tiles, group, row, column = _along_the_input(s, out, number, width, lanes)
+    s[out].unroll(row)
+    s[out].vectorize(column)
+    s[copy].compute_at(s[out], group)
+    return tiles
+
+
+def _along_the_output(
+    s: te.Schedule, out: te.Tensor, number: int, width: int, lanes: int
+) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
+    """A cache line of the input's lines, tiles of which follow the output's lines.
+
+    Returns the loops outside of them, the loop over tiles, and the loops of one: groups of `lanes` rows, rows, columns.
+    """
+    axes = list(s[out].op.axis)
+    rows, columns = extent_of(axes[number]), extent_of(axes[-1])
+    assert isinstance(rows, int) and isinstance(columns, int)
+    strip, row_inner = s[out].split(axes[number], factor=max(_TILE, lanes) if rows >= _TILE else lanes, tail="shift")
+    group, row = s[out].split(row_inner, factor=lanes)
+    part, within = s[out].split(axes[-1], factor=min(_RUN, columns), tail="shift")
+    along, column = s[out].split(within, factor=width, tail="shift")
+    tiles = [*axes[:number], *axes[number + 1 : -1], part, strip]
+    s[out].reorder(*tiles, along, group, row, column)
+    return tiles, along, group, row, column
+
+
+def _along_the_input(
+    s: te.Schedule, out: te.Tensor, number: int, width: int, lanes: int
+) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar]:
+    """A cache line of the output's lines, tiles of which follow the input's lines.
+
+    Returns the loops outside of them, and those over them: groups of `lanes` rows, rows, columns.
+    """
+    axes = list(s[out].op.axis)
+    rows = extent_of(axes[number])
+    assert isinstance(rows, int)
     row_outer: list[te.IterVar] = []
     row_inner = axes[number]
     most = _ROWS if number == len(axes) - 2 else _PLANES
@@ -111,10 +162,7 @@ def tile_turned(
     column_outer, column = s[out].split(axes[-1], factor=width, tail="shift")
     tiles = [*axes[:number], *axes[number + 1 : -1], *row_outer, column_outer]
     s[out].reorder(*tiles, group, row, column)
-    s[out].unroll(row)
-    s[out].vectorize(column)
-    s[copy].compute_at(s[out], group)
-    return tiles
+    return tiles, group, row, column
 
 
 def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVar) -> list[IterVar]:

@@ -8,7 +8,7 @@ from backend.llvm.codegen.memory import MemoryEmitter
 from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
 from te.dtype import INT32, DType, dtype
 from te.errors import CompileError
-from te.tir import BufferLoad, Call, IntImm, PrimExpr, StringImm
+from te.tir import BufferLoad, Call, PrimExpr, StringImm, as_int
 
 __all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
 
@@ -252,9 +252,10 @@ class CallEmitter(MemoryEmitter):
         return self.convert(value, stored, call.dtype)
 
     def emit_prefetch(self, call: Call) -> str:
-        locality = call.args[1].value if isinstance(call.args[1], IntImm) else 3
+        address = self.visit(call.args[0])
+        locality, write = (as_int(a) for a in call.args[1:])
         self.text.module.declare("llvm.prefetch.p0", "void", "ptr, i32 immarg, i32 immarg, i32 immarg")
-        self.text.effect(f"call void @llvm.prefetch.p0(ptr {self.visit(call.args[0])}, i32 0, i32 {locality}, i32 1)")
+        self.text.effect(f"call void @llvm.prefetch.p0(ptr {address}, i32 {write}, i32 {locality}, i32 1)")
         return "0"
 
     def emit_atomic_add(self, call: Call) -> str:
