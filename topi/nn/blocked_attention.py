@@ -14,6 +14,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Dim, PrimExpr, as_dim
+from topi.nn.softmax import largest_number
 from topi.tag import INJECTIVE
 from topi.utils import accumulator_type, broadcast_index, ceil_div, same_dim
 
@@ -125,7 +126,7 @@ class _Blocked:
         score, values, panel = self._scores(), self._value_panels(), self.form.panel
         k_max, k_sum = [te.reduce_axis((0, self.padded_keys), name="t") for _ in range(2)]
         k_out = te.reduce_axis((0, self.keys), name="t")
-        largest = self._stage(self.rows, lambda *i: te.max(score(*i, k_max), axis=k_max), "largest")
+        largest = self._stage(self.rows, lambda *i: largest_number(score(*i, k_max), axis=k_max), "largest")
 
         def relative(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
             top = largest(b, h, s)

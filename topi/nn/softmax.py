@@ -11,7 +11,11 @@ from te.tir import PrimExpr
 from topi.tag import ELEMWISE
 from topi.utils import accumulator_type
 
-__all__ = ["log_softmax", "softmax"]
+__all__ = ["largest_number", "log_softmax", "softmax"]
+
+
+largest_number = te.comm_reducer(lambda a, b: te.select(a < b, b, a), lambda t: -te.infinity(t), name="largest_number")
+"""The largest value that is a number: one instruction. A NaN needs no care here, it makes the row's sum NaN."""
 
 
 def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,7 +25,10 @@ def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     k_max = te.reduce_axis((0, x.shape[axis]), name="k")
     k_sum = te.reduce_axis((0, x.shape[axis]), name="k")
     largest = te.compute(
-        rows, lambda *i: te.max(x(*i[:axis], k_max, *i[axis:]), axis=k_max), name="softmax_max", tag="softmax_max"
+        rows,
+        lambda *i: largest_number(x(*i[:axis], k_max, *i[axis:]), axis=k_max),
+        name="softmax_max",
+        tag="softmax_max",
     )
     scaled = te.compute(
         x.shape,
