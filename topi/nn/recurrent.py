@@ -2,9 +2,9 @@
 
 The input's part of the gates, X W^T + bias, is one matrix product over all steps and is made before. What is left is
 the recurrence: gates = products[t] + h R^T. R is packed (ceil(H / NR), H, G, NR): a block of NR hidden units reads the
-columns of its G gates in order, keeps G * NR sums in registers, applies the gates and writes its NR units. A step's
-blocks run in parallel. With `lengths`, step t of a batch entry counts when t < length; otherwise its state stays as it
-is and its output is 0.
+columns of its G gates, keeps the sums of some gates and some entries of the batch in registers, applies the gates and
+writes its NR units. A step's blocks run in parallel. With `lengths`, step t of a batch entry counts when t < length;
+otherwise its state stays as it is and its output is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
+from te.tir import Buffer, Dim, PrimExpr, Stmt, call_intrin, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
 from topi.loops import loop_nest
 
@@ -29,6 +29,12 @@ _PARALLEL_WORK = 1 << 16
 
 Activation = str | tuple[Any, ...]
 """The name of a function, or a tuple of a name and its parameters."""
+
+_SUMS = 6
+"""Blocks of sums that are kept in registers at once: with vectors of half a block, twelve of sixteen."""
+
+_ENTRIES_PER_WEIGHT = 4
+"""Entries of the batch whose multiply-adds take as long as reading the weights for them from the second-level cache."""
 
 _CHAINS = 4
 """Blocks of sums that are added to in turns: with vectors of half a block, they hide the latency of multiply-adds."""
@@ -97,6 +103,7 @@ class _Recurrence:
         self.lengths = None if lengths is None else ib.buffer(lengths)
         self.steps, self.batch, _ = products.shape
         self.blocks, self.hidden, count, self.lanes = (int(d) for d in weights.shape)  # type: ignore[arg-type]
+        self.gate_count = count
         self.weights_per_step = count * self.hidden * self.hidden
         self.dtype = products.dtype
         self.h = self.state("h", 2)
@@ -129,13 +136,18 @@ class _Recurrence:
             yield time, now, 1 - now
 
     @contextmanager
-    def each_block(self) -> Generator[tuple[Any, Any], None, None]:
-        """All (block, batch entry); blocks in parallel when a step is worth it."""
+    def each_block(self) -> Generator[Any, None, None]:
+        """All blocks of units, in parallel when a step is worth it."""
         work = self.weights_per_step * (self.batch if isinstance(self.batch, int) else 1)
         kind = "parallel" if work >= _PARALLEL_WORK else "serial"
-        blocks = self.ib.for_range(0, self.blocks, "block", kind, independent=True)
-        with blocks as block, self.ib.for_range(0, self.batch, "b", independent=True) as b:
-            yield block, b
+        with self.ib.for_range(0, self.blocks, "block", kind, independent=True) as block:
+            yield block
+
+    @contextmanager
+    def each_entry(self) -> Generator[Any, None, None]:
+        """All entries of the batch."""
+        with self.ib.for_range(0, self.batch, "b", independent=True) as b:
+            yield b
 
     @contextmanager
     def each_unit(self, block: Any) -> Generator[tuple[Any, Any], None, None]:
@@ -143,27 +155,67 @@ class _Recurrence:
         with self.ib.for_range(0, self.lanes, "lane", kind="vectorized") as lane:
             yield lane, block * self.lanes + lane
 
-    def sums(self, source: BufferView, copy: Any, block: Any, b: Any, gates: Sequence[int]) -> BufferView:
-        """A state times the columns of `gates` of one block, NR sums for each gate.
+    def sums(self, source: BufferView, copy: Any, block: Any, gates: Sequence[int]) -> BufferView:
+        """A state times the columns of `gates` of one block: for each entry of the batch, NR sums for each gate.
 
-        Few gates are summed in several chains, each over every so many units of the state, so that one multiply-add
-        need not wait for the one before.
+        Some entries and gates at a time, as many sums as stay in registers: a weight that is read serves all entries.
         """
-        ib, lanes, width = self.ib, self.lanes, len(gates) * self.lanes
-        chains = math.gcd(max(_CHAINS // len(gates), 1), self.hidden)
-        total = ib.allocate(self.dtype, chains * width, "total", scope="local")
-        for start in range(0, chains * width, lanes):
-            with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
-                total[start + lane] = te.const(0, self.dtype)
-        with ib.for_range(0, self.hidden // chains, "k") as k:
-            for chain, (place, gate) in itertools.product(range(chains), enumerate(gates)):
-                with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
-                    at, unit = chain * width + place * lanes + lane, k * chains + chain
-                    total[at] = total[at] + source[copy, b, unit] * self.weights[block, unit, gate, lane]
-        for start in range(width, chains * width, lanes):
-            with ib.for_range(0, lanes, "lane", kind="vectorized") as lane:
-                total[start % width + lane] = total[start % width + lane] + total[start + lane]
+        ib, batch = self.ib, self.batch
+        total = ib.allocate(self.dtype, (batch, len(gates) * self.lanes), "total", scope="global")
+        rows, together = _sums_at_once(batch, len(gates))
+        passes = 0 if not isinstance(batch, int) else batch // rows * len(gates) // together
+        for first in range(0, len(gates), together):
+            part = [(g, gates[g]) for g in range(first, first + together)]
+            with ib.for_range(0, batch // rows, "tile", independent=True) as tile:
+                number = first // together * (batch // rows) + tile
+                self._sum_tile(total, source, copy, block, tile * rows, rows, part, (number, passes))
+            if isinstance(batch, int) and batch % rows:
+                rest = batch % rows
+                self._sum_tile(total, source, copy, block, batch - rest, rest, part, (0, 0))
         return total
+
+    def _sum_tile(
+        self, total: BufferView, source: BufferView, copy: Any, block: Any, first: Any, rows: int,
+        gates: Sequence[tuple[int, int]], progress: tuple[Any, int],
+    ) -> None:  # fmt: skip
+        """The sums of `rows` entries from `first` on, for (place in the sums, gate).
+
+        `progress` is (which pass over the block's weights this is, of how many): spread over them the next block's
+        weights are fetched; none where there are too few.
+        Few are summed in several chains, each over every so many units of the state, so that one multiply-add need not
+        wait for the one before.
+        """
+        ib, lanes, width = self.ib, self.lanes, rows * len(gates) * self.lanes
+        chains = math.gcd(max(_CHAINS // (rows * len(gates)), 1), self.hidden)
+        sums = ib.allocate(self.dtype, chains * width, "sums", scope="local")
+        pairs = list(itertools.product(range(rows), gates))
+
+        def vector() -> Any:
+            return ib.for_range(0, lanes, "lane", kind="vectorized")
+
+        for start in range(0, chains * width, lanes):
+            with vector() as lane:
+                sums[start + lane] = te.const(0, self.dtype)
+        number, passes = progress
+        with ib.for_range(0, self.hidden // chains, "k") as k:
+            if passes >= self.gate_count and chains == 1:
+                self._fetch_ahead(block, (number * self.hidden + k) * self.gate_count // passes)
+            for chain, (n, (row, (_, gate))) in itertools.product(range(chains), enumerate(pairs)):
+                with vector() as lane:
+                    at, unit = chain * width + n * lanes + lane, k * chains + chain
+                    sums[at] = sums[at] + source[copy, first + row, unit] * self.weights[block, unit, gate, lane]
+        for start in range(width, chains * width, lanes):
+            with vector() as lane:
+                sums[start % width + lane] = sums[start % width + lane] + sums[start + lane]
+        for n, (row, (place, _)) in enumerate(pairs):
+            with vector() as lane:
+                total[first + row, place * lanes + lane] = sums[n * lanes + lane]
+
+    def _fetch_ahead(self, block: Any, line: Any) -> None:
+        """Prefetch NR weights of the next block, those of unit and gate number `line`."""
+        index = te.min(block + 1, self.blocks - 1), line // self.gate_count, line % self.gate_count, 0
+        address = call_intrin("handle", "address_of", self.weights[index])
+        self.ib.emit(call_intrin("int32", "prefetch", address, 3))
 
     def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:
         """``source[*index, unit]``, 0 for units that fill up the last block. `index` may end with an offset."""
@@ -192,6 +244,22 @@ class _Recurrence:
         else:
             with self.ib.if_scope(unit < self.hidden):
                 y[time, b, unit] = result
+
+
+def _sums_at_once(batch: Dim, gates: int) -> tuple[int, int]:
+    """(entries of the batch, gates) whose sums are kept in registers at once.
+
+    An entry by itself reads each weight once, and has all of its gates at once.
+    """
+    if not isinstance(batch, int) or batch == 1:
+        return 1, gates
+
+    def cost(tile: tuple[int, int]) -> tuple[int, int]:
+        rows, together = tile
+        return -(-batch // rows) * max(rows, _ENTRIES_PER_WEIGHT), -together
+
+    widths = [n for n in range(1, min(gates, _SUMS) + 1) if gates % n == 0]
+    return min(((rows, n) for n in widths for rows in range(1, min(batch, _SUMS // n) + 1)), key=cost)
 
 
 def _extern(
@@ -239,12 +307,12 @@ def lstm(
         def looked(value: PrimExpr, number: int, b: Any, unit: Any) -> PrimExpr:
             return value if peep is None else value + r.read(peep, (number, 0), unit) * c[0, b, unit]
 
-        with r.each_step() as (time, now, after), r.each_block() as (block, b):
-            total = r.sums(r.h, now, block, b, (0, 1, 2, 3))
-            with r.each_unit(block) as (lane, unit):
-                i, o, f, g = [r.product(time, b, k, unit) + total[k * r.lanes + lane] for k in range(4)]
-                total[lane] = gates(0, looked(i, 0, b, unit))
-                i = total[lane]
+        with r.each_step() as (time, now, after), r.each_block() as block:
+            total = r.sums(r.h, now, block, (0, 1, 2, 3))
+            with r.each_entry() as b, r.each_unit(block) as (lane, unit):
+                i, o, f, g = [r.product(time, b, k, unit) + total[b, k * r.lanes + lane] for k in range(4)]
+                total[b, lane] = gates(0, looked(i, 0, b, unit))
+                i = total[b, lane]
                 f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, b, unit))
                 c[0, b, unit] = r.kept(time, b, f * c[0, b, unit] + i * gates(1, g), c[0, b, unit])
                 h = gates(0, looked(o, 1, b, unit)) * gates.activate(2, c[0, b, unit])
@@ -279,22 +347,22 @@ def gru(
             return (te.const(1, r.dtype) - z[0, b, unit]) * new + z[0, b, unit] * r.h[now, b, unit]
 
         with r.each_step() as (time, now, after):
-            with r.each_block() as (block, b):
-                total = r.sums(r.h, now, block, b, (0, 1, 2) if reset_after else (0, 1))
-                with r.each_unit(block) as (lane, unit):
-                    z[0, b, unit] = gates(0, r.product(time, b, 0, unit) + total[lane])
-                    reset = gates(0, r.product(time, b, 1, unit) + total[r.lanes + lane])
+            with r.each_block() as block:
+                total = r.sums(r.h, now, block, (0, 1, 2) if reset_after else (0, 1))
+                with r.each_entry() as b, r.each_unit(block) as (lane, unit):
+                    z[0, b, unit] = gates(0, r.product(time, b, 0, unit) + total[b, lane])
+                    reset = gates(0, r.product(time, b, 1, unit) + total[b, r.lanes + lane])
                     if reset_state is None:
-                        inner = total[2 * r.lanes + lane] + r.read(bias, (0,), unit)
+                        inner = total[b, 2 * r.lanes + lane] + r.read(bias, (0,), unit)
                         new = gates(1, r.product(time, b, 2, unit) + reset * inner)
                         r.finish(y, time, b, unit, mixed(new, now, b, unit), now, after)
                     else:
                         reset_state[0, b, unit] = reset * r.h[now, b, unit]
             if reset_state is not None:
-                with r.each_block() as (block, b):
-                    total = r.sums(reset_state, 0, block, b, (2,))
-                    with r.each_unit(block) as (lane, unit):
-                        new = gates(1, r.product(time, b, 2, unit) + total[lane] + r.read(bias, (0,), unit))
+                with r.each_block() as block:
+                    total = r.sums(reset_state, 0, block, (2,))
+                    with r.each_entry() as b, r.each_unit(block) as (lane, unit):
+                        new = gates(1, r.product(time, b, 2, unit) + total[b, lane] + r.read(bias, (0,), unit))
                         r.finish(y, time, b, unit, mixed(new, now, b, unit), now, after)
         r.store(outs[1], r.h, r.steps % 2)
 
@@ -307,10 +375,10 @@ def rnn(products: Tensor, weight: Tensor, h0: Tensor, lengths: Tensor | None, ga
     def fill(ib: IRBuilder, ins: Sequence[Any], outs: Sequence[Buffer]) -> None:
         r = _Recurrence(ib, ins[0], ins[1], ins[2], ins[3], gates)
         y = ib.buffer(outs[0])
-        with r.each_step() as (time, now, after), r.each_block() as (block, b):
-            total = r.sums(r.h, now, block, b, (0,))
-            with r.each_unit(block) as (lane, unit):
-                value = gates(0, r.product(time, b, 0, unit) + total[lane])
+        with r.each_step() as (time, now, after), r.each_block() as block:
+            total = r.sums(r.h, now, block, (0,))
+            with r.each_entry() as b, r.each_unit(block) as (lane, unit):
+                value = gates(0, r.product(time, b, 0, unit) + total[b, lane])
                 r.finish(y, time, b, unit, value, now, after)
         r.store(outs[1], r.h, r.steps % 2)
 

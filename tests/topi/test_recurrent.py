@@ -1,0 +1,48 @@
+"""Recurrences of several entries at a time: tiles of entries and gates, with and without a rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from backend.runtime import device, graph_executor
+from relay.op.nn.recurrent import GRU, LSTM
+from te.ir import IRModule
+from topi.nn.recurrent import _sums_at_once
+
+RNG = np.random.default_rng(7)
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 7, 8, 13])
+@pytest.mark.parametrize("hidden", [16, 21])
+def test_entries_that_share_weights_are_those_of_the_reference(batch, hidden):
+    for op, gates, states in ((LSTM(activations=("sigmoid", "tanh", "tanh")), 4, 2),
+                              (GRU(activations=("sigmoid", "tanh"), reset_after=False), 3, 1)):  # fmt: skip
+        packed = np.zeros((-(-hidden // 16), hidden, gates, 16), np.float32)
+        for unit in range(hidden):
+            packed[unit // 16, :, :, unit % 16] = 0.3 * _normal(hidden, gates)
+        given = [_normal(3, batch, gates * hidden), *[_normal(batch, hidden) for _ in range(states)]]
+        if gates == 3:
+            given.append(_normal(hidden))
+        products, *rest = [relay.var(f"x{i}", shape=a.shape) for i, a in enumerate(given)]
+        call = relay.Call(op, (products, relay.const(packed), *rest))
+        lib = relay.build(IRModule({"main": relay.Function((products, *rest), call)}), "llvm")
+        module = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+        for i, a in enumerate(given):
+            module.set_input(f"x{i}", a)
+        module.run()
+        expected = op.reference(given[0], packed, *given[1:])
+        for i, e in enumerate(expected):
+            np.testing.assert_allclose(module.get_output(i).numpy(), e, rtol=2e-5, atol=2e-6)
+
+
+def test_few_gates_of_many_entries_are_summed_at_once():
+    assert _sums_at_once(1, 4) == (1, 4)
+    assert _sums_at_once(8, 4) == (4, 1)
+    assert _sums_at_once(2, 4) == (2, 2)
+    assert _sums_at_once(3, 3) == (3, 1)
