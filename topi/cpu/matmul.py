@@ -27,6 +27,10 @@ __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_de
 
 _SHARERS = 4
 """Among which the last cache is divided: cores, and what else a kernel reads and writes."""
+_NOTABLY = 0.9
+"""The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
+_BLOCKS_OF_A_CORE = 8
+"""Blocks of rows for each core, at least, where these are what threads share."""
 
 
 def _tile_output(
@@ -37,14 +41,14 @@ def _tile_output(
     """Tile `row` x `column` of the output by `rows` x `columns`; the accumulator is computed tile by tile.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads; all panels pass over
-    blocks of `tiles_at_once` row tiles, if that is not 0. A partial last panel keeps
-    the panel loop apart, so that its guard can be peeled off: inside the row tiles, or around them with `panels_first`,
-    which reads each panel once and shares panels between threads, not rows.
+    blocks of `tiles_at_once` row tiles, if that is not 0. A partial last panel keeps the panel loop apart, so that its
+    guard can be peeled off: inside the blocks, which are shared between threads (of one tile where `tiles_at_once` is
+    0), or around everything with `panels_first`, which reads each panel once and shares panels.
     """
     extent = extent_of(column)
     whole = isinstance(extent, int) and extent % panel == 0
     blocks: list[te.IterVar] = []
-    if whole and tiles_at_once:
+    if tiles_at_once:
         block, row = s[out].split(row, factor=rows * tiles_at_once, tail="shift")
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
@@ -56,6 +60,10 @@ def _tile_output(
     elif panels_first and not batch:
         s[out].reorder(*column_outer, row_outer, row_inner, column_inner)
         parallel(s, out, column_outer[0], work, lanes)
+        tile = row_outer
+    elif blocks:
+        s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
+        parallel(s, out, s[out].fuse(*batch, *blocks), work, lanes)
         tile = row_outer
     else:
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
@@ -121,11 +129,13 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     by_rows = largest_share(-(-rows // height), target.num_cores)
     by_panels = largest_share(-(-constant_size([extent_of(column)]) // panel), target.num_cores)
     exceeds_caches = packed_bytes > max(target.cache_bytes)
-    panels_first = exceeds_caches or by_panels < by_rows
+    panels_first = exceeds_caches or by_panels < _NOTABLY * by_rows
     lanes = vector_lanes(target)
-    at_once = 0 if exceeds_caches else _tiles_at_once(anchor, rows, height, panel, target)
+    whole = constant_size([extent_of(column)]) % panel == 0
+    blocks = not exceeds_caches and (whole or not panels_first)
+    at_once = _tiles_at_once(anchor, out, rows, height, panel, target) if blocks else 0
     _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once)
-    if width == panel and (panels_first or constant_size([extent_of(column)]) % panel == 0):
+    if width == panel and (whole or panels_first):
         _stream_panels(s, accumulator, anchor.input_tensors[1], height, at_once or -(-rows // height), target)
     return accumulator
 
@@ -167,22 +177,27 @@ _FEWEST_STEPS_A_LINE, _MOST_STEPS_A_LINE = 4, 64
 """Steps of the reduction for each line of a panel that is fetched ahead: fewer cost more than they gain."""
 
 
-def _tiles_at_once(anchor: te.Operation, rows: int, height: int, panel: int, target: Target) -> int:
+def _tiles_at_once(
+    anchor: te.Operation, out: te.Tensor, rows: int, height: int, panel: int, target: Target
+) -> int:
     """Row tiles that all panels pass over before the next ones: what they read takes half of the second-level cache.
 
-    0 where the left operand stays in a core's part of the last cache, from where it is read fast enough, where one
-    panel is all, as it is read once then anyway, or where the rows are counted at run time.
+    0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With whole
+    panels also where the left operand stays in a core's part of the last cache, from where it is read fast enough; with
+    a partial one there are blocks then, too, enough of them for the cores.
     """
-    left, columns = anchor.input_tensors[0], constant_size([extent_of(anchor.axis[-1])])
-    if not all(isinstance(d, int) for d in left.shape):
+    left, columns = anchor.input_tensors[0], constant_size([out.shape[-1]])
+    if not all(isinstance(d, int) for d in left.shape) or columns <= panel:
         return 0
     nbytes = constant_size(left.shape) * left.dtype.nbytes
     caches = target.cache_bytes
     tiles = -(-rows // height)
     blocks = -(-nbytes // (caches.l2 // 2))
-    if nbytes <= max(caches.l3 // _SHARERS, caches.l2) or columns <= panel or blocks >= tiles:
+    if columns % panel:
+        blocks = max(blocks, _BLOCKS_OF_A_CORE * target.num_cores)
+    elif nbytes <= max(caches.l3 // _SHARERS, caches.l2):
         return 0
-    return -(-tiles // blocks)
+    return 0 if blocks >= tiles else -(-tiles // blocks)
 
 
 @register_schedule("batch_matmul_packed", "cpu")

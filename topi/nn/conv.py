@@ -124,8 +124,8 @@ def conv_packed(
     """Convolution of `data` (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), the order tiles read.
 
     `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. The
-    result is computed as a matrix, pixels by channels (tag "conv2d_nhwc_packed", "conv1d_nwc_packed" or
-    "conv3d_ndhwc_packed"), so that tiles need not stop at the end of a line.
+    result is computed as a matrix, pixels by the columns of all blocks (tag "conv2d_nhwc_packed", "conv1d_nwc_packed"
+    or "conv3d_ndhwc_packed"), so that tiles need not stop at the end of a line, nor where a block is filled up.
     """
     blocks, *kernel, group_size, nr = weight.shape
     rank = len(kernel)
@@ -149,12 +149,14 @@ def conv_packed(
         factor = weight(c // nr, *taps, rc, c % nr)
         return te.sum(te.cast(wide, value) * te.cast(wide, factor), axis=[*taps, rc])
 
-    attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr)
+    outputs = as_dim(channels // groups)
+    attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr, outputs=outputs)
     tag = f"conv{rank}d_n{names}c_packed"
-    total = te.compute((num_elements(grid), channels), body, name=f"conv{rank}d", tag=tag, attrs=attrs)
+    total = te.compute((num_elements(grid), as_dim(blocks * nr)), body, name=f"conv{rank}d", tag=tag, attrs=attrs)
 
     def image(*i: Any) -> PrimExpr:
-        return total(ravel_index(i[:-1], grid), i[-1])
+        column = i[-1] if groups == 1 else i[-1] // outputs * nr + i[-1] % outputs
+        return total(ravel_index(i[:-1], grid), column)
 
     return _rounded(te.compute((*grid, channels), image, name="image", tag=INJECTIVE), out_dtype)
 

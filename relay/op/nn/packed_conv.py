@@ -30,8 +30,8 @@ class _Packed(OpDef):
     ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights so, in two dimensions. `channels` is the true O,
     `padding` is (begin..., end...) of the spatial axes. (C1) strides and dilation have a number for each spatial axis,
     padding two; (C2) both inputs have one element type; (C3) data has two dimensions more than there are spatial axes,
-    weights three; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block is one
-    group; (C6) the dilated kernel fits into the padded input.
+    weights three; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block holds
+    those of one group; (C6) the dilated kernel fits into the padded input.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -58,9 +58,9 @@ class _Packed(OpDef):
         matches = dims_match(c, as_dim(group_size * self.groups))
         require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
         assert isinstance(blocks, int) and isinstance(nr, int)
-        holds = 0 < self.channels <= blocks * nr and self.channels > (blocks - 1) * nr
+        needed = -(-self.channels // nr) if self.groups == 1 else self.groups
         require(
-            holds and (self.groups == 1 or self.channels == self.groups * nr),
+            0 < self.channels <= blocks * nr and blocks == needed and self.channels % self.groups == 0,
             f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
         )
         borders = [self.padding[k] + self.padding[k + rank] for k in range(rank)]
@@ -79,8 +79,8 @@ class _Packed(OpDef):
 
     def reference(self, data: Array, weight: Array) -> Array:
         blocks, *kernel, group_size, nr = weight.shape
-        outputs_first = np.moveaxis(weight, (-1, -2), (1, 2)).reshape(blocks * nr, group_size, *kernel)
-        w = outputs_first[: self.channels]
+        outputs = np.moveaxis(weight, (-1, -2), (1, 2))[:, : self.channels // self.groups if self.groups > 1 else nr]
+        w = outputs.reshape(-1, group_size, *kernel)[: self.channels]
         y = convolve(np.moveaxis(data, -1, 1), w, self.strides, self.padding, self.dilation, self.groups)
         return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
 
