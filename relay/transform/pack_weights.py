@@ -2,7 +2,7 @@
 
 A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
 KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target by the cost model of the schedules; in a
-grouped convolution it is the size of a group. The packing is done here, once; panels are filled up with zeros.
+grouped convolution a panel holds a group. The packing is done here, once; panels are filled up with zeros.
 
 3 x 3 and 5 x 5 convolutions with stride 1 become Winograd convolutions where the cost model expects a gain: their
 weights are transformed here too. The option "relay.winograd" limits the sizes of their tiles or turns them off.
@@ -27,11 +27,11 @@ from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDH
 from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
-from relay.transform.panels import pack_panels, pack_winograd_filters
+from relay.transform.panels import pack_groups, pack_panels, pack_winograd_filters
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import PassContext
-from topi.cpu.tiling import packed_columns, reads_in_place
+from topi.cpu.tiling import group_panel, packed_columns, reads_in_place
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS
 
@@ -111,6 +111,15 @@ class _Packer:
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
+    def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int) -> Constant:
+        """As `_panels`, with a panel for each group."""
+        width = group_panel(self.target, len(outputs_first) // groups)
+        key = (id(weight), f"{order} in {groups} groups", width)
+        if key not in self.packed:
+            panels = pack_groups(outputs_first, groups, width, self.arena, self.jobs)
+            self.packed[key] = Constant(panels, span=weight.span)
+        return self.packed[key]
+
     def _width(self, rows: int, columns: int, steps: int) -> int:
         return packed_columns(self.target, rows, columns, steps)
 
@@ -156,8 +165,10 @@ class _Packer:
                 return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
-        width = channels // op.groups if op.groups > 1 else self._width(rows, channels, steps)
-        packed = self._panels(weight, outputs_first, op.kernel_layout, width)
+        if op.groups > 1:
+            packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
+        else:
+            packed = self._panels(weight, outputs_first, op.kernel_layout, self._width(rows, channels, steps))
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )

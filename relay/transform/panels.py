@@ -9,7 +9,7 @@ import numpy as np
 from relay.arrays import Arena, Jobs
 from topi.nn.winograd import winograd_matrices
 
-__all__ = ["pack_panels", "pack_winograd_filters"]
+__all__ = ["pack_groups", "pack_panels", "pack_winograd_filters"]
 
 Array = np.ndarray[Any, Any]
 
@@ -24,6 +24,15 @@ def pack_panels(weight: Array, width: int, arena: Arena, jobs: Jobs) -> Array:
     if left:
         packed[full, ..., left:] = 0
         jobs.copy(packed[full, ..., :left], np.moveaxis(weight[full * width :], 0, -1))
+    return packed
+
+
+def pack_groups(weight: Array, groups: int, width: int, arena: Arena, jobs: Jobs) -> Array:
+    """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""
+    outputs = len(weight) // groups
+    packed = arena.empty((groups, *weight.shape[1:], width), weight.dtype)
+    packed[..., outputs:] = 0
+    jobs.copy(packed[..., :outputs], _split(weight, outputs))
     return packed
 
 

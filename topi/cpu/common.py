@@ -29,8 +29,8 @@ def panel_width(anchor: te.Operation) -> int:
 
 def tile_columns(target: Target, anchor: te.Operation, rows: int, steps: int) -> int:
     """Columns of the register tile: a panel, or the best part of one where each panel is a group."""
-    panel = panel_width(anchor)
-    return panel if anchor.attrs["groups"] == 1 else group_columns(target, rows, panel, steps)
+    attrs = anchor.attrs
+    return panel_width(anchor) if attrs["groups"] == 1 else group_columns(target, rows, attrs["outputs"], steps)
 
 
 def split_columns(
@@ -96,7 +96,7 @@ def vectorize_panel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: 
     up to one, so there each vector gets a loop iteration of its own.
     """
     vectors = max(panel // lanes, 1)
-    if vectors & (vectors - 1):
+    if vectors & (vectors - 1) or (panel > lanes and panel % lanes):
         each, axis = s[tensor].split(axis, factor=lanes)
         s[tensor].unroll(each)
     s[tensor].vectorize(axis)

@@ -116,7 +116,7 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
 
     Returns the tile that it is summed in.
     """
-    panel = panel_width(anchor)
+    panel = panel_width(anchor) if anchor.attrs["groups"] == 1 else anchor.attrs["outputs"]
     steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
     *row_axes, column = s[out].op.axis
@@ -183,8 +183,9 @@ def _tiles_at_once(
     """Row tiles that all panels pass over before the next ones: what they read takes half of the second-level cache.
 
     0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With whole
-    panels also where the left operand stays in a core's part of the last cache, from where it is read fast enough; with
-    a partial one there are blocks then, too, enough of them for the cores.
+    panels also where the left operand stays in a core's part of the last cache, from where it is read fast enough,
+    unless there are groups, of which each reads a part of the rows. With a partial panel there are blocks enough for
+    the cores.
     """
     left, columns = anchor.input_tensors[0], constant_size([out.shape[-1]])
     if not all(isinstance(d, int) for d in left.shape) or columns <= panel:
@@ -195,7 +196,7 @@ def _tiles_at_once(
     blocks = -(-nbytes // (caches.l2 // 2))
     if columns % panel:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * target.num_cores)
-    elif nbytes <= max(caches.l3 // _SHARERS, caches.l2):
+    elif nbytes <= max(caches.l3 // _SHARERS, caches.l2) and anchor.attrs["groups"] == 1:
         return 0
     return 0 if blocks >= tiles else -(-tiles // blocks)
 

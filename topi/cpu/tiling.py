@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from te.tir import Dim
 
 __all__ = [
-    "RegisterTile", "attention_blocks", "best_tile", "direct_cycles", "group_columns", "largest_share",
+    "RegisterTile", "attention_blocks", "best_tile", "direct_cycles", "group_columns", "group_panel", "largest_share",
     "packed_columns",
     "parallel_worthwhile", "reads_in_place", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
@@ -110,6 +110,12 @@ def packed_columns(target: Target, rows: int, columns: int, steps: int) -> int:
     return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
 
 
+def group_panel(target: Target, group: int) -> int:
+    """Width of the panel of a group of `group` outputs: whole vectors, so that each line of it begins with one."""
+    lanes = vector_lanes(target)
+    return -(-group // lanes) * lanes if group > lanes else 1 << (group - 1).bit_length()
+
+
 def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
     """Columns of the register tile for groups of `group` columns, which tiles don't cross: at most the group."""
     lanes = vector_lanes(target)
@@ -122,7 +128,7 @@ def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
 def tile_rows(target: Target, rows: int, panel: int, steps: int) -> int:
     """Rows of the register tile for a given panel width."""
     lanes = min(vector_lanes(target), panel)
-    vectors = max(1, panel // lanes)
+    vectors = -(-panel // lanes)
     best = best_tile(target, rows, panel, steps, lanes=lanes, vectors=vectors)
     return choose("rows", best.rows, [tile.rows for tile in _tiles(target, lanes, vectors) if tile.rows <= rows])
 

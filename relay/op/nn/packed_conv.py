@@ -78,7 +78,7 @@ class _Packed(OpDef):
         )
 
     def reference(self, data: Array, weight: Array) -> Array:
-        blocks, *kernel, group_size, nr = weight.shape
+        _, *kernel, group_size, nr = weight.shape
         outputs = np.moveaxis(weight, (-1, -2), (1, 2))[:, : self.channels // self.groups if self.groups > 1 else nr]
         w = outputs.reshape(-1, group_size, *kernel)[: self.channels]
         y = convolve(np.moveaxis(data, -1, 1), w, self.strides, self.padding, self.dilation, self.groups)

@@ -1,4 +1,4 @@
-"""Grouped convolutions compiled: groups of any number of channels, with the epilogue fused into the tiles."""
+"""Convolutions compiled with groups and last panels of any number of channels, in blocks of rows."""
 
 from __future__ import annotations
 
@@ -32,4 +32,23 @@ def test_groups_of_any_width(groups: int, inputs: int, outputs: int, kernel: int
     runner.set_input("x", data)
     runner.set_input("shortcut", residual)
     runner.run()
+    np.testing.assert_allclose(runner.get_output(0).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("groups", "inputs", "outputs"), [(1, 8, 22), (1, 8, 48), (1, 8, 5), (3, 8, 34), (2, 4, 4)])
+@pytest.mark.parametrize("cores", [1, 3])
+def test_all_panels_pass_over_blocks_of_rows(groups: int, inputs: int, outputs: int, cores: int):
+    """Caches so small that the rows are divided into blocks, the last of which is shifted."""
+    random = np.random.default_rng(outputs)
+    data = random.standard_normal((1, 31, 29, groups * inputs)).astype("float32")
+    weight = random.standard_normal((groups * outputs, inputs, 1, 1)).astype("float32")
+    x = var("x", data.shape)
+    y = nn.conv2d(x, const(weight), groups=groups, data_layout="NHWC")
+    assert isinstance(y, Call)
+    target = f"llvm -l1-bytes=2048 -l2-bytes=8192 -l3-bytes=16384 -num-cores={cores}"
+    compiled = relay.build(IRModule({"main": Function((x,), nn.relu(y))}), target)
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=cores)
+    runner.set_input("x", data)
+    runner.run()
+    expected = np.maximum(y.op.reference(data, weight), 0)  # type: ignore[union-attr]
     np.testing.assert_allclose(runner.get_output(0).numpy(), expected, rtol=1e-4, atol=1e-4)
