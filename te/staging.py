@@ -181,6 +181,17 @@ def recompute(schedule: Schedule, tensor: Tensor, by: Tensor) -> None:
         _insert_stage(schedule, op, before=stage)
     stage.all_iter_vars, stage.leaf_iter_vars = list(new.root_axes), list(new.root_axes)
     _replace_op(schedule, stage, new)
+    _drop_unread(schedule, old)
+
+
+def _drop_unread(schedule: Schedule, reader: Operation) -> None:
+    """Take out the stages that only `reader`, which is none any more, has read; and what only those have."""
+    sources = [schedule.stage_map[t.op] for t in reader.input_tensors if t.op in schedule.stage_map]
+    for source in dict.fromkeys(sources):
+        read = any(t in stage.op.input_tensors for stage in schedule.stages for t in source.op.outputs)
+        if source in schedule.stages and not source.is_output and not read and isinstance(source.op, ComputeOp):
+            schedule.stages.remove(source)
+            _drop_unread(schedule, source.op)
 
 
 def _same_dim(a: Dim, b: Dim) -> bool:

@@ -11,12 +11,16 @@ from typing import Any
 
 import te
 from te import Tensor
+from te.dtype import DType
 from te.tir import Dim, IterVar, PrimExpr
 from topi.elementwise import elementwise
 from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
 from topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
 
-__all__ = ["all", "any", "arg_reducer", "argmax", "argmin", "max", "mean", "min", "prod", "reduced_shape", "sum"]
+__all__ = [
+    "all", "any", "arg_reducer", "argmax", "argmin", "highest", "largest_number", "lowest", "max", "mean", "min",
+    "prod", "reduced_shape", "smallest_number", "sum",
+]  # fmt: skip
 
 Axis = int | Sequence[int] | None
 
@@ -113,39 +117,67 @@ def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     )
 
 
-def arg_reducer(better: Callable[[PrimExpr, PrimExpr], PrimExpr], last: bool, name: str) -> Callable[..., Any]:
-    """Keeps the (index, value) pair whose value is `better`; NaN beats every number, ties go by index.
+def lowest(of: DType) -> PrimExpr:
+    """What every number is at least: minus infinity where there is one."""
+    return -te.infinity(of) if of.is_float else te.min_value(of)
 
-    Index -1 marks the identity: no value yet.
+
+def highest(of: DType) -> PrimExpr:
+    """What every number is at most: infinity where there is one."""
+    return te.infinity(of) if of.is_float else te.max_value(of)
+
+
+largest_number = te.comm_reducer(lambda a, b: te.select(a < b, b, a), lowest, name="largest_number")
+"""As max, for where NaN may be left out: one instruction where max takes four."""
+smallest_number = te.comm_reducer(lambda a, b: te.select(b < a, b, a), highest, name="smallest_number")
+"""As min, likewise."""
+
+
+def arg_reducer(
+    as_good: Callable[[PrimExpr, PrimExpr], PrimExpr], worst: Callable[[DType], PrimExpr], last: bool, name: str
+) -> Callable[..., Any]:
+    """Keeps the (index, value) pair whose value nothing is better than; NaN beats every number, ties go by index.
+
+    ``as_good(a, b)`` holds when the number b is not better than a, and never of NaN. The identity has the `worst` value
+    at an index that loses every tie.
     """
+
+    def beats(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        return te.all(~as_good(b, a), ~te.isnan(b))
 
     def combine(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
         (ai, av), (bi, bv) = a, b
-        a_nan, b_nan = te.isnan(av), te.isnan(bv)
-        tied = te.any(av == bv, te.all(a_nan, b_nan))
         earlier = ai > bi if last else ai < bi
-        a_wins = te.any(better(av, bv), te.all(a_nan, ~b_nan), te.all(tied, earlier))
-        take_a = te.any(bi < 0, te.all(ai >= 0, a_wins))
+        take_a = te.all(~beats(bv, av), te.any(beats(av, bv), earlier))
         return te.select(take_a, ai, bi), te.select(take_a, av, bv)
 
-    def identity(index_type: str, value_type: str) -> tuple[PrimExpr, PrimExpr]:
-        return te.const(-1, index_type), te.const(0, value_type)
+    def identity(index_type: DType, value_type: DType) -> tuple[PrimExpr, PrimExpr]:
+        return te.const(-1, index_type) if last else te.max_value(index_type), worst(value_type)
 
     return te.comm_reducer(combine, identity, name=name)
 
 
+def _at_least(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return a >= b
+
+
+def _at_most(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return a <= b
+
+
 def _arg_reduce(
-    better: Callable[[PrimExpr, PrimExpr], PrimExpr],
     x: Tensor,
     axis: Axis,
     keepdims: bool,
     select_last_index: bool,
     dtype: str,
-    name: str,
+    largest: bool,
 ) -> Tensor:
     axes = normalize_axes(axis, x.ndim)
     ks = _axes_of(x, axes)
-    reducer = arg_reducer(better, select_last_index, name)
+    name = "argmax" if largest else "argmin"
+    as_good, worst = (_at_least, lowest) if largest else (_at_most, highest)
+    reducer = arg_reducer(as_good, worst, select_last_index, name)
     extents = [x.shape[a] for a in axes]
 
     def body(*i: Any) -> Any:
@@ -153,7 +185,7 @@ def _arg_reduce(
         return reducer((position, x(*_source_index(i, ks, axes, x.ndim, keepdims))), axis=ks)
 
     shape = reduced_shape(x.shape, axes, keepdims)
-    attrs = {"reduces_last_axis": axes == (x.ndim - 1,)}
+    attrs = {"reduces_last_axis": axes == (x.ndim - 1,), "largest": largest, "last": select_last_index}
     indices, _ = te.compute(shape, body, name=name, tag=COMM_REDUCE_IDX, attrs=attrs)
     return elementwise(lambda v: v, indices, f"{name}_index")
 
@@ -165,7 +197,7 @@ def argmax(
 
     Among equal values the first position wins, the last with `select_last_index`.
     """
-    return _arg_reduce(lambda a, b: a > b, x, axis, keepdims, select_last_index, dtype, "argmax")
+    return _arg_reduce(x, axis, keepdims, select_last_index, dtype, largest=True)
 
 
 def argmin(
@@ -175,4 +207,4 @@ def argmin(
 
     Among equal values the first position wins, the last with `select_last_index`.
     """
-    return _arg_reduce(lambda a, b: a < b, x, axis, keepdims, select_last_index, dtype, "argmin")
+    return _arg_reduce(x, axis, keepdims, select_last_index, dtype, largest=False)

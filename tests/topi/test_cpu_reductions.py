@@ -41,6 +41,26 @@ def test_reduction(kind, shape, axis, target):
     check(getattr(topi, kind)(x, axis), [x], [a], getattr(np, kind)(a.astype("float64"), axis), target)
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])
+def test_position_of_an_extremum_along_memory(dtype, kind, last):
+    a = RNG.integers(0, 200, (9, 3, 205)).astype(dtype)
+    a[0, 0], a[0, 1, 77:], a[0, 2, :5] = 3, a[0, 1].max(), a[0, 2].min()
+    if a.dtype.kind == "f":
+        a[1, 0, 50:60], a[1, 1], a[2, 0], a[2, 1, 100:], a[2, 2, :9] = np.nan, np.nan, -np.inf, np.inf, -np.inf
+        a[3, 0, 7], a[3, 0, 200], a[3, 1, 204], a[3, 2, 0], a[4, 0] = np.nan, np.nan, np.nan, np.nan, np.inf
+    find = getattr(np, kind)
+    expected = 204 - find(a[..., ::-1], -1) if last else find(a, -1)
+    x = te.placeholder(a.shape, dtype, "x")
+    for keepdims in (False, True):
+        wanted = expected[..., None] if keepdims else expected
+        index = getattr(topi, kind)(x, 2, keepdims, last, "int64")
+        check(index, [x], [a], wanted, TARGETS[0])
+    doubled = topi.add(index, index)
+    check(doubled, [x], [a], 2 * wanted, TARGETS[1])
+
+
 def test_cores_share_the_lines_of_a_large_reduction_with_few_results():
     a = np.ones((4096, 64), "float32")
     x = te.placeholder(a.shape, "float32", "x")

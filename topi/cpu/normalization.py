@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import parallel, parallel_outer
+from topi.cpu.common import parallel, parallel_outer, prefetch_rows
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
@@ -53,19 +53,13 @@ def _prefetch_rows(
 ) -> None:
     """Ask for the next row of large inputs, and for the place of this row's results, while a row is worked on.
 
-    A line at a time in the loop of most arithmetic, `busy`, whose stage has the shape of the results: memory is idle
-    meanwhile. What takes a pass of its own before the results are written can ask for their place too.
+    A line at a time in the loop of most arithmetic, `busy`: memory is idle meanwhile. What takes a pass of its own
+    before the results are written can ask for their place too.
     """
     tensor, loop = busy
-    if tuple(tensor.shape) != tuple(out.shape):
-        return
-    result = constant_size(out.shape) * out.dtype.nbytes
-    if result <= target.cache_bytes.l2 or length * out.dtype.nbytes > target.cache_bytes.l2 // 8:
-        return
-    for read in s[tensor].op.input_tensors:
-        if isinstance(read.op, te.PlaceholderOp) and tuple(read.shape) == tuple(out.shape):
-            s[tensor].prefetch_ahead(read, loop, length)
-    if tensor is not out:
+    prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target)
+    size, row = constant_size(out.shape) * out.dtype.nbytes, length * out.dtype.nbytes
+    if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and size > target.cache_bytes.l2 >= 8 * row:
         s[tensor].prefetch_ahead(out, loop, 0)
 
 

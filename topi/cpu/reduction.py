@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import te
-from topi.cpu.common import parallel
+from te.tir import PrimExpr
+from te.tir.substitute import substitute
+from topi.cpu.common import parallel, prefetch_rows
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import parallel_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
-from topi.registry import Rank, register_schedule
+from topi.reduction import largest_number, smallest_number
+from topi.registry import Rank, operations_behind, register_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.target import Target
 
 __all__ = [
@@ -185,25 +190,66 @@ def _lines_at_once(lines: te.Dim) -> int:
 
 @register_schedule("comm_reduce_idx", "cpu")
 def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The position of an extremum: along memory by vectors of the best so far in each lane."""
+    """The position of an extremum: along memory two passes over a line, the second one while it is in the cache.
+
+    The first finds the extremum, the second where it is: both keep vectors, and take a few instructions for each, where
+    pairs of a value and its position take many.
+    """
     lanes = vector_lanes(target)
     length = extent_of(anchor.reduce_axis[-1])
     along = anchor.attrs.get("reduces_last_axis", False) and isinstance(length, int) and length >= 4 * lanes
-    axes = list(outs[0].op.axis)
-    if not along or not axes or len(outs) > 1:
+    positions = [op for op in operations_behind(outs) if anchor.output(0) in op.input_tensors]
+    if not along or not outs[0].op.axis or len(outs) > 1 or len(positions) != 1:
         return schedule_stagewise(outs, anchor, target)
+    assert isinstance(anchor, te.ComputeOp)
     s = te.create_schedule([outs[0].op])
     inline_injective(s, outs, keep=[anchor])
-    row = s[outs[0]].fuse(*axes)
-    parallel(s, outs[0], row, _work(anchor), 1)
-    result = anchor.output(0)
-    _, lane = s[result].split(anchor.reduce_axis[-1], factor=lanes)
-    made = s.rfactor(result, lane)
-    partial = made[0] if isinstance(made, list) else made
-    for tensor in (partial, result):
-        s[tensor].set_scope("local")
-        s[tensor].compute_at(s[outs[0]], row)
-    first, *data = s[partial].op.axis
-    s[partial].reorder(*data, *s[partial].op.reduce_axis, first)
-    s[partial].vectorize(first)
+    passes = _find_extremum(s, anchor, positions[0].output(0))
+    out = s.outputs[0].output(0)
+    row = s[out].fuse(*s[out].op.axis)
+    parallel(s, out, row, _work(anchor), lanes)
+    partials: list[te.Tensor] = []
+    for result in passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], row)
+        partials = vectorize_reduction(s, result, lanes)
+        for partial in partials:
+            s[partial].compute_at(s[out], row)
+    elements = constant_size([extent_of(a) for a in (*anchor.axis, *anchor.reduce_axis)])
+    prefetch_rows(s, partials[0], s[partials[0]].op.reduce_axis[0], elements, constant_size([length]), target)
     return s
+
+
+def _find_extremum(s: te.Schedule, anchor: te.ComputeOp, position: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+    """Let `position`, a copy of the anchor's first result, find the extremum and then the first (last) place of it.
+
+    Places of NaN lie beyond all others, so that a NaN is found before any number. Returns the two reductions.
+    """
+    largest, last = anchor.attrs["largest"], anchor.attrs["last"]
+    value, length = anchor.body[0].source[1], extent_of(anchor.reduce_axis[0])  # type: ignore[attr-defined]
+
+    def element(i: Sequence[Any], k: te.IterVar) -> PrimExpr:
+        at = {axis.var: v for axis, v in zip(anchor.axis, i, strict=True)}
+        found = substitute(value, {**at, anchor.reduce_axis[0].var: k.var})
+        return te.cast("float32", found) if found.dtype.is_float and found.dtype.bits < 32 else found
+
+    k = te.reduce_axis((0, length), name="k")
+    extreme = largest_number if largest else smallest_number
+    best = te.compute(position.shape, lambda *i: extreme(element(i, k), axis=k), name=f"{anchor.name}_value")
+    j = te.reduce_axis((0, length), name="k")
+
+    def place(*i: Any) -> PrimExpr:
+        x = element(i, j)
+        at = te.select(x == best(*i), j.var, -1 if last else length)
+        at = te.select(te.isnan(x), j.var + length if last else j.var - length, at) if x.dtype.is_float else at
+        return (te.max if last else te.min)(at, axis=j)
+
+    where = te.compute(position.shape, place, name=f"{anchor.name}_place")
+
+    def plain(*i: Any) -> PrimExpr:
+        at = where(*i)
+        found = te.select(at >= length, at - length, at) if last else te.select(at < 0, at + length, at)
+        return te.cast(position.dtype, found)
+
+    s.recompute(position, te.compute(position.shape, plain, name=position.op.name, tag=position.op.tag))
+    return s.current(best), s.current(where)

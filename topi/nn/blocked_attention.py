@@ -14,7 +14,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Dim, PrimExpr, as_dim
-from topi.nn.softmax import largest_number
+from topi.reduction import largest_number
 from topi.tag import INJECTIVE
 from topi.utils import accumulator_type, broadcast_index, ceil_div, same_dim
 

@@ -9,7 +9,7 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int, convert
 from topi.nn.pad import pad_spatial
-from topi.reduction import arg_reducer
+from topi.reduction import arg_reducer, lowest
 from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
 from topi.utils import accumulator_type, ravel_index
 
@@ -155,7 +155,7 @@ def max_pool_with_argmax(
     return values, positions
 
 
-_argmax = arg_reducer(lambda a, b: a > b, last=False, name="argmax")
+_argmax = arg_reducer(lambda a, b: a >= b, lowest, last=False, name="argmax")
 
 
 def avg_pool(

@@ -8,18 +8,18 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import PrimExpr
+from topi.reduction import largest_number
 from topi.tag import ELEMWISE
 from topi.utils import accumulator_type
 
-__all__ = ["largest_number", "log_softmax", "softmax"]
-
-
-largest_number = te.comm_reducer(lambda a, b: te.select(a < b, b, a), lambda t: -te.infinity(t), name="largest_number")
-"""The largest value that is a number: one instruction. A NaN needs no care here, it makes the row's sum NaN."""
+__all__ = ["log_softmax", "softmax"]
 
 
 def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest value of each row along `axis`, exp(x - largest), and its sum (rows: the other dimensions)."""
+    """The largest number of each row along `axis`, exp(x - largest), and its sum (rows: the other dimensions).
+
+    A NaN need not be the largest: it makes the sum NaN whatever is subtracted.
+    """
     wide = accumulator_type(x.dtype)
     rows = (*x.shape[:axis], *x.shape[axis + 1 :])
     k_max = te.reduce_axis((0, x.shape[axis]), name="k")
