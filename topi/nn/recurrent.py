@@ -215,7 +215,7 @@ class _Recurrence:
         """Prefetch NR weights of the next block, those of unit and gate number `line`."""
         index = te.min(block + 1, self.blocks - 1), line // self.gate_count, line % self.gate_count, 0
         address = call_intrin("handle", "address_of", self.weights[index])
-        self.ib.emit(call_intrin("int32", "prefetch", address, 3))
+        self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
 
     def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:
         """``source[*index, unit]``, 0 for units that fill up the last block. `index` may end with an offset."""
