@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+from relay.container_type import ContainerType, with_sizes
 from relay.expr import Call, Expr, Function, Tuple, Var
 from relay.op.base import OpDef
-from relay.sizes import assuming, evaluate, replace_sizes, size_variables
+from relay.sizes import assuming, evaluate
 from relay.type import TensorType, TupleType, Type
-from te.ir import rewrite_dag
-from te.tir import Dim
+from te.ir import post_order
+from te.tir import Dim, PrimExpr
 from te.tir import Var as SizeVariable
 
-__all__ = ["bind_sizes", "bound_outputs", "results_of", "sizes_of_inputs"]
+__all__ = ["bind_operator", "bind_sizes", "bound_outputs", "results_of", "sizes_of_inputs"]
 
 
 def bind_sizes(function: Function, sizes: Mapping[str, Dim]) -> Function:
@@ -21,30 +22,53 @@ def bind_sizes(function: Function, sizes: Mapping[str, Dim]) -> Function:
 
     Variables that stay keep their place in the attributes "bound_sizes" and "size_checks" (see `relay.build.dynamic`).
     """
-    params = tuple([Var(p.name, _replaced(p.ty, sizes), span=p.span) for p in function.params])
-    renamed = {id(old): new for old, new in zip(function.params, params, strict=True)}
-
-    def visit(e: Expr) -> Expr:
-        if isinstance(e, Var):
-            return renamed.get(id(e), e)
-        if isinstance(e, Call) and isinstance(e.op, OpDef):
-            changed = {name: replace_sizes(v, sizes) for name, v in e.op.attributes().items() if size_variables([v])}
-            return Call(e.op.replace(**changed), e.args, span=e.span) if changed else e
-        return e
-
+    params = tuple([Var(p.name, _replaced_type(p.ty, sizes), span=p.span) for p in function.params])
+    done: dict[int, Expr] = {id(old): new for old, new in zip(function.params, params, strict=True)}
     attrs = dict(function.attrs)
     if "size_checks" in attrs:
         attrs["size_checks"] = tuple((evaluate(a, sizes), evaluate(b, sizes), s) for a, b, s in attrs["size_checks"])
     with assuming():  # what was assumed of the model holds for this one
-        body = rewrite_dag(function.body, visit)
-    return Function(params, body, attrs, span=function.span)  # type: ignore[arg-type]
+        for e in cast("list[Expr]", list(post_order(function.body))):
+            if id(e) not in done:
+                done[id(e)] = _bound(e, sizes, done)
+    return Function(params, done[id(function.body)], attrs, span=function.span)
 
 
-def _replaced(ty: Type, sizes: Mapping[str, Dim]) -> Type:
+def _bound(e: Expr, sizes: Mapping[str, Dim], done: Mapping[int, Expr]) -> Expr:
+    """An expression of which all below it is `done`."""
+    if isinstance(e, Call) and isinstance(e.op, OpDef):
+        op = bind_operator(e.op, sizes)
+        if op is not e.op:
+            return Call(op, tuple([done[id(a)] for a in e.args]), span=e.span)
+    return e.rebuild(lambda child: done.get(id(child), child))
+
+
+def bind_operator(op: OpDef, sizes: Mapping[str, Dim]) -> OpDef:
+    """The operator with size variables in its attributes, types and functions among them, replaced; itself without."""
+    changed = {name: _replaced(value, sizes) for name, value in op.attributes().items()}
+    changed = {name: value for name, value in changed.items() if value is not getattr(op, name)}
+    return op.replace(**changed) if changed else op
+
+
+def _replaced(value: Any, sizes: Mapping[str, Dim]) -> Any:
+    """A type or an attribute with size variables replaced; the very same object without any."""
+    if isinstance(value, tuple):
+        parts = tuple([_replaced(v, sizes) for v in value])
+        return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
+    if isinstance(value, PrimExpr):
+        return evaluate(value, sizes)
+    if isinstance(value, Function):
+        return bind_sizes(value, sizes)
+    return _replaced_type(value, sizes) if isinstance(value, Type) else value
+
+
+def _replaced_type(ty: Type, sizes: Mapping[str, Dim]) -> Type:
     if isinstance(ty, TensorType):
         return ty.with_shape([evaluate(d, sizes) for d in ty.shape])
+    if isinstance(ty, ContainerType):
+        return with_sizes(ty, sizes)
     assert isinstance(ty, TupleType)
-    return TupleType([_replaced(f, sizes) for f in ty.fields])
+    return TupleType([_replaced_type(f, sizes) for f in ty.fields])
 
 
 def bound_outputs(function: Function) -> list[tuple[str, Expr, int]]:
@@ -67,10 +91,11 @@ def results_of(function: Function) -> Expr:
 
 
 def sizes_of_inputs(function: Function, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-    """The values of the size variables that stand alone as dimensions of inputs."""
+    """The values of the size variables that stand alone as dimensions of inputs; `shapes` are those of the tensors."""
     found: dict[str, int] = {}
-    for param, shape in zip(function.params, shapes, strict=True):
-        for d, n in zip(param.tensor_type.shape, shape, strict=True):
+    tensors = [ty for p in function.params if isinstance(ty := p.ty, TensorType)]
+    for ty, shape in zip(tensors, shapes, strict=True):
+        for d, n in zip(ty.shape, shape, strict=True):
             if isinstance(d, SizeVariable):
                 found.setdefault(d.name, n)
     return found

@@ -10,19 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from relay.bind_sizes import bind_sizes, bound_outputs, results_of, sizes_of_inputs
+from relay.bind_sizes import bind_operator, bind_sizes, bound_outputs, results_of, sizes_of_inputs
+from relay.container_type import ContainerType, OptionalType
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, numpy_dtype_name
 from relay.op.base import OpDef
 from relay.sizes import evaluate as size_value
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.ir import IRModule
-from te.tir import Dim
+from te.tir import Dim, SizeVar
 
 __all__ = ["DebugExecutor", "apply_reference", "create_executor", "evaluate"]
 
 Value = Any
-"""An array, a tuple of values, or a function with the frame it was made in."""
+"""An array, a tuple of values, a list of them (sequences, optional values), or a function with the frame it was made
+in."""
 
 
 def apply_reference(op: OpDef, arrays: Sequence[Value], expected: Type) -> Value:
@@ -30,32 +32,42 @@ def apply_reference(op: OpDef, arrays: Sequence[Value], expected: Type) -> Value
     with np.errstate(all="ignore"):
         result = op.reference(*arrays)
     if isinstance(expected, TupleType):
-        result = tuple(np.asarray(r) for r in result)
+        result = tuple([r if isinstance(r, list) else np.asarray(r) for r in result])
         same = len(result) == len(expected.fields)
         same = same and all(_fits(r, t) for r, t in zip(result, expected.fields, strict=True))
     else:
-        result = np.asarray(result)
+        result = result if isinstance(result, list) else np.asarray(result)
         same = _fits(result, expected)
     if not same:
-        got = [f"{r.dtype}{r.shape}" for r in (result if isinstance(result, tuple) else (result,))]
+        got = [_text(r) for r in (result if isinstance(result, tuple) else (result,))]
         raise CompileError(f"the reference of {op} gives {', '.join(got)}, its type inference {expected}")
     return result
 
 
-def _fits(array: np.ndarray[Any, Any], ty: Type) -> bool:
+def _text(value: Value) -> str:
+    return f"a list of {len(value)}" if isinstance(value, list) else f"{value.dtype}{value.shape}"
+
+
+def _fits(array: Value, ty: Type) -> bool:
+    if isinstance(array, list):
+        return isinstance(ty, ContainerType)
     if not isinstance(ty, TensorType) or numpy_dtype_name(array.dtype) != ty.dtype or array.ndim != ty.ndim:
         return False
     return all(not isinstance(d, int) or d == n for d, n in zip(ty.shape, array.shape, strict=True))
 
 
 class _Frame:
-    """One activation of a function: the values known so far, and what is still to be evaluated."""
+    """One activation of a function: the values known so far, and what is still to be evaluated.
 
-    __slots__ = ("parent", "result", "todo", "values")
+    `sizes` are those that the shapes of results say, which were not known before.
+    """
+
+    __slots__ = ("parent", "result", "sizes", "todo", "values")
 
     def __init__(self, root: Expr, parent: _Frame | None) -> None:
         self.result = root
         self.parent = parent
+        self.sizes: dict[str, Dim] = {} if parent is None else dict(parent.sizes)
         self.values: dict[int, Value] = {}
         self.todo: list[Expr] = [root]
 
@@ -89,8 +101,9 @@ def evaluate(program: IRModule | Function, args: Sequence[Value], name: str = "m
     """The value of a function (or of function `name` of a module) on arrays, whose shapes say what its sizes are."""
     module = program if isinstance(program, IRModule) else IRModule({name: program})
     function: Function = module[name]
-    if all(isinstance(p.ty, TensorType) for p in function.params):
-        sizes: dict[str, Dim] = {**sizes_of_inputs(function, [np.shape(a) for a in args])}  # type: ignore[arg-type]
+    if all(isinstance(p.ty, TensorType | ContainerType) for p in function.params):
+        shapes = [np.shape(a) for a in args if not isinstance(a, list)]
+        sizes: dict[str, Dim] = {**sizes_of_inputs(function, shapes)}  # type: ignore[arg-type]
         for variable, tensor, element in bound_outputs(function):
             values = _run(module, bind_sizes(function.replace(body=tensor, attrs={}), sizes), args)
             sizes[variable] = int(np.reshape(values, -1)[element])  # type: ignore[arg-type]
@@ -103,7 +116,7 @@ def evaluate(program: IRModule | Function, args: Sequence[Value], name: str = "m
 def _check(function: Function, sizes: dict[str, Dim]) -> None:
     for left, right, source in function.attrs.get("size_checks", ()):
         a, b = size_value(left, sizes), size_value(right, sizes)
-        if a != b:
+        if isinstance(a, int) and isinstance(b, int) and a != b:
             raise CompileError(f"{source} needs two equal sizes and gets {a} and {b}")
 
 
@@ -176,13 +189,26 @@ def _call(frame: _Frame, call: Call) -> Value | _Frame | None:
         return None
     if isinstance(call.op, OpDef):
         try:
-            return apply_reference(call.op, args, call.ty)
+            result = apply_reference(bind_operator(call.op, frame.sizes) if frame.sizes else call.op, args, call.ty)
+            _note_sizes(frame, result, call.ty)
+            return result
         except CompileError as error:
             if call.span is not None:
                 error.add_note(f"at {call.span}")
             raise
     closure = frame.need(call.op)
     return None if closure is None else _enter(closure[0], args)
+
+
+def _note_sizes(frame: _Frame, value: Value, ty: Type) -> None:
+    """The sizes that a result's shape gives a value (see `relay.op.control`)."""
+    if isinstance(ty, TupleType):
+        for field, field_type in zip(value, ty.fields, strict=True):
+            _note_sizes(frame, field, field_type)
+    elif isinstance(ty, TensorType) and not ty.is_static:
+        for d, n in zip(ty.shape, value.shape, strict=True):
+            if isinstance(d, SizeVar):
+                frame.sizes.setdefault(d.name, n)
 
 
 class DebugExecutor:
@@ -203,13 +229,20 @@ class DebugExecutor:
             if len(args) != len(free):
                 raise CompileError(f"expected {len(free)} arguments ({', '.join(free)}), got {len(args)}")
             given.update(zip(free, args, strict=True))
-            return evaluate(self.module, [_as_value(given[n]) for n in names])
+            types = [p.ty for p in main.params]
+            return evaluate(self.module, [_as_value(given[n], ty) for n, ty in zip(names, types, strict=True)])
 
         return run
 
 
-def _as_value(value: Any) -> Value:
-    return tuple(map(_as_value, value)) if isinstance(value, tuple | list) else np.asarray(value)
+def _as_value(value: Any, ty: Type) -> Value:
+    if isinstance(ty, OptionalType):
+        return [] if value is None else [_as_value(value, ty.element)]
+    if isinstance(ty, ContainerType):
+        return [_as_value(item, ty.element) for item in value]
+    if isinstance(ty, TupleType):
+        return tuple([_as_value(v, t) for v, t in zip(value, ty.fields, strict=True)])
+    return np.asarray(value)
 
 
 def create_executor(

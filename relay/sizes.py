@@ -23,7 +23,7 @@ from te.tir.substitute import substitute
 
 __all__ = [
     "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide", "likely", "normal",
-    "product", "quotient", "replace_sizes", "size_from_json", "size_variables",
+    "product", "quotient", "size_from_json", "size_variables",
 ]  # fmt: skip
 
 _serials = count()
@@ -203,13 +203,6 @@ def likely(d: Dim) -> int:
     value = evaluate(d, dict.fromkeys(size_variables([d]), LIKELY_SIZE))
     assert isinstance(value, int)
     return value
-
-
-def replace_sizes(value: Any, sizes: Mapping[str, Dim]) -> Any:
-    """An attribute, possibly a tuple of them, with size variables replaced by name."""
-    if isinstance(value, tuple):
-        return tuple([replace_sizes(v, sizes) for v in value])
-    return evaluate(value, sizes) if isinstance(value, PrimExpr) else value
 
 
 _MEANINGS: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Types of the graph IR, interned: equal types are the same object.
 
     type = TensorType(shape, dtype) | TupleType(fields) | FuncType(arg_types, ret_type)
+         | SequenceType(element) | OptionalType(value)       see `relay.container_type`
 
 A dimension is a Python int or a loop-IR expression (`te.var("n")`) when it is known only at run time.
 """

@@ -7,11 +7,13 @@ Values that are carried from one iteration to the next are handed over, not copi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from backend.runtime.device import Device
+from backend.runtime.errors import ArgumentError
+from backend.runtime.lists import Value, joined
 from backend.runtime.ndarray import NDArray, array
 from backend.runtime.steps import IfStep, LoopStep
 
@@ -21,37 +23,42 @@ __all__ = ["BodyRunner", "run_if", "run_loop"]
 class BodyRunner(Protocol):
     """What runs the graph of a body."""
 
-    def run(self, inputs: Sequence[NDArray], inherited: Mapping[str, int] | None = None) -> None: ...
+    def run(self, inputs: Sequence[Value], inherited: Mapping[str, int] | None = None) -> None: ...
 
-    def value(self, position: int) -> NDArray: ...
+    def value(self, position: int) -> Value: ...
+
+    def release(self) -> None: ...
 
 
-def _flag(value: NDArray) -> bool:
+def _flag(value: Value) -> bool:
+    assert isinstance(value, NDArray), "a condition is a tensor"
     return bool(value.numpy().reshape(-1)[0])
 
 
 def run_if(
-    step: IfStep, runners: Sequence[BodyRunner], read: Callable[[int], NDArray], sizes: Mapping[str, int]
-) -> list[NDArray]:
+    step: IfStep, runners: Sequence[BodyRunner], read: Callable[[int], Value], sizes: Mapping[str, int]
+) -> list[Value]:
     """The results of the branch that the condition chooses."""
     chosen = 0 if _flag(read(step.condition)) else 1
     runner = runners[chosen]
     runner.run([read(i) for i in step.inputs[chosen]], sizes)
-    return [runner.value(k) for k in range(len(step.outputs))]
+    results = [runner.value(k) for k in range(len(step.outputs))]
+    runner.release()
+    return results
 
 
 def run_loop(
     step: LoopStep,
     runner: BodyRunner,
-    read: Callable[[int], NDArray],
+    read: Callable[[int], Value],
     sizes: Mapping[str, int],
     where: Device,
     empty: Callable[[int], NDArray],
-) -> list[NDArray]:
+) -> list[Value]:
     """The carried values after the last iteration, then the stacked values of all iterations; `empty` of none."""
-    trips, alive = int(read(step.trips).numpy().reshape(-1)[0]), _flag(read(step.condition))
+    trips, alive = int(_tensor(read(step.trips)).numpy().reshape(-1)[0]), _flag(read(step.condition))
     carried, outside = [read(i) for i in step.carried], [read(i) for i in step.outside]
-    stacks: list[list[np.ndarray[Any, Any]]] = [[] for _ in step.outputs[len(carried) :]]
+    stacks: list[list[NDArray]] = [[] for _ in step.outputs[len(carried) :]]
     goes_on = array(np.array(True), where)
     iteration = 0
     while alive and iteration < trips:
@@ -59,7 +66,21 @@ def run_loop(
         alive = _flag(runner.value(0))
         carried = [runner.value(1 + k) for k in range(len(carried))]
         for k, stack in enumerate(stacks, start=1 + len(carried)):
-            stack.append(runner.value(k).numpy().copy())
+            stack.append(_tensor(runner.value(k)))
         iteration += 1
+    runner.release()
     numbers = step.outputs[len(carried) :]
-    return [*carried, *[array(np.stack(s), where) if s else empty(i) for s, i in zip(stacks, numbers, strict=True)]]
+    return [*carried, *[_stacked(step, s, where) if s else empty(i) for s, i in zip(stacks, numbers, strict=True)]]
+
+
+def _tensor(value: Value) -> NDArray:
+    assert isinstance(value, NDArray), "a graph that was checked has a tensor here"
+    return value
+
+
+def _stacked(step: LoopStep, values: Sequence[NDArray], where: Device) -> NDArray:
+    shapes = dict.fromkeys(value.shape for value in values)
+    if len(shapes) > 1:
+        listed = " and ".join(map(str, list(shapes)[:2]))
+        raise ArgumentError(f"{step.source}: iterations give values of shapes {listed} to be stacked; expected one")
+    return joined([value._create_view((1, *value.shape)) for value in values], 0, where)

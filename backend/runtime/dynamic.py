@@ -19,12 +19,13 @@ from backend.runtime.device import Device
 from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, ModuleError
 from backend.runtime.graph import Graph, GraphNode, GraphTensor
+from backend.runtime.lists import ArrayList, Value, run_list
 from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty
 from backend.runtime.packed_func import KernelFunc, PackedFunc
 from backend.runtime.runners import OutputBuffer, Recordings
 from backend.runtime.sizes import evaluate, variables
-from backend.runtime.steps import Bind, Check, IfStep, LoopStep, RunNodes
+from backend.runtime.steps import Bind, Check, IfStep, ListStep, LoopStep, RunNodes
 
 __all__ = ["DynamicRunner", "bind_sizes"]
 
@@ -86,7 +87,7 @@ class _Stage:
                    for i in owners]  # fmt: skip
         self._kind_of = np.array(kind_of, np.intp)
         self._count = len(slots)
-        self.outputs = [i for i in tensors if graph.tensors[i].storage == "output"]
+        self.buffers = [i for i in tensors if graph.tensors[i].storage in ("output", "own")]
         self.variables = sorted({v for i in tensors for d in graph.tensors[i].shape for v in variables(d)})
         self.arena: NDArray | None = None
         self.layouts: dict[tuple[int, ...], tuple[np.ndarray[Any, Any], int]] = {}
@@ -131,15 +132,16 @@ class DynamicRunner:
         self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
         self._stages = self._make_stages()
         self._offsets: dict[int, int] = {}
-        self._inputs: list[NDArray] = []
-        self._outputs: dict[int, OutputBuffer] = {}
+        self._inputs: list[Value] = []
+        self._buffers: dict[int, OutputBuffer] = {}
+        """the memory of outputs, and of what lists may hold on to, by the tensor whose it is"""
         self._functions: dict[str, PackedFunc] = {}
         self._recordings = Recordings(where, _MAX_RECORDINGS)
         self._entries = {step: self._entry(step.entry) for step in graph.steps
                          if isinstance(step, RunNodes) and step.entry is not None}  # fmt: skip
         self.sizes: dict[str, int] = {}
-        self._values: dict[int, NDArray] = {}
-        """results of control flow by tensor"""
+        self._values: dict[int, Value] = {}
+        """results of control flow and of actions on lists, by tensor"""
         self._runners: dict[int, list[DynamicRunner]] = {}
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "param":
@@ -176,14 +178,19 @@ class DynamicRunner:
                 new = []
             elif isinstance(step, Bind):
                 new.append(step.name)
-            elif isinstance(step, IfStep | LoopStep):
-                names = [v for t in step.outputs for d in tensors[t].shape for v in variables(d)]
+            elif isinstance(step, IfStep | LoopStep | ListStep):
+                results = (step.output,) if isinstance(step, ListStep) else step.outputs
+                names = [v for t in results for d in tensors[t].shape for v in variables(d)]
                 new += [name for name in names if name.startswith(RESULT_SIZE) and name not in given]
         return {**dict.fromkeys(new, len(steps)), **known}
 
     def _home(self, tensor: GraphTensor) -> GraphTensor:
-        """The graph's output whose memory a tensor shows, else the tensor itself."""
-        return self._graph.tensors[self._graph.outputs[int(tensor.place)]] if tensor.storage == "output" else tensor
+        """The tensor in whose buffer a tensor lies, else the tensor itself."""
+        return self._graph.tensors[self._owner(tensor)] if tensor.storage in ("output", "own") else tensor
+
+    def _owner(self, tensor: GraphTensor) -> int:
+        place = int(tensor.place)
+        return self._graph.outputs[place] if tensor.storage == "output" else place
 
     def _entry(self, name: str) -> Any:
         entry = self._module.get_function(name, query_imports=True)
@@ -195,20 +202,21 @@ class DynamicRunner:
 
     def run(
         self,
-        inputs: Sequence[NDArray],
+        inputs: Sequence[Value],
         inherited: Mapping[str, int] | None = None,
         seconds: list[float] | None = None,
     ) -> None:
-        """Run on the arrays of the inputs; with `seconds`, node by node, noting how long each took.
+        """Run on the arrays, or lists, of the inputs; with `seconds`, node by node, noting how long each took.
 
         `inherited` are sizes of the graph around this one. Raises `ArgumentError` for sizes that contradict each other
         or the model.
         """
         graph, self._inputs = self._graph, list(inputs)
-        self.sizes = bind_sizes(graph, [array.shape for array in inputs], inherited)
+        self.sizes = bind_sizes(graph, [x.shape if isinstance(x, NDArray) else () for x in inputs], inherited)
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "input":
-                self._addresses[index] = inputs[int(tensor.place)].handle
+                given = inputs[int(tensor.place)]
+                self._addresses[index] = given.handle if isinstance(given, NDArray) else 0
         self._note_sizes()
         self._place(_AT_ONCE)
         for position, step in enumerate(graph.steps):
@@ -219,9 +227,17 @@ class DynamicRunner:
                 self._bind(step)
             elif isinstance(step, Check):
                 self._check(step)
+            elif isinstance(step, ListStep):
+                self._give((step.output,), [run_list(step, self.read, self._device)], step.source)
             else:
                 self._control(step)
         self._place(len(graph.steps))
+        kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
+        self._values = {index: value for index, value in self._values.items() if index in kept}
+
+    def release(self) -> None:
+        """Let go of the last run's inputs and results; `value` and `output` give nothing until the next run."""
+        self._inputs, self._values = [], {}
 
     def _note_sizes(self) -> None:
         for i, name in enumerate(self._graph.sizes):
@@ -237,22 +253,21 @@ class DynamicRunner:
             grown = 0 if stage.arena is None else stage.arena.nbytes + stage.arena.nbytes // 4
             stage.arena = empty((max(total, grown),), "uint8", self._device)
         self._addresses[stage.numbers] = offsets + stage.arena.handle
-        own = [i for i in stage.outputs if self._graph.outputs[int(self._graph.tensors[i].place)] == i]
-        for index in own:
-            self._place_output(index, renew=True)
-        for index in stage.outputs:
-            self._place_output(index)
+        for index in stage.buffers:
+            if self._owner(self._graph.tensors[index]) == index:
+                self._place_buffer(index, renew=True)
+        for index in stage.buffers:
+            self._place_buffer(index)
 
-    def _place_output(self, index: int, renew: bool = False) -> None:
-        tensor = self._graph.tensors[index]
-        position = int(tensor.place)
-        home = self._home(tensor)
+    def _place_buffer(self, index: int, renew: bool = False) -> None:
+        owner = self._owner(self._graph.tensors[index])
+        home = self._graph.tensors[owner]
         shape = tuple([evaluate(d, self.sizes) for d in home.shape])
-        buffer = self._outputs.get(position)
+        buffer = self._buffers.get(owner)
         if buffer is None or buffer.array.shape != shape:
             _nbytes(shape, home.dtype, self.sizes)
-            resolved = GraphTensor(home.name, shape, home.dtype, "output", position)
-            buffer = self._outputs[position] = OutputBuffer(resolved, self._device)
+            resolved = GraphTensor(home.name, shape, home.dtype, home.storage, home.place)
+            buffer = self._buffers[owner] = OutputBuffer(resolved, self._device)
         elif renew:
             buffer.renew()
         self._addresses[index] = buffer.array.handle
@@ -270,25 +285,37 @@ class DynamicRunner:
     def _control(self, step: IfStep | LoopStep) -> None:
         """Run a branch or a loop; its results are values of this graph, and their shapes give sizes."""
         if isinstance(step, IfStep):
-            results = run_if(step, self._runners_of(step, step.graphs), self.array, self.sizes)
+            results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes)
         else:
             (runner,) = self._runners_of(step, (step.graph,))
-            results = run_loop(step, runner, self.array, self.sizes, self._device, self._empty)
-        for index, result in zip(step.outputs, results, strict=True):
+            results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty)
+        self._give(step.outputs, results, step.source)
+
+    def _give(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
+        """Note what a step gives, and the sizes that the shapes of it say."""
+        for index, result in zip(outputs, results, strict=True):
             tensor = self._graph.tensors[index]
+            self._values[index] = result
+            if isinstance(result, ArrayList):
+                continue
+            if len(result.shape) != len(tensor.shape) or result.dtype != tensor.dtype:
+                raise ArgumentError(
+                    f"model {self._graph.name!r}: {source} gives {result.dtype} of shape {result.shape}; "
+                    f"expected {tensor.dtype} of shape {tensor.shape_text}"
+                )
             for d, n in zip(tensor.shape, result.shape, strict=True):
                 if isinstance(d, str):
                     self.sizes.setdefault(d, n)
             wanted = tuple([evaluate(d, self.sizes) for d in tensor.shape])
             if wanted != result.shape:
                 raise ArgumentError(
-                    f"model {self._graph.name!r}: {step.source} gives shape {result.shape}; expected {wanted}"
+                    f"model {self._graph.name!r}: {source} gives shape {result.shape}; expected {wanted}"
                 )
-            self._values[index] = result
             self._addresses[index] = result.handle
         for index, tensor in enumerate(self._graph.tensors):
-            if tensor.storage == "value" and index not in self._values and int(tensor.place) in self._values:
-                self._addresses[index] = self._values[int(tensor.place)].handle
+            shown = self._values.get(int(tensor.place)) if tensor.storage == "value" else None
+            if isinstance(shown, NDArray) and index not in self._values:
+                self._addresses[index] = shown.handle
         self._note_sizes()
 
     def _empty(self, index: int) -> NDArray:
@@ -355,6 +382,21 @@ class DynamicRunner:
 
     # -- arrays
 
+    def read(self, index: int) -> Value:
+        """What a tensor of the graph is in this run, lists included; an array that nobody writes to while it is held.
+
+        Its memory is its own, but for that of intermediate results, which a later run writes to.
+        """
+        tensor = self._graph.tensors[index]
+        if tensor.is_list:
+            return self._inputs[int(tensor.place)] if tensor.storage == "input" else self._values[int(tensor.place)]
+        if tensor.storage not in ("output", "own"):
+            return self.array(index)
+        owner = self._owner(tensor)
+        lent = self._buffers[owner].lend()
+        shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
+        return lent if owner == index else lent._create_view(shape, tensor.dtype)
+
     def array(self, index: int) -> NDArray:
         """The array that a tensor of the graph lives in, in this run."""
         tensor = self._graph.tensors[index]
@@ -364,6 +406,7 @@ class DynamicRunner:
             offset = int(stage.layout(self.sizes)[0][stage.tensors.index(index)])
             assert stage.arena is not None, "tensors are placed before they are used"
             return stage.arena._create_view(shape, tensor.dtype, offset)
+        home: Value
         if tensor.storage == "param":
             home = self._params[str(tensor.place)]
         elif tensor.storage == "input":
@@ -371,18 +414,32 @@ class DynamicRunner:
         elif tensor.storage == "value":
             home = self._values[int(tensor.place)]
         else:
-            home = self._outputs[int(tensor.place)].array
+            home = self._buffers[self._owner(tensor)].array
+        assert isinstance(home, NDArray), "kernels take no lists"
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
 
-    def output(self, position: int) -> NDArray:
-        """An output of the last run as an array of the caller's; a copy where it is an input or a weight."""
-        tensor = self._graph.tensors[self._graph.outputs[position]]
-        if (tensor.storage, tensor.place) == ("output", position):
-            return self._outputs[position].lend()
-        return self.array(self._graph.outputs[position]).copyto(self._device)
+    def output(self, position: int) -> Any:
+        """An output of the last run as an array of the caller's; a copy where it is an input or a weight.
 
-    def value(self, position: int) -> NDArray:
+        A list of such arrays for a sequence.
+        """
+        index = self._graph.outputs[position]
+        tensor = self._graph.tensors[index]
+        if tensor.is_list:
+            return self._own_copies(self.read(index))
+        if (tensor.storage, tensor.place) == ("output", position):
+            return self._buffers[index].lend()
+        return self.array(index).copyto(self._device)
+
+    def _own_copies(self, value: Value) -> Any:
+        """A list as one of the caller's, of arrays that nothing else shows."""
+        if isinstance(value, NDArray):
+            return value.copyto(self._device)
+        return [self._own_copies(item) for item in value]
+
+    def value(self, position: int) -> Value:
         """An output of the last run, which must not be written to: not copied where it is an input or a weight."""
-        tensor = self._graph.tensors[self._graph.outputs[position]]
-        own = (tensor.storage, tensor.place) == ("output", position)
-        return self._outputs[position].lend() if own else self.array(self._graph.outputs[position])
+        index = self._graph.outputs[position]
+        found = self.read(index)
+        intermediate = self._graph.tensors[index].storage == "slot"
+        return found.copyto(self._device) if intermediate and isinstance(found, NDArray) else found

@@ -8,7 +8,8 @@ know.
 
 A graph with `sizes` is one whose shapes hold size variables. Its intermediate tensors are stored in `["slot", k]`: slot
 k is as large as the largest tensor in it, and the slots lie one after another once the sizes are known. Its `steps` say
-when kernels run and when variables get their values.
+when kernels run and when variables get their values. What steps give is stored in `["value", i]`, i the tensor's own
+number, and what a list may hold on to in `["own", i]`, a buffer of its own in every run.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.fields import Record, damaged
 from backend.runtime.sizes import Size, is_static, read_shape, size_text
-from backend.runtime.steps import Step, read_steps, step_to_json
+from backend.runtime.steps import LIST_ACTIONS, ListStep, Step, read_steps, step_to_json
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphNode", "GraphTensor"]
 
 GRAPH_VERSION = 1
 _MAX_BYTES = 1 << 48
-_STORAGE = ("input", "output", "param", "arena", "slot", "value")
+_STORAGE = ("input", "output", "param", "arena", "slot", "value", "own")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """`place` is a byte offset (arena), a position (input, output) or a weight's name (param), as `storage` says."""
+    """`place` is a byte offset (arena), a position (input, output) or a weight's name (param), as `storage` says.
+
+    With `is_list` it is a list of tensors (see `backend.runtime.lists`) of this element type; its shape is ().
+    """
 
     name: str
     shape: tuple[Size, ...]
@@ -42,6 +46,7 @@ class GraphTensor:
     storage: str
     place: int | str
     strides: tuple[int, ...] | None = None
+    is_list: bool = False
 
     @property
     def is_static(self) -> bool:
@@ -135,6 +140,7 @@ class Graph:
                     "dtype": t.dtype,
                     "storage": [t.storage, t.place],
                     **({} if t.strides is None else {"strides": list(t.strides)}),
+                    **({"is_list": True} if t.is_list else {}),
                 }
                 for t in self.tensors
             ],
@@ -194,6 +200,7 @@ class Graph:
             steps=read_steps(steps, sizes, len(nodes), len(tensors), Graph.from_json),
         )
         _check_places(graph, where)
+        _check_lists(graph, where)
         variants = record.records("variants") if "variants" in record.value else []
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
 
@@ -210,7 +217,7 @@ def _variant(graph: Graph, record: Record) -> tuple[dict[str, int], Graph]:
 
 
 def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTensor:
-    record.only("name", "shape", "dtype", "storage", "strides")
+    record.only("name", "shape", "dtype", "storage", "strides", "is_list")
     shape = read_shape(record.get("shape", list), f"{record.where}.shape", sizes)
     dtype = record.get("dtype", str)
     try:
@@ -220,13 +227,16 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
     pair = record.get("storage", list)
     if len(pair) != 2 or pair[0] not in _STORAGE or type(pair[1]) is not (str if pair[0] == "param" else int):
         raise damaged(
-            f"{record.where}.storage", pair, '["input", i], ["output", i], ["param", name], ["arena", offset] or '
-            '["slot", k]',
+            f"{record.where}.storage", pair, '["input", i], ["output", i], ["param", name], ["arena", offset], '
+            '["slot", k], ["value", i] or ["own", i]',
         )
     strides = record.numbers("strides", 0, _MAX_BYTES) if "strides" in record.value else None
     if strides is not None and (len(strides) != len(shape) or not is_static(shape) or pair[0] != "arena"):
         raise damaged(f"{record.where}.strides", list(strides), "one number for each dimension of a part of the arena")
-    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides)
+    is_list = "is_list" in record.value and record.get("is_list", bool)
+    if is_list and (shape or pair[0] not in ("input", "value")):
+        raise damaged(record.where, pair, "a list without a shape, that is an input or given by a step")
+    tensor = GraphTensor(record.get("name", str), shape, dtype, pair[0], pair[1], strides, is_list)
     if not tensor.is_static:
         if tensor.storage in ("arena", "param"):
             raise damaged(f"{record.where}.storage", pair, "a place whose size is known at run time")
@@ -267,7 +277,9 @@ def _check_places(graph: Graph, where: str) -> None:
     if len(set(names)) != len(names):
         raise damaged(f"{where}.inputs", names, "distinct names")
     for index, tensor in enumerate(graph.tensors):
-        rank = {"input": len(graph.inputs), "output": len(graph.outputs)}.get(tensor.storage)
+        count = len(graph.tensors)
+        ranks = {"input": len(graph.inputs), "output": len(graph.outputs), "own": count, "value": count}
+        rank = ranks.get(tensor.storage)
         if rank is not None and not (isinstance(tensor.place, int) and 0 <= tensor.place < rank):
             raise damaged(f"{where}.tensors[{index}].storage", tensor.place, f"a position below {rank}")
         home = _home(graph, tensor)
@@ -283,6 +295,22 @@ def _check_places(graph: Graph, where: str) -> None:
         for output in (*node.outputs, *node.scratch):
             if graph.tensors[output].storage in ("input", "param"):
                 raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
+        if any(graph.tensors[i].is_list for i in (*node.inputs, *node.outputs, *node.scratch)):
+            raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no lists")
+
+
+def _check_lists(graph: Graph, where: str) -> None:
+    """Actions on lists have as many operands as they take, and lists and tensors where they take them."""
+    for index, step in enumerate(graph.steps):
+        if not isinstance(step, ListStep):
+            continue
+        least, most, result = LIST_ACTIONS[step.action]
+        kinds = "".join("l" if graph.tensors[i].is_list else "t" for i in step.inputs)
+        given = "l" if graph.tensors[step.output].is_list else "t"
+        fits = len(kinds) >= least and (most is None or most.startswith(kinds)) and result in ("*", given)
+        if not fits or graph.tensors[step.output].storage != "value":
+            expected = f"{least} or more operands of kinds {most or 'l or t'} and a value of kind {result}"
+            raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {given!r}", expected)
 
 
 def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor | None:
@@ -291,4 +319,6 @@ def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor | None:
         return graph.tensors[graph.inputs[int(tensor.place)]]
     if tensor.storage == "output":
         return graph.tensors[graph.outputs[int(tensor.place)]]
+    if tensor.storage == "own":
+        return graph.tensors[int(tensor.place)]
     return None

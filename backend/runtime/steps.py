@@ -1,6 +1,6 @@
 """What a graph whose sizes are known only at run time does, in order.
 
-    step = run kernels | bind a size variable | check that two sizes are equal | if | loop
+    step = run kernels | bind a size variable | check that two sizes are equal | if | loop | one action on lists
 
 A graph of fixed sizes has no steps: its kernels run in a row.
 """
@@ -14,7 +14,18 @@ from typing import Any
 from backend.runtime.fields import Record, damaged
 from backend.runtime.sizes import Size, read_size
 
-__all__ = ["Bind", "Check", "IfStep", "LoopStep", "RunNodes", "Step", "read_steps", "step_to_json"]
+__all__ = [
+    "LIST_ACTIONS",
+    "Bind",
+    "Check",
+    "IfStep",
+    "ListStep",
+    "LoopStep",
+    "RunNodes",
+    "Step",
+    "read_steps",
+    "step_to_json",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,36 @@ class LoopStep:
     source: str
 
 
-Step = RunNodes | Bind | Check | IfStep | LoopStep
+@dataclass(frozen=True, slots=True)
+class ListStep:
+    """Do `action`, one of `LIST_ACTIONS`, on the lists and tensors `inputs`; `output` is what it gives.
+
+    `axis` is that along which tensors are joined or cut, `new_axis` that elements don't have it.
+    """
+
+    action: str
+    inputs: tuple[int, ...]
+    output: int
+    axis: int
+    new_axis: bool
+    source: str
+
+
+LIST_ACTIONS: dict[str, tuple[int, str | None, str]] = {
+    "make": (0, None, "l"),
+    "insert": (2, "ltt", "l"),
+    "erase": (1, "lt", "l"),
+    "item": (2, "lt", "t"),
+    "get": (1, "l", "*"),
+    "length": (1, "l", "t"),
+    "join": (1, "l", "t"),
+    "cut": (1, "tt", "l"),
+}
+"""Action -> (the fewest inputs, all that there may be, the output): "t" tensor, "l" list, "*" either; None: any."""
+
+_MAX_AXES = 64
+
+Step = RunNodes | Bind | Check | IfStep | LoopStep | ListStep
 ReadGraph = Callable[[object, str], Any]
 
 
@@ -92,6 +132,9 @@ def step_to_json(step: Step) -> dict[str, Any]:
         return {"step": "loop", "trips": step.trips, "condition": step.condition, "carried": list(step.carried),
                 "outside": list(step.outside), "graph": step.graph.to_json(), "outputs": list(step.outputs),
                 "source": step.source}  # fmt: skip
+    if isinstance(step, ListStep):
+        return {"step": "list", "action": step.action, "inputs": list(step.inputs), "output": step.output,
+                "axis": step.axis, "new_axis": step.new_axis, "source": step.source}  # fmt: skip
     return {"step": "check", "left": step.left, "right": step.right, "source": step.source}
 
 
@@ -106,6 +149,8 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
     kind = record.get("step", str)
     if kind in ("if", "loop"):
         return _control(record, kind, tensors - 1, read_graph)
+    if kind == "list":
+        return _list(record, tensors - 1)
     if kind == "run":
         record.only("step", "first", "last", "entry")
         first = record.number("first", 0, nodes)
@@ -122,7 +167,17 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
         record.only("step", "left", "right", "source")
         left, right = (read_size(record.value.get(side), f"{record.where}.{side}", sizes) for side in ("left", "right"))
         return Check(left, right, record.get("source", str))
-    raise damaged(f"{record.where}.step", kind, '"run", "bind", "check", "if" or "loop"')
+    raise damaged(f"{record.where}.step", kind, '"run", "bind", "check", "if", "loop" or "list"')
+
+
+def _list(record: Record, last: int) -> ListStep:
+    record.only("step", "action", "inputs", "output", "axis", "new_axis", "source")
+    action = record.get("action", str)
+    if action not in LIST_ACTIONS:
+        raise damaged(f"{record.where}.action", action, f"one of {', '.join(LIST_ACTIONS)}")
+    inputs, output = record.numbers("inputs", 0, last), record.number("output", 0, last)
+    axis = record.number("axis", 0, _MAX_AXES)
+    return ListStep(action, inputs, output, axis, record.get("new_axis", bool), record.get("source", str))
 
 
 def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Step:

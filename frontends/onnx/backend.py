@@ -120,6 +120,11 @@ def _array(value: Any) -> Any:
     return [_array(item) for item in value] if isinstance(value, list | tuple) else np.asarray(value)
 
 
+def _as_numpy(value: Any) -> Any:
+    """A result as arrays: a sequence as a list of them."""
+    return [_as_numpy(item) for item in value] if isinstance(value, list) else value.numpy()
+
+
 def _flattened(arrays: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """Arrays by name, those of sequences by name and number."""
     for name, value in arrays.items():
@@ -217,7 +222,7 @@ class RelayBackend(Backend):
             for input_name in mod.attrs["input_names"]:
                 module.set_input(input_name, arrays[input_name])
             module.run()
-            return [module.get_output(i).numpy() for i in range(module.get_num_outputs())]
+            return [_as_numpy(module.get_output(i)) for i in range(module.get_num_outputs())]
 
         return execute
 

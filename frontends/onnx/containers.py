@@ -1,9 +1,10 @@
 """Inputs and outputs of a model that are no tensors of numbers: sequences, optional values, strings, maps.
 
-While importing, a sequence is a tuple of tensors, an optional value without element is `ABSENT`, and strings are
-constants, on which everything is computed at once, by the operators' references. So a sequence's length and shapes and
-all strings have to be known; of a compiled model only tensors of numbers are left. What it picks out of known strings,
-and the scores of a sequence of maps, are put together from its results.
+While importing, a sequence of known length is a tuple of tensors, an optional value without element is `ABSENT`, one
+with an element is the element, and strings are constants, on which everything is computed at once, by the operators'
+references. Sequences and optional values of which that is known only at run time are values of the program
+(`relay.container_type`). All strings have to be known; what a compiled model picks out of known strings, and the scores
+of a sequence of maps, are put together from its results.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from onnx import TensorProto, TypeProto, ValueInfoProto
 from frontends.onnx.errors import ValueNeededError, compose, fault, unsupported
 from frontends.onnx.names import picked_strings
 from frontends.onnx.tensors import dtype_name
+from relay.container_type import NOTHING, ContainerType, ElementType, OptionalType, SequenceType, join
+from relay.errors import TypeInferenceError
 from relay.expr import Call, Constant, Expr, Tuple, Var
 from relay.op.base import OpDef, OpPattern, attributes_of_operator
 from relay.op.common import require
+from relay.op.sequence import Make
 from relay.type import TensorType, TupleType
 from te.ir import Span
 
@@ -32,8 +36,11 @@ __all__ = [
     "form_of",
     "holds_strings",
     "is_tensor_of_numbers",
+    "joined_type",
+    "made",
     "other_inputs",
     "shape_of",
+    "value_type",
     "why_on_host",
 ]
 
@@ -57,7 +64,14 @@ class Maps:
     result: int
 
 
-Form = int | None | np.ndarray | list[Any] | Picked | Maps
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """What the list of at most one that is a result of the compiled model holds."""
+
+    result: int
+
+
+Form = int | None | np.ndarray | list[Any] | Picked | Maps | Maybe
 """How an output is put together: a result of the compiled model by number, nothing, strings, a list of forms, or of
 what a result holds."""
 
@@ -172,7 +186,53 @@ def why_on_host(inputs: Sequence[Expr | None], results: Sequence[Expr | None]) -
     types = [x.ty for x in (*inputs, *results) if x is not None]
     if any(isinstance(ty, TensorType) and ty.dtype == "string" for ty in types):
         return "strings"
-    return "sequences and optional values" if any(isinstance(ty, TupleType) for ty in types) else ""
+    at_run_time = any(x is not None and isinstance(x.ty, ContainerType) for x in results)
+    known = not at_run_time and any(isinstance(ty, TupleType) for ty in types)
+    return "sequences and optional values" if known else ""
+
+
+def value_type(x: Expr) -> TensorType | ContainerType:
+    """The type of a value as one that is known when the model runs."""
+    if x is ABSENT:
+        return OptionalType(NOTHING)
+    if isinstance(x, Tuple):
+        element = NOTHING
+        for field in x.fields:
+            element = join(element, ElementType.of(field.tensor_type))
+        return SequenceType(element)
+    assert isinstance(x.ty, TensorType | ContainerType), "converters give tensors and containers"
+    return x.ty
+
+
+def joined_type(a: TensorType | ContainerType, b: TensorType | ContainerType) -> ContainerType:
+    """The type of values of which some are of type `a` and some of `b`, not all of them tensors.
+
+    Raises TypeInferenceError where there is none.
+    """
+    if isinstance(a, OptionalType) or isinstance(b, OptionalType):
+        return join(_optional(a), _optional(b))
+    if isinstance(a, ContainerType) and isinstance(b, ContainerType):
+        return join(a, b)
+    raise TypeInferenceError(f"nothing holds both {a} and {b}")
+
+
+def _optional(ty: TensorType | ContainerType) -> OptionalType:
+    if isinstance(ty, OptionalType):
+        return ty
+    if isinstance(ty, TensorType):
+        return OptionalType(ElementType.of(ty))
+    assert isinstance(ty, SequenceType)
+    return OptionalType(ty)
+
+
+def made(x: Expr, ty: ContainerType, span: Span | None = None) -> Expr:
+    """A value, which may be known as a tuple, as one of the container type `ty`."""
+    if x is ABSENT:
+        return Make(ty=ty)(span=span)
+    if isinstance(ty, OptionalType) and not isinstance(x.ty, OptionalType):
+        inner = made(x, ty.element, span) if isinstance(ty.element, SequenceType) else x
+        return Make(ty=ty)(inner, span=span)
+    return Make(ty=ty)(*x.fields, span=span) if isinstance(x, Tuple) else x
 
 
 def form_of(expr: Expr, leaves: list[Expr]) -> Form:
@@ -186,6 +246,9 @@ def form_of(expr: Expr, leaves: list[Expr]) -> Form:
     if isinstance(expr, Call) and isinstance(expr.op, ZipMap):
         leaves.append(expr.args[0])
         return Maps(expr.op.keys, len(leaves) - 1)
+    if isinstance(expr.ty, OptionalType):
+        leaves.append(expr)
+        return Maybe(len(leaves) - 1)
     if isinstance(expr.ty, TensorType) and expr.dtype == "string":
         return _form_of_strings(expr, leaves)
     leaves.append(expr)
@@ -206,6 +269,8 @@ def assembled(form: Form, results: Sequence[Any]) -> Any:
     """The output of a form, from the results of the compiled model."""
     if isinstance(form, int):
         return results[form]
+    if isinstance(form, Maybe):
+        return next(iter(results[form.result]), None)
     if isinstance(form, Picked):
         return form.table[results[form.result]]
     if isinstance(form, Maps):

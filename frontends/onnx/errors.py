@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from te.errors import CompileError
 
-__all__ = ["OnnxImportError", "UnsupportedOperatorError", "ValueNeededError", "compose", "fault", "unsupported"]
+__all__ = [
+    "NothingInsideError",
+    "OnnxImportError",
+    "UnsupportedOperatorError",
+    "ValueNeededError",
+    "compose",
+    "fault",
+    "unsupported",
+]
 
 
 class OnnxImportError(CompileError):
@@ -32,6 +40,10 @@ class ValueNeededError(OnnxImportError):
     def __init__(self, message: str, inputs: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.inputs = inputs
+
+
+class NothingInsideError(ValueNeededError):
+    """The element is wanted of a container that, as far as is known yet, never holds one."""
 
 
 def compose(where: str, problem: str, *, found: str = "", expected: str = "", remedy: str = "") -> str:

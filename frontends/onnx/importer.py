@@ -19,7 +19,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorP
 
 from frontends.onnx.attributes import Attributes, Bindings, bind
 from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_inputs, why_on_host
-from frontends.onnx.errors import OnnxImportError, fault, unsupported
+from frontends.onnx.errors import NothingInsideError, OnnxImportError, fault, unsupported
 from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
 from frontends.onnx.functions import schema_defaults, schema_function
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
@@ -133,6 +133,7 @@ class _Importer:
         """sizes taken to be equal in the graph that is being converted"""
         self.bodies: tuple[str, ...] = ()
         """the nodes whose bodies are being converted, outermost first"""
+        self.unreached: list[list[NothingInsideError]] = []
         self.met: Counter[str] = Counter()
         """how often each place has asked for size variables"""
         self.freeze_params = freeze_params
@@ -246,6 +247,7 @@ class _Importer:
             outputs=tuple(node.output),
             attrs=attrs,
             where=where,
+            span=Span(self.model.name, _span_name(node), node.op_type),
             session=self,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
             close=lambda graph, params: self._closed(graph, params, scope, place, where),
@@ -295,7 +297,7 @@ class _Importer:
 
         `owner` is what `fresh_size` is told of the node.
         """
-        around = {id(e) for e in scope.values.values() if not isinstance(e, Constant)}
+        around = {id(e) for e in scope.values.values() if not isinstance(e, Constant | Tuple)}
         outer = self.bound, self.checks, self.bodies, self.assumptions
         self.bound, self.checks, self.bodies = [], [], (*self.bodies, owner)
         try:
@@ -471,6 +473,9 @@ class _Importer:
 
     def may_be_one(self, d: Dim) -> bool:
         return isinstance(d, SizeVar) and d.name in self.table.may_be_one
+
+    def known_here(self, d: Dim) -> bool:
+        return self.table.known_in(d, self.bodies)
 
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         self.checks.append((a, b, source))

@@ -10,11 +10,18 @@ import numpy as np
 from onnx import GraphProto
 
 from frontends.onnx.attributes import Attributes
-from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError, compose
+from frontends.onnx.errors import (
+    NothingInsideError,
+    OnnxImportError,
+    UnsupportedOperatorError,
+    ValueNeededError,
+    compose,
+)
 from relay.expr import Expr, Function, Var
 from relay.sizes import dims_match
 from relay.type import TensorType
 from te.dtype import DType
+from te.ir import Span
 from te.tir import Dim
 
 __all__ = ["OnnxNode", "Session"]
@@ -22,6 +29,9 @@ __all__ = ["OnnxNode", "Session"]
 
 class Session(Protocol):
     """The services of the importer that converters may use through their node."""
+
+    unreached: list[list[NothingInsideError]]
+    """For each loop that is being settled, outermost first: branches left out because what they read is empty yet."""
 
     def value_of(self, expr: Expr) -> np.ndarray | None:
         """The value of a constant expression; None when it depends on an input."""
@@ -47,6 +57,10 @@ class Session(Protocol):
         """Is the size one that is 1 on one way through the model and not on another?"""
         ...
 
+    def known_here(self, d: Dim) -> bool:
+        """Is the size known in the graph that is being converted, not only in one inside?"""
+        ...
+
     def attempt(self) -> AbstractContextManager[Callable[[], None]]:
         """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
         ...
@@ -68,7 +82,8 @@ class OnnxNode:
     """One node being converted: `op_type`, `opset` (of its domain), inputs, attributes, and how to report a fault."""
 
     __slots__ = (
-        "_close", "_session", "_subgraph", "attrs", "domain", "inputs", "name", "op_type", "opset", "outputs", "where",
+        "_close", "_session", "_subgraph", "attrs", "domain", "inputs", "name", "op_type", "opset", "outputs", "span",
+        "where",
     )  # fmt: skip
 
     def __init__(
@@ -82,12 +97,14 @@ class OnnxNode:
         outputs: Sequence[str],
         attrs: Attributes,
         where: str,
+        span: Span,
         session: Session,
         subgraph: SubgraphConverter,
         close: GraphCloser,
     ) -> None:
         self.name, self.op_type, self.domain, self.opset = name, op_type, domain, opset
         self.inputs, self.outputs, self.attrs, self.where = inputs, outputs, attrs, where
+        self.span = span
         self._session, self._subgraph, self._close = session, subgraph, close
 
     # inputs ---------------------------------------------------------------------------------------------------
@@ -276,9 +293,18 @@ class OnnxNode:
                 for a, d in enumerate(ty.shape)]  # fmt: skip
         return ty.with_shape(dims)
 
+    @property
+    def unreached(self) -> list[list[NothingInsideError]]:
+        """For each loop that is being settled, outermost first: branches left out because what they read is empty."""
+        return self._session.unreached
+
     def may_be_one(self, d: Dim) -> bool:
         """Is the size one that is 1 on one way through the model and not on another?"""
         return self._session.may_be_one(d)
+
+    def known_here(self, d: Dim) -> bool:
+        """Is the size known in the graph around this node, not only inside of its own ones?"""
+        return self._session.known_here(d)
 
     def attempt(self) -> AbstractContextManager[Callable[[], None]]:
         """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
@@ -306,6 +332,11 @@ class OnnxNode:
         return UnsupportedOperatorError(
             compose(self.where, problem, found=self.found(), expected=expected, remedy=remedy)
         )
+
+    def nothing_inside(self, what: str) -> NothingInsideError:
+        """An element is wanted of `what`, which never holds one."""
+        problem = f"{what} never holds a tensor, and {self.op_type} takes one out of it"
+        return NothingInsideError(compose(self.where, problem, found=self.found()))
 
     def value_needed(self, problem: str, x: Expr) -> ValueNeededError:
         """`x` decides a shape and depends on graph inputs: name them."""

@@ -20,8 +20,8 @@ __all__ = ["Operator", "operators", "page"]
 _DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "com.microsoft")
 
 _FAMILIES = {
-    "frontends.onnx.ops.sequence": "importer",
-    "frontends.onnx.ops.optional": "importer",
+    "frontends.onnx.ops.sequence": "executor",
+    "frontends.onnx.ops.optional": "executor",
     "frontends.onnx.ops.control": "executor",
     "frontends.onnx.ops.scan": "executor",
 }
@@ -52,9 +52,9 @@ compares it.
 * **versions**: the opsets of the domain in which the operator got its present or an earlier meaning; each is converted
   as that version says.
 * **runs**: "compiled" operators become kernels, or parts of them; a "body" is the function body of ONNX's schema, whose
-  operators are compiled. "host": strings, computed in Python when the model is compiled for them. "importer": sequences
-  and optional values, which are taken apart while importing. "executor": the executor runs graphs inside of graphs;
-  where the course is known when compiling, nothing of it is left.
+  operators are compiled. "host": strings, computed in Python when the model is compiled for them. "executor": the
+  executor runs graphs inside of graphs, and keeps sequences and optional values as lists; where the course of control
+  flow, or the length of a sequence, is known when compiling, nothing of it is left.
 * **types**: element types that ONNX's schema allows for the first input (for a generator, for the output), complex ones
   left out, which are refused; strings are shown where they are computed on. `float` is float16, float32 and float64,
   `int` and `uint` those of 8 to 64 bits, `float8` all five formats.

@@ -76,6 +76,11 @@ class SizeTable:
         known = all(n <= number and bodies[: len(around)] == around for n, around in others)
         return known and name not in of and name not in self.may_be_one
 
+    def known_in(self, d: Dim, bodies: tuple[str, ...]) -> bool:
+        """Is a size known in these bodies, and not only in some inside of them?"""
+        around = [self.computed.get(name, (-1, ()))[1] for name in size_variables([d])]
+        return all(bodies[: len(a)] == a for a in around)
+
     def open(self, equal: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
         """The equalities that nothing learned settles."""
         pairs = [(self.known(a), self.known(b)) for a, b in equal]

@@ -135,7 +135,7 @@ class _Flow:
         activations = [n for n in node.inputs if not self._is_constant(n)]
         bases = [graph.base_of(n) for n in (*activations, *node.outputs)]
         given = any(graph.tensors[b].storage is not None or b in self.held for b in bases)
-        shape = graph.tensors[node.outputs[0]].ty.shape
+        shape = graph.tensors[node.outputs[0]].tensor_type.shape
         if given or len(node.outputs) != 1 or not shape or not activations:
             return 0
         (batch, *_) = shape
@@ -189,13 +189,13 @@ class _Slice:
     def _make(self, number: int) -> int:
         tensors, base = self.flow.graph.tensors, self.flow.graph.base_of(number)
         whole = tensors[number]
-        ty = TensorType((self.images, *whole.ty.shape[1:]), whole.ty.dtype)
+        ty = TensorType((self.images, *whole.tensor_type.shape[1:]), whole.tensor_type.dtype)
         if not self.flow.stays_inside(base, self.run):
             first = self.index * self.images
             begins = tuple([first if axis == 0 else 0 for axis in range(len(ty.shape))])
             tensors.append(GraphTensor(whole.name, ty, None, number, begins))
         elif self.index == 0:
-            whole.ty = ty
+            whole.tensor_type = ty
             return number
         elif base == number:
             tensors.append(GraphTensor(whole.name, ty))

@@ -26,6 +26,7 @@ from relay.build.parts import PartsReport, share_parts
 from relay.build.records import current_records
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Function, Var
+from relay.op.sequence import ListOperator
 from relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relay.transform import default_pipeline
 from te.errors import CompileError
@@ -266,6 +267,8 @@ def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
     report.arena_bytes = graph.plan.arena_bytes
     report.param_bytes = sum(data.nbytes for data in graph.params.values())
     for part in graph.all_graphs():
-        report.on_host += [f"{c.operator.name} {c.source!r} (control flow)" for c in part.control_nodes]
+        for c in part.control_nodes:
+            lists = isinstance(c.operator, ListOperator)
+            report.on_host.append(f"{c.source} (lists)" if lists else f"{c.operator.name} {c.source!r} (control flow)")
         sources = dict.fromkeys([str(source) for *_, source in part.attrs.get("bound_sizes", ())])
         report.on_host += [f"{source} (sizes)" for source in sources]

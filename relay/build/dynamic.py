@@ -21,11 +21,13 @@ from relay.build.graph import (
     ExecutionGraph,
     GraphNode,
     last_reads,
+    place_handed_on,
     place_outputs,
     reuse_inputs,
     share_storage,
 )
 from relay.op.control import IfElse, WhileLoop
+from relay.op.sequence import Cut, Join, ListOperator
 from relay.sizes import likely, product, size_variables
 from te.errors import CompileError
 from te.tir import Dim
@@ -58,6 +60,7 @@ def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     late = _shaped_late(graph, order.stage_of)
     graph.kept = {*tensors, *late, *(i for control in graph.control_nodes for i in control.inputs)}
     place_outputs(graph, late)
+    place_handed_on(graph)
     reuse_inputs(graph, in_place)
     _place_slots(graph, order.stage_of)
     share_storage(graph)
@@ -74,7 +77,7 @@ class _Rounds:
         late = {b.name for b in bound}
         late |= {v for control in graph.control_nodes for v in self._results(control) if v.startswith(RESULT_SIZE)}
         inside = (v for g in graph.all_graphs() for node in (*g.nodes, *g.control_nodes) for v in self._all(g, node))
-        self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].ty.shape))
+        self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].shape))
         if graph.attrs.get("nested"):
             self.known |= set(inside)  # sizes of the graph around this one
         self.known -= late
@@ -105,7 +108,7 @@ class _Rounds:
 
     def _needs(self, node: GraphNode) -> set[str]:
         numbers = (*node.inputs, *node.outputs)
-        return {*node.sizes, *size_variables(self.graph.tensors[i].ty.shape for i in numbers)}
+        return {*node.sizes, *size_variables(self.graph.tensors[i].shape for i in numbers)}
 
     def _run_ready(self, left: list[GraphNode]) -> list[GraphNode]:
         """Take over the nodes that can run now; gives the others."""
@@ -130,16 +133,16 @@ class _Rounds:
     def _all(self, graph: ExecutionGraph, node: GraphNode | ControlNode) -> set[str]:
         """The variables that a node of this graph or one inside it mentions, but those it gives itself."""
         numbers = (*node.inputs, *node.outputs)
-        return {*node.sizes, *size_variables(graph.tensors[i].ty.shape for i in numbers)}
+        return {*node.sizes, *size_variables(graph.tensors[i].shape for i in numbers)}
 
     def _results(self, control: ControlNode) -> dict[str, Any]:
-        return size_variables(self.graph.tensors[i].ty.shape for i in control.outputs)
+        return size_variables(self.graph.tensors[i].shape for i in control.outputs)
 
     def _control_ready(self) -> list[dict[str, Any]]:
         """The control flow whose arguments are there."""
         graph = self.graph
         ready = [c for c in self.controls if all(graph.base_of(i) in self.written for i in c.inputs)
-                 and set(size_variables(graph.tensors[i].ty.shape for i in c.inputs)) <= self.known]  # fmt: skip
+                 and set(size_variables(graph.tensors[i].shape for i in c.inputs)) <= self.known]  # fmt: skip
         self.controls = [c for c in self.controls if c not in ready]
         stage = max(self.known_at.values(), default=0) + 1
         for control in ready:
@@ -163,6 +166,8 @@ class _Rounds:
 def _control_step(control: ControlNode) -> dict[str, Any]:
     """The step that runs it; its graphs are put in when they are planned."""
     op, inputs = control.operator, control.inputs
+    if isinstance(op, ListOperator):
+        return _list_step(control, op)
     common = {"outputs": control.outputs, "source": control.source or op.name, "control": control}
     if isinstance(op, IfElse):
         split = 1 + len(op.then_branch.params)
@@ -171,6 +176,17 @@ def _control_step(control: ControlNode) -> dict[str, Any]:
     carried = inputs[2 : 2 + op.carried]
     return {"step": "loop", "trips": inputs[0], "condition": inputs[1], "carried": carried,
             "outside": inputs[2 + op.carried :], **common}  # fmt: skip
+
+
+def _list_step(control: ControlNode, op: ListOperator) -> dict[str, Any]:
+    axis, new_axis = 0, False
+    if isinstance(op, Join):
+        axis, new_axis = op.axis % op.result.ndim, op.new_axis
+    elif isinstance(op, Cut):
+        axis, new_axis = op.axis, not op.keepdims
+    action = op.name.rpartition(".")[2]
+    return {"step": "list", "action": action, "inputs": control.inputs, "output": control.outputs[0], "axis": axis,
+            "new_axis": new_axis, "source": control.source or op.name, "control": control}  # fmt: skip
 
 
 @dataclass
@@ -185,7 +201,7 @@ class _Slot:
 
 def _shaped_late(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]) -> set[int]:
     """Outputs that show a result under a shape that is known only after it is computed: their buffer comes too late."""
-    shapes = {i: (graph.tensors[i].ty.shape, graph.tensors[graph.base_of(i)].ty.shape) for i in graph.outputs}
+    shapes = {i: (graph.tensors[i].shape, graph.tensors[graph.base_of(i)].shape) for i in graph.outputs}
     return {i for i, (shown, computed) in shapes.items() if stage_of(shown) > stage_of(computed)}
 
 
@@ -202,9 +218,9 @@ def _place_slots(graph: ExecutionGraph, stage_of: Callable[[Iterable[Dim]], int]
             tensor = graph.tensors[number]
             if tensor.storage is not None:
                 continue
-            nbytes = product((*tensor.ty.shape, max(tensor.ty.dtype.nbytes, 1)))
+            nbytes = product((*tensor.shape, max(tensor.tensor_type.dtype.nbytes, 1)))
             estimate = likely(nbytes)
-            pool = slots.setdefault(stage_of(tensor.ty.shape), [])
+            pool = slots.setdefault(stage_of(tensor.shape), [])
             free = [s for s in pool if s.until < step]
             slot = min(free, key=lambda s: (s.nbytes is not nbytes, abs(s.likely - estimate)), default=None)
             if slot is None or (slot.nbytes is not nbytes and not estimate / 4 <= slot.likely <= estimate * 4):

@@ -16,17 +16,21 @@ import numpy as np
 
 from backend.size_json import size_to_json
 from relay.analysis import evaluation_order
-from relay.build.lower import Workload, tensor_types
+from relay.build.lower import Workload
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relay.build.workspace import Workspace
+from relay.container_type import ContainerType
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.control import ControlFlow
+from relay.op.sequence import ListOperator
 from relay.sizes import product
-from relay.type import TensorType
+from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
+from te.ir import Span
+from te.tir import Dim
 
 __all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "add_workspaces", "last_reads", "make_graph",
-           "place_outputs", "place_tensors", "reuse_inputs"]  # fmt: skip
+           "place_handed_on", "place_outputs", "place_tensors", "reuse_inputs"]  # fmt: skip
 
 Value = int | tuple["Value", ...]
 
@@ -36,21 +40,35 @@ class GraphTensor:
     """A tensor of the graph. A view has the number of the tensor whose memory it shows in `base`.
 
     `begins`, where given, makes it a part of its base: the position of its first element there, in every dimension.
+    A sequence or an optional value, of which `ty` is a ContainerType, has a number too, but no memory.
     """
 
     name: str
-    ty: TensorType
+    ty: TensorType | ContainerType
     storage: tuple[str, int | str] | None = None
     base: int | None = None
     begins: tuple[int, ...] | None = None
 
     @property
+    def tensor_type(self) -> TensorType:
+        """The type of what is a tensor."""
+        assert isinstance(self.ty, TensorType), f"{self.name} is a {self.ty}"
+        return self.ty
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """The shape of a tensor; () of a container."""
+        return self.ty.shape if isinstance(self.ty, TensorType) else ()
+
+    @property
     def nbytes(self) -> int:
-        return self.ty.nbytes
+        return self.tensor_type.nbytes
 
     def as_large_as(self, other: GraphTensor) -> bool:
         """Do both take the same number of bytes, whatever the sizes?"""
-        return self.ty.dtype.nbytes == other.ty.dtype.nbytes and product(self.ty.shape) is product(other.ty.shape)
+        mine, theirs = self.tensor_type, other.tensor_type
+        return mine.dtype.nbytes == theirs.dtype.nbytes and product(mine.shape) is product(theirs.shape)
+
 
 
 @dataclass
@@ -70,15 +88,23 @@ class GraphNode:
 
 @dataclass
 class ControlNode:
-    """An `If` or a loop: graphs of its own that the executor runs. `inputs` are the tensors of its arguments."""
+    """What the executor does between kernels: an `If` or a loop, with graphs of its own, or an action on lists.
 
-    operator: ControlFlow
+    `inputs` are the tensors of its arguments.
+    """
+
+    operator: ControlFlow | ListOperator
     inputs: list[int]
     outputs: list[int]
     source: str
     graphs: list[ExecutionGraph]
     scratch: int = 0
     sizes: tuple[str, ...] = ()
+
+    @property
+    def handed_on(self) -> list[int]:
+        """The inputs to which what it gives may hold on."""
+        return self.inputs[self.operator.keeps] if isinstance(self.operator, ListOperator) else self.inputs
 
 
 @dataclass
@@ -105,7 +131,7 @@ class ExecutionGraph:
     def is_static(self) -> bool:
         """Are all sizes known now, nothing to be bound or checked at run time, and is there no control flow?"""
         at_run_time = self.control_nodes or self.attrs.get("bound_sizes")
-        return not at_run_time and all(t.ty.is_static for t in self.tensors)
+        return not at_run_time and all(isinstance(t.ty, TensorType) and t.ty.is_static for t in self.tensors)
 
     @property
     def is_placed_now(self) -> bool:
@@ -132,11 +158,11 @@ class ExecutionGraph:
         at = self.tensors[tensor]
         if at.base is not None and at.begins is not None:
             return self.strides_of(at.base)
-        return compact_strides(at.ty.static_shape)
+        return compact_strides(at.tensor_type.static_shape)
 
     def is_compact(self, tensor: int) -> bool:
         """Are the elements of a tensor one after another in memory?"""
-        return is_compact(self.tensors[tensor].ty.static_shape, self.strides_of(tensor))
+        return is_compact(self.tensors[tensor].tensor_type.static_shape, self.strides_of(tensor))
 
     def byte_offset_of(self, tensor: int) -> int:
         """Bytes between the start of the memory that a tensor shows and its first element."""
@@ -144,7 +170,7 @@ class ExecutionGraph:
         while at.base is not None:
             if at.begins is not None:
                 strides = self.strides_of(at.base)
-                offset += at.ty.dtype.nbytes * sum(b * s for b, s in zip(at.begins, strides, strict=True))
+                offset += at.tensor_type.dtype.nbytes * sum(b * s for b, s in zip(at.begins, strides, strict=True))
             at = self.tensors[at.base]
         return offset
 
@@ -158,16 +184,7 @@ class ExecutionGraph:
             "name": name,
             "device": device,
             "target": target,
-            "tensors": [
-                {
-                    "name": t.name,
-                    "shape": [size_to_json(d) for d in t.ty.shape],
-                    "dtype": str(t.ty.dtype),
-                    "storage": list(t.storage or ()),
-                    **({} if t.begins is None or self.is_compact(i) else {"strides": list(self.strides_of(i))}),
-                }
-                for i, t in enumerate(self.tensors)
-            ],
+            "tensors": [self._tensor_json(i, t) for i, t in enumerate(self.tensors)],
             "nodes": [self._node_json(i, n) for i, n in enumerate(self.nodes)],
             "inputs": self.inputs,
             "outputs": self.outputs,
@@ -186,11 +203,23 @@ class ExecutionGraph:
         for step in self.steps:
             control = step.get("control")
             plain = {key: value for key, value in step.items() if key != "control"}
-            if control is not None:
+            if control is not None and control.graphs:
                 graphs = [g.to_json(name, target, device) for g in control.graphs]
                 plain |= {"graphs": graphs} if step["step"] == "if" else {"graph": graphs[0]}
             written.append(plain)
         return written
+
+    def _tensor_json(self, number: int, tensor: GraphTensor) -> dict[str, Any]:
+        dtype = tensor.ty.dtype if isinstance(tensor.ty, TensorType) else tensor.ty.tensors.dtype
+        is_part = tensor.begins is not None and not self.is_compact(number)
+        return {
+            "name": tensor.name,
+            "shape": [size_to_json(d) for d in tensor.shape],
+            "dtype": "float32" if dtype is None else str(dtype),  # that of an empty list is of no account
+            "storage": list(tensor.storage or ()),
+            **({"strides": list(self.strides_of(number))} if is_part else {}),
+            **({"is_list": True} if isinstance(tensor.ty, ContainerType) else {}),
+        }
 
     def _node_json(self, index: int, node: GraphNode) -> dict[str, Any]:
         results = len(node.outputs) - node.scratch
@@ -238,7 +267,8 @@ class _Numbering:
         self.by_function: dict[int, Workload] = {}
         self.params_by_data: dict[int, int] = {}
         for i, param in enumerate(function.params):
-            number = self.add(param.name, param.tensor_type, ("input", i))
+            (ty,) = _value_types(param.ty)
+            number = self.add(param.name, ty, ("input", i))
             self.graph.inputs.append(number)
             self.values[id(param)] = number
         for expr in _calls_in_order(function.body):
@@ -246,7 +276,9 @@ class _Numbering:
                 self.values[id(expr)] = self.visit(expr)
         self.graph.outputs = _flatten(self.values[id(function.body)])
 
-    def add(self, name: str, ty: TensorType, storage: tuple[str, int | str] | None, base: int | None = None) -> int:
+    def add(
+        self, name: str, ty: TensorType | ContainerType, storage: tuple[str, int | str] | None, base: int | None = None
+    ) -> int:
         self.graph.tensors.append(GraphTensor(name, ty, storage, base))
         return len(self.graph.tensors) - 1
 
@@ -279,31 +311,35 @@ class _Numbering:
 
     def visit_kernel(self, call: Call, function: Function) -> Value:
         inputs = [number for a in call.args for number in _flatten(self.values[id(a)])]
-        types = tensor_types(call.ty)
+        types = _value_types(call.ty)
         label = call.span.name if call.span is not None else ""
         if is_view(function):
             source = self.graph.tensors[inputs[0]]
             return self.add(label, types[0], source.storage, self.graph.base_of(inputs[0]))
         inner = function.body
-        if isinstance(inner, Call) and isinstance(inner.op, ControlFlow):
-            return self.visit_control(inner, inner.op, dict(zip(function.params, inputs, strict=True)), label)
+        if isinstance(inner, Call) and isinstance(inner.op, ControlFlow | ListOperator):
+            return self.visit_control(inner, inner.op, dict(zip(function.params, inputs, strict=True)), call.span)
         workload = self.workload(function)
         outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
         self.graph.nodes.append(GraphNode(workload, inputs, outputs, sources_of(function, label)))
         return outputs[0] if isinstance(call.ty, TensorType) else tuple(outputs)
 
-    def visit_control(self, call: Call, op: ControlFlow, params: Mapping[Var, int], label: str) -> Value:
+    def visit_control(
+        self, call: Call, op: ControlFlow | ListOperator, params: Mapping[Var, int], span: Span | None
+    ) -> Value:
         """The functions become graphs; a constant argument a parameter."""
         inputs = [self.visit_constant(a) if isinstance(a, Constant) else params[a] for a in call.args]  # type: ignore[index]
-        types = tensor_types(call.ty)
+        types = _value_types(call.ty)
         outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
         for number in outputs:
             self.graph.tensors[number].storage = ("value", number)
-        graphs = [_Numbering(self.prepare(body), self.prepare, self.graph.params).graph for body in op.bodies()]
+        bodies = op.bodies() if isinstance(op, ControlFlow) else ()
+        graphs = [_Numbering(self.prepare(body), self.prepare, self.graph.params).graph for body in bodies]
         for graph in graphs:
             graph.attrs = {**graph.attrs, "nested": True}
+        label = "" if span is None else span.name if graphs else f"{span.op} {span.name!r}"
         self.graph.control_nodes.append(ControlNode(op, inputs, outputs, label, graphs))
-        return tuple(outputs)
+        return tuple(outputs) if isinstance(call.ty, TupleType) else outputs[0]
 
     def workload(self, function: Function) -> Workload:
         known = self.by_function.get(id(function))
@@ -324,6 +360,14 @@ def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
 def is_compact(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Do these strides leave no gaps? Those of dimensions of one element don't count."""
     return all(d == 1 or a == b for d, a, b in zip(shape, strides, compact_strides(shape), strict=True))
+
+
+def _value_types(ty: Type) -> list[TensorType | ContainerType]:
+    """The types of the tensors and containers of a value, tuples flattened."""
+    if isinstance(ty, TupleType):
+        return [t for f in ty.fields for t in _value_types(f)]
+    assert isinstance(ty, TensorType | ContainerType)
+    return [ty]
 
 
 def _flatten(value: Value) -> list[int]:
@@ -348,6 +392,14 @@ def place_outputs(graph: ExecutionGraph, elsewhere: Container[int] = ()) -> None
         base = graph.tensors[graph.base_of(number)]
         if base.storage is None and number not in elsewhere:
             base.storage = ("output", i)
+
+
+def place_handed_on(graph: ExecutionGraph) -> None:
+    """Give what steps hand on, so that a list or a result may hold on to it, memory of its own in every run."""
+    for number in [i for control in graph.control_nodes for i in control.handed_on]:
+        base = graph.base_of(number)
+        if graph.tensors[base].storage is None:
+            graph.tensors[base].storage = ("own", base)
 
 
 def last_reads(graph: ExecutionGraph) -> dict[int, int]:

@@ -127,7 +127,7 @@ class _Sharing:
         if 2 * sum(tensors[owner].nbytes for owner in placed) < tensors[whole].nbytes:
             return
         for owner, (number, begins) in placed.items():
-            self._place(owner, tensors[number].ty, whole, begins)
+            self._place(owner, tensors[number].tensor_type, whole, begins)
         self._remove(node, [self._copy(number, whole, begins, node.sources) for number, begins in left])
         self.report.copied += len(left)
 
@@ -136,7 +136,7 @@ class _Sharing:
         position, i = 0, 0
         while i < len(inputs):
             number, count = self._run(inputs, i, axis)
-            shape = self.graph.tensors[number].ty.static_shape
+            shape = self.graph.tensors[number].tensor_type.static_shape
             yield number, tuple([position if a == axis else 0 for a in range(len(shape))])
             position, i = position + shape[axis], i + count
 
@@ -145,13 +145,13 @@ class _Sharing:
         tensors, base = self.graph.tensors, self.graph.tensors[inputs[first]].base
         if base is None or tensors[inputs[first]].begins is None:
             return inputs[first], 1
-        shape, position = tensors[base].ty.static_shape, 0
+        shape, position = tensors[base].tensor_type.static_shape, 0
         for count, number in enumerate(inputs[first:], 1):
             part = tensors[number]
             here = tuple([position if a == axis else 0 for a in range(len(shape))])
-            if part.base != base or part.begins != here or _but(part.ty.static_shape, axis) != _but(shape, axis):
+            if part.base != base or part.begins != here or _but(part.tensor_type.static_shape, axis) != _but(shape, axis):
                 break
-            position += part.ty.static_shape[axis]
+            position += part.tensor_type.static_shape[axis]
             if position == shape[axis]:
                 return base, count
         return inputs[first], 1
@@ -168,7 +168,7 @@ class _Sharing:
             here = tuple([position if a == axis else b for a, b in enumerate(first.begins)])
             if part.base != first.base or part.begins != here:
                 return False
-            position += part.ty.static_shape[axis]
+            position += part.tensor_type.static_shape[axis]
         if not self._can_take(whole, self.graph.strides_of(first.base)):
             return False
         self._make_part(whole, first.base, first.begins)
@@ -182,7 +182,7 @@ class _Sharing:
         if base == number:
             return base if self._can_take(base, strides) else None
         same = all(self.graph.tensors[n].begins is None for n in self._chain(number))
-        return base if same and is_compact(self.graph.tensors[number].ty.static_shape, strides) else None
+        return base if same and is_compact(self.graph.tensors[number].tensor_type.static_shape, strides) else None
 
     def _chain(self, number: int) -> Iterator[int]:
         """A view and those that it is a view of."""
@@ -220,7 +220,7 @@ class _Sharing:
 
     def _place(self, owner: int, ty: TensorType, whole: int, begins: tuple[int, ...]) -> None:
         """Make `owner` a part of `whole`, or a view of such a part where that has another shape."""
-        if self.graph.tensors[owner].ty is ty:
+        if self.graph.tensors[owner].tensor_type is ty:
             self._make_part(owner, whole, begins)
             return
         part = self._new_part(ty, whole, begins)
@@ -235,7 +235,7 @@ class _Sharing:
 
     def _copy(self, number: int, whole: int, begins: tuple[int, ...], sources: list[str]) -> GraphNode:
         """A kernel that copies a tensor into a part of `whole`."""
-        ty = self.graph.tensors[number].ty
+        ty = self.graph.tensors[number].tensor_type
         part = self._new_part(ty, whole, begins)
         argument = Var("p0", ty)
         copy = Function((argument,), Concatenate(axis=0)(argument), {"primitive": True})

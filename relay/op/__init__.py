@@ -1,6 +1,6 @@
 """Operators: importing this package registers all of them. Helper functions build calls (`relay.op.add(x, y)`)."""
 
-from relay.op import nn, random, vision
+from relay.op import nn, random, sequence, vision
 from relay.op.base import OpDef, OpPattern, get_op, list_op_names, make_call, register_op
 from relay.op.broadcast import (
     add,
@@ -205,6 +205,7 @@ __all__ = [
     "rsqrt",
     "scatter_elements",
     "scatter_nd",
+    "sequence",
     "sigmoid",
     "sign",
     "sin",

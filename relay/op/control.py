@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from relay.container_type import ContainerType
 from relay.expr import Call, Expr, Function
 from relay.interpreter import evaluate
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
@@ -26,7 +27,7 @@ class ControlFlow(OpDef):
 
     mixed_precision = MixedPrecision.NEVER
 
-    results: tuple[TensorType, ...]
+    results: tuple[TensorType | ContainerType, ...]
 
     def bodies(self) -> tuple[Function, ...]:
         """The functions."""
@@ -96,12 +97,15 @@ class WhileLoop(ControlFlow):
         return (*carried, *stacked)
 
 
-def _empty(ty: TensorType) -> Array:
+def _empty(ty: TensorType | ContainerType) -> Array:
+    assert isinstance(ty, TensorType), "what is stacked is a tensor"
     return np.zeros([0, *[d if isinstance(d, int) else 0 for d in ty.shape[1:]]], str(ty.dtype))
 
 
 def _fields(value: object) -> tuple[Array, ...]:
-    return value if isinstance(value, tuple) else (np.asarray(value),)
+    if isinstance(value, tuple):
+        return value
+    return (value if isinstance(value, list) else np.asarray(value),)  # type: ignore[return-value]
 
 
 def if_else(
@@ -110,7 +114,7 @@ def if_else(
     else_branch: Function,
     then_args: Sequence[Expr],
     else_args: Sequence[Expr],
-    results: Sequence[TensorType],
+    results: Sequence[TensorType | ContainerType],
 ) -> Call:
     """The results of one of two functions on its arguments, as a tuple."""
     op = IfElse(then_branch=then_branch, else_branch=else_branch, results=tuple(results))
@@ -123,7 +127,7 @@ def while_loop(
     carried: Sequence[Expr],
     outside: Sequence[Expr],
     body: Function,
-    results: Sequence[TensorType],
+    results: Sequence[TensorType | ContainerType],
 ) -> Call:
     """The carried values after the last iteration and the stacked ones of all, as a tuple."""
     return WhileLoop(body=body, carried=len(carried), results=tuple(results))(trips, condition, *carried, *outside)

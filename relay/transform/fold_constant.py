@@ -52,7 +52,7 @@ class FoldConstant(FunctionPass):
 
 def _fold_call(call: Call, max_bytes: int, max_macs: int) -> Expr:
     op, args = call.op, call.args
-    if not isinstance(op, OpDef) or op.has_side_effect:
+    if not isinstance(op, OpDef) or op.has_side_effect or not _is_of_tensors(call.ty):
         return call
     if isinstance(call.ty, TensorType) and call.ty.is_static and call.ty.size == 0:
         return Constant(np.zeros(call.ty.static_shape, numpy_dtype(str(call.ty.dtype))), span=call.span)
@@ -72,6 +72,11 @@ def _as_expr(value: Any, call: Call) -> Expr:
     if isinstance(value, tuple):
         return Tuple(tuple([Constant(v, span=call.span) for v in value]), span=call.span)
     return Constant(value, span=call.span)
+
+
+def _is_of_tensors(ty: Type) -> bool:
+    """Is it a value that constants can stand for?"""
+    return all(map(_is_of_tensors, ty.fields)) if isinstance(ty, TupleType) else isinstance(ty, TensorType)
 
 
 def _elements(ty: Type) -> int:

@@ -1,4 +1,4 @@
-"""Optional values, whose presence is known when compiling."""
+"""Optional values: the value or `ABSENT` where that is known when compiling, else a list of at most one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import numpy as np
 
 from frontends.onnx.containers import ABSENT
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.flow import tensor_type
 from frontends.onnx.registry import converter
+from relay import op
+from relay.container_type import ElementType, OptionalType, SequenceType
 from relay.expr import Constant, Expr
 
 
@@ -20,11 +23,19 @@ def optional(node: OnnxNode) -> list[Expr]:
 @converter("OptionalHasElement", since=15)
 def optional_has_element(node: OnnxNode) -> Expr:
     x = node.get(0)
+    if x is not None and isinstance(x.ty, OptionalType):
+        return op.cast(op.sequence.length(x), "bool")
     return Constant(np.array(x is not None and x is not ABSENT))
 
 
 @converter("OptionalGetElement", since=15)
 def optional_get_element(node: OnnxNode) -> list[Expr]:
-    if node[0] is ABSENT:
+    """The value; without one an error, when compiling or when the model runs."""
+    x = node[0]
+    if x is ABSENT:
         raise node.error("an optional value without element", expected="a value")
-    return [node[0]]
+    if not isinstance(x.ty, OptionalType):
+        return [x]
+    held = x.ty.element
+    assert isinstance(held, ElementType | SequenceType)
+    return [op.sequence.get(x, held if isinstance(held, SequenceType) else tensor_type(node, held, "element"))]

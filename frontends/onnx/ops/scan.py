@@ -11,7 +11,8 @@ from onnx import GraphProto
 from frontends.onnx.fold import rewrite_free
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import transposed
-from frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, fields_of, stacked, types_of, unsettled
+from frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, stacked
+from frontends.onnx.ops.flow import fields_of, may_be_ones, settled_body, unsettled
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr, Function, Tuple, Var, const
@@ -85,40 +86,39 @@ def _per_tensor(node: OnnxNode, name: str, count: int) -> Sequence[int]:
 def _at_run_time(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
     """A loop over the positions, which takes its slices from the whole inputs."""
     states = len(form.states)
-    types = [x.tensor_type for x in form.states]
     slices = [x.tensor_type.with_shape([d for a, d in enumerate(x.shape) if a != axis])
               for x, axis in zip(form.scanned, form.in_axes, strict=True)]  # fmt: skip
-    params = [Var(f"state{k}", ty) for k, ty in enumerate([*types, *slices])]
-    function, outside = node.close_graph(form.body, params)
-    given = types_of(function)[: len(form.body.output)]
-    if any(a is not b for a, b in zip(types, given, strict=False)):
-        raise node.unsupported("states that change their type", expected="states of one type")
-    results = [*types]
-    for k, ty in enumerate(given[states:], start=states):
+    settled = settled_body(node, form.body, form.states, after=[Var(f"slice{k}", ty) for k, ty in enumerate(slices)])
+    types = [ty for ty in settled.types if isinstance(ty, TensorType)]
+    if len(types) < len(settled.types):
+        raise node.error("a body that gives sequences or optional values", expected="tensors")
+    results = [node.fresh_sizes(ty, unsettled(ty), f"#result{k}", ones=may_be_ones(node, ty))
+               for k, ty in enumerate(types[:states])]  # fmt: skip
+    for k, ty in enumerate(types[states:], start=states):
         results.append(node.fresh_sizes(ty.with_shape((form.length, *ty.shape)), unsettled(ty, 1), f"#result{k}"))
     trips, begin = op.sizes((form.length,), ()), const(np.array(True))
-    body = _loop_body(form, function, params)
-    fields = fields_of(op.while_loop(trips, begin, form.states, [*form.scanned, *outside], body, results))
+    body = _loop_body(form, settled.function)
+    fields = fields_of(op.while_loop(trips, begin, form.states, [*form.scanned, *settled.outside], body, results))
     return [*fields[:states], *(_placed(node, form, k, x) for k, x in enumerate(fields[states:]))]
 
 
-def _loop_body(form: _Scan, function: Function, params: Sequence[Var]) -> Function:
-    """The scan's body, a function of states and slices (`params`), as a loop's: of states and whole inputs."""
-    states = len(form.states)
+def _loop_body(form: _Scan, function: Function) -> Function:
+    """The scan's body, a function of states and slices, as a loop's: of states and whole inputs."""
+    states, own = len(form.states), len(form.states) + len(form.scanned)
     iteration, goes_on = Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
     whole = [Var(f"scanned{k}", x.ty) for k, x in enumerate(form.scanned)]
     last = op.subtract(op.sizes((form.length,), ()), const(np.array(1, np.int64)))
     taken: dict[int, Expr] = {}
     for k, (x, axis) in enumerate(zip(whole, form.in_axes, strict=True)):
         at = op.subtract(last, iteration) if form.backwards_in[k] else iteration
-        taken[id(params[states + k])] = op.take(x, at, axis=axis, mode="clip")
+        taken[id(function.params[states + k])] = op.take(x, at, axis=axis, mode="clip")
     inner = rewrite_free(function.body, taken)
     assert isinstance(inner, Tuple)
     step = Tuple((const(np.array(True)), *inner.fields))
     attrs = dict(function.attrs)
     if "bound_sizes" in attrs:  # their outputs come after the condition, which a scan's body does not have
         attrs["bound_sizes"] = tuple((n, output + 1, e, s) for n, output, e, s in attrs["bound_sizes"])
-    return Function((iteration, goes_on, *params[:states], *whole, *function.params[len(params) :]), step, attrs)
+    return Function((iteration, goes_on, *function.params[:states], *whole, *function.params[own:]), step, attrs)
 
 
 def _placed(node: OnnxNode, form: _Scan, k: int, x: Expr) -> Expr:

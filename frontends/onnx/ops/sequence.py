@@ -1,21 +1,63 @@
-"""Sequences of tensors whose length is known when compiling: tuples, of which nothing is left at run time."""
+"""Sequences of tensors: tuples where their length is known when compiling, else lists that the executor keeps.
+
+Of a tuple nothing is left at run time: its elements are tensors of their own. It becomes a list (`_listed`) where a
+position, or a part of it, is known at run time only.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from frontends.onnx.containers import made, value_type
+from frontends.onnx.fold import rewrite_free
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import transposed
+from frontends.onnx.ops.flow import fields_of, outputs_of, outside_type, tensor_type
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Constant, Expr, Tuple
+from relay.container_type import NOTHING, ElementType, SequenceType, join
+from relay.expr import Constant, Expr, Function, Tuple, Var, const
+from relay.sizes import product
+from relay.type import TensorType
+from te.tir import Dim
+
+_MOST_PARTS = 64
+"""Parts of a tensor that are tensors of their own; more are a list."""
 
 
-def _elements(node: OnnxNode, index: int) -> tuple[Expr, ...]:
-    """The tensors of the sequence in input `index`."""
+def _require_sequence(node: OnnxNode, index: int) -> Expr:
+    """Input `index`, a tuple or a list."""
     sequence = node[index]
-    if not isinstance(sequence, Tuple):
+    if not isinstance(sequence, Tuple) and not isinstance(sequence.ty, SequenceType):
         raise node.error(f"input {index} is {sequence.ty}", expected="a sequence")
-    return sequence.fields
+    return sequence
+
+
+def _known(node: OnnxNode, *positions: int) -> tuple[Expr, ...] | None:
+    """The elements of the sequence in input 0, if they and the inputs at `positions` are known now."""
+    sequence = _require_sequence(node, 0)
+    late = any(node.get(i) is not None and node.known_value(i) is None for i in positions)
+    return sequence.fields if isinstance(sequence, Tuple) and not late else None
+
+
+def _listed(node: OnnxNode, sequence: Expr) -> Expr:
+    """The sequence as a list of the executor's."""
+    ty = value_type(sequence)
+    if not isinstance(ty, SequenceType):
+        raise node.error(f"{sequence.ty}", expected="a sequence")
+    if ty.tensors.dtype == "string":
+        raise node.value_needed("a position, or the length, of a sequence of strings is computed at run time", node[0])
+    return made(sequence, ty, node.span)
+
+
+def _element(ty: SequenceType) -> ElementType:
+    assert isinstance(ty.element, ElementType), "sequences hold tensors"
+    return ty.element
+
+
+def _sequence_type(x: Expr) -> SequenceType:
+    assert isinstance(x.ty, SequenceType)
+    return x.ty
 
 
 def _position(node: OnnxNode, index: int, count: int, last: int) -> int:
@@ -39,19 +81,25 @@ def sequence_empty(node: OnnxNode) -> list[Expr]:
 
 @converter("SequenceAt", since=11)
 def sequence_at(node: OnnxNode) -> Expr:
-    elements = _elements(node, 0)
-    return elements[_position(node, 1, len(elements), len(elements) - 1)]
+    elements = _known(node, 1)
+    if elements is not None:
+        return elements[_position(node, 1, len(elements), len(elements) - 1)]
+    sequence = _listed(node, node[0])
+    return op.sequence.item(sequence, node[1], tensor_type(node, _element(_sequence_type(sequence)), "item"))
 
 
 @converter("SequenceLength", since=11)
 def sequence_length(node: OnnxNode) -> Expr:
-    return Constant(np.array(len(_elements(node, 0)), np.int64))
+    elements = _known(node)
+    return op.sequence.length(node[0]) if elements is None else Constant(np.array(len(elements), np.int64))
 
 
 @converter("SequenceInsert", since=11)
 def sequence_insert(node: OnnxNode) -> list[Expr]:
     """Before the position; at the end without one."""
-    elements = _elements(node, 0)
+    elements = _known(node, 2)
+    if elements is None:
+        return [op.sequence.insert(_listed(node, node[0]), node[1], node.get(2))]
     at = len(elements) if node.get(2) is None else _position(node, 2, len(elements), len(elements))
     return [Tuple((*elements[:at], node[1], *elements[at:]))]
 
@@ -59,8 +107,13 @@ def sequence_insert(node: OnnxNode) -> list[Expr]:
 @converter("SequenceErase", since=11)
 def sequence_erase(node: OnnxNode) -> list[Expr]:
     """The element at the position; the last without one."""
-    elements = _elements(node, 0)
-    at = len(elements) - 1 if node.get(1) is None else _position(node, 1, len(elements), len(elements) - 1)
+    elements = _known(node, 1)
+    if elements is None:
+        return [op.sequence.erase(_listed(node, node[0]), node.get(1))]
+    last = node.get(1) is None
+    at = len(elements) - 1 if last else _position(node, 1, len(elements), len(elements) - 1)
+    if at < 0:
+        raise node.error("the last element of an empty sequence", expected="a sequence with elements")
     return [Tuple((*elements[:at], *elements[at + 1 :]))]
 
 
@@ -68,40 +121,117 @@ def sequence_erase(node: OnnxNode) -> list[Expr]:
 def split_to_sequence(node: OnnxNode) -> list[Expr]:
     """Parts of the given sizes, of one size (the last may be smaller), or slices of 1 without their axis."""
     axis = node.axis(node.attr_int("axis", 0), node.rank(0))
-    extent, keep = node.extent(node[0], axis, "the parts"), node.attr_bool("keepdims", True)
-    if node.get(1) is None:
-        sizes = [1] * extent
-    elif node.rank(1) == 0:
-        keep, size = True, node.constant_ints(1, "the size")[0]
-        if size < 1:
-            raise node.error(f"parts of {size} elements", expected="1 or more")
-        sizes = [min(size, extent - start) for start in range(0, extent, size)]
-    else:
-        keep, sizes = True, list(node.constant_ints(1, "the sizes"))
-    if sum(sizes) != extent or min(sizes, default=0) < 0:
-        raise node.error(f"parts of {sizes} of axis {axis}", expected=f"sizes that add up to {extent}")
+    keep = node.attr_bool("keepdims", True) or node.get(1) is not None
+    extent = node.type(0).shape[axis]
+    sizes = _known_parts(node, axis, extent) if isinstance(extent, int) else None
+    if sizes is None or len(sizes) > _MOST_PARTS:
+        return [op.sequence.cut(node[0], node.get(1), axis, keep, _parts_type(node, axis, keep))]
     cuts = tuple(int(c) for c in np.cumsum(sizes)[:-1])
     parts = op.split(node[0], cuts, axis=axis) if cuts else (node[0],)
-    return [Tuple(tuple(part if keep else op.squeeze(part, axis=(axis,)) for part in parts))]
+    return [Tuple(tuple(part if keep else op.squeeze(part, axis=(axis,)) for part in parts) if sizes else ())]
+
+
+def _known_parts(node: OnnxNode, axis: int, extent: int) -> list[int] | None:
+    """The sizes of the parts, if they are known now."""
+    if node.get(1) is None:
+        return [1] * extent
+    if node.known_value(1) is None:
+        return None
+    given = node.constant_ints(1, "the sizes")
+    if node.rank(1) == 0 and given[0] < 1:
+        raise node.error(f"parts of {given[0]} elements", expected="1 or more")
+    sizes = [min(given[0], extent - start) for start in range(0, extent, given[0])] if node.rank(1) == 0 else [*given]
+    if sum(sizes) != extent or min(sizes, default=0) < 0:
+        raise node.error(f"parts of {sizes} of axis {axis}", expected=f"sizes that add up to {extent}")
+    return sizes
+
+
+def _parts_type(node: OnnxNode, axis: int, keep: bool) -> SequenceType:
+    x = node.type(0)
+    size = 1 if node.get(1) is None else None
+    part = [size] if keep else []
+    return SequenceType(ElementType([*x.shape[:axis], *part, *x.shape[axis + 1 :]], x.dtype))
 
 
 @converter("ConcatFromSequence", since=11)
 def concat_from_sequence(node: OnnxNode) -> Expr:
     """The elements along an axis that they have, or along a new one."""
-    elements = _elements(node, 0)
+    elements, new = _known(node), node.attr_bool("new_axis", False)
+    if elements is None:
+        return _join(node, new)
     if not elements:
         raise node.error("an empty sequence", expected="at least one element")
-    new = node.attr_bool("new_axis", False)
     axis = node.axis(node.attr_int("axis"), len(elements[0].shape) + int(new))
     return op.concatenate([op.expand_dims(e, axis) for e in elements] if new else elements, axis=axis)
+
+
+def _join(node: OnnxNode, new: bool) -> Expr:
+    """A list as one tensor. Elements of equal sizes are stacked in a row, and moved into place by a kernel."""
+    element = _element(_sequence_type(node[0]))
+    one = tensor_type(node, element, "element")
+    axis = node.axis(node.attr_int("axis"), one.ndim + int(new))
+    equal = new or (element.shape is not None and element.shape[axis] is not None)
+    if not equal:
+        whole = node.fresh_sizes(one, [axis], "#result_whole")
+        return op.sequence.join_items(node[0], axis, False, whole)
+    stack = node.fresh_sizes(one.with_shape([1, *one.shape]), [0], "#result_stack")
+    stacked = op.sequence.join_items(node[0], 0, True, stack)
+    inner = transposed(stacked, (*range(1, axis + 1), 0, *range(axis + 1, stack.ndim)))
+    if new:
+        return inner
+    along: list[Dim] = [product(inner.shape[axis : axis + 2])]
+    return op.reshape(inner, (*inner.shape[:axis], *along, *inner.shape[axis + 2 :]))
 
 
 @converter("SequenceMap", since=17)
 def sequence_map(node: OnnxNode) -> list[Expr]:
     """The body applied to each element; other sequences walk along, tensors are the same every time."""
-    body, count = node.attr_graph("body"), len(_elements(node, 0))
+    body, elements = node.attr_graph("body"), _known(node)
+    tuples = all(isinstance(x, Tuple) or isinstance(x.ty, TensorType) for x in node.all_inputs())
+    if elements is None or not tuples:
+        return _map_at_run_time(node)
     results: list[list[Expr]] = []
-    for position in range(count):
+    for position in range(len(elements)):
         args = [x.fields[position] if isinstance(x, Tuple) else x for x in node.all_inputs()]
         results.append(node.convert_graph(body, args))
+    if not results:
+        return [Tuple(()) for _ in body.output]
     return [Tuple(tuple(column)) for column in zip(*results, strict=True)]
+
+
+def _map_at_run_time(node: OnnxNode) -> list[Expr]:
+    """A loop over the positions, which takes an element of each sequence and appends to the sequences of results."""
+    body = node.attr_graph("body")
+    inputs = [x if isinstance(x.ty, TensorType) else _listed(node, x) for x in node.all_inputs()]
+    types = [tensor_type(node, _element(x.ty), f"item{k}", inside=True) if isinstance(x.ty, SequenceType)
+             else x.tensor_type for k, x in enumerate(inputs)]  # fmt: skip
+    params = [Var(f"element{k}", ty) for k, ty in enumerate(types)]
+    function, outside = node.close_graph(body, params)
+    outputs = outputs_of(function, body)
+    results = [outside_type(node, SequenceType(ElementType.of(x.tensor_type))) for x in outputs]
+
+    iteration, goes_on = Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
+    grown = [Var(f"result{k}", ty) for k, ty in enumerate(results)]
+    whole = [Var(f"input{k}", x.ty) for k, x in enumerate(inputs)]
+    taken: dict[int, Expr] = {}
+    for param, x in zip(params, whole, strict=True):
+        taken[id(param)] = x
+        if isinstance(x.ty, SequenceType):
+            taken[id(param)] = op.sequence.Item(result=param.tensor_type)(x, iteration, span=node.span)
+    inner = rewrite_free(function.body, taken)
+    assert isinstance(inner, Tuple)
+    longer = [op.sequence.Insert()(g, x, span=node.span) for g, x in zip(grown, inner.fields, strict=False)]
+    step = Tuple((const(np.array(True)), *longer, *inner.fields[len(outputs) :]))
+    attrs = dict(function.attrs)
+    if "bound_sizes" in attrs:
+        attrs["bound_sizes"] = tuple((n, output + 1, e, s) for n, output, e, s in attrs["bound_sizes"])
+    kept = function.params[len(params) :]
+    loop_body = Function((iteration, goes_on, *grown, *whole, *kept), step, attrs)
+
+    lists = [x for x in inputs if isinstance(x.ty, SequenceType)]
+    counts = [node.bind(op.sequence.length(x), f"the length of sequence {k}") for k, x in enumerate(lists)]
+    for (count,) in counts[1:]:
+        node.check_equal(counts[0][0], count, "the lengths of the sequences")
+    start = [made(Tuple(()), SequenceType(join(NOTHING, ty.tensors)), node.span) for ty in results]
+    trips, begin = op.sizes((counts[0][0],), ()), const(np.array(True))
+    return fields_of(op.while_loop(trips, begin, start, [*inputs, *outside], loop_body, results))

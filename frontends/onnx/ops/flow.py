@@ -1,0 +1,221 @@
+"""What If, Loop, Scan and SequenceMap share: bodies as functions whose values keep their types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx import GraphProto, ValueInfoProto
+
+from frontends.onnx.containers import joined_type, made, value_type
+from frontends.onnx.errors import NothingInsideError
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.tensors import dtype_name
+from relay.container_type import ContainerType, ElementType, OptionalType, SequenceType
+from relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var
+from relay.sizes import dims_equal, size_variables
+from relay.type import TensorType, TupleType
+from te.dtype import dtype
+from te.errors import CompileError
+from te.tir import Dim
+
+__all__ = [
+    "Body",
+    "ValueType",
+    "fields_of",
+    "may_be_ones",
+    "ones",
+    "outputs_of",
+    "outside_type",
+    "settled_body",
+    "tensor_type",
+    "unsettled",
+    "with_outputs",
+]
+
+ValueType = TensorType | ContainerType
+
+
+@dataclass(frozen=True)
+class Body:
+    """A subgraph as a function, the values that it takes from around the node, and the types of its outputs."""
+
+    function: Function
+    outside: list[Expr]
+    types: list[ValueType]
+
+
+def outputs_of(function: Function, graph: GraphProto) -> tuple[Expr, ...]:
+    """What a closed subgraph gives, without the tensors that only give sizes."""
+    assert isinstance(function.body, Tuple)
+    return function.body.fields[: len(graph.output)]
+
+
+def with_outputs(function: Function, outputs: Sequence[Expr]) -> Function:
+    """The function with its first outputs replaced."""
+    assert isinstance(function.body, Tuple)
+    return function.with_body(Tuple((*outputs, *function.body.fields[len(outputs) :])))
+
+
+def fields_of(call: Call) -> list[Expr]:
+    """The results of control flow one by one."""
+    assert isinstance(call.ty, TupleType)
+    return [TupleGetItem(call, i) for i in range(len(call.ty.fields))]
+
+
+def unsettled(ty: TensorType, first: int = 0) -> list[int]:
+    """The axes, counted from `first`, whose sizes belong to an iteration."""
+    return [a for a, d in enumerate(ty.shape, start=first) if any(n.startswith("#") for n in size_variables((d,)))]
+
+
+def may_be_ones(node: OnnxNode, ty: TensorType) -> list[int]:
+    """The axes whose sizes may be 1 when the model runs."""
+    return [a for a, d in enumerate(ty.shape) if node.may_be_one(d)]
+
+
+def outside_type(node: OnnxNode, ty: ContainerType) -> ContainerType:
+    """The type around the node of a container from inside: sizes of an iteration, or a branch, differ."""
+    return ty.mapped(lambda d: d if node.known_here(d) else None)
+
+
+def tensor_type(node: OnnxNode, element: ElementType, name: str, *, inside: bool = False) -> TensorType:
+    """The type of one tensor out of a container: sizes that differ get variables, which may be 1."""
+    if element.dtype is None:
+        raise node.nothing_inside(f"input 0, {node[0].ty},")
+    if element.shape is None:
+        raise node.unsupported(f"tensors of several ranks in {node[0].ty}, one of which is computed with",
+                               expected="tensors of one rank")  # fmt: skip
+    open_axes = [a for a, d in enumerate(element.shape) if d is None]
+    known = TensorType([0 if d is None else d for d in element.shape], element.dtype)
+    return node.fresh_sizes(known, open_axes, f"#result_{name}", inside=inside, ones=open_axes)
+
+
+def settled_body(
+    node: OnnxNode,
+    graph: GraphProto,
+    carried: Sequence[Expr],
+    before: Sequence[Var] = (),
+    after: Sequence[Var] = (),
+    first: int = 0,
+) -> Body:
+    """A loop's body as a function over carried types that it keeps: what changes its size gets a size variable.
+
+    Its parameters are those `before`, the carried values, those `after`; its outputs from `first` on are the carried
+    values. Containers are of a type that holds what they are given at first and by each iteration.
+    """
+    types = [value_type(x) for x in carried]
+    try:
+        return _settled(node, graph, types, before, after, first)
+    except CompileError:
+        declared = [_declared(value) for value in graph.input[len(before) :][: len(carried)]]
+        known = [joined_type(ty, more) if more is not None and isinstance(ty, type(more)) else ty
+                 for ty, more in zip(types, declared, strict=True)]  # fmt: skip
+        if known == types:
+            raise
+        return _settled(node, graph, known, before, after, first)
+
+
+def _declared(value: ValueInfoProto) -> ContainerType | None:
+    """What a body says that it takes, where it is a container of tensors with a rank."""
+    optional = value.type.HasField("optional_type")
+    of = value.type.optional_type.elem_type if optional else value.type
+    if not of.HasField("sequence_type"):
+        return None
+    tensor = of.sequence_type.elem_type.tensor_type
+    if not tensor.HasField("shape") or not tensor.elem_type:
+        return None
+    kind = dtype(dtype_name(tensor.elem_type, value.name))
+    ty = SequenceType(ElementType([None] * len(tensor.shape.dim), kind))
+    return OptionalType(ty) if optional else ty
+
+
+def _settled(
+    node: OnnxNode,
+    graph: GraphProto,
+    types: Sequence[ValueType],
+    before: Sequence[Var],
+    after: Sequence[Var],
+    first: int,
+) -> Body:
+    types = list(types)
+    changing: set[tuple[int, int]] = set()  # (carried value, axis)
+    while True:
+        params = [*before, *[Var(f"carried{k}", ty) for k, ty in enumerate(types)], *after]
+        with node.attempt() as forget:
+            function, outside, unreached = _closed(node, graph, params)
+            outputs = outputs_of(function, graph)
+            given = [value_type(x) for x in outputs[first:]]
+            wider = [_wider(node, ty, new) for ty, new in zip(types, given, strict=False)]
+            changed = _changes(node, wider, given) - changing
+            if wider == types and not changed:
+                _leave_out(node, unreached)
+                return _finished(node, function, outside, outputs, [*types, *given[len(types) :]], first)
+            forget()
+        types = wider
+        for k in {k for k, _ in changed}:
+            old, new = types[k], given[k]
+            assert isinstance(old, TensorType) and isinstance(new, TensorType)
+            axes = [a for number, a in changed if number == k]
+            types[k] = node.fresh_sizes(old, axes, f"#carried{k}", inside=True, ones=ones(node, old, new))
+        changing |= changed
+
+
+def _closed(
+    node: OnnxNode, graph: GraphProto, params: Sequence[Var]
+) -> tuple[Function, list[Expr], list[NothingInsideError]]:
+    """The body as a function, what it takes from outside, and the branches that were left out of it."""
+    node.unreached.append([])
+    try:
+        function, outside = node.close_graph(graph, params)
+    finally:
+        unreached = node.unreached.pop()
+    return function, outside, unreached
+
+
+def _leave_out(node: OnnxNode, unreached: Sequence[NothingInsideError]) -> None:
+    """Branches left out in the end are an error, unless a loop around is not settled either."""
+    if unreached and not node.unreached:
+        raise unreached[0]
+    if unreached:
+        node.unreached[-1].extend(unreached)
+
+
+def _finished(
+    node: OnnxNode, function: Function, outside: list[Expr], outputs: Sequence[Expr], types: list[ValueType], first: int
+) -> Body:
+    results = [made(x, ty, node.span) if isinstance(ty, ContainerType) else x
+               for x, ty in zip(outputs[first:], types, strict=True)]  # fmt: skip
+    return Body(with_outputs(function, [*outputs[:first], *results]), outside, types)
+
+
+def _wider(node: OnnxNode, ty: ValueType, new: ValueType) -> ValueType:
+    """The type of a carried value that holds what an iteration makes of it, too."""
+    if isinstance(ty, TensorType) and isinstance(new, TensorType):
+        return ty
+    new = outside_type(node, new) if isinstance(new, ContainerType) else new
+    return joined_type(ty, new)
+
+
+def _changes(node: OnnxNode, types: Sequence[ValueType], given: Sequence[ValueType]) -> set[tuple[int, int]]:
+    """Which axes of which carried values an iteration gives another size."""
+    changes: set[tuple[int, int]] = set()
+    for k, (before, after) in enumerate(zip(types, given, strict=False)):
+        if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+            continue
+        if before.dtype != after.dtype or before.ndim != after.ndim:
+            raise node.unsupported(
+                f"the carried value {k} changes from {before} to {after}", expected="one element type, and one rank"
+            )
+        pairs = enumerate(zip(before.shape, after.shape, strict=True))
+        changes |= {(k, a) for a, (d, e) in pairs if not dims_equal(d, e)}
+    return changes
+
+
+def ones(node: OnnxNode, a: TensorType, b: TensorType) -> list[int]:
+    """The axes that are 1 in one of two types, or may be, and not in the other."""
+
+    def may_be_one(d: Dim) -> bool:
+        return d == 1 if isinstance(d, int) else node.may_be_one(d)
+
+    pairs = enumerate(zip(a.shape, b.shape, strict=True))
+    return [i for i, (d, e) in pairs if not dims_equal(d, e) and (may_be_one(d) or may_be_one(e))]
