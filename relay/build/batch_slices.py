@@ -195,7 +195,7 @@ class _Slice:
             begins = tuple([first if axis == 0 else 0 for axis in range(len(ty.shape))])
             tensors.append(GraphTensor(whole.name, ty, None, number, begins))
         elif self.index == 0:
-            whole.tensor_type = ty
+            whole.ty = ty
             return number
         elif base == number:
             tensors.append(GraphTensor(whole.name, ty))

@@ -149,7 +149,8 @@ class _Sharing:
         for count, number in enumerate(inputs[first:], 1):
             part = tensors[number]
             here = tuple([position if a == axis else 0 for a in range(len(shape))])
-            if part.base != base or part.begins != here or _but(part.tensor_type.static_shape, axis) != _but(shape, axis):
+            fits = _but(part.tensor_type.static_shape, axis) == _but(shape, axis)
+            if part.base != base or part.begins != here or not fits:
                 break
             position += part.tensor_type.static_shape[axis]
             if position == shape[axis]:
