@@ -134,6 +134,8 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     whole = constant_size([extent_of(column)]) % panel == 0
     blocks = not exceeds_caches and (whole or not panels_first)
     at_once = _tiles_at_once(anchor, out, rows, height, panel, target) if blocks else 0
+    if whole and not at_once:
+        at_once = _tiles_of_a_core(anchor, packed_bytes, rows, height, panel, target)
     _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once)
     if width == panel and (whole or panels_first):
         _stream_panels(s, accumulator, anchor.input_tensors[1], height, at_once or -(-rows // height), target)
@@ -199,6 +201,37 @@ def _tiles_at_once(
     elif nbytes <= max(caches.l3 // _SHARERS, caches.l2) and anchor.attrs["groups"] == 1:
         return 0
     return 0 if blocks >= tiles else -(-tiles // blocks)
+
+
+def _tiles_of_a_core(
+    anchor: te.Operation, packed_bytes: int, rows: int, height: int, panel: int, target: Target
+) -> int:
+    """Row tiles of which each core gets blocks, all panels passing over each, where that costs next to no more tiles.
+
+    A core then reads its part of the left operand alone, and what it wrote before is in its own caches. 0 where the
+    weights are not much smaller: there cores share the panels, and each reads a part of them.
+    """
+    left, columns = anchor.input_tensors[0], constant_size([extent_of(anchor.axis[-1])])
+    nbytes = constant_size(left.shape) * left.dtype.nbytes
+    tiles = -(-rows // height)
+    known = all(isinstance(d, int) for d in left.shape)
+    if not known or target.num_cores == 1 or columns <= panel or nbytes < _MUCH_LARGER * packed_bytes:
+        return 0
+
+    def waste(at_once: int) -> float:
+        return -(-tiles // at_once) * at_once / tiles - 1
+
+    most = -(-tiles // target.num_cores)
+    sizes = [n for n in range(most, max(most // 2, _FEWEST_TILES) - 1, -1) if waste(n) <= _WASTE]
+    return max(sizes, default=0)
+
+
+_MUCH_LARGER = 4
+"""How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
+_FEWEST_TILES = 8
+"""Tiles that a panel passes over at least, while it is in the first-level cache."""
+_WASTE = 0.01
+"""Tiles that are computed twice, as a part of all, at most."""
 
 
 @register_schedule("batch_matmul_packed", "cpu")
