@@ -16,7 +16,7 @@ import relay
 from backend.target import Target
 from relay.build.graph import make_graph
 from relay.build.lower import Workload, lower
-from te.ir import IRModule
+from te.ir import IRModule, collect
 from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
 from topi.cpu.tiling import largest_share
 
@@ -115,6 +115,31 @@ def test_the_walk_counts_the_busiest_core():
     every, busiest = stores(lower(workload, target).function.body, 8)
     assert busiest * 10 == every * 2  # ten panels of 16 units for eight cores: two of them for some
     assert largest_share(10, 8) == 0.2 and largest_share(16, 8) == 1 / 8
+
+
+def test_cores_get_rows_of_data_that_is_much_larger_than_the_weights():
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=4")
+    for size, blocks in ((56, 4), (7, 0)):
+        nodes = [w for w in workloads(iter([convolution(size, 256, 128, 1)]), target) if "conv" in w.name]
+        (extent,) = parallel_extents(lower(nodes[0], target).function.body)
+        panels = int(nodes[0].function.params[1].tensor_type.shape[0])
+        tiles = extent // panels
+        assert extent == panels * tiles
+        assert (tiles % blocks == 0) if blocks else tiles < 16
+
+
+def test_tiles_are_made_so_that_many_cores_get_as_many_each():
+    shares: list[float] = []
+    for cores in (1, 64):
+        target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
+        nodes = [w for w in workloads(iter([convolution(14, 1024, 256, 1)]), target) if "conv" in w.name]
+        every, busiest = stores(lower(nodes[0], target).function.body, 64)
+        shares.append(busiest * 64 / every)
+    assert shares[1] < shares[0] < 1.2
+
+
+def parallel_extents(stmt: Stmt) -> list[int]:
+    return [as_int(e.extent) or 0 for e in collect(stmt, For) if e.kind is ForKind.PARALLEL]
 
 
 def test_products_with_few_rows_share_their_panels():

@@ -121,21 +121,23 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     accumulator = local_accumulator(s, anchor, out)
     *row_axes, column = s[out].op.axis
     rows = constant_size([extent_of(axis) for axis in row_axes])
-    work = 2.0 * rows * constant_size([extent_of(column)]) * steps
+    columns = constant_size([extent_of(column)])
+    work = 2.0 * rows * columns * steps
     width = tile_columns(target, anchor, rows, steps)
-    height = tile_rows(target, rows, width, steps)
+    panels = -(-columns // width)
+    height = tile_rows(target, rows, width, steps, panels)
     row = s[out].fuse(*row_axes)
     packed_bytes = constant_size(anchor.input_tensors[1].shape) * anchor.input_tensors[1].dtype.nbytes
     by_rows = largest_share(-(-rows // height), target.num_cores)
-    by_panels = largest_share(-(-constant_size([extent_of(column)]) // panel), target.num_cores)
+    by_panels = largest_share(-(-columns // panel), target.num_cores)
     exceeds_caches = packed_bytes > max(target.cache_bytes)
     panels_first = exceeds_caches or by_panels < _NOTABLY * by_rows
     lanes = vector_lanes(target)
-    whole = constant_size([extent_of(column)]) % panel == 0
+    whole = columns % panel == 0
     blocks = not exceeds_caches and (whole or not panels_first)
     at_once = _tiles_at_once(anchor, out, rows, height, panel, target) if blocks else 0
-    if whole and not at_once:
-        at_once = _tiles_of_a_core(anchor, packed_bytes, rows, height, panel, target)
+    if whole and columns > panel and not at_once:
+        at_once = _tiles_of_a_core(anchor, packed_bytes, rows, height, target)
     _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once)
     if width == panel and (whole or panels_first):
         _stream_panels(s, accumulator, anchor.input_tensors[1], height, at_once or -(-rows // height), target)
@@ -203,19 +205,17 @@ def _tiles_at_once(
     return 0 if blocks >= tiles else -(-tiles // blocks)
 
 
-def _tiles_of_a_core(
-    anchor: te.Operation, packed_bytes: int, rows: int, height: int, panel: int, target: Target
-) -> int:
+def _tiles_of_a_core(anchor: te.Operation, packed_bytes: int, rows: int, height: int, target: Target) -> int:
     """Row tiles of which each core gets blocks, all panels passing over each, where that costs next to no more tiles.
 
     A core then reads its part of the left operand alone, and what it wrote before is in its own caches. 0 where the
     weights are not much smaller: there cores share the panels, and each reads a part of them.
     """
-    left, columns = anchor.input_tensors[0], constant_size([extent_of(anchor.axis[-1])])
+    left = anchor.input_tensors[0]
     nbytes = constant_size(left.shape) * left.dtype.nbytes
     tiles = -(-rows // height)
     known = all(isinstance(d, int) for d in left.shape)
-    if not known or target.num_cores == 1 or columns <= panel or nbytes < _MUCH_LARGER * packed_bytes:
+    if not known or target.num_cores == 1 or nbytes < _MUCH_LARGER * packed_bytes:
         return 0
 
     def waste(at_once: int) -> float:

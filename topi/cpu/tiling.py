@@ -125,11 +125,22 @@ def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
     return min(fitting, key=lambda tile: _cost(tile, rows, group, steps)).columns
 
 
-def tile_rows(target: Target, rows: int, panel: int, steps: int) -> int:
-    """Rows of the register tile for a given panel width."""
+def tile_rows(target: Target, rows: int, panel: int, steps: int, panels: int | None = None) -> int:
+    """Rows of the register tile for a given panel width.
+
+    Where it is shared between cores tile by tile, the number of `panels` says how evenly that comes out.
+    """
     lanes = min(vector_lanes(target), panel)
     vectors = -(-panel // lanes)
-    best = best_tile(target, rows, panel, steps, lanes=lanes, vectors=vectors)
+
+    def cost(tile: RegisterTile) -> float:
+        cycles = _cost(tile, rows, panel, steps)
+        if panels is None:
+            return cycles
+        return cycles * target.num_cores * largest_share(math.ceil(rows / tile.rows) * panels, target.num_cores)
+
+    fitting = [tile for tile in _tiles(target, lanes, vectors) if tile.rows <= max(rows, 1)]
+    best = min(fitting, key=lambda tile: (cost(tile), -tile.rows))
     return choose("rows", best.rows, [tile.rows for tile in _tiles(target, lanes, vectors) if tile.rows <= rows])
 
 
