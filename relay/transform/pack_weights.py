@@ -158,7 +158,7 @@ class _Packer:
         outputs_first = weight.data.transpose(order)
         channels, *kernel, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
-            return _channels_last(call, op, outputs_first) if isinstance(op, Conv2D) else call
+            return _channels_last(call, op, outputs_first)
         if isinstance(op, Conv2D):
             winograd = self._winograd_plan(call, op, kernel)
             if winograd is not None:
@@ -199,7 +199,7 @@ class _Packer:
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
 
 
-def _channels_last(call: Call, op: Conv2D, weight: Array) -> Call:
+def _channels_last(call: Call, op: Conv1D | Conv2D | Conv3D, weight: Array) -> Call:
     """A depthwise convolution with weights (KH, KW, 1, C), so that vectors run along the channels."""
-    moved = Constant(np.ascontiguousarray(weight.transpose(1, 2, 3, 0)), span=call.args[1].span)
-    return Call(op.replace(kernel_layout="HWIO"), (call.args[0], moved), span=call.span)
+    moved = Constant(np.ascontiguousarray(np.moveaxis(weight, 0, -1)), span=call.args[1].span)
+    return Call(op.replace(kernel_layout=f"{op.data_layout[1:-1]}IO"), (call.args[0], moved), span=call.span)

@@ -9,6 +9,7 @@ import backend
 import te
 import topi
 from backend.target import Target
+from relay.op.nn.conv import convolve
 from te.ir import post_order
 from te.tir import Allocate
 from topi.registry import schedule_for
@@ -65,6 +66,31 @@ def test_depthwise(case):
     backend.build(module, target=TARGET)(backend.nd.array(a), backend.nd.array(flat), result)
     wanted = np.maximum(expected(a, b, strides, padding, dilation), 0)
     np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "strides", "padding", "dilation"),
+    [
+        ((1, 50, 24), (31,), (1,), (15, 15), (1,)),
+        ((3, 17, 9), (5,), (2,), (2, 1), (2,)),
+        ((2, 64, 16), (3,), (1,), (2, 0), (1,)),
+        ((1, 5, 6, 20, 12), (3, 3, 3), (1, 1, 1), (1,) * 6, (1, 1, 1)),
+        ((2, 4, 7, 9, 17), (1, 3, 2), (2, 1, 3), (0, 1, 0, 0, 1, 1), (1, 2, 1)),
+    ],
+    ids=str,
+)
+def test_depthwise_of_other_ranks(shape, kernel, strides, padding, dilation):
+    rank, channels = len(kernel), shape[-1]
+    layout = f"N{'DHW'[-rank:]}C"
+    data = RNG.standard_normal(shape).astype("float32")
+    weight = RNG.standard_normal((channels, 1, *kernel)).astype("float32")
+    x, w = te.placeholder(shape, "float32", "x"), te.placeholder((*kernel, 1, channels), "float32", "w")
+    out = topi.nn.conv(x, w, strides, padding, dilation, channels, layout, f"{layout[1:-1]}IO")
+    result = backend.nd.empty(out.shape, "float32")
+    kernels = backend.build(te.lower(schedule_for([out], TARGET), [x, w, out]), target=TARGET)
+    kernels(backend.nd.array(data), backend.nd.array(np.moveaxis(weight, (0, 1), (-1, -2)).copy()), result)
+    wanted = convolve(np.moveaxis(data, -1, 1), weight, strides, padding, dilation, channels)
+    np.testing.assert_allclose(result.numpy(), np.moveaxis(wanted, 1, -1), rtol=1e-5, atol=1e-5)
 
 
 def test_the_border_is_not_stored():

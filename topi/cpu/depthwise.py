@@ -1,4 +1,4 @@
-"""Depthwise convolutions on CPUs: NHWC data, weights (KH, KW, C, 1) or (KH, KW, 1, C), vectors of channels."""
+"""Depthwise convolutions on CPUs: data with the channels last, weights (..., C, 1) or (..., 1, C), vectors of channels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from topi.registry import register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_depthwise_conv2d_nhwc"]
+__all__ = ["schedule_depthwise_conv"]
 
 
-@register_schedule("depthwise_conv2d_nhwc", "cpu")
-def schedule_depthwise_conv2d_nhwc(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """C[n, y, x, c] = sum over ky, kx of data[n, y*s + ky, x*s + kx, c] * W[ky, kx, c].
+@register_schedule(["depthwise_conv1d_nwc", "depthwise_conv2d_nhwc", "depthwise_conv3d_ndhwc"], "cpu")
+def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[n, y, x, c] = sum over ky, kx of data[n, y*s + ky, x*s + kx, c] * W[ky, kx, c]; of rank 1 and 3 likewise.
 
     Half of the registers hold results: what the other half reads is shared between them.
     """

@@ -1,4 +1,4 @@
-"""Windows over NHWC images on CPUs: vectors of channels, a register tile of neighbouring output columns.
+"""Windows over images with the channels last, of any rank, on CPUs: vectors of channels, a register tile of neighbouring output columns.
 
 The border is never stored: the lines and columns that it touches run copies of the code that test for it.
 """
@@ -17,30 +17,31 @@ if TYPE_CHECKING:
 
 __all__ = ["tile_windows"]
 
-_MOST_TAPS = 25
+_MOST_TAPS = 27
 """Windows up to this size are unrolled, so that neighbouring columns share what they read in registers."""
 
 
 def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns: int, target: Target) -> None:
-    """Schedule `out` (N, H, W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
+    """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
     What pads the input is inlined.
     """
     lanes = vector_lanes(target)
-    ky, kx = s[accumulator].op.reduce_axis
-    taps = constant_size([ky.extent, kx.extent])
-    n, y, x, channel = s[out].op.axis
+    *across, kx = s[accumulator].op.reduce_axis
+    taps = constant_size([axis.extent for axis in (*across, kx)])
+    *line_axes, x, channel = s[out].op.axis
     width = constant_size([x.extent], default=64)
     columns = _dividing(width, columns)
     x_outer, x_inner = s[out].split(x, factor=columns)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
-    blocks = _channel_blocks(target, constant_size([n.extent, y.extent]), -(-constant_size([channel.extent]) // lanes))
+    count = constant_size([axis.extent for axis in line_axes])
+    blocks = _channel_blocks(target, count, -(-constant_size([channel.extent]) // lanes))
     shared: list[te.IterVar] = []
     if blocks > 1:
         block, channel_outer = s[out].split(channel_outer, nparts=blocks)
         shared = [block]
-    s[out].reorder(*shared, n, y, x_outer, channel_outer, x_inner, channel_inner)
-    lines = s[out].fuse(n, y)
+    s[out].reorder(*shared, *line_axes, x_outer, channel_outer, x_inner, channel_inner)
+    lines = s[out].fuse(*line_axes) if len(line_axes) > 1 else line_axes[0]
     parallel(s, out, shared[0] if shared else lines, 2.0 * constant_size(out.shape) * taps, lanes)
     s[out].pragma(lines, "loop_partition_hint")
     if width > 2 * columns:
@@ -52,9 +53,10 @@ def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns
 
     s[accumulator].compute_at(s[out], channel_outer)
     *_, tile_x, tile_channel = s[accumulator].op.axis
-    s[accumulator].reorder(ky, kx, tile_x, tile_channel)
+    s[accumulator].reorder(*across, kx, tile_x, tile_channel)
     if taps <= _MOST_TAPS:
-        s[accumulator].unroll(ky)
+        for axis in across:
+            s[accumulator].unroll(axis)
     if constant_size([kx.extent]) <= _MOST_TAPS:
         s[accumulator].unroll(kx)
     s[accumulator].unroll(tile_x)
