@@ -5,10 +5,15 @@ o + begin the taps that count are t = r + stride * u, read from i = q - u: for e
 u. All phases together are one convolution of ceil(K / stride) taps with as many times the outputs, which has the
 schedules of convolutions: packed weights, register tiles, Winograd. Phases lie next to each other in the result, so
 that what is left is to put them in order and to cut off the border.
+
+Where the stride does not divide the kernel, some phases have fewer taps than others: three taps by two are phases of
+two and one, and in two dimensions nearly half of the products would be with zeros. Then each phase is a convolution
+by itself, and the results are joined.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +53,16 @@ class ConvolveTransposed(RewritePass):
             axes.append(_Axis(size, result, weight.shape[2 + k], op.strides[k], op.padding[k]))
         if any(width < 0 for axis in axes for width in axis.padding):
             return call
-        return _interleaved(_convolution(call, op, weight, axes), call, op.groups, axes)
+        apart = op.groups == 1 and math.prod(axis.window * axis.stride / axis.taps for axis in axes) > _MOST_ZEROS
+        if apart and all(begin >= 0 for axis in axes for begin, _ in axis.phase_paddings):
+            phases = _convolutions(call, op, weight, axes)
+        else:
+            phases = _convolution(call, op, weight, axes)
+        return _interleaved(phases, call, op.groups, axes)
+
+
+_MOST_ZEROS = 1.25
+"""Products of all phases together to those with taps of the kernel, at most; beyond, phases are computed apart."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,13 @@ class _Axis:
         return before, self.count + self.window - 1 - self.size - before
 
     @property
+    def phase_paddings(self) -> list[tuple[int, int]]:
+        """Of the input for each phase by itself; negative where a phase has no taps or reads no border."""
+        before, after = self.padding
+        missing = [self.window - math.ceil((self.taps - phase) / self.stride) for phase in range(self.stride)]
+        return [(before - less if less < self.window else -1, after) for less in missing]
+
+    @property
     def cut(self) -> int:
         """Interleaved outputs in front of the first that counts."""
         return self.begin % self.stride
@@ -98,27 +119,43 @@ def _dilated(op: _Transposed, weight: Array) -> Array:
 
 
 def _phases(weight: Array, groups: int, axes: Sequence[_Axis]) -> Array:
-    """(I, O, taps...) of all groups to (groups * phases... * O, I of a group, window...), taps of a phase reversed."""
+    """(I, O, taps...) of all groups to (groups, phases..., O, I of a group, window...), taps of a phase reversed."""
     rank = len(axes)
     missing = [(0, axis.window * axis.stride - axis.taps) for axis in axes]
     whole = np.pad(weight, [(0, 0), (0, 0), *missing])
     inputs, outputs = weight.shape[0] // groups, weight.shape[1]
     split = whole.reshape(groups, inputs, outputs, *[d for axis in axes for d in (axis.window, axis.stride)])
     windows, phases = [3 + 2 * k for k in range(rank)], [4 + 2 * k for k in range(rank)]
-    ordered = np.flip(split, tuple(windows)).transpose(0, *phases, 2, 1, *windows)
-    total = groups * outputs * math.prod(axis.stride for axis in axes)
-    return np.ascontiguousarray(ordered.reshape(total, inputs, *[axis.window for axis in axes]))
+    return np.flip(split, tuple(windows)).transpose(0, *phases, 2, 1, *windows)
 
 
 def _convolution(call: Call, op: _Transposed, weight: Array, axes: Sequence[_Axis]) -> Call:
+    """All phases at once: (N, counts..., groups * phases... * O)."""
+    phases = _phases(weight, op.groups, axes)
+    together = phases.reshape(-1, *phases.shape[len(axes) + 2 :])
+    return _forward(call, op, together, [axis.padding for axis in axes])
+
+
+def _convolutions(call: Call, op: _Transposed, weight: Array, axes: Sequence[_Axis]) -> Call:
+    """Phase by phase, only the taps that each has, with the results of `_convolution`."""
+    phases, made = _phases(weight, 1, axes)[0], []
+    for phase in itertools.product(*[range(axis.stride) for axis in axes]):
+        paddings = [axis.phase_paddings[r] for axis, r in zip(axes, phase, strict=True)]
+        missing = [axis.padding[0] - begin for axis, (begin, _) in zip(axes, paddings, strict=True)]
+        taps = phases[(*phase, slice(None), slice(None), *[slice(less, None) for less in missing])]
+        made.append(_forward(call, op, taps, paddings))
+    return make_call("concatenate", tuple(made), call.span, axis=len(axes) + 1)
+
+
+def _forward(call: Call, op: _Transposed, weight: Array, paddings: Sequence[tuple[int, int]]) -> Call:
+    """The convolution of the input with `weight` (O, I of a group, spatial...)."""
     spatial = "".join([a for a in op.data_layout if a not in "NC"])
-    ones = (1,) * len(axes)
-    padding = (*[axis.padding[0] for axis in axes], *[axis.padding[1] for axis in axes])
-    made: OpDef = _FORWARD[len(axes)](
-        strides=ones, padding=padding, dilation=ones, groups=op.groups, data_layout=op.data_layout,
-        kernel_layout=f"OI{spatial}", out_dtype=op.out_dtype,
+    ones = (1,) * len(paddings)
+    made: OpDef = _FORWARD[len(paddings)](
+        strides=ones, padding=(*[begin for begin, _ in paddings], *[end for _, end in paddings]), dilation=ones,
+        groups=op.groups, data_layout=op.data_layout, kernel_layout=f"OI{spatial}", out_dtype=op.out_dtype,
     )  # fmt: skip
-    constant = Constant(_phases(weight, op.groups, axes), span=call.args[1].span)
+    constant = Constant(np.ascontiguousarray(weight), span=call.args[1].span)
     return Call(made, (call.args[0], constant), span=call.span)
 
 

@@ -1,4 +1,4 @@
-"""Depthwise convolutions on CPUs: data with the channels last, weights (..., C, 1) or (..., 1, C), vectors of channels."""
+"""Depthwise convolutions on CPUs: channels last, weights (..., C, 1) or (..., 1, C), vectors of channels."""
 
 from __future__ import annotations
 

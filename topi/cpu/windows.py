@@ -1,4 +1,4 @@
-"""Windows over images with the channels last, of any rank, on CPUs: vectors of channels, a register tile of neighbouring output columns.
+"""Windows over images with the channels last on CPUs: vectors of channels, a tile of neighbouring output columns.
 
 The border is never stored: the lines and columns that it touches run copies of the code that test for it.
 """

@@ -32,6 +32,20 @@ def test_two_dimensions(transformed, operators, kernel, stride, padding, grown, 
     assert found["nn.conv2d"] == 1 and found["nn.conv2d_transpose"] == 0
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "grown", "convolutions"),
+    [((3, 3), (2, 2), 1, 1, 4), ((3, 3), (2, 2), 0, 0, 4), ((5, 4), (3, 2), 2, 0, 1), ((4, 3), (3, 1), 1, 2, 3)],
+)
+def test_phases_with_fewer_taps_are_computed_apart(
+    transformed, operators, kernel, stride, padding, grown, convolutions
+):
+    x = var("x", (2, 5, 4, 6))
+    y = nn.conv2d_transpose(
+        x, weights(6, 4, *kernel), strides=stride, padding=padding, output_padding=(grown, 0), data_layout="NHWC"
+    )
+    assert operators(transformed(Function((x,), y), ConvolveTransposed()))["nn.conv2d"] == convolutions
+
+
 def test_stride_one_needs_no_interleaving(transformed, operators):
     x = var("x", (1, 5, 5, 3))
     y = nn.conv2d_transpose(x, weights(3, 2, 3, 3), padding=1, data_layout="NHWC")
@@ -63,7 +77,8 @@ def test_one_dimension_of_any_parameters(data: st.DataObject):
 def test_three_dimensions(transformed, operators):
     x = var("x", (1, 3, 2, 4, 4))
     y = nn.conv3d_transpose(x, weights(4, 2, 3, 2, 3), strides=(2, 2, 1), padding=(1, 0, 1), data_layout="NDHWC")
-    assert operators(transformed(Function((x,), y), ConvolveTransposed()))["nn.conv3d"] == 1
+    found = operators(transformed(Function((x,), y), ConvolveTransposed()))
+    assert found["nn.conv3d"] == 4 and found["concatenate"] == 1  # along the first axis one phase has a tap less
 
 
 def test_weights_known_late_are_left_alone(transformed, operators):
