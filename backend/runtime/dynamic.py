@@ -27,7 +27,7 @@ from backend.runtime.runners import OutputBuffer, Recordings
 from backend.runtime.sizes import evaluate, variables
 from backend.runtime.steps import Bind, Check, IfStep, ListStep, LoopStep, RunNodes
 
-__all__ = ["DynamicRunner", "bind_sizes"]
+__all__ = ["DynamicRunner", "bind_sizes", "shapes_of"]
 
 _ALIGNMENT = 64
 _AT_ONCE = -1
@@ -69,6 +69,11 @@ def bind_sizes(
                     f"expected {wanted} in {tensor.shape_text}{why}"
                 )
     return sizes
+
+
+def shapes_of(values: Sequence[Value]) -> list[tuple[int, ...]]:
+    """The shapes of arrays; () for lists, whose elements may have any."""
+    return [value.shape if isinstance(value, NDArray) else () for value in values]
 
 
 class _Stage:
@@ -212,7 +217,7 @@ class DynamicRunner:
         or the model.
         """
         graph, self._inputs = self._graph, list(inputs)
-        self.sizes = bind_sizes(graph, [x.shape if isinstance(x, NDArray) else () for x in inputs], inherited)
+        self.sizes = bind_sizes(graph, shapes_of(inputs), inherited)
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "input":
                 given = inputs[int(tensor.place)]

@@ -23,9 +23,10 @@ from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.device_api import ALLOC_ALIGNMENT
 from backend.runtime.dtype import to_numpy
-from backend.runtime.dynamic import DynamicRunner, bind_sizes
+from backend.runtime.dynamic import DynamicRunner, bind_sizes, shapes_of
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.graph import GraphTensor
+from backend.runtime.lists import ArrayList, Value
 from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty, from_dlpack
 from backend.runtime.profiler import Report, node_timings
@@ -88,8 +89,7 @@ class GraphModule:
         self._tensors_in: dict[tuple[str, int | str], list[int]] = defaultdict(list)
         for index, tensor in enumerate(graph.tensors):
             self._tensors_in[tensor.storage, tensor.place].append(index)
-        shapes = [_smallest(graph.tensors[i]) for i in graph.inputs]
-        self._own_inputs = [empty(s, graph.tensors[i].dtype, where) for s, i in zip(shapes, graph.inputs, strict=True)]
+        self._own_inputs = [_buffer(graph.tensors[i], where) for i in graph.inputs]
         self._inputs = list(self._own_inputs)
         self._unset = set(range(len(graph.inputs)))
         self._params = bound.model.params_on(where)
@@ -111,8 +111,9 @@ class GraphModule:
     def set_input(self, key: int | str | None = None, value: Any = None, **inputs: Any) -> None:
         """Copies values into inputs: `set_input("x", x)`, `set_input(0, x)`, `set_input(x=x, mask=m)`.
 
-        A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers. Raises `ArgumentError`
-        naming the input when there is none of that name, or when shape or dtype are not its own.
+        A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers; for a sequence a list of
+        such. Raises `ArgumentError` naming the input when there is none of that name, or when shape or dtype are not
+        its own.
         """
         with self._lock:
             if key is not None:
@@ -128,6 +129,8 @@ class GraphModule:
         with self._lock:
             position = self.get_input_index(key)
             tensor = self._input_tensor(position)
+            if tensor.is_list:
+                raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is a sequence; use set_input")
             given = value if isinstance(value, NDArray) else from_dlpack(value)
             self._check(tensor, given.shape, given.dtype)
             misplaced = given.device != self._bound.device or not given.is_contiguous
@@ -143,13 +146,18 @@ class GraphModule:
         """The buffer that runs read the input from. Writing into it sets the input."""
         with self._lock:
             position = self.get_input_index(key)
+            given = self._inputs[position]
+            if not isinstance(given, NDArray):
+                name = self._input_tensor(position).name
+                raise ArgumentError(f"input {name!r} of model {self._graph.name!r} is a sequence, which has no buffer")
             self._unset.discard(position)
-            return self._inputs[position]
+            return given
 
-    def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> NDArray:
+    def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> Any:
         """The output number `index`, or of that name, of the last run; copied into `out`, if given, which is returned.
 
-        Raises `ArgumentError` for an unknown output, or an `out` of another shape or dtype.
+        An NDArray; of a sequence, or an optional value, which is one of at most one element, a list of them. Raises
+        `ArgumentError` for an unknown output, or an `out` of another shape or dtype.
         """
         with self._lock:
             position = self._output_position(index)
@@ -158,6 +166,8 @@ class GraphModule:
                 return self._special.get_output(position, out)
             if self._dynamic is not None:
                 result = self._dynamic.output(position)
+                if out is not None and tensor.is_list:
+                    raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list of arrays")
                 return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
             if out is not None:
                 target = out if isinstance(out, NDArray) else from_dlpack(out)
@@ -206,7 +216,7 @@ class GraphModule:
                 self._set_input(name, value)
             self._run()
 
-    def __call__(self, *args: Any, **inputs: Any) -> list[NDArray]:
+    def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
         """Sets inputs by position and by name, runs, and returns all outputs, in one step."""
         with self._lock:
             for position, value in enumerate(args):
@@ -314,20 +324,42 @@ class GraphModule:
     def _set_input(self, key: int | str, value: Any) -> None:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
-        if isinstance(value, (NDArray, np.ndarray)):
-            given: Any = value
-        elif hasattr(value, "__dlpack__"):
-            given = from_dlpack(value)
-        else:
-            given = self._as_array(tensor, value)
+        if tensor.is_list:
+            self._inputs[position] = self._as_list(tensor, value)
+            self._unset.discard(position)
+            return
+        given = self._as_given(tensor, value)
         self._check(tensor, given.shape, given.dtype)
         own = self._own_inputs[position]
+        assert isinstance(own, NDArray)
         if own.shape != given.shape:
             own = self._own_inputs[position] = empty(given.shape, tensor.dtype, self.device)
         own.copyfrom(given)
         if self._inputs[position] is not own:
             self._place_input(position, own)
         self._unset.discard(position)
+
+    def _as_given(self, tensor: GraphTensor, value: Any) -> Any:
+        if isinstance(value, (NDArray, np.ndarray)):
+            return value
+        return from_dlpack(value) if hasattr(value, "__dlpack__") else self._as_array(tensor, value)
+
+    def _as_list(self, tensor: GraphTensor, value: Any) -> ArrayList:
+        """Copies of the elements of a sequence."""
+        if not isinstance(value, list | tuple):
+            raise ArgumentError(
+                f"input {tensor.name!r} of model {self._graph.name!r}: got {type(value).__name__}; expected a list of "
+                "arrays"
+            )
+        items: list[NDArray] = []
+        for number, item in enumerate(value):
+            given = self._as_given(tensor, item)
+            wanted = tensor.dtype if isinstance(given.dtype, str) else to_numpy(tensor.dtype)
+            if given.dtype != wanted:
+                place = f"element {number} of input {tensor.name!r} of model {self._graph.name!r}"
+                raise ArgumentError(f"{place}: got dtype {given.dtype}; expected {tensor.dtype}")
+            items.append(empty(given.shape, tensor.dtype, self.device).copyfrom(given))
+        return ArrayList(items)
 
     def _as_array(self, tensor: GraphTensor, value: Any) -> npt.NDArray[Any]:
         try:
@@ -404,6 +436,7 @@ class GraphModule:
             buffer = self._outputs[int(tensor.place)]
             assert buffer is not None, "a graph's output buffers are those of its outputs"
             home = buffer.array
+        assert isinstance(home, NDArray), "a graph with lists has a runner of its own"
         same = (home.shape, home.dtype) == (tensor.shape, tensor.dtype)
         return home if same else home._create_view(tensor.static_shape, tensor.dtype)
 
@@ -433,7 +466,11 @@ class GraphModule:
         self._special = self._find_special() if self._graph.variants else None
         if self._special is not None:
             for position, given in enumerate(self._inputs):
-                self._special.set_input_zero_copy(position, given)
+                if isinstance(given, NDArray):
+                    self._special.set_input_zero_copy(position, given)
+                else:
+                    self._special._inputs[position] = given
+                    self._special._unset.discard(position)
             self._special._run()
         elif self._dynamic is not None:
             self._dynamic.run(self._inputs)
@@ -443,7 +480,7 @@ class GraphModule:
 
     def _find_special(self) -> GraphModule | None:
         """The executor of the model compiled for the sizes of the inputs, if there is one."""
-        sizes = bind_sizes(self._graph, [given.shape for given in self._inputs])
+        sizes = bind_sizes(self._graph, shapes_of(self._inputs))
         model = self._bound.model.variant(sizes)
         if model is None:
             return None
@@ -456,12 +493,17 @@ class GraphModule:
 
     def _signature(self) -> str:
         tensors = [self._graph.tensors[index] for index in self._graph.inputs]
-        return ", ".join(f"{t.name}: {t.dtype}[{', '.join(map(size_text, t.shape))}]" for t in tensors)
+        return ", ".join(
+            f"{t.name}: {'a list of ' if t.is_list else ''}{t.dtype}[{', '.join(map(size_text, t.shape))}]"
+            for t in tensors
+        )
 
 
-def _smallest(tensor: GraphTensor) -> tuple[int, ...]:
-    """The shape to reserve for an input before it is set: nothing along sizes that are not known yet."""
-    return tuple([d if isinstance(d, int) else 0 for d in tensor.shape])
+def _buffer(tensor: GraphTensor, where: Device) -> Value:
+    """What is reserved for an input before it is set: nothing along sizes that are not known yet."""
+    if tensor.is_list:
+        return ArrayList()
+    return empty(tuple([d if isinstance(d, int) else 0 for d in tensor.shape]), tensor.dtype, where)
 
 
 _executors: weakref.WeakSet[GraphModule] = weakref.WeakSet()

@@ -52,7 +52,8 @@ class RelayRep(BackendRep):
         """Inputs whose values decide shapes, or are strings."""
         self._specialised: dict[Any, Executable] = {}
         self._general: Executable | None = None
-        if not all(is_tensor_of_numbers(value) for value in declared):
+        containers = [value for value in declared if not is_tensor_of_numbers(value)]
+        if not all(value.type.HasField("sequence_type") and not holds_strings(value) for value in containers):
             return
         try:
             mod, _ = from_onnx(model)
@@ -60,6 +61,8 @@ class RelayRep(BackendRep):
         except ValueNeededError as error:
             self._deciding = error.inputs
         except CompileError as error:
+            if containers:
+                return  # elements of several ranks: they are looked at one by one
             shapes = tuple(value.name for value in declared if _may_be_shape(value))
             if isinstance(error, UnsupportedOperatorError) or not (shapes or _symbolic_inputs(model)):
                 raise
@@ -232,7 +235,7 @@ class RelayBackend(Backend):
         compiled, forms = cls.compile_module(mod, device), mod.attrs.get("output_forms")
 
         def execute(arrays: Arrays) -> list[Any]:
-            results = compiled(dict(_flattened(arrays)))
+            results = compiled({**arrays, **dict(_flattened(arrays))})
             return results if forms is None else [assembled(form, results) for form in forms]
 
         return execute

@@ -26,6 +26,7 @@ from relay.op.base import OpDef, OpPattern, attributes_of_operator
 from relay.op.common import require
 from relay.op.sequence import Make
 from relay.type import TensorType, TupleType
+from te.dtype import dtype
 from te.ir import Span
 
 __all__ = [
@@ -131,7 +132,8 @@ def other_inputs(
 ) -> tuple[dict[str, Expr], list[Var]]:
     """The values of inputs that are no tensors of numbers, and the parameters that they consist of.
 
-    Element i of a sequence "x" is the parameter "x[i]". Raises `ValueNeededError` for an input whose form is not given.
+    Element i of a sequence "x" whose shapes are given is the parameter "x[i]"; a sequence of which nothing is said is
+    one parameter. Raises `ValueNeededError` for any other input whose form is not given.
     """
     values: dict[str, Expr] = {}
     params: list[Var] = []
@@ -141,17 +143,29 @@ def other_inputs(
             values[value.name] = _constant(constants[value.name], value, place)
         elif value.name in shapes and not holds_strings(value):
             values[value.name] = _of_shape(shapes[value.name], value.name, value.type, place, params)
+        elif value.type.HasField("sequence_type") and not holds_strings(value):
+            params.append(Var(name=value.name, ty=_sequence_of(value.type, place), span=Span(place, value.name)))
+            values[value.name] = params[-1]
         else:
             raise _form_needed(value, place)
     return values, params
+
+
+def _sequence_of(of: TypeProto, place: str) -> SequenceType:
+    """The type of a sequence as it is declared; sizes with a name may differ from element to element."""
+    tensor = of.sequence_type.elem_type.tensor_type
+    kind = dtype(dtype_name(tensor.elem_type, place))
+    if not tensor.HasField("shape"):
+        return SequenceType(ElementType(None, kind))
+    return SequenceType(ElementType([d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim], kind))
 
 
 def _form_needed(value: ValueInfoProto, place: str) -> ValueNeededError:
     if holds_strings(value):
         problem, remedy = "strings are computed when compiling", f"give them: constants={{{value.name!r}: array}}"
     else:
-        problem = "how many tensors it holds, and their shapes, must be known when compiling"
-        remedy = f"give a list of shapes, or for an optional value a shape or None: shape={{{value.name!r}: [...]}}"
+        problem = "whether there is a value, and its shape, must be known when compiling"
+        remedy = f"give a shape (a list of them for a sequence), or None: shape={{{value.name!r}: (...)}}"
     return ValueNeededError(compose(place, problem, remedy=remedy), (value.name,))
 
 

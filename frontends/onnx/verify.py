@@ -24,6 +24,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 import relay
 from backend.runtime import device, graph_executor
 from backend.target import Target
+from frontends.onnx.containers import Maybe, assembled
 from frontends.onnx.graph import describe, nested_graphs
 from frontends.onnx.importer import from_onnx
 from frontends.onnx.inputs import ShapeOverride, graph_inputs
@@ -34,7 +35,8 @@ __all__ = ["ORACLES", "Comparison", "VerifyReport", "departure", "verify"]
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
-Tensors = dict[str, Array]
+Values = dict[str, Any]
+"""Arrays, and lists of them for sequences, by name."""
 OnnxModel = ModelProto | str | os.PathLike[str]
 
 ORACLES = ("onnxruntime", "reference")
@@ -42,11 +44,6 @@ ORACLES = ("onnxruntime", "reference")
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest difference allowed by element type, as a share of the tensor's largest magnitude; other types: none."""
 
-_CONTAINER_OPERATORS = frozenset((
-    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap", "SplitToSequence",
-    "Optional",
-))  # fmt: skip
-"""Operators that give no tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +112,39 @@ def verify(
     _check_inputs([value.name for value in graph_inputs(graph)], inputs)
     report = VerifyReport(against)
     outputs = [o.name for o in graph.output]
-    producers = _exposed(graph, report)
+    producers = _exposed(graph)
     names = list(dict.fromkeys([*producers, *outputs]))
+    for name in _optional(model, shape, names):
+        report.skipped[name] = f"{producers.get(name, 'the model')} gives an optional value"
+    names, outputs = ([name for name in some if name not in report.skipped] for some in (names, outputs))
     oracle = _OnnxRuntime(model, inputs) if against == "onnxruntime" else _References(model, inputs, shape)
     compiled = _Compiled(model, inputs, shape, target, where)
     expected = oracle(names)
 
-    def compare(name: str, value: Array) -> Comparison:
-        return _compare(name, producers.get(name, "the model"), value, expected[name], tolerance)
+    def compare(wanted: Sequence[str]) -> list[Comparison]:
+        found = compiled(wanted)
+        return [_compare(part, producers.get(name, "the model"), value, right, tolerance)
+                for name in wanted for part, value, right in _pairs(name, found[name], expected[name])]  # fmt: skip
 
-    report.outputs = [compare(name, value) for name, value in compiled(outputs).items()]
-    report.tensors = [compare(name, value) for name, value in compiled(names).items()]
+    report.outputs, report.tensors = compare(outputs), compare(names)
     report.departs = next((c for c in report.tensors if not c.agrees), None)
     if report.departs is None and not all(c.agrees for c in report.outputs):
         report.fused_only = True
-        report.departs = _first_cut(names, lambda name: compare(name, compiled([name])[name]), report.outputs)
+        report.departs = _first_cut(names, lambda name: _worst(compare([name])), report.outputs)
     return report
+
+
+def _pairs(name: str, value: Any, expected: Any) -> list[tuple[str, Array, Array]]:
+    """What is to be compared: a tensor, or the elements of a sequence and first their number."""
+    if not isinstance(value, list) and not isinstance(expected, list):
+        return [(name, value, expected)]
+    counts = [np.array(len(v) if isinstance(v, list) else -1) for v in (value, expected)]
+    elements = [(f"{name}[{i}]", a, b) for i, (a, b) in enumerate(zip(value, expected, strict=False))]
+    return [(f"length of {name}", counts[0], counts[1]), *elements]
+
+
+def _worst(found: Sequence[Comparison]) -> Comparison:
+    return next((c for c in found if not c.agrees), found[0])
 
 
 def departure(value: Array, expected: Array) -> float:
@@ -182,23 +196,18 @@ def _check_inputs(wanted: Sequence[str], given: Arrays) -> None:
         raise CompileError(f"verify needs a value for every input; missing: {', '.join(missing)}")
 
 
-def _exposed(graph: GraphProto, report: VerifyReport) -> dict[str, str]:
-    """Tensors to compare, in the order of the nodes: those that something reads, with the node that computes them."""
+def _optional(model: OnnxModel, shape: ShapeOverride | None, names: Sequence[str]) -> list[str]:
+    """Those of `names` that may turn out to be nothing."""
+    module, _ = from_onnx(model, shape=shape, outputs=names)
+    forms = module.attrs.get("output_forms", ())
+    return [name for name, form in zip(names, forms, strict=False) if form is None or isinstance(form, Maybe)]
+
+
+def _exposed(graph: GraphProto) -> dict[str, str]:
+    """Tensors and sequences to compare, in the order of the nodes: what something reads, and who computes it."""
     read = {name for node in _all_nodes(graph.node) for name in node.input}
     read.update(o.name for o in graph.output)
-    exposed: dict[str, str] = {}
-    containers: set[str] = set()
-    for node in graph.node:
-        holds = node.op_type in _CONTAINER_OPERATORS or (
-            node.op_type in ("Identity", "If", "Loop") and any(name in containers for name in node.input)
-        )
-        for name in node.output:
-            if name and holds:
-                containers.add(name)
-                report.skipped[name] = f"{describe(node)} gives no tensor"
-            elif name in read:
-                exposed[name] = describe(node)
-    return exposed
+    return {name: describe(node) for node in graph.node for name in node.output if name in read and name}
 
 
 def _all_nodes(nodes: Iterable[NodeProto]) -> list[NodeProto]:
@@ -223,14 +232,26 @@ class _Compiled:
     target: str | Target
     where: str
 
-    def __call__(self, names: Sequence[str]) -> Tensors:
+    def __call__(self, names: Sequence[str]) -> Values:
         module, params = from_onnx(self.model, shape=self.shape, outputs=names)
         built = relay.build(module, self.target, params)
         executor = graph_executor.GraphModule(built["default"](device(self.where)))
         for name in module.attrs["input_names"]:
             executor.set_input(name, self.inputs[name])
         executor.run()
-        return {name: executor.get_output(i).numpy() for i, name in enumerate(names)}
+        results = [_as_numpy(executor.get_output(i)) for i in range(executor.get_num_outputs())]
+        return _by_name(names, results, module.attrs)
+
+
+def _as_numpy(value: Any) -> Any:
+    return [_as_numpy(item) for item in value] if isinstance(value, list) else value.numpy()
+
+
+def _by_name(names: Sequence[str], results: Sequence[Any], attrs: Mapping[str, Any]) -> Values:
+    """The results of a compiled model put together as the ONNX model's."""
+    forms = attrs.get("output_forms")
+    whole = results if forms is None else [assembled(form, results) for form in forms]
+    return dict(zip(names, whole, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +262,10 @@ class _References:
     inputs: Arrays
     shape: ShapeOverride | None
 
-    def __call__(self, names: Sequence[str]) -> Tensors:
+    def __call__(self, names: Sequence[str]) -> Values:
         module, _ = from_onnx(self.model, shape=self.shape, outputs=names)
         result = relay.create_executor("debug", module).evaluate()(**self.inputs)
-        return dict(zip(names, (result,) if len(names) == 1 else result, strict=True))
+        return _by_name(names, result if isinstance(result, tuple) else (result,), module.attrs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +275,7 @@ class _OnnxRuntime:
     model: OnnxModel
     inputs: Arrays
 
-    def __call__(self, names: Sequence[str]) -> Tensors:
+    def __call__(self, names: Sequence[str]) -> Values:
         try:
             ort = import_module("onnxruntime")
         except ImportError as error:

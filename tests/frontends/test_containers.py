@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+import relay
+from backend.runtime import ArgumentError, device, graph_executor
 from frontends.onnx import ValueNeededError, from_onnx
 from frontends.onnx.backend import RelayBackend
 from frontends.onnx.containers import assembled
@@ -45,13 +47,60 @@ def test_sequences_come_and_go():
     assert [x.tolist() for x in out] == [x.tolist() for x in (b, y, b)]
 
 
-def test_a_sequence_needs_the_shapes_of_its_elements():
+def test_a_sequence_is_one_parameter_or_as_many_as_shapes_are_given():
     proto = model([helper.make_node("SequenceLength", ["xs"], ["n"])], [sequence("xs")],
                   [helper.make_tensor_value_info("n", INT64, ())])  # fmt: skip
-    with pytest.raises(ValueNeededError, match="how many tensors it holds"):
-        from_onnx(proto)
+    mod, _ = from_onnx(proto)
+    assert [str(v.ty) for v in mod["main"].params] == ["Sequence[?, float32]"]
     mod, _ = from_onnx(proto, shape={"xs": [(2,), (3, 4)]})
     assert [v.name for v in mod["main"].params] == ["xs[0]", "xs[1]"]
+
+
+def test_an_optional_value_needs_a_shape():
+    proto = model([helper.make_node("OptionalHasElement", ["x"], ["has"])], [optional("x")],
+                  [helper.make_tensor_value_info("has", TensorProto.BOOL, ())])  # fmt: skip
+    with pytest.raises(ValueNeededError, match="whether there is a value"):
+        from_onnx(proto)
+
+
+def test_a_sequence_of_declared_rank_is_compiled_once():
+    """`torch.cat([x * 2 for x in xs])` of a list that the caller gives."""
+    doubled = helper.make_graph([helper.make_node("Add", ["e", "e"], ["d"])], "map",
+                                [helper.make_tensor_value_info("e", FLOAT, None)],
+                                [helper.make_tensor_value_info("d", FLOAT, None)])  # fmt: skip
+    nodes = [helper.make_node("SequenceMap", ["xs"], ["ys"], body=doubled, name="map"),
+             helper.make_node("ConcatFromSequence", ["ys"], ["y"], axis=0)]  # fmt: skip
+    xs = helper.make_tensor_sequence_value_info("xs", FLOAT, ["n", 3])
+    proto = model(nodes, [xs], [sequence("ys"), helper.make_tensor_value_info("y", FLOAT, None)])
+    mod, _ = from_onnx(proto)
+    assert str(mod["main"].params[0].ty) == "Sequence[(?, 3), float32]"
+    prepared = RelayBackend.prepare(proto)
+    for sizes in ((1, 2), (4,), (2, 0, 3)):
+        given = [np.random.default_rng(n).standard_normal((n, 3), dtype=np.float32) for n in sizes]
+        ys, y = prepared.run([given])
+        assert [a.tolist() for a in ys] == [(2 * a).tolist() for a in given]
+        assert y.tolist() == np.concatenate([2 * a for a in given]).tolist()
+    assert not prepared._specialised
+    with pytest.raises(ArgumentError, match="the sequence is empty"):
+        prepared.run([[]])
+
+
+def test_inputs_that_are_sequences_are_lists_of_arrays():
+    xs = helper.make_tensor_sequence_value_info("xs", FLOAT, ["n", 3])
+    proto = model([helper.make_node("SequenceLength", ["xs"], ["n"])], [xs],
+                  [helper.make_tensor_value_info("n", INT64, ())])  # fmt: skip
+    module = graph_executor.GraphModule(relay.build(from_onnx(proto)[0])["default"](device("cpu", 0)))
+    (n,) = module([np.ones((2, 3), np.float32), np.ones((0, 3), np.float32)])
+    assert n.numpy() == 2
+    with pytest.raises(ArgumentError, match=r"input 'xs'.*got ndarray; expected a list of arrays"):
+        module.set_input("xs", np.ones((2, 3), np.float32))
+    with pytest.raises(ArgumentError, match=r"element 1 of input 'xs'.*got dtype float64; expected float32"):
+        module.set_input("xs", [np.ones((2, 3), np.float32), np.ones((2, 3))])
+    with pytest.raises(ArgumentError, match="is a sequence; use set_input"):
+        module.set_input_zero_copy("xs", [])
+    with pytest.raises(ArgumentError, match=r"is a sequence, which has no buffer"):
+        module.get_input("xs")
+    assert "xs: a list of float32" in repr(module)
 
 
 def test_optional_values():

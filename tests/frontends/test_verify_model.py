@@ -41,16 +41,57 @@ def small_model() -> onnx.ModelProto:
 def test_a_right_model_agrees_tensor_by_tensor() -> None:
     report = verify(small_model(), {"x": X}, against="reference", shape={"n": 2})
     assert report.agrees and report.departs is None
-    assert [c.tensor for c in report.tensors] == ["h", "a", "y"]
+    assert [c.tensor for c in report.tensors] == ["h", "a", "length of s", "s[0]", "s[1]", "y"]
     assert [c.shape for c in report.outputs] == [(2, 8)]
-    assert list(report.skipped) == ["s"]
+    assert not report.skipped
     assert all(c.error < 1e-6 for c in report.tensors)
+
+
+def listing_model() -> onnx.ModelProto:
+    """A loop that appends to a list, whose elements are joined and counted."""
+    value, sequence = helper.make_tensor_value_info, helper.make_tensor_sequence_value_info
+    nodes = [
+        helper.make_node("Identity", ["go"], ["on"]),
+        helper.make_node("Gather", ["x", "i"], ["row"], name="gather"),
+        helper.make_node("Tanh", ["row"], ["a"], name="activate"),
+        helper.make_node("SequenceInsert", ["list", "a"], ["longer"], name="append"),
+    ]
+    body = helper.make_graph(
+        nodes, "body",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), sequence("list", 1, None)],
+        [value("on", TensorProto.BOOL, []), sequence("longer", 1, None)],
+    )  # fmt: skip
+    around = [
+        helper.make_node("SequenceEmpty", [], ["empty"], name="start"),
+        helper.make_node("Loop", ["trips", "", "empty"], ["s"], body=body, name="loop"),
+        helper.make_node("ConcatFromSequence", ["s"], ["joined"], name="join", axis=0, new_axis=1),
+        helper.make_node("Shape", ["joined"], ["shape"], name="measure"),
+        helper.make_node("Expand", ["one", "shape"], ["ones"], name="lay"),
+        helper.make_node("Sub", ["joined", "ones"], ["y"], name="subtract"),
+    ]
+    inputs = [value("trips", TensorProto.INT64, []), value("x", TensorProto.FLOAT, ["n", 6])]
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    graph = helper.make_graph(around, "listing", inputs, [value("y", TensorProto.FLOAT, None)], [one])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("oracle", ["reference", "onnxruntime"])
+def test_lists_that_a_run_makes_are_compared_element_by_element(oracle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if oracle == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    given = {"trips": np.array(2), "x": X}
+    report = verify(listing_model(), given, against=oracle)
+    assert report.agrees and {"length of s", "s[0]", "s[1]", "joined", "y"} <= {c.tensor for c in report.tensors}
+    right = Tanh.compute
+    monkeypatch.setattr(Tanh, "compute", lambda self, x: right(self, right(self, x)))
+    report = verify(listing_model(), given, against=oracle)
+    assert report.departs is not None and report.departs.tensor == "s[0]"
 
 
 def test_onnxruntime_is_an_oracle_where_it_is_installed() -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     report = verify(small_model(), {"x": X}, against="onnxruntime", shape={"n": 2})
-    assert report.agrees and len(report.tensors) == 3
+    assert report.agrees and len(report.tensors) == 6
 
 
 def test_the_first_node_that_departs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +111,7 @@ def test_a_fault_in_the_code_of_an_operator_is_found(oracle: str, monkeypatch: p
     monkeypatch.setattr(Tanh, "compute", lambda self, x: right(self, right(self, x)))
     report = verify(small_model(), {"x": X}, against=oracle)  # n stays open
     assert report.departs is not None and report.departs.node == "node 'activate' (Tanh)"
-    assert [c.tensor for c in report.tensors if c.agrees] == ["h"]
+    assert [c.tensor for c in report.tensors if c.agrees] == ["h", "length of s", "s[1]"]
 
 
 def test_a_fault_in_fused_code_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +187,8 @@ def test_the_command_tells_and_its_exit_code_says_so(tmp_path: Path, monkeypatch
     onnx.save(small_model(), path)
     command = ["verify", str(path), "--against", "reference", "--shape", "n=2"]
     good = CliRunner().invoke(app, command)
-    assert good.exit_code == 0 and "all 3 tensors agree with reference" in good.output, good.output
-    assert "not compared: s (node 'collect' (SequenceConstruct) gives no tensor)" in good.output
+    assert good.exit_code == 0 and "all 6 tensors agree with reference" in good.output, good.output
+    assert "length of s" in good.output
     monkeypatch.setattr(Tanh, "reference", lambda self, x: np.tanh(x) + np.float32(1))
     bad = CliRunner().invoke(app, command)
     assert bad.exit_code == 1 and "first at a of node 'activate' (Tanh)" in bad.output, bad.output
