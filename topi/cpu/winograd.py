@@ -8,7 +8,7 @@ keeps its intermediate results in registers, reads them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import te
 from te.tir import as_int
@@ -17,8 +17,11 @@ from topi.cpu.tiling import vector_lanes
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind, register_schedule
+from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from backend.target import Target
 
 __all__ = ["schedule_conv2d_nhwc_winograd"]
@@ -115,6 +118,36 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
     s[accumulator].unroll(step)
     s[accumulator].unroll(row)
     vectorize_panel(s, accumulator, column, plan.panel, lanes)
+    _stream_weights(s, accumulator, product.op.input_tensors[1], depth, plan)
+
+
+def _stream_weights(
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, depth: te.IterVar, plan: WinogradPlan
+) -> None:
+    """Fetch the weights of the next place while the tiles of this one are multiplied, a part in each step of `depth`.
+
+    They come from memory, or from a cache that cores share, and the first tiles would wait for them.
+    """
+    panels, size, _, inputs, width = [constant_size([d]) for d in weights.shape]
+    steps = _depth_steps(accumulator)
+    tiles, per_line = math.ceil(plan.block / plan.rows), _LINE_BYTES // weights.dtype.nbytes
+    at_once = math.ceil(steps * width / (per_line * tiles))
+    places = panels, size, size
+
+    def line(number: int) -> Callable[..., Sequence[Any]]:
+        def place(i: Any, j: Any, t: Any, c: Any, k: Any) -> Sequence[Any]:
+            done = t // plan.rows % tiles * (inputs // steps) + k // steps
+            element = (done * at_once + number) * per_line
+            following = ravel_index((c // width, i, j), places) + 1
+            return (*unravel_index(following, places), element // width, element % width)
+
+        return place
+
+    for number in range(at_once):
+        s[accumulator].prefetch_line(weights, depth, line(number))
+
+
+_LINE_BYTES = 64
 
 
 def _depth_steps(accumulator: te.Tensor) -> int:

@@ -2,7 +2,8 @@
 
 The steps counted are cycles of one core: both transforms, by vectors of channels; the products, by the register tiles
 of `topi.cpu.tiling`; and the transformed weights, which are up to four times as many bytes as the plain ones and come
-from memory once in every run and from the third-level cache at every further pass. Like that model it is a ranking.
+from memory once in every run, fetched ahead during the products, and from the third-level cache at every further pass.
+Like that model it is a ranking.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _TRANSFORM_CYCLES = 4.0
 _MEMORY_BYTES_PER_CYCLE = 6.0
 _CACHE_BYTES_PER_CYCLE = 16.0
 """What a core reads from memory and from a cache that it shares, beside its work."""
+_NOT_HIDDEN = 0.25
+"""Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide."""
 _BLOCK_SHARE = 0.75
 """Part of the second-level cache that a block's transformed input may take."""
 _SLAB_PENALTY = 1.05
@@ -86,7 +89,7 @@ def winograd_pays(target: Target, shape: WinogradShape, tiles: Sequence[int]) ->
         return None
     pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2
     direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
-    direct += 4 * taps * shape.inputs * shape.outputs / _MEMORY_BYTES_PER_CYCLE
+    direct = _with_weights(direct, 4.0 * taps * shape.inputs * shape.outputs)
     plans = {tile: plan_winograd(target, shape, tile) for tile in tiles}
     best = min(plans.values(), key=lambda plan: plan.cycles)
     likely = best.tile if best.cycles < _GAIN * direct else _DIRECT
@@ -103,6 +106,12 @@ def _panels(target: Target, shape: WinogradShape, panel: int | None) -> list[int
 def _share(tasks: int, cores: int) -> float:
     """How many cores work, on average, when `tasks` equal pieces are shared between `cores`."""
     return tasks / math.ceil(tasks / cores) if tasks else 1.0
+
+
+def _with_weights(cycles: float, nbytes: float) -> float:
+    """`cycles` of computing together with reading weights from memory, which are fetched ahead."""
+    memory = nbytes / _MEMORY_BYTES_PER_CYCLE
+    return max(cycles, memory) + _NOT_HIDDEN * min(cycles, memory)
 
 
 def _blocks(tiles: int) -> Iterator[int]:
@@ -138,10 +147,9 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
         fits = data <= _BLOCK_SHARE * target.cache_bytes.l2
         apart = (panels * (count * product + data * count / _CACHE_BYTES_PER_CYCLE)) / _share(panels * count, cores)
         apart += (2 * data * count / _CACHE_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
-        apart += leaving * tiles / _share(panels * count, cores) + weights / _MEMORY_BYTES_PER_CYCLE
-        yield WinogradPlan(tile, panel, block, rows, True, apart)
+        apart += leaving * tiles / _share(panels * count, cores)
+        yield WinogradPlan(tile, panel, block, rows, True, _with_weights(apart, weights))
         if fits:
             again = weights * (count - 1) / _CACHE_BYTES_PER_CYCLE
             within = count * (panels * product + block * (entering + leaving)) + again
-            together = within / _share(count, cores) + weights / _MEMORY_BYTES_PER_CYCLE
-            yield WinogradPlan(tile, panel, block, rows, False, together)
+            yield WinogradPlan(tile, panel, block, rows, False, _with_weights(within / _share(count, cores), weights))
