@@ -21,6 +21,8 @@ class ModuleText:
         self._declarations: dict[str, str] = {}
         self._strings: dict[str, str] = {}
         self._numbers = 0
+        self.metadata: dict[str, str] = {}
+        """Numbered nodes that instructions refer to: "!0" and what it is."""
 
     def fresh_number(self) -> int:
         """A number not given before, for names of outlined functions."""
@@ -46,7 +48,8 @@ class ModuleText:
         """The whole module. Declarations of the functions in `defined` are left out."""
         strings = [_string_constant(name, text) for text, name in self._strings.items()]
         declarations = [line for name, line in self._declarations.items() if name not in defined]
-        return "\n".join([*strings, *declarations, *self.functions, ""])
+        metadata = [f"{number} = {node}" for number, node in self.metadata.items()]
+        return "\n".join([*strings, *declarations, *self.functions, *metadata, ""])
 
 
 def _string_constant(name: str, text: str) -> str:

@@ -52,7 +52,8 @@ class Compiler:
 
     def _code_machine(self) -> Machine:
         has_half = not self.target.features.isdisjoint(("f16c", "neon"))
-        return Machine(fma=self.target.has_fma, half=has_half, fast=self._fast_math())
+        caches = self.target.cache_bytes
+        return Machine(fma=self.target.has_fma, half=has_half, fast=self._fast_math(), caches=caches.l3)
 
     def _fast_math(self) -> str:
         flags = self.target.get("fast-math", [])

@@ -8,6 +8,7 @@ from backend.llvm.codegen.memory import MemoryEmitter
 from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
 from te.dtype import INT32, DType, dtype
 from te.errors import CompileError
+from te.ir import collect
 from te.tir import BufferLoad, Call, PrimExpr, StringImm, as_int
 
 __all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
@@ -252,6 +253,8 @@ class CallEmitter(MemoryEmitter):
         return self.convert(value, stored, call.dtype)
 
     def emit_prefetch(self, call: Call) -> str:
+        if any(load.buffer.data in self.streamed for load in collect(call.args[0], BufferLoad)):
+            return "0"
         address = self.visit(call.args[0])
         locality, write = (as_int(a) for a in call.args[1:])
         self.text.module.declare("llvm.prefetch.p0", "void", "ptr, i32 immarg, i32 immarg, i32 immarg")

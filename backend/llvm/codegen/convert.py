@@ -21,12 +21,14 @@ class Machine:
     """What the code generator knows of its target.
 
     `fma`: multiplies and adds in one instruction, rounding once. `half`: converts float16 to float32 and back.
-    `fast`: LLVM's fast-math flags for every float operation, such as "nnan nsz".
+    `fast`: LLVM's fast-math flags for every float operation, such as "nnan nsz". `caches`: bytes of the largest cache,
+    past which larger results are stored; 0 when it is not known.
     """
 
     fma: bool = False
     half: bool = False
     fast: str = ""
+    caches: int = 0
 
 
 class ConvertEmitter(IndexEmitter):

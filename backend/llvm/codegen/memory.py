@@ -11,6 +11,7 @@ from typing import Any
 
 from backend.llvm.codegen.expr import ExprEmitter
 from backend.llvm.codegen.index import Index
+from backend.llvm.codegen.streaming import LINE_BYTES
 from backend.llvm.types import element_bytes, memory_type, register_type, suffix
 from te.dtype import DType, dtype
 from te.errors import CompileError
@@ -23,6 +24,10 @@ class MemoryEmitter(ExprEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
 
     alignment: dict[Var, int]
+    streamed: frozenset[Var]
+    """Pointers of buffers that are stored to past the caches."""
+    streaming_stores: set[Var]
+    """Those of them that such stores were made to, in this function and those outlined from it."""
 
     def address(self, buffer: Buffer, index: Index) -> str:
         """The address of an element. Not `inbounds`: a part of an index, or one of a masked lane, may lie outside."""
@@ -244,13 +249,23 @@ class MemoryEmitter(ExprEmitter):
     def _store_contiguous(self, buffer: Buffer, base: Index, value: str, of: DType, mask: str | None) -> None:
         kind, address, align = memory_type(of), self.address(buffer, base), self.align_of(buffer, base)
         if mask is None:
-            self.text.effect(f"store {kind} {value}, ptr {address}, align {align}")
+            hint = self._streaming_hint(buffer, of, align)
+            self.text.effect(f"store {kind} {value}, ptr {address}, align {align}{hint}")
             return
         name = f"llvm.masked.store.{_memory_suffix(of)}.p0"
         self.text.module.declare(name, "void", f"{kind}, ptr, i32 immarg, <{of.lanes} x i1>")
         self.text.effect(
             f"call void @{name}({kind} {value}, ptr {address}, i32 {align}, <{of.lanes} x i1> {mask})"
         )
+
+    def _streaming_hint(self, buffer: Buffer, of: DType, align: int) -> str:
+        """What marks a store that goes past the caches, "" for others."""
+        whole_lines = of.lanes * element_bytes(of.element) % LINE_BYTES == 0 and align % LINE_BYTES == 0
+        if buffer.data not in self.streamed or not whole_lines:
+            return ""
+        self.streaming_stores.add(buffer.data)
+        self.text.module.metadata["!0"] = "!{i32 1}"
+        return ", !nontemporal !0"
 
     def _scatter(self, addresses: str, value: str, of: DType, mask: str | None) -> None:
         kind, lanes = memory_type(of), of.lanes

@@ -9,6 +9,7 @@ from backend.llvm.assembly import FunctionText, ModuleText
 from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.index import Index
 from backend.llvm.codegen.stmt import AssertMessages, StmtEmitter
+from backend.llvm.codegen.streaming import LINE_BYTES, streamed_buffers
 from backend.llvm.types import element_bytes, register_type
 from te.errors import CompileError
 from te.tir import Buffer, PrimFunc, SizeVar, Var
@@ -51,10 +52,66 @@ def emit_module(functions: Iterable[PrimFunc], machine: Machine) -> EmittedModul
 
 
 def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> AssertMessages | None:
+    """Add the function, and a twin that stores results past the caches where they are larger than those."""
     is_host = function.attrs.get("calling_convention") == "packed"
-    messages: AssertMessages | None = [] if is_host else None
-    text = FunctionText(module, function.name, "")
-    emitter = StmtEmitter(text, machine, messages)
+    twin = f"{function.name}.streaming"
+    wanted = frozenset[Var]() if is_host else streamed_buffers(function, machine.caches)
+    streamed = _emit_twin(module, function, machine, twin, wanted) if wanted else wanted
+    emitter, parameters = _begin(module, function, machine, function.name)
+    text = emitter.text
+    text.set_signature(f"{'i32' if is_host else 'void'} @{function.name}({', '.join(parameters)}) #0")
+    if streamed:
+        _call_when_aligned(text, [emitter.env[v] for v in emitter.env if v in streamed], twin, parameters)
+    emitter.visit(function.body)
+    text.effect("ret i32 0" if is_host else "ret void")
+    text.finish()
+    return emitter.messages
+
+
+def _emit_twin(
+    module: ModuleText, function: PrimFunc, machine: Machine, name: str, streamed: frozenset[Var]
+) -> frozenset[Var]:
+    """Add the function under another name, for aligned `streamed`; returns those of them that it does stream to.
+
+    Where there are none it is not added.
+    """
+    count = len(module.functions)
+    emitter, parameters = _begin(module, function, machine, name)
+    emitter.alignment.update(dict.fromkeys(streamed, LINE_BYTES))
+    emitter.streamed = streamed
+    emitter.text.set_signature(f"internal void @{name}({', '.join(parameters)}) #1")
+    emitter.visit(function.body)
+    emitter.end_streaming()
+    emitter.text.effect("ret void")
+    emitter.text.finish()
+    found = frozenset(emitter.streaming_stores)
+    if found == streamed:
+        return found
+    del module.functions[count:]  # what it does not stream to is worth prefetching
+    return _emit_twin(module, function, machine, name, found) if found else found
+
+
+def _call_when_aligned(text: FunctionText, pointers: Iterable[str], twin: str, parameters: Iterable[str]) -> None:
+    """Leave the work to the twin if all the pointers are aligned to a line."""
+    bits = "0"
+    for pointer in pointers:
+        bits = text.value(f"or i64 {bits}, {text.value(f'ptrtoint ptr {pointer} to i64')}")
+    rest = text.value(f"and i64 {bits}, {LINE_BYTES - 1}")
+    aligned, otherwise = text.label("aligned"), text.label("otherwise")
+    text.branch(text.value(f"icmp eq i64 {rest}, 0"), aligned, otherwise)
+    text.place(aligned)
+    arguments = [f"{p.split()[0]} {p.split()[-1]}" for p in parameters]
+    text.effect(f"call void @{twin}({', '.join(arguments)})")
+    text.effect("ret void")
+    text.place(otherwise)
+
+
+def _begin(
+    module: ModuleText, function: PrimFunc, machine: Machine, name: str
+) -> tuple[StmtEmitter, list[str]]:
+    """An emitter that knows the function's parameters, and how those are declared."""
+    is_host = function.attrs.get("calling_convention") == "packed"
+    emitter = StmtEmitter(FunctionText(module, name, ""), machine, [] if is_host else None)
     unaliased = bool(function.attrs.get("noalias", True)) and not is_host
     parameters = ["ptr %ctx"]
     for i, var in enumerate(function.params):
@@ -71,12 +128,7 @@ def _emit_function(module: ModuleText, function: PrimFunc, machine: Machine) -> 
         else:
             parameters.append(f"{register_type(var.dtype)} {name}")
             _bind_scalar(emitter, var, name)
-    result = "i32" if is_host else "void"
-    text.set_signature(f"{result} @{function.name}({', '.join(parameters)}) #0")
-    emitter.visit(function.body)
-    text.effect("ret i32 0" if is_host else "ret void")
-    text.finish()
-    return messages
+    return emitter, parameters
 
 
 def _bind_scalar(emitter: StmtEmitter, var: Var, name: str) -> None:

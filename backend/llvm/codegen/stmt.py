@@ -50,6 +50,8 @@ class StmtEmitter(CallEmitter):
         self.messages = messages
         self.parallel = parallel
         self.alignment: dict[Var, int] = {}
+        self.streamed: frozenset[Var] = frozenset()
+        self.streaming_stores: set[Var] = set()
         self.unaliased: set[Var] = set()
         """Pointers that no other pointer in use leads to the memory of."""
         self.stack_left = STACK_TOTAL
@@ -228,7 +230,13 @@ class StmtEmitter(CallEmitter):
         inner = StmtEmitter(text, self.machine, None, parallel=False)
         inner.nonnegative = set(self.nonnegative)
         inner.alignment = dict(self.alignment)
+        inner.streamed, inner.streaming_stores = self.streamed, self.streaming_stores
         return inner
+
+    def end_streaming(self) -> None:
+        """Let other threads see what was stored past the caches, before they are told that it is there."""
+        if self.streaming_stores:
+            self.text.effect("fence seq_cst")
 
 
 def outline(outer: StmtEmitter, loop: For, extent: Index) -> tuple[str, str]:
@@ -264,6 +272,7 @@ def outline(outer: StmtEmitter, loop: For, extent: Index) -> tuple[str, str]:
     inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
     inner.unaliased = outer.unaliased
     inner.loop(loop, Index("%first", 0), Index("%last", 0))
+    inner.end_streaming()
     inner.text.effect("ret void")
     inner.text.finish()
     _emit_task(module, task_name, body_name, [kind for kind, _ in captured])
