@@ -13,17 +13,24 @@ import numpy as np
 
 from backend.runtime.device import Device
 from backend.runtime.errors import ArgumentError
+from backend.runtime.graph import GraphNode
 from backend.runtime.lists import Value, joined
 from backend.runtime.ndarray import NDArray, array
 from backend.runtime.steps import IfStep, LoopStep
 
-__all__ = ["BodyRunner", "run_if", "run_loop"]
+__all__ = ["BodyRunner", "Record", "run_if", "run_loop"]
+
+
+Record = Callable[[GraphNode, float], None]
+"""Is told of every kernel that ran, and of its seconds."""
 
 
 class BodyRunner(Protocol):
     """What runs the graph of a body."""
 
-    def run(self, inputs: Sequence[Value], inherited: Mapping[str, int] | None = None) -> None: ...
+    def run(
+        self, inputs: Sequence[Value], inherited: Mapping[str, int] | None = None, record: Record | None = None
+    ) -> None: ...
 
     def value(self, position: int) -> Value: ...
 
@@ -36,12 +43,16 @@ def _flag(value: Value) -> bool:
 
 
 def run_if(
-    step: IfStep, runners: Sequence[BodyRunner], read: Callable[[int], Value], sizes: Mapping[str, int]
+    step: IfStep,
+    runners: Sequence[BodyRunner],
+    read: Callable[[int], Value],
+    sizes: Mapping[str, int],
+    record: Record | None = None,
 ) -> list[Value]:
     """The results of the branch that the condition chooses."""
     chosen = 0 if _flag(read(step.condition)) else 1
     runner = runners[chosen]
-    runner.run([read(i) for i in step.inputs[chosen]], sizes)
+    runner.run([read(i) for i in step.inputs[chosen]], sizes, record)
     results = [runner.value(k) for k in range(len(step.outputs))]
     runner.release()
     return results
@@ -54,6 +65,7 @@ def run_loop(
     sizes: Mapping[str, int],
     where: Device,
     empty: Callable[[int], NDArray],
+    record: Record | None = None,
 ) -> list[Value]:
     """The carried values after the last iteration, then the stacked values of all iterations; `empty` of none."""
     trips, alive = int(_tensor(read(step.trips)).numpy().reshape(-1)[0]), _flag(read(step.condition))
@@ -62,7 +74,7 @@ def run_loop(
     goes_on = array(np.array(True), where)
     iteration = 0
     while alive and iteration < trips:
-        runner.run([array(np.array(iteration, np.int64), where), goes_on, *carried, *outside], sizes)
+        runner.run([array(np.array(iteration, np.int64), where), goes_on, *carried, *outside], sizes, record)
         alive = _flag(runner.value(0))
         carried = [runner.value(1 + k) for k in range(len(carried))]
         for k, stack in enumerate(stacks, start=1 + len(carried)):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from backend.runtime.context import Context
-from backend.runtime.control import run_if, run_loop
+from backend.runtime.control import Record, run_if, run_loop
 from backend.runtime.device import Device
 from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, ModuleError
@@ -209,9 +209,9 @@ class DynamicRunner:
         self,
         inputs: Sequence[Value],
         inherited: Mapping[str, int] | None = None,
-        seconds: list[float] | None = None,
+        record: Record | None = None,
     ) -> None:
-        """Run on the arrays, or lists, of the inputs; with `seconds`, node by node, noting how long each took.
+        """Run on the arrays, or lists, of the inputs; with `record`, node by node, which is told how long each took.
 
         `inherited` are sizes of the graph around this one. Raises `ArgumentError` for sizes that contradict each other
         or the model.
@@ -227,7 +227,7 @@ class DynamicRunner:
         for position, step in enumerate(graph.steps):
             if isinstance(step, RunNodes):
                 self._place(position)
-                self._run_nodes(step, seconds)
+                self._run_nodes(step, record)
             elif isinstance(step, Bind):
                 self._bind(step)
             elif isinstance(step, Check):
@@ -235,7 +235,7 @@ class DynamicRunner:
             elif isinstance(step, ListStep):
                 self._give((step.output,), [run_list(step, self.read, self._device)], step.source)
             else:
-                self._control(step)
+                self._control(step, record)
         self._place(len(graph.steps))
         kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
         self._values = {index: value for index, value in self._values.items() if index in kept}
@@ -287,13 +287,13 @@ class DynamicRunner:
         self.sizes[step.name] = value
         self._note_sizes()
 
-    def _control(self, step: IfStep | LoopStep) -> None:
+    def _control(self, step: IfStep | LoopStep, record: Record | None) -> None:
         """Run a branch or a loop; its results are values of this graph, and their shapes give sizes."""
         if isinstance(step, IfStep):
-            results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes)
+            results = run_if(step, self._runners_of(step, step.graphs), self.read, self.sizes, record)
         else:
             (runner,) = self._runners_of(step, (step.graph,))
-            results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty)
+            results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty, record)
         self._give(step.outputs, results, step.source)
 
     def _give(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
@@ -347,9 +347,9 @@ class DynamicRunner:
 
     # -- kernels
 
-    def _run_nodes(self, step: RunNodes, seconds: list[float] | None) -> None:
+    def _run_nodes(self, step: RunNodes, record: Record | None) -> None:
         entry = self._entries.get(step)
-        if entry is not None and seconds is None:
+        if entry is not None and record is None:
             entry(*self._tables)
             return
         nodes = self._graph.nodes[step.first : step.last]
@@ -358,21 +358,21 @@ class DynamicRunner:
             for node in nodes:
                 self._bind_node(node)()
 
-        if seconds is not None:
-            self._time_nodes(nodes, seconds)
+        if record is not None:
+            self._time_nodes(nodes, record)
         elif all(self._function(node.func).is_queued for node in nodes):
             key = step, self._addresses.tobytes(), self._size_table.tobytes()
             self._recordings.find(key, submit)()
         else:
             submit()
 
-    def _time_nodes(self, nodes: Sequence[GraphNode], seconds: list[float]) -> None:
+    def _time_nodes(self, nodes: Sequence[GraphNode], record: Record) -> None:
         api = self._device.api
         for node in nodes:
             call = self._bind_node(node)
             start = api.record_mark(self._device)
             call()
-            seconds.append(api.seconds_between(self._device, start, api.record_mark(self._device)))
+            record(node, api.seconds_between(self._device, start, api.record_mark(self._device)))
 
     def _bind_node(self, node: GraphNode) -> Callable[[], object]:
         arrays = [self.array(i) for i in (*node.inputs, *node.outputs, *node.scratch)]

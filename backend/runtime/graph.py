@@ -15,7 +15,7 @@ number, and what a list may hold on to in `["own", i]`, a buffer of its own in e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ArgumentError, ArtifactError
 from backend.runtime.fields import Record, damaged
 from backend.runtime.sizes import Size, is_static, read_shape, size_text
-from backend.runtime.steps import LIST_ACTIONS, ListStep, Step, read_steps, step_to_json
+from backend.runtime.steps import LIST_ACTIONS, IfStep, ListStep, LoopStep, Step, read_steps, step_to_json
 
 __all__ = ["GRAPH_VERSION", "Graph", "GraphNode", "GraphTensor"]
 
@@ -120,6 +120,15 @@ class Graph:
     def is_dynamic(self) -> bool:
         """Are there sizes, or steps between the nodes, that are decided when it runs?"""
         return bool(self.steps or self.sizes)
+
+    def bodies(self) -> Iterator[tuple[Graph, str]]:
+        """The graphs inside this one's control flow, at any depth, with the place in the user's model of each."""
+        for step in self.steps:
+            if not isinstance(step, IfStep | LoopStep):
+                continue
+            for graph in step.graphs if isinstance(step, IfStep) else (step.graph,):
+                yield graph, step.source
+                yield from graph.bodies()
 
     def to_json(self) -> dict[str, Any]:
         """The graph as JSON values; `from_json` reads them back."""

@@ -29,7 +29,7 @@ from backend.runtime.graph import GraphTensor
 from backend.runtime.lists import ArrayList, Value
 from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty, from_dlpack
-from backend.runtime.profiler import Report, node_timings
+from backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
 from backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
 from backend.runtime.sizes import Size, size_text
 from backend.runtime.timing import BenchmarkResult, measure
@@ -295,22 +295,24 @@ class GraphModule:
         with self._lock:
             self.set_input(**inputs)
             self._prepare()
-            seconds = self._time_nodes(repeat)
+            calls = self._time_nodes(repeat)
             self._context.check()
         graph = self._graph
-        medians = np.median(np.array(seconds).reshape(repeat, len(graph.nodes)), axis=0)
         facts = {"model": graph.name, "target": graph.target, "device": str(self.device), "threads": self.num_threads}
-        return Report(node_timings(graph, medians.tolist()), facts)
+        return Report(calls, facts)
 
-    def _time_nodes(self, repeat: int) -> list[list[float]]:
-        """The seconds that each node takes, in each of `repeat` runs after a warm-up."""
+    def _time_nodes(self, repeat: int) -> list[NodeTiming]:
+        """The median time of each node in `repeat` runs after a warm-up."""
         if self._dynamic is None:
-            return self._by_node().time(self.device, repeat)
-        runs: list[list[float]] = []
+            seconds = self._by_node().time(self.device, repeat)
+            medians = np.median(np.array(seconds).reshape(repeat, len(self._graph.nodes)), axis=0)
+            return node_timings(self._graph, medians.tolist())
+        runs: list[dict[int, list[float]]] = []
         for _ in range(repeat + 1):
-            runs.append([])
-            self._dynamic.run(self._inputs, seconds=runs[-1])
-        return runs[1:]
+            run: dict[int, list[float]] = defaultdict(list)
+            self._dynamic.run(self._inputs, record=lambda node, seconds, run=run: run[id(node)].append(seconds))
+            runs.append(run)
+        return dynamic_timings(self._graph, runs[1:])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its model, weights included; inputs and outputs stay behind."""

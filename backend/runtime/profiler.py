@@ -6,14 +6,14 @@ import csv
 import io
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from backend.runtime.ceilings import Ceilings
 from backend.runtime.graph import Graph, GraphNode
 
-__all__ = ["NodeTiming", "Report", "node_timings"]
+__all__ = ["NodeTiming", "Report", "dynamic_timings", "node_timings"]
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,23 @@ def _line(names: list[str], cells: list[str], widths: list[int]) -> str:
         short = cell if len(cell) <= width else cell[: width - 3] + "..."
         padded.append(short.ljust(width) if name in _LEFT else short.rjust(width))
     return "  ".join(padded).rstrip()
+
+
+def dynamic_timings(graph: Graph, runs: Sequence[Mapping[int, Sequence[float]]]) -> list[NodeTiming]:
+    """The timings of the nodes of a graph and, summed, of those in its control flow, as often as they ran.
+
+    Each of `runs` holds the seconds that a node took each time, by the id of the node; the median run counts.
+    """
+    found: list[NodeTiming] = []
+    for part, place in [(graph, ""), *graph.bodies()]:
+        seconds = [statistics.median([sum(run.get(id(node), ())) for run in runs]) for node in part.nodes]
+        for node, timing in zip(part.nodes, node_timings(part, seconds), strict=True):
+            count = len(runs[-1].get(id(node), ()))
+            name = f"{place}: {timing.name}" if place else timing.name
+            times = {"count": count, "flops": count * timing.flops, "bytes": count * timing.bytes}
+            if count or not place:
+                found.append(replace(timing, name=name, **(times if place else {})))
+    return found
 
 
 def node_timings(graph: Graph, seconds: Sequence[float]) -> list[NodeTiming]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,10 +153,11 @@ def build(
         module = optimize(mod, target, params)
         special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
     with report.step("plan"):
-        graph = make_graph(module["main"], lambda body: optimize(body, target)["main"])
+        prepare = partial(_prepared, target=target)
+        graph = make_graph(module["main"], prepare)
         _name_outputs(graph, module.attrs.get("output_names", ()))
         for sizes, variant in special:
-            graph.variants.append((sizes, make_graph(variant["main"])))
+            graph.variants.append((sizes, make_graph(variant["main"], prepare)))
             _name_outputs(graph.variants[-1][1], module.attrs.get("output_names", ()))
             share_params(graph, graph.variants[-1][1])
         for part in graph.all_graphs():
@@ -180,6 +182,11 @@ def build(
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
+
+
+def _prepared(body: Function, target: Target) -> Function:
+    """A function inside control flow after all graph passes."""
+    return optimize(body, target)["main"]
 
 
 def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[str, int]]:

@@ -204,8 +204,7 @@ class _Sharing:
 
     def _can_take(self, number: int, strides: Sequence[int]) -> bool:
         """Can all kernels that write and read a tensor, and parts of it, be made for these strides?"""
-        tensor = self.graph.tensors[number]
-        shape = tensor.ty.static_shape
+        shape = self.graph.tensors[number].tensor_type.static_shape
         if is_compact(shape, strides):
             return True
         views = self.views.get(number, ())

@@ -300,3 +300,29 @@ def test_memory_of_a_growing_value_is_renewed_seldom(monkeypatch):
                      initializers=[constant("axis", np.array(0, np.int64))])  # fmt: skip
     module(np.array(200), np.zeros(64, np.float32))
     assert 0 < len(arenas) < 40
+
+
+def test_the_profile_counts_the_kernels_of_loops():
+    node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
+    nodes = [node, helper.make_node("Exp", ["end"], ["y"], name="last")]
+    module = compiled(nodes, [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])], [info("y", None)])
+    x = np.ones(8, np.float32)
+    report = module.profile(repeat=2, trips=np.array(7), start=x, x=x)
+    counts = {call.ops: call.count for call in report}
+    assert counts == {"exp": 1, "add": 7}
+    (step,) = [call for call in report if call.ops == "add"]
+    assert step.name.startswith("sum: ") and step.seconds > 0
+    assert [call.ops for call in module.profile(repeat=1, trips=np.array(0))] == ["exp"]
+
+
+def test_control_flow_in_a_model_for_sizes_that_are_seen_often():
+    node = helper.make_node("Loop", ["trips", "", "start"], ["end", "stack"], body=accumulate(), name="sum")
+    graph = helper.make_graph([node], "control", [info("trips", [], INT64), info("start", ["n"]), info("x", ["n"])],
+                              [info("end", None), info("stack", None)])  # fmt: skip
+    mod, _ = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+    module = graph_executor.GraphModule(relay.build(mod, specialize={"n": [4]})["default"](device("cpu", 0)))
+    for n in (4, 5):
+        x = np.arange(n, dtype=np.float32)
+        end, stack = module(np.array(3), x, x)
+        np.testing.assert_array_equal(end.numpy(), 4 * x)
+        np.testing.assert_array_equal(stack.numpy(), np.arange(2, 5)[:, None] * x)

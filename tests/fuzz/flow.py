@@ -154,3 +154,35 @@ def mapped_sequence(g: GraphBuilder) -> Value:
     bound = x.largest + 3
     shape = [1 + len(others), *x.shape]
     return g.node("ConcatFromSequence", [mapped], "float32", shape, False, -bound, bound, axis=0, new_axis=1)
+
+
+@operator("SequenceEmpty", weight=2)
+def grown_sequence(g: GraphBuilder) -> Value:
+    """A list to which a loop appends as often as an input says, and of which an element is read, or all are added."""
+    x = g.pick(("float32",), 0, 3, within=TAME, smallest=1)
+    trips = g.input("int64", (), 1, 5)
+    start = _hidden(g, "SequenceEmpty", []) if g.chance(0.6) else _hidden(g, "SequenceConstruct", [x])
+    step, go, still, grown, longer, row, number, new = (g.name("b") for _ in range(8))
+    nodes = [
+        helper.make_node("Identity", [go], [still]),
+        helper.make_node("Cast", [step], [number], to=kind_of("float32")),
+        *_body(g, x.name, row),
+        helper.make_node("Add", [row, number], [new]),
+        helper.make_node("SequenceInsert", [grown, new], [longer]),
+    ]
+    body = _graph(nodes, [_info(step, "int64"), _info(go, "bool"), _list_info(grown)],
+                  [_info(still, "bool"), _list_info(longer)])  # fmt: skip
+    made = _hidden(g, "Loop", [trips, None, start], body=body)
+    bound = x.largest + 7
+    if g.chance(0.4):
+        place = g.input("int64", (), -1, 0)
+        return g.node("SequenceAt", [made, place], "float32", x.shape, False, -bound, bound)
+    axis = g.integer(0, x.rank)
+    joined = _hidden(g, "ConcatFromSequence", [made], axis=axis, new_axis=1)
+    axes: dict[str, object] = {"axes": [axis]} if g.opset < 13 else {}
+    inputs = [joined] if axes else [joined, g.constant([axis], "int64")]
+    return g.node("ReduceSum", inputs, "float32", x.shape, False, -7 * bound, 7 * bound, keepdims=0, **axes)
+
+
+def _list_info(name: str) -> ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(name, kind_of("float32"), None)
