@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from frontends.onnx import UnsupportedOperatorError
+from frontends.onnx import OnnxImportError, UnsupportedOperatorError
 from frontends.onnx.backend import RelayBackend
 
 RANDOM = np.random.default_rng(3)
@@ -33,8 +33,11 @@ def run(op: str, arrays: list[np.ndarray], opset: int, domain: str = "", **attri
 
 def test_tile_before_opset_6_repeats_one_axis():
     x = RANDOM.normal(size=(2, 3)).astype(np.float32)
-    got = run("Tile", [x, np.array(3, np.float32).astype(np.int64), np.array(1)], 1)
-    np.testing.assert_array_equal(got, np.tile(x, (1, 3)))
+    for kind in (np.float32, np.int64):  # the schema wants floats
+        got = run("Tile", [x, np.array(3, kind), np.array([1], kind)], 1)
+        np.testing.assert_array_equal(got, np.tile(x, (1, 3)))
+    with pytest.raises(OnnxImportError, match=r"the number of tiles \(input 1\) is 1.5"):
+        run("Tile", [x, np.array(1.5, np.float32), np.array(1)], 1)
 
 
 def test_label_encoder_of_version_1():

@@ -341,11 +341,19 @@ def expand(node: OnnxNode) -> Expr:
 @converter("Tile", since=1)
 def tile_1(node: OnnxNode) -> Expr:
     """Before opset 6 one axis was repeated."""
-    count = node.constant_ints(1, "the number of tiles")
-    axis = node.axis(node.constant_ints(2, "the axis")[0], node.rank(0))
-    if count[0] < 0:
-        raise node.error(f"{count[0]} tiles", expected="0 or more")
-    return op.tile(node[0], [count[0] if a == axis else 1 for a in range(node.rank(0))])
+    count = _whole_number(node, 1, "the number of tiles")
+    axis = node.axis(_whole_number(node, 2, "the axis"), node.rank(0))
+    if count < 0:
+        raise node.error(f"{count} tiles", expected="0 or more")
+    return op.tile(node[0], [count if a == axis else 1 for a in range(node.rank(0))])
+
+
+def _whole_number(node: OnnxNode, index: int, what: str) -> int:
+    """Input `index`, an integer of whatever type: the schema wants that of the data, which is floating point."""
+    value = node.constant(index, what)
+    if value.size != 1 or value.item() != value.astype(np.int64).item():
+        raise node.error(f"{what} (input {index}) is {value.tolist()}", expected="one whole number")
+    return value.astype(np.int64).item()
 
 
 @converter("Tile", since=6)
