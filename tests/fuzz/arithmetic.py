@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from onnx import NodeProto, helper
 
 from tests.fuzz.builder import FLOATS, INTEGERS, NUMBERS, GraphBuilder, Value, operator
@@ -251,6 +252,8 @@ def clip(g: GraphBuilder) -> Value:
 
 @operator("Cast", weight=2)
 def cast(g: GraphBuilder) -> Value:
+    if g.opset >= 9 and g.chance(0.05):
+        return _numerals(g)
     if g.opset < 9:
         to: str = g.choice(g.types("Cast", (*NUMBERS[:3], *INTEGERS, "bool")))
     else:
@@ -265,16 +268,27 @@ def cast(g: GraphBuilder) -> Value:
     return g.node("Cast", [x], to, x.shape, x.exact and not narrows, low, high, to=target)
 
 
+def _numerals(g: GraphBuilder) -> Value:
+    """Strings that are numbers, as numbers."""
+    to = g.choice(["float32", "float64", "int64", "int32"])
+    words = ("1", "-2", "007", *(() if to.startswith("int") else ("0.5", "1e2", "-0.125")))
+    shape = [g.integer(1, 4) for _ in range(g.integer(0, 2))]
+    array = np.asarray(g.numbers.choice(np.array(words, object), shape), object)
+    return g.node("Cast", [g.constant(array)], to, shape, True, -2, 100, to=kind_of(to))
+
+
 def _jumps(to: str) -> bool:
     """Does a cast to this type have jumps, other than rounding in the last place?"""
     return to in INTEGERS or to == "bool" or to in NARROW
 
 
 def _limits(to: str) -> tuple[float, float]:
+    if to == "float8_e8m0fnu":  # powers of 2, none of them negative
+        return 0.01, 900.0
     if to.startswith("uint"):
-        return 0.0, 14.0 if to == "uint4" else 120.0
-    if to == "int4":
-        return -7.0, 7.0
+        return 0.0, {"uint4": 14.0, "uint2": 2.0}.get(to, 120.0)
+    if to in ("int4", "int2"):
+        return (-7.0, 7.0) if to == "int4" else (-1.0, 1.0)
     return (-120.0, 120.0) if _jumps(to) else (-900.0, 900.0)
 
 

@@ -24,21 +24,36 @@ from tests.fuzz.names import reads
 from tests.fuzz.schemas import as_dtype, exists, has_attribute, input_count, kind_of, types_of
 
 __all__ = [
-    "FLOATS", "INTEGERS", "NEWEST", "NUMBERS", "GraphBuilder", "Modern", "Sample", "Value", "generators", "operator",
-    "random_graph",
+    "FLOATS", "INTEGERS", "NEWEST", "NUMBERS", "STRING", "WORDS", "GraphBuilder", "Modern", "Sample", "Value",
+    "generators", "operator", "random_graph",
 ]  # fmt: skip
 
 NEWEST = 21
 """The version of the operator set that the oracles know best; nodes of versions long gone are told to them in it."""
 
-OPSETS = (6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, NEWEST, NEWEST, 22, 23, 24, 25, 26, 28)
+OPSETS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, NEWEST, NEWEST, 22, 23, 24, 25, 26, 28)
+
+DOMAINS = {"ai.onnx.ml": (1, 2, 3, 4, 5), "ai.onnx.preview": (1,), "com.microsoft": (1,)}
+"""Other domains, with the versions of them that graphs import."""
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8")
 NUMBERS = (*FLOATS, *INTEGERS)
+STRING = "object"
+"""numpy's name of strings"""
 
 _FREQUENT = {"float32": 8, "float64": 2, "float16": 2, "bfloat16": 2, "int64": 3, "int32": 3, "bool": 2}
 """How often an input is of a type, where 1 is the others' number."""
+
+WORDS = ("", "a", "b", "tea", "Tea", "x y", "7", "-0.5", "ünï", "a,b", "日本")
+"""What strings are made of."""
+
+_SAME_FROM_THE_START = frozenset((
+    "Abs", "Ceil", "Elu", "Exp", "Floor", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "InstanceNormalization",
+    "LRN", "LeakyRelu", "Log", "MatMul", "Max", "Mean", "Min", "Neg", "Not", "Reciprocal", "Relu", "Selu", "Sigmoid",
+    "Softplus", "Softsign", "Sqrt", "Sum", "Tanh", "Transpose",
+))  # fmt: skip
+"""Operators that mean what they meant in version 1. The oracles are asked for them as of today."""
 
 SMALL = 5
 """The largest size of most dimensions that have no name."""
@@ -153,6 +168,7 @@ class GraphBuilder:
     numbers: np.random.Generator
     opset: int = NEWEST
     dynamic: bool = False
+    versions: dict[str, int] = field(default_factory=dict)
     nodes: list[NodeProto] = field(default_factory=list)
     inputs: dict[str, _Input] = field(default_factory=dict)
     initializers: list[TensorProto] = field(default_factory=list)
@@ -192,6 +208,13 @@ class GraphBuilder:
         return tuple(dims)
 
     # -- the operator set
+
+    def offers(self, name: str) -> bool:
+        """Is there such an operator? One of another domain is named "domain.operator"."""
+        domain, _, op = name.rpartition(".")
+        if domain == "com.microsoft":  # its schemas are onnxruntime's
+            return self.opset >= 11
+        return exists(op, self.versions.get(domain, self.opset), domain)
 
     def has(self, op: str, attribute: str) -> bool:
         """Has the operator this attribute, in this version?"""
@@ -307,16 +330,21 @@ class GraphBuilder:
         exact: bool,
         low: float,
         high: float,
+        /,
         *,
         outputs: int = 1,
         modern: Modern | None = None,
         **attributes: Any,
     ) -> Value:
-        """Add a node; its first output as a value, scaled down when it may be too large."""
+        """Add a node; its first output as a value, scaled down when it may be too large. `op` as in `offers`."""
         names = [v.name if isinstance(v, Value) else (v or "") for v in inputs]
         out = [self.name("t") for _ in range(outputs)]
+        domain, _, op = op.rpartition(".")
         name = f"{op}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, names, out, name=name, **attributes))
+        self.nodes.append(helper.make_node(op, names, out, name=name, domain=domain, **attributes))
+        if modern is None and self.opset < 6 and op in _SAME_FROM_THE_START:
+            def modern(a: list[str], b: list[str]) -> list[NodeProto]:
+                return [helper.make_node(op, a, b, **attributes)]
         if modern is not None:
             self.modern[name] = modern(names, out)
         value = Value(out[0], dtype, tuple(shape), exact, float(low), float(high))
@@ -353,7 +381,7 @@ class GraphBuilder:
         made = {name for node in self.nodes for name in node.output}
         computed = [v for v in self.values if v.name in made]
         outputs = [v for v in computed if v.name not in read or self.chance(0.1)]
-        listed = [t for t in self.initializers if self.chance(0.15)]
+        listed = [t for t in self.initializers if self.chance(0.15) and t.data_type != TensorProto.STRING]
         graph = helper.make_graph(
             self.nodes,
             f"random_{seed}",
@@ -364,7 +392,10 @@ class GraphBuilder:
             [_declaration(v.name, v.dtype, None) for v in outputs],
             self.initializers,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        used = {node.domain for node in self.nodes} & set(self.versions)
+        imports = {"": self.opset, **{domain: self.versions[domain] for domain in sorted(used)}}
+        opsets = [helper.make_opsetid(domain, version) for domain, version in imports.items()]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
         return Sample(seed, model, outputs, self._runs(seed, inputs), self.modern, self.dtypes)
 
     def _runs(self, seed: int, inputs: dict[str, _Input]) -> list[dict[str, Array]]:
@@ -388,9 +419,14 @@ def _filled(
 ) -> Array:
     if dtype == "bool":
         return np.asarray(numbers.random(shape) < 0.5)
+    if dtype == STRING:
+        return np.asarray(numbers.choice(np.array(WORDS, object), shape), object)
+    if dtype == "float8_e8m0fnu":
+        return np.asarray(2.0 ** numbers.integers(-4, 4, shape), as_dtype(dtype))
     if not dtype.startswith(("int", "uint")):
         return np.asarray(numbers.uniform(low, high, shape), as_dtype(dtype))
-    first, last = int(max(low, -8)), int(high)
+    least, most = {"int4": (-8, 7), "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3)}.get(dtype, (-8, math.inf))
+    first, last = int(max(low, least)), int(min(high, most))
     if dtype.startswith("uint"):
         first = max(first, 0)
     return np.asarray(numbers.integers(first, max(last, first) + 1, shape)).astype(as_dtype(dtype))
@@ -401,7 +437,10 @@ def _declaration(name: str, dtype: str, shape: Sequence[int | str] | None) -> Va
 
 
 def _bounds(array: Array) -> tuple[float, float]:
-    return (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    if array.size == 0 or array.dtype == object:
+        return 0.0, 0.0
+    wide = array.astype(np.float64)
+    return float(wide.min()), float(wide.max())
 
 
 def random_graph(
@@ -414,7 +453,8 @@ def random_graph(
     rng = random.Random(seed)
     wanted = rng.random() < 1 / 3 if dynamic is None else dynamic
     builder = GraphBuilder(rng, np.random.default_rng(seed), rng.choice(OPSETS) if opset is None else opset, wanted)
-    names = [name for name in sorted(only or generators) if exists(name, builder.opset)]
+    builder.versions = {domain: rng.choice(known) for domain, known in DOMAINS.items()}
+    names = [name for name in sorted(only or generators) if builder.offers(name)]
     weights = [_weights[name] for name in names]
     count = rng.randint(1, 12)
     while len(builder.nodes) < count:

@@ -26,8 +26,9 @@ __all__ = ["Finding", "check", "check_seed", "shrink"]
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
-TOLERANCES = {"float64": 1e-8, "float32": 2e-3, "float16": 0.1, "bfloat16": 0.2}
-"""A chain of a dozen operators may widen rounding errors; wrong answers are larger."""
+TOLERANCES = {"float64": 1e-8, "float32": 2e-3, "float16": 0.1, "bfloat16": 0.2, "uint8": 0.02, "int8": 0.1}
+"""A chain of a dozen operators may widen rounding errors; wrong answers are larger. Quantised values that are not
+exact may be a step apart."""
 
 
 class Finding(Exception):

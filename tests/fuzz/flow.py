@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from onnx import GraphProto, NodeProto, ValueInfoProto, helper
+from typing import Any
 
-from tests.fuzz.builder import GraphBuilder, Value, operator
+import numpy as np
+from onnx import GraphProto, NodeProto, ValueInfoProto, helper, numpy_helper
+
+from tests.fuzz.builder import GraphBuilder, Modern, Value, operator
 from tests.fuzz.dims import Open
 from tests.fuzz.schemas import kind_of
 
@@ -113,7 +116,7 @@ def split_to_sequence(g: GraphBuilder) -> Value:
     return g.node("SequenceAt", [made.name, place], x.dtype, shape, x.exact, x.low, x.high)
 
 
-def _hidden(g: GraphBuilder, op: str, inputs: list[Value | str | None], **attributes: object) -> str:
+def _hidden(g: GraphBuilder, op: str, inputs: list[Value | str | None], **attributes: Any) -> str:
     """A node whose output is no tensor: its name."""
     made = g.node(op, inputs, "", (), True, 0, 0, **attributes)
     g.values.remove(made)
@@ -141,6 +144,30 @@ def changed_sequence(g: GraphBuilder, name: str) -> Value:
         made, count = _hidden(g, "SequenceErase", [made, *([place] if g.chance(0.7) else [])]), count - 1
     inputs = [made, g.constant(g.integer(-count, count - 1), "int64")]
     return g.node("SequenceAt", inputs, x.dtype, x.shape, exact, low, high)
+
+
+@operator("OptionalGetElement", "OptionalHasElement")
+def optional(g: GraphBuilder, name: str) -> Value:
+    """A value wrapped as an optional one, or none, and asked for. The oracles are told what comes of it."""
+    x = g.pick(("float32", "int64", "bool"), 0, 4)
+
+    def identity(names: list[str], out: list[str]) -> list[NodeProto]:
+        return [helper.make_node("Identity", names[:1], out)]
+
+    def constant(value: bool) -> Modern:
+        made = numpy_helper.from_array(np.array(value))
+        return lambda names, out: [helper.make_node("Constant", [], out, value=made)]
+
+    if name == "OptionalHasElement" and g.chance(0.4):
+        kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(kind_of(x.dtype), x.shape))
+        empty = _hidden(g, "Optional", [], type=kind, modern=constant(False))
+        return g.node(name, [empty], "bool", (), True, 0, 1, modern=constant(False))
+    made: Value | str = _hidden(g, "Optional", [x], modern=identity)
+    if g.opset >= 18 and g.chance(0.3):
+        made = x
+    if name == "OptionalHasElement":
+        return g.node(name, [made], "bool", (), True, 0, 1, modern=constant(True))
+    return g.node(name, [made], x.dtype, x.shape, x.exact, x.low, x.high, modern=identity)
 
 
 @operator("SequenceMap")

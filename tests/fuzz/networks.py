@@ -17,7 +17,9 @@ def batch_norm(g: GraphBuilder) -> Value:
     c = x.shape[1]
     parts = [*[g.weight("float32", (c,)) for _ in range(3)], g.weight("float32", (c,), 0.5, 2)]
     bound = (x.largest + 1) * 1.5 + 1
-    old = {"is_test": 1} if g.opset < 7 else {}
+    old: dict[str, object] = {"is_test": 1} if g.opset < 7 else {}
+    if g.opset < 6:
+        old["consumed_inputs"] = [0, 0, 0, 1, 1]
     return g.node("BatchNormalization", [x, *parts], "float32", x.shape, False, -bound, bound,
                   **({"epsilon": 0.01} if g.chance(0.5) else {}), **old)  # fmt: skip
 
@@ -78,7 +80,7 @@ def recurrence(g: GraphBuilder, name: str) -> Value:
     static = not isinstance(batch, Open) and not isinstance(steps, Open)
     parts.append(g.constant([g.integer(1, steps) for _ in range(batch)], "int32") if static and g.chance(0.3) else None)
     parts.append(g.operand("float32", (count, batch, hidden)) if g.chance(0.4) else None)
-    attributes = {"linear_before_reset": g.integer(0, 1)} if name == "GRU" else {}
+    attributes = {"linear_before_reset": g.integer(0, 1)} if g.has(name, "linear_before_reset") else {}
     if name == "LSTM" and g.chance(0.3):
         parts += [g.operand("float32", (count, batch, hidden)), g.weight("float32", (count, 3 * hidden))]
     while parts[-1] is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto, helper, numpy_helper
 
 from backend.runtime.errors import RelaycError
 from te.errors import CompileError
@@ -64,16 +64,16 @@ def expected_outputs(sample: Sample, inputs: Arrays) -> list[Array]:
 
 def evaluate(sample: Sample, inputs: Arrays, noise: Noise = lambda array: array) -> dict[str, Any]:
     """Every tensor by name (a sequence is a list), node by node. `noise` is laid over each floating-point tensor."""
-    graph, opset = sample.model.graph, sample.model.opset_import[0].version
+    graph = sample.model.graph
     values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     values.update({name: noise(array) for name, array in inputs.items()})
     for node in graph.node:
         given = {name: values[name] for name in reads(node)}
-        version, nodes = opset, [node]
+        opsets, nodes = list(sample.model.opset_import), [node]
         if node.name in sample.modern:
-            version, nodes = NEWEST, sample.modern[node.name]
+            opsets, nodes = [helper.make_opsetid("", NEWEST)], sample.modern[node.name]
         names = [name for name in node.output if name]
-        model = _small_model(nodes, version, given, names)
+        model = _small_model(nodes, opsets, given, names)
         native = _FOREIGN.isdisjoint([sample.dtypes.get(name, "") for name in (*given, *names)])
         outputs = None
         if native and not _distrusted(node):
@@ -93,11 +93,13 @@ def _distrusted(node: NodeProto) -> bool:
     return wrong is not None and wrong({a.name: helper.get_attribute_value(a) for a in node.attribute})
 
 
-def _small_model(nodes: Sequence[NodeProto], opset: int, given: Mapping[str, Any], names: Sequence[str]) -> ModelProto:
+def _small_model(
+    nodes: Sequence[NodeProto], opsets: Sequence[OperatorSetIdProto], given: Mapping[str, Any], names: Sequence[str]
+) -> ModelProto:
     graph = helper.make_graph(
         list(nodes), "node", [_info(n, v) for n, v in given.items()], [ValueInfoProto(name=name) for name in names]
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def _info(name: str, value: Any) -> ValueInfoProto:

@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tests.fuzz.builder import GraphBuilder, Value, operator
 
 __all__: list[str] = []
 
-_RANGES = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767),
-           "int4": (-8, 7), "uint4": (0, 15), "float8_e4m3fn": (-448, 448), "float8_e5m2": (-57344, 57344)}  # fmt: skip
+_RANGES = {
+    "uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767), "int4": (-8, 7),
+    "uint4": (0, 15), "int2": (-2, 1), "uint2": (0, 3), "float8_e4m3fn": (-448, 448), "float8_e5m2": (-57344, 57344),
+    "float8_e4m3fnuz": (-240, 240), "float8_e5m2fnuz": (-57344, 57344), "float4_e2m1fn": (-6, 6),
+}  # fmt: skip
+
+
+def _granularity(g: GraphBuilder, op: str, x: Value) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The shape of scales for a tensor - one, one along an axis, one for each block - and the attributes for it."""
+    axis = g.integer(0, x.rank - 1)
+    if g.opset < 13 or not x.is_static or g.chance(0.6):
+        return (), {}
+    if g.has(op, "block_size") and g.chance(0.4):
+        size = g.integer(1, 4)
+        shape = [-(-d // size) if i == axis else d for i, d in enumerate(x.shape)]
+        return tuple(shape), {"axis": axis, "block_size": size}
+    return (x.shape[axis],), {"axis": axis - x.rank if g.chance(0.3) else axis}
+
+
+def _zero_point(g: GraphBuilder, kind: str, shape: Sequence[int]) -> str:
+    high = 0 if kind.startswith("float") else min(_RANGES[kind][1], 7)
+    return g.constant(g.numbers.integers(0, high + 1, shape), kind)
 
 
 @operator("QuantizeLinear", weight=2)
 def quantize(g: GraphBuilder) -> Value:
-    x = g.pick(("float32",), 1, exact=True, within=(-16, 16))
-    kinds = ["uint8", "int8"]
-    if g.opset >= 21:
-        kinds += ["uint8", "int8", "uint16", "int16", "int4", "uint4"]
-    kind = g.choice(kinds)
-    axis = g.integer(0, x.rank - 1)
-    along = g.opset >= 13 and x.is_static and g.chance(0.3)
-    shape = (x.shape[axis],) if along else ()
+    x = g.pick(("float32",), 1, exact=True, within=(-16, 16), smallest=1)
+    kind = g.choice(g.types("QuantizeLinear", ("uint8", "int8", *_RANGES), 2))
+    shape, attributes = _granularity(g, "QuantizeLinear", x)
     scale = np.full(shape, 2.0**-3, np.float32) * g.numbers.choice([1.0, 0.5, 2.0], shape).astype(np.float32)
-    zero = g.constant(g.numbers.integers(0, 8, shape), kind)
-    attributes = {"axis": axis} if along else {}
-    return g.node("QuantizeLinear", [x, g.constant(scale, "float32"), zero], kind, x.shape, True, *_RANGES[kind],
-                  **attributes)  # fmt: skip
+    inputs: list[Value | str | None] = [x, g.constant(scale, "float32")]
+    if kind != "uint8" or g.chance(0.8):
+        inputs.append(_zero_point(g, kind, shape))
+    return g.node("QuantizeLinear", inputs, kind, x.shape, True, *_RANGES[kind], **attributes)
 
 
 @operator("DequantizeLinear", weight=2)
 def dequantize(g: GraphBuilder) -> Value:
-    kinds = ("uint8", "int8", "int32") if g.opset < 21 else ("uint8", "int8", "uint16", "int16", "int4", "uint4")
-    x = g.pick(kinds, 1, within=(-40000, 70000))
-    axis = g.integer(0, x.rank - 1)
-    along = g.opset >= 13 and x.is_static and g.chance(0.3)
-    shape = (x.shape[axis],) if along else ()
+    kinds = g.types("DequantizeLinear", ("uint8", "int8", "int32", *_RANGES))
+    x = g.pick(kinds, 1, within=(-60000, 70000), smallest=1)
+    shape, attributes = _granularity(g, "DequantizeLinear", x)
     scale = g.constant(np.full(shape, 0.125, np.float32) * g.numbers.choice([1.0, 0.5], shape), "float32")
     inputs: list[Value | str | None] = [x, scale]
     if x.dtype != "int32" and g.chance(0.8):
-        inputs.append(g.constant(g.numbers.integers(0, 8, shape), x.dtype))
+        inputs.append(_zero_point(g, x.dtype, shape))
     bound = (x.largest + 8) / 8
-    attributes = {"axis": axis} if along else {}
     return g.node("DequantizeLinear", inputs, "float32", x.shape, x.exact, -bound, bound, **attributes)
 
 

@@ -14,11 +14,14 @@ _ELEMENTS = {
     "float": "float32", "double": "float64", "float16": "float16", "bfloat16": "bfloat16", "int8": "int8",
     "int16": "int16", "int32": "int32", "int64": "int64", "uint8": "uint8", "uint16": "uint16", "uint32": "uint32",
     "uint64": "uint64", "bool": "bool", "float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2",
-    "float8e4m3fnuz": "float8_e4m3fnuz", "float8e5m2fnuz": "float8_e5m2fnuz", "int4": "int4", "uint4": "uint4",
+    "float8e4m3fnuz": "float8_e4m3fnuz", "float8e5m2fnuz": "float8_e5m2fnuz", "float8e8m0": "float8_e8m0fnu",
+    "float4e2m1": "float4_e2m1fn", "int4": "int4", "uint4": "uint4", "int2": "int2", "uint2": "uint2",
+    "string": "object",
 }  # fmt: skip
 """numpy's name of an element type by ONNX's."""
 
-NARROW = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "int4", "uint4")
+NARROW = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn",
+          "int4", "uint4", "int2", "uint2")  # fmt: skip
 """Types that are stored and converted, not computed with."""
 
 
@@ -33,9 +36,9 @@ def kind_of(dtype: str) -> int:
 
 
 @cache
-def _schema(op: str, opset: int) -> defs.OpSchema | None:
+def _schema(op: str, opset: int, domain: str = "") -> defs.OpSchema | None:
     try:
-        schema = defs.get_schema(op, opset, "")
+        schema = defs.get_schema(op, opset, domain)
     except defs.SchemaError:
         return None
     return None if schema.deprecated else schema
@@ -48,9 +51,9 @@ def _known(op: str, opset: int) -> defs.OpSchema:
     return schema
 
 
-def exists(op: str, opset: int) -> bool:
+def exists(op: str, opset: int, domain: str = "") -> bool:
     """Is there such an operator in this version of the operator set?"""
-    return _schema(op, opset) is not None
+    return _schema(op, opset, domain) is not None
 
 
 def has_attribute(op: str, opset: int, attribute: str) -> bool:

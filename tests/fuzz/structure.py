@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import helper
 
-from tests.fuzz.builder import FLOATS, INTEGERS, NUMBERS, GraphBuilder, Value, operator
+from tests.fuzz.builder import FLOATS, INTEGERS, NUMBERS, GraphBuilder, Modern, Value, operator
 from tests.fuzz.dims import Open, broadcast_shapes, is_open
 from tests.fuzz.reductions import axes_operand
 from tests.fuzz.schemas import NARROW
@@ -33,7 +34,19 @@ def reshape(g: GraphBuilder) -> Value:
         divisor = g.choice([d for d in range(1, rest + 1) if rest % d == 0])
         tail = [divisor, rest // divisor]
     wanted = [0] * kept + ([-1] if len(tail) == 1 else [g.choice([-1, tail[0]]), tail[1]])
-    return moved(g, "Reshape", x, [x, g.constant(wanted, "int64")], [*x.shape[:kept], *tail])
+    shape = [*x.shape[:kept], *tail]
+    if g.opset < 5:
+        return g.node("Reshape", [x], x.dtype, shape, x.exact, x.low, x.high, modern=_with_constant("Reshape", wanted),
+                      shape=wanted)  # fmt: skip
+    return moved(g, "Reshape", x, [x, g.constant(wanted, "int64")], shape)
+
+
+def _with_constant(op: str, value: list[int]) -> Modern:
+    """The operator with an attribute of old as its second input."""
+    return lambda names, out: [
+        helper.make_node("Constant", [], ["second"], value_ints=value),
+        helper.make_node(op, [names[0], "second"], out),
+    ]
 
 
 @operator("Flatten")
@@ -89,6 +102,12 @@ def expand(g: GraphBuilder) -> Value:
 @operator("Tile")
 def tile(g: GraphBuilder) -> Value:
     x = g.pick(g.types("Tile", (*NUMBERS, "bool")), 1, 3)
+    if g.opset < 6:
+        axis, count = g.integer(0, x.rank - 1), g.integer(1, 3)
+        along = [count if i == axis else 1 for i in range(x.rank)]
+        inputs = [x, g.constant(count, x.dtype), g.constant(axis, x.dtype)]
+        shape = [d * n for d, n in zip(x.shape, along, strict=True)]
+        return moved(g, "Tile", x, inputs, shape, modern=_with_constant("Tile", along))
     times = [g.integer(0 if g.chance(0.05) else 1, 3) for _ in x.shape]
     return moved(g, "Tile", x, [x, g.constant(times, "int64")], [d * n for d, n in zip(x.shape, times, strict=True)])
 
@@ -176,7 +195,8 @@ def pad(g: GraphBuilder) -> Value:
         if not x.is_float:
             raise LookupError("only for floating point")
         value = {"value": 1.0} if fill else {}
-        return g.node("Pad", [x], x.dtype, shape, x.exact, low, high, mode=mode, pads=[*before, *after], **value)
+        pads = {"pads" if g.has("Pad", "pads") else "paddings": [*before, *after]}
+        return g.node("Pad", [x], x.dtype, shape, x.exact, low, high, mode=mode, **pads, **value)
     inputs: list[Value | str | None] = [x, g.constant([*before, *after], "int64")]
     if fill:
         inputs.append(g.constant(1, x.dtype))
