@@ -40,6 +40,17 @@ def test_tile_before_opset_6_repeats_one_axis():
         run("Tile", [x, np.array(1.5, np.float32), np.array(1)], 1)
 
 
+@pytest.mark.parametrize(("texts", "kind"), [(["1", "-2.5", "1E3", "inf"], np.float32), (["7", "-12"], np.int32)])
+def test_strings_that_are_numbers(texts, kind):
+    got = run("Cast", [np.array([texts], object)], 13, to=helper.np_dtype_to_tensor_dtype(np.dtype(kind)))
+    assert got.dtype == kind and got.tolist() == [[float(t) for t in texts]]
+
+
+def test_strings_that_are_no_numbers_are_refused():
+    with pytest.raises(OnnxImportError, match="a string that is no number.*'tea'"):
+        run("Cast", [np.array(["tea"], object)], 13, to=TensorProto.FLOAT)
+
+
 def test_label_encoder_of_version_1():
     words = np.array(["b", "?", "a"], object)
     got = run("LabelEncoder", [words], 1, "ai.onnx.ml", classes_strings=["a", "b"], default_int64=-7)

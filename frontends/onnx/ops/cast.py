@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.strings import strings
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import dtype_name
 from relay import op
 from relay.expr import Constant, Expr
+from te.dtype import dtype
 
 __all__ = ["cast_to"]
 
@@ -33,8 +36,20 @@ def cast_like(node: OnnxNode) -> Expr:
 
 
 def _cast_with_attributes(node: OnnxNode, to: str) -> Expr:
+    if node.dtype(0) == "string":
+        return op.cast(_numbers(node, float if dtype(to).is_float else int), to)
     saturate = node.attr_bool("saturate", True)
     return cast_to(node[0], to, saturate, node.attr_choice("round_mode", ("up", "down", "nearest"), "up"))
+
+
+def _numbers(node: OnnxNode, parse: Callable[[str], float]) -> Constant:
+    """The numbers that the strings of input 0 are, plain or scientific; "inf" and "nan" among floats."""
+    texts = strings(node, 0)
+    try:
+        values = [parse(text) for text in texts.reshape(-1)]
+        return Constant(np.array(values, np.int64 if parse is int else np.float64).reshape(texts.shape))
+    except (ValueError, OverflowError) as error:
+        raise node.error(f"a string that is no number: {error}") from error
 
 
 _FLOAT8_LIMITS = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0}
