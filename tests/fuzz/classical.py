@@ -157,10 +157,11 @@ _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BR
 
 
 class _Tree:
-    """Nodes of random trees, in the lists of the attributes."""
+    """Nodes of random trees, in the lists of the attributes. `every`: leaves have weights for every target."""
 
-    def __init__(self, g: GraphBuilder, features: int, targets: int, mixed: bool) -> None:
+    def __init__(self, g: GraphBuilder, features: int, targets: int, mixed: bool, every: bool = False) -> None:
         self.g, self.features, self.targets = g, features, targets
+        self.every = every
         self.mode = None if mixed else g.choice([*_MODES, None])
         self.nodes: list[dict[str, Any]] = []
         self.leaves: list[tuple[int, int, int, float]] = []
@@ -174,7 +175,8 @@ class _Tree:
                 "featureids": 0, "missing_value_tracks_true": 0, "hitrates": 1.0}  # fmt: skip
         self.nodes.append(node)
         if depth == 0 or (number and g.chance(0.25)):
-            for target in g.rng.sample(range(self.targets), g.integer(1, min(2, self.targets))):
+            some = range(self.targets) if self.every else g.rng.sample(range(self.targets), g.integer(1, self.targets))
+            for target in some:
                 self.leaves.append((tree, number, target, float(np.float32(g.numbers.uniform(-1, 1)))))
             return number
         node.update(modes=self.mode or g.choice(_MODES), featureids=g.integer(0, self.features - 1),
@@ -196,8 +198,9 @@ class _Tree:
 def tree_regressor(g: GraphBuilder) -> Value:
     x = _rows(g, ("float32", "float32", "float64", "int64"), exact=True)
     targets = g.integer(1, 3)
-    how = _Tree(g, x.shape[1], targets, False).attributes("target")
-    if g.chance(0.5):
+    based = g.chance(0.5)  # onnxruntime adds no base value where no leaf that was reached has a weight
+    how = _Tree(g, x.shape[1], targets, False, every=based).attributes("target")
+    if based:
         how["base_values"] = _numbers(g, targets)
     transform = g.choice(TRANSFORMS) if targets > 1 else "NONE"
     return g.node("ai.onnx.ml.TreeEnsembleRegressor", [x], "float32", (x.shape[0], targets), False, -10, 10,
@@ -209,9 +212,11 @@ def tree_regressor(g: GraphBuilder) -> Value:
 def tree_classifier(g: GraphBuilder) -> Value:
     x = _rows(g, ("float32", "float32", "float64", "int64"), exact=True)
     classes = g.integer(3, 5)
-    how = _Tree(g, x.shape[1], classes, False).attributes("class")
-    how.update(classlabels_int64s=g.rng.sample(range(-5, 9), classes), base_values=_numbers(g, classes),
-               post_transform=g.choice(TRANSFORMS))  # fmt: skip
+    based = g.chance(0.5)
+    how = _Tree(g, x.shape[1], classes, False, every=based).attributes("class")
+    how.update(classlabels_int64s=g.rng.sample(range(-5, 9), classes), post_transform=g.choice(TRANSFORMS))
+    if based:
+        how["base_values"] = _numbers(g, classes)
     return _classified(g, "ai.onnx.ml.TreeEnsembleClassifier", x, classes, 12, **how)
 
 
