@@ -176,6 +176,7 @@ class GraphBuilder:
     arrays: dict[str, Array] = field(default_factory=dict)
     modern: dict[str, list[NodeProto]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
+    fixed: set[str] = field(default_factory=set)
     counter: int = 0
 
     # -- choices
@@ -253,12 +254,16 @@ class GraphBuilder:
         bounds = (-math.inf, math.inf) if special else _bounds(array)
         return self._keep(Value(name, dtype, tuple(shape), True, *bounds))
 
-    def constant(self, array: Any, dtype: str | None = None) -> str:
-        """The name of a new constant: an initializer, or the output of a node."""
+    def constant(self, array: Any, dtype: str | None = None, *, fixed: bool = False) -> str:
+        """The name of a new constant: an initializer, possibly listed as an input, or the output of a node; `fixed`:
+        an initializer that nothing can replace."""
         name = self.name("c")
         value = np.asarray(array, None if dtype is None else as_dtype(dtype))
+        fixed = fixed or value.dtype == object  # strings are known when compiling
         self.dtypes[name] = value.dtype.name
-        if self.chance(0.1):
+        if fixed:
+            self.fixed.add(name)
+        if self.chance(0.1) and not fixed:
             made = numpy_helper.from_array(value, name)
             self.nodes.append(helper.make_node("Constant", [], [name], name=f"Constant_{len(self.nodes)}", value=made))
         else:
@@ -381,7 +386,7 @@ class GraphBuilder:
         made = {name for node in self.nodes for name in node.output}
         computed = [v for v in self.values if v.name in made]
         outputs = [v for v in computed if v.name not in read or self.chance(0.1)]
-        listed = [t for t in self.initializers if self.chance(0.15) and t.data_type != TensorProto.STRING]
+        listed = [t for t in self.initializers if t.name not in self.fixed and self.chance(0.15)]
         graph = helper.make_graph(
             self.nodes,
             f"random_{seed}",

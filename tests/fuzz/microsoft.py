@@ -269,15 +269,17 @@ _RANGES = {"uint8": (0, 255), "int8": (-128, 127)}
 _ZERO = {"uint8": 128, "int8": -20}
 
 
-def _codes(g: GraphBuilder, kind: str, shape: Sequence[int]) -> Inputs:
-    """A quantised tensor, its scale (a power of 2) and its zero point."""
+def _codes(g: GraphBuilder, kind: str, shape: Sequence[int], fixed: bool = False) -> Inputs:
+    """A quantised tensor, its scale (a power of 2) and its zero point; `fixed`: these as initializers."""
     low, high = _RANGES[kind]
-    zero = _ZERO[kind] + g.integer(-9, 9)
-    return [g.input(kind, shape, low / 2, high), g.constant(2.0 ** -g.integer(3, 5), "float32"), g.constant(zero, kind)]
+    zero, scale = _ZERO[kind] + g.integer(-9, 9), 2.0 ** -g.integer(3, 5)
+    scaling = [g.constant(scale, "float32", fixed=fixed), g.constant(zero, kind, fixed=fixed)]
+    return [g.input(kind, shape, low / 2, high), *scaling]
 
 
-def _target(g: GraphBuilder, kind: str, scale: float) -> Inputs:
-    return [g.constant(scale, "float32"), g.constant(_ZERO[kind], kind)]
+def _target(g: GraphBuilder, kind: str, scale: float, zero: int | None = None, fixed: bool = False) -> Inputs:
+    zero = _ZERO[kind] if zero is None else zero
+    return [g.constant(scale, "float32", fixed=fixed), g.constant(zero, kind, fixed=fixed)]
 
 
 def _image_shape(g: GraphBuilder) -> tuple[int, ...]:
@@ -300,9 +302,10 @@ def quantised_function(g: GraphBuilder, name: str) -> Value:
     shape = g.shape(1, 3)
     scale = {"com.microsoft.QLinearLeakyRelu": 0.25}.get(name, 2.0**-8)
     how: dict[str, Any] = {"alpha": 0.125} if "Leaky" in name else {}
-    if "Softmax" in name:
-        how = {"axis": len(shape) - 1, "opset": 13}
-    inputs = [*_codes(g, kind, shape), *_target(g, kind, scale)]
+    zero = None
+    if "Softmax" in name:  # onnxruntime's codes wrap where others saturate
+        how, scale, zero = {"axis": len(shape) - 1, "opset": 13}, 2.0**-7, _RANGES[kind][0]
+    inputs = [*_codes(g, kind, shape), *_target(g, kind, scale, zero)]
     return g.node(name, inputs, kind, shape, "Leaky" in name, *_RANGES[kind], **how)
 
 
@@ -334,9 +337,10 @@ def quantised_pool(g: GraphBuilder, name: str) -> Value:
 def quantised_choice(g: GraphBuilder, name: str) -> Value:
     kind = "uint8" if "Concat" in name else g.choice(["uint8", "int8"])
     shape = g.shape(1, 3)
-    parts = [*_codes(g, kind, shape), *_codes(g, kind, shape)]
-    if "Where" in name:
-        inputs = [g.input("bool", shape), *parts, *_target(g, kind, 0.125)]
+    fixed = "Where" in name  # onnxruntime crashes where scales are computed
+    parts = [*_codes(g, kind, shape, fixed), *_codes(g, kind, shape, fixed)]
+    if fixed:
+        inputs = [g.input("bool", shape), *parts, *_target(g, kind, 0.125, fixed=True)]
         return g.node(name, inputs, kind, shape, True, *_RANGES[kind])
     wide = (*shape[:-1], shape[-1] * 2)
     return g.node(name, [*_target(g, kind, 0.125), *parts], kind, wide, True, *_RANGES[kind], axis=len(shape) - 1)
