@@ -47,7 +47,7 @@ def test_strings_that_are_numbers(texts, kind):
 
 
 def test_strings_that_are_no_numbers_are_refused():
-    with pytest.raises(OnnxImportError, match="a string that is no number.*'tea'"):
+    with pytest.raises(OnnxImportError, match=r"a string that is no number.*'tea'"):
         run("Cast", [np.array(["tea"], object)], 13, to=TensorProto.FLOAT)
 
 
