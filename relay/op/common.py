@@ -23,6 +23,7 @@ __all__ = [
     "require",
     "require_float",
     "require_same_dtype",
+    "require_weights_of",
     "widened",
     "with_dim",
 ]
@@ -41,6 +42,13 @@ def require_same_dtype(number: int, *types: TensorType) -> None:
     if any(t.dtype != types[0].dtype for t in types):
         found = " and ".join(str(t.dtype) for t in types)
         raise TypeInferenceError(f"(C{number}) inputs must have one element type; got {found}: cast one")
+
+
+def require_weights_of(number: int, data: TensorType, weight: TensorType) -> None:
+    """Constraint `number`: weights have the data's element type, or one of less bits whose values it holds."""
+    narrow = {"float32": ("float16", "bfloat16"), "int32": ("int8", "int16")}.get(str(data.dtype), ())
+    if str(weight.dtype) not in (str(data.dtype), *narrow):
+        raise TypeInferenceError(f"(C{number}) weights of {weight.dtype} for data of {data.dtype}: cast one")
 
 
 def require_float(number: int, x: TensorType) -> None:

@@ -21,6 +21,7 @@ from backend.target import Target
 from relay.arrays import Arena, Jobs
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
+from relay.op.base import OpDef, make_call
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
@@ -41,6 +42,8 @@ Array = np.ndarray[Any, Any]
 _PACKED: dict[int, type[Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked]] = {
     1: Conv1DNWCPacked, 2: Conv2DNHWCPacked, 3: Conv3DNDHWCPacked,
 }  # fmt: skip
+_COMPUTED_IN = {"float32": "float32", "float16": "float32", "bfloat16": "float32", "int32": "int32"}
+"""Types whose products and convolutions read packed weights, and what they are computed in; quantised ones in int32."""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
 _WINOGRAD: dict[str, frozenset[int]] = {
@@ -56,7 +59,11 @@ PassContext.declare_option(
 
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
-    """Convolutions (channels last) and products take packed weights; computed right operands are packed too."""
+    """Convolutions (channels last) and products take packed weights; computed right operands are packed too.
+
+    Products of half precision are computed in float32, as their sums were before, and quantised ones in int32. Their
+    weights stay in the bits that they need: kernels widen a panel at a time, and use it for all rows.
+    """
 
     target: Target
     opt_level: ClassVar[int] = 1
@@ -88,10 +95,15 @@ class _Packer:
         self.arena = Arena()
 
     def rewrite(self, call: Call) -> Expr:
-        if len(call.args) != 2 or not isinstance(call.ty, TensorType) or call.ty.dtype != "float32":
+        if len(call.args) != 2 or not isinstance(call.ty, TensorType) or call.args[0].dtype != call.ty.dtype:
             return call
+        wide = _COMPUTED_IN.get(str(call.ty.dtype))
         if not isinstance(call.args[1], Constant):
-            return self._batch_matmul(call, call.op) if isinstance(call.op, BatchMatmul) else call
+            if wide == call.ty.dtype and isinstance(call.op, BatchMatmul):
+                return self._batch_matmul(call, call.op)
+            return call
+        if wide is None:
+            return call
         weight = call.args[1]
         match call.op:
             case Dense():
@@ -107,7 +119,7 @@ class _Packer:
         """`outputs_first`, which is `weight` seen in another order, in panels."""
         key = (id(weight), order, width)
         if key not in self.packed:
-            panels = pack_panels(outputs_first, width, self.arena, self.jobs)
+            panels = pack_panels(_narrowest(outputs_first), width, self.arena, self.jobs)
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
@@ -116,19 +128,19 @@ class _Packer:
         width = group_panel(self.target, len(outputs_first) // groups)
         key = (id(weight), f"{order} in {groups} groups", width)
         if key not in self.packed:
-            panels = pack_groups(outputs_first, groups, width, self.arena, self.jobs)
+            panels = pack_groups(_narrowest(outputs_first), groups, width, self.arena, self.jobs)
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
     def _width(self, rows: int, columns: int, steps: int) -> int:
         return packed_columns(self.target, rows, columns, steps)
 
-    def _dense(self, call: Call, weight: Constant, order: str) -> Call:
+    def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         outputs_first = weight.data if order == "NK" else weight.data.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         packed = self._panels(weight, outputs_first, order, self._width(rows, units, depth))
-        return Call(DensePacked(units=units), (call.args[0], packed), span=call.span)
+        return _with_panels(call, DensePacked(units=units), packed)
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
         """Both operands are computed: the right one is packed at run time, together with what rearranges it anyway.
@@ -153,7 +165,7 @@ class _Packer:
         product = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)
         return reshaped(product, call.shape, call.span)
 
-    def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Call:
+    def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Expr:
         order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]
         outputs_first = weight.data.transpose(order)
         channels, *kernel, group_size = outputs_first.shape
@@ -172,12 +184,12 @@ class _Packer:
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )
-        return Call(made, (call.args[0], packed), span=call.span)
+        return _with_panels(call, made, packed)
 
     def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
         inputs = call.args[0].tensor_type.shape[3]
         tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
-        suits = kernel[0] == kernel[1] and max(*op.strides, *op.dilation) == 1
+        suits = kernel[0] == kernel[1] and max(*op.strides, *op.dilation) == 1 and call.dtype == "float32"
         batch, *rest = call.shape
         lines, columns, outputs = (d if isinstance(d, int) else 0 for d in rest)
         if not (suits and tiles and lines and columns and outputs and isinstance(inputs, int)):
@@ -197,6 +209,27 @@ class _Packer:
             tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups
         )
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
+
+
+def _with_panels(call: Call, op: OpDef, panels: Constant) -> Expr:
+    """The product `op` of the call's data, in the type that it is computed in, with panels that may be of less bits."""
+    wide = _COMPUTED_IN[str(call.dtype)]
+    if wide == call.dtype:
+        return Call(op, (call.args[0], panels), span=call.span)
+    data = make_call("cast", (call.args[0],), call.span, dtype=wide)
+    product = Call(op, (data, panels), span=call.span)
+    return make_call("cast", (product,), call.span, dtype=str(call.dtype))
+
+
+def _narrowest(weight: Array) -> Array:
+    """Integers in the type of least bits that holds them; kernels widen a panel at a time."""
+    if weight.dtype != np.int32 or weight.size == 0:
+        return weight
+    low, high = int(weight.min()), int(weight.max())
+    for dtype in (np.int8, np.int16):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return weight.astype(dtype)
+    return weight
 
 
 def _channels_last(call: Call, op: Conv1D | Conv2D | Conv3D, weight: Array) -> Call:

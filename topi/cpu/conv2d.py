@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.matmul import tile_product
+from topi.cpu.matmul import tile_product, widened_weights
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
@@ -49,7 +49,7 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     """
     s = te.create_schedule([out.op for out in outs])
     pads = _pads(outs, anchor)
-    inline_injective(s, outs, keep=[anchor, *pads])
+    inline_injective(s, outs, keep=[anchor, *pads, *widened_weights(anchor)])
     for pad in pads:
         _schedule_pad(s, pad, vector_lanes(target))
     tile_product(s, outs[0], anchor, target)

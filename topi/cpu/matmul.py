@@ -37,13 +37,15 @@ def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar,
     rows: int, columns: int, panel: int, work: float, lanes: int, panels_first: bool = False, tiles_at_once: int = 0,
+    apart: bool = False,
 ) -> None:  # fmt: skip
     """Tile `row` x `column` of the output by `rows` x `columns`; the accumulator is computed tile by tile.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads; all panels pass over
     blocks of `tiles_at_once` row tiles, if that is not 0. A partial last panel keeps the panel loop apart, so that its
     guard can be peeled off: inside the blocks, which are shared between threads (of one tile where `tiles_at_once` is
-    0), or around everything with `panels_first`, which reads each panel once and shares panels.
+    0), or around everything with `panels_first`, which reads each panel once and shares panels; there also `apart`
+    from whole panels.
     """
     extent = extent_of(column)
     whole = isinstance(extent, int) and extent % panel == 0
@@ -53,7 +55,7 @@ def _tile_output(
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
     column_outer, column_inner = split_columns(s, out, column, panel, columns)
-    if whole:
+    if whole and not apart:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
@@ -83,10 +85,14 @@ def _tile_output(
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
     s = te.create_schedule([out.op for out in outs])
-    out = outs[0]
-    inline_injective(s, outs, keep=[anchor])
-    tile_product(s, out, anchor, target)
+    inline_injective(s, outs, keep=[anchor, *widened_weights(anchor)])
+    tile_product(s, outs[0], anchor, target)
     return s
+
+
+def widened_weights(anchor: te.Operation) -> list[te.Operation]:
+    """The stage that widens the product's weights, if there is one."""
+    return [t.op for t in anchor.input_tensors if t.op.tag == "widened_weights"]
 
 
 _LINES = 8
@@ -138,7 +144,15 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     at_once = _tiles_at_once(anchor, out, rows, height, panel, target) if blocks else 0
     if whole and columns > panel and not at_once:
         at_once = _tiles_of_a_core(anchor, packed_bytes, rows, height, target)
-    _tile_output(s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once)
+    narrow = widened_weights(anchor)
+    if narrow:
+        panels_first, at_once = True, 0
+    _tile_output(
+        s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once, bool(narrow)
+    )
+    for weights in narrow:  # each panel once, for all rows
+        s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
+        vectorize_panel(s, weights.output(0), s[weights].op.axis[-1], panel_width(anchor), lanes)
     if width == panel and (whole or panels_first):
         _stream_panels(s, accumulator, anchor.input_tensors[1], height, at_once or -(-rows // height), target)
     return accumulator

@@ -15,6 +15,7 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
 from topi.layout import Layout
+from topi.nn.dense import widened
 from topi.nn.pad import pad_spatial
 from topi.tag import ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
@@ -139,6 +140,7 @@ def conv_packed(
     ]
     grid = (data.shape[0], *sizes)
     names = "dhw"[-rank:]
+    factors = widened(weight, wide)
     taps = _kernel_axes(names, kernel)
     rc = te.reduce_axis((0, group_size), name="rc")
 
@@ -146,8 +148,8 @@ def conv_packed(
         b, *position = unravel_index(p, grid)
         channel = rc if groups == 1 else c // nr * group_size + rc
         value = padded(b, *_taps(position, taps, strides, dilation), channel)
-        factor = weight(c // nr, *taps, rc, c % nr)
-        return te.sum(te.cast(wide, value) * te.cast(wide, factor), axis=[*taps, rc])
+        factor = factors(c // nr, *taps, rc, c % nr)
+        return te.sum(te.cast(wide, value) * factor, axis=[*taps, rc])
 
     outputs = as_dim(channels // groups)
     attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr, outputs=outputs)

@@ -13,7 +13,7 @@ from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements
 
 __all__ = [
     "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "pack_panels",
-    "rounded",
+    "rounded", "widened",
 ]  # fmt: skip
 
 
@@ -37,16 +37,24 @@ def dense(data: Tensor, weight: Tensor, out_dtype: str | None = None) -> Tensor:
     return rounded(te.compute((*data.shape[:-1], units), body, name="dense", tag="dense"), out_dtype)
 
 
+def widened(weight: Tensor, wide: str) -> Tensor:
+    """Weights in the type that products are summed in: a stage of its own, which a schedule computes by the panel."""
+    if weight.dtype == wide:
+        return weight
+    return te.compute(weight.shape, lambda *i: te.cast(wide, weight(*i)), name="widened", tag="widened_weights")
+
+
 def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed") -> Tensor:
     """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), with a tag for its schedule.
 
     The columns that fill up the last panel are computed like the others, whole vectors of them, and left behind.
     """
     panels, depth, nr = weight.shape
+    factors = widened(weight, wide) if tag == "dense_packed" else weight
     k = te.reduce_axis((0, depth), name="k")
 
     def body(m: Any, n: Any) -> PrimExpr:
-        return te.sum(te.cast(wide, rows(m, k)) * te.cast(wide, weight(n // nr, k, n % nr)), axis=k)
+        return te.sum(te.cast(wide, rows(m, k)) * te.cast(wide, factors(n // nr, k, n % nr)), axis=k)
 
     attrs = {"block": nr, "groups": 1}
     shape = (rows.shape[0], as_dim(panels * nr))

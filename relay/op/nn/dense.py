@@ -12,7 +12,7 @@ import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, numpy_dtype, require, require_same_dtype
+from relay.op.common import Array, numpy_dtype, require, require_same_dtype, require_weights_of
 from relay.type import TensorType, Type, broadcast_shapes, dims_match
 from topi.utils import ceil_div
 
@@ -70,8 +70,9 @@ class Dense(OpDef):
 class DensePacked(OpDef):
     """data (..., K) times weights packed (ceil(N / NR), K, NR), filled up with 0: (..., N) with N = `units`.
 
-    ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K) so. (C1) both inputs have one element type; (C2) data
-    has one dimension or more and weight three; (C3) their K are equal; (C4) the blocks hold `units` columns.
+    ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K) so. (C1) weights have the data's element type, or one
+    of less bits whose values it holds; (C2) data has one dimension or more and weight three; (C3) their K are equal;
+    (C4) the blocks hold `units` columns.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -80,7 +81,7 @@ class DensePacked(OpDef):
     out_dtype: str | None = None
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
-        require_same_dtype(1, data, weight)
+        require_weights_of(1, data, weight)
         ranks = data.ndim >= 1 and weight.ndim == 3
         require(ranks, f"(C2) data (..., K) and weight (N / NR, K, NR) expected; got {data} and {weight}")
         require(dims_match(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")

@@ -11,7 +11,7 @@ import te
 import topi
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_same_dtype
+from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_weights_of
 from relay.op.nn.conv import convolve
 from relay.type import TensorType, Type, dims_match
 from te.tir import as_dim
@@ -29,9 +29,9 @@ class _Packed(OpDef):
 
     ``layout_transform(w, "OIHW", f"OHWI{NR}o")`` packs weights so, in two dimensions. `channels` is the true O,
     `padding` is (begin..., end...) of the spatial axes. (C1) strides and dilation have a number for each spatial axis,
-    padding two; (C2) both inputs have one element type; (C3) data has two dimensions more than there are spatial axes,
-    weights three; (C4) C = I * groups; (C5) the blocks hold `channels` outputs, and with groups each block holds
-    those of one group; (C6) the dilated kernel fits into the padded input.
+    padding two; (C2) weights have the data's element type, or one of less bits whose values it holds; (C3) data has two
+    dimensions more than there are spatial axes, weights three; (C4) C = I * groups; (C5) the blocks hold `channels`
+    outputs, and with groups each block holds those of one group; (C6) the dilated kernel fits into the padded input.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -50,7 +50,7 @@ class _Packed(OpDef):
         counts = (len(self.strides), len(self.dilation), len(self.padding))
         needed = f"{rank}, {rank} and {2 * rank} numbers"
         require(counts == (rank, rank, 2 * rank), f"(C1) strides, dilation and padding need {needed}")
-        require_same_dtype(2, data, weight)
+        require_weights_of(2, data, weight)
         fits = data.ndim == 2 + rank and weight.ndim == 3 + rank
         require(fits, f"(C3) data needs {2 + rank} dimensions, weight {3 + rank}; got {data} and {weight}")
         n, *sizes, c = data.shape

@@ -1,0 +1,74 @@
+"""PackWeights, constants of less bits than products are computed in: packed as they are, widened by the panel."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import relay
+from backend.runtime import device, graph_executor
+from relay import Expr, Function, analysis, const, op, var
+from relay.op import nn
+from te.ir import IRModule
+
+RNG = np.random.default_rng(3)
+HALF = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def run(body: Expr, x: Expr, data: np.ndarray, target: str = "llvm") -> tuple[np.ndarray, set[str]]:
+    """The result, and the element types of the weights."""
+    lib = relay.build(IRModule({"main": Function((x,), body)}), target)
+    module = graph_executor.GraphModule(lib["default"](device("cpu")))
+    module.set_input("x", data)
+    module.run()
+    return module.get_output(0).numpy(), {str(p.dtype) for p in lib.params.values() if p.ndim > 2}
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("columns", [16, 50])
+def test_products_with_half_precision_weights_are_summed_in_float32(dtype, rows, columns):
+    x = var("x", shape=(rows, 96), dtype=dtype)
+    weight = RNG.standard_normal((columns, 96)).astype(HALF[dtype])
+    data = RNG.standard_normal((rows, 96)).astype(HALF[dtype])
+    got, kept = run(nn.relu(nn.dense(x, const(weight))), x, data)
+    exact = np.maximum(data.astype(np.float64) @ weight.astype(np.float64).T, 0).astype(HALF[dtype])
+    assert kept == {dtype} and got.dtype == HALF[dtype]
+    assert (got == exact).mean() > 0.98  # the rest is rounded from the other side of the middle
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_convolutions_with_half_precision_weights_are_summed_in_float32(groups):
+    x = var("x", shape=(1, 8, 9, 9), dtype="float16")
+    weight = RNG.standard_normal((12, 8 // groups, 3, 3)).astype(np.float16)
+    data = RNG.standard_normal((1, 8, 9, 9)).astype(np.float16)
+    body = nn.conv2d(x, const(weight), padding=(1, 1), groups=groups)
+    got, kept = run(body, x, data)
+    assert kept == {"float16"}
+    wide = nn.conv2d(op.cast(x, "float32"), const(weight.astype(np.float32)), padding=(1, 1), groups=groups)
+    expected, _ = run(op.cast(wide, "float16"), x, data)
+    np.testing.assert_allclose(got.astype(np.float32), expected.astype(np.float32), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("most", "kept"), [(127, "int8"), (3000, "int16"), (1 << 20, "int32")])
+@pytest.mark.parametrize("columns", [16, 50])
+def test_integers_are_kept_in_the_bits_they_need_and_sums_are_exact(most, kept, columns):
+    x = var("x", shape=(9, 70), dtype="int32")
+    weight = RNG.integers(-most, most, (70, columns), endpoint=True).astype(np.int32)
+    weight[0, 0] = most
+    data = RNG.integers(-255, 255, (9, 70), endpoint=True).astype(np.int32)
+    got, types = run(nn.batch_matmul(x, const(weight), transpose_b=False), x, data)
+    np.testing.assert_array_equal(got, data @ weight)
+    assert types == {kept}
+
+
+def test_integer_convolutions_are_exact():
+    x = var("x", shape=(1, 16, 12, 12), dtype="int32")
+    weight = RNG.integers(-128, 127, (20, 16, 3, 3), endpoint=True).astype(np.int32)
+    data = RNG.integers(-255, 255, (1, 16, 12, 12), endpoint=True).astype(np.int32)
+    body = nn.conv2d(x, const(weight), padding=(1, 1))
+    got, types = run(body, x, data)
+    calls = [e for e in analysis.evaluation_order(Function((x,), body)) if isinstance(e, relay.Call)]
+    np.testing.assert_array_equal(got, calls[0].op.reference(data, weight))
+    assert types == {"int8"}
