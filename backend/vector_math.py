@@ -319,8 +319,7 @@ def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def erf(b: Builder, x: PrimExpr) -> PrimExpr:
-    x = _clamp(b, x, -4.0, 4.0)
-    square = b.let(x * x, "square")
+    square = b.let(Min(x * x, b.const(16.0)), "square")  # beyond 4 the ratio grows from 1 on
     ratio = x * b.polynomial(square, _ERF_P) / b.polynomial(square, _ERF_Q)
     return Min(Max(ratio, b.const(-1.0)), b.const(1.0))
 

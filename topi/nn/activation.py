@@ -73,7 +73,8 @@ def gelu(x: Tensor, approximate: bool) -> Tensor:
     """x * Phi(x), Phi the normal distribution function; its tanh approximation when `approximate`."""
 
     def exact(v: PrimExpr) -> PrimExpr:
-        return _c(0.5, v) * v * (_c(1.0, v) + te.erf(v * _c(math.sqrt(0.5), v)))
+        half = _c(0.5, v) * v
+        return half + half * te.erf(v * _c(math.sqrt(0.5), v))
 
     def by_tanh(v: PrimExpr) -> PrimExpr:
         inner = _c(math.sqrt(2 / math.pi), v) * (v + _c(0.044715, v) * v * v * v)
