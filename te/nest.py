@@ -288,7 +288,10 @@ class _StageNest:
             body = self._provide()
             return self._guarded(i, body if self.partial else self._predicated(body))
         inner = self.nests.attach(self.stage, i, self._level(i + 1, updating))
-        return self._loop(self.leaves[i], self.leaves[i].var, self._guarded(i, inner))
+        leaf, body = self.leaves[i], self._guarded(i, inner)
+        for wanted in self.stage.attrs_of(leaf).prefetches:
+            body = seq(self._prefetch(leaf, wanted), body)
+        return self._loop(leaf, leaf.var, body)
 
     def _guarded(self, position: int, body: Stmt) -> Stmt:
         for guard in reversed(self.guards.get(position, ())):
@@ -306,8 +309,6 @@ class _StageNest:
         attrs = self.stage.attrs_of(leaf)
         extent = self.loops.extents[leaf]
         pragmas = {f"pragma_{name}": True if value is None else value for name, value in attrs.pragmas.items()}
-        for wanted in attrs.prefetches:
-            body = seq(self._prefetch(leaf, wanted), body)
         if attrs.thread is not None or extent.const == 1:
             for key, value in pragmas.items():
                 body = AttrStmt(key, None, convert(value), body)

@@ -125,6 +125,16 @@ def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
         s[b].prefetch_ahead(other, outer, 1)
 
 
+def test_nothing_is_prefetched_while_a_reduction_is_set_to_zero():
+    a, k = te.placeholder((64, 40), name="a"), te.reduce_axis((0, 64), name="k")
+    c = te.compute((40,), lambda j: te.sum(a[k, j], axis=k), name="c")
+    s = te.create_schedule(c)
+    s[c].reorder(k, c.op.axis[0])
+    s[c].prefetch_ahead(a, c.op.axis[0], 80)
+    text = str(te.lower(s, [a, c], simple_mode=True))
+    assert text.count("prefetch(") == 1 and text.index("prefetch(") > text.index("for k in")
+
+
 def test_double_buffer_and_pragmas_are_marked():
     a = te.placeholder((8, 16), name="a")
     b = te.compute((8, 16), lambda i, j: a[i, j] * 2.0, name="b")
