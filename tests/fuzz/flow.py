@@ -8,7 +8,8 @@ import numpy as np
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from tests.fuzz.builder import GraphBuilder, Modern, Value, operator
-from tests.fuzz.dims import Open
+from tests.fuzz.dims import Open, is_open
+from tests.fuzz.reductions import axes_operand
 from tests.fuzz.schemas import kind_of
 
 __all__: list[str] = []
@@ -18,10 +19,33 @@ TAME = (-20.0, 20.0)
 
 
 def _body(g: GraphBuilder, source: str, target: str) -> list[NodeProto]:
-    """One to three nodes from `source` to `target`."""
-    ops = [g.choice(_STEPS) for _ in range(g.integer(1, 3))]
+    """One to three nodes from `source` to `target`; a branch may be among them."""
+    ops = [g.choice((*_STEPS, "If")) for _ in range(g.integer(1, 3))]
     names = [source, *[g.name("b") for _ in ops[1:]], target]
-    return [helper.make_node(op, [a], [b]) for op, a, b in zip(ops, names, names[1:], strict=False)]
+    nodes: list[NodeProto] = []
+    for op, a, b in zip(ops, names, names[1:], strict=False):
+        nodes += _inner_branch(g, a, b) if op == "If" else [helper.make_node(op, [a], [b])]
+    return nodes
+
+
+def _inner_branch(g: GraphBuilder, source: str, target: str) -> list[NodeProto]:
+    """A branch inside of a body: its condition is known, or whether there is a positive element."""
+    chosen = g.name("b")
+    if g.opset >= 13 and g.chance(0.6):
+        largest = g.name("b")
+        condition = [helper.make_node("ReduceMax", [source], [largest], keepdims=0),
+                     helper.make_node("Cast", [largest], [chosen], to=kind_of("bool"))]  # fmt: skip
+    else:
+        condition = [_constant(chosen, g.chance(0.5))]
+    branches = {}
+    for branch, op in (("then_branch", g.choice(_STEPS)), ("else_branch", g.choice(_STEPS))):
+        out = g.name("b")
+        branches[branch] = _graph([helper.make_node(op, [source], [out])], [], [_info(out, "float32")])
+    return [*condition, helper.make_node("If", [chosen], [target], **branches)]
+
+
+def _constant(name: str, value: object) -> NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(value)))
 
 
 def _info(name: str, dtype: str) -> ValueInfoProto:
@@ -45,12 +69,18 @@ def if_(g: GraphBuilder) -> Value:
 
 @operator("Loop", weight=2)
 def loop(g: GraphBuilder) -> Value:
+    if g.opset >= 11 and g.chance(0.25):
+        return _growing_loop(g)
     x = g.pick(("float32",), 0, 3, within=TAME, smallest=1)
     known = g.chance(0.6)
     trips = g.constant(g.integer(0 if g.chance(0.2) else 1, 5), "int64") if known else g.input("int64", (), 1, 4)
     step, go, carried, result, still, row = (g.name("b") for _ in range(6))
+    going = [helper.make_node("Identity", [go], [still])]
+    if g.opset >= 9 and g.chance(0.4):  # fewer rounds than were asked for
+        last = g.name("b")
+        going = [_constant(last, g.integer(0, 3)), helper.make_node("Less", [step, last], [still])]
     nodes = [
-        helper.make_node("Identity", [go], [still]),
+        *going,
         *_body(g, carried, row),
         helper.make_node("Add", [row, x.name], [result]),
     ]
@@ -61,6 +91,32 @@ def loop(g: GraphBuilder) -> Value:
     bound = x.largest * 6 + 5
     return g.node("Loop", [trips, condition, x], x.dtype, x.shape, False, -bound, bound, outputs=1 + collects,
                   body=body)  # fmt: skip
+
+
+def _growing_loop(g: GraphBuilder) -> Value:
+    """A carried tensor that is longer after each round; the sum of it where the rounds are counted at run time."""
+    kind = g.choice(["float32", "int64"])
+    x = g.pick((kind,), 1, 3, within=TAME, smallest=1)
+    known, rounds = g.chance(0.5), g.integer(1, 4)
+    trips = g.constant(rounds, "int64") if known else g.input("int64", (), 0, 4)
+    step, go, still, carried, longer, size = (g.name("b") for _ in range(6))
+    nodes = [
+        helper.make_node("Identity", [go], [still]),
+        helper.make_node("Concat", [carried, x.name], [longer], axis=0),
+        helper.make_node("Shape", [longer], [size]),
+    ]
+    body = _graph(nodes, [_info(step, "int64"), _info(go, "bool"), _info(carried, kind)],
+                  [_info(still, "bool"), _info(longer, kind), _info(size, "int64")])  # fmt: skip
+    shape = (x.shape[0] * (rounds + 1), *x.shape[1:])
+    value = g.node("Loop", [trips, None, x], kind, shape, x.exact, x.low, x.high, outputs=2, body=body)
+    g.dtypes[g.nodes[-1].output[1]] = "int64"
+    if known:
+        return g.also(1, value, "int64", (rounds, x.rank), True, 0, 1000)
+    g.values.remove(value)
+    more, axes = axes_operand(g, "ReduceSum", [0])
+    bound = x.largest * 5 * x.shape[0]
+    exact = x.exact and kind == "int64"
+    return g.node("ReduceSum", [value, *more], kind, x.shape[1:], exact, -bound, bound, keepdims=0, **axes)
 
 
 @operator("Scan", weight=2)
@@ -77,9 +133,15 @@ def scan(g: GraphBuilder) -> Value:
              *_body(g, mixed, out)]  # fmt: skip
     body = _graph(nodes, [_info(before, "float32"), _info(part, "float32")],
                   [_info(after, "float32"), _info(out, "float32")])  # fmt: skip
-    how = {"scan_input_directions": [1]} if g.chance(0.3) else {}
+    how: dict[str, list[int]] = {}
+    for attribute in ("scan_input_directions", "scan_output_directions"):
+        if g.chance(0.25):
+            how[attribute] = [1]
+    if shape and not is_open((rows, *shape)) and g.chance(0.3):
+        x = g.input("float32", (*shape, rows))
+        how["scan_input_axes"] = [len(shape)]
     final = g.node("Scan", [state, x], "float32", shape, False, -1, 1, outputs=2, body=body, num_scan_inputs=1, **how)
-    return g.also(1, final, "float32", x.shape, False, -5, 5)
+    return g.also(1, final, "float32", (rows, *shape), False, -5, 5)
 
 
 @operator("SequenceConstruct")
