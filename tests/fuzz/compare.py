@@ -105,7 +105,8 @@ def _difference(value: Array, want: Array) -> float:
     finite = np.isfinite(b)
     if not np.array_equal(np.where(finite, 0.0, a), np.where(finite, 0.0, b), equal_nan=True):
         return np.inf
-    return float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+    largest = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+    return largest if np.isfinite(largest) else np.inf
 
 
 def shrink(sample: Sample, fails: Callable[[Sample], bool]) -> Sample:
