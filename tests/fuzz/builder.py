@@ -33,7 +33,7 @@ NEWEST = 21
 
 OPSETS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, NEWEST, NEWEST, 22, 23, 24, 25, 26, 28)
 
-DOMAINS = {"ai.onnx.ml": (1, 2, 3, 4, 5), "ai.onnx.preview": (1,), "com.microsoft": (1,)}
+DOMAINS = {"ai.onnx.ml": (1, 2, 3, 4, 5), "com.microsoft": (1,)}
 """Other domains, with the versions of them that graphs import."""
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
