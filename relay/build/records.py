@@ -44,7 +44,8 @@ PassContext.declare_option(
 class Record:
     """Parameters of one subject, a kernel or a pass, that were faster than the cost model's.
 
-    `values` and the cost model's `defaults` by name; microseconds with each, on `threads` threads.
+    `values` by name, none where a search found nothing better, and the cost model's `defaults` of all that it tried;
+    microseconds with each, on `threads` threads.
     """
 
     target: str
@@ -97,22 +98,25 @@ class TuningRecords:
         """The records as a collection; the last of each subject counts."""
         return TuningRecords({(r.target, r.cpu, r.subject): r for r in records})
 
-    def save(self, path: Path, without: Iterable[Record] = ()) -> None:
-        """Write the records to a file in one step, with those that it has already, but for those of `without`."""
+    def save(self, path: Path) -> None:
+        """Write the records to a file in one step, with those that it has already."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(f"{path}.lock"):
             known = {**TuningRecords.load(path).records, **self.records}
-            dropped = {(r.target, r.cpu, r.subject) for r in without}
-            records = [asdict(record) for key, record in sorted(known.items()) if key not in dropped]
+            records = [asdict(record) for _, record in sorted(known.items())]
             _replace(path, json.dumps({"format": _FORMAT, "records": records}, indent=1))
 
     def add(self, record: Record) -> None:
         """Take a record in, in the place of an older one of its subject."""
         self.records[record.target, record.cpu, record.subject] = record
 
+    def find(self, target: Target, subject: str) -> Record | None:
+        """What is known of a subject on this processor."""
+        return self.records.get((str(target), processor(), subject)) if self.records else None
+
     def config(self, target: Target, subject: str) -> Config:
         """The parameters of a kernel: those of its record, or the cost model's."""
-        record = self.records.get((str(target), processor(), subject)) if self.records else None
+        record = self.find(target, subject)
         return Config() if record is None else Config(record.values, record.defaults)
 
     def graph_config(self, target: Target) -> Config:

@@ -3,8 +3,8 @@
 First the parameters of graph passes, such as the width that weights are packed in: each alternative makes other kernels
 of some nodes, and the times of those are compared. Then those of each kernel, the one that takes most of the model's
 time first: one parameter after the other, and the best of each together. What wins is written to the records' file at
-once. At the end the model is run with all that was found in turns with the model as it was; if that is slower after
-all, the findings are dropped.
+once, and so is that nothing did: another search goes on where this one stopped. At the end the model is run with all
+that was found in turns with the model as it was; if that is slower after all, the findings are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backend.target import Target
 from relay.build import build, optimize
 from relay.build.batch_slices import slice_batches
 from relay.build.graph import make_graph
-from relay.build.lower import Workload
+from relay.build.lower import Workload, lower
 from relay.build.parts import share_parts
 from relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
 from relay.expr import Function
@@ -79,14 +79,18 @@ class TuningReport:
     tried: int = 0
     kernels: int = 0
     kernels_tuned: int = 0
+    known: int = 0
+    """parameters of passes and kernels that were left as an earlier search found them"""
     seconds_before: float = float("nan")
     seconds_after: float = float("nan")
     dropped: bool = False
 
     def __str__(self) -> str:
         lines = [str(finding) for finding in self.findings]
-        lines.append(f"{self.tried} variants tried, {self.kernels_tuned} of {self.kernels} kernels looked at")
-        lines.append(f"model: {self.seconds_before * 1e3:.3f} -> {self.seconds_after * 1e3:.3f} ms")
+        known = f", {self.known} kernels and parameters of passes known from before" if self.known else ""
+        lines.append(f"{self.tried} variants tried, {self.kernels_tuned} of {self.kernels} kernels looked at{known}")
+        if not math.isnan(self.seconds_before):
+            lines.append(f"model: {self.seconds_before * 1e3:.3f} -> {self.seconds_after * 1e3:.3f} ms")
         if self.dropped:
             lines.append("the model as a whole is not faster: the findings above were dropped")
         elif self.findings and self.path is not None:
@@ -181,6 +185,9 @@ class _Search:
         end = self.start + (self.end - self.start) * _GRAPH_SHARE
         for knob in knobs:
             best: tuple[Choice, Value, dict[str, _Subject]] | None = None
+            if self.is_known(graph_subject(knob.name), [knob]):
+                self.report.known += 1
+                continue
             for value in _alternatives(knob):
                 if self.clock() > end:
                     return subjects
@@ -193,6 +200,8 @@ class _Search:
             if best is not None:
                 choice, value, subjects = best
                 self.keep(Finding(knob.name, self.record(graph_subject(knob.name), [(knob, value)], choice), 1))
+            else:
+                self.note(self.record(graph_subject(knob.name), [], Choice(0, 0.0, 0.0), [knob]))
         return subjects
 
     def compare(self, old: Sequence[_Subject], new: Sequence[_Subject]) -> Choice | None:
@@ -207,6 +216,9 @@ class _Search:
     def tune_kernels(self, subjects: Sequence[_Subject]) -> None:
         """Tune every kernel that has parameters, those that take most time in the model first."""
         self.report.kernels = len(subjects)
+        known = [subject for subject in subjects if self.is_known(subject.workload.key, self.knobs(subject.workload))]
+        self.report.known += len(known)
+        subjects = [subject for subject in subjects if subject not in known]
         bases = [subject.variant() for subject in subjects]
         timers = self.timers(bases)
         if timers is None:
@@ -222,6 +234,8 @@ class _Search:
                 self.progress(f"{subjects[number].workload.name}, {share:.1f} % of the time")
                 self.tune_kernel(subjects[number], knobs)
                 self.report.kernels_tuned += 1
+            else:
+                self.note(self.record(subjects[number].workload.key, [], Choice(0, 0.0, 0.0), knobs))
 
     def tune_kernel(self, subject: _Subject, knobs: Sequence[Knob]) -> None:
         """One parameter after the other, each with the best of those before; at the end all against none."""
@@ -235,13 +249,17 @@ class _Search:
             if index:
                 found[knob.name] = knob, tried[index - 1]
         if not found:
+            if self.clock() <= self.end:
+                self.note(self.record(subject.workload.key, [], Choice(0, 0.0, 0.0), knobs))
             return
         best = Config({name: value for name, (_, value) in found.items()})
         timers = self.timers([subject.variant(), subject.variant(best)])
         choice = None if timers is None else select(timers)
         if choice is not None and choice.index:
-            record = self.record(subject.workload.key, list(found.values()), choice)
+            record = self.record(subject.workload.key, list(found.values()), choice, knobs)
             self.keep(Finding(subject.workload.name, record, subject.count))
+        elif choice is not None:
+            self.note(self.record(subject.workload.key, [], choice, knobs))
 
     def timers(self, variants: Sequence[Variant]) -> list[Timer] | None:
         """Timers of kernels; None, and a word about it, if one of them can't be compiled."""
@@ -252,19 +270,40 @@ class _Search:
             self.progress(f"left out: {error}")
             return None
 
-    def record(self, subject: str, found: Sequence[tuple[Knob, Value]], choice: Choice) -> Record:
+    def knobs(self, workload: Workload) -> list[Knob]:
+        """The parameters of a kernel of which there is a record; none are looked for otherwise."""
+        config = Config()
+        if self.records.find(self.target, workload.key) is not None:
+            lower(workload, self.target, config)
+        return [knob for knob in config.knobs.values() if len(knob.candidates) > 1]
+
+    def is_known(self, subject: str, knobs: Sequence[Knob]) -> bool:
+        """Has a search, on as many threads and with these defaults, been through a kernel or a parameter of passes?"""
+        record = self.records.find(self.target, subject)
+        if record is None or record.threads != self.bench.threads:
+            return False
+        return all(record.defaults.get(knob.name) == knob.default for knob in knobs)
+
+    def record(
+        self, subject: str, found: Sequence[tuple[Knob, Value]], choice: Choice, knobs: Sequence[Knob] = ()
+    ) -> Record:
+        """What was found, nothing perhaps, when all of `knobs` were tried."""
         return Record(
             str(self.target), processor(), subject, {knob.name: value for knob, value in found},
-            {knob.name: knob.default for knob, _ in found}, round(choice.seconds * 1e6, 3),
-            round(choice.default_seconds * 1e6, 3), self.bench.threads,
+            {knob.name: knob.default for knob in (*knobs, *[knob for knob, _ in found])},
+            round(choice.seconds * 1e6, 3), round(choice.default_seconds * 1e6, 3), self.bench.threads,
         )  # fmt: skip
 
     def keep(self, finding: Finding) -> None:
         """Take a finding over and write it down at once: whoever ends the search early keeps what it found."""
         self.report.findings.append(finding)
-        self.records.add(finding.record)
+        self.note(finding.record)
+
+    def note(self, record: Record) -> None:
+        """Write down what is known now of a kernel or of a parameter of passes."""
+        self.records.add(record)
         if self.report.path is not None:
-            TuningRecords.of([finding.record]).save(self.report.path)
+            TuningRecords.of([record]).save(self.report.path)
 
     def check_model(self, threads: int | None) -> None:
         """Run the model as it was and with all findings in turns; drop them if it has become slower."""
@@ -279,8 +318,8 @@ class _Search:
         if ratio > _TOLERANCE:
             self.report.dropped = True
             if self.report.path is not None:
-                found = [finding.record for finding in self.report.findings]
-                self.before.save(self.report.path, without=found)
+                found = [replace(finding.record, values={}) for finding in self.report.findings]
+                TuningRecords.of(found).save(self.report.path)
 
     def model_timer(self, records: TuningRecords, threads: int | None) -> Timer:
         """A run of the model built with `records`; inputs are zeros."""

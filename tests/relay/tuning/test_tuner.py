@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_the_best_parameters_of_a_kernel_are_kept_and_used_by_later_builds(tmp_p
     assert report.findings[0].record.us == 0.5e6 and report.findings[0].record.default_us == 1e6
     assert "rows 2 (was " in str(report) and str(path) in str(report)
     records = TuningRecords.load(path)
-    assert len(records.records) == 1
+    assert [r.values for r in records.records.values() if r.values] == [{"rows": 2}]
     with PassContext(config={"relay.tuning.records": str(path)}):
         inside = relay.build(model(), TARGET)
     outside = relay.build(model(), TARGET)
@@ -71,9 +72,33 @@ def test_the_best_parameters_of_a_kernel_are_kept_and_used_by_later_builds(tmp_p
     np.testing.assert_allclose(results[0], results[1], rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_better_nothing_written(tmp_path: Path) -> None:
-    report = tuned(FakeBench(lambda values, panel: 1.0), tmp_path / "tuning.json")
-    assert not report.findings and report.kernels_tuned == 1 and not (tmp_path / "tuning.json").exists()
+def test_nothing_better_is_a_result_too(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    report = tuned(FakeBench(lambda values, panel: 1.0), path)
+    assert not report.findings and report.kernels_tuned == 1 and "model:" not in str(report)
+    assert all(not r.values and r.defaults for r in TuningRecords.load(path).records.values())
+
+
+def test_another_search_goes_on_where_one_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    tuned(FakeBench(lambda values, panel: {2: 0.5}.get(values.get("rows"), 1.0)), path)
+    again = FakeBench(lambda values, panel: 1.0)
+    report = tuned(again, path)
+    assert not report.findings and not any(again.asked) and report.known == 2
+    assert "2 kernels and parameters of passes known from before" in str(report)
+    again.threads = 2
+    assert tuned(again, path).kernels_tuned == 1, "what is best on one thread may not be on two"
+
+
+def test_what_other_defaults_were_measured_against_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    tuned(FakeBench(lambda values, panel: 1.0), path)
+    records = TuningRecords.load(path)
+    for record in list(records.records.values()):
+        records.add(replace(record, defaults=dict.fromkeys(record.defaults, -1)))
+    records.save(path)
+    report = tuned(FakeBench(lambda values, panel: 1.0), path)
+    assert report.kernels_tuned == 1 and report.known == 0
 
 
 def test_parameters_are_tried_together_with_the_best_of_those_before(tmp_path: Path) -> None:
