@@ -16,6 +16,7 @@ from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import largest_share, reads_in_place, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
+from topi.tuning import choose
 from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     narrow = widened_weights(anchor)
     if narrow:
         panels_first, at_once = True, 0
+    elif whole and columns > panel:
+        at_once = choose("tiles at once", at_once, _block_sizes(-(-rows // height)))
     _tile_output(
         s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once, bool(narrow)
     )
@@ -169,6 +172,8 @@ def _stream_panels(
     *_, k = s[accumulator].op.reduce_axis
     depth = extent_of(k)
     if not isinstance(weights.op, te.PlaceholderOp) or not isinstance(depth, int) or panels < 2 * target.num_cores:
+        return
+    if not choose("stream panels", True, (True, False)):
         return
     every = max(d for d in range(1, min(tiles, _MOST_STEPS_A_LINE) + 1) if depth % d == 0)
     if every < _FEWEST_STEPS_A_LINE:
@@ -217,6 +222,11 @@ def _tiles_at_once(
     elif nbytes <= max(caches.l3 // _SHARERS, caches.l2) and anchor.attrs["groups"] == 1:
         return 0
     return 0 if blocks >= tiles else -(-tiles // blocks)
+
+
+def _block_sizes(tiles: int) -> list[int]:
+    """Numbers of row tiles that all panels may pass over before the next ones; 0 for all tiles."""
+    return [0, *dict.fromkeys(-(-tiles // parts) for parts in (2, 4, 8, 16, 32) if tiles >= _FEWEST_TILES * parts)]
 
 
 def _tiles_of_a_core(anchor: te.Operation, packed_bytes: int, rows: int, height: int, target: Target) -> int:

@@ -11,6 +11,7 @@ import te
 from topi.cpu.common import parallel
 from topi.cpu.tiling import largest_share, vector_lanes
 from topi.groups import constant_size
+from topi.tuning import choose
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -31,7 +32,8 @@ def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns
     taps = constant_size([axis.extent for axis in (*across, kx)])
     *line_axes, x, channel = s[out].op.axis
     width = constant_size([x.extent], default=64)
-    columns = _dividing(width, columns)
+    sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
+    columns = choose("columns", _dividing(width, columns), dict.fromkeys(sizes))
     x_outer, x_inner = s[out].split(x, factor=columns)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
     count = constant_size([axis.extent for axis in line_axes])

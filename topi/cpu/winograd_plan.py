@@ -75,11 +75,22 @@ class WinogradPlan:
     weights_once: bool
     cycles: float
 
+    def __str__(self) -> str:
+        return f"blocks of {self.block} in tiles of {self.rows}" + (", weights once" if self.weights_once else "")
+
+
+_CONSIDERED = 12
+"""Plans that tuning may try, the cheapest ones."""
+
 
 def plan_winograd(target: Target, shape: WinogradShape, tile: int, panel: int | None = None) -> WinogradPlan:
     """The cheapest plan for F(tile, kernel); `panel` is fixed where the weights are packed already."""
     plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width)]
-    return min(plans, key=lambda plan: (plan.cycles, -plan.block))
+    plans.sort(key=lambda plan: (plan.cycles, -plan.block))
+    if panel is None:
+        return plans[0]
+    found = choose("Winograd plan", str(plans[0]), [str(plan) for plan in plans[:_CONSIDERED]])
+    return next(plan for plan in plans if str(plan) == found)
 
 
 def winograd_pays(target: Target, shape: WinogradShape, tiles: Sequence[int]) -> WinogradPlan | None:
