@@ -132,8 +132,8 @@ class _Packer:
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
-    def _width(self, rows: int, columns: int, steps: int) -> int:
-        return packed_columns(self.target, rows, columns, steps)
+    def _width(self, rows: int, columns: int, steps: int, line: int = 0) -> int:
+        return packed_columns(self.target, rows, columns, steps, line)
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         outputs_first = weight.data if order == "NK" else weight.data.T
@@ -180,7 +180,9 @@ class _Packer:
         if op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
         else:
-            packed = self._panels(weight, outputs_first, op.kernel_layout, self._width(rows, channels, steps))
+            line = call.shape[-2] if math.prod(kernel) > 1 else 0
+            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0)
+            packed = self._panels(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
         )

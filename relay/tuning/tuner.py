@@ -31,6 +31,7 @@ from relay.build.records import Record, TuningRecords, default_records_path, gra
 from relay.expr import Function
 from relay.tuning.bench import KernelBench, Variant
 from relay.tuning.selection import Choice, Timer, select
+from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import IRModule
 from topi.tuning import Config, Knob, Value
@@ -173,7 +174,8 @@ class _Search:
         for part in graph.all_graphs():
             for node in part.nodes:
                 inputs = [part.tensors[number] for number in node.inputs]
-                if not all(t.ty.is_static for t in (*inputs, *(part.tensors[i] for i in node.outputs))):
+                types = [t.ty for t in (*inputs, *(part.tensors[i] for i in node.outputs))]
+                if not all(isinstance(ty, TensorType) and ty.is_static for ty in types):
                     continue
                 weights = [i for i, t in enumerate(inputs) if t.storage is not None and t.storage[0] == "param"]
                 made = _Subject(node.workload, tuple(weights), sum(inputs[i].nbytes for i in weights))

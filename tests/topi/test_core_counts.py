@@ -7,7 +7,7 @@ loop only the iterations of the core that gets most of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from relay.build.graph import make_graph
 from relay.build.lower import Workload, lower
 from te.ir import IRModule, collect
 from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
-from topi.cpu.tiling import largest_share
+from topi.cpu.tiling import largest_share, tile_rows
 
 WORTH_SHARING = 5_000
 """Vector operations that a core must get for the balance to matter, in a kernel that has four times as many."""
@@ -95,7 +95,9 @@ def workloads(model: Iterator[relay.Expr], target: Target) -> Iterator[Workload]
 
 @pytest.mark.parametrize("cores", [2, 8, 16, 64])
 @pytest.mark.parametrize("model", [resnet50, mobilenet_v2, bert_base], ids=lambda model: model.__name__)
-def test_the_busiest_core_gets_little_more_than_its_share(model, cores):
+def test_the_busiest_core_gets_little_more_than_its_share(
+    model: Callable[[], Iterator[relay.Expr]], cores: int
+) -> None:
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores={cores}")
     ideal = taken = 0.0
     for workload in workloads(model(), target):
@@ -122,7 +124,7 @@ def test_cores_get_rows_of_data_that_is_much_larger_than_the_weights():
     for size, blocks in ((56, 4), (7, 0)):
         nodes = [w for w in workloads(iter([convolution(size, 256, 128, 1)]), target) if "conv" in w.name]
         (extent,) = parallel_extents(lower(nodes[0], target).function.body)
-        panels = int(nodes[0].function.params[1].tensor_type.shape[0])
+        panels = nodes[0].function.params[1].tensor_type.static_shape[0]
         tiles = extent // panels
         assert extent == panels * tiles
         assert (tiles % blocks == 0) if blocks else tiles < 16
@@ -136,6 +138,13 @@ def test_tiles_are_made_so_that_many_cores_get_as_many_each():
         every, busiest = stores(lower(nodes[0], target).function.body, 64)
         shares.append(busiest * 64 / every)
     assert shares[1] < shares[0] < 1.2
+
+
+def test_short_sums_over_windows_have_tiles_that_divide_the_line():
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
+    assert 112 % tile_rows(target, 112 * 112, 16, 27, line=112) == 0
+    assert tile_rows(target, 111 * 111, 16, 27, line=111) == tile_rows(target, 112 * 112, 16, 27) == 6
+    assert tile_rows(target, 112 * 112, 16, 27 * 64, line=112) == 6
 
 
 def parallel_extents(stmt: Stmt) -> list[int]:

@@ -132,7 +132,8 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     work = 2.0 * rows * columns * steps
     width = tile_columns(target, anchor, rows, steps)
     panels = -(-columns // width)
-    height = tile_rows(target, rows, width, steps, panels)
+    windows = constant_size([extent_of(axis) for axis in anchor.reduce_axis[:-1]]) > 1
+    height = tile_rows(target, rows, width, steps, panels, constant_size([extent_of(row_axes[-1])]) if windows else 0)
     row = s[out].fuse(*row_axes)
     packed_bytes = constant_size(anchor.input_tensors[1].shape) * anchor.input_tensors[1].dtype.nbytes
     by_rows = largest_share(-(-rows // height), target.num_cores)
