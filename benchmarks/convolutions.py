@@ -1,6 +1,6 @@
 """Convolution layers through `relay.build`, direct and by Winograd's algorithm, against the multiply-add peak.
 
-    python -m benchmarks.convolutions [--rounds 20]
+    python -m benchmarks.convolutions [--rounds 20] [--layers 0:8]
 
 Layers of the models that `benchmarks.models` runs, one thread. Speeds count the multiplications of the direct
 convolution, so that Winograd may exceed the peak. Kernels and the peak loop run in turns and are timed by what their
@@ -44,9 +44,10 @@ LAYERS = (
     Layer(224, 3, 64, 7, 2), Layer(56, 64, 256, 1), Layer(14, 1024, 256, 1), Layer(56, 128, 128, 3, 2),
     Layer(56, 64, 64, 3), Layer(28, 128, 128, 3), Layer(14, 256, 256, 3), Layer(7, 512, 512, 3),
     Layer(224, 64, 64, 3), Layer(112, 128, 128, 3), Layer(56, 256, 256, 3), Layer(28, 512, 512, 3),
-    Layer(56, 128, 32, 3), Layer(14, 128, 32, 3), Layer(27, 96, 256, 5, 1, 2), Layer(13, 384, 256, 3, 1, 2),
+    Layer(56, 128, 32, 3), Layer(14, 128, 32, 3), Layer(7, 128, 32, 3), Layer(27, 96, 256, 5, 1, 2),
+    Layer(13, 384, 256, 3, 1, 2), Layer(128, 256, 150, 1), Layer(28, 136, 136, 1, 1, 4), Layer(28, 256, 256, 3, 1, 32),
 )  # fmt: skip
-"""ResNet-50's, VGG-19's, DenseNet-121's and AlexNet's."""
+"""ResNet-50's, VGG-19's, DenseNet-121's, AlexNet's, SegFormer's, ShuffleNet's and ResNeXt-50's."""
 
 
 class Measured(NamedTuple):
@@ -82,11 +83,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--layers", default=":", help="which of the layers, as first:last")
+    options = parser.parse_args()
+    rounds, (first, last) = options.rounds, [int(n) if n else None for n in options.layers.split(":")]
     loop = FmaLoop()
     print("| layer | direct, GFLOP/s | of the peak | Winograd, GFLOP/s | gain | error, direct | error, Winograd |")
     print("|---|---|---|---|---|---|---|")
-    for layer in LAYERS:
+    for layer in LAYERS[first:last]:
         kernels = [compile_layer(layer, winograd) for winograd in ("off", "auto")]
         if kernels[1].algorithm == "direct":
             kernels.pop()
