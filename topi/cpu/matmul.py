@@ -157,9 +157,27 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     for weights in narrow:  # each panel once, for all rows
         s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
         vectorize_panel(s, weights.output(0), s[weights].op.axis[-1], panel_width(anchor), lanes)
+    _unroll_few_channels(s, accumulator)
     if width == panel and (whole or panels_first):
         _stream_panels(s, accumulator, anchor.input_tensors[1], height, at_once or -(-rows // height), target)
     return accumulator
+
+
+def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor) -> None:
+    """Write out the loops over an image's few channels and a line's taps: iterations are too short for loops."""
+    *_, inputs = s[accumulator].op.reduce_axis
+    if constant_size([extent_of(inputs)]) > _FEW_CHANNELS:
+        return
+    steps = 1
+    for axis in reversed(s[accumulator].op.reduce_axis):
+        steps *= constant_size([extent_of(axis)])
+        if steps <= _SHORT:
+            s[accumulator].unroll(axis)
+
+
+_FEW_CHANNELS = 3
+_SHORT = 24
+"""Steps of the reduction that are written out, at most."""
 
 
 def _stream_panels(
