@@ -94,8 +94,10 @@ class _Sharing:
     def cut(self, node: GraphNode) -> None:
         """Make the results of a slice or split parts of its input, if all of them can be."""
         begins = _cuts(node)
+        if begins is None:
+            return
         source = node.inputs[0]
-        if begins is None or not self._is_ours(self.graph.base_of(source)):
+        if not self._is_ours(self.graph.base_of(source)):
             return
         strides = self.graph.strides_of(source)
         if not all(self._is_ours(o) and self._can_take(o, strides) for o in node.outputs):
