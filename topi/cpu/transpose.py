@@ -29,7 +29,7 @@ _LONG = 128
 """Elements of an output's line from which tiles follow it, not the input's, where memory is streamed."""
 _RUN = 512
 """Elements of an output's line that tiles then take before they move on along the input's lines."""
-_AHEAD = 16
+_AHEAD = 24
 """Lines of the input that are then asked for in advance."""
 
 
