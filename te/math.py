@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from te.errors import CompileError
 from te.tir import ops
 from te.tir.expr import PrimExpr
 from te.tir.ops import call_intrin, cast, convert
@@ -25,6 +26,7 @@ __all__ = [
     "clz",
     "cos",
     "cosh",
+    "dot_pairs",
     "erf",
     "exp",
     "exp2",
@@ -165,6 +167,17 @@ def _predicate(op: str, of_integers: bool, doc: str) -> Callable[[Any], PrimExpr
 isnan = _predicate("isnan", False, "Is x not a number?")
 isinf = _predicate("isinf", False, "Is x an infinity?")
 isfinite = _predicate("isfinite", True, "Is x neither infinite nor NaN?")
+
+
+def dot_pairs(x: Any, y: Any) -> PrimExpr:
+    """Two products of signed 16-bit numbers, added: of those in the lower and in the upper halves of int32 `x` and `y`.
+
+    Processors do many at once: pmaddwd and vpdpwssd on x86.
+    """
+    x, y = ops.match_types(convert(x), convert(y))
+    if x.dtype.element != "int32":
+        raise CompileError(f"dot_pairs takes int32 operands, got {x.dtype}")
+    return call_intrin(x.dtype, "dot_pairs", x, y)
 
 
 def popcount(x: Any) -> PrimExpr:

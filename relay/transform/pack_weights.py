@@ -22,10 +22,14 @@ from relay.arrays import Arena, Jobs
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
 from relay.op.base import OpDef, make_call
+from relay.op.broadcast import Subtract
+from relay.op.elementwise import Cast
+from relay.op.layout import LayoutTransform
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.winograd import Conv2DNHWCWinograd
+from relay.op.transform import Reshape, StridedSlice, Transpose
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import pack_groups, pack_panels, pack_winograd_filters
@@ -132,15 +136,16 @@ class _Packer:
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
-    def _width(self, rows: int, columns: int, steps: int, line: int = 0) -> int:
-        return packed_columns(self.target, rows, columns, steps, line)
+    def _width(self, rows: int, columns: int, steps: int, line: int = 0, pairs: bool = False) -> int:
+        return packed_columns(self.target, rows, columns, steps // (1 + pairs), line, int(pairs))
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         outputs_first = weight.data if order == "NK" else weight.data.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        packed = self._panels(weight, outputs_first, order, self._width(rows, units, depth))
-        return _with_panels(call, DensePacked(units=units), packed)
+        pairs = rows > 1 and depth % 2 == 0 and _fit_16_bits(call.args[0], weight)
+        packed = self._panels(weight, outputs_first, order, self._width(rows, units, depth, pairs=pairs))
+        return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
         """Both operands are computed: the right one is packed at run time, together with what rearranges it anyway.
@@ -177,15 +182,17 @@ class _Packer:
                 return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
+        pairs = op.groups == 1 and group_size % 2 == 0 and _fit_16_bits(call.args[0], weight)
         if op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
-            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0)
+            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0, pairs)
             packed = self._panels(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
-            strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels
-        )
+            strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
+            pairs=pairs,
+        )  # fmt: skip
         return _with_panels(call, made, packed)
 
     def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
@@ -232,6 +239,34 @@ def _narrowest(weight: Array) -> Array:
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return weight.astype(dtype)
     return weight
+
+
+def _fit_16_bits(data: Expr, weight: Constant) -> bool:
+    """Are these int32 that are known to lie within 16 bits, so that processors multiply two at a time?"""
+    if data.dtype != "int32" or weight.data.size == 0:
+        return False
+    found = [_interval(e) for e in (data, weight)]
+    return all(f is not None and f[0] >= -(1 << 15) and f[1] < 1 << 15 for f in found)
+
+
+def _interval(e: Expr) -> tuple[int, int] | None:
+    """The least and the largest value that integers can have, as far as casts and differences tell."""
+    dtype = e.dtype
+    if isinstance(e, Constant) and e.data.size and dtype.is_integral:
+        return int(e.data.min()), int(e.data.max())
+    if not isinstance(e, Call) or not dtype.is_integral:
+        return None
+    match e.op:
+        case Cast() if e.args[0].dtype.is_integral and e.args[0].dtype.bits <= 16:
+            limits = np.iinfo(str(e.args[0].dtype))
+            return limits.min, limits.max
+        case Subtract():
+            a, b = (_interval(arg) for arg in e.args)
+            return None if a is None or b is None else (a[0] - b[1], a[1] - b[0])
+        case Reshape() | Transpose() | LayoutTransform() | StridedSlice():
+            return _interval(e.args[0])
+        case _:
+            return None
 
 
 def _channels_last(call: Call, op: Conv1D | Conv2D | Conv3D, weight: Array) -> Call:

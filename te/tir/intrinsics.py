@@ -50,6 +50,12 @@ def _sigmoid(x: Any) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
 
 
+def _dot_pairs(x: Any, y: Any) -> Any:
+    x, y = np.asarray(x, np.int64), np.asarray(y, np.int64)
+    low, other = ((v & 0xFFFF ^ 0x8000) - 0x8000 for v in (x, y))
+    return (low * other + (x >> 16) * (y >> 16)).astype(np.int32)
+
+
 for _name, _reference in {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
     "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": _rsqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
@@ -74,6 +80,8 @@ intrinsic("bitwise_and", 2, np.bitwise_and)
 intrinsic("bitwise_or", 2, np.bitwise_or)
 intrinsic("bitwise_xor", 2, np.bitwise_xor)
 intrinsic("bitwise_not", 1, np.bitwise_not)
+intrinsic("dot_pairs", 2, _dot_pairs,
+          doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
 intrinsic("reinterpret", 1, doc="the same bits as another type of the same width")

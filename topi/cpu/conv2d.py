@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.matmul import tile_product, widened_weights
+from topi.cpu.matmul import paired_data, schedule_pairs, tile_product, widened_weights
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
@@ -49,7 +49,10 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     """
     s = te.create_schedule([out.op for out in outs])
     pads = _pads(outs, anchor)
-    inline_injective(s, outs, keep=[anchor, *pads, *widened_weights(anchor)])
+    pairs = paired_data(anchor)
+    inline_injective(s, outs, keep=[anchor, *pads, *widened_weights(anchor), *pairs])
+    for op in pairs:
+        schedule_pairs(s, op, target)
     for pad in pads:
         _schedule_pad(s, pad, vector_lanes(target))
     tile_product(s, outs[0], anchor, target)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, tile_columns, vectorize_panel
+from topi.cpu.injective import vectorize_elements
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import largest_share, reads_in_place, tile_rows, vector_lanes
@@ -86,9 +87,25 @@ def _tile_output(
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
     s = te.create_schedule([out.op for out in outs])
-    inline_injective(s, outs, keep=[anchor, *widened_weights(anchor)])
+    pairs = paired_data(anchor)
+    inline_injective(s, outs, keep=[anchor, *widened_weights(anchor), *pairs])
+    for op in pairs:
+        schedule_pairs(s, op, target)
     tile_product(s, outs[0], anchor, target)
     return s
+
+
+def paired_data(anchor: te.Operation) -> list[te.Operation]:
+    """The stage that brings the product's data together in pairs, if it is read without a border around it."""
+    return [t.op for t in anchor.input_tensors if t.op.tag == "int16_pairs"]
+
+
+def schedule_pairs(s: te.Schedule, pairs: te.Operation, target: Target) -> None:
+    """Vectors along memory, lines shared between threads."""
+    result, lanes = pairs.output(0), vector_lanes(target)
+    *lines, last = s[result].op.axis
+    parallel(s, result, s[result].fuse(*lines), constant_size(result.shape) * 4.0, lanes)
+    vectorize_elements(s, result, last, extent_of(last), lanes)
 
 
 def widened_weights(anchor: te.Operation) -> list[te.Operation]:
@@ -133,7 +150,10 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     width = tile_columns(target, anchor, rows, steps)
     panels = -(-columns // width)
     windows = constant_size([extent_of(axis) for axis in anchor.reduce_axis[:-1]]) > 1
-    height = tile_rows(target, rows, width, steps, panels, constant_size([extent_of(row_axes[-1])]) if windows else 0)
+    line = constant_size([extent_of(row_axes[-1])]) if windows else 0
+    narrow = widened_weights(anchor)
+    temporaries = 1 if any(weights.attrs.get("pairs") for weights in narrow) else 0
+    height = tile_rows(target, rows, width, steps, panels, line, temporaries)
     row = s[out].fuse(*row_axes)
     packed_bytes = constant_size(anchor.input_tensors[1].shape) * anchor.input_tensors[1].dtype.nbytes
     by_rows = largest_share(-(-rows // height), target.num_cores)
@@ -146,7 +166,6 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     at_once = _tiles_at_once(anchor, out, rows, height, panel, target) if blocks else 0
     if whole and columns > panel and not at_once:
         at_once = _tiles_of_a_core(anchor, packed_bytes, rows, height, target)
-    narrow = widened_weights(anchor)
     if narrow:
         panels_first, at_once = True, 0
     elif whole and columns > panel:

@@ -67,9 +67,9 @@ def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
     return max(1, target.vector_bytes // dtype_bytes)
 
 
-def _tiles(target: Target, lanes: int, vectors: int | None) -> Iterator[RegisterTile]:
-    """Tiles whose accumulators, one row of vectors and one broadcast fit in the registers."""
-    registers = target.vector_registers
+def _tiles(target: Target, lanes: int, vectors: int | None, temporaries: int = 0) -> Iterator[RegisterTile]:
+    """Tiles whose accumulators, one row of vectors, one broadcast and `temporaries` fit in the registers."""
+    registers = target.vector_registers - temporaries
     for v in range(1, 5) if vectors is None else (vectors,):
         for rows in range(1, 29):
             if rows * v + v + 1 <= registers:
@@ -99,23 +99,26 @@ def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
 
 def best_tile(
     target: Target, rows: int, columns: int, steps: int, *,
-    lanes: int | None = None, vectors: int | None = None, line: int = 0,
+    lanes: int | None = None, vectors: int | None = None, line: int = 0, temporaries: int = 0,
 ) -> RegisterTile:  # fmt: skip
     """The cheapest tile for an output of `rows` rows by `columns` columns.
 
-    `vectors` fixes the width where the packed operand decides it already; for `line` see `tile_cycles`.
+    `vectors` fixes the width where the packed operand decides it already; for `line` see `tile_cycles`. `temporaries`
+    are registers that a step needs besides: one where another instruction than the one that multiplies adds.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
-    candidates = [t for t in _tiles(target, lanes, vectors) if t.rows <= max(rows, 1)]
+    candidates = [t for t in _tiles(target, lanes, vectors, temporaries) if t.rows <= max(rows, 1)]
     return min(candidates, key=lambda t: (_cost(t, rows, columns, steps, line), -t.rows * t.vectors))
 
 
-def packed_columns(target: Target, rows: int, columns: int, steps: int, line: int = 0) -> int:
+def packed_columns(
+    target: Target, rows: int, columns: int, steps: int, line: int = 0, temporaries: int = 0
+) -> int:
     """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. `line`: see `tile_cycles`."""
     if columns < vector_lanes(target):
         return 1 << (columns - 1).bit_length()
-    best = best_tile(target, rows, columns, steps, line=line)
-    widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None))
+    best = best_tile(target, rows, columns, steps, line=line, temporaries=temporaries)
+    widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None, temporaries))
     return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
 
 
@@ -135,7 +138,7 @@ def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
 
 
 def tile_rows(
-    target: Target, rows: int, panel: int, steps: int, panels: int | None = None, line: int = 0
+    target: Target, rows: int, panel: int, steps: int, panels: int | None = None, line: int = 0, temporaries: int = 0
 ) -> int:
     """Rows of the register tile for a given panel width.
 
@@ -151,9 +154,9 @@ def tile_rows(
             return cycles
         return cycles * target.num_cores * largest_share(math.ceil(rows / tile.rows) * panels, target.num_cores)
 
-    fitting = [tile for tile in _tiles(target, lanes, vectors) if tile.rows <= max(rows, 1)]
-    best = min(fitting, key=lambda tile: (cost(tile), -tile.rows))
-    return choose("rows", best.rows, [tile.rows for tile in _tiles(target, lanes, vectors) if tile.rows <= rows])
+    tiles = list(_tiles(target, lanes, vectors, temporaries))
+    best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
+    return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= rows])
 
 
 _PARTIAL_PANEL = 1.1

@@ -15,7 +15,7 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
 from topi.layout import Layout
-from topi.nn.dense import widened
+from topi.nn.dense import int16_pairs, widened
 from topi.nn.pad import pad_spatial
 from topi.tag import ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
@@ -121,8 +121,11 @@ def conv_packed(
     dilation: Sequence[int],
     groups: int = 1,
     out_dtype: str | None = None,
+    pairs: bool = False,
 ) -> Tensor:
     """Convolution of `data` (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), the order tiles read.
+
+    With `pairs` all numbers are integers within 16 bits and C is even, without groups: two channels are a step.
 
     `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. The
     result is computed as a matrix, pixels by the columns of all blocks (tag "conv2d_nhwc_packed", "conv1d_nwc_packed"
@@ -131,25 +134,29 @@ def conv_packed(
     blocks, *kernel, group_size, nr = weight.shape
     rank = len(kernel)
     spatial = range(1, 1 + rank)
-    padded = pad_spatial(data, spatial, padding[:rank], padding[rank:], 0)
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
+    if pairs:
+        data, factors = int16_pairs(data, -1), int16_pairs(weight, -2, "widened_weights")
+    else:
+        factors = widened(weight, wide)
+    padded = pad_spatial(data, spatial, padding[:rank], padding[rank:], 0)
     sizes = [
         output_size(data.shape[a], kernel[k], strides[k], dilation[k], padding[k] + padding[k + rank])
         for k, a in enumerate(spatial)
     ]
     grid = (data.shape[0], *sizes)
     names = "dhw"[-rank:]
-    factors = widened(weight, wide)
     taps = _kernel_axes(names, kernel)
-    rc = te.reduce_axis((0, group_size), name="rc")
+    rc = te.reduce_axis((0, as_dim(group_size // 2) if pairs else group_size), name="rc")
 
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
         channel = rc if groups == 1 else c // nr * group_size + rc
         value = padded(b, *_taps(position, taps, strides, dilation), channel)
         factor = factors(c // nr, *taps, rc, c % nr)
-        return te.sum(te.cast(wide, value) * factor, axis=[*taps, rc])
+        product = te.dot_pairs(value, factor) if pairs else te.cast(wide, value) * factor
+        return te.sum(product, axis=[*taps, rc])
 
     outputs = as_dim(channels // groups)
     attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr, outputs=outputs)

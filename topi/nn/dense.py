@@ -7,12 +7,14 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Dim, PrimExpr, as_dim
+from te.tir.ops import bitwise_and, bitwise_or, left_shift
 from topi.broadcast import broadcast_shape
 from topi.tag import BROADCAST, ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, same_dim, unravel_index
 
 __all__ = [
-    "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "pack_panels",
+    "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "int16_pairs",
+    "pack_panels",
     "rounded", "widened",
 ]  # fmt: skip
 
@@ -44,17 +46,41 @@ def widened(weight: Tensor, wide: str) -> Tensor:
     return te.compute(weight.shape, lambda *i: te.cast(wide, weight(*i)), name="widened", tag="widened_weights")
 
 
-def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed") -> Tensor:
+def int16_pairs(x: Tensor, axis: int, tag: str = "int16_pairs") -> Tensor:
+    """Integers of 16 bits by twos as int32: element i of `axis` in the lower half, that half the axis on in the upper.
+
+    Two such tensors are multiplied by `te.dot_pairs`, as many steps of a reduction at a time.
+    """
+    shape = list(x.shape)
+    half = shape[axis] = as_dim(shape[axis] // 2)
+
+    def body(*i: Any) -> PrimExpr:
+        other = [v + half if a == axis % len(i) else v for a, v in enumerate(i)]
+        low, high = te.cast("int32", x(*i)), te.cast("int32", x(*other))
+        return bitwise_or(bitwise_and(low, 0xFFFF), left_shift(high, 16))
+
+    return te.compute(tuple(shape), body, name="pairs", tag=tag, attrs={"pairs": True})
+
+
+def product_of_rows(
+    rows: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: bool = False
+) -> Tensor:
     """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), with a tag for its schedule.
+
+    With `pairs` all numbers are integers within 16 bits and K is even: two steps are one.
 
     The columns that fill up the last panel are computed like the others, whole vectors of them, and left behind.
     """
-    panels, depth, nr = weight.shape
-    factors = widened(weight, wide) if tag == "dense_packed" else weight
-    k = te.reduce_axis((0, depth), name="k")
+    panels, _, nr = weight.shape
+    if pairs:
+        rows, factors = int16_pairs(rows, 1), int16_pairs(weight, 1, "widened_weights")
+    else:
+        factors = widened(weight, wide) if tag == "dense_packed" else weight
+    k = te.reduce_axis((0, rows.shape[1]), name="k")
 
     def body(m: Any, n: Any) -> PrimExpr:
-        return te.sum(te.cast(wide, rows(m, k)) * te.cast(wide, factors(n // nr, k, n % nr)), axis=k)
+        x, y = te.cast(wide, rows(m, k)), te.cast(wide, factors(n // nr, k, n % nr))
+        return te.sum(te.dot_pairs(x, y) if pairs else x * y, axis=k)
 
     attrs = {"block": nr, "groups": 1}
     shape = (rows.shape[0], as_dim(panels * nr))
@@ -72,14 +98,16 @@ def _first_columns(product: Tensor, columns: Dim) -> Tensor:
     return te.compute((*product.shape[:-1], columns), body, name=f"{product.op.name}_columns", tag=INJECTIVE)
 
 
-def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed") -> Tensor:
+def flattened_product(
+    data: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: bool = False
+) -> Tensor:
     """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
     if data.ndim == 2:
-        return product_of_rows(data, weight, units, wide, tag)
+        return product_of_rows(data, weight, units, wide, tag, pairs)
     lead = data.shape[:-1]
     shape = (num_elements(lead), data.shape[-1])
     rows = te.compute(shape, lambda m, k: data(*unravel_index(m, lead), k), name="rows", tag=INJECTIVE)
-    result = product_of_rows(rows, weight, units, wide, tag)
+    result = product_of_rows(rows, weight, units, wide, tag, pairs)
 
     def body(*i: Any) -> PrimExpr:
         return result(ravel_index(i[:-1], lead), i[-1])
@@ -87,10 +115,13 @@ def flattened_product(data: Tensor, weight: Tensor, units: int, wide: str, tag: 
     return te.compute((*lead, units), body, name="dense_of_rows", tag=INJECTIVE)
 
 
-def dense_packed(data: Tensor, weight: Tensor, units: int, out_dtype: str | None = None) -> Tensor:
-    """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`."""
+def dense_packed(
+    data: Tensor, weight: Tensor, units: int, out_dtype: str | None = None, pairs: bool = False
+) -> Tensor:
+    """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`; see `product_of_rows`."""
     out_dtype = out_dtype or data.dtype
-    return rounded(flattened_product(data, weight, units, accumulator_type(out_dtype)), out_dtype)
+    product = flattened_product(data, weight, units, accumulator_type(out_dtype), pairs=pairs)
+    return rounded(product, out_dtype)
 
 
 def pack_panels(x: Tensor, width: int, transposed: bool = False) -> Tensor:

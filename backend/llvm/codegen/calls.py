@@ -172,6 +172,24 @@ class CallEmitter(MemoryEmitter):
             self.text.pure(f"call {kind} @{name}({kind} {self.visit(call.args[0])}, i1 false)"), of, call.dtype
         )
 
+    def emit_dot_pairs(self, call: Call) -> str:
+        """A product of twice the lanes, and the sum of its neighbours: the form that becomes one instruction."""
+        lanes, kind = call.dtype.lanes, register_type(call.dtype)
+        x, y = [
+            self.text.pure(f"sext <{2 * lanes} x i16> {halves} to <{2 * lanes} x i32>")
+            for halves in [self.text.pure(f"bitcast {kind} {self.visit(a)} to <{2 * lanes} x i16>") for a in call.args]
+        ]
+        wide = f"<{2 * lanes} x i32>"
+        product = self.text.pure(f"mul nsw {wide} {x}, {y}")
+        if lanes == 1:
+            low, high = [self.text.pure(f"extractelement {wide} {product}, i64 {i}") for i in range(2)]
+            return self.text.pure(f"add i32 {low}, {high}")
+        picks = [", ".join([f"i32 {i}" for i in range(start, 2 * lanes, 2)]) for start in range(2)]
+        low, high = [
+            self.text.pure(f"shufflevector {wide} {product}, {wide} poison, <{lanes} x i32> <{p}>") for p in picks
+        ]
+        return self.text.pure(f"add {kind} {low}, {high}")
+
     def emit_reinterpret(self, call: Call) -> str:
         value, source, target = self.visit(call.args[0]), register_type(call.args[0].dtype), register_type(call.dtype)
         if source == target:

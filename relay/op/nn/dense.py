@@ -72,13 +72,14 @@ class DensePacked(OpDef):
 
     ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K) so. (C1) weights have the data's element type, or one
     of less bits whose values it holds; (C2) data has one dimension or more and weight three; (C3) their K are equal;
-    (C4) the blocks hold `units` columns.
+    (C4) the blocks hold `units` columns. `pairs` says that data and weights are integers within 16 bits, and K even.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
 
     units: int
     out_dtype: str | None = None
+    pairs: bool = False
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         require_weights_of(1, data, weight)
@@ -92,7 +93,7 @@ class DensePacked(OpDef):
         return TensorType((*data.shape[:-1], self.units), self.out_dtype or data.dtype)
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return topi.nn.dense_packed(data, weight, self.units, self.out_dtype)
+        return topi.nn.dense_packed(data, weight, self.units, self.out_dtype, self.pairs)
 
     def reference(self, data: Array, weight: Array) -> Array:
         columns = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)[:, : self.units]

@@ -42,6 +42,8 @@ class _Packed(OpDef):
     groups: int = 1
     channels: int
     out_dtype: str | None = None
+    pairs: bool = False
+    """data and weights are integers within 16 bits, C is even and there is one group"""
 
     rank: ClassVar[int]
 
@@ -74,7 +76,8 @@ class _Packed(OpDef):
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return topi.nn.conv_packed(
-            data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups, self.out_dtype
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups, self.out_dtype,
+            self.pairs,
         )
 
     def reference(self, data: Array, weight: Array) -> Array:

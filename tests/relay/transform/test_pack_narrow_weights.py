@@ -72,3 +72,50 @@ def test_integer_convolutions_are_exact():
     calls = [e for e in analysis.evaluation_order(Function((x,), body)) if isinstance(e, relay.Call)]
     np.testing.assert_array_equal(got, calls[0].op.reference(data, weight))
     assert types == {"int8"}
+
+
+def _quantised(name: str, shape: tuple[int, ...], dtype: str, zero: int) -> tuple[Expr, Expr]:
+    x = var(name, shape=shape, dtype=dtype)
+    return x, op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
+
+
+def _uses_pairs(body: Expr, x: Expr) -> bool:
+    optimized = relay.optimize(IRModule({"main": Function((x,), body)}), "llvm")["main"]
+    text = str(optimized)
+    assert "packed" in text
+    return "pairs=True" in text
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 255), ("int8", -128)])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(2, 6, 16), (9, 70, 50), (40, 768, 24)])
+def test_quantised_products_take_two_steps_at_a_time_and_are_exact(dtype, zero, rows, depth, columns):
+    x, centred = _quantised("x", (rows, depth), dtype, zero)
+    weight = RNG.choice([-128, 127, 0], (depth, columns)).astype(np.int32)
+    body = nn.batch_matmul(centred, const(weight), transpose_b=False)
+    assert _uses_pairs(body, x)
+    limits = np.iinfo(dtype)
+    data = RNG.choice([limits.min, limits.max], (rows, depth)).astype(dtype)
+    got, types = run(body, x, data)
+    np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight)
+    assert types == {"int8"}
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (1, 1)])
+def test_quantised_convolutions_take_two_channels_at_a_time_and_are_exact(padding):
+    x, centred = _quantised("x", (1, 6, 9, 9), "uint8", 7)
+    weight = RNG.integers(-128, 127, (20, 6, 3, 3), endpoint=True).astype(np.int32)
+    conv = nn.conv2d(centred, const(weight), padding=padding)
+    assert _uses_pairs(conv, x)
+    data = RNG.integers(0, 255, (1, 6, 9, 9), endpoint=True).astype(np.uint8)
+    got, _ = run(conv, x, data)
+    np.testing.assert_array_equal(got, conv.op.reference(data.astype(np.int32) - 7, weight))
+
+
+@pytest.mark.parametrize("case", ["odd depth", "unknown range", "large zero", "large weights"])
+def test_other_products_take_a_step_at_a_time(case):
+    depth = 7 if case == "odd depth" else 8
+    x, centred = _quantised("x", (9, depth), "uint8", 40_000 if case == "large zero" else 3)
+    if case == "unknown range":
+        x = centred = var("x", shape=(9, depth), dtype="int32")
+    weight = RNG.integers(-100, 100, (depth, 16)).astype(np.int32) * (1000 if case == "large weights" else 1)
+    assert not _uses_pairs(nn.batch_matmul(centred, const(weight), transpose_b=False), x)
