@@ -2,8 +2,9 @@
 
 A layer that maps each image of a batch by itself may run for some of the images, then the layers behind it, and so on,
 before the next images enter: what one layer writes is in the last cache when the next one reads it, and the arena holds
-the intermediate tensors of a slice, not of the batch. Against this stands that weights are read once for each slice and
-that each call costs something; the model below weighs them and chooses runs of layers and the images in a slice.
+the intermediate tensors of a slice, not of the batch. Against this stands that weights are read once for each slice,
+that each call costs something, and that many cores share the lines of few images less evenly; the model below weighs
+them and chooses runs of layers and the images in a slice.
 
 The kernels of a slice are those of a smaller batch. Tensors that enter or leave a run are whole, and slices are views
 of them; those inside are made anew for each slice.
@@ -11,6 +12,7 @@ of them; those inside are made anew for each slice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +31,7 @@ from relay.op.transform import Concatenate, Transpose
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import PassContext
+from topi.cpu.tiling import largest_share, vector_lanes
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -44,6 +47,9 @@ _SHARERS = 4
 """Among which the last cache is divided: cores, other programs, what else a layer reads and writes."""
 _CACHE_BYTES_PER_CYCLE = 16.0
 _MEMORY_BYTES_PER_CYCLE = 6.0
+"""What a core reads or writes."""
+_CORES_OF_MEMORY = 8
+"""Cores that reading from memory keeps busy: more of them get no more."""
 _CALL_CYCLES = 4000.0
 """What one more call of a kernel costs: threads meet, loops have ends."""
 _LONGEST_RUN = 100
@@ -58,14 +64,13 @@ def slice_batches(graph: ExecutionGraph, target: Target) -> None:
         raise CompileError(f"option relay.batch_slices is {option!r}; expected 'auto' or 'off'")
     if option == "off" or "cpu" not in target.keys or not graph.is_static or graph.attrs.get("nested"):
         return
-    budget = max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
-    flow = _Flow(graph)
+    flow = _Flow(graph, target)
     nodes: list[GraphNode] = []
     done = 0
-    for region in flow.regions(budget):
+    for region in flow.regions():
         nodes += graph.nodes[done : region.first]
         done = region.first
-        for last, images in _runs(flow, region, budget):
+        for last, images in _runs(flow, region):
             run = _Region(done, last, region.batch)
             nodes += graph.nodes[done:last] if images == region.batch else flow.sliced(run, images)
             done = last
@@ -83,18 +88,26 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What a node moves, in bytes: activations by the tensor that owns the memory, all activations, constants."""
+    """What a node moves, in bytes: activations by the tensor that owns the memory, all activations, constants.
+
+    `work` is its cycles on one core, `lines` what an image of its result has, which cores share.
+    """
 
     reads: tuple[tuple[int, int], ...]
     moved: int
     weights: int
+    work: float
+    lines: int
 
 
 class _Flow:
     """The nodes of a graph by position, what they read and write, and their slices."""
 
-    def __init__(self, graph: ExecutionGraph) -> None:
+    def __init__(self, graph: ExecutionGraph, target: Target) -> None:
         self.graph = graph
+        self.cores = target.num_cores
+        self.budget = max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
+        self.operations = 4.0 * vector_lanes(target)
         self.writer: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
         for i, node in enumerate(graph.nodes):
@@ -111,20 +124,24 @@ class _Flow:
         reads = tuple([(self.graph.base_of(n), tensors[n].nbytes) for n in node.inputs if not self._is_constant(n)])
         written = sum(tensors[n].nbytes for n in node.outputs)
         weights = sum(tensors[n].nbytes for n in node.inputs if self._is_constant(n))
-        return _Layer(reads, sum(size for _, size in reads) + written, weights)
+        result = tensors[node.outputs[0]].ty
+        assert isinstance(result, TensorType)
+        lines = math.prod(result.static_shape[1:-2])
+        work = node.workload.flops / self.operations
+        return _Layer(reads, sum(size for _, size in reads) + written, weights, work, lines)
 
     def _is_constant(self, number: int) -> bool:
         storage = self.graph.tensors[self.graph.base_of(number)].storage
         return storage is not None and storage[0] == "param"
 
-    def regions(self, budget: int) -> Iterator[_Region]:
-        """The longest sequences of nodes that can be sliced, from the first to the last that moves over `budget`."""
+    def regions(self) -> Iterator[_Region]:
+        """The longest sequences of nodes that can be sliced, from the first to the last that moves over the budget."""
         start, batch = 0, 0
         for i in range(len(self.graph.nodes) + 1):
             own = self._batch(i) if i < len(self.graph.nodes) else 0
             if own == batch and batch:
                 continue
-            large = [k for k in range(start, i) if self.layers[k].moved > budget] if batch else []
+            large = [k for k in range(start, i) if self.layers[k].moved > self.budget] if batch else []
             if large:
                 yield _Region(large[0], large[-1] + 1, batch)
             start, batch = i, own
@@ -267,7 +284,7 @@ def _maps_images(call: Call, batched: Sequence[bool]) -> bool:
             return all(len(shape) == rank if b else len(shape) < rank or shape[0] == 1 for shape, b in along)
 
 
-def _runs(flow: _Flow, region: _Region, budget: int) -> list[tuple[int, int]]:
+def _runs(flow: _Flow, region: _Region) -> list[tuple[int, int]]:
     """The cheapest way to cut the region into runs: (end, images of a slice) of each; those of whole batches too."""
     batch = region.batch
     sizes = [c for c in range(batch, 0, -1) if batch % c == 0 and batch // c <= _MOST_SLICES]
@@ -277,7 +294,7 @@ def _runs(flow: _Flow, region: _Region, budget: int) -> list[tuple[int, int]]:
         for images in sizes:
             cost = before
             for step in range(first, min(region.last, first + _LONGEST_RUN)):
-                cost += _cycles(flow, step, first, batch, images, budget)
+                cost += _cycles(flow, step, first, batch, images)
                 if step + 1 not in best or cost < best[step + 1][0]:
                     best[step + 1] = cost, first, images
     runs: list[tuple[int, int]] = []
@@ -289,19 +306,17 @@ def _runs(flow: _Flow, region: _Region, budget: int) -> list[tuple[int, int]]:
     return runs[::-1]
 
 
-def _cycles(flow: _Flow, step: int, first: int, batch: int, images: int, budget: int) -> float:
-    """What a node costs beside its arithmetic, in a run from `first` on in slices of `images`.
+def _cycles(flow: _Flow, step: int, first: int, batch: int, images: int) -> float:
+    """What a node costs in a run from `first` on in slices of `images`.
 
     Writing a tensor is counted where it is read: both are quick if all that the node moves between is in the cache.
     """
     layer, slices = flow.layers[step], batch // images
-
-    def per_byte(quick: bool) -> float:
-        return 1 / (_CACHE_BYTES_PER_CYCLE if quick else _MEMORY_BYTES_PER_CYCLE)
-
-    cycles = slices * _CALL_CYCLES + (slices - 1) * layer.weights * per_byte(layer.weights <= budget)
+    cache, memory = flow.cores * _CACHE_BYTES_PER_CYCLE, min(flow.cores, _CORES_OF_MEMORY) * _MEMORY_BYTES_PER_CYCLE
+    cycles = layer.work * largest_share(images * layer.lines, flow.cores) + slices * _CALL_CYCLES
+    cycles += (slices - 1) * layer.weights / (cache if layer.weights <= flow.budget else memory)
     for base, nbytes in layer.reads:
         inside = first <= flow.writer.get(base, -1)
         moved = layer.moved // slices if inside else layer.moved
-        cycles += 2 * nbytes * per_byte(moved <= budget)
+        cycles += 2 * nbytes / (cache if moved <= flow.budget else memory)
     return cycles
