@@ -166,6 +166,10 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     at_once = _tiles_at_once(anchor, out, rows, height, panel, target) if blocks else 0
     if whole and columns > panel and not at_once:
         at_once = _tiles_of_a_core(anchor, packed_bytes, rows, height, target)
+    if rows <= height:  # one row tile is all that reads the weights: no copy of them
+        for weights in narrow:
+            s[weights].compute_inline()
+        narrow = []
     if narrow:
         panels_first, at_once = True, 0
     elif whole and columns > panel:
