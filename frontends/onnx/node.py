@@ -107,6 +107,22 @@ class OnnxNode:
         self.span = span
         self._session, self._subgraph, self._close = session, subgraph, close
 
+    def with_inputs(self, inputs: Sequence[Expr | None]) -> OnnxNode:
+        """The same node with other inputs: for an operator that is another one of something computed."""
+        return OnnxNode(
+            name=self.name,
+            op_type=self.op_type,
+            domain=self.domain,
+            opset=self.opset,
+            inputs=inputs,
+            outputs=self.outputs,
+            attrs=self.attrs,
+            where=self.where,
+            session=self._session,
+            subgraph=self._subgraph,
+            close=self._close,
+        )
+
     # inputs ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:

@@ -83,6 +83,11 @@ def eye_like(node: OnnxNode) -> Expr:
 @converter("Range", since=11)
 def range_(node: OnnxNode) -> Expr:
     """start, start + delta, ... up to, not including, the limit."""
+    return spanned(node)
+
+
+def spanned(node: OnnxNode) -> Expr:
+    """Inputs: the start, the limit, the delta."""
     if any(node.known_value(i) is None for i in range(3)):
         return _range_at_run_time(node)
     start, limit, delta = (node.constant(i, what) for i, what in enumerate(("the start", "the limit", "the delta")))

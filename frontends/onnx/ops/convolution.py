@@ -15,7 +15,7 @@ from relay.sizes import add_sizes, floor_divide, larger, product
 from relay.type import dims_match
 from te.tir import Dim
 
-__all__ = ["biased_convolution", "convolve"]
+__all__ = ["biased_convolution", "convolve", "convolve_transposed"]
 
 Convolution = Callable[..., Expr]
 
@@ -68,6 +68,10 @@ def convolve(node: OnnxNode, x: Expr, w: Expr) -> Expr:
 
 @converter("ConvTranspose")
 def conv_transpose(node: OnnxNode) -> Expr:
+    return convolve_transposed(node)
+
+
+def convolve_transposed(node: OnnxNode) -> Expr:
     """X [N, C, spatial..], W [C, M / group, kernel..], optional bias [M]."""
     data, weight = _operands(node, node[0], node[1])
     group = node.attr_int("group", 1)

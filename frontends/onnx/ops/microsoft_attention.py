@@ -19,7 +19,7 @@ from relay.sizes import add_sizes, dims_equal, product
 from relay.type import dims_match
 from te.tir import Dim
 
-__all__ = ["number", "refuse_input", "scale_of"]
+__all__ = ["attend_masked", "number", "refuse_input", "scale_of"]
 
 
 def number(value: int, like: Expr) -> Constant:
@@ -87,7 +87,7 @@ def _self_attention(
             raise node.error(f"a past of {past.ty}", expected="[2, batch, heads, length, size], V as wide as K")
         key, value = [op.concatenate([_half(past, i), x], axis=2) for i, x in ((0, key), (1, value))]
     before = 0 if past is None else past.shape[3]
-    result, _ = _attend_masked(node, (query, key, value), mask, bias, before)
+    result, _ = attend_masked(node, (query, key, value), mask, bias, before)
     present = op.stack([key, value], axis=0) if node.wants(1) else None
     return [merged_heads(result), present]
 
@@ -99,7 +99,7 @@ def _half(past: Expr, index: int) -> Expr:
 # scores and masks -----------------------------------------------------------------------------------------------------
 
 
-def _attend_masked(
+def attend_masked(
     node: OnnxNode, heads: tuple[Expr, Expr, Expr], mask: Expr | None, bias: Expr | None, before: Dim
 ) -> tuple[Expr, Expr]:
     """Attention of Q, K, V [batch, heads, length, size] with the mask and the causality of the node.
@@ -192,7 +192,7 @@ def multi_head_attention(node: OnnxNode) -> list[Expr | None]:
         key, value = op.concatenate([past_key, key], axis=2), op.concatenate([past_value, value], axis=2)
     elif past_key is not None or past_value is not None:
         raise node.error("past keys without values, or values without keys", expected="both or none")
-    result, weights = _attend_masked(node, (query, key, value), node.get(4), node.get(5), before)
+    result, weights = attend_masked(node, (query, key, value), node.get(4), node.get(5), before)
     return [merged_heads(result), key, value, weights]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import MICROSOFT, float_const
+from frontends.onnx.ops.common import MICROSOFT, float_const, reshape_to
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
+from relay.sizes import product, quotient
 
 __all__ = ["activated"]
 
@@ -42,6 +44,88 @@ def quick_gelu(node: OnnxNode) -> Expr:
     """x * sigmoid(alpha * x)."""
     x, alpha = node[0], node.attr_float("alpha", 1.702)
     return op.nn.silu(x) if alpha == 1.0 else op.multiply(x, op.sigmoid(op.multiply(float_const(alpha, x), x)))
+
+
+@converter("ScaledSiLU", domain=MICROSOFT)
+def scaled_silu(node: OnnxNode) -> Expr:
+    """silu(scale * x); the scale is an input or an attribute."""
+    x, scale = node[0], node.get(1)
+    alpha = node.attr_float("alpha", 1.0)
+    if scale is None:
+        return op.nn.silu(op.multiply(x, float_const(alpha, x)))
+    return op.nn.silu(op.cast(op.multiply(op.cast(x, scale.dtype), reshape_to(scale, ())), x.dtype))
+
+
+# sums -----------------------------------------------------------------------------------------------------------------
+
+
+@converter("BiasAdd", domain=MICROSOFT)
+def bias_add(node: OnnxNode) -> Expr:
+    """x + bias + skip."""
+    return op.add(_biased(node), node[2])
+
+
+@converter("BiasSplitGelu", domain=MICROSOFT)
+def bias_split_gelu(node: OnnxNode) -> Expr:
+    """The first half of the channels of x + bias times the gelu of the second."""
+    total = _biased(node)
+    width, last = total.shape[-1], len(total.shape) - 1
+    half = quotient((width,), (2,))
+    if half is None:
+        raise node.error(f"{width} channels", expected="an even number")
+    left = op.strided_slice(total, (0,), (half,), axes=(last,))
+    return op.multiply(left, op.nn.gelu(op.strided_slice(total, (half,), (width,), axes=(last,))))
+
+
+@converter("BiasDropout", domain=MICROSOFT)
+def bias_dropout(node: OnnxNode) -> list[Expr]:
+    """x + bias + residual: nothing is dropped outside of training. The mask is true everywhere."""
+    node.attrs.ignore("seed")
+    training = node.constant_or_none(4, "the training mode")
+    if training is not None and bool(training.reshape(-1)[0]):
+        raise node.unsupported("training_mode", expected="false")
+    total = op.add(node[0], node[1])
+    total = total if node.get(2) is None else op.add(total, node[2])
+    return [total, op.ones(total.shape, "bool")]
+
+
+@converter("BiasSoftmax", domain=MICROSOFT)
+def bias_softmax(node: OnnxNode) -> Expr:
+    """softmax(x + bias) over the axes from `axis` on, as one; the bias lacks or repeats leading or inner axes."""
+    x, bias, rank = node[0], node[1], node.rank(0)
+    axis = node.axis(node.attr_int("axis", 1), rank)
+    if not node.attr_bool("is_inner_broadcast", True) and len(bias.shape) < rank:
+        bias = op.expand_dims(bias, 0, rank - len(bias.shape))
+    total = op.add(x, bias)
+    lead, inner = product(total.shape[:axis]), product(total.shape[axis:])
+    return reshape_to(op.nn.softmax(reshape_to(total, (lead, inner)), axis=1), total.shape)
+
+
+@converter("GatedAdd", domain=MICROSOFT)
+def gated_add(node: OnnxNode) -> Expr:
+    """x + y * gate."""
+    return op.add(node[0], op.multiply(node[1], node[2]))
+
+
+@converter("MulInteger", domain=MICROSOFT)
+def mul_integer(node: OnnxNode) -> Expr:
+    """(A - its zero point) * (B - its zero point) in int32."""
+    factors: list[Expr] = []
+    for index in (0, 2):
+        x, zero = op.cast(node[index], "int32"), node.get(index + 1)
+        factors.append(x if zero is None else op.subtract(x, reshape_to(op.cast(zero, "int32"), ())))
+    return op.multiply(*factors)
+
+
+@converter("IsAllFinite", domain=MICROSOFT)
+def is_all_finite(node: OnnxNode) -> Expr:
+    """Is no element of any input NaN, or infinite? Attributes leave one of the two."""
+    only_nan, only_inf = node.attr_bool("isnan_only", False), node.attr_bool("isinf_only", False)
+    if only_nan and only_inf:
+        raise node.error("isnan_only and isinf_only", expected="one of them, or none")
+    strange = op.isnan if only_nan else op.isinf if only_inf else lambda x: op.logical_not(op.isfinite(x))
+    found = [op.any(strange(x), axis=None, keepdims=False) for x in node.all_inputs()]
+    return op.logical_not(reduce(op.logical_or, found))
 
 
 # activations fused into other operators ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions of the domain com.microsoft: fused, and with weights of few bits."""
+"""Matrix products of the domain com.microsoft: fused, and with weights of few bits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import MICROSOFT, like, reshape_to, transposed
-from frontends.onnx.ops.convolution import biased_convolution
 from frontends.onnx.ops.linear import general_product, matmul, scaled
 from frontends.onnx.ops.microsoft_elementwise import activated
 from frontends.onnx.ops.quantization import along, centred, dynamically_quantized
-from frontends.onnx.registry import converter
+from frontends.onnx.registry import convert_with, converter
 from relay import op
 from relay.expr import Constant, Expr
 from relay.sizes import product
@@ -22,7 +21,6 @@ FEW_ROWS = 16
 """Up to so many rows, weights of few bits are not made floats."""
 
 
-@converter("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def fused_mat_mul(node: OnnxNode) -> Expr:
     """alpha * A' * B'. A transposed batch has the rows in front: [M, batch.., K] is read as [batch.., M, K]."""
     operands: list[Expr] = []
@@ -41,6 +39,9 @@ def fused_mat_mul(node: OnnxNode) -> Expr:
     return scaled(matmul(node, a, b), alpha)
 
 
+convert_with(fused_mat_mul, "FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
+
+
 @converter("FusedGemm", domain=MICROSOFT)
 def fused_gemm(node: OnnxNode) -> Expr:
     """Gemm and an activation."""
@@ -48,13 +49,12 @@ def fused_gemm(node: OnnxNode) -> Expr:
     return activated(node, general_product(node), params)
 
 
-@converter("FusedConv", domain=MICROSOFT)
-def fused_conv(node: OnnxNode) -> Expr:
-    """Conv, plus Z where it is given, and an activation."""
-    result = biased_convolution(node)
-    if node.get(3) is not None:
-        result = op.add(result, node[3])
-    return activated(node, result, node.attrs.get_floats("activation_params") or ())
+@converter("FusedMatMulActivation", domain=MICROSOFT)
+def fused_mat_mul_activation(node: OnnxNode) -> Expr:
+    """FusedMatMul and an activation."""
+    node.attrs.ignore("activation_axis")
+    params = [node.attrs.get_float(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
+    return activated(node, fused_mat_mul(node), params)
 
 
 # quantized ----------------------------------------------------------------------------------------------------------
@@ -103,6 +103,35 @@ def mat_mul_n_bits(node: OnnxNode) -> Expr:
     packed = weights.packed()
     result = op.nn.dense(node[0], weights.floats()) if packed is None else packed
     return result if node.get(5) is None else op.add(result, node[5])
+
+
+_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+"""Magnitudes of 4-bit floats by code; the eight codes above are their negatives."""
+
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of the normal distribution (Dettmers et al., "QLoRA", 2023)."""
+
+
+@converter("MatMulBnb4", domain=MICROSOFT)
+def mat_mul_bnb4(node: OnnxNode) -> Expr:
+    """A [.., K] by weights [N, K] of 4-bit floats or quantiles in blocks, each with its largest magnitude."""
+    node.attrs.ignore("training_mode")
+    rows, depth, size = node.attr_int("N"), node.attr_int("K"), node.attr_int("block_size")
+    kind, count = node.attr_int("quant_type"), rows * depth
+    if kind not in (0, 1) or min(rows, depth, size) < 1 or node.dtype(1) != "uint8":
+        raise node.unsupported(f"weights of quant_type {kind}, {node.type(1)}", expected="0 (FP4) or 1 (NF4)")
+    table = np.array(_NF4 if kind else (*_FP4, *[-v for v in _FP4]), str(node.dtype(0)))
+    codes = unpacked(_sized(node, 1, ((count + 1) // 2,), "B"), 4)
+    codes = op.strided_slice(reshape_to(op.reverse(codes, axis=1), ((count + 1) // 2 * 2,)), (0,), (count,), axes=(0,))
+    largest = _sized(node, 2, (-(-count // size),), "the largest magnitudes")
+    largest = op.strided_slice(op.repeat(largest, size, 0), (0,), (count,), axes=(0,))
+    values = op.take(Constant(table), op.cast(codes, "int32"), axis=0, mode="fast")
+    weights = reshape_to(op.multiply(values, op.cast(largest, values.dtype)), (rows, depth))
+    return op.nn.dense(node[0], weights if node.attr_bool("transB", True) else transposed(weights, (1, 0)))
 
 
 class _Blocks:

@@ -9,6 +9,7 @@ from frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, trans
 from frontends.onnx.ops.linear import matmul, scaled
 from frontends.onnx.ops.pooling import average_pool_of, max_pool_of
 from frontends.onnx.ops.quantization import along, centred, quantized
+from frontends.onnx.ops.recurrent import lstm
 from frontends.onnx.ops.softmax import softmax_of
 from frontends.onnx.registry import convert_with, converter
 from relay import op
@@ -138,6 +139,28 @@ def q_gemm(node: OnnxNode) -> Expr:
     scale = op.multiply(_scalar(node, 1, "a scale"), along(node, node[4], -1, 2))
     real = op.multiply(op.cast(product, "float32"), scaled(scale, node.attr_float("alpha", 1.0)))
     return real if node.get(7) is None else _rounded(node, real, 7, str(node.dtype(0)))
+
+
+@converter("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamic_quantize_lstm(node: OnnxNode) -> list[Expr | None]:
+    """LSTM with quantized weights, which are [directions, inputs, gates]; their scales and zero points are inputs 8-11.
+
+    Activations stay floats, where onnxruntime rounds those of each step to 8 bits: results are the more exact ones.
+    """
+    weights: list[Expr] = []
+    for index, scale, zero in ((1, 8, 9), (2, 10, 11)):
+        require_rank(node, index, 3, 3)
+        _require_codes(node, index)
+        codes = op.subtract(op.cast(node[index], "float32"), op.cast(_of_gates(node, zero), "float32"))
+        weights.append(transposed(op.multiply(codes, _of_gates(node, scale)), (0, 2, 1)))
+    return lstm(node.with_inputs([node[0], *weights, *[node.get(index) for index in range(3, 8)]]))
+
+
+def _of_gates(node: OnnxNode, index: int) -> Expr:
+    """A number for each direction, or for each column of its weights, laid along the weights."""
+    shape = node.type(index).shape
+    require_rank(node, index, 1, 2)
+    return reshape_to(node[index], (shape[0], 1, shape[1] if len(shape) == 2 else 1))
 
 
 # conversions ----------------------------------------------------------------------------------------------------------

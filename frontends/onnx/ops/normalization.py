@@ -10,7 +10,7 @@ from relay.expr import Expr
 from relay.sizes import dims_match, product, quotient
 from relay.type import shapes_equal, shapes_match
 
-__all__ = ["layer_normalized", "rms_normalized"]
+__all__ = ["group_normalized", "layer_normalized", "rms_normalized"]
 
 
 @converter("BatchNormalization", since=1)
@@ -125,19 +125,24 @@ def instance_normalization(node: OnnxNode) -> Expr:
 def group_normalization(node: OnnxNode) -> Expr:
     """Mean 0 and variance 1 over each group of channels. Scale and bias are per group, from opset 21 per channel."""
     node.attrs.ignore("stash_type")
-    shape, groups = node.type(0).shape, node.attr_int("num_groups")
-    in_group = quotient(shape[1:2], (groups,)) if node.rank(0) >= 2 and groups >= 1 else None
+    return group_normalized(node, node[0], node.attr_int("num_groups"), node.attr_float("epsilon", 1e-5))
+
+
+def group_normalized(node: OnnxNode, data: Expr, groups: int, epsilon: float) -> Expr:
+    """`data` [N, C, spatial..] with groups of channels normalised; scale and bias are inputs 1 and 2."""
+    shape, rank = data.shape, len(data.shape)
+    in_group = quotient(shape[1:2], (groups,)) if rank >= 2 and groups >= 1 else None
     if in_group is None:
-        raise node.error(f"{groups} groups of {node.type(0)}", expected="a divisor of the channels")
-    grouped = reshape_to(_wide(node[0]), (shape[0], groups, product((in_group, *shape[2:]))))
-    x = _as(_centred_and_scaled(grouped, (2,), node.attr_float("epsilon", 1e-5)), node[0])
-    parts = node.type(1).shape[0]
+        raise node.error(f"{groups} groups of {data.ty}", expected="a divisor of the channels")
+    grouped = reshape_to(_wide(data), (shape[0], groups, product((in_group, *shape[2:]))))
+    x = _as(_centred_and_scaled(grouped, (2,), epsilon), node[1])
+    parts = node.type(1).shape[0] if node.rank(1) else 1
     if parts != groups and not dims_match(parts, shape[1]):
         raise node.error(f"a scale of {parts} elements", expected=f"{groups} or {shape[1]}")
     in_part = in_group if parts == groups else 1
     split = reshape_to(x, (shape[0], parts, product((in_part, *shape[2:]))))
     scaled = op.add(op.multiply(split, reshape_to(node[1], (parts, 1))), reshape_to(node[2], (parts, 1)))
-    return reshape_to(scaled, shape)
+    return _as(reshape_to(scaled, shape), data)
 
 
 def _centred_and_scaled(x: Expr, axes: tuple[int, ...], epsilon: float) -> Expr:

@@ -7,14 +7,14 @@ from frontends.onnx.ops.cast import cast_to
 from frontends.onnx.ops.common import float_const, reshape_to
 from frontends.onnx.ops.convolution import convolve
 from frontends.onnx.ops.linear import matmul
-from frontends.onnx.registry import converter
+from frontends.onnx.registry import convert_with, converter
 from frontends.onnx.tensors import dtype_name
 from relay import op
 from relay.expr import Expr
 from relay.sizes import add_sizes, dims_equal, dims_match, is_at_least, product
 from te.dtype import dtype as parse_dtype
 
-__all__ = ["along", "centred", "dynamically_quantized", "quantized"]
+__all__ = ["along", "centred", "dynamically_quantized", "q_linear_conv", "quantized"]
 
 
 @converter("QuantizeLinear", since=10)
@@ -149,7 +149,6 @@ def q_linear_mat_mul(node: OnnxNode) -> Expr:
     return _requantized(node, product, scales, along(node, node[7], -2, rank))
 
 
-@converter("QLinearConv", since=10)
 def q_linear_conv(node: OnnxNode) -> Expr:
     """Inputs: X, its scale and zero point, W, its scale and zero point, the result's, and an int32 bias."""
     data, weight = _centred(node, 0, 2, 1), _centred(node, 3, 5, 0)
@@ -160,6 +159,9 @@ def q_linear_conv(node: OnnxNode) -> Expr:
         product = op.add(product, along(node, bias, 1, rank))
     scales = [along(node, node[1], 1, rank), along(node, node[4], 1, rank), along(node, node[6], 1, rank)]
     return _requantized(node, product, scales, along(node, node[7], 1, rank))
+
+
+convert_with(q_linear_conv, "QLinearConv", since=10)
 
 
 def _requantized(node: OnnxNode, product: Expr, scales: list[Expr], zero: Expr) -> Expr:

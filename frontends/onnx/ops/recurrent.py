@@ -12,12 +12,14 @@ import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import reshape_to, transposed, zeros
-from frontends.onnx.registry import converter
+from frontends.onnx.registry import convert_with, converter
 from relay import op
 from relay.expr import Constant, Expr
 from relay.sizes import product
 from relay.type import shapes_match
 from topi.nn.recurrent import Activation
+
+__all__ = ["lstm"]
 
 _ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "sigmoid": ("sigmoid", ()),
@@ -155,7 +157,6 @@ def _activation(node: OnnxNode, name: str, alphas: list[float], betas: list[floa
     return (ours, *given)
 
 
-@converter("LSTM", since=1)
 def lstm(node: OnnxNode) -> list[Expr | None]:
     """Gates in the order input, output, forget, cell; optional peepholes in the order input, output, forget."""
     common = _Recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"))
@@ -167,6 +168,9 @@ def lstm(node: OnnxNode) -> list[Expr | None]:
         )
         for d in range(len(common.backwards))
     ])  # fmt: skip
+
+
+convert_with(lstm, "LSTM")
 
 
 def _peepholes(common: _Recurrent, direction: int) -> Expr | None:

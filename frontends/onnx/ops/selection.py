@@ -17,6 +17,8 @@ from relay.expr import Constant, Expr, const
 from relay.sizes import product, smaller
 from te.tir import Dim
 
+__all__ = ["distinct"]
+
 
 def _positions(node: OnnxNode, flags: Expr) -> Expr:
     """Positions of what is true in a vector: int64 [count]."""
@@ -65,7 +67,11 @@ def unique(node: OnnxNode) -> Sequence[Expr]:
 
     In order of value, or with sorted=0 of first occurrence.
     """
-    axis = node.attrs.get_int("axis")
+    return distinct(node, node.attrs.get_int("axis"), node.attr_bool("sorted", True))
+
+
+def distinct(node: OnnxNode, axis: int | None, in_order: bool) -> Sequence[Expr]:
+    """What `Unique` gives, of input 0."""
     if axis is None:
         rows = reshape_to(node[0], (product(node.type(0).shape), 1))
         lead: tuple[Dim, ...] = ()
@@ -84,7 +90,7 @@ def unique(node: OnnxNode) -> Sequence[Expr]:
         [op.strided_slice(positions, (1,), (1 << 30,), (1,), axes=(0,)), op.sizes((rows.shape[0],), (1,))], axis=0
     )
     counts = op.subtract(op.strided_slice(ends, (0,), (positions.shape[0],), (1,), axes=(0,)), positions)
-    if not node.attr_bool("sorted", True):
+    if not in_order:
         by_place = op.argsort(first, axis=0, dtype="int64")
         first, counts = (op.take(v, by_place, axis=0, mode="clip") for v in (first, counts))
         group = op.take(op.argsort(by_place, axis=0, dtype="int64"), group, axis=0, mode="clip")

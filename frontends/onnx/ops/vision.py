@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const
+from frontends.onnx.ops.common import MICROSOFT, counted, float_const, require_rank, reshape_to
+from frontends.onnx.ops.grid import Axis, sampled
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Constant, Expr
+from relay.expr import Constant, Expr, const
+from relay.sizes import add_sizes, larger, product
+from te.tir import Dim
 
 
 @converter("RoiAlign", since=10)
@@ -36,6 +39,49 @@ def _roi_align(node: OnnxNode, half_pixel: bool) -> Expr:
         half_pixel=half_pixel,
         mode=node.attr_choice("mode", ("avg", "max"), "avg"),
     )
+
+
+@converter("CropAndResize", domain=MICROSOFT)
+def crop_and_resize(node: OnnxNode) -> Expr:
+    """Boxes (y1, x1, y2, x2) in units of the image, corners on pixels, resampled to a size; another value outside.
+
+    Inputs: images [N, C, H, W], boxes [R, 4], the image of each, the size.
+    """
+    require_rank(node, 0, 4, 4)
+    require_rank(node, 1, 2, 2)
+    boxes, size = node[1], node.sizes(3, "the size of the crops", 2)
+    mode = node.attr_choice("mode", ("bilinear", "nearest"), "bilinear")
+    count, channels, spatial = boxes.shape[0], node.type(0).shape[1], node.type(0).shape[2:]
+    images = op.take(node[0], node[2], axis=0, mode="clip")
+    flat = reshape_to(images, (count, channels, product(spatial)))
+    axes = [Axis(extent, "border", True) for extent in spatial]
+    places = [_crop_positions(_column(boxes, a), _column(boxes, a + 2), size[a], spatial[a]) for a in (0, 1)]
+    shape = (count, *size)
+    pixels, inside = [], None
+    for a, place in enumerate(places):
+        laid = op.broadcast_to(op.expand_dims(place, 2 if a == 0 else 1), shape)
+        last = op.cast(op.sizes((add_sizes(spatial[a], -1),), ()), laid.dtype)
+        here = op.logical_and(op.greater_equal(laid, float_const(0.0, laid)), op.less_equal(laid, last))
+        inside = here if inside is None else op.logical_and(inside, here)
+        # onnxruntime rounds halves away from zero here
+        moved = op.floor(op.add(laid, float_const(0.5, laid))) if mode == "nearest" else laid
+        pixels.append(reshape_to(moved, (count, product(size))))
+    assert inside is not None
+    found = sampled(flat, axes, pixels, "nearest" if mode == "nearest" else "linear")
+    found = reshape_to(found, (count, channels, *size))
+    other = float_const(node.attr_float("extrapolation_value", 0.0), found)
+    return op.where(op.expand_dims(inside, 1), found, other)
+
+
+def _crop_positions(start: Expr, end: Expr, count: Dim, extent: Dim) -> Expr:
+    """Where `count` samples of each box lie along an axis, in pixels: [R, count]."""
+    last = op.cast(op.sizes((add_sizes(extent, -1),), ()), start.dtype)
+    several = op.greater(op.sizes((count,), ()), const(1, "int64"))
+    gaps = op.cast(op.sizes((larger(add_sizes(count, -1), 1),), ()), start.dtype)
+    step = op.expand_dims(op.divide(op.multiply(op.subtract(end, start), last), gaps), 1)
+    along = op.add(op.expand_dims(op.multiply(start, last), 1), op.multiply(op.cast(counted(count), start.dtype), step))
+    middle = op.multiply(op.multiply(op.add(start, end), last), float_const(0.5, start))
+    return op.where(several, along, op.expand_dims(middle, 1))
 
 
 @converter("MaxRoiPool", since=1)

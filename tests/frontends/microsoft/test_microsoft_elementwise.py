@@ -135,3 +135,98 @@ def test_embeddings_at_given_positions():
     inputs = [words, None, *tables, None, scale, bias, None, positions]
     expected = [layer_norm(total, scale, bias), np.zeros(1, np.int32)]
     check("EmbedLayerNormalization", inputs, expected, outputs=2, epsilon=EPSILON)
+
+
+# sums and gates -------------------------------------------------------------------------------------------------------
+
+
+def test_sums_with_biases():
+    x, bias, skip = normal(2, 3, 8), normal(8), normal(2, 3, 8)
+    check("BiasAdd", [x, bias, skip], x + bias + skip, peer=False)
+    check("BiasSplitGelu", [x, bias], (x + bias)[..., :4] * gelu((x + bias)[..., 4:]), peer=False)
+    check("BiasDropout", [x, bias, skip], [x + bias + skip, np.ones(x.shape, bool)], outputs=2, peer=False)
+    refused("BiasDropout", [x, bias, skip, np.float32(0.5), np.array(True)], "training_mode", weights=[4])
+    scores, mask = normal(2, 3, 4, 5), normal(2, 1, 1, 5)
+    total = np.exp(scores + mask)
+    check("BiasSoftmax", [scores, mask], total / total.sum(-1, keepdims=True), axis=3, is_inner_broadcast=1, peer=False)
+    mask = normal(3, 4, 5)
+    total = np.exp(scores + mask).reshape(6, 20)
+    expected = (total / total.sum(-1, keepdims=True)).reshape(scores.shape)
+    check("BiasSoftmax", [scores, mask], expected, axis=2, is_inner_broadcast=0, peer=False)
+
+
+def test_gates():
+    x, y, gate = normal(3, 4), normal(3, 4), normal(3, 1)
+    check("GatedAdd", [x, y, gate], x + y * gate)
+    check("ScaledSiLU", [x], 2 * x / (1 + np.exp(-2 * x)), alpha=2.0)
+    check("ScaledSiLU", [x, np.array(3, np.float32)], 3 * x / (1 + np.exp(-3 * x)))
+    rows, scale, gates = normal(2, 3, 12), normal(4), normal(2, 3, 12)
+    heads = rows.reshape(2, 3, 3, 4)
+    normed = (heads / rms(heads) * scale).reshape(rows.shape).astype(np.float32)
+    check("GatedRMSNorm", [rows, scale, gates], normed * gates / (1 + np.exp(-gates)))
+    check("GatedRMSNorm", [rows, scale, gates], normed / (1 + np.exp(-gates)), activation="sigmoid")
+
+
+def test_integers_and_finite_numbers():
+    a, b = rng.integers(0, 256, (3, 4)).astype(np.uint8), rng.integers(-128, 128, 4).astype(np.int8)
+    wide = (a.astype(np.int32) - 3) * (b.astype(np.int32) + 7)
+    check("MulInteger", [a, np.uint8(3), b, np.int8(-7)], wide, peer=False)
+    x, odd = normal(3), np.array([1, np.nan, np.inf], np.float32)
+    for inputs, flags, expected in (([x, x], {}, True), ([x, odd], {}, False), ([odd[:2]], {"isinf_only": 1}, True),
+                                    ([odd[::2]], {"isnan_only": 1}, True)):  # fmt: skip
+        check("IsAllFinite", inputs, np.array(expected), peer=False, **flags)
+
+
+# groups of channels ---------------------------------------------------------------------------------------------------
+
+
+def group_norm(x, scale, bias, groups):
+    """x [N, H, W, C]"""
+    n, h, w, c = x.shape
+    grouped = x.reshape(n, h * w, groups, c // groups).astype(np.float64)
+    centred = grouped - grouped.mean((1, 3), keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean((1, 3), keepdims=True) + EPSILON)
+    return (normed.reshape(x.shape) * scale + bias).astype(np.float32)
+
+
+@pytest.mark.parametrize("channels_last", [0, 1])
+def test_group_norm(channels_last):
+    x, scale, bias, skip, last = normal(2, 4, 5, 6), normal(6), normal(6), normal(2, 6), normal(6)
+
+    def laid(v):
+        return v if channels_last else v.transpose(0, 3, 1, 2)
+
+    how = {"groups": 2, "channels_last": channels_last, "peer": False}
+    normed = group_norm(x, scale, bias, 2)
+    check("GroupNorm", [laid(x), scale, bias], laid(normed), activation=0, **how)
+    check("GroupNorm", [laid(x), scale, bias], laid(normed / (1 + np.exp(-normed))), activation=1, **how)
+    total = x + skip[:, None, None] + last
+    check("SkipGroupNorm", [laid(x), scale, bias, skip, last], [laid(group_norm(total, scale, bias, 2)), laid(total)],
+          activation=0, outputs=2, **how)  # fmt: skip
+
+
+# forerunners ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_pads_and_distances():
+    check("Range", [np.array(1, np.int32), np.array(9, np.int32)], np.arange(1, 9, dtype=np.int32))
+    check("Range", [np.array(1.0), np.array(3.1), np.array(0.5)], np.arange(1, 3.1, 0.5))
+    x, pads = normal(4, 3), np.array([[0, 1, 2, 0]])
+    check("Pad", [x, pads[0], np.array([7], np.float32)], np.pad(x, ((0, 2), (1, 0)), constant_values=7))
+    check("Pad", [x, pads[0]], np.pad(x, ((0, 2), (1, 0)), mode="reflect"), mode="reflect", weights=[1])
+    check("Pad", [x, pads], np.pad(x, ((0, 2), (1, 0)), mode="edge"), mode="edge")
+    check("Unique", [np.array([2, 1, 1, 3, 4, 3], np.float32)],
+          [np.array([2, 1, 3, 4], np.float32), np.array([0, 1, 1, 2, 3, 2]), np.array([1, 2, 2, 1])],
+          outputs=3)  # fmt: skip
+    a, b = normal(3, 4), normal(5, 4)
+    squares = ((a[:, None] - b) ** 2).sum(-1)
+    check("CDist", [a, b], squares)
+    check("CDist", [a, b], np.sqrt(squares), metric="euclidean")
+
+
+def test_grid_sample_at_pixels():
+    x = normal(1, 2, 4, 5)
+    rows, columns = np.meshgrid(np.linspace(-1, 1, 4), np.linspace(-1, 1, 5), indexing="ij")
+    grid = np.stack([columns, rows], -1)[None].astype(np.float32)
+    for mode in ("bilinear", "nearest", "bicubic"):
+        check("GridSample", [x, grid[:, ::-1]], x[:, :, ::-1], mode=mode, align_corners=1, padding_mode="border")

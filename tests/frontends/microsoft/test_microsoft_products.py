@@ -196,3 +196,21 @@ def test_inverse():
 def test_mat_mul_of_16_bit_integers():
     a, b = rng.integers(-300, 300, (3, 4)).astype(np.int16), rng.integers(-300, 300, (4, 2)).astype(np.int16)
     check("MatMulInteger16", [a, b], a.astype(np.int32) @ b.astype(np.int32))
+
+
+def test_a_product_and_an_activation():
+    a, b = normal(3, 4), normal(5, 4)
+    check("FusedMatMulActivation", [a, b], np.maximum(a @ b.T, 0), transB=1, activation="Relu", peer=False)
+
+
+NF4 = [-1.0, -0.69619280, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.07958030, 0.16093020,
+       0.24611230, 0.33791524, 0.44070983, 0.56261700, 0.72295684, 1.0]  # fmt: skip
+FP4 = [0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25]
+
+
+@pytest.mark.parametrize(("kind", "table"), [(0, [*FP4, *[-v for v in FP4]]), (1, NF4)])
+def test_weights_of_four_bit_floats_and_quantiles(kind, table):
+    codes, largest = rng.integers(0, 16, 5 * 32), np.abs(normal(10))
+    weights = (np.array(table, np.float32)[codes] * largest.repeat(16)).reshape(5, 32)
+    stored, a = (codes[0::2] << 4 | codes[1::2]).astype(np.uint8), normal(3, 32)
+    check("MatMulBnb4", [a, stored, largest], a @ weights.T, weights=[1, 2], K=32, N=5, block_size=16, quant_type=kind)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.frontends.node_cases import check, refused
+from frontends.onnx.backend import RelayBackend
+from tests.frontends.node_cases import check, node_model, refused
 
 rng = np.random.default_rng(0)
 ONE_STEP: dict[str, Any] = {"rtol": 0.0, "atol": 1.0}
@@ -159,3 +160,37 @@ def test_scales_and_zero_points_that_do_not_fit():
         ("QuantizeLinear", [x.astype(np.float32), np.ones(2, np.float32), np.ones(2, np.uint8)], {"axis": 1}, "axis 1"),
     ]:
         refused(name, inputs, text, **attrs)
+
+
+# models ---------------------------------------------------------------------------------------------------------------
+
+
+def test_embeddings_of_quantized_tables():
+    words, segments = rng.integers(0, 9, (2, 3)).astype(np.int32), rng.integers(0, 2, (2, 3)).astype(np.int32)
+    tables = [codes(np.uint8, n, 8) for n in (9, 5, 2)] + [codes(np.uint8, 8), codes(np.uint8, 8)]
+    scales, zeros = [number(0.01 * k) for k in range(1, 6)], [np.uint8(100 + k) for k in range(5)]
+    floats = [real(t, s, z) for t, s, z in zip(tables, scales, zeros, strict=True)]
+    total = (floats[0][words] + floats[1][:3] + floats[2][segments]).astype(np.float64)
+    centred = total - total.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-12) * floats[3] + floats[4]
+    mask = np.array([[1, 1, 0], [1, 1, 1]], np.int32)
+    check("QEmbedLayerNormalization", [words, segments, *tables, mask, *scales, *zeros],
+          [normed.astype(np.float32), np.array([2, 3], np.int32)], outputs=2,
+          weights=[*range(2, 7), *range(8, 18)])  # fmt: skip
+
+
+def test_lstm_of_quantized_weights():
+    """onnxruntime rounds activations to 8 bits, too, and is compared as closely as that allows."""
+    x, bias = rng.normal(size=(6, 2, 3)).astype(np.float32), rng.normal(size=(2, 32)).astype(np.float32)
+    w, r = codes(np.uint8, 2, 3, 16), codes(np.uint8, 2, 4, 16)
+    scale, zero = np.array([0.01, 0.02], np.float32), np.array([128, 120], np.uint8)
+
+    def floats(q):
+        return ((q.astype(np.float32) - zero[:, None, None]) * scale[:, None, None]).transpose(0, 2, 1)
+
+    how = {"hidden_size": 4, "direction": "bidirectional", "outputs": 3}
+    model, given = node_model("LSTM", [x, floats(w), floats(r), bias], domain="", **how)
+    expected = [np.asarray(y) for y in RelayBackend.prepare(model).run(given)]
+    inputs = [x, w, r, bias, None, None, None, None, scale, zero, scale, zero]
+    exact = check("DynamicQuantizeLSTM", inputs, expected, weights=[1, 2, 3, 8, 9, 10, 11], peer=False, **how)
+    check("DynamicQuantizeLSTM", inputs, exact, weights=[1, 2, 3, 8, 9, 10, 11], atol=0.03, **how)

@@ -13,7 +13,9 @@ from tests.frontends.node_cases import node_model
 
 load_converters()
 NAMES = sorted({name for domain, name, _ in registered_operators() if domain == "com.microsoft"})
-ELEMENTWISE = {"Gelu", "FastGelu", "QuickGelu"}
+ELEMENTWISE = {
+    "FastGelu", "GatedAdd", "Gelu", "IsAllFinite", "MulInteger", "QuickGelu", "Range", "ScaledSiLU",
+}  # fmt: skip
 """What takes a scalar as well as any other tensor."""
 
 
