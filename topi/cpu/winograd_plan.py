@@ -26,6 +26,9 @@ _TRANSFORM_CYCLES = 4.0
 _MEMORY_BYTES_PER_CYCLE = 6.0
 _CACHE_BYTES_PER_CYCLE = 16.0
 """What a core reads from memory and from a cache that it shares, beside its work."""
+_PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 24.0, 8.0
+"""As many of the whole transformed input: read again for a panel of weights, which the products hide in part; and
+written by one core to be read by all. Fitted to plans for 12 layers of 13 x 13 to 55 x 55 on one and two cores."""
 _NOT_HIDDEN = 0.25
 """Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide."""
 _BLOCK_SHARE = 0.75
@@ -156,8 +159,8 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
         product = size * steps[rows] * (_SLAB_PENALTY if slab > 1.5 * target.cache_bytes.l1 else 1.0)
         data = 4.0 * size * block * inputs
         fits = data <= _BLOCK_SHARE * target.cache_bytes.l2
-        apart = (panels * (count * product + data * count / _CACHE_BYTES_PER_CYCLE)) / _share(panels * count, cores)
-        apart += (2 * data * count / _CACHE_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
+        apart = (panels * (count * product + data * count / _PASSED_BYTES_PER_CYCLE)) / _share(panels * count, cores)
+        apart += (2 * data * count / _SPECTRUM_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
         apart += leaving * tiles / _share(panels * count, cores)
         yield WinogradPlan(tile, panel, block, rows, True, _with_weights(apart, weights))
         if fits:
