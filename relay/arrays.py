@@ -20,20 +20,20 @@ __all__ = ["Arena", "Jobs", "concatenated"]
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-_OWN_BLOCK = 8 << 20
-_BLOCK = 32 << 20
+_HUGE_PAGE = 2 << 20
+_BLOCK = 64 << 20
 _PIECE = 1 << 20
 
 
 class Arena:
     """Uninitialised arrays, aligned to 64 bytes.
 
-    Large ones have memory of their own; others share blocks, each of which lives as long as any array in it. `expected`
-    is about how many bytes will be asked for.
+    Those of half a block and more have memory of their own; others share blocks, each of which lives as long as any
+    array in it. `most`, if known, is how many bytes will be asked for, give or take the gaps.
     """
 
-    def __init__(self, expected: int = _BLOCK) -> None:
-        self._left = expected
+    def __init__(self, most: int = _BLOCK) -> None:
+        self._block_size = min(most, _BLOCK)
         self._room = np.empty(0, np.uint8)
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -42,19 +42,21 @@ class Arena:
         return self._bytes(size).view(dtype).reshape(shape)
 
     def _bytes(self, size: int) -> Array:
-        if size >= _OWN_BLOCK:
-            return _aligned(size)
+        if size >= _BLOCK // 2:
+            return _block(size)[:size]
         taken = -(-size // ALIGNMENT) * ALIGNMENT
         if len(self._room) < taken:
-            self._room = _aligned(max(taken, min(self._left, _BLOCK)))
+            self._room = _block(max(taken, self._block_size))
         found, self._room = self._room[:size], self._room[taken:]
-        self._left -= taken
         return found
 
 
-def _aligned(size: int) -> Array:
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    skip = -memory.ctypes.data % ALIGNMENT
+def _block(size: int) -> Array:
+    """At least `size` bytes, of whole huge pages where they are many. What is never touched takes no memory."""
+    alignment = _HUGE_PAGE if size >= _HUGE_PAGE else ALIGNMENT
+    size = -(-size // alignment) * alignment
+    memory = np.empty(size + alignment, np.uint8)
+    skip = -memory.ctypes.data % alignment
     return memory[skip : skip + size]
 
 

@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from backend.target import Target
-from relay.arrays import Arena, Jobs
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
 from relay.op.base import OpDef, make_call
@@ -32,7 +31,7 @@ from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.op.transform import Reshape, StridedSlice, Transpose
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
-from relay.transform.panels import pack_groups, pack_panels, pack_winograd_filters
+from relay.transform.panels import PanelPacker
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import PassContext
@@ -75,7 +74,7 @@ class PackWeights(FunctionPass):
     def transform(self, function: Function, context: PassContext) -> Function:
         packer = _Packer(self.target, _winograd_tiles(context))
         packed = rewrite_calls(function, packer.rewrite)
-        packer.jobs.run()
+        packer.panels.run()
         return packed
 
 
@@ -94,9 +93,8 @@ class _Packer:
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
         self.plans: dict[WinogradShape, WinogradPlan | None] = {}
-        self.jobs = Jobs()
-        """the copying itself, which comes last"""
-        self.arena = Arena()
+        self.panels = PanelPacker()
+        """does the copying itself, which comes last"""
 
     def rewrite(self, call: Call) -> Expr:
         if len(call.args) != 2 or not isinstance(call.ty, TensorType) or call.args[0].dtype != call.ty.dtype:
@@ -119,20 +117,19 @@ class _Packer:
             case _:
                 return call
 
-    def _panels(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
+    def _packed(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
         """`outputs_first`, which is `weight` seen in another order, in panels."""
         key = (id(weight), order, width)
         if key not in self.packed:
-            panels = pack_panels(_narrowest(outputs_first), width, self.arena, self.jobs)
-            self.packed[key] = Constant(panels, span=weight.span)
+            self.packed[key] = Constant(self.panels.panels(_narrowest(outputs_first), width), span=weight.span)
         return self.packed[key]
 
     def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int) -> Constant:
-        """As `_panels`, with a panel for each group."""
+        """As `_packed`, with a panel for each group."""
         width = group_panel(self.target, len(outputs_first) // groups)
         key = (id(weight), f"{order} in {groups} groups", width)
         if key not in self.packed:
-            panels = pack_groups(_narrowest(outputs_first), groups, width, self.arena, self.jobs)
+            panels = self.panels.groups(_narrowest(outputs_first), groups, width)
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
@@ -144,7 +141,7 @@ class _Packer:
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         pairs = rows > 1 and depth % 2 == 0 and _fit_16_bits(call.args[0], weight)
-        packed = self._panels(weight, outputs_first, order, self._width(rows, units, depth, pairs=pairs))
+        packed = self._packed(weight, outputs_first, order, self._width(rows, units, depth, pairs=pairs))
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
@@ -188,7 +185,7 @@ class _Packer:
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
             width = self._width(rows, channels, steps, line if isinstance(line, int) else 0, pairs)
-            packed = self._panels(weight, outputs_first, op.kernel_layout, width)
+            packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
             pairs=pairs,
@@ -212,7 +209,7 @@ class _Packer:
     def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
         if key not in self.packed:
-            panels = pack_winograd_filters(outputs_first, plan.tile, plan.panel, self.arena, self.jobs)
+            panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel)
             self.packed[key] = Constant(panels, span=weight.span)
         made = Conv2DNHWCWinograd(
             tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups

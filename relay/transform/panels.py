@@ -1,39 +1,141 @@
-"""Weights in panels: see `relay.transform.pack_weights`. The copying is left to jobs, which run together."""
+"""Weights in panels: see `relay.transform.pack_weights`.
+
+All weights of a model are packed together on several threads. Where that moves much, compiled kernels of
+`topi.cpu.panels` do it, several times as fast as numpy; like all kernels they are kept in the cache. For small models
+they would not pay for being compiled once.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from backend.driver import ModuleBuilder
+from backend.runtime.packed_func import KernelFunc
+from backend.target import Target
 from relay.arrays import Arena, Jobs
+from topi.cpu.panels import CHUNK, panels_by_rows, winograd_panels
+from topi.cpu.tiling import vector_lanes
 from topi.nn.winograd import winograd_matrices
 
-__all__ = ["pack_groups", "pack_panels", "pack_winograd_filters"]
+__all__ = ["PanelPacker"]
 
 Array = np.ndarray[Any, Any]
-
+_WORTH_COMPILING = 16 << 20
+"""Bytes in panels that one kernel makes; numpy takes some milliseconds for as many."""
+_PIECE = 1 << 20
 _FILTERS_AT_ONCE = 4096
+_LEAST_LANES = 4
 
 
-def pack_panels(weight: Array, width: int, arena: Arena, jobs: Jobs) -> Array:
-    """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros."""
-    full, left = divmod(len(weight), width)
-    packed = arena.empty((full + bool(left), *weight.shape[1:], width), weight.dtype)
-    jobs.copy(packed[:full], _split(weight[: full * width], width))
-    if left:
-        packed[full, ..., left:] = 0
-        jobs.copy(packed[full, ..., :left], np.moveaxis(weight[full * width :], 0, -1))
-    return packed
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a kernel makes: panels of `width`, of filters for Winograd's F(tile, taps) or of plain rows (0, 0)."""
+
+    width: int
+    tile: int = 0
+    taps: int = 0
 
 
-def pack_groups(weight: Array, groups: int, width: int, arena: Arena, jobs: Jobs) -> Array:
-    """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""
-    outputs = len(weight) // groups
-    packed = arena.empty((groups, *weight.shape[1:], width), weight.dtype)
-    packed[..., outputs:] = 0
-    jobs.copy(packed[..., :outputs], _split(weight, outputs))
-    return packed
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A weight to pack: the panels of `plain`, stored in order, where a kernel can; `by_numpy` does it otherwise."""
+
+    form: _Form
+    plain: Array | None
+    packed: Array
+    chunks: int
+    by_numpy: Callable[[Jobs], None]
+
+
+class PanelPacker:
+    """Gives packed weights, whose values are there once `run` was called."""
+
+    def __init__(self, worth_compiling: int = _WORTH_COMPILING) -> None:
+        self._arena = Arena()
+        self._work: list[_Work] = []
+        self._worth_compiling = worth_compiling
+
+    def panels(self, weight: Array, width: int) -> Array:
+        """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros."""
+        full, left = divmod(len(weight), width)
+        packed = self._arena.empty((full + bool(left), *weight.shape[1:], width), weight.dtype)
+        steps = math.prod(weight.shape[1:])
+        suits = _readable(weight) and steps % CHUNK == 0 and _lanes(width) >= _LEAST_LANES
+
+        def copy_last(jobs: Jobs) -> None:
+            if left:
+                packed[full, ..., left:] = 0
+                jobs.copy(packed[full, ..., :left], np.moveaxis(weight[full * width :], 0, -1))
+
+        def copy(jobs: Jobs) -> None:
+            jobs.copy(packed[:full], _split(weight[: full * width], width))
+
+        plain = weight[: full * width] if suits else None
+        self._work += [
+            _Work(_Form(width), plain, packed[:full], steps // CHUNK, copy),
+            _Work(_Form(width), None, packed[full:], 0, copy_last),
+        ]
+        return packed
+
+    def groups(self, weight: Array, groups: int, width: int) -> Array:
+        """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""
+        outputs = len(weight) // groups
+        packed = self._arena.empty((groups, *weight.shape[1:], width), weight.dtype)
+
+        def copy(jobs: Jobs) -> None:
+            packed[..., outputs:] = 0
+            jobs.copy(packed[..., :outputs], _split(weight, outputs))
+
+        self._work.append(_Work(_Form(width), None, packed, 0, copy))
+        return packed
+
+    def winograd_panels(self, outputs_first: Array, tile: int, width: int) -> Array:
+        """(O, R, R, I) to (O / width, A, A, I, width) with A = tile + R - 1: ``g @ w @ g.T`` of each filter.
+
+        `width` divides O. Computed in float64.
+        """
+        outputs, taps, _, inputs = outputs_first.shape
+        size = tile + taps - 1
+        packed = self._arena.empty((outputs // width, size, size, inputs, width), outputs_first.dtype)
+        stored = outputs_first.transpose(0, 3, 1, 2)  # (O, I, R, R), as models have them
+        lanes = _lanes(width)
+        suits = _readable(stored) and lanes >= _LEAST_LANES and inputs % lanes == 0
+        step = max(1, _FILTERS_AT_ONCE // (inputs * width))
+
+        def transform(jobs: Jobs) -> None:
+            for begin in range(0, len(packed), step):
+                into, filters = packed[begin : begin + step], stored[begin * width : (begin + step) * width]
+                jobs.add(lambda into=into, filters=filters: _transform(into, filters, tile), into.nbytes)
+
+        form = _Form(width, tile, taps)
+        self._work.append(_Work(form, stored if suits else None, packed, inputs // lanes, transform))
+        return packed
+
+    def run(self) -> None:
+        """Pack everything asked for."""
+        work, self._work = self._work, []
+        nbytes: dict[_Form, int] = {}
+        for w in work:
+            if w.plain is not None:
+                nbytes[w.form] = nbytes.get(w.form, 0) + w.packed.nbytes
+        jobs = Jobs()
+        for w in work:
+            if w.plain is not None and nbytes[w.form] >= self._worth_compiling:
+                _add_kernel_jobs(jobs, w, w.plain)
+            else:
+                w.by_numpy(jobs)
+        jobs.run()
+
+
+def _readable(weight: Array) -> bool:
+    """Can kernels read it, stored in order?"""
+    return weight.dtype == np.float32 and weight.flags.c_contiguous and weight.flags.aligned
 
 
 def _split(weight: Array, width: int) -> Array:
@@ -41,35 +143,53 @@ def _split(weight: Array, width: int) -> Array:
     return np.moveaxis(weight.reshape(len(weight) // width, width, *weight.shape[1:]), 1, -1)
 
 
-def pack_winograd_filters(outputs_first: Array, tile: int, width: int, arena: Arena, jobs: Jobs) -> Array:
-    """(O, R, R, I) to (ceil(O / width), A, A, I, width) with A = tile + R - 1: `transform_filters`, in panels."""
-    outputs, side, _, inputs = outputs_first.shape
-    size = tile + side - 1
-    packed = arena.empty((-(-outputs // width), size, size, inputs, width), outputs_first.dtype)
-    step = max(1, _FILTERS_AT_ONCE // (inputs * width))
+def _transform(into: Array, filters: Array, tile: int) -> None:
+    """Winograd's transform of (O, I, R, R) as one product with the Kronecker square of g."""
+    g = winograd_matrices(tile, filters.shape[-1]).g
+    outputs, inputs, size = *filters.shape[:2], len(g)
+    products = filters.reshape(outputs, inputs, -1).astype(np.float64) @ np.kron(g, g).T
+    transformed = products.reshape(outputs, inputs, size, size).transpose(0, 2, 3, 1)
+    into[...] = _split(transformed, into.shape[-1])
 
-    def pack(begin: int) -> None:
-        filters = outputs_first[begin * width : (begin + step) * width]
-        transformed = transform_filters(filters, tile)
-        full, left = divmod(len(filters), width)
-        packed[begin : begin + full] = _split(transformed[: full * width], width)
-        if left:
-            packed[begin + full, ..., left:] = 0
-            packed[begin + full, ..., :left] = np.moveaxis(transformed[full * width :], 0, -1)
 
+def _add_kernel_jobs(jobs: Jobs, work: _Work, plain: Array) -> None:
+    kernel = _kernel(work.form)
+
+    def pack(into: Array, source: Array) -> None:
+        kernel.raw(None, source.ctypes.data, into.ctypes.data, len(into), work.chunks)  # it needs no context
+
+    for rows in _pieces(work.packed):
+        into, source = work.packed[rows], plain[rows.start * work.form.width : rows.stop * work.form.width]
+        jobs.add(lambda into=into, source=source: pack(into, source), into.nbytes)
+
+
+def _pieces(packed: Array) -> Iterator[slice]:
+    step = max(1, len(packed) * _PIECE // max(1, packed.nbytes))
     for begin in range(0, len(packed), step):
-        jobs.add(lambda begin=begin: pack(begin), packed[begin : begin + step].nbytes)
-    return packed
+        yield slice(begin, min(begin + step, len(packed)))
 
 
-def transform_filters(outputs_first: Array, tile: int) -> Array:
-    """(O, R, R, I) to (O, A, A, I), computed in float64: ``g @ w @ g.T`` of each filter.
+def _lanes(width: int) -> int:
+    """Lanes of this machine's vectors, as many as divide a panel."""
+    return math.gcd(vector_lanes(_host()), width)
 
-    As one product with the Kronecker square of g.
-    """
-    g = winograd_matrices(tile, outputs_first.shape[1]).g
-    square, size = np.kron(g, g).T, len(g)
-    outputs, _, _, inputs = outputs_first.shape
-    filters = outputs_first.transpose(0, 3, 1, 2).reshape(outputs, inputs, -1)  # as most models have them: no copy
-    result = (filters.astype(np.float64) @ square).astype(outputs_first.dtype)
-    return result.reshape(outputs, inputs, size, size).transpose(0, 2, 3, 1)
+
+@lru_cache(maxsize=1)
+def _host() -> Target:
+    return Target("llvm")
+
+
+@lru_cache
+def _kernel(form: _Form) -> KernelFunc:
+    """The kernel of a form for this machine, from the cache if it was compiled before."""
+    lanes = _lanes(form.width)
+    name = f"panels_{form.width}_{form.tile}_{form.taps}_{lanes}"
+    builder = ModuleBuilder(_host())
+    if builder.reuse(name, name) is None:
+        if form.tile:
+            builder.add(winograd_panels(form.tile, form.taps, form.width, lanes, name), name)
+        else:
+            builder.add(panels_by_rows(form.width, lanes, name), name)
+    kernel = builder.finish().get_function(name)
+    assert isinstance(kernel, KernelFunc)
+    return kernel

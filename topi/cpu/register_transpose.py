@@ -92,8 +92,7 @@ def transpose_in_registers(
 ) -> tuple[te.Tensor, te.IterVar]:
     """A copy of `tensor` for `readers` with its dimensions `position` and last as the last two, the other way round.
 
-    Attach it where `lanes` of the last dimension and a multiple of `lanes` of the other are read. Also returns its loop
-    over squares of the latter.
+    Attach it where multiples of `lanes` of both are read. Also returns its loop over squares along `position`.
     """
     ndim = len(tensor.shape)
     rest = [i for i in range(ndim) if i not in (position, ndim - 1)]
@@ -106,8 +105,9 @@ def transpose_in_registers(
     shape = [tensor.shape[d] for d in order]
     copy = s.cache_tiled(tensor, "local", readers, shape, element, lambda *i: [i[d] for d in order])
     *_, row, column = s[copy].op.axis
+    row_outer, row = s[copy].split(row, factor=lanes)
     outer, inner = s[copy].split(column, factor=lanes)
-    s[copy].reorder(outer, row, inner)
+    s[copy].reorder(row_outer, outer, row, inner)
     s[copy].unroll(outer)
     s[copy].tensorize(row, turn(lanes, ndim, position, str(tensor.dtype)))
     return copy, outer

@@ -26,7 +26,8 @@ from topi.nn.pad import pad_spatial
 from topi.tag import INJECTIVE
 from topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["WINOGRAD_FILTERS", "WinogradMatrices", "conv2d_nhwc_winograd", "winograd_matrices"]
+__all__ = ["WINOGRAD_FILTERS", "Matrix", "WinogradMatrices", "choose_value", "conv2d_nhwc_winograd", "sum_of",
+           "winograd_matrices"]  # fmt: skip
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -68,7 +69,7 @@ def winograd_matrices(m: int, r: int) -> WinogradMatrices:
     return WinogradMatrices(a, np.where(abs(b) < 1e-12, 0.0, b), g)
 
 
-def _sum_of(factors: Matrix | Sequence[float], values: Sequence[PrimExpr]) -> PrimExpr | None:
+def sum_of(factors: Matrix | Sequence[float], values: Sequence[PrimExpr]) -> PrimExpr | None:
     """factors . values, without the terms that are zero; None when all are."""
     total: PrimExpr | None = None
     ordered = sorted(zip(factors, values, strict=True), key=lambda pair: abs(pair[0]) != 1)
@@ -89,13 +90,13 @@ def _input_rows(b: Matrix, values: Sequence[PrimExpr]) -> list[PrimExpr]:
     for j in range(b.shape[1]):
         paired = [k for k in (j - 1, j + 1) if 0 <= k < b.shape[1] and _mirrored(b[:, j], b[:, k])]
         if not paired:
-            whole = _sum_of(b[:, j], values)
+            whole = sum_of(b[:, j], values)
             assert whole is not None
             columns.append(whole)
             continue
         even, odd = (b[:, j] + b[:, paired[0]]) / 2, (b[:, j] - b[:, paired[0]]) / 2
         scale = next(f for f in odd[::-1] if f)
-        shared, other = _sum_of(even, values), _sum_of(odd / scale, values)
+        shared, other = sum_of(even, values), sum_of(odd / scale, values)
         assert shared is not None and other is not None
         scaled = other if abs(scale) == 1 else other * te.const(abs(scale), other.dtype)
         columns.append(shared + scaled if scale > 0 else shared - scaled)
@@ -119,13 +120,13 @@ def _output_rows(a: Matrix, values: Sequence[PrimExpr]) -> list[PrimExpr]:
         parts = sums if i % 2 == 0 else differences
         single = [(a[0, i], values[0]), (a[-1, i], values[-1])]
         terms = [*single[:1], *zip(a[pairs, i], parts, strict=True), *single[1:]]
-        row = _sum_of([f for f, _ in terms], [v for _, v in terms])
+        row = sum_of([f for f, _ in terms], [v for _, v in terms])
         assert row is not None
         rows.append(row)
     return rows
 
 
-def _choose(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
+def choose_value(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
     """values[index]; a schedule unrolls the axis, so that no choice is left."""
     chosen = values[-1]
     for i in reversed(range(len(values) - 1)):
@@ -164,12 +165,12 @@ def conv2d_nhwc_winograd(
     def transformed_columns(i: Any, x: Any, t: Any, c: Any) -> PrimExpr:
         image, line, column = unravel_index(t, grid)
         taps = [padded(image, line * tile + k, column * tile + x, c) for k in range(size)]
-        return _choose(i, _input_rows(matrices.b, taps))
+        return choose_value(i, _input_rows(matrices.b, taps))
 
     halfway = stage((size, size, tiles, inputs), transformed_columns, "columns", "winograd_columns")
 
     def transformed_input(i: Any, j: Any, t: Any, c: Any) -> PrimExpr:
-        return _choose(j, _input_rows(matrices.b, [halfway(i, k, t, c) for k in range(size)]))
+        return choose_value(j, _input_rows(matrices.b, [halfway(i, k, t, c) for k in range(size)]))
 
     spectrum = stage((size, size, tiles, inputs), transformed_input, "spectrum", "winograd_input")
     rc = te.reduce_axis((0, group_size), name="rc")
@@ -181,12 +182,12 @@ def conv2d_nhwc_winograd(
     product = stage((size, size, tiles, channels), summed_channels, "product", "conv2d_nhwc_winograd")
 
     def transformed_rows(y: Any, j: Any, t: Any, c: Any) -> PrimExpr:
-        return _choose(y, _output_rows(matrices.a, [product(k, j, t, c) for k in range(size)]))
+        return choose_value(y, _output_rows(matrices.a, [product(k, j, t, c) for k in range(size)]))
 
     rows = stage((tile, size, tiles, channels), transformed_rows, "rows", "winograd_rows")
 
     def transformed_output(y: Any, x: Any, t: Any, c: Any) -> PrimExpr:
-        return _choose(x, _output_rows(matrices.a, [rows(y, k, t, c) for k in range(size)]))
+        return choose_value(x, _output_rows(matrices.a, [rows(y, k, t, c) for k in range(size)]))
 
     result = stage((tile, tile, tiles, channels), transformed_output, "result", "winograd_output")
 
