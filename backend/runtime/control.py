@@ -95,4 +95,4 @@ def _stacked(step: LoopStep, values: Sequence[NDArray], where: Device) -> NDArra
     if len(shapes) > 1:
         listed = " and ".join(map(str, list(shapes)[:2]))
         raise ArgumentError(f"{step.source}: iterations give values of shapes {listed} to be stacked; expected one")
-    return joined([value._create_view((1, *value.shape)) for value in values], 0, where)
+    return joined(values, 0, where, new_axis=True)

@@ -136,7 +136,7 @@ class DynamicRunner:
         self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
         self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
         self._stages = self._make_stages()
-        self._offsets: dict[int, int] = {}
+        self._places = {i: (stage, k) for stage in self._stages.values() for k, i in enumerate(stage.tensors)}
         self._inputs: list[Value] = []
         self._buffers: dict[int, OutputBuffer] = {}
         """the memory of outputs, and of what lists may hold on to, by the tensor whose it is"""
@@ -145,12 +145,21 @@ class DynamicRunner:
         self._entries = {step: self._entry(step.entry) for step in graph.steps
                          if isinstance(step, RunNodes) and step.entry is not None}  # fmt: skip
         self.sizes: dict[str, int] = {}
+        self._last_bound: tuple[list[tuple[int, ...]], dict[str, int] | None, dict[str, int]] | None = None
         self._values: dict[int, Value] = {}
         """results of control flow and of actions on lists, by tensor"""
         self._runners: dict[int, list[DynamicRunner]] = {}
+        self._shown: dict[int, list[int]] = {}
+        """the tensors that show such a result under another shape, by that result's tensor"""
+        self._given: list[tuple[int, int]] = []
+        """tensors that lie in inputs, with the input's position"""
         for index, tensor in enumerate(graph.tensors):
             if tensor.storage == "param":
                 self._addresses[index] = params[str(tensor.place)].handle
+            elif tensor.storage == "input":
+                self._given.append((index, int(tensor.place)))
+            elif tensor.storage == "value" and int(tensor.place) != index:
+                self._shown.setdefault(int(tensor.place), []).append(index)
 
     def _make_stages(self) -> dict[int, _Stage]:
         known = self._known_before()
@@ -217,11 +226,10 @@ class DynamicRunner:
         or the model.
         """
         graph, self._inputs = self._graph, list(inputs)
-        self.sizes = bind_sizes(graph, shapes_of(inputs), inherited)
-        for index, tensor in enumerate(graph.tensors):
-            if tensor.storage == "input":
-                given = inputs[int(tensor.place)]
-                self._addresses[index] = given.handle if isinstance(given, NDArray) else 0
+        self.sizes = self._bound_sizes(shapes_of(inputs), inherited)
+        for index, position in self._given:
+            given = inputs[position]
+            self._addresses[index] = given.handle if isinstance(given, NDArray) else 0
         self._note_sizes()
         self._place(_AT_ONCE)
         for position, step in enumerate(graph.steps):
@@ -239,6 +247,14 @@ class DynamicRunner:
         self._place(len(graph.steps))
         kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
         self._values = {index: value for index, value in self._values.items() if index in kept}
+
+    def _bound_sizes(self, shapes: list[tuple[int, ...]], inherited: Mapping[str, int] | None) -> dict[str, int]:
+        """`bind_sizes`, of which a loop's body remembers the last: its values seldom change their shapes."""
+        known = self._last_bound
+        if known is None or known[0] != shapes or known[1] != inherited:
+            sizes = bind_sizes(self._graph, shapes, inherited)
+            known = self._last_bound = (shapes, None if inherited is None else dict(inherited), sizes)
+        return dict(known[2])
 
     def release(self) -> None:
         """Let go of the last run's inputs and results; `value` and `output` give nothing until the next run."""
@@ -316,11 +332,8 @@ class DynamicRunner:
                 raise ArgumentError(
                     f"model {self._graph.name!r}: {source} gives shape {result.shape}; expected {wanted}"
                 )
-            self._addresses[index] = result.handle
-        for index, tensor in enumerate(self._graph.tensors):
-            shown = self._values.get(int(tensor.place)) if tensor.storage == "value" else None
-            if isinstance(shown, NDArray) and index not in self._values:
-                self._addresses[index] = shown.handle
+            for place in (index, *self._shown.get(index, ())):
+                self._addresses[place] = result.handle
         self._note_sizes()
 
     def _empty(self, index: int) -> NDArray:
@@ -407,8 +420,8 @@ class DynamicRunner:
         tensor = self._graph.tensors[index]
         shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
         if tensor.storage == "slot":
-            stage = next(s for s in self._stages.values() if index in s.tensors)
-            offset = int(stage.layout(self.sizes)[0][stage.tensors.index(index)])
+            stage, k = self._places[index]
+            offset = int(stage.layout(self.sizes)[0][k])
             assert stage.arena is not None, "tensors are placed before they are used"
             return stage.arena._create_view(shape, tensor.dtype, offset)
         home: Value

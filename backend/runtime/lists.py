@@ -117,13 +117,11 @@ def _join(step: ListStep, values: Sequence[Any], where: Device) -> Value:
     parts: list[NDArray] = list(values[0])
     if not parts:
         raise ArgumentError(f"{step.source}: the sequence is empty; expected at least one element")
-    if step.new_axis:
-        parts = [p._create_view((*p.shape[: step.axis], 1, *p.shape[step.axis :])) for p in parts]
-    rests = {(*p.shape[: step.axis], -1, *p.shape[step.axis + 1 :]) for p in parts}
-    if len(rests) != 1:
-        shapes = ", ".join(dict.fromkeys(str(p.shape) for p in values[0]))
-        raise ArgumentError(f"{step.source}: elements of shapes {shapes}; expected shapes that fit along one axis")
-    return joined(parts, step.axis, where)
+    shapes = dict.fromkeys(p.shape for p in parts)
+    if len({shape if step.new_axis else (*shape[: step.axis], *shape[step.axis + 1 :]) for shape in shapes}) != 1:
+        listed = ", ".join(map(str, shapes))
+        raise ArgumentError(f"{step.source}: elements of shapes {listed}; expected shapes that fit along one axis")
+    return joined(parts, step.axis, where, new_axis=step.new_axis)
 
 
 def _cut(step: ListStep, values: Sequence[Any], where: Device) -> Value:
@@ -179,14 +177,18 @@ def _position(step: ListStep, items: ArrayList, given: Sequence[NDArray], defaul
 # moving bytes -------------------------------------------------------------------------------------------------------
 
 
-def joined(parts: Sequence[NDArray], axis: int, where: Device) -> NDArray:
-    """The arrays one after another along an axis; there is at least one, and all other dimensions are equal."""
-    lead, rest = parts[0].shape[:axis], parts[0].shape[axis + 1 :]
-    whole = empty((*lead, sum(p.shape[axis] for p in parts), *rest), parts[0].dtype, where)
-    at = 0
+def joined(parts: Sequence[NDArray], axis: int, where: Device, new_axis: bool = False) -> NDArray:
+    """The arrays one after another along an axis, a new one with `new_axis`.
+
+    There is at least one, and all other dimensions are equal.
+    """
+    lead, rest = parts[0].shape[:axis], parts[0].shape[axis if new_axis else axis + 1 :]
+    extent = len(parts) if new_axis else sum(p.shape[axis] for p in parts)
+    whole = empty((*lead, extent, *rest), parts[0].dtype, where)
+    row, at = _row(whole, axis), 0
     for part in parts:
         width = _row(part, axis)
-        _move(part, 0, width, whole, at, _row(whole, axis), width, math.prod(lead))
+        _move(part, 0, width, whole, at, row, width, math.prod(lead))
         at += width
     return whole
 
@@ -216,7 +218,7 @@ def _move(
     """Copy `rows` pieces of `width` bytes, each from `source_at` of a row to `target_at` of one of `target`."""
     if width == 0 or rows == 0:
         return
-    if source.device.api.host_accessible:
+    if rows > 1 and source.device.api.host_accessible:
         bytes_in = source._create_view((rows, source_row), "uint8")._host_view()
         bytes_out = target._create_view((rows, target_row), "uint8")._host_view()
         bytes_out[:, target_at : target_at + width] = bytes_in[:, source_at : source_at + width]
