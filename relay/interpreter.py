@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from relay.bind_sizes import bind_operator, bind_sizes, bound_outputs, results_of, sizes_of_inputs
 from relay.container_type import ContainerType, OptionalType
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var, numpy_dtype_name
-from relay.op.base import OpDef
+from relay.op.base import OpDef, OpPattern
 from relay.sizes import evaluate as size_value
+from relay.sizes import size_variables
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
-from te.ir import IRModule
+from te.ir import IRModule, post_order
 from te.tir import Dim, SizeVar
 
 __all__ = ["DebugExecutor", "apply_reference", "create_executor", "evaluate"]
@@ -106,7 +107,8 @@ def evaluate(program: IRModule | Function, args: Sequence[Value], name: str = "m
         sizes: dict[str, Dim] = {**sizes_of_inputs(function, shapes)}  # type: ignore[arg-type]
         for variable, tensor, element in bound_outputs(function):
             values = _run(module, bind_sizes(function.replace(body=tensor, attrs={}), sizes), args)
-            sizes[variable] = int(np.reshape(values, -1)[element])  # type: ignore[arg-type]
+            size = values.shape[-1 - element] if element < 0 else np.reshape(values, -1)[element]
+            sizes.setdefault(variable, int(size))
         if sizes:
             _check(function, sizes)
             function = bind_sizes(function.replace(body=results_of(function), attrs={}), sizes)
@@ -188,6 +190,8 @@ def _call(frame: _Frame, call: Call) -> Value | _Frame | None:
     if args is None:
         return None
     if isinstance(call.op, OpDef):
+        if frame.need(*_givers(frame, call.op)) is None:
+            return None
         try:
             result = apply_reference(bind_operator(call.op, frame.sizes) if frame.sizes else call.op, args, call.ty)
             _note_sizes(frame, result, call.ty)
@@ -198,6 +202,22 @@ def _call(frame: _Frame, call: Call) -> Value | _Frame | None:
             raise
     closure = frame.need(call.op)
     return None if closure is None else _enter(closure[0], args)
+
+
+def _givers(frame: _Frame, op: OpDef) -> list[Expr]:
+    """What has to be evaluated before the operator, because the shape of its result gives a size in the attributes."""
+    wanted = size_variables(op.attributes().values()).keys() - frame.sizes.keys()
+    if not wanted:
+        return []
+    calls = [e for e in cast("list[Expr]", list(post_order(frame.result))) if isinstance(e, Call)]
+    opaque = [e for e in calls if isinstance(e.op, OpDef) and e.op.pattern == OpPattern.OPAQUE and e.op is not op]
+    return [e for e in opaque if not wanted.isdisjoint(_sizes_in(e.ty))]
+
+
+def _sizes_in(ty: Type) -> set[str]:
+    if isinstance(ty, TupleType):
+        return set[str]().union(*map(_sizes_in, ty.fields))
+    return set(size_variables(ty.shape)) if isinstance(ty, TensorType) else set()
 
 
 def _note_sizes(frame: _Frame, value: Value, ty: Type) -> None:

@@ -118,8 +118,8 @@ class Graph:
 
     @property
     def is_dynamic(self) -> bool:
-        """Are there sizes, or steps between the nodes, that are decided when it runs?"""
-        return bool(self.steps or self.sizes)
+        """Are there sizes, steps between the nodes, or lists, that are decided when it runs?"""
+        return bool(self.steps or self.sizes) or any(tensor.is_list for tensor in self.tensors)
 
     def bodies(self) -> Iterator[tuple[Graph, str]]:
         """The graphs inside this one's control flow, at any depth, with the place in the user's model of each."""

@@ -240,7 +240,13 @@ def _optional(ty: TensorType | ContainerType) -> OptionalType:
 
 
 def made(x: Expr, ty: ContainerType, span: Span | None = None) -> Expr:
-    """A value, which may be known as a tuple, as one of the container type `ty`."""
+    """A value, which may be known as a tuple, as one of the container type `ty`.
+
+    Raises `UnsupportedOperatorError` for strings, which are computed when compiling.
+    """
+    if ty.tensors.dtype == "string":
+        raise unsupported(str(span), "a sequence of strings of which only a run says what is in it",
+                          missing="seq(tensor(string))", expected="strings known when compiling")  # fmt: skip
     if x is ABSENT:
         return Make(ty=ty)(span=span)
     if isinstance(ty, OptionalType) and not isinstance(x.ty, OptionalType):

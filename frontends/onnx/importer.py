@@ -22,6 +22,7 @@ from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_input
 from frontends.onnx.errors import NothingInsideError, OnnxImportError, fault, unsupported
 from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
 from frontends.onnx.functions import schema_defaults, schema_function
+from frontends.onnx.givers import Givers
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
 from frontends.onnx.model import Model, load, opset_table
@@ -134,6 +135,7 @@ class _Importer:
         self.bodies: tuple[str, ...] = ()
         """the nodes whose bodies are being converted, outermost first"""
         self.unreached: list[list[NothingInsideError]] = []
+        self.givers = Givers()
         self.met: Counter[str] = Counter()
         """how often each place has asked for size variables"""
         self.freeze_params = freeze_params
@@ -220,6 +222,7 @@ class _Importer:
             finished = [None if r is None else self.folder.finish(r, span) for r in results]
         except CONVERSION_FAULTS as error:
             raise _located(error, place, inputs) from error
+        self.givers.note(finished)
         why = why_on_host(inputs, finished) if inputs else ""
         if why:
             self.on_host[node.op_type, _span_name(node)] = why
@@ -304,16 +307,16 @@ class _Importer:
             with assuming() as self.assumptions:
                 outputs = self._subgraph(graph, params, scope, place)
             assumed, bound = self.assumptions.equal, self.bound
+            kept = self._lost_givers(outputs)
             checks = [*self.checks, *((a, b, place) for a, b in self.table.open(assumed)), *self._solved(bound)]
         finally:
             self.bound, self.checks, self.bodies, self.assumptions = outer
         self.assumed += assumed
-        roots = [*outputs, *[x for x, _, _ in bound]]
+        roots = [*outputs, *[x for x, _, _ in bound], *[x for _, x, _ in kept]]
         taken = free_expressions(Tuple(tuple(roots)), around)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
         results = rewrite_free(Tuple(tuple(roots)), inner)
-        sizes = [(name, len(outputs) + k, element, source)
-                 for k, (_, source, names) in enumerate(bound) for element, name in enumerate(names)]  # fmt: skip
+        sizes = _size_records(bound, kept, len(outputs))
         attrs = {"bound_sizes": tuple(sizes), "size_checks": tuple(checks)} if sizes or checks else {}
         return Function((*params, *inner.values()), results, attrs), taken
 
@@ -400,16 +403,22 @@ class _Importer:
         module, params = result
         checks = [*self.checks, *((a, b, self.model.name) for a, b in self.table.open(assumed)),
                   *self._solved(self.bound)]  # fmt: skip
-        if not self.bound and not checks:
-            return result
         main = module["main"]
         outputs = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
-        sizes = [(name, len(outputs) + k, element, source)
-                 for k, (_, source, names) in enumerate(self.bound) for element, name in enumerate(names)]  # fmt: skip
+        kept = self._lost_givers(outputs)
+        if not self.bound and not checks and not kept:
+            return result
+        sizes = _size_records(self.bound, kept, len(outputs))
         attrs = {**main.attrs, "bound_sizes": tuple(sizes), "size_checks": tuple(checks)}
-        body = Tuple((*outputs, *[x for x, _, _ in self.bound])) if self.bound else main.body
+        more = [*[x for x, _, _ in self.bound], *[x for _, x, _ in kept]]
+        body = Tuple((*outputs, *more)) if more else main.body
         function = Function(main.params, body, attrs)
         return module.with_functions({**module.functions, "main": function}), params
+
+    def _lost_givers(self, outputs: Sequence[Expr]) -> list[tuple[str, Expr, int]]:
+        """What has to be computed for its sizes alone, in the graph that is being finished: name, tensor, axis."""
+        own = [name for name, (_, bodies) in self.table.computed.items() if bodies == self.bodies]
+        return self.givers.lost([*outputs, *[x for x, _, _ in self.bound]], own)
 
     def _solved(self, bound: Sequence[tuple[Expr, str, tuple[str, ...]]]) -> list[tuple[Dim, Dim, str]]:
         """What has to hold of sizes that are computed and were taken to be equal to others."""
@@ -490,6 +499,16 @@ class _Importer:
         if isinstance(proto, SparseTensorProto):
             return sparse_to_numpy(proto, self.model.folder, where)
         return to_numpy(proto, self.model.folder, where, raw_data)
+
+
+def _size_records(
+    bound: Sequence[tuple[Expr, str, tuple[str, ...]]], kept: Sequence[tuple[str, Expr, int]], first: int
+) -> list[tuple[str, int, int, str]]:
+    """Records of the attribute "bound_sizes" for outputs from `first` on: what is bound, then what is kept."""
+    records = [(name, first + k, element, source)
+               for k, (_, source, names) in enumerate(bound) for element, name in enumerate(names)]  # fmt: skip
+    first += len(bound)
+    return [*records, *[(name, first + k, -1 - axis, str(x.span)) for k, (name, x, axis) in enumerate(kept)]]
 
 
 class _Initializers:

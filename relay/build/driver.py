@@ -30,6 +30,7 @@ from relay.expr import Constant, Function, Var
 from relay.op.sequence import ListOperator
 from relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relay.transform import default_pipeline
+from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from te.tir import PrimFunc
@@ -171,6 +172,9 @@ def build(
     with report.step("plan"):
         entries: list[PrimFunc] = []
         for part in graph.all_graphs():
+            for node in part.nodes:
+                node.sizes = kernels[node.workload.name].sizes
+        for part in graph.all_graphs():
             entries += _plan(part, kernels, target.device_kind == "cpu", len(entries))
     with report.step("compile"):
         for entry in entries:
@@ -200,14 +204,17 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
     """The model for certain sizes. Raises CompileError unless that makes all its sizes known."""
     module = IRModule({"main": mod}) if isinstance(mod, Function) else mod
     main = bind_sizes(module["main"], sizes)
-    left = size_variables(p.tensor_type.shape for p in main.params)
-    if left or main.attrs.get("bound_sizes"):
-        names = ", ".join([*left, *[str(record[0]) for record in main.attrs.get("bound_sizes", ())]])
+    left = size_variables(ty.shape for p in main.params if isinstance(ty := p.ty, TensorType))
+    records = main.attrs.get("bound_sizes", ())
+    bound = [str(name) for name, _, element, _ in records if element >= 0]
+    if left or bound:
+        names = ", ".join([*left, *bound])
         raise CompileError(f"specialize={dict(sizes)} leaves sizes that are known at run time: {names}")
     for a, b, source in main.attrs.get("size_checks", ()):
         if not dims_equal(a, b):
             raise CompileError(f"specialize={dict(sizes)}: {source} needs two equal sizes and gets {a} and {b}")
-    return module.with_functions({**module.functions, "main": main.replace(attrs={})})
+    attrs = {"bound_sizes": records} if records else {}
+    return module.with_functions({**module.functions, "main": main.replace(attrs=attrs)})
 
 
 def _plan(
@@ -219,8 +226,6 @@ def _plan(
     """
     add_workspaces(graph, {name: kernel.workspaces for name, kernel in kernels.items()})
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
-    for node in graph.nodes:
-        node.sizes = kernels[node.workload.name].sizes
     if graph.is_placed_now:
         place_tensors(graph, in_place)
         if not with_entries:
@@ -277,5 +282,6 @@ def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
         for c in part.control_nodes:
             lists = isinstance(c.operator, ListOperator)
             report.on_host.append(f"{c.source} (lists)" if lists else f"{c.operator.name} {c.source!r} (control flow)")
-        sources = dict.fromkeys([str(source) for *_, source in part.attrs.get("bound_sizes", ())])
+        records = part.attrs.get("bound_sizes", ())
+        sources = dict.fromkeys([str(source) for _, _, element, source in records if element >= 0])
         report.on_host += [f"{source} (sizes)" for source in sources]

@@ -36,7 +36,10 @@ __all__ = ["BoundSize", "plan_dynamic"]
 
 @dataclass(frozen=True)
 class BoundSize:
-    """The size variable `name` is element `element` of output `output` of the function; `source` made it."""
+    """The size variable `name` is element `element` of output `output` of the function; `source` made it.
+
+    With a negative element it is a size of the output, which is there only so that what gives the size is computed.
+    """
 
     name: str
     output: int
@@ -52,8 +55,9 @@ def plan_dynamic(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
     attrs = graph.attrs
     bound = [BoundSize(*record) for record in attrs.get("bound_sizes", ())]
     checks: list[tuple[Dim, Dim, str]] = list(attrs.get("size_checks", ()))
-    tensors = [graph.outputs[b.output] for b in bound]
     real = len(graph.outputs) - len({b.output for b in bound})
+    bound = [b for b in bound if b.element >= 0]
+    tensors = [graph.outputs[b.output] for b in bound]
     order = _Rounds(graph, bound, tensors, checks)
     rounds = order.run()
     graph.outputs = graph.outputs[:real]
@@ -76,14 +80,14 @@ class _Rounds:
         self.graph, self.waiting, self.checks = graph, list(zip(bound, tensors, strict=True)), checks
         late = {b.name for b in bound}
         late |= {v for control in graph.control_nodes for v in self._results(control) if v.startswith(RESULT_SIZE)}
-        inside = (v for g in graph.all_graphs() for node in (*g.nodes, *g.control_nodes) for v in self._all(g, node))
         self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].shape))
         if graph.attrs.get("nested"):
-            self.known |= set(inside)  # sizes of the graph around this one
+            self.known |= _sizes_from_outside(graph)
         self.known -= late
         self.known_at = dict.fromkeys(self.known, 0)
         self.nodes: list[GraphNode] = []
         self.controls = list(graph.control_nodes)
+        self.inherited = {id(c): set[str]().union(*map(_sizes_from_outside, c.graphs)) for c in self.controls}
         results = {i for control in self.controls for i in control.outputs}
         placed = (graph.base_of(i) for i in range(len(graph.tensors)) if graph.tensors[graph.base_of(i)].storage)
         self.written = {i for i in placed if i not in results}
@@ -100,7 +104,8 @@ class _Rounds:
                 steps.append({"step": "run", "first": first, "last": len(self.nodes), "entry": None})
             binds = [*self._bind_ready(), *self._control_ready()]
             if len(self.nodes) == first and not binds:
-                missing = sorted(set().union(*[self._needs(node) for node in left]) - self.known)
+                wanted = [*map(self._needs, left), *[self.inherited[id(c)] for c in self.controls]]
+                missing = sorted(set[str]().union(*wanted) - self.known)
                 raise CompileError(f"the sizes {', '.join(missing)} are given by no input and no node")
             steps += [*binds, *self._checks()]
         graph.nodes, graph.sizes, graph.steps = self.nodes, tuple(self.known_at), steps
@@ -130,11 +135,6 @@ class _Rounds:
         return [{"step": "bind", "name": b.name, "tensor": t, "element": b.element, "source": b.source}
                 for b, t in ready]  # fmt: skip
 
-    def _all(self, graph: ExecutionGraph, node: GraphNode | ControlNode) -> set[str]:
-        """The variables that a node of this graph or one inside it mentions, but those it gives itself."""
-        numbers = (*node.inputs, *node.outputs)
-        return {*node.sizes, *size_variables(graph.tensors[i].shape for i in numbers)}
-
     def _results(self, control: ControlNode) -> dict[str, Any]:
         return size_variables(self.graph.tensors[i].shape for i in control.outputs)
 
@@ -142,7 +142,7 @@ class _Rounds:
         """The control flow whose arguments are there."""
         graph = self.graph
         ready = [c for c in self.controls if all(graph.base_of(i) in self.written for i in c.inputs)
-                 and set(size_variables(graph.tensors[i].shape for i in c.inputs)) <= self.known]  # fmt: skip
+                 and self.inherited[id(c)] | _variables(graph, c.inputs) <= self.known]  # fmt: skip
         self.controls = [c for c in self.controls if c not in ready]
         stage = max(self.known_at.values(), default=0) + 1
         for control in ready:
@@ -161,6 +161,22 @@ class _Rounds:
     def stage_of(self, dims: Iterable[Dim]) -> int:
         """The stage at which a shape is known."""
         return max([self.known_at[v] for v in size_variables(dims)], default=0)
+
+
+def _sizes_from_outside(graph: ExecutionGraph) -> set[str]:
+    """The size variables that a graph, or one inside it, mentions, and that nothing in it gives."""
+    nodes = [*graph.nodes, *graph.control_nodes]
+    mentioned = {v for node in nodes for v in (*node.sizes, *_variables(graph, (*node.inputs, *node.outputs)))}
+    mentioned.update(_variables(graph, graph.outputs))
+    for control in graph.control_nodes:
+        mentioned.update(*map(_sizes_from_outside, control.graphs))
+    given = _variables(graph, graph.inputs) | {name for name, *_ in graph.attrs.get("bound_sizes", ())}
+    results = {v for c in graph.control_nodes for v in _variables(graph, c.outputs) if v.startswith(RESULT_SIZE)}
+    return mentioned - given - results
+
+
+def _variables(graph: ExecutionGraph, tensors: Iterable[int]) -> set[str]:
+    return set(size_variables(graph.tensors[i].shape for i in tensors))
 
 
 def _control_step(control: ControlNode) -> dict[str, Any]:

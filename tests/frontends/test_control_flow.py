@@ -326,3 +326,51 @@ def test_control_flow_in_a_model_for_sizes_that_are_seen_often():
         end, stack = module(np.array(3), x, x)
         np.testing.assert_array_equal(end.numpy(), 4 * x)
         np.testing.assert_array_equal(stack.numpy(), np.arange(2, 5)[:, None] * x)
+
+
+def test_a_result_of_which_only_the_size_is_used_is_computed():
+    """Nothing of the loop's result but its shape is wanted, outside and in another body."""
+    grow = helper.make_graph(
+        [helper.make_node("Concat", ["list", "x"], ["longer"], axis=0), helper.make_node("Identity", ["g"], ["h"])],
+        "grow", [info("i", [], INT64), info("g", [], BOOL), info("list", None)],
+        [info("h", [], BOOL), info("longer", None)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Loop", ["trips", "", "x"], ["all"], body=grow, name="grow"),
+        helper.make_node("Shape", ["all"], ["shape"]),
+    ]
+    inputs = [info("trips", [], INT64), info("x", [2, 3])]
+    x = np.zeros((2, 3), np.float32)
+    module = compiled(nodes, inputs, [info("shape", None, INT64)])
+    assert module(np.array(3), x)[0].numpy().tolist() == [8, 3]
+    then = helper.make_graph([helper.make_node("Expand", ["one", "shape"], ["t"])], "then", [], [info("t", None)])
+    other = helper.make_graph([helper.make_node("Neg", ["one"], ["e"])], "else", [], [info("e", None)])
+    choose = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other, name="choose")
+    module = compiled([*nodes, choose], [*inputs, info("c", [], BOOL)], [info("y", [None, None])],
+                      [constant("one", np.ones((1, 1), np.float32))])  # fmt: skip
+    np.testing.assert_array_equal(module(np.array(2), x, np.array(True))[0].numpy(), np.ones((6, 3)))
+    np.testing.assert_array_equal(module(np.array(2), x, np.array(False))[0].numpy(), [[-1]])
+
+
+def test_a_body_waits_for_a_size_that_is_computed_around_it():
+    """The body fills a tensor of a size that the program computes, and takes nothing else from around it."""
+    fill = helper.make_node("ConstantOfShape", ["size"], ["filled"])
+    nodes = [fill, helper.make_node("ReduceSum", ["filled"], ["sum"], keepdims=0),
+             helper.make_node("Shape", ["filled"], ["measured"]),
+             helper.make_node("Cast", ["measured"], ["m"], to=FLOAT),
+             helper.make_node("Squeeze", ["m"], ["n"]), helper.make_node("Add", ["list", "n"], ["a"]),
+             helper.make_node("Add", ["a", "sum"], ["longer"])]  # fmt: skip
+    body = helper.make_graph(
+        [*nodes, helper.make_node("Identity", ["g"], ["h"])], "body",
+        [info("i", [], INT64), info("g", [], BOOL), info("list", [])], [info("h", [], BOOL), info("longer", [])],
+    )  # fmt: skip
+    around = [
+        helper.make_node("NonZero", ["x"], ["at"]),
+        helper.make_node("Shape", ["at"], ["shape"]),
+        helper.make_node("Slice", ["shape", "one", "two"], ["size"]),
+        helper.make_node("Loop", ["trips", "", "start"], ["y"], body=body, name="fill"),
+    ]
+    module = compiled(around, [info("trips", [], INT64), info("x", ["n"]), info("start", [])], [info("y", [])],
+                      [constant("one", np.array([1])), constant("two", np.array([2]))])  # fmt: skip
+    x = np.array([0, 1, 2, 0, 3], np.float32)
+    assert module(np.array(4), x, np.array(1, np.float32))[0].numpy() == 13

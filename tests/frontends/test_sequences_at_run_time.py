@@ -577,6 +577,14 @@ def test_element_types_that_differ_are_refused():
         from_onnx(model)
 
 
+def test_strings_of_which_only_a_run_says_where_they_are_are_refused():
+    strings = helper.make_tensor("s", TensorProto.STRING, [1], [b"a"])
+    nodes = [helper.make_node("SequenceConstruct", ["s", "s"], ["xs"]),
+             helper.make_node("SequenceErase", ["xs", "at"], ["y"], name="drop")]  # fmt: skip
+    with pytest.raises(UnsupportedOperatorError, match=r"drop \(SequenceErase\): a sequence of strings"):
+        from_onnx(model_of(nodes, [info("at", [], INT64)], [sequence("y", None, TensorProto.STRING)], [strings]))
+
+
 def test_elements_of_several_ranks_are_kept_but_not_taken_out():
     """A list may hold them; what is computed of one needs its rank."""
     then = helper.make_graph([helper.make_node("SequenceInsert", ["xs", "x"], ["a"])], "then", [], [sequence("a")])

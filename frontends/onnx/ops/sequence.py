@@ -12,12 +12,12 @@ from frontends.onnx.containers import made, value_type
 from frontends.onnx.fold import rewrite_free
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import transposed
-from frontends.onnx.ops.flow import fields_of, outputs_of, outside_type, tensor_type
+from frontends.onnx.ops.flow import fields_of, outputs_of, outside_type, tensor_type, unsettled
 from frontends.onnx.registry import converter
 from relay import op
 from relay.container_type import NOTHING, ElementType, SequenceType, join
-from relay.expr import Constant, Expr, Function, Tuple, Var, const
-from relay.sizes import product
+from relay.expr import Call, Constant, Expr, Function, Tuple, Var, const
+from relay.sizes import product, size_variables
 from relay.type import TensorType
 from te.tir import Dim
 
@@ -45,8 +45,6 @@ def _listed(node: OnnxNode, sequence: Expr) -> Expr:
     ty = value_type(sequence)
     if not isinstance(ty, SequenceType):
         raise node.error(f"{sequence.ty}", expected="a sequence")
-    if ty.tensors.dtype == "string":
-        raise node.value_needed("a position, or the length, of a sequence of strings is computed at run time", node[0])
     return made(sequence, ty, node.span)
 
 
@@ -221,10 +219,13 @@ def _map_at_run_time(node: OnnxNode) -> list[Expr]:
     inner = rewrite_free(function.body, taken)
     assert isinstance(inner, Tuple)
     longer = [op.sequence.Insert()(g, x, span=node.span) for g, x in zip(grown, inner.fields, strict=False)]
-    step = Tuple((const(np.array(True)), *longer, *inner.fields[len(outputs) :]))
-    attrs = dict(function.attrs)
-    if "bound_sizes" in attrs:
-        attrs["bound_sizes"] = tuple((n, output + 1, e, s) for n, output, e, s in attrs["bound_sizes"])
+    fields = [const(np.array(True)), *longer, *inner.fields[len(outputs) :]]
+    bound = [(n, output + 1, e, s) for n, output, e, s in function.attrs.get("bound_sizes", ())]
+    for item in [taken[id(p)] for p in params]:  # the body may use the sizes of an element only
+        for axis in unsettled(item.ty) if isinstance(item, Call) and isinstance(item.ty, TensorType) else ():
+            bound.append((next(iter(size_variables([item.shape[axis]]))), len(fields), -1 - axis, str(node.span)))
+            fields.append(item)
+    step, attrs = Tuple(tuple(fields)), {**function.attrs, "bound_sizes": tuple(bound)}
     kept = function.params[len(params) :]
     loop_body = Function((iteration, goes_on, *grown, *whole, *kept), step, attrs)
 
