@@ -97,7 +97,10 @@ class _Packer:
         """does the copying itself, which comes last"""
 
     def rewrite(self, call: Call) -> Expr:
-        if len(call.args) != 2 or not isinstance(call.ty, TensorType) or call.args[0].dtype != call.ty.dtype:
+        if len(call.args) != 2 or not isinstance(call.ty, TensorType):
+            return call
+        data = call.args[0].ty
+        if not isinstance(data, TensorType) or data.dtype != call.ty.dtype:
             return call
         wide = _COMPUTED_IN.get(str(call.ty.dtype))
         if not isinstance(call.args[1], Constant):
