@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -109,19 +110,9 @@ class OnnxNode:
 
     def with_inputs(self, inputs: Sequence[Expr | None]) -> OnnxNode:
         """The same node with other inputs: for an operator that is another one of something computed."""
-        return OnnxNode(
-            name=self.name,
-            op_type=self.op_type,
-            domain=self.domain,
-            opset=self.opset,
-            inputs=inputs,
-            outputs=self.outputs,
-            attrs=self.attrs,
-            where=self.where,
-            session=self._session,
-            subgraph=self._subgraph,
-            close=self._close,
-        )
+        other = copy(self)
+        other.inputs = inputs
+        return other
 
     # inputs ---------------------------------------------------------------------------------------------------
 
