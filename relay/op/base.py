@@ -25,7 +25,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from relay.errors import TypeInferenceError, UnknownOperatorError
 from relay.expr import Call, Expr
-from relay.type import Type
+from relay.type import TensorType, Type
 from te.errors import CompileError
 from te.ir import Span
 from te.ir.structural import StructuralEqual
@@ -82,7 +82,8 @@ class OpDef(ABC):
     of the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that
     brings its inputs into place itself, so that moves of their elements cost nothing: matrix products on GPUs);
     `num_copied_inputs` (so many leading inputs are copied before they are used, each element once, so that what comes
-    before may be computed in the copy); `mixed_precision` (see `MixedPrecision`).
+    before may be computed in the copy); `takes_containers` (inputs may be sequences and optional values, too);
+    `mixed_precision` (see `MixedPrecision`).
     """
 
     name: ClassVar[str]
@@ -97,6 +98,7 @@ class OpDef(ABC):
     looks_up: ClassVar[bool] = False
     reads_by_index: ClassVar[bool] = False
     num_copied_inputs: ClassVar[int] = 0
+    takes_containers: ClassVar[bool] = False
     mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW
 
     # Type checkers let overrides of (*args: Any, **kwargs: Any) name their parameters; no keywords are ever passed.
@@ -134,6 +136,9 @@ class OpDef(ABC):
                 upper = "or more" if most is None else f"to {most}"
                 expected = str(least) if most == least else f"{least} {upper}"
                 raise TypeInferenceError(f"takes {expected} inputs, got {len(types)}")
+            for number, ty in enumerate(types):
+                if not self.takes_containers and not isinstance(ty, TensorType):
+                    raise TypeInferenceError(f"input {number} is {ty}, not a tensor")
             return self.infer(*types)
         except TypeInferenceError as error:
             raise error.located(self, types, span) from None

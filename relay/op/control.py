@@ -26,6 +26,7 @@ class ControlFlow(OpDef):
     """Base of the operators that run functions; `results` are the types of what they give."""
 
     mixed_precision = MixedPrecision.NEVER
+    takes_containers = True
 
     results: tuple[TensorType | ContainerType, ...]
 

@@ -28,6 +28,7 @@ class ListOperator(OpDef):
     """Base of the operators on containers. `keeps` are the inputs that the result holds on to."""
 
     mixed_precision = MixedPrecision.NEVER
+    takes_containers = True
     keeps: ClassVar[slice] = slice(0, 0)
 
 

@@ -166,3 +166,10 @@ def test_sizes_are_bound_in_the_types_of_lists():
 def test_variables_of_the_type_of_a_list_are_parameters():
     xs = Var("xs", SequenceType(ELEMENT))
     assert evaluate(Function((xs,), sequence.length(xs)), [[np.zeros((1, 3)), np.zeros((2, 3))]]) == 2
+
+
+def test_operators_on_tensors_take_no_containers():
+    several = Var("xs", SequenceType(ElementType.of(X.ty)))
+    for wrong in (lambda: relay.op.sin(several), lambda: relay.op.add(X, several)):
+        with pytest.raises(CompileError, match=r"input [01] is Sequence\[.*\], not a tensor"):
+            wrong()
