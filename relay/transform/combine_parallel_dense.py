@@ -24,7 +24,7 @@ class CombineParallelDense(FunctionPass):
     """dense(x, w1) + b1, dense(x, w2) + b2, ... become slices of dense(x, [w1; w2; ...]) + [b1; b2; ...].
 
     Only where every result is then rearranged anyway (a view, a transposition): there the slice is read in place, while
-    elementwise work behind a layer of its own would be fused into that layer.
+    elementwise work behind a layer of its own would be fused into that layer, and a recurrence reads memory in order.
     """
 
     min_branches: int = 2
@@ -63,12 +63,19 @@ def _branch(call: Expr, by_user: dict[int, list[Expr]]) -> _Branch | None:
         others = [a for a in added.args if isinstance(a, Constant)]
         if others and others[0].shape == call.shape[-1:]:
             result, bias = added, others[0]
-    rearranged = bool(by_user[id(result)]) and all(map(_rearranges, by_user[id(result)]))
+    rearranged = bool(by_user[id(result)]) and all(_rearranges(user, by_user) for user in by_user[id(result)])
     return _Branch(call, bias, result) if rearranged and isinstance(call.shape[-1], int) else None
 
 
-def _rearranges(e: Expr) -> bool:
-    return isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern == OpPattern.INJECTIVE and len(e.args) == 1
+def _rearranges(e: Expr, by_user: dict[int, list[Expr]]) -> bool:
+    """Does this bring its one argument into another order, on the way to what need not have it in memory?"""
+    if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.pattern != OpPattern.INJECTIVE:
+        return False
+    return len(e.args) == 1 and not any(_has_pattern(user, OpPattern.OPAQUE) for user in by_user[id(e)])
+
+
+def _has_pattern(e: Expr, pattern: OpPattern) -> bool:
+    return isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern == pattern
 
 
 def _combine(function: Function, groups: Sequence[Sequence[_Branch]]) -> Function:

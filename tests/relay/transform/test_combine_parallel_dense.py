@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from relay import Expr, Function, Tuple, const, op, var
+from relay import Call, Expr, Function, Tuple, TupleGetItem, const, op, var
 from relay.op import nn
+from relay.op.nn.recurrent import RNN
 from relay.transform import CombineParallelDense
 
 
@@ -37,3 +38,16 @@ def test_layers_with_elementwise_work_behind_them_stay(transformed):
     x = var("x", (5, 8))
     before = Function((x,), op.multiply(nn.silu(nn.dense(x, weights(1, 8, 8))), nn.dense(x, weights(2, 8, 8))))
     assert transformed(before, CombineParallelDense()) is before
+
+
+def test_layers_of_recurrences_stay_apart(transformed, operators):
+    """A recurrence would have its slice copied."""
+    x = var("x", (12, 8))
+    recurrence, state = weights(1, 1, 16, 1, 16), weights(2, 2, 16)
+    results: list[Expr] = []
+    for reverse in (False, True):
+        products = op.reshape(nn.dense(x, weights(3 + reverse, 16, 8)), (6, 2, 16))
+        call = Call(RNN(activations=("tanh",), reverse=reverse), (products, recurrence, state))
+        results.append(TupleGetItem(call, 0))
+    after = transformed(Function((x,), Tuple(tuple(results))), CombineParallelDense())
+    assert operators(after)["nn.dense"] == 2
