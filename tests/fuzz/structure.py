@@ -197,7 +197,8 @@ def pad(g: GraphBuilder) -> Value:
         value = {"value": 1.0} if fill else {}
         pads = {"pads" if g.has("Pad", "pads") else "paddings": [*before, *after]}
         return g.node("Pad", [x], x.dtype, shape, x.exact, low, high, mode=mode, **pads, **value)
-    inputs: list[Value | str | None] = [x, g.constant([*before, *after], "int64")]
+    cuts = min([*before, *after], default=0) < 0  # only pads known when compiling may be negative
+    inputs: list[Value | str | None] = [x, g.constant([*before, *after], "int64", fixed=cuts)]
     if fill:
         inputs.append(g.constant(1, x.dtype))
     return g.node("Pad", inputs, x.dtype, shape, x.exact, low, high, mode=mode)
