@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from backend.runtime.graph_executor import GraphModule
@@ -133,15 +135,24 @@ def run(
     executor = executor_for(compiled, device, threads)
     _set_inputs(executor, inputs, fill, seed, shape)
     executor.run()
-    results = [executor.get_output(i).numpy() for i in range(executor.get_num_outputs())]
     names = [compiled.graph.tensors[number].name for number in compiled.graph.outputs]
-    for name, value in zip(names, results, strict=True):
+    results = dict(part for i, name in enumerate(names) for part in _arrays(name, executor.get_output(i)))
+    for name, value in results.items():
         out.print(f"{name}: {value.dtype}{list(value.shape)}")
         if print_count:
             print_top(name, value, print_count)
     if output is not None:
-        write_archive(output, dict(zip(names, results, strict=True)))
+        write_archive(output, results)
         err.print(f"wrote {output}")
+
+
+def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """An output by its name; the elements of a sequence by name and number."""
+    if not isinstance(value, list):
+        yield name, value.numpy()
+        return
+    for number, item in enumerate(value):
+        yield from _arrays(f"{name}[{number}]", item)
 
 
 def _set_inputs(

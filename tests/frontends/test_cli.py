@@ -206,3 +206,16 @@ def test_half_precision_on_request(folder: Path) -> None:
     np.testing.assert_allclose(found, exact / exact.sum(axis=-1, keepdims=True), atol=4e-3)
     shown = runner.invoke(app, ["show", *command[1:2], "optimized", "-s", "batch=2", "--precision", "bfloat16"])
     assert 'dtype="bfloat16"' in shown.output, shown.output
+
+
+def test_the_elements_of_a_sequence_are_listed_and_written(tmp_path):
+    parts = helper.make_tensor_sequence_value_info("parts", TensorProto.FLOAT, None)
+    node = helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0, name="split")
+    graph = helper.make_graph([node], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])], [parts])
+    path, written = tmp_path / "parts.onnx", tmp_path / "parts.npz"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    np.savez(tmp_path / "x.npz", x=np.arange(6, dtype=np.float32).reshape(2, 3))
+    result = CliRunner().invoke(app, ["run", str(path), "--input", str(tmp_path / "x.npz"), "-o", str(written)])
+    assert result.exit_code == 0, result.output
+    assert "parts[0]: float32[1, 3]" in result.output and "parts[1]: float32[1, 3]" in result.output
+    assert np.load(written)["parts[1]"].tolist() == [[3, 4, 5]]
