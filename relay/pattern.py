@@ -83,6 +83,10 @@ class Pattern(ABC):
         """Names of the operators that a match can have at its root; None when there is no such restriction."""
         return None
 
+    def may_match(self, e: Expr) -> bool:
+        """False where `solve` finds nothing, told quickly: without what patterns are bound to."""
+        return True
+
     def attempt(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
         """`solve`, with this pattern itself bound to one expression."""
         known = bound.get(self)
@@ -137,6 +141,9 @@ class _Leaf(Pattern):
     def __init__(self, check: Callable[[Expr], bool]) -> None:
         self.check = check
 
+    def may_match(self, e: Expr) -> bool:
+        return self.check(e)
+
     def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
         if self.check(e):
             yield bound
@@ -154,6 +161,13 @@ class _Op(Pattern):
 
     def roots(self) -> frozenset[str]:
         return frozenset(self.names)
+
+    def may_match(self, e: Expr) -> bool:
+        if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.name not in self.names:
+            return False
+        if self.args is None or _may_match_all(self.args, e.args):
+            return True
+        return e.op.name in COMMUTATIVE and _may_match_all(self.args, e.args[::-1])
 
     def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
         if not isinstance(e, Call) or not isinstance(e.op, OpDef) or e.op.name not in self.names:
@@ -174,6 +188,9 @@ class _Either(Pattern):
         a, b = self.first.roots(), self.second.roots()
         return None if a is None or b is None else a | b
 
+    def may_match(self, e: Expr) -> bool:
+        return self.first.may_match(e) or self.second.may_match(e)
+
     def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
         yield from self.first.attempt(e, bound)
         yield from self.second.attempt(e, bound)
@@ -188,6 +205,9 @@ class _Where(Pattern):
 
     def __call__(self, *args: Pattern) -> Pattern:
         return _Where(self.inner(*args), self.check)
+
+    def may_match(self, e: Expr) -> bool:
+        return self.inner.may_match(e)
 
     def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
         if self.check(e):
@@ -220,6 +240,11 @@ def _solve_all(patterns: Sequence[Pattern], parts: Sequence[Expr], bound: Bindin
         return
     for solution in patterns[0].attempt(parts[0], bound):
         yield from _solve_all(patterns[1:], parts[1:], solution)
+
+
+def _may_match_all(patterns: Sequence[Pattern], parts: Sequence[Expr]) -> bool:
+    same = len(patterns) == len(parts)
+    return same and all(pattern.may_match(part) for pattern, part in zip(patterns, parts, strict=True))
 
 
 def wildcard() -> Pattern:
@@ -261,6 +286,8 @@ def is_tuple_get_item(of: Pattern, index: int | None = None) -> Pattern:
 
 def match(pattern: Pattern, e: Expr, shared: Sharing | None = None) -> Found | None:
     """The first way in which `pattern` matches `e`, or None."""
+    if not pattern.may_match(e):
+        return None
     for bindings in pattern.attempt(e, {}):
         return Found(bindings, shared)
     return None

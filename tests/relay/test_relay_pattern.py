@@ -86,3 +86,21 @@ def test_rules_apply_until_none_fits_and_take_no_stack():
     after = rewrite([ReluOfRelu()], relay.Function((x,), y))
     z = x4()
     assert first_difference(after, relay.Function((z,), nn.relu(z))) is None
+
+
+def test_the_quick_refusal_never_refuses_a_match():
+    """`may_match` may say yes to what does not match, never no to what does."""
+    x, y, relu = x4(), x4("y"), nn.relu
+    one = relay.const(1.0)
+    summed = add(one, relu(x))
+    a, b = wildcard(), is_constant()
+    patterns = [
+        is_op("add")(is_op("nn.relu")(a), b), is_op("add")(a, a), is_op("add", "subtract")(a, wildcard()),
+        is_op("nn.relu")(a).optional(lambda inner: is_op("add")(inner, b)), is_tuple([a, wildcard()]),
+        is_tuple_get_item(a), is_op("add").where(lambda e: True), is_var("x"), wildcard(),
+    ]  # fmt: skip
+    pair = relay.Tuple((summed, y))
+    for e in (x, one, summed, add(x, x), add(x, y), relu(x), pair):
+        for pattern in patterns:
+            assert pattern.may_match(e) or next(iter(pattern.attempt(e, {})), None) is None
+    assert not patterns[0].may_match(add(x, y))

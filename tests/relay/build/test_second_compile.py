@@ -1,0 +1,90 @@
+"""A model that was compiled before is neither lowered nor compiled again; whatever decides its code makes it so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import relay
+from backend import cache
+from backend.llvm import compiler
+from backend.runtime import device, graph_executor
+from relay.build import driver
+from relay.op.nn import conv2d, dense, relu
+from te.ir import IRModule, PassContext
+
+
+def model(seed: int = 0) -> IRModule:
+    """A convolution that may be Winograd's, and a dense layer; every kernel has work."""
+    random = np.random.default_rng(seed)
+    x = relay.var("x", (1, 16, 24, 24))
+    filters = relay.const(random.standard_normal((32, 16, 3, 3)).astype("float32"))
+    weight = relay.const(random.standard_normal((10, 32 * 24 * 24)).astype("float32"))
+    y = relu(conv2d(x, filters, padding=(1, 1), channels=32, kernel_size=(3, 3)))
+    return IRModule({"main": relay.Function((x,), dense(relay.op.reshape(y, (1, 32 * 24 * 24)), weight))})
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
+    """Counts what is lowered and what LLVM compiles, with a cache of its own."""
+    counted: Counter[str] = Counter()
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    lower, make = driver.lower, compiler.Compiler.object_code
+
+    def counting_lower(*args: object, **kwargs: object) -> object:
+        counted["lowered"] += 1
+        return lower(*args, **kwargs)
+
+    def counting_make(*args: object, **kwargs: object) -> object:
+        counted["compiled"] += 1
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(driver, "lower", counting_lower)
+    monkeypatch.setattr(compiler.Compiler, "object_code", counting_make)
+    return counted
+
+
+def result(module: IRModule) -> np.ndarray:
+    executor = graph_executor.GraphModule(relay.build(module, "llvm")["default"](device("cpu", 0)))
+    executor.set_input("x", np.random.default_rng(1).standard_normal((1, 16, 24, 24)).astype("float32"))
+    executor.run()
+    return executor.get_output(0).numpy().copy()
+
+
+def test_a_second_compile_lowers_and_compiles_nothing(work: Counter[str]) -> None:
+    first = result(model())
+    assert work["lowered"] > 0
+    assert work["compiled"] > 0
+    work.clear()
+    np.testing.assert_array_equal(result(model()), first)
+    assert not work
+
+
+def test_other_weights_take_the_same_code_and_give_their_own_result(work: Counter[str]) -> None:
+    first = result(model())
+    work.clear()
+    second = result(model(seed=1))
+    assert not work
+    assert not np.allclose(first, second)
+
+
+def test_options_and_versions_of_the_compiler_are_compiled_anew(
+    work: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result(model())
+    work.clear()
+    with PassContext(config={"relay.winograd": "off"}):
+        result(model())
+    assert work["lowered"] > 0
+    work.clear()
+    monkeypatch.setattr(compiler, "source_version", lambda: "another")
+    assert cache.source_version() != "another"
+    result(model())
+    assert work["lowered"] > 0
+    work.clear()
+    monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
+    result(model())
+    assert work["compiled"] > 0
