@@ -136,7 +136,7 @@ def test_inputs_that_are_not_tensors() -> None:
     def sequence(m: ModelProto) -> None:
         m.graph.input[0].CopyFrom(helper.make_tensor_sequence_value_info("x", FLOAT, None))
 
-    refused(edited(sequence), "input 'x'", "a list of shapes", error=ValueNeededError)
+    refused(edited(sequence), "'relu_y' (Relu)", "input 0 is Sequence[?, float32], not a tensor")
     refused(edited(lambda m: m.graph.input[0].ClearField("type")), "input 'x'", "it has no type")
     refused(edited(lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77)), "element type 77")
 
