@@ -1,0 +1,33 @@
+"""Products with constant weights on CPUs: panels fetched ahead, narrow weights widened once for all rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from backend import Target
+from relay.build.graph import make_graph
+from relay.build.lower import lower
+from te.ir import IRModule
+
+HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
+
+
+def loops_of(rows: int, dtype: str = "float32") -> str:
+    """The loops of (rows, 128) by constant (128, 256)."""
+    x = relay.var("x", shape=(rows, 128), dtype=dtype)
+    weight = relay.const(np.random.default_rng(0).standard_normal((256, 128)).astype(dtype))
+    optimized = relay.optimize(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), HASWELL)
+    kernels = [str(lower(node.workload, HASWELL).function) for node in make_graph(optimized["main"]).nodes]
+    return next(text for text in kernels if "dense_packed" in text)
+
+
+@pytest.mark.parametrize(("rows", "ahead"), [(1, False), (8, False), (64, True), (197, True)])
+def test_the_next_panel_is_fetched_where_row_tiles_enough_pass_over_this_one(rows: int, ahead: bool):
+    assert ("prefetch(" in loops_of(rows)) == ahead
+
+
+@pytest.mark.parametrize(("rows", "copied"), [(1, False), (64, True)])
+def test_narrow_weights_are_widened_by_the_panel_or_as_they_are_read(rows: int, copied: bool):
+    assert ("widened = allocate" in loops_of(rows, "float16")) == copied
