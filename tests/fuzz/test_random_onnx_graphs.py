@@ -123,3 +123,17 @@ def test_what_cancels_to_nothing_may_be_what_rounding_left() -> None:
     for wrong in (np.array([1e-3, 0]), np.array([np.nan, 0]), np.zeros(3)):
         with pytest.raises(Finding):
             compare_outputs(sample, 0, [wrong.astype(np.float32)], [zero])
+
+
+def test_what_is_left_of_operands_computed_twice_is_rounding() -> None:
+    """Seed 1927 of old: the logarithm of a softmax along an axis of 1, of a product: x * y - x * y."""
+    inputs = {name: np.full((2, 1), value, np.float32) for name, value in (("x", 1.1), ("y", 1.7))}
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 1)) for name in inputs]
+    nodes = [helper.make_node("Mul", ["x", "y"], ["m"]), helper.make_node("LogSoftmax", ["m"], ["z"], axis=-1)]
+    graph = helper.make_graph(nodes, "nothing", infos, [ValueInfoProto(name="z")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    sample = Sample(0, model, [Value("z", "float32", (2, 1), False, -1.0, 1.0)], [inputs], {}, {})
+    zero = np.zeros((2, 1), np.float32)
+    compare_outputs(sample, 0, [zero + np.float32(1e-7)], [zero])
+    with pytest.raises(Finding):
+        compare_outputs(sample, 0, [zero + np.float32(1e-5)], [zero])
