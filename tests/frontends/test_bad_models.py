@@ -287,12 +287,12 @@ def test_shape_overrides_that_make_no_sense() -> None:
 
 
 def test_a_symbolic_shape_where_a_number_is_needed_names_the_input() -> None:
-    nodes = [helper.make_node("Squeeze", ["x"], ["y"], name="squeeze")]
-    proto = model(nodes, inputs={"x": ["batch", 3]})
-    message = refused(proto, "node 'squeeze' (Squeeze)", "batch", "shape={...}: 'x'", error=ValueNeededError)
+    proto = model([helper.make_node("Reshape", ["x", "s"], ["y"], name="reshape")])
+    proto.graph.input.append(info("s", ["rank"], TensorProto.INT64))
+    message = refused(proto, "node 'reshape' (Reshape)", "rank", "shape={...}: 's'", error=ValueNeededError)
     assert message.count("\n") >= 2
-    mod, _ = from_onnx(proto, shape={"batch": 4})
-    assert mod["main"].params[0].shape == (4, 3)
+    mod, _ = from_onnx(proto, shape={"rank": 3})
+    assert mod["main"].params[1].shape == (3,)
 
 
 def test_an_operand_known_only_at_run_time() -> None:
