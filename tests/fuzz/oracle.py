@@ -8,7 +8,7 @@ evaluated node by node, each by the oracle that serves it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,13 +75,14 @@ def evaluate(sample: Sample, inputs: Arrays, noise: Noise = lambda array: array)
         if node.name in sample.modern:
             opsets, nodes = [helper.make_opsetid("", NEWEST)], sample.modern[node.name]
         names = [name for name in node.output if name]
-        model = _small_model(nodes, opsets, given, names)
+        model = _small_model(nodes, opsets, given, names, {t.name for t in graph.initializer})
+        known = {t.name for t in model.graph.initializer}
         native = _FOREIGN.isdisjoint([sample.dtypes.get(name, "") for name in (*given, *names)])
         outputs = None
         if native and not _distrusted(node):
-            outputs = onnxruntime_outputs(model, given)
+            outputs = onnxruntime_outputs(model, {name: x for name, x in given.items() if name not in known})
         if outputs is None:
-            outputs = reference_outputs(model, given)
+            outputs = reference_outputs(model, {name: x for name, x in given.items() if name not in known})
         values.update({name: _noisy(value, noise) for name, value in zip(names, outputs, strict=True)})
     return values
 
@@ -96,10 +97,14 @@ def _distrusted(node: NodeProto) -> bool:
 
 
 def _small_model(
-    nodes: Sequence[NodeProto], opsets: Sequence[OperatorSetIdProto], given: Mapping[str, Any], names: Sequence[str]
-) -> ModelProto:
+    nodes: Sequence[NodeProto], opsets: Sequence[OperatorSetIdProto], given: Mapping[str, Any], names: Sequence[str],
+    constants: Collection[str],
+) -> ModelProto:  # fmt: skip
+    """A model of the nodes; of what they are given, integers that were constants are so here, too."""
+    known = [numpy_helper.from_array(x, n) for n, x in given.items() if n in constants and x.dtype == np.int64]
+    inputs = [_info(n, v) for n, v in given.items() if n not in {t.name for t in known}]
     graph = helper.make_graph(
-        list(nodes), "node", [_info(n, v) for n, v in given.items()], [ValueInfoProto(name=name) for name in names]
+        list(nodes), "node", inputs, [ValueInfoProto(name=name) for name in names], known
     )
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
