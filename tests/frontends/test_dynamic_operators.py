@@ -65,6 +65,7 @@ DECIDING = ("k", "starts", "ends", "pads", "fill", "depth")
 
 IMAGE = {"x": ("n", 4, "h", "w")}
 IMAGES = ({"n": 1, "h": 8, "w": 6}, {"n": 2, "h": 5, "w": 9})
+SIGNALS = ({"n": 2, "t": 5}, {"n": 3, "t": 8})
 ROWS = ({"n": 2, "t": 5}, {"n": 3, "t": 2})
 
 CASES = [
@@ -152,6 +153,13 @@ CASES = [
          inputs=["x", "w", "offset"]),
     Case("LinearRegressor", {"x": ("n", "t")}, ({"n": 2, "t": 3}, {"n": 5, "t": 3}), domain="ai.onnx.ml",
          attrs={"coefficients": [1.0, -2.0, 0.5], "intercepts": [0.25]}),
+    Case("DFT", {"x": ("n", "t", 1)}, SIGNALS, name="of a signal"),
+    Case("DFT", {"x": ("n", "t", 1)}, SIGNALS, attrs={"onesided": 1}, name="of a signal, one half"),
+    Case("DFT", {"x": ("n", "t", 2)}, SIGNALS, {"length": ints(6).reshape(()), "axis": ints(1).reshape(())},
+         attrs={"inverse": 1}, name="of a spectrum, to a length"),
+    Case("DFT", {"x": ("n", "t", 2)}, SIGNALS, attrs={"inverse": 1, "onesided": 1}, name="of half a spectrum"),
+    Case("STFT", {"x": ("n", "t", 1), "window": ("w",)}, ({"n": 1, "t": 16, "w": 5}, {"n": 2, "t": 21, "w": 8}),
+         {"step": ints(3).reshape(())}, inputs=["x", "step", "window"], name="of any window"),
     Case("TreeEnsembleRegressor", {"x": ("n", 2)}, ({"n": 2}, {"n": 5}), domain="ai.onnx.ml", attrs={
         "nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0],
         "nodes_values": [0.1, 0.0, 0.0], "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0],
@@ -194,7 +202,6 @@ def test_one_model_for_all_sizes(case):
 
 
 REFUSED = [
-    Case("DFT", {"x": (1, "t", 1)}, ROWS, name="a signal of any length"),
     Case("Reshape", {"x": ("n", "t"), "shape": ("r",)}, ROWS, kinds={"shape": "int64"}),
     Case("GatherND", {"x": ("n", "t"), "at": ("t", "d")}, ROWS, kinds={"at": "int64"}),
 ]  # fmt: skip
