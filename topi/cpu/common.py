@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "local_accumulator", "panel_width", "parallel", "parallel_outer", "prefetch_rows", "split_columns", "tile_columns",
+    "local_accumulator", "panel_width", "parallel", "parallel_outer", "split_columns", "tile_columns",
     "vectorize_panel",
 ]  # fmt: skip
 
@@ -87,20 +87,6 @@ def parallel_outer(
     outer = s[tensor].fuse(*axes[:count]) if count > 1 else axes[0]
     parallel(s, tensor, outer, operations, vector_lanes(target))
     return [outer, *axes[count:]]
-
-
-def prefetch_rows(
-    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target
-) -> None:
-    """Ask in each iteration of `loop` for what it reads of inputs of so many elements, a row of `length` further on.
-
-    Small inputs stay in the cache, long rows would drive each other out of it: nothing is asked for.
-    """
-    for tensor in s[stage].op.input_tensors:
-        if isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == elements:
-            size, row = elements * tensor.dtype.nbytes, length * tensor.dtype.nbytes
-            if size > target.cache_bytes.l2 >= 8 * row:
-                s[stage].prefetch_ahead(tensor, loop, length)
 
 
 def vectorize_panel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.matmul import paired_data, schedule_pairs, tile_product, widened_weights
+from topi.cpu.matmul import tile_product
+from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule

@@ -7,61 +7,47 @@ every tile runs the same unguarded code.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, tile_columns, vectorize_panel
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, vectorize_panel
+from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
+from topi.cpu.prefetch import stream_panels
+from topi.cpu.product_plan import ProductPlan, plan_product
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import largest_share, reads_in_place, tile_rows, vector_lanes
+from topi.cpu.tiling import reads_in_place, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
-from topi.tuning import choose
-from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from backend.target import Target
 
 __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
 
-_SHARERS = 4
-"""Among which the last cache is divided: cores, and what else a kernel reads and writes."""
-_NOTABLY = 0.9
-"""The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
-_BLOCKS_OF_A_CORE = 8
-"""Blocks of rows for each core, at least, where these are what threads share."""
-
-
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
-    column: te.IterVar,
-    rows: int, columns: int, panel: int, work: float, lanes: int, panels_first: bool = False, tiles_at_once: int = 0,
-    apart: bool = False,
+    column: te.IterVar, plan: ProductPlan, work: float, lanes: int,
 ) -> None:  # fmt: skip
-    """Tile `row` x `column` of the output by `rows` x `columns`; the accumulator is computed tile by tile.
+    """Tile `row` x `column` of the output as planned; the accumulator is computed tile by tile.
 
-    With whole panels everything outside the tile is one loop, shared evenly between threads; all panels pass over
-    blocks of `tiles_at_once` row tiles, if that is not 0. A partial last panel keeps the panel loop apart, so that its
-    guard can be peeled off: inside the blocks, which are shared between threads (of one tile where `tiles_at_once` is
-    0), or around everything with `panels_first`, which reads each panel once and shares panels; there also `apart`
-    from whole panels.
+    With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
+    the panel loop apart, so that its guard can be peeled off: inside the blocks of rows, which are shared between
+    threads (one tile where there are none), or around everything.
     """
     extent = extent_of(column)
-    whole = isinstance(extent, int) and extent % panel == 0
+    whole = isinstance(extent, int) and extent % plan.panel == 0
     blocks: list[te.IterVar] = []
-    if tiles_at_once:
-        block, row = s[out].split(row, factor=rows * tiles_at_once, tail="shift")
+    if plan.tiles_at_once:
+        block, row = s[out].split(row, factor=plan.height * plan.tiles_at_once, tail="shift")
         blocks = [block]
-    row_outer, row_inner = s[out].split(row, factor=rows, tail="shift")
-    column_outer, column_inner = split_columns(s, out, column, panel, columns)
-    if whole and not apart:
+    row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift")
+    column_outer, column_inner = split_columns(s, out, column, plan.panel, plan.width)
+    if whole and not plan.apart:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
-    elif panels_first and not batch:
+    elif plan.panels_first and not batch:
         s[out].reorder(*column_outer, row_outer, row_inner, column_inner)
         parallel(s, out, column_outer[0], work, lanes)
         tile = row_outer
@@ -74,13 +60,13 @@ def _tile_output(
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
     s[out].unroll(row_inner)
-    vectorize_panel(s, out, column_inner, columns, lanes)
+    vectorize_panel(s, out, column_inner, plan.width, lanes)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
-    vectorize_panel(s, accumulator, n, columns, lanes)
+    vectorize_panel(s, accumulator, n, plan.width, lanes)
 
 
 @register_schedule("dense_packed", "cpu")
@@ -93,24 +79,6 @@ def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: T
         schedule_pairs(s, op, target)
     tile_product(s, outs[0], anchor, target)
     return s
-
-
-def paired_data(anchor: te.Operation) -> list[te.Operation]:
-    """The stage that brings the product's data together in pairs, if it is read without a border around it."""
-    return [t.op for t in anchor.input_tensors if t.op.tag == "int16_pairs"]
-
-
-def schedule_pairs(s: te.Schedule, pairs: te.Operation, target: Target) -> None:
-    """Vectors along memory, lines shared between threads."""
-    result, lanes = pairs.output(0), vector_lanes(target)
-    *lines, last = s[result].op.axis
-    parallel(s, result, s[result].fuse(*lines), constant_size(result.shape) * 4.0, lanes)
-    vectorize_elements(s, result, last, extent_of(last), lanes)
-
-
-def widened_weights(anchor: te.Operation) -> list[te.Operation]:
-    """The stage that widens the product's weights, if there is one."""
-    return [t.op for t in anchor.input_tensors if t.op.tag == "widened_weights"]
 
 
 _LINES = 8
@@ -140,49 +108,21 @@ def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
 
     Returns the tile that it is summed in.
     """
-    panel = panel_width(anchor) if anchor.attrs["groups"] == 1 else anchor.attrs["outputs"]
-    steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    plan, lanes = plan_product(out, anchor, target), vector_lanes(target)
     accumulator = local_accumulator(s, anchor, out)
     *row_axes, column = s[out].op.axis
-    rows = constant_size([extent_of(axis) for axis in row_axes])
-    columns = constant_size([extent_of(column)])
-    work = 2.0 * rows * columns * steps
-    width = tile_columns(target, anchor, rows, steps)
-    panels = -(-columns // width)
-    windows = constant_size([extent_of(axis) for axis in anchor.reduce_axis[:-1]]) > 1
-    line = constant_size([extent_of(row_axes[-1])]) if windows else 0
-    narrow = widened_weights(anchor)
-    temporaries = 1 if any(weights.attrs.get("pairs") for weights in narrow) else 0
-    height = tile_rows(target, rows, width, steps, panels, line, temporaries)
     row = s[out].fuse(*row_axes)
-    packed_bytes = constant_size(anchor.input_tensors[1].shape) * anchor.input_tensors[1].dtype.nbytes
-    by_rows = largest_share(-(-rows // height), target.num_cores)
-    by_panels = largest_share(-(-columns // panel), target.num_cores)
-    exceeds_caches = packed_bytes > max(target.cache_bytes)
-    panels_first = exceeds_caches or by_panels < _NOTABLY * by_rows
-    lanes = vector_lanes(target)
-    whole = columns % panel == 0
-    blocks = not exceeds_caches and (whole or not panels_first)
-    at_once = _tiles_at_once(anchor, out, rows, height, panel, target) if blocks else 0
-    if whole and columns > panel and not at_once:
-        at_once = _tiles_of_a_core(anchor, packed_bytes, rows, height, target)
-    if rows <= height:  # one row tile is all that reads the weights: no copy of them
-        for weights in narrow:
+    work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    _tile_output(s, out, accumulator, [], row, column, plan, work, lanes)
+    for weights in widened_weights(anchor):
+        if plan.apart:  # each panel once, for all rows
+            s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
+            vectorize_panel(s, weights.output(0), s[weights].op.axis[-1], panel_width(anchor), lanes)
+        else:  # one row tile is all that reads them: no copy
             s[weights].compute_inline()
-        narrow = []
-    if narrow:
-        panels_first, at_once = True, 0
-    elif whole and columns > panel:
-        at_once = choose("tiles at once", at_once, _block_sizes(-(-rows // height)))
-    _tile_output(
-        s, out, accumulator, [], row, column, height, width, panel, work, lanes, panels_first, at_once, bool(narrow)
-    )
-    for weights in narrow:  # each panel once, for all rows
-        s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
-        vectorize_panel(s, weights.output(0), s[weights].op.axis[-1], panel_width(anchor), lanes)
     _unroll_few_channels(s, accumulator)
-    if width == panel and (whole or panels_first):
-        _stream_panels(s, accumulator, anchor.input_tensors[1], height, at_once or -(-rows // height), target)
+    if plan.tiles_of_a_panel:
+        stream_panels(s, accumulator, anchor.input_tensors[1], plan, target)
     return accumulator
 
 
@@ -203,103 +143,6 @@ _SHORT = 24
 """Steps of the reduction that are written out, at most."""
 
 
-def _stream_panels(
-    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, height: int, tiles: int, target: Target
-) -> None:
-    """Fetch the next panel of constant weights while the row tiles pass over this one, a part in each tile.
-
-    Weights come from memory, which the tile that reads a panel first would wait for: as long as several others take.
-    """
-    panels, *inner, width = [constant_size([d]) for d in weights.shape]
-    *_, k = s[accumulator].op.reduce_axis
-    depth = extent_of(k)
-    if not isinstance(weights.op, te.PlaceholderOp) or not isinstance(depth, int) or panels < 2 * target.num_cores:
-        return
-    if not choose("stream panels", True, (True, False)):
-        return
-    every = max(d for d in range(1, min(tiles, _MOST_STEPS_A_LINE) + 1) if depth % d == 0)
-    if every < _FEWEST_STEPS_A_LINE:
-        return
-    steps = constant_size(inner)
-    outer, _ = s[accumulator].split(k, factor=every)
-    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
-
-    def line(element: int) -> Callable[..., Sequence[Any]]:
-        def place(*first: Any) -> Sequence[Any]:
-            row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
-            tile = (ravel_index(row, shape) + height - 1) // height % tiles
-            ahead = te.min(tile * (steps // every) + ravel_index(step, inner) // every, steps - 1)
-            return (n // width + 1, *unravel_index(ahead, inner), element)
-
-        return place
-
-    for element in range(0, width, _LINE_BYTES // weights.dtype.nbytes):
-        s[accumulator].prefetch_line(weights, outer, line(element))
-
-
-_LINE_BYTES = 64
-_FEWEST_STEPS_A_LINE, _MOST_STEPS_A_LINE = 4, 64
-"""Steps of the reduction for each line of a panel that is fetched ahead: fewer cost more than they gain."""
-
-
-def _tiles_at_once(
-    anchor: te.Operation, out: te.Tensor, rows: int, height: int, panel: int, target: Target
-) -> int:
-    """Row tiles that all panels pass over before the next ones: what they read takes half of the second-level cache.
-
-    0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With whole
-    panels also where the left operand stays in a core's part of the last cache, from where it is read fast enough,
-    unless there are groups, of which each reads a part of the rows. With a partial panel there are blocks enough for
-    the cores.
-    """
-    left, columns = anchor.input_tensors[0], constant_size([out.shape[-1]])
-    if not all(isinstance(d, int) for d in left.shape) or columns <= panel:
-        return 0
-    nbytes = constant_size(left.shape) * left.dtype.nbytes
-    caches = target.cache_bytes
-    tiles = -(-rows // height)
-    blocks = -(-nbytes // (caches.l2 // 2))
-    if columns % panel:
-        blocks = max(blocks, _BLOCKS_OF_A_CORE * target.num_cores)
-    elif nbytes <= max(caches.l3 // _SHARERS, caches.l2) and anchor.attrs["groups"] == 1:
-        return 0
-    return 0 if blocks >= tiles else -(-tiles // blocks)
-
-
-def _block_sizes(tiles: int) -> list[int]:
-    """Numbers of row tiles that all panels may pass over before the next ones; 0 for all tiles."""
-    return [0, *dict.fromkeys(-(-tiles // parts) for parts in (2, 4, 8, 16, 32) if tiles >= _FEWEST_TILES * parts)]
-
-
-def _tiles_of_a_core(anchor: te.Operation, packed_bytes: int, rows: int, height: int, target: Target) -> int:
-    """Row tiles of which each core gets blocks, all panels passing over each, where that costs next to no more tiles.
-
-    A core then reads its part of the left operand alone, and what it wrote before is in its own caches. 0 where the
-    weights are not much smaller: there cores share the panels, and each reads a part of them.
-    """
-    left = anchor.input_tensors[0]
-    nbytes = constant_size(left.shape) * left.dtype.nbytes
-    tiles = -(-rows // height)
-    known = all(isinstance(d, int) for d in left.shape)
-    if not known or target.num_cores == 1 or nbytes < _MUCH_LARGER * packed_bytes:
-        return 0
-
-    def waste(at_once: int) -> float:
-        return -(-tiles // at_once) * at_once / tiles - 1
-
-    most = -(-tiles // target.num_cores)
-    sizes = [n for n in range(most, max(most // 2, _FEWEST_TILES) - 1, -1) if waste(n) <= _WASTE]
-    return max(sizes, default=0)
-
-
-_MUCH_LARGER = 4
-"""How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
-_FEWEST_TILES = 8
-"""Tiles that a panel passes over at least, while it is in the first-level cache."""
-_WASTE = 0.01
-"""Tiles that are computed twice, as a part of all, at most."""
-
-
 @register_schedule("batch_matmul_packed", "cpu")
 def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[b, m, n] = sum_k A[b, m, k] * P[b, n // NR, k, n % NR]."""
@@ -314,7 +157,7 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     rows = constant_size([extent_of(row)])
     height = tile_rows(target, rows, panel, steps)
     work = 2.0 * constant_size(out.shape) * steps
-    _tile_output(s, out, accumulator, list(batch), row, column, height, panel, panel, work, lanes)
+    _tile_output(s, out, accumulator, list(batch), row, column, ProductPlan(height, panel, panel), work, lanes)
     return s
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import parallel, parallel_outer, prefetch_rows
+from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.prefetch import prefetch_rows
 from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import PrimExpr
 from te.tir.substitute import substitute
-from topi.cpu.common import parallel, prefetch_rows
+from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
+from topi.cpu.prefetch import prefetch_rows
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import parallel_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective

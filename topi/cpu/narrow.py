@@ -1,0 +1,34 @@
+"""Products of weights that are stored narrow: widened panel by panel, or multiplied two at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import parallel
+from topi.cpu.injective import vectorize_elements
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["paired_data", "schedule_pairs", "widened_weights"]
+
+
+def paired_data(anchor: te.Operation) -> list[te.Operation]:
+    """The stage that brings the product's data together in pairs, if it is read without a border around it."""
+    return [t.op for t in anchor.input_tensors if t.op.tag == "int16_pairs"]
+
+
+def schedule_pairs(s: te.Schedule, pairs: te.Operation, target: Target) -> None:
+    """Vectors along memory, lines shared between threads."""
+    result, lanes = pairs.output(0), vector_lanes(target)
+    *lines, last = s[result].op.axis
+    parallel(s, result, s[result].fuse(*lines), constant_size(result.shape) * 4.0, lanes)
+    vectorize_elements(s, result, last, extent_of(last), lanes)
+
+
+def widened_weights(anchor: te.Operation) -> list[te.Operation]:
+    """The stage that widens the product's weights, if there is one."""
+    return [t.op for t in anchor.input_tensors if t.op.tag == "widened_weights"]

@@ -1,0 +1,71 @@
+"""Memory that is asked for ahead of its use, while there is arithmetic to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from topi.groups import constant_size, extent_of
+from topi.tuning import choose
+from topi.utils import ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backend.target import Target
+    from topi.cpu.product_plan import ProductPlan
+
+__all__ = ["prefetch_rows", "stream_panels"]
+
+_LINE_BYTES = 64
+_FEWEST_STEPS_A_LINE, _MOST_STEPS_A_LINE = 4, 64
+"""Steps of the reduction for each line of a panel that is fetched ahead: fewer cost more than they gain."""
+
+
+def prefetch_rows(
+    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target
+) -> None:
+    """Ask in each iteration of `loop` for what it reads of inputs of so many elements, a row of `length` further on.
+
+    Small inputs stay in the cache, long rows would drive each other out of it: nothing is asked for.
+    """
+    for tensor in s[stage].op.input_tensors:
+        if isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == elements:
+            size, row = elements * tensor.dtype.nbytes, length * tensor.dtype.nbytes
+            if size > target.cache_bytes.l2 >= 8 * row:
+                s[stage].prefetch_ahead(tensor, loop, length)
+
+
+def stream_panels(
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
+) -> None:
+    """Fetch the next panel of constant weights while the row tiles pass over this one, a part in each tile.
+
+    Weights come from memory, which the tile that reads a panel first would wait for: as long as several others take.
+    """
+    panels, *inner, width = [constant_size([d]) for d in weights.shape]
+    height, tiles = plan.height, plan.tiles_of_a_panel
+    *_, k = s[accumulator].op.reduce_axis
+    depth = extent_of(k)
+    if not isinstance(weights.op, te.PlaceholderOp) or not isinstance(depth, int) or panels < 2 * target.num_cores:
+        return
+    if not choose("stream panels", True, (True, False)):
+        return
+    every = max(d for d in range(1, min(tiles, _MOST_STEPS_A_LINE) + 1) if depth % d == 0)
+    if every < _FEWEST_STEPS_A_LINE:
+        return
+    steps = constant_size(inner)
+    outer, _ = s[accumulator].split(k, factor=every)
+    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
+
+    def line(element: int) -> Callable[..., Sequence[Any]]:
+        def place(*first: Any) -> Sequence[Any]:
+            row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
+            tile = (ravel_index(row, shape) + height - 1) // height % tiles
+            ahead = te.min(tile * (steps // every) + ravel_index(step, inner) // every, steps - 1)
+            return (n // width + 1, *unravel_index(ahead, inner), element)
+
+        return place
+
+    for element in range(0, width, _LINE_BYTES // weights.dtype.nbytes):
+        s[accumulator].prefetch_line(weights, outer, line(element))

@@ -1,0 +1,153 @@
+"""How a product with packed weights is tiled, and in what order its register tiles pass over the operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import panel_width, tile_columns
+from topi.cpu.narrow import widened_weights
+from topi.cpu.tiling import largest_share, tile_rows
+from topi.groups import constant_size, extent_of
+from topi.tuning import choose
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["ProductPlan", "plan_product"]
+
+_SHARERS = 4
+"""Among which the last cache is divided: cores, and what else a kernel reads and writes."""
+_NOTABLY = 0.9
+"""The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
+_BLOCKS_OF_A_CORE = 8
+"""Blocks of rows for each core, at least, where these are what threads share."""
+_MUCH_LARGER = 4
+"""How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
+_FEWEST_TILES = 8
+"""Tiles that a panel passes over at least, while it is in the first-level cache."""
+_WASTE = 0.01
+"""Tiles that are computed twice, as a part of all, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan:
+    """Register tiles of `height` rows x `width` columns of panels of `panel`, and the loops around them."""
+
+    height: int
+    width: int
+    panel: int
+    panels_first: bool = False
+    """a partial last panel: panels are the outermost loop, so that each is read once, and what threads share"""
+    tiles_at_once: int = 0
+    """row tiles that all panels pass over before the next ones; 0: all"""
+    apart: bool = False
+    """panels are the outermost loop by themselves even if all are whole: something is computed once for each"""
+    tiles_of_a_panel: int = 0
+    """row tiles in a row that read the same panel, while the next one may be fetched; 0 where others come between"""
+
+
+def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
+    """The plan for the product, or convolution, that `anchor` computes, and what follows it up to `out`."""
+    p = _Product(out, anchor, target)
+    width = tile_columns(target, anchor, p.rows, p.steps)
+    narrow = widened_weights(anchor)
+    temporaries = 1 if any(weights.attrs.get("pairs") for weights in narrow) else 0
+    height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries)
+    tiles = -(-p.rows // height)
+    if narrow and tiles > 1:
+        panels_first, at_once, apart = True, 0, True
+    else:
+        panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
+        at_once = _tiles_at_once(p, tiles, panels_first)
+    in_a_row = (at_once or tiles) if width == p.panel and (p.has_whole_panels or panels_first) else 0
+    return ProductPlan(height, width, p.panel, panels_first, at_once, apart, in_a_row)
+
+
+class _Product:
+    """The sizes of a product that its plan depends on."""
+
+    def __init__(self, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
+        self.target, self.groups = target, anchor.attrs["groups"]
+        self.left, weights = anchor.input_tensors[:2]
+        self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
+        self.panel = panel_width(anchor) if self.groups == 1 else anchor.attrs["outputs"]
+        *row_dims, columns = out.shape
+        self.rows, self.columns = constant_size(row_dims), constant_size([columns])
+        extents = [extent_of(axis) for axis in anchor.reduce_axis]
+        self.steps = constant_size(extents)
+        self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
+        """results on a line of an image; 0 where no window moves along it"""
+
+    @property
+    def exceeds_caches(self) -> bool:
+        """Do the weights exceed all caches?"""
+        return self.weight_bytes > max(self.target.cache_bytes)
+
+    @property
+    def has_whole_panels(self) -> bool:
+        return self.columns % self.panel == 0
+
+    @cached_property
+    def left_bytes(self) -> int | None:
+        """Bytes of the left operand; None where its rows are counted at run time."""
+        known = all(isinstance(d, int) for d in self.left.shape)
+        return constant_size(self.left.shape) * self.left.dtype.nbytes if known else None
+
+    def shares_panels_better(self, tiles: int) -> bool:
+        """Do the cores share panels notably more evenly than row tiles?"""
+        cores = self.target.num_cores
+        return largest_share(-(-self.columns // self.panel), cores) < _NOTABLY * largest_share(tiles, cores)
+
+
+def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
+    """Row tiles, of `tiles`, that all panels pass over before the next ones; 0 for all."""
+    in_blocks = not p.exceeds_caches and (p.has_whole_panels or not panels_first)
+    at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
+    if not p.has_whole_panels or p.columns <= p.panel:
+        return at_once
+    return choose("tiles at once", at_once or _tiles_of_a_core(p, tiles), _block_sizes(tiles))
+
+
+def _tiles_in_cache(p: _Product, tiles: int) -> int:
+    """Row tiles such that what they read takes half of the second-level cache.
+
+    0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With whole
+    panels also where the left operand stays in a core's part of the last cache, from where it is read fast enough,
+    unless there are groups, of which each reads a part of the rows. With a partial panel there are blocks enough for
+    the cores.
+    """
+    if p.left_bytes is None or p.columns <= p.panel:
+        return 0
+    caches = p.target.cache_bytes
+    blocks = -(-p.left_bytes // (caches.l2 // 2))
+    if not p.has_whole_panels:
+        blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
+    elif p.left_bytes <= max(caches.l3 // _SHARERS, caches.l2) and p.groups == 1:
+        return 0
+    return 0 if blocks >= tiles else -(-tiles // blocks)
+
+
+def _tiles_of_a_core(p: _Product, tiles: int) -> int:
+    """Row tiles of which each core gets blocks, all panels passing over each, where that costs next to no more tiles.
+
+    A core then reads its part of the left operand alone, and what it wrote before is in its own caches. 0 where the
+    weights are not much smaller: there cores share the panels, and each reads a part of them.
+    """
+    cores = p.target.num_cores
+    if p.left_bytes is None or cores == 1 or p.left_bytes < _MUCH_LARGER * p.weight_bytes:
+        return 0
+
+    def waste(at_once: int) -> float:
+        return -(-tiles // at_once) * at_once / tiles - 1
+
+    most = -(-tiles // cores)
+    sizes = [n for n in range(most, max(most // 2, _FEWEST_TILES) - 1, -1) if waste(n) <= _WASTE]
+    return max(sizes, default=0)
+
+
+def _block_sizes(tiles: int) -> list[int]:
+    """Numbers of row tiles that all panels may pass over before the next ones; 0 for all tiles."""
+    return [0, *dict.fromkeys(-(-tiles // parts) for parts in (2, 4, 8, 16, 32) if tiles >= _FEWEST_TILES * parts)]
