@@ -453,13 +453,16 @@ def random_graph(
 ) -> Sample:
     """The graph of a seed: 1 to 12 nodes, by any of the operators (or those of `only`) that its operator set has.
 
-    `dynamic`: do named dimensions stand in the inputs' shapes? By default in a third of the graphs.
+    `dynamic`: do named dimensions stand in the inputs' shapes? By default in a third of the graphs. Raises ValueError
+    where the operator sets of the seed have none of `only`.
     """
     rng = random.Random(seed)
     wanted = rng.random() < 1 / 3 if dynamic is None else dynamic
     builder = GraphBuilder(rng, np.random.default_rng(seed), rng.choice(OPSETS) if opset is None else opset, wanted)
     builder.versions = {domain: rng.choice(known) for domain, known in DOMAINS.items()}
     names = [name for name in sorted(only or generators) if builder.offers(name)]
+    if not names:
+        raise ValueError(f"none of {', '.join(only)} is in operator set {builder.opset} with {builder.versions}")
     weights = [_weights[name] for name in names]
     count = rng.randint(1, 12)
     while len(builder.nodes) < count:

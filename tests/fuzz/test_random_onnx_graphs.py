@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -86,8 +87,11 @@ def _operators(nodes: list[NodeProto]) -> set[str]:
 @pytest.mark.parametrize("name", sorted(generators))
 def test_every_generator_makes_its_operator(name: str) -> None:
     opset = next((version for version in (21, 28, 9, 6) if exists(name, version)), 21)
-    used = [_operators(list(random_graph(seed, only=[name], opset=opset).model.graph.node)) for seed in range(5)]
-    assert name in set().union(*used)
+    used: set[str] = set()
+    for seed in range(20):
+        with contextlib.suppress(ValueError):  # the seed's version of another domain has no such operator
+            used |= _operators(list(random_graph(seed, only=[name], opset=opset).model.graph.node))
+    assert name in used
 
 
 def test_graphs_are_of_all_kinds() -> None:
