@@ -8,7 +8,7 @@ import te
 from te import Tensor
 from te.tir import PrimExpr
 from topi.tag import INJECTIVE
-from topi.utils import broadcast_index
+from topi.utils import broadcast_index, same_dim
 
 __all__ = ["rotary_embedding"]
 
@@ -20,7 +20,7 @@ def rotary_embedding(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool 
     first * cosine - second * sine, the second becomes second * cosine + first * sine.
     """
     channels, columns = x.shape[-1], cosine.shape[-1]
-    by_pair = isinstance(channels, PrimExpr) or columns != channels
+    by_pair = not same_dim(columns, channels)
     half = columns if by_pair else channels // 2
 
     def angle(table: Tensor, *i: Any) -> PrimExpr:
