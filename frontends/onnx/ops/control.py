@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import GraphProto
 
-from frontends.onnx.containers import joined_type, made, value_type
+from frontends.onnx.containers import joined_type, value_type
 from frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.flow import (
     Body,
     ValueType,
+    contained,
     fields_of,
+    loop_variables,
     may_be_ones,
     ones,
     outputs_of,
@@ -25,7 +27,7 @@ from frontends.onnx.ops.flow import (
 from frontends.onnx.registry import converter
 from relay import op
 from relay.container_type import ContainerType
-from relay.expr import Constant, Expr, Function, Var, const
+from relay.expr import Constant, Expr, Function, const
 from relay.sizes import dims_equal, size_variables
 from relay.type import TensorType
 from te.tir import Dim
@@ -53,10 +55,9 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
     outputs = [outputs_of(branch, graphs[0]) for branch in (then_branch, else_branch)]
     results = [_joined(node, k, value_type(a), value_type(b)) for k, (a, b) in enumerate(zip(*outputs, strict=True))]
     branches = [
-        with_outputs(branch, [made(x, ty, node.span) if isinstance(ty, ContainerType) else x
-                              for x, ty in zip(given, results, strict=True)])
+        with_outputs(branch, contained(node, given, results))
         for branch, given in zip((then_branch, else_branch), outputs, strict=True)
-    ]  # fmt: skip
+    ]
     return fields_of(op.if_else(node[0], branches[0], branches[1], then_args, else_args, results))
 
 
@@ -123,19 +124,26 @@ def loop(node: OnnxNode) -> Sequence[Expr]:
 
 
 def _loop_at_run_time(node: OnnxNode) -> Sequence[Expr]:
-    body = node.attr_graph("body")
-    carried = [node[i] for i in range(2, len(node))]
-    if len(body.output) < 1 + len(carried) or len(body.input) != 2 + len(carried):
-        raise node.error(f"a body of {len(body.input)} inputs and {len(body.output)} outputs")
-    lead = Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
-    settled = settled_body(node, body, carried, before=lead, first=1)
+    body, carried = _body_and_carried(node)
+    settled = settled_body(node, body, carried, before=loop_variables(), first=1)
     _check_containers(node, settled, len(carried))
-    inputs = [made(x, ty, node.span) if isinstance(ty, ContainerType) else x
-              for x, ty in zip(carried, settled.types, strict=False)]  # fmt: skip
+    inputs = contained(node, carried, settled.types)
     results = loop_results(node, settled, len(carried))
     trips = const(np.array(MOST_TRIPS, np.int64)) if node.get(0) is None else op.cast(node[0], "int64")
     condition = const(np.array(True)) if node.get(1) is None else node[1]
     return fields_of(op.while_loop(trips, condition, inputs, settled.outside, settled.function, results))
+
+
+def _body_and_carried(node: OnnxNode) -> tuple[GraphProto, list[Expr]]:
+    """A loop's body and the values that it begins with."""
+    body = node.attr_graph("body")
+    carried = [node[i] for i in range(2, len(node))]
+    if len(body.output) < 1 + len(carried) or len(body.input) != 2 + len(carried):
+        raise node.error(
+            f"a body of {len(body.input)} inputs and {len(body.output)} outputs",
+            expected=f"{2 + len(carried)} inputs and at least {1 + len(carried)} outputs",
+        )
+    return body, carried
 
 
 def loop_results(node: OnnxNode, body: Body, carried: int) -> list[ValueType]:
@@ -154,26 +162,24 @@ def loop_results(node: OnnxNode, body: Body, carried: int) -> list[ValueType]:
 
 def _check_containers(node: OnnxNode, body: Body, carried: int) -> None:
     """What is stacked are tensors. Tensors of several ranks in one container are told apart in unrolled loops only."""
+    trips = node.known_value(0)
+    can_unroll = trips is not None and int(trips.reshape(-1)[0]) <= MAX_ITERATIONS
     for k, ty in enumerate(body.types):
-        if k >= carried and isinstance(ty, ContainerType):
+        if not isinstance(ty, ContainerType):
+            continue
+        if k >= carried:
             raise node.error(f"output {1 + k} of the body, which is stacked, is {ty}", expected="a tensor")
-        ranks = isinstance(ty, ContainerType) and ty.tensors.dtype is not None and ty.tensors.shape is None
-        trips = node.known_value(0)
-        if ranks and trips is not None and int(trips.reshape(-1)[0]) <= MAX_ITERATIONS:
+        if can_unroll and ty.tensors.dtype is not None and ty.tensors.shape is None:
             raise node.unsupported(f"the carried value {k} holds tensors of several ranks")
 
 
 def _unrolled_loop(node: OnnxNode) -> Sequence[Expr]:
-    body = node.attr_graph("body")
+    body, carried = _body_and_carried(node)
     trips = node.constant_or_none(0, "the trip count")
     condition = node.constant_or_none(1, "the condition")
     limit = MAX_ITERATIONS + 1 if trips is None else int(trips.reshape(-1)[0])
     alive = True if condition is None else bool(condition.reshape(-1)[0])
-    carried = [node[i] for i in range(2, len(node))]
-    scans = len(body.output) - 1 - len(carried)
-    if scans < 0 or len(body.input) != 2 + len(carried):
-        raise node.error(f"a body of {len(body.input)} inputs and {len(body.output)} outputs")
-    collected: list[list[Expr]] = [[] for _ in range(scans)]
+    collected: list[list[Expr]] = [[] for _ in body.output[1 + len(carried) :]]
     iteration = 0
     while alive and iteration < limit:
         if iteration >= MAX_ITERATIONS:

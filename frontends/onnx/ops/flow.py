@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from onnx import GraphProto, ValueInfoProto
 
 from frontends.onnx.containers import joined_type, made, value_type
 from frontends.onnx.errors import NothingInsideError
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.tensors import dtype_name
+from relay import op
 from relay.container_type import ContainerType, ElementType, OptionalType, SequenceType
-from relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var
+from relay.expr import Call, Expr, Function, Tuple, TupleGetItem, Var, const
 from relay.sizes import dims_equal, size_variables
 from relay.type import TensorType, TupleType
 from te.dtype import dtype
@@ -22,7 +24,10 @@ from te.tir import Dim
 __all__ = [
     "Body",
     "ValueType",
+    "contained",
+    "counted_loop",
     "fields_of",
+    "loop_variables",
     "may_be_ones",
     "ones",
     "outputs_of",
@@ -61,6 +66,33 @@ def fields_of(call: Call) -> list[Expr]:
     """The results of control flow one by one."""
     assert isinstance(call.ty, TupleType)
     return [TupleGetItem(call, i) for i in range(len(call.ty.fields))]
+
+
+def contained(node: OnnxNode, values: Sequence[Expr], types: Sequence[ValueType]) -> list[Expr]:
+    """The values, those of containers made of their types; there may be more types."""
+    pairs = zip(values, types, strict=False)
+    return [made(x, ty, node.span) if isinstance(ty, ContainerType) else x for x, ty in pairs]
+
+
+def loop_variables() -> tuple[Var, Var]:
+    """The first parameters of a loop's body."""
+    return Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
+
+
+def counted_loop(
+    length: Dim,
+    start: Sequence[Expr],
+    outside: Sequence[Expr],
+    body: Function,
+    results: Sequence[ValueType],
+) -> list[Expr]:
+    """The results of a loop of `length` iterations over a body that has no condition among its outputs."""
+    assert isinstance(body.body, Tuple)
+    goes_on = const(np.array(True))
+    bound = tuple((name, output + 1, e, s) for name, output, e, s in body.attrs.get("bound_sizes", ()))
+    attrs = {**body.attrs, "bound_sizes": bound} if bound else body.attrs
+    function = Function(body.params, Tuple((goes_on, *body.body.fields)), attrs)
+    return fields_of(op.while_loop(op.sizes((length,), ()), goes_on, start, outside, function, results))
 
 
 def unsettled(ty: TensorType, first: int = 0) -> list[int]:
@@ -183,8 +215,7 @@ def _leave_out(node: OnnxNode, unreached: Sequence[NothingInsideError]) -> None:
 def _finished(
     node: OnnxNode, function: Function, outside: list[Expr], outputs: Sequence[Expr], types: list[ValueType], first: int
 ) -> Body:
-    results = [made(x, ty, node.span) if isinstance(ty, ContainerType) else x
-               for x, ty in zip(outputs[first:], types, strict=True)]  # fmt: skip
+    results = contained(node, outputs[first:], types)
     return Body(with_outputs(function, [*outputs[:first], *results]), outside, types)
 
 

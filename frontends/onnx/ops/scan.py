@@ -12,10 +12,10 @@ from frontends.onnx.fold import rewrite_free
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import transposed
 from frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, stacked
-from frontends.onnx.ops.flow import fields_of, may_be_ones, settled_body, unsettled
+from frontends.onnx.ops.flow import counted_loop, loop_variables, may_be_ones, settled_body, unsettled
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Expr, Function, Tuple, Var, const
+from relay.expr import Expr, Function, Var, const
 from relay.sizes import dims_match
 from relay.type import TensorType
 from te.tir import Dim
@@ -96,29 +96,23 @@ def _at_run_time(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
                for k, ty in enumerate(types[:states])]  # fmt: skip
     for k, ty in enumerate(types[states:], start=states):
         results.append(node.fresh_sizes(ty.with_shape((form.length, *ty.shape)), unsettled(ty, 1), f"#result{k}"))
-    trips, begin = op.sizes((form.length,), ()), const(np.array(True))
     body = _loop_body(form, settled.function)
-    fields = fields_of(op.while_loop(trips, begin, form.states, [*form.scanned, *settled.outside], body, results))
+    fields = counted_loop(form.length, form.states, [*form.scanned, *settled.outside], body, results)
     return [*fields[:states], *(_placed(node, form, k, x) for k, x in enumerate(fields[states:]))]
 
 
 def _loop_body(form: _Scan, function: Function) -> Function:
-    """The scan's body, a function of states and slices, as a loop's: of states and whole inputs."""
+    """The scan's body, a function of states and slices, as one of an iteration, states and whole inputs."""
     states, own = len(form.states), len(form.states) + len(form.scanned)
-    iteration, goes_on = Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
+    iteration, goes_on = loop_variables()
     whole = [Var(f"scanned{k}", x.ty) for k, x in enumerate(form.scanned)]
     last = op.subtract(op.sizes((form.length,), ()), const(np.array(1, np.int64)))
     taken: dict[int, Expr] = {}
     for k, (x, axis) in enumerate(zip(whole, form.in_axes, strict=True)):
         at = op.subtract(last, iteration) if form.backwards_in[k] else iteration
         taken[id(function.params[states + k])] = op.take(x, at, axis=axis, mode="clip")
-    inner = rewrite_free(function.body, taken)
-    assert isinstance(inner, Tuple)
-    step = Tuple((const(np.array(True)), *inner.fields))
-    attrs = dict(function.attrs)
-    if "bound_sizes" in attrs:  # their outputs come after the condition, which a scan's body does not have
-        attrs["bound_sizes"] = tuple((n, output + 1, e, s) for n, output, e, s in attrs["bound_sizes"])
-    return Function((iteration, goes_on, *function.params[:states], *whole, *function.params[own:]), step, attrs)
+    params = (iteration, goes_on, *function.params[:states], *whole, *function.params[own:])
+    return Function(params, rewrite_free(function.body, taken), function.attrs)
 
 
 def _placed(node: OnnxNode, form: _Scan, k: int, x: Expr) -> Expr:

@@ -6,17 +6,19 @@ position, or a part of it, is known at run time only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from frontends.onnx.containers import made, value_type
 from frontends.onnx.fold import rewrite_free
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import transposed
-from frontends.onnx.ops.flow import fields_of, outputs_of, outside_type, tensor_type, unsettled
+from frontends.onnx.ops.flow import counted_loop, loop_variables, outputs_of, outside_type, tensor_type, unsettled
 from frontends.onnx.registry import converter
 from relay import op
-from relay.container_type import NOTHING, ElementType, SequenceType, join
-from relay.expr import Call, Constant, Expr, Function, Tuple, Var, const
+from relay.container_type import NOTHING, ContainerType, ElementType, SequenceType, join
+from relay.expr import Call, Constant, Expr, Function, Tuple, Var
 from relay.sizes import product, size_variables
 from relay.type import TensorType
 from te.tir import Dim
@@ -205,34 +207,34 @@ def _map_at_run_time(node: OnnxNode) -> list[Expr]:
              else x.tensor_type for k, x in enumerate(inputs)]  # fmt: skip
     params = [Var(f"element{k}", ty) for k, ty in enumerate(types)]
     function, outside = node.close_graph(body, params)
-    outputs = outputs_of(function, body)
-    results = [outside_type(node, SequenceType(ElementType.of(x.tensor_type))) for x in outputs]
-
-    iteration, goes_on = Var("iteration", TensorType((), "int64")), Var("goes_on", TensorType((), "bool"))
-    grown = [Var(f"result{k}", ty) for k, ty in enumerate(results)]
-    whole = [Var(f"input{k}", x.ty) for k, x in enumerate(inputs)]
-    taken: dict[int, Expr] = {}
-    for param, x in zip(params, whole, strict=True):
-        taken[id(param)] = x
-        if isinstance(x.ty, SequenceType):
-            taken[id(param)] = op.sequence.Item(result=param.tensor_type)(x, iteration, span=node.span)
-    inner = rewrite_free(function.body, taken)
-    assert isinstance(inner, Tuple)
-    longer = [op.sequence.Insert()(g, x, span=node.span) for g, x in zip(grown, inner.fields, strict=False)]
-    fields = [const(np.array(True)), *longer, *inner.fields[len(outputs) :]]
-    bound = [(n, output + 1, e, s) for n, output, e, s in function.attrs.get("bound_sizes", ())]
-    for item in [taken[id(p)] for p in params]:  # the body may use the sizes of an element only
-        for axis in unsettled(item.ty) if isinstance(item, Call) and isinstance(item.ty, TensorType) else ():
-            bound.append((next(iter(size_variables([item.shape[axis]]))), len(fields), -1 - axis, str(node.span)))
-            fields.append(item)
-    step, attrs = Tuple(tuple(fields)), {**function.attrs, "bound_sizes": tuple(bound)}
-    kept = function.params[len(params) :]
-    loop_body = Function((iteration, goes_on, *grown, *whole, *kept), step, attrs)
-
+    results = [outside_type(node, SequenceType(ElementType.of(x.tensor_type))) for x in outputs_of(function, body)]
     lists = [x for x in inputs if isinstance(x.ty, SequenceType)]
     counts = [node.bind(op.sequence.length(x), f"the length of sequence {k}") for k, x in enumerate(lists)]
     for (count,) in counts[1:]:
         node.check_equal(counts[0][0], count, "the lengths of the sequences")
     start = [made(Tuple(()), SequenceType(join(NOTHING, ty.tensors)), node.span) for ty in results]
-    trips, begin = op.sizes((counts[0][0],), ()), const(np.array(True))
-    return fields_of(op.while_loop(trips, begin, start, [*inputs, *outside], loop_body, results))
+    loop_body = _map_body(node, function, inputs, results)
+    return counted_loop(counts[0][0], start, [*inputs, *outside], loop_body, results)
+
+
+def _map_body(
+    node: OnnxNode, function: Function, inputs: Sequence[Expr], results: Sequence[ContainerType]
+) -> Function:
+    """A function of elements as one of an iteration, the sequences of results so far, and the whole inputs."""
+    iteration, goes_on = loop_variables()
+    grown = [Var(f"result{k}", ty) for k, ty in enumerate(results)]
+    whole = [Var(f"input{k}", x.ty) for k, x in enumerate(inputs)]
+    elements, kept = function.params[: len(inputs)], function.params[len(inputs) :]
+    taken = [op.sequence.Item(result=param.tensor_type)(x, iteration, span=node.span)
+             if isinstance(x.ty, SequenceType) else x for param, x in zip(elements, whole, strict=True)]  # fmt: skip
+    inner = rewrite_free(function.body, {id(param): x for param, x in zip(elements, taken, strict=True)})
+    assert isinstance(inner, Tuple)
+    longer = [op.sequence.Insert()(g, x, span=node.span) for g, x in zip(grown, inner.fields, strict=False)]
+    fields = [*longer, *inner.fields[len(results) :]]
+    bound = [*function.attrs.get("bound_sizes", ())]
+    for item in taken:  # the body may use the sizes of an element only
+        for axis in unsettled(item.ty) if isinstance(item, Call) and isinstance(item.ty, TensorType) else ():
+            bound.append((next(iter(size_variables([item.shape[axis]]))), len(fields), -1 - axis, str(node.span)))
+            fields.append(item)
+    attrs = {**function.attrs, "bound_sizes": tuple(bound)}
+    return Function((iteration, goes_on, *grown, *whole, *kept), Tuple(tuple(fields)), attrs)
