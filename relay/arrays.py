@@ -78,7 +78,7 @@ class Jobs:
         rows = len(of)
         step = max(1, rows * _PIECE // max(1, of.nbytes))
         for begin in range(0, rows, step):
-            yield slice(begin, begin + step)
+            yield slice(begin, min(begin + step, rows))
 
     def copy(self, into: Array, source: Array) -> None:
         """Copy `source` into an array of its shape, of one dimension or more."""

@@ -8,7 +8,7 @@ they would not pay for being compiled once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,7 +28,6 @@ __all__ = ["PanelPacker"]
 Array = np.ndarray[Any, Any]
 _WORTH_COMPILING = 16 << 20
 """Bytes in panels that one kernel makes; numpy takes some milliseconds for as many."""
-_PIECE = 1 << 20
 _FILTERS_AT_ONCE = 4096
 _LEAST_LANES = 4
 
@@ -158,15 +157,9 @@ def _add_kernel_jobs(jobs: Jobs, work: _Work, plain: Array) -> None:
     def pack(into: Array, source: Array) -> None:
         kernel.raw(None, source.ctypes.data, into.ctypes.data, len(into), work.chunks)  # it needs no context
 
-    for rows in _pieces(work.packed):
+    for rows in jobs.pieces(work.packed):
         into, source = work.packed[rows], plain[rows.start * work.form.width : rows.stop * work.form.width]
         jobs.add(lambda into=into, source=source: pack(into, source), into.nbytes)
-
-
-def _pieces(packed: Array) -> Iterator[slice]:
-    step = max(1, len(packed) * _PIECE // max(1, packed.nbytes))
-    for begin in range(0, len(packed), step):
-        yield slice(begin, min(begin + step, len(packed)))
 
 
 def _lanes(width: int) -> int:
