@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
+from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
 
@@ -68,6 +69,11 @@ def _any_tensor(rng: random.Random, model: ModelProto) -> TensorProto:
     return rng.choice(tensors) if tensors else model.graph.initializer.add(name="none")
 
 
+def _nodes_or_tensors(rng: random.Random, model: ModelProto) -> MutableSequence[Any]:
+    graph = _any_graph(rng, model)
+    return rng.choice((graph.node, graph.initializer))
+
+
 def _any_name(rng: random.Random, model: ModelProto) -> str:
     graph = model.graph
     names = [n for node in graph.node for n in (*node.input, *node.output)]
@@ -111,17 +117,19 @@ def _another_domain(rng: random.Random, model: ModelProto) -> None:
 
 
 @_mutation
-def _drop_node(rng: random.Random, model: ModelProto) -> None:
-    graph = _any_graph(rng, model)
-    if graph.node:
-        del graph.node[rng.randrange(len(graph.node))]
+def _drop(rng: random.Random, model: ModelProto) -> None:
+    """A node or an initializer is gone."""
+    part = _nodes_or_tensors(rng, model)
+    if part:
+        del part[rng.randrange(len(part))]
 
 
 @_mutation
-def _double_node(rng: random.Random, model: ModelProto) -> None:
-    graph = _any_graph(rng, model)
-    if graph.node:
-        graph.node.add().CopyFrom(rng.choice(graph.node))
+def _double(rng: random.Random, model: ModelProto) -> None:
+    """A node or an initializer is there twice."""
+    part = _nodes_or_tensors(rng, model)
+    if part:
+        part.append(rng.choice(part))
 
 
 @_mutation
@@ -188,20 +196,6 @@ def _tensor_data(rng: random.Random, model: ModelProto) -> None:
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", rng.choice(("none.bin", "../none.bin", "/dev/zero", ""))), ("offset", "-1")):
             tensor.external_data.add(key=key, value=value)
-
-
-@_mutation
-def _drop_tensor(rng: random.Random, model: ModelProto) -> None:
-    graph = _any_graph(rng, model)
-    if graph.initializer:
-        del graph.initializer[rng.randrange(len(graph.initializer))]
-
-
-@_mutation
-def _double_tensor(rng: random.Random, model: ModelProto) -> None:
-    graph = _any_graph(rng, model)
-    if graph.initializer:
-        graph.initializer.add().CopyFrom(rng.choice(graph.initializer))
 
 
 @_mutation
