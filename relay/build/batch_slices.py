@@ -31,7 +31,13 @@ from relay.op.transform import Concatenate, Transpose
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import PassContext
-from topi.cpu.tiling import largest_share, vector_lanes
+from topi.cpu.tiling import (
+    CACHE_BYTES_PER_CYCLE,
+    MEMORY_BYTES_PER_CYCLE,
+    cache_share,
+    largest_share,
+    vector_lanes,
+)
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -43,11 +49,6 @@ PassContext.declare_option(
     "layers whose activations exceed the caches run for a part of a batch at a time: 'auto' or 'off'",
 )  # fmt: skip
 
-_SHARERS = 4
-"""Among which the last cache is divided: cores, other programs, what else a layer reads and writes."""
-_CACHE_BYTES_PER_CYCLE = 16.0
-_MEMORY_BYTES_PER_CYCLE = 6.0
-"""What a core reads or writes."""
 _CORES_OF_MEMORY = 8
 """Cores that reading from memory keeps busy: more of them get no more."""
 _CALL_CYCLES = 4000.0
@@ -106,7 +107,7 @@ class _Flow:
     def __init__(self, graph: ExecutionGraph, target: Target) -> None:
         self.graph = graph
         self.cores = target.num_cores
-        self.budget = max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
+        self.budget = cache_share(target)
         self.operations = 4.0 * vector_lanes(target)
         self.writer: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
@@ -312,7 +313,7 @@ def _cycles(flow: _Flow, step: int, first: int, batch: int, images: int) -> floa
     Writing a tensor is counted where it is read: both are quick if all that the node moves between is in the cache.
     """
     layer, slices = flow.layers[step], batch // images
-    cache, memory = flow.cores * _CACHE_BYTES_PER_CYCLE, min(flow.cores, _CORES_OF_MEMORY) * _MEMORY_BYTES_PER_CYCLE
+    cache, memory = flow.cores * CACHE_BYTES_PER_CYCLE, min(flow.cores, _CORES_OF_MEMORY) * MEMORY_BYTES_PER_CYCLE
     cycles = layer.work * largest_share(images * layer.lines, flow.cores) + slices * _CALL_CYCLES
     cycles += (slices - 1) * layer.weights / (cache if layer.weights <= flow.budget else memory)
     for base, nbytes in layer.reads:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import element_cost, vectorize_elements
-from topi.cpu.prefetch import prefetch_rows
+from topi.cpu.prefetch import is_streamed, prefetch_rows
 from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
@@ -59,8 +59,7 @@ def _prefetch_rows(
     """
     tensor, loop = busy
     prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target)
-    size, row = constant_size(out.shape) * out.dtype.nbytes, length * out.dtype.nbytes
-    if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and size > target.cache_bytes.l2 >= 8 * row:
+    if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and is_streamed(out, length, target):
         s[tensor].prefetch_ahead(out, loop, 0)
 
 

@@ -15,25 +15,30 @@ if TYPE_CHECKING:
     from backend.target import Target
     from topi.cpu.product_plan import ProductPlan
 
-__all__ = ["prefetch_rows", "stream_panels"]
+__all__ = ["is_streamed", "prefetch_rows", "stream_panels"]
 
 _LINE_BYTES = 64
 _FEWEST_STEPS_A_LINE, _MOST_STEPS_A_LINE = 4, 64
 """Steps of the reduction for each line of a panel that is fetched ahead: fewer cost more than they gain."""
 
 
+def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
+    """Is it worth asking ahead for rows of `length` elements of it?
+
+    Small tensors stay in the cache, long rows would drive each other out of it.
+    """
+    size, row = constant_size(tensor.shape) * tensor.dtype.nbytes, length * tensor.dtype.nbytes
+    return size > target.cache_bytes.l2 >= 8 * row
+
+
 def prefetch_rows(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target
 ) -> None:
-    """Ask in each iteration of `loop` for what it reads of inputs of so many elements, a row of `length` further on.
-
-    Small inputs stay in the cache, long rows would drive each other out of it: nothing is asked for.
-    """
+    """Ask in each iteration of `loop` for what it reads of inputs of so many elements, a row of `length` further on."""
     for tensor in s[stage].op.input_tensors:
-        if isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == elements:
-            size, row = elements * tensor.dtype.nbytes, length * tensor.dtype.nbytes
-            if size > target.cache_bytes.l2 >= 8 * row:
-                s[stage].prefetch_ahead(tensor, loop, length)
+        whole = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == elements
+        if whole and is_streamed(tensor, length, target):
+            s[stage].prefetch_ahead(tensor, loop, length)
 
 
 def stream_panels(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import panel_width, tile_columns
 from topi.cpu.narrow import widened_weights
-from topi.cpu.tiling import largest_share, tile_rows
+from topi.cpu.tiling import cache_share, largest_share, tile_rows
 from topi.groups import constant_size, extent_of
 from topi.tuning import choose
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ProductPlan", "plan_product"]
 
-_SHARERS = 4
-"""Among which the last cache is divided: cores, and what else a kernel reads and writes."""
 _NOTABLY = 0.9
 """The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
 _BLOCKS_OF_A_CORE = 8
@@ -121,11 +119,10 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
     """
     if p.left_bytes is None or p.columns <= p.panel:
         return 0
-    caches = p.target.cache_bytes
-    blocks = -(-p.left_bytes // (caches.l2 // 2))
+    blocks = -(-p.left_bytes // (p.target.cache_bytes.l2 // 2))
     if not p.has_whole_panels:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
-    elif p.left_bytes <= max(caches.l3 // _SHARERS, caches.l2) and p.groups == 1:
+    elif p.left_bytes <= cache_share(p.target) and p.groups == 1:
         return 0
     return 0 if blocks >= tiles else -(-tiles // blocks)
 

@@ -22,10 +22,17 @@ if TYPE_CHECKING:
     from te.tir import Dim
 
 __all__ = [
-    "RegisterTile", "attention_blocks", "best_tile", "direct_cycles", "group_columns", "group_panel", "largest_share",
-    "packed_columns",
-    "parallel_worthwhile", "reads_in_place", "tile_cycles", "tile_rows", "vector_lanes",
+    "CACHE_BYTES_PER_CYCLE", "MEMORY_BYTES_PER_CYCLE",
+    "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
+    "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place", "tile_cycles", "tile_rows",
+    "vector_lanes",
 ]  # fmt: skip
+
+CACHE_BYTES_PER_CYCLE = 16.0
+MEMORY_BYTES_PER_CYCLE = 6.0
+"""What a core reads from a cache that it shares, and from memory, beside its work."""
+_SHARERS = 4
+"""Among which the last cache is divided: cores, other programs, what else a kernel reads and writes."""
 
 _FMA_PORTS = 2
 _LOAD_CYCLES = 0.6
@@ -65,6 +72,11 @@ class RegisterTile:
 def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
     """Elements in one vector register of the target."""
     return max(1, target.vector_bytes // dtype_bytes)
+
+
+def cache_share(target: Target) -> int:
+    """Bytes that one use may count on finding again in a cache: its share of the last, or the second-level's."""
+    return max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
 
 
 def _tiles(target: Target, lanes: int, vectors: int | None, temporaries: int = 0) -> Iterator[RegisterTile]:

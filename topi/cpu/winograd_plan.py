@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topi.cpu.tiling import RegisterTile, direct_cycles, tile_cycles, vector_lanes
+from topi.cpu.tiling import (
+    CACHE_BYTES_PER_CYCLE,
+    MEMORY_BYTES_PER_CYCLE,
+    RegisterTile,
+    direct_cycles,
+    tile_cycles,
+    vector_lanes,
+)
 from topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -23,9 +30,6 @@ __all__ = ["WinogradPlan", "plan_winograd", "winograd_pays"]
 
 _TRANSFORM_CYCLES = 4.0
 """Cycles for each element of a transformed tile: it is loaded, added a few times, stored, and loaded again."""
-_MEMORY_BYTES_PER_CYCLE = 6.0
-_CACHE_BYTES_PER_CYCLE = 16.0
-"""What a core reads from memory and from a cache that it shares, beside its work."""
 _PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 24.0, 8.0
 """As many of the whole transformed input: read again for a panel of weights, which the products hide in part; and
 written by one core to be read by all. Fitted to plans for 12 layers of 13 x 13 to 55 x 55 on one and two cores."""
@@ -124,7 +128,7 @@ def _share(tasks: int, cores: int) -> float:
 
 def _with_weights(cycles: float, nbytes: float) -> float:
     """`cycles` of computing together with reading weights from memory, which are fetched ahead."""
-    memory = nbytes / _MEMORY_BYTES_PER_CYCLE
+    memory = nbytes / MEMORY_BYTES_PER_CYCLE
     return max(cycles, memory) + _NOT_HIDDEN * min(cycles, memory)
 
 
@@ -164,6 +168,6 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
         apart += leaving * tiles / _share(panels * count, cores)
         yield WinogradPlan(tile, panel, block, rows, True, _with_weights(apart, weights))
         if fits:
-            again = weights * (count - 1) / _CACHE_BYTES_PER_CYCLE
+            again = weights * (count - 1) / CACHE_BYTES_PER_CYCLE
             within = count * (panels * product + block * (entering + leaving)) + again
             yield WinogradPlan(tile, panel, block, rows, False, _with_weights(within / _share(count, cores), weights))

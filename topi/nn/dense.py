@@ -14,8 +14,7 @@ from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements
 
 __all__ = [
     "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "int16_pairs",
-    "pack_panels",
-    "rounded", "widened",
+    "pack_panels", "rounded", "widened",
 ]  # fmt: skip
 
 
