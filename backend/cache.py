@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
@@ -21,6 +20,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
+
+from backend.runtime.files import replacing
 
 __all__ = ["DiskCache", "default_cache", "source_version"]
 
@@ -64,7 +65,8 @@ class DiskCache:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            _write_whole(path, _encode(key.encode(), value))
+            with replacing(path, private=True) as file:
+                file.write(_encode(key.encode(), value))
             self._written += len(value)
             if self._written > self.limit // 16:
                 self._written = 0
@@ -106,18 +108,6 @@ def _decode(data: bytes, key: bytes) -> bytes | None:
     if body[:key_size] != key or hashlib.sha256(body).digest() != digest:
         return None
     return body[key_size:]
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def default_cache() -> DiskCache | None:

@@ -26,13 +26,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from backend.runtime.errors import ArtifactError
 from backend.runtime.fields import Record, damaged
+from backend.runtime.files import replacing
 from backend.runtime.threads import num_threads
 
 __all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_file", "to_bytes", "write_file"]
@@ -58,23 +58,9 @@ class Section:
 
 
 def write_file(path: str | os.PathLike[str], manifest: dict[str, Any], sections: Sequence[Section]) -> None:
-    """Writes the file: into a temporary one beside it first, then in one step into place."""
-    target = Path(path)
-    scratch = target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
-    try:
-        with open(scratch, "xb") as file:
-            _write(file, manifest, sections)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, target)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    """Writes the file, in one step: what was there before stays until it is whole. Raises OSError."""
+    with replacing(path, durable=True) as file:
+        _write(file, manifest, sections)
 
 
 def to_bytes(manifest: dict[str, Any], sections: Sequence[Section]) -> bytes:

@@ -23,8 +23,8 @@ from te.errors import CompileError
 
 __all__ = ["Progress", "Steps", "err", "guarded", "out", "print_latency", "print_top", "settings"]
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, markup=False)  # names of files and tensors may hold brackets
+err = Console(stderr=True, highlight=False, markup=False)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -53,7 +53,9 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         except UsageError as error:
             _report("usage", str(error))
             raise typer.Exit(EXIT_USAGE) from error
-        except (CompileError, RelaycError, OSError) as error:
+        except BrokenPipeError:
+            raise  # whoever read the output has enough of it; the command line's frame ends quietly
+        except (CompileError, RelaycError, OSError, MemoryError) as error:
             if settings.traceback:
                 raise
             _report(type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", [])]))
@@ -100,7 +102,7 @@ class Steps:
     def report(self, text: str) -> None:
         """Further lines about a step."""
         if not self.quiet:
-            err.print(text, markup=False)
+            err.print(text)
 
 
 def print_top(name: str, values: np.ndarray, count: int) -> None:
@@ -111,7 +113,7 @@ def print_top(name: str, values: np.ndarray, count: int) -> None:
     for flat in order:
         index = np.unravel_index(flat, first.shape)
         table.add_row(", ".join(str(i) for i in index), f"{float(first[index]):.6g}")
-    out.print(f"the {len(order)} largest of {name}", markup=False)
+    out.print(f"the {len(order)} largest of {name}")
     out.print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def examine() -> list[Finding]:
         _guarded("processor", _processor),
         _guarded("target llvm", lambda: str(Target("llvm"))),
         _c_compiler(),
-        _guarded("cache", _cache),
+        _cache(),
         _cuda_compiler(),
         _guarded("cuda device", _cuda_device),
         _oracle(),
@@ -68,9 +69,14 @@ def _c_compiler() -> Finding:
     return Finding("target c", found is not None, found or "no C compiler on PATH; only target \"c\" needs one")
 
 
-def _cache() -> str:
+def _cache() -> Finding:
     cache = default_cache()
-    return "off (RELAYC_CACHE_DIR=off)" if cache is None else str(cache.folder)
+    if cache is None:
+        return Finding("cache", False, "off (RELAYC_CACHE_DIR=off): every compilation starts from nothing")
+    there = next(folder for folder in (cache.folder, *cache.folder.parents) if os.path.exists(folder))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding("cache", False, f"{cache.folder} can't be written; name another folder: RELAYC_CACHE_DIR=folder")
+    return Finding("cache", True, str(cache.folder))
 
 
 def _cuda_compiler() -> Finding:

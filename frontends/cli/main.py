@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from backend.runtime.files import replacing
 from backend.runtime.graph_executor import GraphModule
 from backend.runtime.roofline import roofline_svg
 from frontends.cli.console import Steps, err, guarded, out, print_latency, print_top, settings
@@ -20,6 +21,7 @@ from frontends.cli.options import (
     Form,
     Precision,
     UsageError,
+    check_writable,
     fill_inputs,
     parse_shapes,
     read_inputs,
@@ -55,14 +57,14 @@ Input = Annotated[
     typer.Option("--input", "-i", help="file.npz with arrays by input name, or name=file.npy; may be repeated"),
 ]
 Fill = Annotated[str | None, typer.Option("--fill", help="inputs without a value: random (seeded), ones or zeros")]
-Threads = Annotated[int | None, typer.Option("--threads", help="threads to use; default: all this process may use")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="threads to use; default: all it may use")]
 Device = Annotated[
     str | None, typer.Option("--device", "-d", help='where to run: "cpu", "cuda:0"; default: what it was compiled for')
 ]
 Records = Annotated[
     str | None, typer.Option("--records", help='tuning records to use: a file; "off": none; default: the user\'s own')
 ]
-Seed = Annotated[int, typer.Option("--seed", help="seed of --fill random")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of --fill random")]
 
 
 @app.callback()
@@ -103,11 +105,12 @@ def compile_(
     if not is_onnx(model):
         raise UsageError(f"{model}: expected an .onnx file")
     path = model.with_suffix(".relayc") if output is None else output
+    check_writable(path)
     steps = Steps()
     compiled = open_model(model, _build(target, shape, opt_level, precision, records), steps)
     with steps.step("save"):
         compiled.save(path)
-    out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    out.print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
 
 
 @app.command()
@@ -117,7 +120,7 @@ def run(
     inputs: Input = None,
     fill: Fill = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the outputs to this .npz")] = None,
-    print_count: Annotated[int, typer.Option("--print-top", help="print so many of the largest values")] = 0,
+    print_count: Annotated[int, typer.Option("--print-top", min=0, help="print so many of the largest values")] = 0,
     device: Device = None,
     target: Target = "llvm",
     shape: Shape = None,
@@ -130,6 +133,7 @@ def run(
 
     Example: relayc run resnet50.relayc --input image.npz --print-top 5
     """
+    check_writable(output)
     steps = Steps(quiet=not is_onnx(model))
     compiled = open_model(model, _build(target, shape, opt_level, precision), steps)
     executor = executor_for(compiled, device, threads)
@@ -143,7 +147,7 @@ def run(
             print_top(name, value, print_count)
     if output is not None:
         write_archive(output, results)
-        err.print(f"wrote {output}")
+        err.print(f"wrote {output}", soft_wrap=True)
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -176,7 +180,7 @@ def bench(
     fill: Fill = "random",
     repeat: Annotated[int, typer.Option("--repeat", "-n", min=1, help="figures to take")] = 50,
     number: Annotated[int, typer.Option("--number", min=1, help="runs per figure")] = 1,
-    profile: Annotated[int, typer.Option("--profile", help="also list so many of the slowest kernels")] = 0,
+    profile: Annotated[int, typer.Option("--profile", min=0, help="also list so many of the slowest kernels")] = 0,
     device: Device = None,
     target: Target = "llvm",
     shape: Shape = None,
@@ -196,7 +200,7 @@ def bench(
         result = executor.benchmark(repeat=repeat, number=number)
     print_latency(result.results, executor.num_threads)
     if profile:
-        out.print(executor.profile().table(top=profile), markup=False, soft_wrap=True)
+        out.print(executor.profile().table(top=profile), soft_wrap=True)
 
 
 @app.command()
@@ -225,6 +229,7 @@ def profile(
     The ceilings, multiply-adds from registers and copies from memory, are measured in between. Work whose data is in a
     cache can be above the second. Example: relayc profile resnet50.relayc --threads 1 --svg resnet50.svg
     """
+    check_writable(svg, json, csv)
     executor = executor_for(
         open_model(model, _build(target, shape, opt_level, precision), Steps(quiet=not is_onnx(model))), device, threads
     )
@@ -234,13 +239,14 @@ def profile(
         raise UsageError(f"--svg: the ceilings of {executor.device} are not known; expected a model on a CPU")
     facts = [f"{name} {value}" for name, value in report.configuration.items() if name != "target"]
     facts += [] if report.ceilings is None else [str(report.ceilings)]
-    out.print(", ".join(facts), markup=False, soft_wrap=True)
+    out.print(", ".join(facts), soft_wrap=True)
     shown = report.by(lambda call: call.ops) if by_operators else report
-    out.print(shown.table(top=top), markup=False, soft_wrap=True)
+    out.print(shown.table(top=top), soft_wrap=True)
     for path, text in ((json, report.json), (csv, report.csv), (svg, lambda: roofline_svg(report))):
         if path is not None:
-            path.write_text(text(), encoding="utf-8")
-            err.print(f"wrote {path}", markup=False)
+            with replacing(path) as file:
+                file.write(text().encode())
+            err.print(f"wrote {path}", soft_wrap=True)
 
 
 @app.command()
@@ -266,7 +272,7 @@ def tune(
         raise UsageError(f"{model}: expected an .onnx file")
     how = _build(target, shape, opt_level, precision)
     report = import_module("frontends.cli.compiling").tune_onnx(model, how, Steps(), minutes, records, threads)
-    out.print(str(report), markup=False, soft_wrap=True)
+    out.print(str(report), soft_wrap=True)
 
 
 @app.command()
@@ -289,12 +295,12 @@ def show(
     how = _build(target, shape, opt_level, precision)
     if form is Form.KERNELS:
         compiled = open_model(model, how, Steps(quiet=True))
-        out.print("\n".join(kernel_lines(compiled, kernel)), markup=False, soft_wrap=True)
+        out.print("\n".join(kernel_lines(compiled, kernel)), soft_wrap=True)
     elif is_onnx(model):
         import_module("frontends.cli.show").print_form(model, form, kernel, how)
     elif form in (Form.CUDA, Form.PTX, Form.SASS) and kernel is None:
         code = code_module(open_model(model, how, Steps(quiet=True)).module, "cuda")
-        out.print(code.get_source(form.value), markup=False, soft_wrap=True)
+        out.print(code.get_source(form.value), soft_wrap=True)
     else:
         raise UsageError(f"{form} of {model}: an artifact shows its kernels and its CUDA code; expected an .onnx file")
 
@@ -309,9 +315,9 @@ def verify(
     inputs: Input = None,
     fill: Fill = "random",
     tolerance: Annotated[
-        float | None, typer.Option("--tolerance", help="largest error of floats, as a share of the largest magnitude")
+        float | None, typer.Option("--tolerance", min=0, help="largest error of floats, by the largest magnitude")
     ] = None,
-    listed: Annotated[int, typer.Option("--list", help="print so many of the tensors that are furthest off")] = 10,
+    listed: Annotated[int, typer.Option("--list", min=0, help="print so many of the tensors furthest off")] = 10,
     target: Target = "llvm",
     shape: Shape = None,
     opt_level: OptLevel = 3,
@@ -337,7 +343,7 @@ def doctor() -> None:
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         mark = "yes" if finding.usable else "no "
-        out.print(f"{mark}  {finding.subject:<{width}}  {finding.text}", markup=False, soft_wrap=True)
+        out.print(f"{mark}  {finding.subject:<{width}}  {finding.text}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,8 +13,10 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-__all__ = ["Build", "Form", "Precision", "UsageError", "fill_inputs", "parse_shapes", "read_inputs", "resolved",
-           "write_archive"]  # fmt: skip
+from backend.runtime.files import replacing
+
+__all__ = ["Build", "Form", "Precision", "UsageError", "check_writable", "fill_inputs", "parse_shapes", "read_inputs",
+           "resolved", "write_archive"]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
 
@@ -109,38 +113,53 @@ def read_inputs(texts: Sequence[str]) -> dict[str, np.ndarray]:
     """Arrays by input name, out of ``file.npz`` (all of them) and ``name=file.npy`` (one each)."""
     inputs: dict[str, np.ndarray] = {}
     for text in texts:
-        name, equals, path = text.rpartition("=")
-        if equals and name:
-            inputs[name] = _load_array(Path(path))
-        else:
-            inputs.update(_load_archive(Path(text)))
+        name, path = _named_file(text)
+        value = _load(path)
+        if name and isinstance(value, dict):
+            raise UsageError(f"--input {text}: {path} holds several arrays; expected a .npy file, or {path} alone")
+        if not name and not isinstance(value, dict):
+            raise UsageError(f"--input {path}: one array needs its input's name; expected name={path}")
+        inputs.update(value if isinstance(value, dict) else {name: value})
     return inputs
 
 
-def _load_array(path: Path) -> np.ndarray:
-    value = _load(path)
-    if not isinstance(value, np.ndarray):
-        raise UsageError(f"{path}: expected a .npy file with one array")
-    return value
+def _named_file(text: str) -> tuple[str, Path]:
+    """Name and file of ``name=file.npy``, no name for a file alone. Both may hold a "=": what is there decides."""
+    parts = text.split("=")
+    splits = [("=".join(parts[:at]), Path("=".join(parts[at:]))) for at in range(len(parts))]
+    return next((split for split in splits if split[1].is_file()), splits[-1])
 
 
-def _load_archive(path: Path) -> dict[str, np.ndarray]:
-    value = _load(path)
-    if isinstance(value, np.ndarray):
-        raise UsageError(f"--input {path}: one array needs its input's name; expected name={path}")
-    return {name: value[name] for name in value.files}
-
-
-def _load(path: Path) -> Any:
+def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
+    """The array of a .npy file, or those of a .npz file by name."""
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{path} can't be read as .npy or .npz: {error}") from error
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        reason = str(error).split(". If you trust")[0]  # loading pickles is no choice here
+        raise UsageError(f"{path} can't be read as .npy or .npz: {reason}") from error
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Raises UsageError, before there is anything to lose, where one of `paths` can't be a file to write."""
+    for path in paths:
+        if path is None:
+            continue
+        folder = path.parent
+        if path.is_dir():
+            raise UsageError(f"can't write {str(path)!r}, which is a folder; expected a file")
+        if not folder.is_dir():
+            raise UsageError(f"can't write {path}: there is no folder {folder}; make it, or write elsewhere")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise UsageError(f"can't write {path}: no permission")
 
 
 def write_archive(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write `arrays` as an .npz file; any text may be a name."""
-    with ZipFile(path, "w") as archive:
+    """Write `arrays` as an .npz file, in one step; any text may be a name. Raises OSError."""
+    with replacing(path) as file, ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)

@@ -59,4 +59,4 @@ def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[K
 
 
 def _write(text: str) -> None:
-    out.print(text, markup=False, soft_wrap=True)
+    out.print(text, soft_wrap=True)

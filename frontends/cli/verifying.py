@@ -9,9 +9,10 @@ from rich.table import Table
 
 from backend.target import Target
 from frontends.cli.console import Steps, out
-from frontends.cli.options import Shapes, fill_inputs, read_inputs
+from frontends.cli.options import Shapes, fill_inputs, read_inputs, resolved
 from frontends.onnx.importer import from_onnx
 from frontends.onnx.verify import Comparison, VerifyReport, verify
+from relay.type import TensorType
 from te.ir import PassContext
 
 __all__ = ["verify_model"]
@@ -49,13 +50,19 @@ def verify_model(
 def _values(path: Path, inputs: list[str] | None, fill: str, seed: int, shapes: Shapes) -> dict[str, np.ndarray]:
     module, _ = from_onnx(path, shape=shapes)
     types = {p.name: p.tensor_type for p in module["main"].params}
-    wanted = {name: (ty.static_shape, str(ty.dtype)) for name, ty in types.items()}
-    return fill_inputs(wanted, read_inputs(inputs or []), fill, seed)
+    given = read_inputs(inputs or [])
+    sizes = {name: given[name].shape if name in given else resolved(_named(ty), shapes) for name, ty in types.items()}
+    return fill_inputs({name: (sizes[name], str(ty.dtype)) for name, ty in types.items()}, given, fill, seed)
+
+
+def _named(type_: TensorType) -> tuple[int | str, ...]:
+    """The shape with the names of sizes that a run decides."""
+    return tuple(d if isinstance(d, int) else str(d) for d in type_.shape)
 
 
 def _print(report: VerifyReport, listed: int) -> None:
     for name, reason in report.skipped.items():
-        out.print(f"not compared: {name} ({reason})", markup=False)
+        out.print(f"not compared: {name} ({reason})")
     table = Table("tensor", "made by", "type", "error", "allowed")
     worst = sorted(report.tensors, key=lambda c: -_excess(c))[:listed]
     for found in worst:
@@ -68,7 +75,7 @@ def _print(report: VerifyReport, listed: int) -> None:
         out.print(f"all {len(report.tensors)} tensors agree with {report.oracle}")
         return
     where = "only where it is fused with others, " if report.fused_only else ""
-    out.print(f"departs from {report.oracle}: {where}first at {report.departs}", markup=False, soft_wrap=True)
+    out.print(f"departs from {report.oracle}: {where}first at {report.departs}", soft_wrap=True)
 
 
 def _excess(comparison: Comparison) -> float:

@@ -127,7 +127,8 @@ class _Inputs:
             raise fault(
                 where,
                 "the model does not say how many dimensions it has",
-                remedy=f"give its shape: shape={{{value.name!r}: (...)}}",
+                remedy=f"give its shape: shape={{{value.name!r}: (1, 3, 224, 224)}}, or in the relayc command "
+                f"--shape {value.name}:1,3,224,224",
             )
         sizes = tuple(self._dim(d, f"{value.name}_{axis}") for axis, d in enumerate(dims))
         check_shape(tuple(s for s in sizes if isinstance(s, int)), where)

@@ -22,6 +22,8 @@ __all__ = ["NEWEST_OPSET", "Model", "load", "opset_table"]
 NEWEST_OPSET = 28
 """The newest opset of the default domain whose operators are known here."""
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of a model-local function."""
 
@@ -58,7 +60,7 @@ def load(model: ModelProto | bytes | str | os.PathLike[str]) -> Model:
     try:
         proto, raw_data = read_model(path)
     except (DecodeError, RecursionError) as error:
-        raise _no_model(path.name, path.stat().st_size, error) from error
+        raise _no_model(path.name, path.stat().st_size, error, is_pointer=_is_pointer(path)) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise fault(str(path), f"the model file can't be read: {reason}") from error
@@ -74,7 +76,15 @@ def _parse(data: bytes, where: str) -> ModelProto:
     return proto
 
 
-def _no_model(where: str, size: int, error: Exception) -> OnnxImportError:
+def _is_pointer(path: Path) -> bool:
+    """Is this what Git leaves in the place of a large file until that is fetched?"""
+    with path.open("rb") as file:
+        return file.read(len(_POINTER)) == _POINTER
+
+
+def _no_model(where: str, size: int, error: Exception, is_pointer: bool = False) -> OnnxImportError:
+    if is_pointer:
+        return fault(where, "a pointer of Git LFS in the place of the model", remedy="fetch the model: git lfs pull")
     return fault(
         where,
         f"{size} bytes which are not an ONNX model ({error})",

@@ -11,10 +11,7 @@ which `relayc tune` writes to: ``tuning.json`` in the cache folder. "off" reads 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
-from contextlib import suppress
 from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +21,7 @@ from filelock import FileLock
 
 from backend.cache import default_cache
 from backend.runtime.device import cpu
+from backend.runtime.files import replacing
 from backend.target import Target
 from te.errors import CompileError
 from te.ir import PassContext
@@ -104,7 +102,9 @@ class TuningRecords:
         with FileLock(f"{path}.lock"):
             known = {**TuningRecords.load(path).records, **self.records}
             records = [asdict(record) for _, record in sorted(known.items())]
-            _replace(path, json.dumps({"format": _FORMAT, "records": records}, indent=1))
+            text = json.dumps({"format": _FORMAT, "records": records}, indent=1)
+            with replacing(path, durable=True, private=True) as file:
+                file.write(text.encode())
 
     def add(self, record: Record) -> None:
         """Take a record in, in the place of an older one of its subject."""
@@ -183,17 +183,3 @@ def _checked(entry: Any) -> Record:
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(table, dict) for table in tables):
         raise TypeError(f"record of {record.subject!r} has fields of wrong types")
     return record
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise

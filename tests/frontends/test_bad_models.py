@@ -74,6 +74,12 @@ def test_files_of_another_kind(tmp_path: Path, data: bytes) -> None:
     refused(path, "other.onnx", "to do:")
 
 
+def test_a_pointer_to_a_file_that_was_not_fetched(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    refused(path, "Git LFS", "git lfs pull")
+
+
 def test_an_object_of_another_type() -> None:
     refused(3, "expected a path, a ModelProto or the bytes")
 
@@ -283,7 +289,7 @@ def test_shape_overrides_that_make_no_sense() -> None:
     refused(proto, "input 'x'", "2", shape={"x": (1, 3, 4)})
     refused(proto, "dtype= names 'z'", dtype={"z": "float32"})
     refused(proto, "unknown dtype 'float31'", dtype="float31")
-    refused(model([relu()], inputs={"x": None}), "how many dimensions", "shape={'x': (...)}")
+    refused(model([relu()], inputs={"x": None}), "how many dimensions", "shape={'x': (1, 3, 224, 224)}", "--shape x:1,")
 
 
 def test_a_symbolic_shape_where_a_number_is_needed_names_the_input() -> None:

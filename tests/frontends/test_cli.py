@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -155,17 +156,71 @@ def test_show_one_kernel(folder: Path) -> None:
         (["run", "x.npy", "--fill", "ones"], 1, ["Artifact"]),
         (["show", "model.relayc", "graph"], 2, ["expected an .onnx file"]),
         (["run", "model.relayc", "--no-such-option"], 2, ["no-such-option"]),
+        (["compile", "model.onnx", "-o", "no/m.relayc"], 2, ["no folder no"]),
+        (["compile", "model.onnx", "-o", "."], 2, ["can't write '.'", "a folder"]),
+        (["run", "model.onnx", "--fill", "ones", "-o", "no/y.npz"], 2, ["no folder no"]),
+        (["profile", "model.onnx", "--json", "no/p.json"], 2, ["no folder no"]),
+        (["run", "model.relayc", "--fill", "random", "--seed", "-1"], 2, ["--seed"]),
+        (["run", "model.relayc", "-i", "objects.npz"], 2, ["objects.npz can't be read", "Object arrays"]),
+        (["run", "model.relayc", "-i", "flipped.npz"], 2, ["flipped.npz can't be read", "CRC"]),
+        (["run", "model.relayc", "-i", "text.npz"], 2, ["text.npz can't be read"]),
+        (["run", "model.relayc", "-i", "x=a=b.npz"], 2, ["a=b.npz holds several arrays"]),
+        (["run", "model.relayc", "-i", "x.npy"], 2, ["expected name=x.npy"]),
+        (["verify", "model.onnx", "--against", "reference"], 2, ["--shape batch=8"]),
     ],
 )
 def test_failures_are_one_block_and_an_exit_code(
     folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, texts: list[str]
 ) -> None:
     monkeypatch.chdir(folder)
+    np.savez("objects.npz", x=np.array([1, {}], object))
+    np.savez("a=b.npz", x=np.load("x.npy"))
+    whole = Path("a=b.npz").read_bytes()
+    Path("flipped.npz").write_bytes(whole[:150] + bytes([whole[150] ^ 255]) + whole[151:])
+    Path("text.npz").write_text("no archive")
     result = runner.invoke(app, arguments)
     assert result.exit_code == code, result.output
     for text in texts:
         assert text in result.output, result.output
     assert "Traceback" not in result.output
+
+
+def test_names_with_brackets_and_equals_signs_are_printed_and_read_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "a=b [bold] ü 日本"
+    folder.mkdir()
+    value = helper.make_tensor_value_info("[/in]", TensorProto.FLOAT, [2])
+    result = helper.make_tensor_value_info("[/out]", TensorProto.FLOAT, [2])
+    graph = helper.make_graph([helper.make_node("Relu", ["[/in]"], ["[/out]"], name="[/relu]")], "g", [value], [result])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), folder / "m [red].onnx")
+    np.savez(folder / "x=1.npz", **{"[/in]": np.array([-1, 2], np.float32)})
+    np.save(folder / "x.npy", np.array([-3, 4], np.float32))
+    artifact = folder / "m [red].relayc"
+    shown = runner.invoke(app, ["compile", str(folder / "m [red].onnx")])
+    assert shown.exit_code == 0 and f"wrote {artifact} (" in shown.output, shown.output
+    for given, last in ((str(folder / "x=1.npz"), 2), (f"[/in]={folder / 'x.npy'}", 4)):
+        shown = runner.invoke(app, ["run", str(artifact), "-i", given, "--print-top", "1", "-o", str(folder / "y.npz")])
+        assert shown.exit_code == 0 and "[/out]: float32[2]" in shown.output, shown.output
+        assert np.load(folder / "y.npz")["[/out]"].tolist() == [0, last]
+    command = ["verify", str(folder / "m [red].onnx"), "--against", "reference"]
+    shown = runner.invoke(app, command)
+    assert shown.exit_code == 0 and "'[/relu]'" in shown.output, shown.output
+
+
+def test_inputs_too_large_for_memory_are_one_block(folder: Path) -> None:
+    path = folder / "n.relayc"
+    assert runner.invoke(app, ["compile", str(folder / "model.onnx"), "-o", str(path), "-s", "x:n,8"]).exit_code == 0
+    result = runner.invoke(app, ["run", str(path), "--fill", "ones", "--shape", f"n={1 << 50}"])
+    assert result.exit_code == 1 and "MemoryError" in result.output and "Traceback" not in result.output, result.output
+
+
+def test_output_that_nobody_reads_any_more_ends_quietly(folder: Path) -> None:
+    command = [sys.executable, "-m", "frontends.cli.main", "show", str(folder / "model.onnx"), "asm", "-s", "batch=2"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_traceback_on_request(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -200,3 +201,13 @@ def test_doctor_reports_on_every_subject() -> None:
     lines = {line[5:].split("  ")[0].strip(): line[:3].strip() for line in result.output.splitlines() if line}
     assert lines["python"] == "yes" and lines["target llvm"] == "yes" and lines["onnx"] == "yes"
     assert {"processor", "target c", "cache", "target cuda", "cuda device", "onnxruntime"} <= set(lines)
+
+
+def test_doctor_says_whether_the_cache_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for place, mark, text in ((tmp_path / "new", "yes", "new"), (tmp_path / "file", "no", "can't be written"),
+                              ("off", "no", "every compilation")):  # fmt: skip
+        monkeypatch.setenv("RELAYC_CACHE_DIR", str(place))
+        (line,) = [line for line in CliRunner().invoke(app, ["doctor"]).output.splitlines() if "  cache  " in line]
+        assert line.startswith(mark) and text in line
+    assert os.listdir(tmp_path) == ["file"]
