@@ -19,6 +19,7 @@ from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
 from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
+from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
@@ -51,6 +52,7 @@ __all__ = [
     "RecognizePatterns",
     "RewritePass",
     "Sequential",
+    "ShareRecurrences",
     "SimplifyExpr",
     "SimplifyInference",
     "TimingInstrument",

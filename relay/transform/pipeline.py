@@ -20,6 +20,7 @@ from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
+from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
@@ -42,7 +43,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     unpack: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         attention = (RecognizeAttention(), BlockAttention(target))
-        arrange = (WidenProducts(), ConvolveTransposed(), PackWeights(target))
+        arrange = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (

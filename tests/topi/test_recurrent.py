@@ -21,14 +21,17 @@ def _normal(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 7, 8, 13])
 @pytest.mark.parametrize("hidden", [16, 21])
 def test_entries_that_share_weights_are_those_of_the_reference(batch, hidden):
-    for op, gates, states in ((LSTM(activations=("sigmoid", "tanh", "tanh")), 4, 2),
-                              (GRU(activations=("sigmoid", "tanh"), reset_after=False), 3, 1)):  # fmt: skip
-        packed = np.zeros((-(-hidden // 16), hidden, gates, 16), np.float32)
+    cells = [
+        (LSTM(activations=("sigmoid", "tanh", "tanh"), reverse=(False, True)), 4, 2),
+        (GRU(activations=("sigmoid", "tanh"), reset_after=False, reverse=(True, False)), 3, 1),
+    ]
+    for op, gates, states in cells:
+        packed = np.zeros((2, -(-hidden // 16), gates, hidden, 16), np.float32)
         for unit in range(hidden):
-            packed[unit // 16, :, :, unit % 16] = 0.3 * _normal(hidden, gates)
-        given = [_normal(3, batch, gates * hidden), *[_normal(batch, hidden) for _ in range(states)]]
+            packed[:, unit // 16, :, :, unit % 16] = 0.3 * _normal(2, gates, hidden)
+        given = [_normal(3, batch, 2 * gates * hidden), *[_normal(2, batch, hidden) for _ in range(states)]]
         if gates == 3:
-            given.append(_normal(hidden))
+            given.append(_normal(2, hidden))
         products, *rest = [relay.var(f"x{i}", shape=a.shape) for i, a in enumerate(given)]
         call = relay.Call(op, (products, relay.const(packed), *rest))
         lib = relay.build(IRModule({"main": relay.Function((products, *rest), call)}), "llvm")

@@ -1,10 +1,14 @@
 """Recurrences over a sequence: LSTM, GRU and the plain RNN, each one kernel for all time steps.
 
-The input's part of the gates, X W^T + bias, is one matrix product over all steps and is made before. What is left is
-the recurrence: gates = products[t] + h R^T. R is packed (ceil(H / NR), H, G, NR): a block of NR hidden units reads the
-columns of its G gates, keeps the sums of some gates and some entries of the batch in registers, applies the gates and
-writes its NR units. A step's blocks run in parallel. With `lengths`, step t of a batch entry counts when t < length;
-otherwise its state stays as it is and its output is 0.
+The input's part of the gates, X W^T + bias, is one matrix product over all steps and directions and is made before.
+What is left is the recurrence: gates = products[t] + h R^T. R is packed (D, ceil(H / NR), G, H, NR): a block of NR
+hidden units reads the panels of its G gates, keeps the sums of some gates and some entries of the batch in registers,
+applies the gates and writes its NR units. With `lengths`, step t of a batch entry counts when t < length; otherwise
+its state stays as it is and its output is 0.
+
+Threads share the D directions where these come out even: each runs all steps of its own and waits for nobody. Else
+they share the blocks of each step. Every other step a thread goes through its blocks backwards: the weights that it
+read last are still in its second-level cache.
 """
 
 from __future__ import annotations
@@ -68,12 +72,14 @@ ACTIVATIONS: dict[str, Callable[..., PrimExpr]] = {
 class Gates:
     """How gates are computed: `activations` by name in the cell's order, arguments limited to [-clip, clip] before.
 
-    `reverse` runs from the last step to the first.
+    `reverse` says for each direction whether it runs from the last step to the first, `cores` among how many threads
+    directions or blocks are shared; 0 where that is not known.
     """
 
     activations: tuple[Activation, ...]
-    reverse: bool = False
+    reverse: tuple[bool, ...] = (False,)
     clip: float | None = None
+    cores: int = 0
 
     def __call__(self, number: int, value: PrimExpr) -> PrimExpr:
         """Activation `number` of the limited `value`."""
@@ -91,9 +97,35 @@ class Gates:
             return value
         return te.maximum(te.minimum(value, te.const(self.clip, value.dtype)), te.const(-self.clip, value.dtype))
 
+    @property
+    def go_apart(self) -> bool:
+        """Do threads share the directions, each running all steps of its own?"""
+        return self.cores > 0 and len(self.reverse) % self.cores == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step: its number, the copy of `h` to read and the one to write, and the direction; None: all of them."""
+
+    number: Any
+    now: Any
+    after: Any
+    direction: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of units of one direction, and its part of a step: the place in the sequence, copies of `h` as above."""
+
+    direction: Any
+    number: Any
+    time: Any
+    now: Any
+    after: Any
+
 
 class _Recurrence:
-    """The loops that all recurrences share; `h` holds two copies of the hidden state, read and written in turns."""
+    """The loops that all recurrences share; `h` holds two copies of the hidden states, read and written in turns."""
 
     def __init__(
         self, ib: IRBuilder, products: Buffer, weights: Buffer, h0: Buffer, lengths: Buffer | None, gates: Gates
@@ -102,46 +134,83 @@ class _Recurrence:
         self.products, self.weights = ib.buffer(products), ib.buffer(weights)
         self.lengths = None if lengths is None else ib.buffer(lengths)
         self.steps, self.batch, _ = products.shape
-        self.blocks, self.hidden, count, self.lanes = (int(d) for d in weights.shape)  # type: ignore[arg-type]
-        self.gate_count = count
-        self.weights_per_step = count * self.hidden * self.hidden
+        shape: list[int] = [int(d) for d in weights.shape]  # type: ignore[arg-type]
+        self.directions, self.blocks, self.gate_count, self.hidden, self.lanes = shape
         self.dtype = products.dtype
         self.h = self.state("h", 2)
         self.load(self.h, h0)
 
     def state(self, name: str, copies: int) -> BufferView:
-        """Room for `copies` of a state, whole blocks of units."""
-        shape: tuple[Dim, ...] = (copies, self.batch, self.blocks * self.lanes)
+        """Room for `copies` of the states, whole blocks of units."""
+        shape: tuple[Dim, ...] = (copies, self.directions, self.batch, self.blocks * self.lanes)
         return self.ib.allocate(self.dtype, shape, name, scope="global")
 
     def load(self, state: BufferView, source: Buffer) -> None:
-        """Copy 0 of `state` from (B, H); units that fill up the last block are 0."""
+        """Copy 0 of `state` from (D, B, H); units that fill up the last block are 0."""
         given = self.ib.buffer(source)
         units = self.blocks * self.lanes
-        with loop_nest(self.ib, (self.batch, units), independent=True) as (b, j):
-            state[0, b, j] = te.if_then_else(j < self.hidden, given[b, j], te.const(0, self.dtype))
+        with loop_nest(self.ib, (self.directions, self.batch, units), independent=True) as (d, b, j):
+            state[0, d, b, j] = te.if_then_else(j < self.hidden, given[d, b, j], te.const(0, self.dtype))
 
     def store(self, out: Buffer, state: BufferView, copy: Any) -> None:
-        """(B, H) from a copy of `state`."""
+        """(D, B, H) from a copy of `state`."""
         result = self.ib.buffer(out)
-        with loop_nest(self.ib, (self.batch, self.hidden), independent=True) as (b, j):
-            result[b, j] = state[copy, b, j]
+        with loop_nest(self.ib, (self.directions, self.batch, self.hidden), independent=True) as (d, b, j):
+            result[d, b, j] = state[copy, d, b, j]
+
+    @property
+    def _shared(self) -> str:
+        """The kind of the loop that threads share: parallel where a step of one direction is worth it."""
+        work = self.gate_count * self.hidden**2 * (self.batch if isinstance(self.batch, int) else 1)
+        return "parallel" if work >= _PARALLEL_WORK or self.gates.go_apart else "serial"
 
     @contextmanager
-    def each_step(self) -> Generator[tuple[Any, Any, Any], None, None]:
-        """All steps: the time, the copy of `h` to read and the one to write."""
-        with self.ib.for_range(0, self.steps, "step") as step:
-            time = self.steps - 1 - step if self.gates.reverse else step
-            now = self.ib.let("now", step % 2)
-            yield time, now, 1 - now
+    def each_step(self) -> Generator[_Step, None, None]:
+        """All steps: of one direction after the other where these go apart, otherwise of all at once."""
+        ib = self.ib
+
+        def step(number: Any, direction: Any = None) -> _Step:
+            now = ib.let("now", number % 2)
+            return _Step(number, now, 1 - now, direction)
+
+        if not self.gates.go_apart:
+            with ib.for_range(0, self.steps, "step") as number:
+                yield step(number)
+            return
+        kind = self._shared if self.directions > 1 else "serial"
+        with ib.for_range(0, self.directions, "direction", kind) as d, ib.for_range(0, self.steps, "step") as number:
+            yield step(number, d)
 
     @contextmanager
-    def each_block(self) -> Generator[Any, None, None]:
-        """All blocks of units, in parallel when a step is worth it."""
-        work = self.weights_per_step * (self.batch if isinstance(self.batch, int) else 1)
-        kind = "parallel" if work >= _PARALLEL_WORK else "serial"
-        with self.ib.for_range(0, self.blocks, "block", kind, independent=True) as block:
-            yield block
+    def each_block(self, step: _Step) -> Generator[_Block, None, None]:
+        """All blocks of a step, of its direction or of all, in parallel where threads share them."""
+        ib, count = self.ib, self.directions * self.blocks
+        if step.direction is not None:
+            with ib.for_range(0, self.blocks, "block", independent=True) as n:
+                yield self._block(step, step.direction, self._turned(step, n, 0, self.blocks))
+        elif self.gates.cores == 0:
+            with ib.for_range(0, count, "block", self._shared, independent=True) as n:
+                yield self._block(step, n // self.blocks, n % self.blocks)
+        else:
+            shares = min(self.gates.cores, count)
+            with ib.for_range(0, shares, "share", self._shared, independent=True) as share:
+                begin = ib.let("begin", share * count // shares)
+                end = ib.let("end", (share + 1) * count // shares)
+                with ib.for_range(begin, end, "block", independent=True) as n:
+                    turned = ib.let("turned", self._turned(step, n, begin, end))
+                    yield self._block(step, turned // self.blocks, turned % self.blocks)
+
+    @staticmethod
+    def _turned(step: _Step, n: Any, begin: Any, end: Any) -> PrimExpr:
+        """`n` of [begin, end), counted from the end in every other step."""
+        return te.select(step.now == 0, n, begin + end - 1 - n)
+
+    def _block(self, step: _Step, direction: Any, block: Any) -> _Block:
+        ib, reverse, backwards = self.ib, self.gates.reverse, self.steps - 1 - step.number
+        turned = backwards if reverse[0] else step.number
+        if len(set(reverse)) > 1:
+            turned = te.select(direction == reverse.index(True), backwards, step.number)
+        return _Block(direction, ib.let("unit_block", block), ib.let("time", turned), step.now, step.after)
 
     @contextmanager
     def each_entry(self) -> Generator[Any, None, None]:
@@ -150,40 +219,40 @@ class _Recurrence:
             yield b
 
     @contextmanager
-    def each_unit(self, block: Any) -> Generator[tuple[Any, Any], None, None]:
+    def each_unit(self, at: _Block) -> Generator[tuple[Any, Any], None, None]:
         """All units of a block as one vector: the lane, and the unit."""
         with self.ib.for_range(0, self.lanes, "lane", kind="vectorized") as lane:
-            yield lane, block * self.lanes + lane
+            yield lane, at.number * self.lanes + lane
 
-    def sums(self, source: BufferView, copy: Any, block: Any, gates: Sequence[int]) -> BufferView:
-        """A state times the columns of `gates` of one block: for each entry of the batch, NR sums for each gate.
+    def sums(self, source: BufferView, copy: Any, at: _Block, gates: Sequence[int]) -> BufferView:
+        """A state times the panels of `gates` of one block: for each entry of the batch, NR sums for each gate.
 
         Some entries and gates at a time, as many sums as stay in registers: a weight that is read serves all entries.
         """
         ib, batch = self.ib, self.batch
         total = ib.allocate(self.dtype, (batch, len(gates) * self.lanes), "total", scope="global")
         rows, together = _sums_at_once(batch, len(gates))
-        passes = 0 if not isinstance(batch, int) else batch // rows * len(gates) // together
+        tiles = batch // rows
         for first in range(0, len(gates), together):
             part = [(g, gates[g]) for g in range(first, first + together)]
-            with ib.for_range(0, batch // rows, "tile", independent=True) as tile:
-                number = first // together * (batch // rows) + tile
-                self._sum_tile(total, source, copy, block, tile * rows, rows, part, (number, passes))
+            following = gates[first + together] if first + together < len(gates) else gates[0]
+            with ib.for_range(0, tiles, "tile", independent=True) as tile:
+                progress = (tile, tiles) if isinstance(tiles, int) and rows > 1 else None
+                self._sum_tile(total, source, copy, at, tile * rows, rows, part, following, progress)
             if isinstance(batch, int) and batch % rows:
                 rest = batch % rows
-                self._sum_tile(total, source, copy, block, batch - rest, rest, part, (0, 0))
+                self._sum_tile(total, source, copy, at, batch - rest, rest, part, following, None)
         return total
 
     def _sum_tile(
-        self, total: BufferView, source: BufferView, copy: Any, block: Any, first: Any, rows: int,
-        gates: Sequence[tuple[int, int]], progress: tuple[Any, int],
+        self, total: BufferView, source: BufferView, copy: Any, at: _Block, first: Any, rows: int,
+        gates: Sequence[tuple[int, int]], following: int, progress: tuple[Any, int] | None,
     ) -> None:  # fmt: skip
         """The sums of `rows` entries from `first` on, for (place in the sums, gate).
 
-        `progress` is (which pass over the block's weights this is, of how many): spread over them the next block's
-        weights are fetched; none where there are too few.
         Few are summed in several chains, each over every so many units of the state, so that one multiply-add need not
-        wait for the one before.
+        wait for the one before. `progress` is (which tile on these panels this is, of how many): spread over them, as
+        many panels from the gate `following` on are fetched.
         """
         ib, lanes, width = self.ib, self.lanes, rows * len(gates) * self.lanes
         chains = math.gcd(max(_CHAINS // (rows * len(gates)), 1), self.hidden)
@@ -196,14 +265,15 @@ class _Recurrence:
         for start in range(0, chains * width, lanes):
             with vector() as lane:
                 sums[start + lane] = te.const(0, self.dtype)
-        number, passes = progress
         with ib.for_range(0, self.hidden // chains, "k") as k:
-            if passes >= self.gate_count and chains == 1:
-                self._fetch_ahead(block, (number * self.hidden + k) * self.gate_count // passes)
+            if progress is not None:
+                tile, tiles = progress
+                self._fetch_ahead(at, following, len(gates), (tile * self.hidden + k * chains) // tiles)
             for chain, (n, (row, (_, gate))) in itertools.product(range(chains), enumerate(pairs)):
                 with vector() as lane:
-                    at, unit = chain * width + n * lanes + lane, k * chains + chain
-                    sums[at] = sums[at] + source[copy, first + row, unit] * self.weights[block, unit, gate, lane]
+                    here, unit = chain * width + n * lanes + lane, k * chains + chain
+                    weight = self.weights[at.direction, at.number, gate, unit, lane]
+                    sums[here] = sums[here] + source[copy, at.direction, first + row, unit] * weight
         for start in range(width, chains * width, lanes):
             with vector() as lane:
                 sums[start % width + lane] = sums[start % width + lane] + sums[start + lane]
@@ -211,11 +281,14 @@ class _Recurrence:
             with vector() as lane:
                 total[first + row, place * lanes + lane] = sums[n * lanes + lane]
 
-    def _fetch_ahead(self, block: Any, line: Any) -> None:
-        """Prefetch NR weights of the next block, those of unit and gate number `line`."""
-        index = te.min(block + 1, self.blocks - 1), line // self.gate_count, line % self.gate_count, 0
-        address = call_intrin("handle", "address_of", self.weights[index])
-        self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
+    def _fetch_ahead(self, at: _Block, gate: int, count: int, unit: Any) -> None:
+        """Prefetch NR weights of `unit` in `count` panels from `gate` on; gate 0 is that of the block that follows."""
+        block = at.number
+        if gate == 0:
+            block = te.max(0, te.min(at.number + 1 - 2 * at.now, self.blocks - 1))
+        for n in range(count):
+            address = call_intrin("handle", "address_of", self.weights[at.direction, block, gate + n, unit, 0])
+            self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
 
     def read(self, source: BufferView, index: Sequence[Any], unit: Any) -> PrimExpr:
         """``source[*index, unit]``, 0 for units that fill up the last block. `index` may end with an offset."""
@@ -225,25 +298,27 @@ class _Recurrence:
             return value
         return te.if_then_else(unit < self.hidden, value, te.const(0, self.dtype))
 
-    def product(self, time: Any, b: Any, gate: int, unit: Any) -> PrimExpr:
+    def product(self, at: _Block, b: Any, gate: int, unit: Any) -> PrimExpr:
         """The input's part of `gate` for `unit`."""
-        return self.read(self.products, (time, b, gate * self.hidden), unit)
+        column = (at.direction * self.gate_count + gate) * self.hidden
+        return self.read(self.products, (at.time, b, column), unit)
 
-    def kept(self, time: Any, b: Any, new: PrimExpr, old: PrimExpr) -> PrimExpr:
+    def kept(self, at: _Block, b: Any, new: PrimExpr, old: PrimExpr) -> PrimExpr:
         """`new` while the sequence lasts, then `old`."""
         if self.lengths is None:
             return new
-        return te.select(time < te.cast("int32", self.lengths[b]), new, old)
+        return te.select(at.time < te.cast("int32", self.lengths[b]), new, old)
 
-    def finish(self, y: BufferView, time: Any, b: Any, unit: Any, value: PrimExpr, now: Any, after: Any) -> None:
+    def finish(self, y: BufferView, at: _Block, b: Any, unit: Any, value: PrimExpr) -> None:
         """The new hidden state of a unit, and the output of the step."""
-        self.h[after, b, unit] = self.kept(time, b, value, self.h[now, b, unit])
-        result = self.kept(time, b, self.h[after, b, unit], te.const(0, self.dtype))
+        d = at.direction
+        self.h[at.after, d, b, unit] = self.kept(at, b, value, self.h[at.now, d, b, unit])
+        result = self.kept(at, b, self.h[at.after, d, b, unit], te.const(0, self.dtype))
         if self.hidden % self.lanes == 0:
-            y[time, b, unit] = result
+            y[at.time, b, d, unit] = result
         else:
             with self.ib.if_scope(unit < self.hidden):
-                y[time, b, unit] = result
+                y[at.time, b, d, unit] = result
 
 
 def _sums_at_once(batch: Dim, gates: int) -> tuple[int, int]:
@@ -265,10 +340,10 @@ def _sums_at_once(batch: Dim, gates: int) -> tuple[int, int]:
 def _extern(
     name: str, products: Tensor, weight: Tensor, inputs: Sequence[Tensor | None], states: int, fill: Any
 ) -> tuple[Tensor, ...]:
-    """The operation with results y (T, B, H) and `states` final states (B, H)."""
+    """The operation with results y (T, B, D, H) and `states` final states (D, B, H)."""
     steps, batch, _ = products.shape
-    hidden = weight.shape[1]
-    shapes = [(steps, batch, hidden), *[(batch, hidden)] * states]
+    directions, _, _, hidden, _ = weight.shape
+    shapes = [(steps, batch, directions, hidden), *[(directions, batch, hidden)] * states]
     given = [products, weight, *[t for t in inputs if t is not None]]
     present = [t is not None for t in inputs]
 
@@ -292,10 +367,10 @@ def lstm(
     gates: Gates,
     input_forget: bool = False,
 ) -> tuple[Tensor, ...]:
-    """y (T, B, H), h (B, H), c (B, H) of products (T, B, 4H), gates in the order input, output, forget, cell.
+    """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H), gates in the order input, output, forget, cell.
 
-    c' = f c + i g and h' = o act(c'); `peephole` (3, H) adds p c to the input and forget gates and p c' to the output
-    gate; `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'.
+    c' = f c + i g and h' = o act(c'); `peephole` (D, 3, H) adds p c to the input and forget gates and p c' to the
+    output gate; `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'.
     """
 
     def fill(ib: IRBuilder, ins: Sequence[Any], outs: Sequence[Buffer]) -> None:
@@ -304,19 +379,19 @@ def lstm(
         r.load(c, ins[3])
         peep = None if ins[4] is None else ib.buffer(ins[4])
 
-        def looked(value: PrimExpr, number: int, b: Any, unit: Any) -> PrimExpr:
-            return value if peep is None else value + r.read(peep, (number, 0), unit) * c[0, b, unit]
+        def looked(value: PrimExpr, number: int, d: Any, b: Any, unit: Any) -> PrimExpr:
+            return value if peep is None else value + r.read(peep, (d, number, 0), unit) * c[0, d, b, unit]
 
-        with r.each_step() as (time, now, after), r.each_block() as block:
-            total = r.sums(r.h, now, block, (0, 1, 2, 3))
-            with r.each_entry() as b, r.each_unit(block) as (lane, unit):
-                i, o, f, g = [r.product(time, b, k, unit) + total[b, k * r.lanes + lane] for k in range(4)]
-                total[b, lane] = gates(0, looked(i, 0, b, unit))
+        with r.each_step() as step, r.each_block(step) as at:
+            total, d = r.sums(r.h, at.now, at, (0, 1, 2, 3)), at.direction
+            with r.each_entry() as b, r.each_unit(at) as (lane, unit):
+                i, o, f, g = [r.product(at, b, k, unit) + total[b, k * r.lanes + lane] for k in range(4)]
+                total[b, lane] = gates(0, looked(i, 0, d, b, unit))
                 i = total[b, lane]
-                f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, b, unit))
-                c[0, b, unit] = r.kept(time, b, f * c[0, b, unit] + i * gates(1, g), c[0, b, unit])
-                h = gates(0, looked(o, 1, b, unit)) * gates.activate(2, c[0, b, unit])
-                r.finish(y, time, b, unit, h, now, after)
+                f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, d, b, unit))
+                c[0, d, b, unit] = r.kept(at, b, f * c[0, d, b, unit] + i * gates(1, g), c[0, d, b, unit])
+                h = gates(0, looked(o, 1, d, b, unit)) * gates.activate(2, c[0, d, b, unit])
+                r.finish(y, at, b, unit, h)
         r.store(outs[1], r.h, r.steps % 2)
         r.store(outs[2], c, 0)
 
@@ -332,7 +407,7 @@ def gru(
     gates: Gates,
     reset_after: bool,
 ) -> tuple[Tensor, ...]:
-    """y (T, B, H), h (B, H) of products (T, B, 3H), gates in the order update z, reset r, hidden n.
+    """y (T, B, D, H), h (D, B, H) of products (T, B, D 3 H), gates in the order update z, reset r, hidden n.
 
     h' = (1 - z) n + z h. With `reset_after` n = act(x + r (h R^T + hidden_bias)), else n = act(x + (r h) R^T +
     hidden_bias). Activations: of the gates, of n.
@@ -343,43 +418,43 @@ def gru(
         y, bias, z = ib.buffer(outs[0]), ib.buffer(ins[3]), r.state("z", 1)
         reset_state = None if reset_after else r.state("reset_state", 1)
 
-        def mixed(new: PrimExpr, now: Any, b: Any, unit: Any) -> PrimExpr:
-            return (te.const(1, r.dtype) - z[0, b, unit]) * new + z[0, b, unit] * r.h[now, b, unit]
+        def mixed(new: PrimExpr, at: _Block, b: Any, unit: Any) -> PrimExpr:
+            kept = z[0, at.direction, b, unit]
+            return (te.const(1, r.dtype) - kept) * new + kept * r.h[at.now, at.direction, b, unit]
 
-        with r.each_step() as (time, now, after):
-            with r.each_block() as block:
-                total = r.sums(r.h, now, block, (0, 1, 2) if reset_after else (0, 1))
-                with r.each_entry() as b, r.each_unit(block) as (lane, unit):
-                    z[0, b, unit] = gates(0, r.product(time, b, 0, unit) + total[b, lane])
-                    reset = gates(0, r.product(time, b, 1, unit) + total[b, r.lanes + lane])
+        with r.each_step() as step:
+            with r.each_block(step) as at:
+                total, d = r.sums(r.h, at.now, at, (0, 1, 2) if reset_after else (0, 1)), at.direction
+                with r.each_entry() as b, r.each_unit(at) as (lane, unit):
+                    z[0, d, b, unit] = gates(0, r.product(at, b, 0, unit) + total[b, lane])
+                    reset = gates(0, r.product(at, b, 1, unit) + total[b, r.lanes + lane])
                     if reset_state is None:
-                        inner = total[b, 2 * r.lanes + lane] + r.read(bias, (0,), unit)
-                        new = gates(1, r.product(time, b, 2, unit) + reset * inner)
-                        r.finish(y, time, b, unit, mixed(new, now, b, unit), now, after)
+                        inner = total[b, 2 * r.lanes + lane] + r.read(bias, (d, 0), unit)
+                        new = gates(1, r.product(at, b, 2, unit) + reset * inner)
+                        r.finish(y, at, b, unit, mixed(new, at, b, unit))
                     else:
-                        reset_state[0, b, unit] = reset * r.h[now, b, unit]
+                        reset_state[0, d, b, unit] = reset * r.h[at.now, d, b, unit]
             if reset_state is not None:
-                with r.each_block() as block:
-                    total = r.sums(reset_state, 0, block, (2,))
-                    with r.each_entry() as b, r.each_unit(block) as (lane, unit):
-                        new = gates(1, r.product(time, b, 2, unit) + total[b, lane] + r.read(bias, (0,), unit))
-                        r.finish(y, time, b, unit, mixed(new, now, b, unit), now, after)
+                with r.each_block(step) as at:
+                    total, d = r.sums(reset_state, 0, at, (2,)), at.direction
+                    with r.each_entry() as b, r.each_unit(at) as (lane, unit):
+                        new = gates(1, r.product(at, b, 2, unit) + total[b, lane] + r.read(bias, (d, 0), unit))
+                        r.finish(y, at, b, unit, mixed(new, at, b, unit))
         r.store(outs[1], r.h, r.steps % 2)
 
     return _extern("gru", products, weight, (h0, hidden_bias, lengths), 1, fill)
 
 
 def rnn(products: Tensor, weight: Tensor, h0: Tensor, lengths: Tensor | None, gates: Gates) -> tuple[Tensor, ...]:
-    """y (T, B, H), h (B, H) of products (T, B, H); h' = act(x + h R^T)."""
+    """y (T, B, D, H), h (D, B, H) of products (T, B, D H); h' = act(x + h R^T)."""
 
     def fill(ib: IRBuilder, ins: Sequence[Any], outs: Sequence[Buffer]) -> None:
         r = _Recurrence(ib, ins[0], ins[1], ins[2], ins[3], gates)
         y = ib.buffer(outs[0])
-        with r.each_step() as (time, now, after), r.each_block() as block:
-            total = r.sums(r.h, now, block, (0,))
-            with r.each_entry() as b, r.each_unit(block) as (lane, unit):
-                value = gates(0, r.product(time, b, 0, unit) + total[b, lane])
-                r.finish(y, time, b, unit, value, now, after)
+        with r.each_step() as step, r.each_block(step) as at:
+            total = r.sums(r.h, at.now, at, (0,))
+            with r.each_entry() as b, r.each_unit(at) as (lane, unit):
+                r.finish(y, at, b, unit, gates(0, r.product(at, b, 0, unit) + total[b, lane]))
         r.store(outs[1], r.h, r.steps % 2)
 
     return _extern("rnn", products, weight, (h0, lengths), 1, fill)

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN.
 
-The input's product with all gates' weights is one matrix product over all time steps, biases included; the recurrence
-is one operator for each direction.
+The input's product with all gates' weights is one matrix product over all time steps and directions, biases included;
+the recurrence is one operator for both directions, or for each where they differ in their activations.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ class _Recurrent:
         direction = node.attr_choice("direction", ("forward", "reverse", "bidirectional"), "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.activations = self._activations(default_activations)
+        same = len(set(self.activations)) == 1
+        count = len(self.backwards)
+        self.together = [range(count)] if same else [range(d, d + 1) for d in range(count)]
         self.clip = node.attrs.get_float("clip")
         self._check()
 
@@ -78,41 +81,49 @@ class _Recurrent:
         made = [_activation(node, name, alphas, betas) for name in names]
         return [tuple(made[d * size : (d + 1) * size]) for d in range(len(self.backwards))]
 
-    def products(self, direction: int, state_bias_gates: int) -> Expr:
-        """X W' + biases [time, batch, gates * hidden]; R's biases are added to the first `state_bias_gates` gates."""
+    def products(self, directions: range, state_bias_gates: int) -> Expr:
+        """X W' + biases [time, batch, directions * gates * hidden]; R's biases are added to some first gates."""
+        columns = len(directions) * self.gates * self.hidden
         flat = reshape_to(self.x, (product((self.time, self.batch)), self.features))
-        result = op.nn.dense(flat, self.part(1, direction))
+        result = op.nn.dense(flat, reshape_to(self.part(1, directions), (columns, self.features)))
         if self.node.get(3) is not None:
-            result = op.add(result, self._bias(direction, state_bias_gates))
-        return reshape_to(result, (self.time, self.batch, self.gates * self.hidden))
+            result = op.add(result, reshape_to(self._bias(directions, state_bias_gates), (columns,)))
+        return reshape_to(result, (self.time, self.batch, columns))
 
-    def _bias(self, direction: int, state_bias_gates: int) -> Expr:
+    def _bias(self, directions: range, state_bias_gates: int) -> Expr:
         size, hidden = self.gates * self.hidden, self.hidden
-        both = self.part(3, direction)
-        own, state = _cut(both, 0, size), _cut(both, size, size + state_bias_gates * hidden)
+        both = self.part(3, directions)
+        own, state = _cut(both, 1, 0, size), _cut(both, 1, size, size + state_bias_gates * hidden)
         if state_bias_gates < self.gates:
-            rest = Constant(np.zeros(((self.gates - state_bias_gates) * hidden,), str(self.x.dtype)))
-            state = op.concatenate([state, rest], axis=0)
+            rest = np.zeros((len(directions), (self.gates - state_bias_gates) * hidden), str(self.x.dtype))
+            state = op.concatenate([state, Constant(rest)], axis=1)
         return op.add(own, state)
 
-    def state_bias(self, direction: int, gate: int) -> Expr:
-        """R's bias of one gate [hidden]; zeros when there are no biases."""
+    def state_bias(self, directions: range, gate: int) -> Expr:
+        """R's bias of one gate [directions, hidden]; zeros when there are no biases."""
         if self.node.get(3) is None:
-            return Constant(np.zeros((self.hidden,), str(self.x.dtype)))
+            return Constant(np.zeros((len(directions), self.hidden), str(self.x.dtype)))
         start = (self.gates + gate) * self.hidden
-        return _cut(self.part(3, direction), start, start + self.hidden)
+        return _cut(self.part(3, directions), 1, start, start + self.hidden)
 
-    def initial(self, index: int, direction: int) -> Expr:
-        """The initial state [batch, hidden] from input `index`; zeros when it is left out."""
+    def initial(self, index: int, directions: range) -> Expr:
+        """The initial states [directions, batch, hidden] from input `index`; zeros when it is left out."""
         if self.node.get(index) is None:
-            return zeros((self.batch, self.hidden), str(self.x.dtype))
+            return zeros((len(directions), self.batch, self.hidden), str(self.x.dtype))
         if self.batch_first:
-            return _field(transposed(self.node[index], (1, 0, 2)), direction)
-        return self.part(index, direction)
+            return self._of(transposed(self.node[index], (1, 0, 2)), directions)
+        return self.part(index, directions)
 
-    def part(self, index: int, direction: int) -> Expr:
-        """Input `index` of one direction."""
-        return _field(self.node[index], direction)
+    def part(self, index: int, directions: range) -> Expr:
+        """Input `index` of some directions."""
+        return self._of(self.node[index], directions)
+
+    def _of(self, x: Expr, directions: range) -> Expr:
+        return x if len(directions) == len(self.backwards) else _cut(x, 0, directions.start, directions.stop)
+
+    def reverse(self, directions: range) -> tuple[bool, ...]:
+        """Of each direction: does it run from the last step to the first?"""
+        return tuple([self.backwards[d] for d in directions])
 
     def lengths(self) -> Expr | None:
         """Lengths of the sequences [batch]; None when all are full."""
@@ -122,27 +133,24 @@ class _Recurrent:
             return None
         return self.node[4]
 
-    def outputs(self, per_direction: Sequence[Sequence[Expr]]) -> list[Expr | None]:
-        """Y [time, directions, batch, hidden] and the final states [directions, batch, hidden], laid out as asked."""
-        y = op.concatenate([op.expand_dims(results[0], 1) for results in per_direction], axis=1)
-        outputs: list[Expr | None] = [transposed(y, (2, 0, 1, 3)) if self.batch_first else y]
-        for state in range(1, len(per_direction[0])):
-            final = op.concatenate([op.expand_dims(results[state], 0) for results in per_direction], axis=0)
-            outputs.append(transposed(final, (1, 0, 2)) if self.batch_first else final)
-        return outputs
+    def outputs(self, parts: Sequence[Sequence[Expr]]) -> list[Expr | None]:
+        """Y [time, directions, batch, hidden] and the final states [directions, batch, hidden], laid out as asked.
+
+        `parts` has the results of the operators, one for all directions or for each.
+        """
+        y, *states = parts[0]
+        if len(parts) > 1:
+            y, *states = [
+                op.concatenate(list(results), axis=axis)
+                for results, axis in zip(zip(*parts, strict=True), (2, 0, 0), strict=False)
+            ]
+        if self.batch_first:
+            return [transposed(y, (1, 0, 2, 3)), *[transposed(state, (1, 0, 2)) for state in states]]
+        return [transposed(y, (0, 2, 1, 3)), *states]
 
 
-def _cut(x: Expr, start: int, end: int) -> Expr:
-    return op.strided_slice(x, (start,), (end,), (1,), axes=(0,))
-
-
-def _field(x: Expr, index: int) -> Expr:
-    """x[index] along axis 0."""
-    if isinstance(x, Constant):
-        return Constant(x.data[index], span=x.span)
-    if x.shape[0] == 1:
-        return op.squeeze(x, axis=(0,))
-    return op.squeeze(_cut(x, index, index + 1), axis=(0,))
+def _cut(x: Expr, axis: int, start: int, end: int) -> Expr:
+    return op.strided_slice(x, (start,), (end,), (1,), axes=(axis,))
 
 
 def _activation(node: OnnxNode, name: str, alphas: list[float], betas: list[float]) -> Activation:
@@ -163,25 +171,25 @@ def lstm(node: OnnxNode) -> list[Expr | None]:
     return common.outputs([
         op.nn.lstm(
             common.products(d, state_bias_gates=4), common.part(2, d), common.initial(5, d), common.initial(6, d),
-            _peepholes(common, d), common.lengths(), activations=common.activations[d], reverse=common.backwards[d],
+            _peepholes(common, d), common.lengths(), activations=common.activations[d.start], reverse=common.reverse(d),
             clip=common.clip, input_forget=node.attr_bool("input_forget", False),
         )
-        for d in range(len(common.backwards))
+        for d in common.together
     ])  # fmt: skip
 
 
 convert_with(lstm, "LSTM")
 
 
-def _peepholes(common: _Recurrent, direction: int) -> Expr | None:
-    """Weights [3, hidden] of the input, output and forget peepholes; None when they are absent or zero."""
+def _peepholes(common: _Recurrent, directions: range) -> Expr | None:
+    """Weights [directions, 3, hidden] of the input, output and forget peepholes; None when they are absent or zero."""
     node = common.node
     if node.get(7) is None:
         return None
     known = node.known_value(7)
     if known is not None and not np.any(known):
         return None
-    return reshape_to(_field(node[7], direction), (3, common.hidden))
+    return reshape_to(common.part(7, directions), (len(directions), 3, common.hidden))
 
 
 @converter("GRU", since=1)
@@ -191,10 +199,10 @@ def gru(node: OnnxNode) -> list[Expr | None]:
     return common.outputs([
         op.nn.gru(
             common.products(d, state_bias_gates=2), common.part(2, d), common.initial(5, d), common.state_bias(d, 2),
-            common.lengths(), activations=common.activations[d], reverse=common.backwards[d], clip=common.clip,
+            common.lengths(), activations=common.activations[d.start], reverse=common.reverse(d), clip=common.clip,
             reset_after=node.attr_bool("linear_before_reset", False),
         )
-        for d in range(len(common.backwards))
+        for d in common.together
     ])  # fmt: skip
 
 
@@ -205,7 +213,7 @@ def rnn(node: OnnxNode) -> list[Expr | None]:
     return common.outputs([
         op.nn.rnn(
             common.products(d, state_bias_gates=1), common.part(2, d), common.initial(5, d), common.lengths(),
-            activations=common.activations[d], reverse=common.backwards[d], clip=common.clip,
+            activations=common.activations[d.start], reverse=common.reverse(d), clip=common.clip,
         )
-        for d in range(len(common.backwards))
+        for d in common.together
     ])  # fmt: skip

@@ -1,8 +1,9 @@
 """Recurrences over a sequence: LSTM, GRU and the plain RNN.
 
-Inputs common to all: products (T, B, G * H), the input's part of the G gates of every step, biases included; the
-recurrence weights packed (ceil(H / NR), H, G, NR), filled up with 0 (`pack_recurrence`); the initial state (B, H); with
-`has_lengths` last the lengths (B). Results: all outputs (T, B, H) and the final states (B, H), as a tuple.
+Inputs common to all: products (T, B, D * G * H), the input's part of the G gates of every step and of D directions,
+biases included; the recurrence weights packed (D, ceil(H / NR), G, H, NR), filled up with 0 (`pack_recurrence`); the
+initial states (D, B, H); with `has_lengths` last the lengths (B). Results: all outputs (T, B, D, H) and the final
+states (D, B, H), as a tuple.
 """
 
 from __future__ import annotations
@@ -62,17 +63,19 @@ def _activated(activation: Activation, x: Array) -> Array:
 class _Recurrent(OpDef):
     """What all recurrences have.
 
-    (C1) the element type is a float; (C2) of all inputs but the lengths; (C3) products are (T, B, G * H), the weights
-    (ceil(H / NR), H, G, NR); (C4) states are (B, H); (C5) as many activations as the cell has, each a name or a tuple
-    of a name and its parameters; (C6) lengths are B integers.
+    (C1) the element type is a float; (C2) of all inputs but the lengths; (C3) products are (T, B, D * G * H), the
+    weights (D, ceil(H / NR), G, H, NR), where `reverse` says of each of the D directions, one or two, whether it runs
+    from the last step to the first; (C4) states are (D, B, H); (C5) as many activations as the cell has, each a name or
+    a tuple of a name and its parameters; (C6) lengths are B integers. `cores`: see `topi.nn.recurrent.Gates`.
     """
 
     mixed_precision = MixedPrecision.NEVER
 
     activations: tuple[Activation, ...]
-    reverse: bool = False
+    reverse: tuple[bool, ...] = (False,)
     clip: float | None = None
     has_lengths: bool = False
+    cores: int = 0
 
     gate_count: ClassVar[int]
     activation_count: ClassVar[int]
@@ -84,16 +87,17 @@ class _Recurrent(OpDef):
         require_float(1, products)
         others = extra[:-1] if self.has_lengths else extra
         require_same_dtype(2, products, weight, *states, *others)
-        gates = self.gate_count
-        shaped = products.ndim == 3 and weight.ndim == 4 and weight.is_static
+        gates, directions = self.gate_count, len(self.reverse)
+        shaped = products.ndim == 3 and weight.ndim == 5 and weight.is_static and directions in (1, 2)
         expected = (
-            f"(C3) products (T, B, {gates} H) and weights (blocks, H, {gates}, NR) expected; got {products}, {weight}"
+            f"(C3) products (T, B, {directions} {gates} H) and weights ({directions}, blocks, {gates}, H, NR) expected "
+            f"for {directions} directions of one or two; got {products}, {weight}"
         )
         require(shaped, expected)
-        blocks, hidden, packed_gates, lanes = weight.static_shape
-        whole = packed_gates == gates and blocks == -(-hidden // lanes)
-        require(whole and dims_match(products.shape[2], gates * hidden), expected)
-        state = products.with_shape((products.shape[1], hidden))
+        packed_directions, blocks, packed_gates, hidden, lanes = weight.static_shape
+        whole = (packed_directions, packed_gates, blocks) == (directions, gates, -(-hidden // lanes))
+        require(whole and dims_match(products.shape[2], directions * gates * hidden), expected)
+        state = products.with_shape((directions, products.shape[1], hidden))
         for given in states:
             require(shapes_match(given.shape, state.shape), f"(C4) a state must be {state}; got {given}")
         known = all(map(_is_known, self.activations)) and len(self.activations) == self.activation_count
@@ -101,10 +105,10 @@ class _Recurrent(OpDef):
         if self.has_lengths:
             fits = extra[-1].dtype.is_integral and shapes_match(extra[-1].shape, (products.shape[1],))
             require(fits, f"(C6) lengths must be {products.shape[1]} integers; got {extra[-1]}")
-        return products.with_shape((*products.shape[:2], hidden)), state
+        return products.with_shape((*products.shape[:2], directions, hidden)), state
 
     def _gates(self) -> Gates:
-        return Gates(self.activations, self.reverse, self.clip)
+        return Gates(self.activations, self.reverse, self.clip, self.cores)
 
     def _apply(self, number: int, x: Array) -> Array:
         limited = x if self.clip is None else np.clip(x, -self.clip, self.clip)
@@ -116,41 +120,44 @@ class _Recurrent(OpDef):
         weight: Array,
         states: Sequence[Array],
         lengths: Array | None,
-        step: Callable[[Array, Array, list[Array]], list[Array]],
+        step: Callable[[int, Array, Array, list[Array]], list[Array]],
     ) -> tuple[Array, ...]:
-        """All steps in float64; ``step(x, R (G * H, H), states)`` gives the new states, the hidden one first."""
-        recurrence = unpacked(weight)
-        current = [s.astype(np.float64) for s in states]
-        y = np.zeros((*products.shape[:2], weight.shape[1]))
-        times = range(products.shape[0])
-        for t in reversed(times) if self.reverse else times:
-            new = step(products[t].astype(np.float64), recurrence, current)
-            live = np.full((products.shape[1], 1), True) if lengths is None else (t < lengths)[:, None]
-            y[t] = np.where(live, new[0], 0)
-            current = [np.where(live, n, c) for n, c in zip(new, current, strict=True)]
-        return tuple([v.astype(products.dtype) for v in (y, *current)])
+        """All steps in float64; ``step(d, x, R (G * H, H), states)`` gives the new states, the hidden one first."""
+        hidden, width = weight.shape[3], products.shape[2] // len(self.reverse)
+        y = np.zeros((*products.shape[:2], len(self.reverse), hidden))
+        finals: list[list[Array]] = []
+        for d, recurrence in enumerate(unpacked(weight)):
+            current = [s[d].astype(np.float64) for s in states]
+            times = range(products.shape[0])
+            for t in reversed(times) if self.reverse[d] else times:
+                new = step(d, products[t, :, d * width : (d + 1) * width].astype(np.float64), recurrence, current)
+                live = np.full((products.shape[1], 1), True) if lengths is None else (t < lengths)[:, None]
+                y[t, :, d] = np.where(live, new[0], 0)
+                current = [np.where(live, n, c) for n, c in zip(new, current, strict=True)]
+            finals.append(current)
+        return tuple([v.astype(products.dtype) for v in (y, *[np.stack(f) for f in zip(*finals, strict=True)])])
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         products, weight = types[:2]
         assert isinstance(products, TensorType) and isinstance(weight, TensorType)
-        return 0 if products.size is None else products.size * weight.static_shape[1]
+        return 0 if products.size is None else products.size * weight.static_shape[3]
 
 
 def unpacked(weight: Array) -> Array:
-    """(G * H, H) as float64 from (ceil(H / NR), H, G, NR)."""
-    blocks, hidden, gates, lanes = weight.shape
-    rows = weight.transpose(2, 0, 3, 1).reshape(gates, blocks * lanes, hidden)[:, :hidden]
-    return rows.reshape(gates * hidden, hidden).astype(np.float64)
+    """(D, G * H, H) as float64 from (D, ceil(H / NR), G, H, NR)."""
+    directions, blocks, gates, hidden, lanes = weight.shape
+    rows = weight.transpose(0, 2, 1, 4, 3).reshape(directions, gates, blocks * lanes, hidden)[:, :, :hidden]
+    return rows.reshape(directions, gates * hidden, hidden).astype(np.float64)
 
 
 @register_op("nn.lstm", pattern=OpPattern.OPAQUE)
 class LSTM(_Recurrent):
-    """The recurrence of an LSTM (ONNX: LSTM, one direction): inputs products, weights, h0, c0; results y, h, c.
+    """The recurrence of an LSTM (ONNX: LSTM): inputs products, weights, h0, c0; results y, h, c.
 
-    Gates in the order input, output, forget, cell: c' = f c + i g, h' = o act(c'). With `has_peepholes` a (3, H) input
-    follows c0, which adds p c to the input and forget gates and p c' to the output gate (rows input, output, forget).
+    Gates in the order input, output, forget, cell: c' = f c + i g, h' = o act(c'). With `has_peepholes` (D, 3, H)
+    follow c0, which adds p c to the input and forget gates and p c' to the output gate (rows input, output, forget).
     `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'. Constraints as for all
-    recurrences; (C7) peepholes are (3, H).
+    recurrences; (C7) peepholes are (D, 3, H).
     """
 
     activations: tuple[Activation, ...] = ("sigmoid", "tanh", "tanh")
@@ -165,7 +172,7 @@ class LSTM(_Recurrent):
         self._count_extra(len(extra))
         y, state = self._check(products, weight, (h0, c0), extra)
         if self.has_peepholes:
-            shape = (3, state.shape[1])
+            shape = (len(self.reverse), 3, state.shape[2])
             require(
                 shapes_match(extra[0].shape, shape), f"(C7) peepholes must be {state.with_shape(shape)}; got {extra[0]}"
             )
@@ -183,11 +190,11 @@ class LSTM(_Recurrent):
         return topi.nn.lstm(products, weight, h0, c0, peephole, lengths, self._gates(), self.input_forget)
 
     def reference(self, products: Array, weight: Array, h0: Array, c0: Array, *extra: Array) -> tuple[Array, ...]:
-        p = extra[0].astype(np.float64) if self.has_peepholes else np.zeros((3, weight.shape[1]))
-        hidden = weight.shape[1]
+        directions, hidden = weight.shape[0], weight.shape[3]
+        peepholes = extra[0].astype(np.float64) if self.has_peepholes else np.zeros((directions, 3, hidden))
 
-        def step(x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
-            h, c = states
+        def step(d: int, x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
+            (h, c), p = states, peepholes[d]
             i, o, f, g = np.split(x + h @ recurrence.T, [hidden, 2 * hidden, 3 * hidden], 1)
             i = self._apply(0, i + p[0] * c)
             f = 1 - i if self.input_forget else self._apply(0, f + p[2] * c)
@@ -199,11 +206,11 @@ class LSTM(_Recurrent):
 
 @register_op("nn.gru", pattern=OpPattern.OPAQUE)
 class GRU(_Recurrent):
-    """The recurrence of a GRU (ONNX: GRU, one direction): inputs products, weights, h0, hidden_bias (H); results y, h.
+    """The recurrence of a GRU (ONNX: GRU): inputs products, weights, h0, hidden_bias (D, H); results y, h.
 
     Gates in the order update z, reset r, hidden n: h' = (1 - z) n + z h. With `reset_after` n = act(x + r (h R^T +
     hidden_bias)), else n = act(x + (r h) R^T + hidden_bias). Activations: of the gates, of n. Constraints as for all
-    recurrences; (C7) hidden_bias is (H).
+    recurrences; (C7) hidden_bias is (D, H).
     """
 
     activations: tuple[Activation, ...] = ("sigmoid", "tanh")
@@ -218,8 +225,8 @@ class GRU(_Recurrent):
             len(lengths) == int(self.has_lengths), f"takes {4 + int(self.has_lengths)} inputs with these attributes"
         )
         y, state = self._check(products, weight, (h0,), (hidden_bias, *lengths))
-        fits = shapes_match(hidden_bias.shape, state.shape[1:])
-        require(fits, f"(C7) hidden_bias must have shape ({state.shape[1]},); got {hidden_bias}")
+        expected = (len(self.reverse), state.shape[2])
+        require(shapes_match(hidden_bias.shape, expected), f"(C7) hidden_bias must be {expected}; got {hidden_bias}")
         return TupleType([y, state])
 
     def compute(
@@ -231,10 +238,10 @@ class GRU(_Recurrent):
     def reference(
         self, products: Array, weight: Array, h0: Array, hidden_bias: Array, *lengths: Array
     ) -> tuple[Array, ...]:
-        hidden, bias = weight.shape[1], hidden_bias.astype(np.float64)
+        hidden, biases = weight.shape[3], hidden_bias.astype(np.float64)
 
-        def step(x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
-            (h,) = states
+        def step(d: int, x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
+            (h,), bias = states, biases[d]
             rz, rr, rn = np.split(recurrence, 3)
             xz, xr, xn = np.split(x, [hidden, 2 * hidden], 1)
             z, r = self._apply(0, xz + h @ rz.T), self._apply(0, xr + h @ rr.T)
@@ -246,7 +253,7 @@ class GRU(_Recurrent):
 
 @register_op("nn.rnn", pattern=OpPattern.OPAQUE)
 class RNN(_Recurrent):
-    """h' = act(x + h R^T) (ONNX: RNN, one direction): inputs products, weights, h0; results y, h."""
+    """h' = act(x + h R^T) (ONNX: RNN): inputs products, weights, h0; results y, h."""
 
     activations: tuple[Activation, ...] = ("tanh",)
     gate_count = 1
@@ -265,19 +272,19 @@ class RNN(_Recurrent):
         return topi.nn.rnn(products, weight, h0, lengths[0] if self.has_lengths else None, self._gates())
 
     def reference(self, products: Array, weight: Array, h0: Array, *lengths: Array) -> tuple[Array, ...]:
-        def step(x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
+        def step(_: int, x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
             return [self._apply(0, x + states[0] @ recurrence.T)]
 
         return self._run(products, weight, (h0,), lengths[0] if self.has_lengths else None, step)
 
 
 def pack_recurrence(weight: Expr, gates: int) -> Expr:
-    """Weights (G * H, H) packed (ceil(H / NR), H, G, NR) for the recurrences; constant weights fold."""
-    hidden = weight.tensor_type.static_shape[1]
+    """Weights (D, G * H, H) packed (D, ceil(H / NR), G, H, NR) for the recurrences; constant weights fold."""
+    directions, _, hidden = weight.tensor_type.static_shape
     blocks = -(-hidden // _BLOCK)
-    rows = reshape(weight, (gates, hidden, hidden))
-    whole = pad(rows, ((0, 0), (0, blocks * _BLOCK - hidden), (0, 0)))
-    return transpose(reshape(whole, (gates, blocks, _BLOCK, hidden)), (1, 3, 0, 2))
+    rows = reshape(weight, (directions, gates, hidden, hidden))
+    whole = pad(rows, ((0, 0), (0, 0), (0, blocks * _BLOCK - hidden), (0, 0)))
+    return transpose(reshape(whole, (directions, gates, blocks, _BLOCK, hidden)), (0, 2, 1, 4, 3))
 
 
 def _results(call: Call, count: int) -> tuple[TupleGetItem, ...]:
@@ -293,11 +300,11 @@ def lstm(
     lengths: Expr | None = None,
     *,
     activations: tuple[Activation, ...] = ("sigmoid", "tanh", "tanh"),
-    reverse: bool = False,
+    reverse: tuple[bool, ...] = (False,),
     clip: float | None = None,
     input_forget: bool = False,
 ) -> tuple[TupleGetItem, ...]:
-    """y (T, B, H), h and c (B, H) of products (T, B, 4 H) and `weight` (4 H, H); see `LSTM`."""
+    """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H) and `weight` (D, 4 H, H); see `LSTM`."""
     operator = LSTM(
         activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None,
         input_forget=input_forget, has_peepholes=peepholes is not None,
@@ -314,11 +321,11 @@ def gru(
     lengths: Expr | None = None,
     *,
     activations: tuple[Activation, ...] = ("sigmoid", "tanh"),
-    reverse: bool = False,
+    reverse: tuple[bool, ...] = (False,),
     clip: float | None = None,
     reset_after: bool = False,
 ) -> tuple[TupleGetItem, ...]:
-    """y (T, B, H) and h (B, H) of products (T, B, 3 H) and `weight` (3 H, H); see `GRU`."""
+    """y (T, B, D, H) and h (D, B, H) of products (T, B, D 3 H) and `weight` (D, 3 H, H); see `GRU`."""
     operator = GRU(
         activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None, reset_after=reset_after
     )
@@ -333,10 +340,10 @@ def rnn(
     lengths: Expr | None = None,
     *,
     activations: tuple[Activation, ...] = ("tanh",),
-    reverse: bool = False,
+    reverse: tuple[bool, ...] = (False,),
     clip: float | None = None,
 ) -> tuple[TupleGetItem, ...]:
-    """y (T, B, H) and h (B, H) of products (T, B, H) and `weight` (H, H); see `RNN`."""
+    """y (T, B, D, H) and h (D, B, H) of products (T, B, D H) and `weight` (D, H, H); see `RNN`."""
     operator = RNN(activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None)
     extra = [] if lengths is None else [lengths]
     return _results(operator(products, pack_recurrence(weight, 1), h0, *extra), 2)

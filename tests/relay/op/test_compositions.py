@@ -58,11 +58,11 @@ def test_python_numbers_take_the_other_side_s_type() -> None:
 
 
 def test_pack_recurrence() -> None:
-    weight = ramp(2 * 5, 5)
+    weight = ramp(2, 2 * 5, 5)
     packed = evaluate(lambda v: relay.nn.pack_recurrence(v, 2), weight)
-    assert packed.shape == (1, 5, 2, 16)
-    for k, gate, unit in np.ndindex(5, 2, 16):
-        assert packed[0, k, gate, unit] == (weight[gate * 5 + unit, k] if unit < 5 else 0)
+    assert packed.shape == (2, 1, 2, 5, 16)
+    for d, gate, k, unit in np.ndindex(2, 2, 5, 16):
+        assert packed[d, 0, gate, k, unit] == (weight[d, gate * 5 + unit, k] if unit < 5 else 0)
 
 
 def test_strided_slices_and_splits_take_python_s_arguments() -> None:

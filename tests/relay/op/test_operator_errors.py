@@ -63,7 +63,7 @@ BROKEN: list[tuple[Callable[[], Any], str]] = [
     (lambda: relay.nn.pad(x(3), ((1, 1),), pad_mode="mirror"), r"\(C2\) mode 'mirror' is unknown; known are constant"),
     (lambda: relay.nn.attention(x(1, 3, 2, 4), x(1, 2, 2, 4), x(1, 2, 2, 4)), r"\(C3\) query \(B, H, S, D\)"),
     (
-        lambda: relay.nn.rnn(x(3, 2, 4), x(4, 4), x(2, 4), activations=("sine",)),
+        lambda: relay.nn.rnn(x(3, 2, 4), x(1, 4, 4), x(1, 2, 4), activations=("sine",)),
         r"\(C5\) 1 of sigmoid, tanh, .* expected; got \('sine',\)",
     ),
 ]

@@ -387,9 +387,12 @@ NORMALIZATION = [
         queries=2, panel=8),
 ]
 
-_LSTM = (f32(3, 2, 20), f32(2, 5, 4, 4), f32(2, 5), f32(2, 5))
-_GRU = (f32(3, 2, 12), f32(2, 4, 3, 2), f32(2, 4), f32(4))
-_RNN = (f32(4, 2, 5), f32(2, 5, 1, 4), f32(2, 5))
+_LSTM = (f32(3, 2, 20), f32(1, 2, 4, 5, 4), f32(1, 2, 5), f32(1, 2, 5))
+_LSTMS = (f32(3, 2, 40), f32(2, 2, 4, 5, 4), f32(2, 2, 5), f32(2, 2, 5))
+_GRU = (f32(3, 2, 12), f32(1, 2, 3, 4, 2), f32(1, 2, 4), f32(1, 4))
+_GRUS = (f32(3, 2, 24), f32(2, 2, 3, 4, 2), f32(2, 2, 4), f32(2, 4))
+_RNN = (f32(4, 2, 5), f32(1, 2, 1, 5, 4), f32(1, 2, 5))
+_BOTH = (False, True)
 _HARD = ("relu", "tanh", ("hard_sigmoid", 0.3, 0.4))
 _PARAMETRIC = [
     "softsign", "softplus", ("affine", 0.5, 0.1), ("scaled_tanh", 0.5, 2.0), ("leaky_relu", 0.1),
@@ -398,18 +401,24 @@ _PARAMETRIC = [
 
 RECURRENT = [
     row("nn.lstm", *_LSTM, tolerance=2e-6),
-    row("nn.lstm", *_LSTM, i64(2, 0), has_lengths=True, reverse=True, tolerance=2e-6),
-    row("nn.lstm", *_LSTM, f32(3, 5), i64(3, 1), has_lengths=True, has_peepholes=True, clip=0.5, tolerance=2e-6),
+    row("nn.lstm", *_LSTM, i64(2, 0), has_lengths=True, reverse=(True,), tolerance=2e-6),
+    row("nn.lstm", *_LSTM, f32(1, 3, 5), i64(3, 1), has_lengths=True, has_peepholes=True, clip=0.5, tolerance=2e-6),
     row("nn.lstm", *_LSTM, activations=_HARD, input_forget=True, tolerance=4e-6),
+    row("nn.lstm", *_LSTMS, f32(2, 3, 5), i64(3, 1), has_lengths=True, has_peepholes=True, reverse=_BOTH, cores=2,
+        tolerance=2e-6),
+    row("nn.lstm", *_LSTMS, reverse=_BOTH, cores=3, tolerance=2e-6),
+    row("nn.lstm", *_LSTMS, reverse=(True, True), tolerance=2e-6),
     row("nn.gru", *_GRU, tolerance=2e-6),
-    row("nn.gru", *_GRU, reset_after=True, reverse=True, tolerance=2e-6),
+    row("nn.gru", *_GRUS, reverse=_BOTH, cores=1, tolerance=2e-6),
+    row("nn.gru", *_GRUS, i64(1, 3), reset_after=True, has_lengths=True, reverse=_BOTH, cores=4, tolerance=2e-6),
+    row("nn.gru", *_GRU, reset_after=True, reverse=(True,), tolerance=2e-6),
     row("nn.gru", *_GRU, i64(1, 3), has_lengths=True, clip=1.0, tolerance=2e-6),
     row("nn.rnn", *_RNN, tolerance=2e-6),
-    row("nn.rnn", f32(3, 2, 20), f32(3, 20, 1, 8), f32(2, 20), tolerance=4e-6),
-    row("nn.rnn", f32(3, 1, 18), f32(3, 18, 1, 8), f32(1, 18), tolerance=4e-6),
-    row("nn.gru", f32(3, 2, 66), f32(3, 22, 3, 8), f32(2, 22), f32(22), tolerance=4e-6),
+    row("nn.rnn", f32(3, 2, 20), f32(1, 3, 1, 20, 8), f32(1, 2, 20), tolerance=4e-6),
+    row("nn.rnn", f32(3, 1, 18), f32(1, 3, 1, 18, 8), f32(1, 1, 18), tolerance=4e-6),
+    row("nn.gru", f32(3, 2, 66), f32(1, 3, 3, 22, 8), f32(1, 2, 22), f32(1, 22), tolerance=4e-6),
     *[row("nn.rnn", *_RNN, activations=(a,), tolerance=4e-6) for a in _PARAMETRIC],
-    row("nn.rnn", *_RNN, i64(0, 2), has_lengths=True, reverse=True, activations=("relu",), tolerance=2e-6),
+    row("nn.rnn", *_RNN, i64(0, 2), has_lengths=True, reverse=(True,), activations=("relu",), tolerance=2e-6),
 ]
 
 _NOTHING = np.zeros((0, 3), np.int64)

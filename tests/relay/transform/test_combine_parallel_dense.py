@@ -43,11 +43,11 @@ def test_layers_with_elementwise_work_behind_them_stay(transformed):
 def test_layers_of_recurrences_stay_apart(transformed, operators):
     """A recurrence would have its slice copied."""
     x = var("x", (12, 8))
-    recurrence, state = weights(1, 1, 16, 1, 16), weights(2, 2, 16)
+    recurrence, state = weights(1, 1, 1, 1, 16, 16), weights(2, 1, 2, 16)
     results: list[Expr] = []
     for reverse in (False, True):
         products = op.reshape(nn.dense(x, weights(3 + reverse, 16, 8)), (6, 2, 16))
-        call = Call(RNN(activations=("tanh",), reverse=reverse), (products, recurrence, state))
+        call = Call(RNN(activations=("tanh",), reverse=(reverse,)), (products, recurrence, state))
         results.append(TupleGetItem(call, 0))
     after = transformed(Function((x,), Tuple(tuple(results))), CombineParallelDense())
     assert operators(after)["nn.dense"] == 2
