@@ -48,40 +48,42 @@ def schedule_to_function(
 
     Raises LoweringError for arguments that are given twice or are no tensor, variable or buffer.
     """
-    normalized = schedule.normalize()
     params: list[Var] = []
     buffer_map: dict[Var, Buffer] = {}
     buffers: dict[Tensor, Buffer] = {}
-    given: set[Tensor] = set()
     for argument in args:
         if isinstance(argument, Var):
             params.append(argument)
             continue
         buffer = _argument_buffer(argument, binds or {})
-        if buffer.data in buffer_map:
+        if buffer.data in buffer_map or argument in buffers:
             raise LoweringError(f"argument {buffer.name} is given twice; name each argument once")
         if isinstance(argument, Tensor):
-            if argument in given:
-                raise LoweringError(f"argument {buffer.name} is given twice; name each argument once")
-            given.add(argument)
-            tensor = normalized.current(argument) if argument.op in normalized.stage_map else argument
-            buffers[tensor] = buffer
-            if tensor.op in normalized.stage_map:
-                normalized[tensor].is_output = True
+            buffers[argument] = buffer
         params.append(buffer.data)
         buffer_map[buffer.data] = buffer
-    body = _loops(normalized, buffers)
+    body = _loops(schedule, buffers)
     return _with_sizes(PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True}))
 
 
-def _loops(schedule: Schedule, buffers: Mapping[Tensor, Buffer]) -> Stmt:
+def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
     """The loop nest; where splits take symbolic extents to be large enough, beside one that does not, under a test."""
-    bounds = Bounds(schedule)
+    normalized = schedule.normalize()
+    buffers: dict[Tensor, Buffer] = {}
+    for argument, buffer in arguments.items():
+        tensor = normalized.current(argument) if argument.op in normalized.stage_map else argument
+        buffers[tensor] = buffer
+        if tensor.op in normalized.stage_map:
+            normalized[tensor].is_output = True
+    bounds = Bounds(normalized)
     body = schedule_to_loops(bounds, buffers)
     if not bounds.math.facts:
         return body
     large = [bounds.math.expr(fact) >= 0 for fact in bounds.math.facts]
-    small = schedule_to_loops(Bounds(schedule, assume_large=False), buffers)
+    if schedule.small is not None:
+        small = _loops(schedule.small, arguments)
+    else:
+        small = schedule_to_loops(Bounds(normalized, assume_large=False), buffers)
     return IfThenElse(likely(functools.reduce(logical_and, large)), body, fresh_copy(small))
 
 

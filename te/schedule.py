@@ -27,6 +27,7 @@ class Schedule:
 
     def __init__(self, outputs: Sequence[Operation]) -> None:
         self.outputs = list(outputs)
+        self.small: Schedule | None = None
         self.stages: list[Stage] = []
         self.stage_map: dict[Operation, Stage] = {}
         for op in _operations(self.outputs):
@@ -101,6 +102,14 @@ class Schedule:
         Raises ScheduleError when shapes, types or inputs don't fit.
         """
         staging.recompute(self, tensor, by)
+
+    def when_small(self, other: Schedule) -> None:
+        """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor.
+
+        `other` is a schedule of the same outputs, and may have another one for what is small to it. Without one the
+        splits are guarded there, which costs a test for each row of a register tile.
+        """
+        self.small = other
 
     def normalize(self) -> Schedule:
         """A copy with inlined stages gone and attachments at loops that were split or fused moved to their parts."""

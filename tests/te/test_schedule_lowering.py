@@ -157,6 +157,28 @@ def test_shifted_tails_of_symbolic_extents_have_a_guarded_version_for_small_ones
         check_matmul(s, a, b, c, size, 9, 5)
 
 
+def test_another_schedule_for_what_is_small_to_shifted_tails():
+    m = te.size_var("m")
+    a, b, c = matmul(m, 9, 5)
+
+    def tiles_of(height: int) -> te.Schedule:
+        s = te.create_schedule(c)
+        cc = s.cache_write(c, "local")
+        io, ii = s[c].split(c.op.axis[0], height, tail="shift" if height > 1 else "guard")
+        s[c].unroll(ii)
+        s[cc].compute_at(s[c], io)
+        return s
+
+    s, half, single = tiles_of(6), tiles_of(3), tiles_of(1)
+    s.when_small(half)
+    half.when_small(single)
+    large, smaller, smallest = str(te.lower(s, [a, b, c], simple_mode=True)).split("else:")
+    assert "if likely(m - 6 >= 0)" in large and "if likely(m - 3 >= 0)" in smaller
+    assert large.count("likely") == smaller.count("likely") == 1 and "likely" not in smallest
+    for size in (0, 1, 2, 3, 5, 6, 7, 12, 13):
+        check_matmul(s, a, b, c, size, 9, 5)
+
+
 def test_symbolic_sizes():
     m, n, k = te.var("m"), te.var("n"), te.var("k")
     a, b, c = matmul(m, n, k)

@@ -99,7 +99,7 @@ def test_sizes_known_at_run_time(causal: bool, masked: bool):
     lib = relay.build(IRModule({"main": function}), target="llvm")
     executor = graph_executor.GraphModule(lib["default"](backend.device("cpu", 0)))
     rng = np.random.default_rng(0)
-    for s, t in [(1, 1), (5, 40), (24, 24), (61, 130), (200, 16)]:
+    for s, t in [(1, 1), (1, 70), (5, 40), (7, 33), (24, 24), (61, 130), (200, 16)]:
         shapes = [(1, s, 2, 8), (1, t, 2, 8), (1, t, 2, 12), (s, t)][: len(params)]
         arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
         for index, array in enumerate(arrays):
@@ -109,6 +109,25 @@ def test_sizes_known_at_run_time(causal: bool, masked: bool):
         expected = make_call("nn.attention", [const(a) for a in (q, k, v, *arrays[3:])], None, scale=0.3, causal=causal)
         reference = relay.interpreter.evaluate(Function((), expected), [])
         np.testing.assert_allclose(executor.get_output(0).numpy(), np.swapaxes(reference, 1, 2), rtol=1e-4, atol=1e-5)
+
+
+def test_single_queries_read_keys_and_values_where_they_are():
+    queries, keys = te.size_var("s"), te.size_var("t")
+    params = [var("q", (1, 4, queries, 64)), var("k", (1, 2, keys, 64)), var("v", (1, 2, keys, 96))]
+    function = Function(tuple(params), make_call("nn.attention", params, None, scale=0.125))
+    optimized = relay.optimize(IRModule({"main": function}), backend.Target("llvm"))
+    text = str(lower(make_graph(optimized["main"]).nodes[0].workload, backend.Target("llvm")).function)
+    assert text.count("else:") == 2, "blocks, tiles, and queries one by one"
+    assert "panels" not in text.rsplit("else:", 1)[1]
+    executor = graph_executor.GraphModule(relay.build(function)["default"](backend.device("cpu", 0)))
+    rng = np.random.default_rng(0)
+    for s, t in [(1, 100), (3, 5)]:
+        shapes = [(1, 4, s, 64), (1, 2, t, 64), (1, 2, t, 96)]
+        arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+        expected = relay.interpreter.evaluate(
+            Function((), make_call("nn.attention", [const(a) for a in arrays], None, scale=0.125)), []
+        )
+        np.testing.assert_allclose(executor(*arrays)[0].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

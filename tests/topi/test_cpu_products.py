@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import relay
+import te
 from backend import Target
+from backend.runtime import device, graph_executor
 from relay.build.graph import make_graph
 from relay.build.lower import lower
 from te.ir import IRModule
@@ -14,7 +16,7 @@ from te.ir import IRModule
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 
 
-def loops_of(rows: int, dtype: str = "float32") -> str:
+def loops_of(rows: te.Dim, dtype: str = "float32") -> str:
     """The loops of (rows, 128) by constant (128, 256)."""
     x = relay.var("x", shape=(rows, 128), dtype=dtype)
     weight = relay.const(np.random.default_rng(0).standard_normal((256, 128)).astype(dtype))
@@ -31,3 +33,22 @@ def test_the_next_panel_is_fetched_where_row_tiles_enough_pass_over_this_one(row
 @pytest.mark.parametrize(("rows", "copied"), [(1, False), (64, True)])
 def test_narrow_weights_are_widened_by_the_panel_or_as_they_are_read(rows: int, copied: bool):
     assert ("widened = allocate" in loops_of(rows, "float16")) == copied
+
+
+@pytest.mark.parametrize("columns", [256, 250])
+def test_rows_counted_at_run_time_have_kernels_of_full_tiles_of_half_ones_and_of_single_rows(columns: int):
+    rows = te.size_var("n")
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((columns, 64), dtype=np.float32)
+    x = relay.var("x", shape=(rows, 64))
+    lib = relay.build(relay.Function((x,), relay.nn.relu(relay.nn.dense(x, relay.const(weight)))))
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for n in (1, 2, 3, 4, 5, 6, 7, 29):
+        data = rng.standard_normal((n, 64), dtype=np.float32)
+        np.testing.assert_allclose(executor(data)[0].numpy(), np.maximum(data @ weight.T, 0), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_counted_at_run_time_are_not_tested_one_by_one():
+    text = loops_of(te.size_var("n"))
+    assert text.count("else:") == 2
+    assert text.count("if likely(") == 2, "which tile, and nothing inside"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel, vectorize_panel
 from topi.cpu.injective import vectorize_elements
+from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.nn.blocked_attention import AttentionForm
@@ -22,12 +24,37 @@ _PREFIX = "blocked_attention_"
 _PACKING_COST = 4.0
 """Operations that copying an element into a panel is counted as."""
 
+_VECTORS = 8
+"""Vectors of a query's result that are added up at a time, in as many registers."""
+
 _MOST_IMBALANCE = 1.05
 """How much longer the busiest thread may take for whole heads than for blocks: packing in their threads is worth it."""
 
 
 @register_schedule("blocked_attention", "cpu")
 def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Blocks of queries; of queries counted at run time that are fewer, blocks of one register tile, or single ones."""
+    form = anchor.attrs["form"]
+    assert isinstance(form, AttentionForm)
+    stages = _stages(outs)
+    s = _in_blocks(outs, anchor, form, target)
+    if isinstance(stages["queries"].shape[2], int):
+        return s
+    height = tile_rows(target, form.queries, form.panel, constant_size(stages["queries"].shape[3:]))
+    few = _in_blocks(outs, anchor, replace(form, queries=height), target) if 1 < height < form.queries else s
+    if few is not s:
+        s.when_small(few)
+    few.when_small(_one_by_one(outs, anchor, form, target))
+    return s
+
+
+def _stages(outs: list[te.Tensor]) -> dict[str, te.Tensor]:
+    """What attention computes on its way, by the names that `topi.nn.blocked_attention` gives it."""
+    found = [op for op in operations_behind(outs) if op.tag.startswith(_PREFIX)]
+    return {op.tag.removeprefix(_PREFIX): op.output(0) for op in found}
+
+
+def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
     """Threads share the heads where there are enough to go round, else blocks of queries as well.
 
     Keys and values are packed by the thread that has their head, or by all together before the rest.
@@ -35,9 +62,7 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     inline_injective(s, outs, keep=[anchor])
-    stage = {op.tag.removeprefix(_PREFIX): op.output(0) for op in operations_behind(outs) if op.tag.startswith(_PREFIX)}
-    form, lanes = anchor.attrs["form"], vector_lanes(target)
-    assert isinstance(form, AttentionForm)
+    stage, lanes = _stages(outs), vector_lanes(target)
 
     batch, position, head, column = s[out].op.axis
     *_, keys = stage["score"].shape
@@ -71,6 +96,44 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
         vectorize_elements(s, tensor, last, extent_of(last), lanes)
     for tensor in (stage["largest"], stage["total"]):
         _reduce_row(s, tensor, form.panel, lanes)
+    return s
+
+
+def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
+    """A query of a head at a time, keys and values read where they are: copies would not be used often enough."""
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    inline_injective(s, outs, keep=[anchor])
+    stage, lanes = _stages(outs), vector_lanes(target)
+    for name in ("key_panels", "value_panels"):
+        s[stage[name]].compute_inline()
+
+    batch, position, head, column = s[out].op.axis
+    s[out].reorder(batch, head, position, column)
+    row = s[out].fuse(s[out].fuse(batch, head), position)
+    parallel(s, out, row, 4.0 * constant_size(stage["score"].shape) * constant_size([extent_of(column)]), lanes)
+    together = min(_VECTORS * lanes, constant_size([extent_of(column)]))
+    columns, within = s[out].split(column, factor=together, tail="shift")
+    vectorize_elements(s, out, within, together, lanes)
+
+    product, mixed = stage["product"], anchor.output(0)
+    for name in ("queries", "product", "score", "largest", "weight", "total"):
+        s[stage[name]].compute_at(s[out], row)
+    for tensor in (stage["queries"], stage["score"], stage["weight"]):
+        last = s[tensor].op.axis[-1]
+        vectorize_elements(s, tensor, last, extent_of(last), lanes)
+    for tensor in (stage["largest"], stage["total"]):
+        _reduce_row(s, tensor, form.panel, lanes)
+    for partial in vectorize_reduction(s, product, lanes):
+        s[partial].compute_at(s[product], s[product].op.axis[-1])
+
+    s[mixed].set_scope("local")
+    s[mixed].compute_at(s[out], columns)
+    *_, e = s[mixed].op.axis
+    each, lane = s[mixed].split(e, factor=lanes)
+    s[mixed].reorder(*s[mixed].op.reduce_axis, each, lane)
+    s[mixed].unroll(each)
+    s[mixed].vectorize(lane)
     return s
 
 

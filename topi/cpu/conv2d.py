@@ -12,6 +12,7 @@ import te
 from topi.cpu.common import parallel
 from topi.cpu.matmul import tile_product
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
+from topi.cpu.product_plan import plan_product
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
@@ -56,5 +57,5 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
         schedule_pairs(s, op, target)
     for pad in pads:
         _schedule_pad(s, pad, vector_lanes(target))
-    tile_product(s, outs[0], anchor, target)
+    tile_product(s, outs[0], anchor, target, plan_product(outs[0], anchor, target))
     return s

@@ -7,13 +7,14 @@ every tile runs the same unguarded code.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, vectorize_panel
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels
-from topi.cpu.product_plan import ProductPlan, plan_product
+from topi.cpu.product_plan import ProductPlan, fewer_rows, plan_product
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import reads_in_place, tile_rows, vector_lanes
@@ -21,6 +22,8 @@ from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backend.target import Target
 
 __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
@@ -41,7 +44,7 @@ def _tile_output(
     if plan.tiles_at_once:
         block, row = s[out].split(row, factor=plan.height * plan.tiles_at_once, tail="shift")
         blocks = [block]
-    row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift")
+    row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
     column_outer, column_inner = split_columns(s, out, column, plan.panel, plan.width)
     if whole and not plan.apart:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
@@ -72,12 +75,30 @@ def _tile_output(
 @register_schedule("dense_packed", "cpu")
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
+    return _for_any_rows(_dense_packed, outs, anchor, target)
+
+
+def _for_any_rows(
+    schedule: Callable[[list[te.Tensor], te.Operation, Target, ProductPlan], te.Schedule],
+    outs: list[te.Tensor], anchor: te.Operation, target: Target,
+) -> te.Schedule:  # fmt: skip
+    """A schedule as planned; where rows are counted at run time, others for fewer of them than a tile has."""
+    plan = plan_product(outs[0], anchor, target)
+    counted = not all(isinstance(d, int) for d in outs[0].shape[:-1])
+    plans = [plan, *(fewer_rows(plan) if counted else ())]
+    schedules = [schedule(outs, anchor, target, p) for p in plans]
+    for s, smaller in pairwise(schedules):
+        s.when_small(smaller)
+    return schedules[0]
+
+
+def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     pairs = paired_data(anchor)
     inline_injective(s, outs, keep=[anchor, *widened_weights(anchor), *pairs])
     for op in pairs:
         schedule_pairs(s, op, target)
-    tile_product(s, outs[0], anchor, target)
+    tile_product(s, outs[0], anchor, target, plan)
     return s
 
 
@@ -88,10 +109,14 @@ _LINES = 8
 @register_schedule("dense_bits", "cpu")
 def schedule_dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], B being made of codes for each tile, some lines at a time."""
+    return _for_any_rows(_dense_bits, outs, anchor, target)
+
+
+def _dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     weights = anchor.input_tensors[1]
     inline_injective(s, outs, keep=[anchor, weights.op])
-    accumulator = tile_product(s, outs[0], anchor, target)
+    accumulator = tile_product(s, outs[0], anchor, target, plan)
     (k,) = s[accumulator].op.reduce_axis
     outer, inner = s[accumulator].split(k, factor=min(_LINES, weights.op.attrs["block"]))
     s[accumulator].unroll(inner)
@@ -103,12 +128,14 @@ def schedule_dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Tar
     return s
 
 
-def tile_product(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target) -> te.Tensor:
+def tile_product(
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan
+) -> te.Tensor:
     """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out` (..., columns).
 
     Returns the tile that it is summed in.
     """
-    plan, lanes = plan_product(out, anchor, target), vector_lanes(target)
+    lanes = vector_lanes(target)
     accumulator = local_accumulator(s, anchor, out)
     *row_axes, column = s[out].op.axis
     row = s[out].fuse(*row_axes)

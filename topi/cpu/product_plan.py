@@ -16,7 +16,7 @@ from topi.tuning import choose
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["ProductPlan", "plan_product"]
+__all__ = ["ProductPlan", "fewer_rows", "plan_product"]
 
 _NOTABLY = 0.9
 """The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
@@ -62,6 +62,15 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
         at_once = _tiles_at_once(p, tiles, panels_first)
     in_a_row = (at_once or tiles) if width == p.panel and (p.has_whole_panels or panels_first) else 0
     return ProductPlan(height, width, p.panel, panels_first, at_once, apart, in_a_row)
+
+
+def fewer_rows(plan: ProductPlan) -> list[ProductPlan]:
+    """Plans for rows that are fewer than a tile of `plan` has: half a tile, then single rows; cores share the panels.
+
+    A tile of few rows waits for its sums, not for multipliers: half of one costs as much as a single row.
+    """
+    heights = [h for h in dict.fromkeys((plan.height // 2, 1)) if 0 < h < plan.height]
+    return [ProductPlan(h, plan.width, plan.panel, panels_first=True) for h in heights]
 
 
 class _Product:

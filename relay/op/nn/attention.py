@@ -152,6 +152,5 @@ def attention(
     query: Expr, key: Expr, value: Expr, mask: Expr | None = None, scale: float | None = None, causal: bool = False
 ) -> Call:
     """softmax(query key^T * scale + mask) value; `scale` is 1 / sqrt(D) by default."""
-    depth = query.tensor_type.static_shape[-1]
-    factor = depth**-0.5 if scale is None else scale
+    factor = query.tensor_type.static_shape[-1] ** -0.5 if scale is None else scale
     return Attention(scale=factor, causal=causal)(query, key, value, *([] if mask is None else [mask]))
