@@ -150,3 +150,9 @@ def test_dynamic_quantisation_of_zeros() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     scale, point = RelayBackend.prepare(model).run([x])
     assert scale == 1.0 and point == 0
+
+
+@pytest.mark.parametrize(("name", "of_nothing"), [("ReduceSumSquare", 0.0), ("ReduceL1", 0.0), ("ReduceMean", np.nan)])
+def test_reductions_of_nothing_along_two_axes(name: str, of_nothing: float) -> None:
+    node, x = helper.make_node(name, ["x", "axes"], ["y"]), np.zeros((0, 1), np.float32)
+    np.testing.assert_array_equal(result_of(node, {"x": x}, {"axes": np.array([-2, 1])}), [[of_nothing]])
