@@ -2,80 +2,30 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered, counted, float_const, reshape_to, transposed
+from frontends.onnx.ops.common import counted, reshape_to, transposed
+from frontends.onnx.ops.fourier_at_run_time import dft_at_run_time, resized
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr, const
 from relay.op.common import at_least
-from relay.sizes import add_sizes, dims_equal, floor_divide, is_at_least, product, smaller
+from relay.sizes import add_sizes, floor_divide, is_at_least, product
 from te.tir import Dim
 
 
-def _transformed(x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
+def _transformed(node: OnnxNode, x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
     """The transform along the axis before the last, which holds the parts."""
     dtype = "float64" if x.dtype == "float64" else "float32"
     *lead, extent, parts = x.shape
     rows = reshape_to(op.cast(x, dtype), (product(lead), extent, parts))
-    if isinstance(length, int) and isinstance(extent, int):
-        result: Expr = op.dft(rows, length, inverse, onesided)
+    if isinstance(length, int):
+        known = rows if isinstance(extent, int) else resized(rows, length // 2 + 1 if inverse and onesided else length)
+        result: Expr = op.dft(known, length, inverse, onesided)
     else:
-        result = _summed(rows, length, inverse, onesided)
+        result = dft_at_run_time(node, rows, length, inverse, onesided)
     return op.cast(reshape_to(result, (*lead, *result.shape[1:])), str(x.dtype))
-
-
-def _summed(x: Expr, length: Dim, inverse: bool, onesided: bool) -> Expr:
-    """Transforms of rows [rows, n, parts] of a length known at run time: a sum over all elements for each bin.
-
-    It takes a number of steps quadratic in the length, and as much memory for the roots of unity.
-    """
-    half = add_sizes(floor_divide(length, 2), 1)
-    terms = half if inverse and onesided else length
-    bins = half if onesided and not inverse else length
-    x = _resized(x, terms)
-    count = 1 if x.shape[2] == 1 else 2
-    columns = [op.squeeze(op.strided_slice(x, (p,), (p + 1,), axes=(2,)), axis=(2,)) for p in range(count)]
-    if inverse and onesided:
-        columns = [op.multiply(column, _shares(length, terms, column)) for column in columns]
-    angle = op.divide(op.multiply(op.cast(counted(length), "float64"), const(2 * math.pi, "float64")), _number(length))
-    turns = op.floor_mod(op.multiply(op.expand_dims(counted(bins), 1), counted(terms)), op.sizes((length,), ()))
-    turns = op.cast(turns, "int32")
-    cosine, sine = [op.cast(f(angle), x.dtype) for f in (op.cos, op.sin)]
-    sine = op.negative(sine) if inverse else sine
-    kept = 1 if inverse and onesided else 2
-    tables = [[cosine, op.negative(sine)], [sine, cosine]]  # what real and imaginary parts give to those of the result
-    total: Expr | None = None
-    for column, roots in zip(columns, tables, strict=False):
-        turned = op.take(op.stack(roots[:kept], axis=0), turns, axis=1, mode="fast")
-        term = op.multiply(op.expand_dims(op.expand_dims(column, 1), 1), turned)
-        total = term if total is None else op.add(total, term)
-    assert total is not None
-    result = op.transpose(op.sum(total, axis=3), (0, 2, 1))
-    return op.divide(result, op.cast(_number(length), x.dtype)) if inverse else result
-
-
-def _resized(x: Expr, extent: Dim) -> Expr:
-    """`x` cut or filled with zeros to `extent` along axis 1."""
-    if dims_equal(x.shape[1], extent):
-        return x
-    kept = smaller(x.shape[1], extent)
-    x = op.strided_slice(x, (0,), (kept,), axes=(1,))
-    return bordered(x, 1, 0, add_sizes(extent, product((-1, kept))))
-
-
-def _shares(length: Dim, terms: Dim, like: Expr) -> Expr:
-    """How often each bin of a half spectrum counts: the first, and the middle one of an even length, once."""
-    at, size = counted(terms), op.sizes((length,), ())
-    single = op.logical_or(op.equal(at, const(0, "int64")), op.equal(op.multiply(at, const(2, "int64")), size))
-    return op.where(single, float_const(1.0, like), float_const(2.0, like))
-
-
-def _number(d: Dim) -> Expr:
-    return op.cast(op.sizes((d,), ()), "float64")
 
 
 @converter("DFT", since=17)
@@ -107,7 +57,7 @@ def _dft(node: OnnxNode, axis: int) -> Expr:
     if not at_least(length, 1):
         raise node.error(f"a transform of length {length}", expected="1 or more")
     order = (*[a for a in range(rank - 1) if a != axis], axis, rank - 1)
-    result = _transformed(transposed(node[0], order), length, inverse, onesided)
+    result = _transformed(node, transposed(node[0], order), length, inverse, onesided)
     return transposed(result, tuple(int(a) for a in np.argsort(order)))
 
 
@@ -130,4 +80,4 @@ def stft(node: OnnxNode) -> Expr:
     frames = op.take(node[0], op.add(first, counted(length, "int32")), axis=1, mode="fast")
     if window is not None:
         frames = op.multiply(frames, op.expand_dims(window, 1))
-    return _transformed(frames, length, False, onesided)
+    return _transformed(node, frames, length, False, onesided)
