@@ -59,16 +59,25 @@ def prepare(module: IRModule, target: Target) -> list[DeviceFunction]:
 
     Raises CompileError for functions that have no kernels.
     """
-    lowered = Sequential(device_passes(target), "cuda")(module)
     prepared: list[DeviceFunction] = []
     symbols: set[str] = set()
-    for name in lowered:
-        function = lowered[name]
+    for name in module:
+        function = module[name]
         if not isinstance(function, PrimFunc):
             raise CompileError(f"the cuda target compiles lowered functions; {name} is a {type(function).__name__}")
-        named = function.with_attr("global_symbol", name)
-        prepared.append(split_kernels(named, _symbol(name, symbols), module[name]))
+        prepared.append(_prepared(function, name, _symbol(name, symbols), target, PassContext.current()))
     return prepared
+
+
+@lru_cache(maxsize=4)
+def _prepared(
+    function: PrimFunc, name: str, symbol: str, target: Target, context: PassContext
+) -> DeviceFunction:
+    """Remembered, since a schedule's kernels are checked first and printed right afterwards."""
+    with context:
+        lowered = Sequential(device_passes(target), "cuda")(IRModule({name: function}))[name]
+    assert isinstance(lowered, PrimFunc), "passes keep the kind of a function"
+    return split_kernels(lowered.with_attr("global_symbol", name), symbol, function)
 
 
 def _symbol(name: str, taken: set[str]) -> str:

@@ -201,6 +201,7 @@ def _first_that_fits(
     for schedule in schedules_for(outputs, target):
         module = te.lower(schedule, [*inputs, *outputs], name=workload.name, binds=binds)
         function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
+        function = function.with_attr("target", target)  # as verified and as built it is one function
         function = function.replace(params=(*function.params, *size_parameters(function)))
         broken = [] if verify is None else verify(function, target)
         if not broken:

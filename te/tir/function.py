@@ -42,8 +42,8 @@ class PrimFunc(Node):
         return self if body is self.body else self.replace(body=body)
 
     def with_attr(self, key: str, value: Any) -> PrimFunc:
-        """The same function with one attribute set."""
-        return self.replace(attrs={**self.attrs, key: value})
+        """The same function with one attribute set; this very function where it was."""
+        return self if self.attrs.get(key) is value else self.replace(attrs={**self.attrs, key: value})
 
     def __str__(self) -> str:
         return ExprOperators._ops["text"](self)
