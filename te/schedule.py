@@ -210,19 +210,14 @@ def AutoInlineBroadcast(schedule: Schedule) -> None:
 
 
 def _inline_where(schedule: Schedule, wanted: Callable[[ComputeOp], bool]) -> None:
+    # formulas can only be written into formulas: no scan or extern may read them
+    whole = {t.op for stage in schedule.stages if not isinstance(stage.op, ComputeOp) for t in stage.op.input_tensors}
     for stage in schedule.stages:
         op = stage.op
         plain = isinstance(op, ComputeOp) and not op.reduce_axis and not stage.is_output and stage.attach == "root"
         untouched = not stage.relations and not stage.loop_attrs and not stage.scope
-        if plain and untouched and isinstance(op, ComputeOp) and _inlinable(schedule, op) and wanted(op):
+        if plain and untouched and isinstance(op, ComputeOp) and op not in whole and wanted(op):
             stage.compute_inline()
-
-
-def _inlinable(schedule: Schedule, op: ComputeOp) -> bool:
-    """Formulas can only be written into formulas: no scan or extern may read them."""
-    return all(
-        isinstance(stage.op, ComputeOp) for stage in schedule.stages if any(t.op is op for t in stage.op.input_tensors)
-    )
 
 
 def _loads(op: ComputeOp) -> list[ProducerLoad]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from te.bounds import loop_extents
 from te.errors import ScheduleError
 from te.ir.structural import structural_equal
 from te.operation import ComputeOp, Operation, PlaceholderOp
-from te.rewrite import map_reads
+from te.rewrite import map_reads, replace_inputs
 from te.stage import Fuse, Split, Stage
 from te.tensor import Tensor
 from te.tir import ops
@@ -286,43 +286,47 @@ def _move_attachments(schedule: Schedule) -> None:
 
 
 def _inject_inline(schedule: Schedule) -> None:
-    for stage in [s for s in schedule.stages if s.attach == "inline"]:
+    """Write the formulas of inlined stages into the stages that stay."""
+    inlined = {stage.op: stage for stage in schedule.stages if stage.attach == "inline"}
+    if not inlined:
+        return
+    _check_inlinable(schedule, inlined)
+    schedule.stages[:] = [stage for stage in schedule.stages if stage.attach != "inline"]
+    mapping: dict[Tensor, Tensor] = {}
+    for stage in schedule.stages:
         op = stage.op
-        assert isinstance(op, ComputeOp)
-        _check_inlinable(schedule, stage)
-        mapping: dict[Tensor, Tensor] = {}
-        for reader in schedule.stages:
-            if isinstance(reader.op, ComputeOp):
-                new = _inline_into(reader.op, op, mapping)
-                schedule.set_op(reader, new, mapping)
-            else:
-                schedule.replace_tensors(mapping, [reader])
-        schedule.stages.remove(stage)
+        new = _inline_into(op, inlined, mapping) if isinstance(op, ComputeOp) else replace_inputs(op, mapping)
+        schedule.set_op(stage, new, mapping)
 
 
-def _check_inlinable(schedule: Schedule, stage: Stage) -> None:
+def _check_inlinable(schedule: Schedule, inlined: Mapping[Operation, Stage]) -> None:
     for reader in schedule.stages:
-        reads = any(t.op is stage.op for t in reader.op.input_tensors)
-        if reads and not isinstance(reader.op, ComputeOp):
-            raise ScheduleError(f"compute_inline of {stage.name}, which {reader.name} (a {type(reader.op).__name__}) "
+        read = [t.op.name for t in reader.op.input_tensors if t.op in inlined]
+        if read and not isinstance(reader.op, ComputeOp):
+            raise ScheduleError(f"compute_inline of {read[0]}, which {reader.name} (a {type(reader.op).__name__}) "
                                 "reads as a whole tensor; leave it at root")  # fmt: skip
-        if reader.attach == "at" and reader.attach_stage is stage:
-            raise ScheduleError(f"stage {reader.name} is computed at stage {stage.name}, which is inlined and has no "
+        at = reader.attach_stage
+        if reader.attach == "at" and at is not None and at.attach == "inline":
+            raise ScheduleError(f"stage {reader.name} is computed at stage {at.name}, which is inlined and has no "
                                 "loops; attach it at a loop of the stage that reads the inlined one")  # fmt: skip
 
 
-def _inline_into(reader: ComputeOp, op: ComputeOp, mapping: dict[Tensor, Tensor]) -> ComputeOp:
-    """`reader` with reads of `op` replaced by its formula and reads of replaced tensors by their successors."""
-    if not any(t.op is op or t in mapping for t in reader.input_tensors):
-        return reader
+def _inline_into(
+    reader: ComputeOp, inlined: Container[Operation], mapping: Mapping[Tensor, Tensor]
+) -> ComputeOp:
+    """`reader` with the formulas of `inlined` operations for what it reads of them, and successors of other tensors.
 
+    From the reader towards the inputs, so that each formula is gone through once for each time it is written.
+    """
     def read(load: ProducerLoad) -> PrimExpr:
-        if load.producer.op is not op:
-            tensor = mapping.get(load.producer)
-            return load if tensor is None else ProducerLoad(tensor, load.indices)
-        indices = {iv.var: index for iv, index in zip(op.axis, load.indices, strict=True)}
-        return substitute(op.body[load.producer.value_index], indices)
+        op = load.producer.op
+        if op in inlined:
+            assert isinstance(op, ComputeOp)
+            indices = {iv.var: index for iv, index in zip(op.axis, load.indices, strict=True)}
+            return map_reads(op.body[load.producer.value_index], read, indices)
+        tensor = mapping.get(load.producer)
+        return load if tensor is None else ProducerLoad(tensor, load.indices)
 
+    if not any(t.op in inlined or t in mapping for t in reader.input_tensors):
+        return reader
     return ComputeOp(reader.name, reader.tag, reader.attrs, reader.axis, [map_reads(e, read) for e in reader.body])
-
-
