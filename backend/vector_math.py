@@ -307,9 +307,12 @@ def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
+    """h / (h + 1), h = (e^2|x| - 1) / 2, with the sign of x; beyond 20 it is 1."""
     size = b.magnitude(x)
-    t = b.let(expm1(b, Min(size, b.const(20.0)) * b.const(2.0)), "t")
-    return b.with_sign_of(t / (t + b.const(2.0)), x)
+    t, r = b.reduce_exp(b.let(Min(size, b.const(20.0)) * b.const(2.0), "x"), b.format.bias - 1)
+    half_power = b.let(b.power_of_two(t), "p")
+    half = b.let(b.fma(half_power, b.expm1_of_reduced(r), half_power - b.const(0.5)), "h")
+    return b.with_sign_of(half / (half + b.const(1.0)), x)
 
 
 def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
