@@ -15,7 +15,7 @@ Graphs are deep (10,000 calls in a chain): walk them with `relay.analysis.post_o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,6 +57,7 @@ class ExprOperators:
     """Python operators on expressions; `relay.op.broadcast` installs their meaning."""
 
     __slots__ = ()
+    __array_ufunc__: ClassVar[None] = None  # an array on the left leaves the operation to us, too
     _operators: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __add__(self, other: Any) -> Call:
@@ -177,7 +178,8 @@ class Tuple(Expr):
     ty: TupleType = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ty = TupleType([f.ty for f in self.fields])  # type: ignore[misc]
+        self.fields = tuple(self.fields)  # type: ignore[misc]
+        self.ty = TupleType(_types("a tuple", self.fields))  # type: ignore[misc]
 
 
 @node
@@ -207,7 +209,12 @@ class Function(Expr):
     binders = ("params",)
 
     def __post_init__(self) -> None:
-        self.ty = FuncType([p.ty for p in self.params], self.body.ty)  # type: ignore[misc]
+        self.params = tuple(self.params)  # type: ignore[misc]
+        for number, param in enumerate(self.params):
+            if not isinstance(param, Var):
+                raise TypeInferenceError(f"parameter {number} of a function is {param!r}; expected a relay.Var")
+        (result,) = _types("a function's body", (self.body,))
+        self.ty = FuncType([p.ty for p in self.params], result)  # type: ignore[misc]
 
     @property
     def ret_type(self) -> Type:
@@ -250,8 +257,13 @@ class Call(Expr):
         return self.op
 
     def __post_init__(self) -> None:
-        types = [a.ty for a in self.args]
         op = self.op
+        if type(self.args) is not tuple:
+            self.args = tuple(self.args)  # type: ignore[misc]
+        try:
+            types = [a.ty for a in self.args]
+        except AttributeError:
+            types = _types("a function" if isinstance(op, Expr) else op.name, self.args)
         if isinstance(op, Expr):
             self.ty = _applied(op, types, self.span)  # type: ignore[misc]
         else:
@@ -278,6 +290,16 @@ class Call(Expr):
         made = object.__new__(Call)
         made.op, made.args, made.ty, made.span = op, tuple(args), self.ty, self.span  # type: ignore[misc]
         return made
+
+
+def _types(what: str, values: Sequence[Any]) -> list[Type]:
+    """The types of what `what` is made of. Raises TypeInferenceError for a value that is no expression."""
+    for number, value in enumerate(values):
+        if not isinstance(value, Expr):
+            hint = " Of numbers and arrays relay.const(value) makes one"
+            found = f"a {type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
+            raise TypeInferenceError(f"{what}: value {number} is {found}; expected an expression.{hint}")
+    return [value.ty for value in values]
 
 
 def _applied(function: Expr, types: Sequence[Type], span: Span | None) -> Type:
@@ -351,7 +373,12 @@ def numpy_dtype(of: str) -> np.dtype[Any]:
 
 
 def var(name: str, shape: Sequence[Dim] = (), dtype: str = "float32", *, ty: Type | None = None) -> Var:
-    """A fresh tensor variable (TVM: `relay.var`); `ty` gives a type that is not a tensor."""
+    """A fresh tensor variable (TVM: `relay.var`); `ty` gives a type that is not a tensor.
+
+    Raises TypeInferenceError for a `shape` that is no sequence of sizes.
+    """
+    if not isinstance(shape, Iterable) or isinstance(shape, str):
+        raise TypeInferenceError(f"variable {name}: shape is {shape!r}; expected sizes, such as (1, 8) or (8,)")
     return Var(name, TensorType(shape, dtype) if ty is None else ty)
 
 

@@ -40,6 +40,9 @@ class Schedule:
                     self.stage_map[op].home = (stage, stage.op.scan_axis)
                     self.stage_map[op].compute_root()
 
+    def __repr__(self) -> str:
+        return "\n".join(["schedule of", *[f"  {stage}" for stage in self.stages]])
+
     def __getitem__(self, key: Tensor | Operation) -> Stage:
         op = key.op if isinstance(key, Tensor) else key
         stage = self.stage_map.get(op)

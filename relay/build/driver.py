@@ -26,7 +26,7 @@ from relay.build.lower import Workload, lower
 from relay.build.parts import PartsReport, share_parts
 from relay.build.records import current_records
 from relay.build.workspace import Workspace
-from relay.expr import Constant, Function, Var
+from relay.expr import Constant, Expr, Function, Var
 from relay.op.sequence import ListOperator
 from relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relay.transform import default_pipeline
@@ -117,7 +117,10 @@ def optimize(
     mod: IRModule | Function, target: str | Target = "llvm", params: Mapping[str, Any] | None = None
 ) -> IRModule:
     """The module after all graph passes of the current `PassContext`: fused, ready to lower (TVM: `relay.optimize`)."""
-    module = IRModule({"main": mod}) if isinstance(mod, Function) else mod
+    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
+    if not isinstance(module, IRModule):
+        hint = ": wrap it, relay.Function(params, body)" if isinstance(module, Expr) else ""
+        raise CompileError(f"an IRModule or a Function is compiled, not a {type(module).__name__}{hint}")
     if params:
         bound = bind_params_by_name(module["main"], params)
         module = module.with_functions({**module.functions, "main": bound})

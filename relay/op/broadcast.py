@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any, ClassVar
 
 import numpy as np
@@ -409,9 +410,12 @@ def broadcast_to(data: Expr, shape: Sequence[Dim]) -> Call:
 
 
 def _operator(function: Callable[[Expr, Expr], Call]) -> Callable[[Any, Any], Call]:
-    """`function` for Python operators: a number takes the other side's element type."""
+    """`function` for Python operators: a number takes the other side's element type. Other things are refused."""
+    operands = (Expr, Number, np.ndarray, np.generic, list, tuple)
 
     def apply(a: Any, b: Any) -> Call:
+        if not all(isinstance(value, operands) for value in (a, b)):
+            return NotImplemented
         return function(as_expr(a, b), as_expr(b, a))
 
     return apply

@@ -22,6 +22,11 @@ class IRModule:
         self.functions: dict[str, Any] = dict(functions or {})
         self.attrs: dict[str, Any] = dict(attrs or {})
 
+    @staticmethod
+    def from_expr(function: Any) -> IRModule:
+        """The module whose "main" is `function` (TVM: `IRModule.from_expr`)."""
+        return IRModule({"main": function})
+
     def __getitem__(self, name: str) -> Any:
         try:
             return self.functions[name]

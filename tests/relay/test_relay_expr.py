@@ -109,3 +109,49 @@ def test_rebuilding_infers_again_only_when_a_type_changes():
     call = relay.nn.relu(x)
     assert call.rebuild(lambda e: e) is call
     assert call.rebuild(lambda e: y).ty is y.ty
+
+
+def test_lists_serve_wherever_several_expressions_do():
+    def made(kind: type) -> relay.Function:
+        x, y = relay.var("x", (4,)), relay.var("y", (4,))
+        pair = relay.Tuple(kind([relay.Call(relay.op.get_op("add")(), kind([x, y])), x]))
+        return relay.Function(kind([x, y]), pair)
+
+    assert structural_equal(made(list), made(tuple))
+    assert isinstance(made(list).params, tuple) and made(list).ty is made(tuple).ty
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda x: relay.add(x, 1.0), "add: value 1 is a float; expected an expression"),
+        (lambda x: relay.nn.relu(np.ones(3)), r"nn\.relu: value 0 is a numpy\.ndarray.*relay\.const"),
+        (lambda x: relay.Tuple([x, "x"]), "a tuple: value 1 is a str"),
+        (lambda x: relay.Function([x + x], x), "parameter 0 of a function"),
+        (lambda x: relay.Function([x], None), "a function's body: value 0 is a NoneType"),
+        (lambda x: relay.Function([x], x)(3), "a function: value 0 is a int"),
+        (lambda x: relay.var("y", 3), r"variable y: shape is 3; expected sizes, such as \(1, 8\)"),
+        (lambda x: relay.var("y", "3"), "variable y"),
+    ],
+)
+def test_what_is_no_expression_is_named(make, text):
+    with pytest.raises(relay.TypeInferenceError, match=text):
+        make(relay.var("x", (4,)))
+
+
+def test_numbers_and_arrays_on_both_sides_of_python_operators():
+    x, row = relay.var("x", (3,)), np.arange(3, dtype="float32")
+    for mixed in (row + x, x + row, 2 * x, x - [1.0, 2.0, 3.0]):
+        assert isinstance(mixed, relay.Call) and mixed.shape == (3,)
+    for other in ("2", None, object()):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            x - other
+
+
+def test_only_modules_and_functions_are_compiled():
+    x = relay.var("x", (3,))
+    assert relay.IRModule.from_expr(relay.Function([x], -x))["main"].params == (x,)
+    with pytest.raises(CompileError, match=r"not a Call: wrap it, relay\.Function"):
+        relay.build(-x)
+    with pytest.raises(CompileError, match="not a tuple"):
+        relay.build((relay.IRModule.from_expr(relay.Function([x], -x)), {}))

@@ -229,3 +229,11 @@ def test_recompute_refuses_other_shapes_and_strange_inputs() -> None:
     strange = te.placeholder((4,), name="strange")
     with pytest.raises(ScheduleError, match="an input that the schedule does not have"):
         s.recompute(y, te.compute((4,), lambda i: strange(i) * 2.0, name="other"))
+
+
+def test_a_schedule_prints_its_stages_with_their_loops():
+    a = te.placeholder((8,), name="a")
+    b = te.compute((8,), lambda i: a[i] + 1, name="b")
+    s = te.create_schedule(b.op)
+    s[b].split(b.op.axis[0], factor=4)
+    assert str(s).splitlines() == ["schedule of", "  stage(a: )", "  stage(b: i.outer, i.inner)"]
