@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from te.index import IndexMath
-from te.ir import collect
+from te.ir import collect, post_order
 from te.poly import Poly
 from te.tir import Dim, PrimExpr, SizeVar, Var, as_dim
 from te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, sub
@@ -39,6 +39,9 @@ class _Sizes(IndexMath):
     def __init__(self) -> None:
         super().__init__(_serials)
         self._normal: dict[Any, PrimExpr] = {}
+        self._known: dict[PrimExpr, Poly] = {}
+        """of each normal form: sums of hundreds of sizes are not taken apart at each use"""
+        self.estimates: dict[PrimExpr, int] = {}
 
     def as_dim(self, p: Poly) -> Dim:
         if p.const is not None:
@@ -47,7 +50,16 @@ class _Sizes(IndexMath):
         found = self._normal.get(key)
         if found is None:
             found = self._normal[key] = self.expr(p)
+            self._known[found] = p
         return found
+
+    def dim(self, value: Dim) -> Poly:
+        known = None if isinstance(value, int) else self._known.get(value)
+        return super().dim(value) if known is None else known
+
+    def knows(self, d: PrimExpr) -> bool:
+        """Is `d` a normal form of this arithmetic?"""
+        return d in self._known
 
     def join(self, other: _Sizes) -> None:
         """Take over all that another knows, for its variables too."""
@@ -55,6 +67,8 @@ class _Sizes(IndexMath):
         self._bounds.update(other._bounds)
         self._keep.extend(other._keep)
         self._normal.update(other._normal)
+        self._known.update(other._known)
+        self.estimates.update(other.estimates)
         for key in other._atoms:
             if isinstance(key, Var):
                 key.memory = self
@@ -70,13 +84,24 @@ def _arithmetic_of(*dims: Dim) -> _Sizes:
     for d in dims:
         if isinstance(d, int):
             continue
-        for var in (d,) if isinstance(d, Var) else collect(d, Var):
+        for var in _variables(d):
             known: _Sizes | None = getattr(var, "memory", None)
             if found is None:
                 found = known
             elif known is not None and known is not found:
                 found.join(known)
     return _Sizes() if found is None else found
+
+
+def _variables(d: PrimExpr) -> Iterable[Var]:
+    """The variables of `d`; one of them where they are known to share their arithmetic."""
+    first = next((node for node in post_order(d) if isinstance(node, Var)), None)
+    if first is None:
+        return ()
+    known: _Sizes | None = getattr(first, "memory", None)
+    if first is d or (known is not None and known.knows(d)):
+        return (first,)
+    return collect(d, Var)
 
 
 def normal(d: Dim) -> Dim:
@@ -200,9 +225,16 @@ LIKELY_SIZE = 128
 
 def likely(d: Dim) -> int:
     """An estimate of a size, for choices that change speed and not results."""
-    value = evaluate(d, dict.fromkeys(size_variables([d]), LIKELY_SIZE))
-    assert isinstance(value, int)
-    return value
+    if isinstance(d, int):
+        return d
+    with _lock:
+        estimates = _arithmetic_of(d).estimates
+        found = estimates.get(d)
+        if found is None:
+            value = evaluate(d, dict.fromkeys(size_variables([d]), LIKELY_SIZE))
+            assert isinstance(value, int)
+            found = estimates[d] = value
+    return found
 
 
 _MEANINGS: dict[str, Any] = {

@@ -12,6 +12,7 @@ from backend.runtime import sizes as runtime_sizes
 from backend.size_json import size_to_json
 from relay import sizes
 from relay.type import TensorType, broadcast_shapes
+from te.index import IndexMath
 from te.ir import collect
 from te.tir import SizeVar
 
@@ -86,3 +87,20 @@ def test_sizes_of_variables_that_meet_late_are_still_the_same():
     copied = copy.deepcopy(both)
     assert copied is not both and [v.name for v in collect(copied, SizeVar)] == ["a", "b", "c"]
     assert not sizes.dims_equal(copied, both)
+
+
+def test_sums_of_many_sizes_are_not_taken_apart_again(monkeypatch):
+    names = [SizeVar(f"n{i}") for i in range(100)]
+    total = sizes.add_sizes(*[sizes.smaller(n, 300) for n in names])
+    taken_apart: list[object] = []
+    monkeypatch.setattr(IndexMath, "poly", lambda _, expr, values: taken_apart.append(expr))
+    assert sizes.product((total, 4)) is sizes.product((4, total))
+    assert sizes.dims_equal(sizes.add_sizes(total, 1), sizes.add_sizes(1, total))
+    assert not taken_apart
+
+
+def test_an_estimate_takes_every_variable_for_the_same_number():
+    n, m = SizeVar("n"), SizeVar("m")
+    total = sizes.add_sizes(sizes.smaller(n, 100), sizes.product((m, 2)))
+    assert sizes.likely(total) == sizes.likely(total) == 100 + 2 * sizes.LIKELY_SIZE
+    assert sizes.likely(7) == 7
