@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,17 @@ def test_unknown_names_are_refused():
     with pytest.raises(AttributeError, match="no attribute 'biuld'"):
         _ = backend.biuld
     assert {"build", "Target", "nd"} <= set(dir(backend))
+
+
+@pytest.mark.parametrize("storey", STOREYS)
+def test_every_file_is_installed(storey):
+    """Types are declared to checkers (PEP 561), and what is no code is named in the packaging."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert {storey, f"{storey}.*"} <= set(data["packages"]["find"]["include"])
+    assert (ROOT / storey / "py.typed").is_file()
+    for path in (ROOT / storey).rglob("*"):
+        if path.is_dir() or path.suffix in (".py", ".pyc"):
+            continue
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        globs = [*data["package-data"]["*"], *data["package-data"].get(package, [])]
+        assert any(path.match(glob) for glob in globs), f"{path} is left out of the wheel"
