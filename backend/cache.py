@@ -17,13 +17,14 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from backend.runtime.files import replacing
 
-__all__ = ["DiskCache", "default_cache", "source_version"]
+__all__ = ["DiskCache", "default_cache", "has_source_version", "source_version"]
 
 _VARIABLE = "RELAYC_CACHE_DIR"
 _LIMIT_BYTES = 1 << 30
@@ -134,3 +135,8 @@ def source_version() -> str:
                 digest.update(path.relative_to(root).as_posix().encode())
                 digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def has_source_version(definition: Any) -> bool:
+    """Is this class or function part of what `source_version` is a hash of? Others may change while that stays."""
+    return str(definition.__module__).partition(".")[0] in _PACKAGES

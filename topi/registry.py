@@ -24,7 +24,8 @@ from te.errors import CompileError
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["Rank", "ScheduleFunction", "operations_behind", "register_schedule", "schedule_for", "schedules_for"]
+__all__ = ["Rank", "ScheduleFunction", "operations_behind", "register_schedule", "registered_schedules", "schedule_for",
+           "schedules_for"]  # fmt: skip
 
 
 class Rank(IntEnum):
@@ -69,6 +70,12 @@ def register_schedule(
         return function
 
     return add
+
+
+def registered_schedules(target: Target) -> list[ScheduleFunction]:
+    """Every schedule that a target may be given."""
+    keys = {*target.keys, "generic"}
+    return [entry.function for (_, key), entry in _schedules.items() if key in keys]
 
 
 def operations_behind(outs: Sequence[te.Tensor]) -> list[te.Operation]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from backend.cache import has_source_version
 from backend.driver import ModuleBuilder
 from backend.runtime.artifact import CompiledModel
 from backend.size_json import size_to_json
@@ -35,6 +36,7 @@ from te.errors import CompileError
 from te.ir import IRModule, PassContext, Sequential, rewrite_dag
 from te.tir import PrimFunc
 from te.tir import Var as SizeVariable
+from topi.registry import registered_schedules
 from topi.tuning import Config
 
 __all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
@@ -261,11 +263,14 @@ def _lower_all(
     settings = repr((context.opt_level, options, sorted(context.disabled_pass)))
     records = current_records()
     notes: dict[str, _Note] = {}
+    schedules_known = all(map(has_source_version, registered_schedules(builder.target)))
     for i, workload in enumerate(workloads):
         config = records.config(builder.target, workload.key)
         tuned = repr(sorted(config.values.items())) if config.values else ""
-        key = f"{workload.name}\n{settings}{tuned}\n{workload.key}"
-        note = builder.reuse(workload.name, key)
+        # The key stands for the code only where the compiler's own sources decide it.
+        known = schedules_known and all(map(has_source_version, workload.operator_classes))
+        key = f"{workload.name}\n{settings}{tuned}\n{workload.key}" if known else ""
+        note = builder.reuse(workload.name, key) if known else None
         if note is None:
             if progress is not None:
                 progress(f"lowering {workload.name}", i, len(workloads))

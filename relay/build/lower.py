@@ -15,6 +15,7 @@ from relay.analysis import evaluation_order, users
 from relay.build.in_place import in_place_inputs
 from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.op.base import OpDef
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
@@ -46,6 +47,11 @@ class Workload:
     def operators(self) -> tuple[str, ...]:
         """Names of the operators inside, producers first."""
         return tuple(e.operator.name for e in evaluation_order(self.function.body) if isinstance(e, Call))
+
+    @property
+    def operator_classes(self) -> set[type[OpDef]]:
+        """The definitions of the operators inside."""
+        return {type(e.operator) for e in evaluation_order(self.function.body) if isinstance(e, Call)}
 
     @cached_property
     def name(self) -> str:

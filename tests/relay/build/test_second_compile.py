@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 import relay
+import te
 from backend import cache
 from backend.llvm import compiler
 from backend.runtime import device, graph_executor
+from backend.target import Target
 from relay.build import driver
+from relay.op.base import OpDef, OpPattern, register_op
 from relay.op.nn import conv2d, dense, relu
+from relay.type import TensorType
 from te.ir import IRModule, PassContext
+from topi import registry
 
 
 def model(seed: int = 0) -> IRModule:
@@ -88,3 +93,39 @@ def test_options_and_versions_of_the_compiler_are_compiled_anew(
     monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
     result(model())
     assert work["compiled"] > 0
+
+
+def test_operators_from_elsewhere_are_lowered_every_time(work: Counter[str]) -> None:
+    """The compiler's sources don't tell when such an operator has become another one."""
+    factor = 2.0
+
+    @register_op("test.scaled", pattern=OpPattern.ELEMWISE)
+    class Scaled(OpDef):
+        def infer(self, x: TensorType) -> TensorType:
+            return x
+
+        def compute(self, x: te.Tensor) -> te.Tensor:
+            return te.compute(x.shape, lambda *i: x(*i) * factor, name="scaled", tag="elemwise")
+
+    x = relay.var("x", (1, 16, 24, 24))
+    module = IRModule({"main": relay.Function((x,), Scaled()(x))})
+    before, lowered = result(module), work["lowered"]
+    factor = 3.0
+    np.testing.assert_allclose(result(module) / 3, before / 2, rtol=1e-6)
+    assert work["lowered"] == 2 * lowered
+    again = work["compiled"]
+    result(module)
+    assert work["compiled"] == again, "equal code is still found"
+
+
+def test_with_a_schedule_from_elsewhere_all_is_lowered(work: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_schedules", dict(registry._schedules))
+
+    @registry.register_schedule("test.other", "cpu")
+    def other(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+        return te.create_schedule([out.op for out in outs])
+
+    result(model())
+    lowered = work["lowered"]
+    result(model())
+    assert work["lowered"] == 2 * lowered
