@@ -132,12 +132,13 @@ def _sentence(text: str) -> str:
 
 
 def operators() -> list[Operator]:
-    """Every operator of the installed onnx package, and those of other domains that have a converter."""
+    """Every operator of the installed onnx package, and those of onnxruntime's domain that have a converter."""
     load_converters()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found: list[Any] = list(defs.get_all_schemas_with_history())
-    schemas: dict[tuple[str, str], list[Any]] = {(domain, name): [] for domain, name, _ in registered_operators()}
+    ours = [(domain, name) for domain, name, _ in registered_operators() if domain in _DOMAINS]
+    schemas: dict[tuple[str, str], list[Any]] = {key: [] for key in ours}
     for schema in found:
         schemas.setdefault(("" if schema.domain == "ai.onnx" else schema.domain, schema.name), []).append(schema)
     return [

@@ -669,6 +669,6 @@ def test_the_transposed_form_gives_the_transposed_result(row: Row) -> None:
 
 def test_every_operator_has_a_row() -> None:
     """But for control flow and lists, which the executor runs: see test_list_operators.py."""
-    others = {n for n in list_op_names() if n.startswith(("test.", "control.", "sequence.", "optional."))}
+    others = {n for n in list_op_names() if n.startswith(("test.", "page.", "control.", "sequence.", "optional."))}
     missing = set(list_op_names()) - {r.op for r in ROWS} - others
     assert not missing, f"add a row for {sorted(missing)}"
