@@ -61,6 +61,16 @@ def test_position_of_an_extremum_along_memory(dtype, kind, last):
     check(doubled, [x], [a], 2 * wanted, TARGETS[1])
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((7, 1000), 1), ((7, 77), 1), ((3, 5, 49), 2), ((4, 3, 9, 13), (2, 3))], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "int8"])
+def test_ends_of_lines_are_shorter_vectors_without_masks(dtype, shape, axis):
+    a = RNG.integers(-9, 9, shape).astype(dtype)
+    x = te.placeholder(shape, dtype, "x")
+    text = check(topi.max(x, axis), [x], [a], a.max(axis), TARGETS[0])
+    assert "ramp" in text
+    assert "where=" not in text
+
+
 def test_cores_share_the_lines_of_a_large_reduction_with_few_results():
     a = np.ones((4096, 64), "float32")
     x = te.placeholder(a.shape, "float32", "x")

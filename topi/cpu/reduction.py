@@ -68,12 +68,18 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
 
 
 def _lanes_apart(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Tensor:
-    """Partial results for each `lane` of the reduction, a vector of them innermost."""
+    """Partial results for each `lane` of the reduction, a vector of them innermost.
+
+    What is left of a line at its end is cut off as a shorter vector: a mask would keep partial results in memory.
+    """
     partial = s.rfactor(tensor, lane)
     assert isinstance(partial, te.Tensor)
     s[partial].set_scope("local")
     first, *data = s[partial].op.axis
+    *_, over = s[partial].op.reduce_axis
     s[partial].reorder(*data, *s[partial].op.reduce_axis, first)
+    for loop in (over, first):
+        s[partial].pragma(loop, "loop_partition_hint")
     s[partial].vectorize(first)
     return partial
 
