@@ -61,10 +61,11 @@ def log_softmax(x: Tensor, axis: int) -> Tensor:
     """x - max - log(sum(exp(x - max))) along `axis`."""
     largest, _, total = _row_stages(x, axis)
     wide = total.dtype
+    logarithm = te.compute(total.shape, lambda *i: te.log(total(*i)), name="softmax_log", tag=ELEMWISE)
 
     def body(*i: Any) -> PrimExpr:
         row = _row(i, axis)
         shifted = te.cast(wide, x(*i)) - te.cast(wide, largest(*row))
-        return te.cast(x.dtype, shifted - te.log(total(*row)))
+        return te.cast(x.dtype, shifted - logarithm(*row))
 
     return te.compute(x.shape, body, name="log_softmax", tag="softmax", attrs={"axis": axis, "log": True})

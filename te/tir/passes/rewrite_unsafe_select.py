@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from te.arith import Analyzer
 from te.dtype import INT32, INT64
+from te.ir.structural import structural_equal
 from te.ir.visitor import Mutator, post_order
 from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, IterVar, Mod, PrimExpr, Range, Select
 from te.tir.function import PrimFunc
@@ -32,21 +34,30 @@ class _Rewriter(Mutator):
     def visit_Select(self, node: Select) -> PrimExpr:
         new = node.rebuild(self.visit)
         sides = (new.true_value, new.false_value)
-        if new.dtype.lanes > 1 or all(can_not_fault(side, self.analyzer) for side in sides):
+        if new.dtype.lanes > 1 or all(can_not_fault(side, self.analyzer, _reads(new.condition)) for side in sides):
             return new
         return Call(new.dtype, "if_then_else", (new.condition, new.true_value, new.false_value), span=new.span)
 
 
-def can_not_fault(expr: PrimExpr, analyzer: Analyzer) -> bool:
+def _reads(condition: PrimExpr) -> list[BufferLoad]:
+    """The elements that are read whenever `condition` is evaluated."""
+    nodes = list(post_order(condition))
+    lazy = any(isinstance(n, Call) and n.op == "if_then_else" for n in nodes)
+    return [] if lazy else [n for n in nodes if isinstance(n, BufferLoad)]
+
+
+def can_not_fault(expr: PrimExpr, analyzer: Analyzer, read: Sequence[BufferLoad] = ()) -> bool:
     """May the expression be evaluated whatever conditions stand in front of it?
 
-    Its reads are proved to lie inside their buffers by what the analyzer knows of the variables, and it neither divides
-    integers by a variable nor calls an impure function.
+    Its reads are proved to lie inside their buffers by what the analyzer knows of the variables, or are among those of
+    `read`, which happen in any case; and it neither divides integers by a variable nor calls an impure function.
     """
-    return all(_node_can_not_fault(n, analyzer) for n in post_order(expr) if isinstance(n, PrimExpr))
+    return all(_node_can_not_fault(n, analyzer, read) for n in post_order(expr) if isinstance(n, PrimExpr))
 
 
-def _node_can_not_fault(node: PrimExpr, analyzer: Analyzer) -> bool:
+def _node_can_not_fault(node: PrimExpr, analyzer: Analyzer, read: Sequence[BufferLoad]) -> bool:
+    if isinstance(node, BufferLoad) and any(structural_equal(node, other) for other in read):
+        return True
     if isinstance(node, BufferLoad):
         return all(_inside(i, dim, analyzer) for i, dim in zip(node.indices, node.buffer.shape, strict=True))
     if isinstance(node, Div | Mod | FloorDiv | FloorMod) and not node.dtype.is_float:
@@ -64,7 +75,7 @@ def rewrite_unsafe_select(func: PrimFunc) -> PrimFunc:
     """The function with every Select kept only where both sides can be evaluated without fault.
 
     A side is safe when its reads are proved to lie inside their buffers and it neither divides integers by a variable
-    nor calls an impure function. (TVM: `RewriteUnsafeSelect`.)
+    nor calls an impure function; what the condition reads too is read in any case. (TVM: `RewriteUnsafeSelect`.)
     """
     return func.with_body(_Rewriter().visit(func.body))
 

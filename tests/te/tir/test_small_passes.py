@@ -23,6 +23,7 @@ from te.tir import (
     call_intrin,
     const,
     decl_buffer,
+    if_then_else,
     maximum,
     select,
     seq,
@@ -70,6 +71,18 @@ def test_select_that_leaves_a_buffer_becomes_lazy():
     ]
     interpret(safe, np.zeros(8, np.float32), np.zeros(8, np.float32))
     assert rewrite_unsafe_select(safe) is safe
+
+
+def test_select_between_what_its_condition_reads_stays():
+    a, b, n = decl_buffer((8,), name="A"), decl_buffer((8,), name="B"), Var("n")
+    larger = select(BufferLoad(b, (n,)) < BufferLoad(a, (n,)), BufferLoad(a, (n,)), BufferLoad(b, (n,)))
+    func = function(BufferStore(b, larger, (i,)), a, b)
+    assert rewrite_unsafe_select(func) is func
+    other = select(BufferLoad(b, (n,)) < BufferLoad(a, (n,)), BufferLoad(a, (n + 1,)), BufferLoad(b, (n,)))
+    assert "if_then_else" in str(rewrite_unsafe_select(function(BufferStore(b, other, (i,)), a, b)))
+    lazy = if_then_else(n < 8, BufferLoad(a, (n,)), 0.0)
+    unread = select(lazy > 0.0, BufferLoad(a, (n,)), 0.0)
+    assert "select" not in str(rewrite_unsafe_select(function(BufferStore(b, unread, (i,)), a, b)))
 
 
 def test_select_that_may_divide_by_zero_becomes_lazy():
