@@ -61,7 +61,9 @@ def test_position_of_an_extremum_along_memory(dtype, kind, last):
     check(doubled, [x], [a], 2 * wanted, TARGETS[1])
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((7, 1000), 1), ((7, 77), 1), ((3, 5, 49), 2), ((4, 3, 9, 13), (2, 3))], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((7, 1000), 1), ((7, 77), 1), ((3, 5, 49), 2), ((4, 3, 9, 13), (2, 3))], ids=str
+)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "int8"])
 def test_ends_of_lines_are_shorter_vectors_without_masks(dtype, shape, axis):
     a = RNG.integers(-9, 9, shape).astype(dtype)
@@ -134,7 +136,9 @@ def test_local_response_normalisation(shape, axis, size):
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(("shape", "axis"), [((7, 300), 1), ((5, 33), 1), ((40, 6), 0), ((3, 9), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((7, 300), 1), ((5, 33), 1), ((40, 6), 0), ((40, 700), 0), ((21, 1100), 0)], ids=str
+)
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
 def test_position_of_an_extremum(kind, shape, axis, last):
     a = RNG.integers(0, 4, shape).astype("float32")  # many ties

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import element_cost, vectorize_elements
-from topi.cpu.prefetch import is_streamed, prefetch_rows
+from topi.cpu.prefetch import LINE_BYTES, is_streamed, prefetch_rows
 from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_channelwise", "schedule_lrn", "schedule_rowwise"]
 
+_PAGE_BYTES = 4096
 _MOST_NEIGHBOURS = 16
 """Channels in the window of a local response normalisation that is unrolled."""
 
@@ -110,9 +111,7 @@ def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
         if op is not out.op:
             s[op].compute_inline()
     *outer, last = s[out].op.axis
-    length, columns = (constant_size([extent_of(a)]) for a in (outer[axis], last))
-    fitting = target.cache_bytes.l2 // 8 // (length * max(out.dtype.nbytes, 4))
-    block = min(max(fitting // lanes * lanes, 2 * lanes), columns)
+    block = _strip_columns(out, axis, target)
     part, within = s[out].split(last, factor=block, tail="shift" if isinstance(extent_of(last), int) else "guard")
     s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)
     group = s[out].fuse(*outer[:axis], *outer[axis + 1 :], part)
@@ -127,6 +126,27 @@ def _schedule_strided_rows(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
             busy = vectorize_elements(s, result, op.axis[-1], block, lanes)
             _prefetch_rows(s, out, (result, busy), block, target)
     return s
+
+
+def _strip_columns(out: te.Tensor, axis: int, target: Target) -> int:
+    """Neighbouring rows along `axis`, across memory, that are worked on together: as evenly as they can be divided.
+
+    Two cache lines of each where what is read, kept, written and fetched ahead leaves half of the first-level cache
+    free, an eighth of the second-level cache otherwise. Elements of a row that are whole pages apart share the sets of
+    caches, which few lines fit in: there the lines are long, so that they are done with quickly.
+    """
+    length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[-1:])
+    nbytes, caches = max(out.dtype.nbytes, 4), target.cache_bytes
+    line = LINE_BYTES // nbytes
+    apart = constant_size(out.shape[axis + 1 :]) * nbytes
+    if apart % _PAGE_BYTES == 0:
+        most = max(caches.l2 // 8 // (length * nbytes), 8 * line)
+    elif 4 * length * 2 * LINE_BYTES <= caches.l1 // 2:
+        most = 2 * line
+    else:
+        most = max(caches.l2 // 8 // (length * nbytes), 4 * line)
+    parts = -(-columns // most)
+    return min(-(-columns // parts // line) * line, columns)
 
 
 @register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)

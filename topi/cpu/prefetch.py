@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from backend.target import Target
     from topi.cpu.product_plan import ProductPlan
 
-__all__ = ["is_streamed", "prefetch_rows", "stream_panels"]
+__all__ = ["LINE_BYTES", "is_streamed", "prefetch_rows", "stream_panels"]
 
-_LINE_BYTES = 64
+LINE_BYTES = 64
+"""A cache line."""
 _FEWEST_STEPS_A_LINE, _MOST_STEPS_A_LINE = 4, 64
 """Steps of the reduction for each line of a panel that is fetched ahead: fewer cost more than they gain."""
 
@@ -72,5 +73,5 @@ def stream_panels(
 
         return place
 
-    for element in range(0, width, _LINE_BYTES // weights.dtype.nbytes):
+    for element in range(0, width, LINE_BYTES // weights.dtype.nbytes):
         s[accumulator].prefetch_line(weights, outer, line(element))

@@ -197,22 +197,26 @@ def _lines_at_once(lines: te.Dim) -> int:
 
 @register_schedule("comm_reduce_idx", "cpu")
 def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The position of an extremum: along memory two passes over a line, the second one while it is in the cache.
+    """The position of an extremum by two passes over a line, the second one while it is in the cache.
 
     The first finds the extremum, the second where it is: both keep vectors, and take a few instructions for each, where
-    pairs of a value and its position take many.
+    pairs of a value and its position take many. Across memory a block of neighbouring lines is taken together.
     """
     lanes = vector_lanes(target)
-    length = extent_of(anchor.reduce_axis[-1])
-    along = anchor.attrs.get("reduces_last_axis", False) and isinstance(length, int) and length >= 4 * lanes
+    length, last = extent_of(anchor.reduce_axis[-1]), constant_size([extent_of(a) for a in outs[0].op.axis[-1:]])
+    along = anchor.attrs.get("reduces_last_axis", False)
+    worthwhile = isinstance(length, int) and (length >= 4 * lanes if along else last >= lanes)
     positions = [op for op in operations_behind(outs) if anchor.output(0) in op.input_tensors]
-    if not along or not outs[0].op.axis or len(outs) > 1 or len(positions) != 1:
+    if not worthwhile or not outs[0].op.axis or len(outs) > 1 or len(positions) != 1 or len(anchor.reduce_axis) > 1:
         return schedule_stagewise(outs, anchor, target)
     assert isinstance(anchor, te.ComputeOp)
     s = te.create_schedule([outs[0].op])
     inline_injective(s, outs, keep=[anchor])
     passes = _find_extremum(s, anchor, positions[0].output(0))
     out = s.outputs[0].output(0)
+    if not along:
+        _find_across(s, out, passes, length, target)
+        return s
     row = s[out].fuse(*s[out].op.axis)
     parallel(s, out, row, _work(anchor), lanes)
     partials: list[te.Tensor] = []
@@ -225,6 +229,28 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     elements = constant_size([extent_of(a) for a in (*anchor.axis, *anchor.reduce_axis)])
     prefetch_rows(s, partials[0], s[partials[0]].op.reduce_axis[0], elements, constant_size([length]), target)
     return s
+
+
+def _find_across(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target
+) -> None:
+    """Let `passes` over `length` lines, of which `out` is made, take a block of columns that stays in the cache."""
+    lanes = vector_lanes(target)
+    *outer, last = s[out].op.axis
+    columns = extent_of(last)
+    fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
+    block = min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
+    if isinstance(columns, int) and columns > block:
+        part, within = s[out].split(last, factor=block, tail="shift")
+    else:
+        part, within = s[out].split(last, nparts=1)
+    group = s[out].fuse(*outer, part)
+    vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
+    parallel(s, out, group, constant_size(out.shape) * length * 4.0, lanes)
+    for result in passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], group)
+        add_up_lines(s, result, lanes)
 
 
 def _find_extremum(s: te.Schedule, anchor: te.ComputeOp, position: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
