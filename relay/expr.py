@@ -8,7 +8,7 @@
 
 A program is a DAG: an expression used twice is the same object and is evaluated once. Every expression is typed at
 birth (`expr.ty`): making an ill-typed call raises TypeInferenceError. Nodes are immutable and compared by identity.
-Graphs are deep (10,000 calls in a chain): walk them with `relay.analysis.post_order`, never recursively.
+Graphs are deep (10,000 calls in a chain): walk them with `relay.analysis.evaluation_order`, never recursively.
 """
 # A node's field `ty` stands for the read-only property that its base promises.
 # pyright: reportIncompatibleMethodOverride=false

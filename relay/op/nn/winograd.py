@@ -25,8 +25,8 @@ class Conv2DNHWCWinograd(OpDef):
     """Convolution with stride 1 of NHWC data by F(tile x tile, kernel_size x kernel_size), with transformed weights.
 
     The weights are (O / NR, A, A, I, NR), A = tile + kernel_size - 1 and I the channels of a group: ``g @ w @ g.T`` of
-    each filter by `topi.nn.winograd_matrices`, in panels of NR outputs. `padding` is (top, left, bottom, right). (C1)
-    tile and kernel_size are a pair that is offered, padding has 4 numbers; (C2) both inputs have one element type;
+    each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right).
+    (C1) tile and kernel_size are a pair that is offered, padding has 4 numbers; (C2) both inputs have one element type;
     (C3) ranks are 4 and 5, lines and columns are known; (C4) the weights are A x A and have I * groups = C, panels
     don't cross groups; (C5) the kernel fits into the padded input. TVM:
     `nn.contrib_conv2d_winograd_without_weight_transform`.
