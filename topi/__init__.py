@@ -74,6 +74,7 @@ from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take
 from topi.layout import Layout
 from topi.linalg import det, inverse
 from topi.packing import unpack_bits
+from topi.quantization import dequantize, quantize
 from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.selection import non_max_suppression, nonzero
@@ -131,6 +132,7 @@ __all__ = [
     "cosh",
     "cumprod",
     "cumsum",
+    "dequantize",
     "det",
     "divide",
     "equal",
@@ -175,6 +177,7 @@ __all__ = [
     "pairwise_coupling",
     "power",
     "prod",
+    "quantize",
     "register_schedule",
     "reinterpret",
     "repeat",

@@ -16,6 +16,7 @@ from frontends.onnx.tensors import MAX_ELEMENTS
 from relay.expr import Call, Constant, Expr, Function, GlobalVar, Tuple, TupleGetItem, Var
 from relay.interpreter import apply_reference
 from relay.op.base import OpDef
+from relay.op.qnn import Dequantize
 from relay.sizes import size_variables
 from relay.type import TensorType, TupleType, Type
 from te.ir import Span
@@ -133,6 +134,8 @@ def _folded(node: Expr, limit: int) -> Expr:
 
 def _sizes_or_value(node: Expr) -> Expr:
     """The value of `node`, in numbers or in sizes, if its operands have one; else `node`."""
+    if isinstance(node, Call) and isinstance(node.op, Dequantize):
+        return node  # constant codes stay codes, for products of integers
     sizes = fold_sizes(node) if isinstance(node, Call) else None
     if sizes is None:
         return _folded(node, EAGER_ELEMENTS)

@@ -1,6 +1,6 @@
 """Operators: importing this package registers all of them. Helper functions build calls (`relay.op.add(x, y)`)."""
 
-from relay.op import nn, random, sequence, vision
+from relay.op import nn, qnn, random, sequence, vision
 from relay.op.base import OpDef, OpPattern, get_op, list_op_names, make_call, register_op
 from relay.op.broadcast import (
     add,
@@ -193,6 +193,7 @@ __all__ = [
     "pairwise_coupling",
     "power",
     "prod",
+    "qnn",
     "random",
     "register_op",
     "reinterpret",

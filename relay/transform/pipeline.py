@@ -6,11 +6,13 @@ from backend.target import Target
 from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
+from relay.transform.canonicalize_quantization import CanonicalizeQuantization
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
 from relay.transform.convolve_transposed import ConvolveTransposed
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
+from relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
@@ -40,14 +42,18 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
     arrange: tuple[Pass, ...] = ()
     attention: tuple[Pass, ...] = ()
+    integers: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
+        integers = (FakeQuantizationToInteger(),)
         attention = (RecognizeAttention(), BlockAttention(target))
         arrange = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
         *unpack,
+        *integers,
+        CanonicalizeQuantization(),
         FoldConstant(),
         DeadCodeElimination(),
         EliminateCommonSubexpr(),

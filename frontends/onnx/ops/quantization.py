@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.cast import cast_to
 from frontends.onnx.ops.common import float_const, reshape_to
@@ -10,7 +14,7 @@ from frontends.onnx.ops.linear import matmul
 from frontends.onnx.registry import convert_with, converter
 from frontends.onnx.tensors import dtype_name
 from relay import op
-from relay.expr import Expr
+from relay.expr import Constant, Expr
 from relay.sizes import add_sizes, dims_equal, dims_match, is_at_least, product
 from te.dtype import dtype as parse_dtype
 
@@ -27,8 +31,12 @@ def quantize_linear(node: OnnxNode) -> Expr:
     precision = node.attr_int("precision", 0)
     compute = dtype_name(precision, node.where) if precision else str(node.dtype(1))
     layout = _Layout(node, node.attr_int("axis", 1) if node.opset >= 13 else 0)
-    x, scale = op.cast(node[0], compute), op.cast(layout.spread(node[1]), compute)
     saturate = node.attr_bool("saturate", True)
+    known = layout.parameters(target)
+    if known is not None and compute == node[0].dtype == "float32":
+        scale, zero, axis = known
+        return op.qnn.quantize(node[0], scale, zero, axis, target)
+    x, scale = op.cast(node[0], compute), op.cast(layout.spread(node[1]), compute)
     return quantized(node, op.divide(x, scale), None if zero is None else layout.spread(zero), target, saturate)
 
 
@@ -53,11 +61,25 @@ def dequantize_linear(node: OnnxNode) -> Expr:
     wanted = node.attr_int("output_dtype", 0)
     target = dtype_name(wanted, node.where) if wanted else str(node.dtype(1))
     layout = _Layout(node, node.attr_int("axis", 1) if node.opset >= 13 else 0)
+    known = layout.parameters(str(node.dtype(0)))
+    if known is not None and target == "float32":
+        return op.qnn.dequantize(node[0], *known)
     x, zero = op.cast(node[0], "float32"), node.get(2)
     if zero is not None and not zero.dtype.is_float:
         x = op.subtract(x, op.cast(layout.spread(zero), "float32"))
     result = op.multiply(x, op.cast(layout.spread(node[1]), "float32"))
     return result if target == "float32" else op.cast(result, target)
+
+
+def _is_known(scale: Expr, zero: Expr | None, codes: str) -> bool:
+    """Are scale and zero point constants for codes of 8 bits, of the types that `op.qnn` takes?"""
+    constant = isinstance(scale, Constant) and (zero is None or isinstance(zero, Constant))
+    return constant and scale.dtype == "float32" and codes in ("uint8", "int8") and (zero is None or zero.dtype == codes)
+
+
+def _values(e: Expr) -> np.ndarray[Any, Any]:
+    assert isinstance(e, Constant)
+    return e.data
 
 
 class _Layout:
@@ -68,6 +90,19 @@ class _Layout:
         self.shape = node.type(0).shape
         self.axis = axis
         self.block = node.attr_int("block_size", 0)
+
+    def parameters(self, codes: str) -> tuple[Expr, Expr, int] | None:
+        """(scale, zero point, axis) as `op.qnn` takes them: constants, one or one for each index of an axis; or None."""
+        scale, zero = self.node[1], self.node.get(2)
+        if not _is_known(scale, zero, codes) or self.block:
+            return None
+        spread, shape = self.spread(scale), self.shape
+        assert isinstance(scale, Constant)
+        zeros = np.zeros(scale.data.shape, codes) if zero is None else _values(zero)
+        if not spread.shape:
+            return Constant(scale.data.reshape(())), Constant(zeros.reshape(())), -1
+        axis = self.node.axis(self.axis, len(shape))
+        return (Constant(scale.data), Constant(zeros), axis) if scale.data.shape == zeros.shape else None
 
     def spread(self, x: Expr) -> Expr:
         """`x` in a shape that broadcasts with the data."""

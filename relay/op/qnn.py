@@ -1,0 +1,132 @@
+"""Quantised values as the models spell them: conversions between floats and integer codes (TVM: `relay.qnn.op`).
+
+real = (code - zero point) * scale. Before anything else a program is rewritten so that products compute on the codes
+(`FakeQuantizationToInteger`), and the conversions that are left become arithmetic (`CanonicalizeQuantization`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import te
+import topi
+from relay.expr import Call, Constant, Expr
+from relay.op import broadcast, elementwise
+from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.common import Array, check_axis, require
+from relay.type import TensorType, dims_match
+from te.dtype import dtype as parse_dtype
+
+__all__ = ["Dequantize", "Quantize", "dequantize", "dequantized", "quantize", "quantized"]
+
+CODES = ("uint8", "int8", "uint16", "int16", "int32")
+"""Element types of codes."""
+
+
+def _check_parameters(data: TensorType, scale: TensorType, zero_point: TensorType, axis: int) -> None:
+    require(scale.dtype == "float32", f"(C2) the scale must be float32; got {scale}")
+    require(scale.shape == zero_point.shape, f"(C3) scale {scale} and zero point {zero_point} differ in shape")
+    if scale.ndim:
+        at = check_axis(4, axis, data.ndim)
+        fits = scale.ndim == 1 and dims_match(scale.shape[0], data.shape[at])
+        require(fits, f"(C4) scales {scale} are not one for each of axis {axis} of {data}")
+
+
+@register_op("qnn.quantize", pattern=OpPattern.BROADCAST)
+class Quantize(OpDef):
+    """round(data / scale) + zero point, ties to even, saturated to the codes of `out_dtype` (ONNX: QuantizeLinear).
+
+    (C1) data is float32 and `out_dtype` a type of codes; (C2) the scale is float32; (C3) scale and zero point have one
+    shape, (C4) that of one number or of one for each index of `axis`. The zero point is of `out_dtype`.
+    """
+
+    axis: int = -1
+    out_dtype: str = "uint8"
+
+    def infer(self, data: TensorType, scale: TensorType, zero_point: TensorType) -> TensorType:
+        fits = data.dtype == "float32" and self.out_dtype in CODES and zero_point.dtype == self.out_dtype
+        require(fits, f"(C1) {data} with zero points {zero_point} can't become {self.out_dtype}")
+        _check_parameters(data, scale, zero_point, self.axis)
+        return TensorType(data.shape, self.out_dtype)
+
+    def compute(self, data: te.Tensor, scale: te.Tensor, zero_point: te.Tensor) -> te.Tensor:
+        return topi.quantize(data, scale, zero_point, self.axis, self.out_dtype)
+
+    def reference(self, data: Array, scale: Array, zero_point: Array) -> Array:
+        limits = np.iinfo(self.out_dtype)
+        with np.errstate(all="ignore"):
+            units = np.rint(data / _along(scale, self.axis, data.ndim)).astype(np.float32)
+            shifted = units + _along(zero_point, self.axis, data.ndim).astype(np.float32)
+            return np.clip(shifted, limits.min, limits.max).astype(self.out_dtype)
+
+
+@register_op("qnn.dequantize", pattern=OpPattern.BROADCAST)
+class Dequantize(OpDef):
+    """(data - zero point) * scale (ONNX: DequantizeLinear).
+
+    (C1) data are codes and the zero point is of their type; (C2) to (C4) as for qnn.quantize.
+    """
+
+    axis: int = -1
+
+    def infer(self, data: TensorType, scale: TensorType, zero_point: TensorType) -> TensorType:
+        fits = str(data.dtype) in CODES and zero_point.dtype == data.dtype
+        require(fits, f"(C1) {data} with zero points {zero_point} are not codes")
+        _check_parameters(data, scale, zero_point, self.axis)
+        return TensorType(data.shape, "float32")
+
+    def compute(self, data: te.Tensor, scale: te.Tensor, zero_point: te.Tensor) -> te.Tensor:
+        return topi.dequantize(data, scale, zero_point, self.axis)
+
+    def reference(self, data: Array, scale: Array, zero_point: Array) -> Array:
+        centred = data.astype(np.float32) - _along(zero_point, self.axis, data.ndim).astype(np.float32)
+        return centred * _along(scale, self.axis, data.ndim)
+
+
+def _along(x: Array, axis: int, rank: int) -> Array:
+    """One number, or a vector laid along `axis`, in a shape that broadcasts with the data."""
+    return x if x.ndim == 0 else x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
+def laid_along(e: Expr, axis: int, rank: int) -> Constant:
+    """The constant `e`, one number or a vector along `axis`, in a shape that broadcasts with the data."""
+    assert isinstance(e, Constant)
+    return Constant(_along(e.data, axis, rank), span=e.span)
+
+
+def quantize(data: Expr, output_scale: Any, output_zero_point: Any, axis: int = -1, out_dtype: str = "uint8") -> Call:
+    """`data` as codes; scale and zero point are numbers or one for each index of `axis`."""
+    scale, zero = _parameters(output_scale, output_zero_point, out_dtype)
+    return Quantize(axis=axis, out_dtype=out_dtype)(data, scale, zero)
+
+
+def dequantize(data: Expr, input_scale: Any, input_zero_point: Any, axis: int = -1) -> Call:
+    """The numbers that the codes `data` stand for; scale and zero point are numbers or one for each index of `axis`."""
+    scale, zero = _parameters(input_scale, input_zero_point, str(data.dtype))
+    return Dequantize(axis=axis)(data, scale, zero)
+
+
+def _parameters(scale: Any, zero: Any, codes: str) -> tuple[Expr, Expr]:
+    scale = scale if isinstance(scale, Expr) else Constant(np.asarray(scale, np.float32))
+    zero = zero if isinstance(zero, Expr) else Constant(np.asarray(zero).astype(codes))
+    return scale, zero
+
+
+def quantized(x: Expr, zero: Expr | None, target: str) -> Expr:
+    """Floats `x`, in units of the scale, rounded to codes of `target`, by elementwise operators."""
+    parsed = parse_dtype(target)
+    x = elementwise.round(x)
+    if zero is not None:
+        x = broadcast.add(x, elementwise.cast(zero, str(x.dtype)))
+    return elementwise.cast(elementwise.clip(x, float(parsed.min_value()), float(parsed.max_value())), target)
+
+
+def dequantized(x: Expr, scale: Expr, zero: Expr | None) -> Expr:
+    """Codes `x` as float32, by elementwise operators."""
+    wide = elementwise.cast(x, "float32")
+    if zero is not None and not (isinstance(zero, Constant) and not zero.data.any()):
+        wide = broadcast.subtract(wide, elementwise.cast(zero, "float32"))
+    return broadcast.multiply(wide, scale)
+

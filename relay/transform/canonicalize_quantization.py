@@ -1,0 +1,32 @@
+"""CanonicalizeQuantization: conversions between floats and codes, spelled out in elementwise operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from relay.expr import Call, Expr
+from relay.op import broadcast
+from relay.op.qnn import Dequantize, Quantize, dequantized, laid_along, quantized
+from relay.transform.function_pass import RewritePass
+
+__all__ = ["CanonicalizeQuantization"]
+
+
+@dataclass(frozen=True)
+class CanonicalizeQuantization(RewritePass):
+    """`qnn.quantize` and `qnn.dequantize` become arithmetic, which passes simplify and fuse as any other.
+
+    (TVM: `relay.qnn.transform.CanonicalizeOps`.)
+    """
+
+    opt_level: ClassVar[int] = 0
+
+    def rewrite(self, call: Call) -> Expr:
+        if not isinstance(call.op, Quantize | Dequantize):
+            return call
+        rank = len(call.shape)
+        scale, zero = (laid_along(e, call.op.axis, rank) for e in call.args[1:])
+        if isinstance(call.op, Dequantize):
+            return dequantized(call.args[0], scale, zero)
+        return quantized(broadcast.divide(call.args[0], scale), zero, call.op.out_dtype)

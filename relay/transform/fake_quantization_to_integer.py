@@ -1,0 +1,285 @@
+"""FakeQuantizationToInteger: what models compute between conversions from and to codes is computed on the codes.
+
+Models are quantised by surrounding operators with `qnn.dequantize` and `qnn.quantize`. Left so, they would run in
+floats, with the conversions on top. Three things are done instead (TVM: `relay.transform.FakeQuantizationToInteger`):
+
+- Products and convolutions of dequantised data with dequantised weights sum products of integers; one multiplication
+  makes the sum a number again. Sums of grouped convolutions are carried in float32, as long as it holds them exactly.
+- What follows up to `qnn.quantize` (biases, activations, sums of two tensors, means) is computed in units of its scale,
+  so that nothing is divided, and rounded to an integer once.
+- Operators that only move values, or choose among them, work on the codes.
+
+A result may differ by one step of its scale from that of the model as it is spelled: sums are exact here, and the scales
+are multiplied in another order (docs/decisions/0028-quantised-models.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr, Function, const
+from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relay.op import broadcast, elementwise
+from relay.op.base import make_call
+from relay.op.elementwise import Clip
+from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relay.op.nn.dense import Dense
+from relay.op.qnn import Dequantize, Quantize, quantized
+from relay.op.transform import Transpose
+from relay.transform.builders import array_of, is_call_of
+from relay.transform.function_pass import FunctionPass
+from te.dtype import dtype as parse_dtype
+from te.ir import PassContext
+from topi.layout import Layout
+
+__all__ = ["FakeQuantizationToInteger"]
+
+Array = np.ndarray[Any, Any]
+
+_MOVES = ("reshape", "transpose", "strided_slice", "squeeze", "expand_dims", "nn.max_pool", "copy")
+"""Operators of one input whose results are values of it; the order of codes is that of the numbers."""
+_LINEAR = ("mean", "nn.avg_pool", "nn.adaptive_avg_pool")
+"""Operators of one input that take zero to zero and multiples to multiples."""
+_EXACT_FLOATS = 1 << 24
+"""float32 holds all integers up to here."""
+_EXACT_CODES = 1 << 30
+"""Units below this, with a zero point, are within int32."""
+
+
+@dataclass(frozen=True)
+class FakeQuantizationToInteger(FunctionPass):
+    """Dequantised operands and quantised results become integer arithmetic; see the module's docstring."""
+
+    opt_level: ClassVar[int] = 1
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite_calls_knowing_uses(function, _Rewriter().rewrite)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A product of codes: integers `sums`, in int32 or carried in float32, times `scales`, the product of both scales.
+
+    `bound` is the largest magnitude of a sum, by output as `scales`, which broadcast with the sums.
+    """
+
+    result: Call
+    sums: Expr
+    scales: Array
+    bound: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Floats counted in units of a scale, none larger in magnitude than `bound`."""
+
+    value: Expr
+    bound: float
+
+
+class _Rewriter:
+    """Rewrites calls bottom-up; remembers which results are products of codes."""
+
+    def __init__(self) -> None:
+        self.products: dict[int, _Product] = {}
+
+    def rewrite(self, call: Call, shared: Sharing) -> Expr:
+        match call.op:
+            case Quantize():
+                return self._quantize(call, call.op, shared)
+            case Conv1D() | Conv2D() | Conv3D():
+                return self._convolution(call, call.op)
+            case Dense():
+                return self._dense(call)
+            case _ if is_call_of(call, *_MOVES):
+                return _move(call)
+            case _:
+                return call
+
+    # products -------------------------------------------------------------------------------------------------------
+
+    def _dense(self, call: Call) -> Expr:
+        weights = _weights(call, 0)
+        if weights is None:
+            return call
+        return self._product(call, weights, sum_axes=(1,), outputs=len(call.shape) - 1, carried=False)
+
+    def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D) -> Expr:
+        kernel = Layout(op.kernel_layout)
+        outputs = kernel.index("O")
+        weights = _weights(call, outputs)
+        if weights is None:
+            return call
+        axes = tuple([a for a in range(kernel.ndim) if a != outputs])
+        return self._product(call, weights, axes, Layout(op.data_layout).index("C"), carried=op.groups > 1)
+
+    def _product(
+        self, call: Call, weights: tuple[Array, Array], sum_axes: tuple[int, ...], outputs: int, carried: bool
+    ) -> Expr:
+        """`call` as a product of codes; `outputs` is the axis of the result along which the weights' scales lie."""
+        data = _dequantized(call.args[0])
+        assert data is not None
+        codes, scale, zero = data
+        centred, weight_scales = weights
+        shape = [-1 if a == outputs else 1 for a in range(len(call.shape))]
+        limits = np.iinfo(str(codes.dtype))
+        reach = max(limits.max - zero, zero - limits.min)
+        bound = np.abs(centred).sum(sum_axes, dtype=np.int64).reshape(shape) * reach
+        if bound.size == 0 or bound.max() >= (_EXACT_FLOATS if carried else 1 << 31):
+            return call
+        wide = "float32" if carried else "int32"
+        operand = elementwise.cast(codes, wide)
+        operand = broadcast.subtract(operand, const(zero, wide)) if zero else operand
+        sums = make_call(call.op, (operand, Constant(centred.astype(wide), span=call.args[1].span)), call.span)  # type: ignore[arg-type]
+        scales = (weight_scales.astype(np.float64) * scale).reshape(shape if weight_scales.ndim else ())
+        result = broadcast.multiply(_as_floats(sums), Constant(scales.astype(np.float32)))
+        self.products[id(result)] = _Product(result, sums, scales, bound)
+        return result
+
+    # results --------------------------------------------------------------------------------------------------------
+
+    def _quantize(self, call: Call, op: Quantize, shared: Sharing) -> Expr:
+        scale, zero = (array_of(e) for e in call.args[1:])
+        if scale.size != 1 or not np.isfinite(scale).all() or scale.item() <= 0:
+            return call
+        source = _dequantized(call.args[0])
+        if source is not None and source[0].ty is call.ty and source[1:] == (scale.item(), zero.item()):
+            return source[0]
+        units = self._in_units(call.args[0], float(scale.item()), _Codes(op.out_dtype, int(zero.item())), shared)
+        if units is None or not math.isfinite(units.bound):
+            return call
+        return _rounded(units, int(zero.item()), op.out_dtype)
+
+    def _in_units(self, e: Expr, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
+        """`e` over `scale`, computed without a division; None where it is not made of codes."""
+        if id(e) in self.products:
+            return _product_in_units(self.products[id(e)], scale)
+        if isinstance(e, Constant):
+            units = e.data.astype(np.float64) / scale
+            return _Units(Constant(units.astype(np.float32)), float(np.abs(units).max(initial=0.0)))
+        source = _dequantized(e)
+        if source is not None:
+            return _codes_in_units(source, scale)
+        if not isinstance(e, Call) or shared(e):
+            return None
+        parts = [self._in_units(a, scale, into, shared) for a in e.args] if _is_understood(e) else [None]
+        if None in parts or all(isinstance(a, Constant) for a in e.args):
+            return None
+        return _applied(e, [p for p in parts if p is not None], scale, into)
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    """What floats will be rounded to."""
+
+    dtype: str
+    zero: int
+
+    def saturates(self, low: float | None, high: float | None) -> bool:
+        """Is limiting units to [low, high] what saturation does anyway?"""
+        limits = np.iinfo(self.dtype)
+        below = low is None or low + self.zero <= limits.min + _ALMOST_HALF
+        return below and (high is None or high + self.zero >= limits.max - _ALMOST_HALF)
+
+
+_ALMOST_HALF = 0.499
+"""A limit this far inside of the codes is rounded to the last of them."""
+
+
+def _is_understood(e: Call) -> bool:
+    return is_call_of(e, "add", "subtract", "nn.relu", "clip", *_LINEAR)
+
+
+def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Codes) -> _Units:
+    """What `e` computes, on operands in units of `scale`."""
+    values = [p.value for p in parts]
+    if is_call_of(e, "nn.relu"):
+        return parts[0] if into.saturates(0.0, None) else _Units(make_call("nn.relu", values, e.span), parts[0].bound)
+    if isinstance(e.op, Clip):
+        low, high = (None if limit is None else limit / scale for limit in (e.op.a_min, e.op.a_max))
+        if into.saturates(low, high):
+            return parts[0]
+        bound = max(parts[0].bound, *[abs(limit) for limit in (low, high) if limit is not None])
+        return _Units(elementwise.clip(values[0], low, high), bound)
+    return _Units(make_call(e.op, values, e.span), sum(p.bound for p in parts))  # type: ignore[arg-type]
+
+
+def _product_in_units(product: _Product, scale: float) -> _Units:
+    factors = product.scales / scale
+    value = broadcast.multiply(_as_floats(product.sums), Constant(factors.astype(np.float32)))
+    return _Units(value, float((np.abs(factors) * product.bound).max()))
+
+
+def _codes_in_units(source: tuple[Expr, float, int], scale: float) -> _Units:
+    codes, own, zero = source
+    factor = own / scale
+    units = broadcast.multiply(elementwise.cast(codes, "float32"), const(np.float32(factor)))
+    if zero:
+        units = broadcast.add(units, const(np.float32(-zero * factor)))
+    return _Units(units, factor * 2 * np.iinfo(str(codes.dtype)).max)
+
+
+def _as_floats(sums: Expr) -> Expr:
+    return sums if sums.dtype == "float32" else elementwise.cast(sums, "float32")
+
+
+def _rounded(units: _Units, zero: int, dtype: str) -> Expr:
+    """Units as codes. Those that are within int32 are integers before they are limited: fewer instructions."""
+    if units.bound >= _EXACT_CODES:
+        return quantized(units.value, const(float(zero), "float32"), dtype)
+    whole = elementwise.cast(elementwise.round(units.value), "int32")
+    whole = broadcast.add(whole, const(zero, "int32")) if zero else whole
+    limits = parse_dtype(dtype)
+    return elementwise.cast(elementwise.clip(whole, float(limits.min_value()), float(limits.max_value())), dtype)
+
+
+# operands -----------------------------------------------------------------------------------------------------------
+
+
+def _dequantized(e: Expr) -> tuple[Expr, float, int] | None:
+    """(8-bit codes, scale, zero point) of numbers that have one scale; None for others."""
+    if not isinstance(e, Call) or not isinstance(e.op, Dequantize) or e.args[0].dtype.bits != 8:
+        return None
+    scale, zero = (array_of(a) for a in e.args[1:])
+    known = scale.size == 1 and np.isfinite(scale).all() and scale.item() > 0
+    return (e.args[0], float(scale.item()), int(zero.item())) if known else None
+
+
+def _weights(call: Call, outputs: int) -> tuple[Array, Array] | None:
+    """(codes less their zero points, scales) of constant weights with one scale, or with one for each output.
+
+    None where they are something else, or the data are no codes.
+    """
+    weight = call.args[1]
+    if _dequantized(call.args[0]) is None or not isinstance(weight, Call) or not isinstance(weight.op, Dequantize):
+        return None
+    codes, scale, zero = weight.args
+    if not isinstance(codes, Constant) or codes.dtype.bits != 8 or not np.isfinite(array_of(scale)).all():
+        return None
+    rank = codes.data.ndim
+    if array_of(scale).ndim and weight.op.axis % rank != outputs:
+        return None
+    shape = [-1 if a == outputs else 1 for a in range(rank)] if array_of(zero).ndim else []
+    return codes.data.astype(np.int32) - array_of(zero).astype(np.int32).reshape(shape), array_of(scale)
+
+
+def _move(call: Call) -> Expr:
+    """An operator that moves or chooses values, on codes; each of several scales stays with its axis."""
+    source = call.args[0]
+    if not isinstance(source, Call) or not isinstance(source.op, Dequantize) or source.args[0].dtype.bits != 8:
+        return call
+    codes, *parameters = source.args
+    op = source.op
+    if array_of(parameters[0]).ndim:
+        if not isinstance(call.op, Transpose):
+            return call
+        op = op.replace(axis=call.op.axes.index(op.axis % len(codes.shape)))
+    elif not (array_of(parameters[0]) > 0).all():
+        return call
+    moved = make_call(call.op, (codes,), call.span)  # type: ignore[arg-type]
+    return make_call(op, (moved, *parameters), call.span)

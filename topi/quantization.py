@@ -1,0 +1,41 @@
+"""Conversions between floats and integer codes: real = (code - zero point) * scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import te
+from te import Tensor
+from te.tir import PrimExpr
+from topi.tag import BROADCAST
+
+__all__ = ["dequantize", "quantize"]
+
+
+def quantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int, dtype: str) -> Tensor:
+    """round(data / scale) + zero point, saturated to `dtype`; the parameters are one number or one for each of `axis`."""
+    limits = np.iinfo(dtype)
+
+    def body(*i: Any) -> PrimExpr:
+        at = _parameter_index(scale, i, axis)
+        units = te.round(data(*i) / scale(*at)) + te.cast("float32", zero_point(*at))
+        lowest, highest = te.const(float(limits.min), "float32"), te.const(float(limits.max), "float32")
+        return te.cast(dtype, te.minimum(te.maximum(units, lowest), highest))
+
+    return te.compute(data.shape, body, name="quantize", tag=BROADCAST)
+
+
+def dequantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
+    """(data - zero point) * scale as float32; the parameters are one number or one for each of `axis`."""
+
+    def body(*i: Any) -> PrimExpr:
+        at = _parameter_index(scale, i, axis)
+        return (te.cast("float32", data(*i)) - te.cast("float32", zero_point(*at))) * scale(*at)
+
+    return te.compute(data.shape, body, name="dequantize", tag=BROADCAST)
+
+
+def _parameter_index(scale: Tensor, position: tuple[Any, ...], axis: int) -> tuple[Any, ...]:
+    return (position[axis],) if scale.ndim else ()
