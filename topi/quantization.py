@@ -15,7 +15,7 @@ __all__ = ["dequantize", "quantize"]
 
 
 def quantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int, dtype: str) -> Tensor:
-    """round(data / scale) + zero point, saturated to `dtype`; the parameters are one number or one for each of `axis`."""
+    """round(data / scale) + zero point, saturated to `dtype`; one scale, or one for each index of `axis`."""
     limits = np.iinfo(dtype)
 
     def body(*i: Any) -> PrimExpr:
@@ -28,7 +28,7 @@ def quantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int, dtype: 
 
 
 def dequantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Tensor:
-    """(data - zero point) * scale as float32; the parameters are one number or one for each of `axis`."""
+    """(data - zero point) * scale as float32; one scale and zero point, or one for each index of `axis`."""
 
     def body(*i: Any) -> PrimExpr:
         at = _parameter_index(scale, i, axis)

@@ -22,6 +22,7 @@ __all__ = [
     "numpy_dtype",
     "require",
     "require_float",
+    "require_pairs",
     "require_same_dtype",
     "require_weights_of",
     "widened",
@@ -49,6 +50,12 @@ def require_weights_of(number: int, data: TensorType, weight: TensorType) -> Non
     narrow = {"float32": ("float16", "bfloat16"), "int32": ("int8", "int16")}.get(str(data.dtype), ())
     if str(weight.dtype) not in (str(data.dtype), *narrow):
         raise TypeInferenceError(f"(C{number}) weights of {weight.dtype} for data of {data.dtype}: cast one")
+
+
+def require_pairs(number: int, data: TensorType, weight: TensorType) -> None:
+    """Constraint `number`: both are integers, of a byte (codes, for data), or int32 known to lie within 16 bits."""
+    fits = str(data.dtype) in ("uint8", "int8", "int32") and str(weight.dtype) in ("int8", "int16", "int32")
+    require(fits, f"(C{number}) data {data} and weights {weight} are no integers that can be multiplied in pairs")
 
 
 def require_float(number: int, x: TensorType) -> None:

@@ -90,12 +90,6 @@ def _along(x: Array, axis: int, rank: int) -> Array:
     return x if x.ndim == 0 else x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
 
 
-def laid_along(e: Expr, axis: int, rank: int) -> Constant:
-    """The constant `e`, one number or a vector along `axis`, in a shape that broadcasts with the data."""
-    assert isinstance(e, Constant)
-    return Constant(_along(e.data, axis, rank), span=e.span)
-
-
 def quantize(data: Expr, output_scale: Any, output_zero_point: Any, axis: int = -1, out_dtype: str = "uint8") -> Call:
     """`data` as codes; scale and zero point are numbers or one for each index of `axis`."""
     scale, zero = _parameters(output_scale, output_zero_point, out_dtype)

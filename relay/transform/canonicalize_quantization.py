@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from relay.expr import Call, Expr
 from relay.op import broadcast
-from relay.op.qnn import Dequantize, Quantize, dequantized, laid_along, quantized
+from relay.op.qnn import Dequantize, Quantize, dequantized, quantized
+from relay.transform.builders import reshaped
 from relay.transform.function_pass import RewritePass
 
 __all__ = ["CanonicalizeQuantization"]
@@ -25,8 +26,12 @@ class CanonicalizeQuantization(RewritePass):
     def rewrite(self, call: Call) -> Expr:
         if not isinstance(call.op, Quantize | Dequantize):
             return call
-        rank = len(call.shape)
-        scale, zero = (laid_along(e, call.op.axis, rank) for e in call.args[1:])
+        scale, zero = (_along(e, call.op.axis, len(call.shape)) for e in call.args[1:])
         if isinstance(call.op, Dequantize):
             return dequantized(call.args[0], scale, zero)
         return quantized(broadcast.divide(call.args[0], scale), zero, call.op.out_dtype)
+
+
+def _along(e: Expr, axis: int, rank: int) -> Expr:
+    """One number, or a vector laid along `axis`, in a shape that broadcasts with the data."""
+    return reshaped(e, [e.shape[0] if i == axis % rank else 1 for i in range(rank)]) if e.shape else e

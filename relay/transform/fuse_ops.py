@@ -13,6 +13,8 @@ group convex with a single result, so nothing is computed twice and nothing insi
 - What joins several tensors (`joins_inputs`: concatenation) reads results, it does not compute its inputs in each
   branch; nor is work done again and again inside an operator that repeats its input.
 - With `moves_into_products`, transposes and slices (`moves_elements`) become part of the product that reads them.
+- Conversions of bytes to numbers become part of a depthwise convolution that reads them, and of the epilogue of a heavy
+  operator: what lies in memory between kernels is the bytes.
 - What only moves or maps elements becomes part of the operator that copies them anyway (`num_copied_inputs`).
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
 """
@@ -25,6 +27,8 @@ from typing import Any, ClassVar, TypeGuard, cast
 
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef, OpPattern
+from relay.op.elementwise import Cast
+from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.sizes import likely, product
 from relay.type import TensorType, shapes_equal
 from te.ir import IRModule, Pass, PassContext, post_order
@@ -34,17 +38,23 @@ __all__ = ["FuseOps"]
 _MOST_REPETITION = 4
 """How many times over an elementwise operator may be computed to save writing its result."""
 
+_CHEAP = 4
+"""Operators, at most, that make numbers of bytes: so few that the bytes had better be read instead of the numbers."""
+
 Admits = Callable[[OpPattern, "_Group", bool], bool]
 
 
 class _Group:
     """A set of nodes to fuse: union-find with the strongest pattern met."""
 
-    __slots__ = ("computes", "moves", "parent", "pattern", "reads_once", "size")
+    __slots__ = ("anchor", "computes", "moves", "parent", "pattern", "reads_once", "size", "widens")
 
-    def __init__(self, pattern: OpPattern, reads_once: bool, moves: bool) -> None:
+    def __init__(self, node: int, expr: Expr) -> None:
+        pattern, reads_once, moves = _pattern(expr), _reads_once(expr), _moves(expr)
         self.parent: _Group | None = None
         self.pattern = pattern
+        self.anchor = node  # the position of a node of that pattern
+        self.widens = _widens_bytes(expr)  # does a node convert bytes to numbers?
         self.reads_once = reads_once
         self.moves = moves  # does every node only move elements?
         self.computes = pattern <= OpPattern.BROADCAST  # is any node arithmetic?
@@ -68,8 +78,9 @@ class _Group:
             root.size += child.size
             root.moves = root.moves and child.moves
             root.computes = root.computes or child.computes
+            root.widens = root.widens or child.widens
             if child.pattern > root.pattern:
-                root.pattern, root.reads_once = child.pattern, child.reads_once
+                root.pattern, root.reads_once, root.anchor = child.pattern, child.reads_once, child.anchor
 
 
 def _pattern(expr: Expr) -> OpPattern:
@@ -172,8 +183,10 @@ class _Partition:
     def __init__(self, body: Expr, max_size: int, moves_into_products: bool) -> None:
         self.flow = _Dataflow(body)
         self.max_size = max_size
-        self.groups = [_Group(_pattern(e), _reads_once(e), _moves(e)) for e in self.flow.nodes]
-        rules = (self._epilogues, self._elementwise, self._injective, self._copied_operands)
+        self.groups = [_Group(i, e) for i, e in enumerate(self.flow.nodes)]
+        if max_size > 1:
+            self._read_bytes()
+        rules = (self._epilogues, self._elementwise, self._injective, self._widened_operands, self._copied_operands)
         for rule in (*rules, self._moved_operands) if moves_into_products else rules:
             for node in range(len(self.groups)):
                 sink = self.flow.post_dominator.get(node)
@@ -186,6 +199,35 @@ class _Partition:
         group, target = self.groups[node].find(), self.groups[sink].find()
         closed = OpPattern.TUPLE in (group.pattern, target.pattern) or group.pattern == OpPattern.OPAQUE
         return group is not target and not closed and group.size < self.max_size
+
+    def _read_bytes(self) -> None:
+        """Conversions of bytes that only a depthwise convolution reads become part of it: it reads the bytes."""
+        for sink, e in enumerate(self.flow.nodes):
+            if not _is_depthwise(e):
+                continue
+            chain, source = [], e.args[0]
+            while self._is_elementwise_step(source):
+                chain.append(self.flow.index[id(source)])
+                if _widens_bytes(source):
+                    for node in chain:
+                        self.groups[node].merge_into(self.groups[sink])
+                    break
+                source = source.args[0]
+
+    def _is_elementwise_step(self, e: Expr) -> TypeGuard[Call]:
+        """Is it one elementwise operator on a tensor, and numbers, for one user alone?"""
+        if not isinstance(e, Call) or _pattern(e) > OpPattern.BROADCAST:
+            return False
+        if len(self.flow.users[self.flow.index[id(e)]]) > 1:
+            return False
+        return all(isinstance(a, Constant) and a.data.ndim == 0 for a in e.args[1:])
+
+    def _widened_operands(self, node: int, sink: int, path: list[int]) -> None:
+        group, target = self.groups[node].find(), self.groups[sink].find()
+        cheap = group.widens and group.pattern <= OpPattern.BROADCAST and group.size <= _CHEAP
+        behind = target.pattern == OpPattern.OUT_FUSABLE and target.anchor < sink and not path
+        if cheap and behind and self.flow.edge_pattern(node, sink) == OpPattern.ELEMWISE:
+            group.merge_into(target)
 
     def _epilogues(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().pattern not in (OpPattern.OUT_FUSABLE, OpPattern.COMM_REDUCE):
@@ -260,6 +302,18 @@ class _Partition:
 
 def _is_view(e: Expr) -> TypeGuard[Call]:
     return isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.is_view and len(e.args) == 1
+
+
+def _widens_bytes(e: Expr) -> bool:
+    """Does it make numbers of bytes?"""
+    if not isinstance(e, Call) or not isinstance(e.op, Cast):
+        return False
+    source = e.args[0].dtype
+    return source.is_integral and source.bits == 8 and e.dtype.bits == 32
+
+
+def _is_depthwise(e: Expr) -> TypeGuard[Call]:
+    return isinstance(e, Call) and isinstance(e.op, Conv1D | Conv2D | Conv3D) and e.op.groups > 1
 
 
 def _joins_inputs(e: Expr) -> bool:

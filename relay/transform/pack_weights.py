@@ -20,7 +20,7 @@ import numpy as np
 from backend.target import Target
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import rewrite_calls
-from relay.op.base import OpDef, make_call
+from relay.op.base import make_call
 from relay.op.broadcast import Subtract
 from relay.op.elementwise import Cast
 from relay.op.layout import LayoutTransform
@@ -32,8 +32,8 @@ from relay.op.transform import Reshape, StridedSlice, Transpose
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
+from relay.transform.winograd import winograd_shape, winograd_tiles
 from relay.type import TensorType
-from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.tiling import group_panel, packed_columns, reads_in_place
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
@@ -49,17 +49,6 @@ _COMPUTED_IN = {"float32": "float32", "float16": "float32", "bfloat16": "float32
 """Types whose products and convolutions read packed weights, and what they are computed in; quantised ones in int32."""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
-_WINOGRAD: dict[str, frozenset[int]] = {
-    "auto": frozenset((2, 4)), "f2": frozenset((2,)), "f4": frozenset((4,)), "off": frozenset(),
-}  # fmt: skip
-"""Sides of the output tiles that each value of the option allows."""
-
-PassContext.declare_option(
-    "relay.winograd", "auto",
-    "convolutions by Winograd's algorithm where it pays: 'auto'; 'f2' or 'f4', tiles of 2 or 4 only; 'off'",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
     """Convolutions (channels last) and products take packed weights; computed right operands are packed too.
@@ -72,17 +61,10 @@ class PackWeights(FunctionPass):
     opt_level: ClassVar[int] = 1
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        packer = _Packer(self.target, _winograd_tiles(context))
+        packer = _Packer(self.target, winograd_tiles(context))
         packed = rewrite_calls(function, packer.rewrite)
         packer.panels.run()
         return packed
-
-
-def _winograd_tiles(context: PassContext) -> frozenset[int]:
-    chosen = context.option("relay.winograd")
-    if chosen not in _WINOGRAD:
-        raise CompileError(f"option relay.winograd is {chosen!r}; expected one of {', '.join(_WINOGRAD)}")
-    return _WINOGRAD[chosen]
 
 
 class _Packer:
@@ -143,7 +125,7 @@ class _Packer:
         outputs_first = weight.data if order == "NK" else weight.data.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        pairs = rows > 1 and depth % 2 == 0 and _fit_16_bits(call.args[0], weight)
+        pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
         packed = self._packed(weight, outputs_first, order, self._width(rows, units, depth, pairs=pairs))
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
@@ -182,7 +164,7 @@ class _Packer:
                 return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
-        pairs = op.groups == 1 and group_size % 2 == 0 and _fit_16_bits(call.args[0], weight)
+        pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
         if op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
         else:
@@ -196,15 +178,10 @@ class _Packer:
         return _with_panels(call, made, packed)
 
     def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
-        inputs = call.args[0].tensor_type.shape[3]
         tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
-        suits = kernel[0] == kernel[1] and max(*op.strides, *op.dilation) == 1 and call.dtype == "float32"
-        batch, *rest = call.shape
-        lines, columns, outputs = (d if isinstance(d, int) else 0 for d in rest)
-        if not (suits and tiles and lines and columns and outputs and isinstance(inputs, int)):
+        shape = winograd_shape(call, op) if call.dtype == "float32" else None
+        if shape is None or not tiles:
             return None
-        images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
-        shape = WinogradShape(images, lines, columns, inputs // op.groups, outputs, kernel[0], op.groups)
         if shape not in self.plans:
             self.plans[shape] = winograd_pays(self.target, shape, tiles)
         return self.plans[shape]
@@ -220,14 +197,32 @@ class _Packer:
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
 
 
-def _with_panels(call: Call, op: OpDef, panels: Constant) -> Expr:
+def _with_panels(
+    call: Call, op: DensePacked | Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked, panels: Constant
+) -> Expr:
     """The product `op` of the call's data, in the type that it is computed in, with panels that may be of less bits."""
+    if op.pairs:
+        codes, zero_point = _codes(call.args[0])
+        return Call(op.replace(zero_point=zero_point), (codes, panels), span=call.span)
     wide = _COMPUTED_IN[str(call.dtype)]
     if wide == call.dtype:
         return Call(op, (call.args[0], panels), span=call.span)
     data = make_call("cast", (call.args[0],), call.span, dtype=wide)
     product = Call(op, (data, panels), span=call.span)
     return make_call("cast", (product,), call.span, dtype=str(call.dtype))
+
+
+def _codes(data: Expr) -> tuple[Expr, int]:
+    """(x, n) where `data` is x - n with x of a byte and a number n; (data, 0) where it is something else."""
+    centred, zero_point = data, 0
+    if isinstance(data, Call) and isinstance(data.op, Subtract):
+        centred, subtracted = data.args
+        if not isinstance(subtracted, Constant) or subtracted.data.size != 1 or centred.ty is not data.ty:
+            return data, 0
+        zero_point = int(subtracted.data.item())
+    if isinstance(centred, Call) and isinstance(centred.op, Cast) and str(centred.args[0].dtype) in ("uint8", "int8"):
+        return centred.args[0], zero_point
+    return data, 0
 
 
 def _narrowest(weight: Array) -> Array:

@@ -45,7 +45,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     integers: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
-        integers = (FakeQuantizationToInteger(),)
+        integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         arrange = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
     elif "gpu" in target.keys:

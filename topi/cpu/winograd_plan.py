@@ -100,14 +100,19 @@ def plan_winograd(target: Target, shape: WinogradShape, tile: int, panel: int | 
     return next(plan for plan in plans if str(plan) == found)
 
 
-def winograd_pays(target: Target, shape: WinogradShape, tiles: Sequence[int]) -> WinogradPlan | None:
-    """The best plan among the tile sizes, or None where the direct convolution is about as quick."""
+def winograd_pays(
+    target: Target, shape: WinogradShape, tiles: Sequence[int], direct_gain: float = 1.0
+) -> WinogradPlan | None:
+    """The best plan among the tile sizes, or None where the direct convolution is about as quick.
+
+    `direct_gain` says how many times as fast as in float32 the direct one is, in integers.
+    """
     lanes = vector_lanes(target)
     if shape.inputs % lanes or shape.outputs // shape.groups % lanes:
         return None
     pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2
     direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
-    direct = _with_weights(direct, 4.0 * taps * shape.inputs * shape.outputs)
+    direct = _with_weights(direct, 4.0 * taps * shape.inputs * shape.outputs) / direct_gain
     plans = {tile: plan_winograd(target, shape, tile) for tile in tiles}
     best = min(plans.values(), key=lambda plan: plan.cycles)
     likely = best.tile if best.cycles < _GAIN * direct else _DIRECT

@@ -19,7 +19,7 @@ from topi.nn.activation import (
 from topi.nn.attention import attention
 from topi.nn.blocked_attention import blocked_attention
 from topi.nn.conv import conv, conv_packed, conv_transpose
-from topi.nn.dense import batch_matmul, batch_matmul_packed, bias_add, dense, dense_packed, pack_panels
+from topi.nn.dense import Pairs, batch_matmul, batch_matmul_packed, bias_add, dense, dense_packed, pack_panels
 from topi.nn.dense_bits import dense_bits
 from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, layer_norm, lrn, rms_norm
 from topi.nn.pad import mirror_pad, pad
@@ -31,7 +31,7 @@ from topi.nn.unfold import col2im
 from topi.nn.winograd import conv2d_nhwc_winograd
 
 __all__ = [
-    "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_matmul_packed", "batch_norm", "bias_add",
+    "Pairs", "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_matmul_packed", "batch_norm", "bias_add",
     "blocked_attention", "celu", "col2im", "conv", "conv2d_nhwc_winograd", "conv_packed", "conv_transpose",
     "dense", "dense_bits", "dense_packed", "elu", "gelu", "group_norm", "gru", "hard_sigmoid", "hard_swish",
     "instance_norm",

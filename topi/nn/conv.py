@@ -15,10 +15,10 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
 from topi.layout import Layout
-from topi.nn.dense import int16_pairs, widened
+from topi.nn.dense import Pairs, int16_pairs, widened
 from topi.nn.pad import pad_spatial
 from topi.tag import ELEMWISE, INJECTIVE
-from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
+from topi.utils import accumulator_type, ceil_div, num_elements, ravel_index, unravel_index
 
 __all__ = ["conv", "conv_packed", "conv_transpose", "output_size"]
 
@@ -121,11 +121,11 @@ def conv_packed(
     dilation: Sequence[int],
     groups: int = 1,
     out_dtype: str | None = None,
-    pairs: bool = False,
+    pairs: Pairs | None = None,
 ) -> Tensor:
     """Convolution of `data` (N, spatial..., C) with weights (ceil(O / NR), spatial..., I, NR), the order tiles read.
 
-    With `pairs` all numbers are integers within 16 bits and C is even, without groups: two channels are a step.
+    With `pairs`, which want one group, two channels are a step.
 
     `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. The
     result is computed as a matrix, pixels by the columns of all blocks (tag "conv2d_nhwc_packed", "conv1d_nwc_packed"
@@ -137,7 +137,8 @@ def conv_packed(
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
     if pairs:
-        data, factors = int16_pairs(data, -1), int16_pairs(weight, -2, "widened_weights")
+        data = int16_pairs(data, -1, zero_point=pairs.zero_point)
+        factors = int16_pairs(weight, -2, "widened_weights")
     else:
         factors = widened(weight, wide)
     padded = pad_spatial(data, spatial, padding[:rank], padding[rank:], 0)
@@ -148,7 +149,7 @@ def conv_packed(
     grid = (data.shape[0], *sizes)
     names = "dhw"[-rank:]
     taps = _kernel_axes(names, kernel)
-    rc = te.reduce_axis((0, as_dim(group_size // 2) if pairs else group_size), name="rc")
+    rc = te.reduce_axis((0, ceil_div(group_size, 2) if pairs else group_size), name="rc")
 
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)

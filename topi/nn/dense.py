@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import te
@@ -13,8 +14,8 @@ from topi.tag import BROADCAST, ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, same_dim, unravel_index
 
 __all__ = [
-    "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product", "int16_pairs",
-    "pack_panels", "rounded", "widened",
+    "Pairs", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product",
+    "int16_pairs", "pack_panels", "rounded", "widened",
 ]  # fmt: skip
 
 
@@ -45,34 +46,49 @@ def widened(weight: Tensor, wide: str) -> Tensor:
     return te.compute(weight.shape, lambda *i: te.cast(wide, weight(*i)), name="widened", tag="widened_weights")
 
 
-def int16_pairs(x: Tensor, axis: int, tag: str = "int16_pairs") -> Tensor:
+def int16_pairs(x: Tensor, axis: int, tag: str = "int16_pairs", zero_point: int = 0) -> Tensor:
     """Integers of 16 bits by twos as int32: element i of `axis` in the lower half, that half the axis on in the upper.
 
-    Two such tensors are multiplied by `te.dot_pairs`, as many steps of a reduction at a time.
+    `zero_point` is subtracted first; where the axis is odd, a 0 stands in the last upper half. Two such tensors are
+    multiplied by `te.dot_pairs`, as many steps of a reduction at a time.
     """
     shape = list(x.shape)
-    half = shape[axis] = as_dim(shape[axis] // 2)
+    size = shape[axis]
+    half = shape[axis] = ceil_div(size, 2)
+    even = isinstance(size, int) and size % 2 == 0
+
+    def element(at: list[Any]) -> PrimExpr:
+        value = te.cast("int32", x(*at))
+        return value - zero_point if zero_point else value
 
     def body(*i: Any) -> PrimExpr:
-        other = [v + half if a == axis % len(i) else v for a, v in enumerate(i)]
-        low, high = te.cast("int32", x(*i)), te.cast("int32", x(*other))
-        return bitwise_or(bitwise_and(low, 0xFFFF), left_shift(high, 16))
+        along = axis % len(i)
+        high = element([v + half if a == along else v for a, v in enumerate(i)])
+        if not even:
+            high = te.if_then_else(i[along] + half < size, high, te.const(0, "int32"))
+        return bitwise_or(bitwise_and(element(list(i)), 0xFFFF), left_shift(high, 16))
 
     return te.compute(tuple(shape), body, name="pairs", tag=tag, attrs={"pairs": True})
 
 
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A product of integers within 16 bits, once `zero_point` is subtracted from the data: two steps are one."""
+
+    zero_point: int = 0
+
+
 def product_of_rows(
-    rows: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: bool = False
+    rows: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: Pairs | None = None
 ) -> Tensor:
     """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), with a tag for its schedule.
-
-    With `pairs` all numbers are integers within 16 bits and K is even: two steps are one.
 
     The columns that fill up the last panel are computed like the others, whole vectors of them, and left behind.
     """
     panels, _, nr = weight.shape
     if pairs:
-        rows, factors = int16_pairs(rows, 1), int16_pairs(weight, 1, "widened_weights")
+        rows = int16_pairs(rows, 1, zero_point=pairs.zero_point)
+        factors = int16_pairs(weight, 1, "widened_weights")
     else:
         factors = widened(weight, wide) if tag == "dense_packed" else weight
     k = te.reduce_axis((0, rows.shape[1]), name="k")
@@ -98,7 +114,7 @@ def _first_columns(product: Tensor, columns: Dim) -> Tensor:
 
 
 def flattened_product(
-    data: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: bool = False
+    data: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: Pairs | None = None
 ) -> Tensor:
     """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
     if data.ndim == 2:
@@ -115,7 +131,7 @@ def flattened_product(
 
 
 def dense_packed(
-    data: Tensor, weight: Tensor, units: int, out_dtype: str | None = None, pairs: bool = False
+    data: Tensor, weight: Tensor, units: int, out_dtype: str | None = None, pairs: Pairs | None = None
 ) -> Tensor:
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`; see `product_of_rows`."""
     out_dtype = out_dtype or data.dtype

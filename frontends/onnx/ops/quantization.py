@@ -74,7 +74,8 @@ def dequantize_linear(node: OnnxNode) -> Expr:
 def _is_known(scale: Expr, zero: Expr | None, codes: str) -> bool:
     """Are scale and zero point constants for codes of 8 bits, of the types that `op.qnn` takes?"""
     constant = isinstance(scale, Constant) and (zero is None or isinstance(zero, Constant))
-    return constant and scale.dtype == "float32" and codes in ("uint8", "int8") and (zero is None or zero.dtype == codes)
+    fits = codes in ("uint8", "int8") and (zero is None or zero.dtype == codes)
+    return constant and fits and scale.dtype == "float32"
 
 
 def _values(e: Expr) -> np.ndarray[Any, Any]:
@@ -92,7 +93,7 @@ class _Layout:
         self.block = node.attr_int("block_size", 0)
 
     def parameters(self, codes: str) -> tuple[Expr, Expr, int] | None:
-        """(scale, zero point, axis) as `op.qnn` takes them: constants, one or one for each index of an axis; or None."""
+        """(scale, zero point, axis) as `op.qnn` takes them: constants, one or one for each index of `axis`; or None."""
         scale, zero = self.node[1], self.node.get(2)
         if not _is_known(scale, zero, codes) or self.block:
             return None

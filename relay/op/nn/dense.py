@@ -12,7 +12,7 @@ import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, numpy_dtype, require, require_same_dtype, require_weights_of
+from relay.op.common import Array, numpy_dtype, require, require_pairs, require_same_dtype, require_weights_of
 from relay.type import TensorType, Type, broadcast_shapes, dims_match
 from topi.utils import ceil_div
 
@@ -72,7 +72,8 @@ class DensePacked(OpDef):
 
     ``layout_transform(w, "NC", f"NC{NR}n")`` packs weights (N, K) so. (C1) weights have the data's element type, or one
     of less bits whose values it holds; (C2) data has one dimension or more and weight three; (C3) their K are equal;
-    (C4) the blocks hold `units` columns. `pairs` says that data and weights are integers within 16 bits, and K even.
+    (C4) the blocks hold `units` columns. `pairs` says that weights, and data less `zero_point`, are integers within 16
+    bits; data may be codes of a byte then, and the result is int32.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -80,9 +81,11 @@ class DensePacked(OpDef):
     units: int
     out_dtype: str | None = None
     pairs: bool = False
+    zero_point: int = 0
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
-        require_weights_of(1, data, weight)
+        check = require_pairs if self.pairs else require_weights_of
+        check(1, data, weight)
         ranks = data.ndim >= 1 and weight.ndim == 3
         require(ranks, f"(C2) data (..., K) and weight (N / NR, K, NR) expected; got {data} and {weight}")
         require(dims_match(data.shape[-1], weight.shape[1]), f"(C3) K differs: {data} and {weight}")
@@ -90,14 +93,19 @@ class DensePacked(OpDef):
         assert isinstance(blocks, int) and isinstance(nr, int)
         holds = (blocks - 1) * nr < self.units <= blocks * nr
         require(holds, f"(C4) {blocks} blocks of {nr} do not hold {self.units} columns")
-        return TensorType((*data.shape[:-1], self.units), self.out_dtype or data.dtype)
+        return TensorType((*data.shape[:-1], self.units), self._result_dtype(str(data.dtype)))
+
+    def _result_dtype(self, data: str) -> str:
+        return "int32" if self.pairs else self.out_dtype or data
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return topi.nn.dense_packed(data, weight, self.units, self.out_dtype, self.pairs)
+        pairs = topi.nn.Pairs(self.zero_point) if self.pairs else None
+        return topi.nn.dense_packed(data, weight, self.units, self._result_dtype(data.dtype), pairs)
 
     def reference(self, data: Array, weight: Array) -> Array:
         columns = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)[:, : self.units]
-        return _product(data, columns, self.out_dtype or str(data.dtype))
+        data = data.astype(np.int32) - np.int32(self.zero_point) if self.pairs else data
+        return _product(data, columns, self._result_dtype(str(data.dtype)))
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         weight = types[1]

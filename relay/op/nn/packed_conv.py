@@ -11,7 +11,16 @@ import te
 import topi
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.common import Array, at_least, ints, numpy_dtype, padding_pairs, require, require_weights_of
+from relay.op.common import (
+    Array,
+    at_least,
+    ints,
+    numpy_dtype,
+    padding_pairs,
+    require,
+    require_pairs,
+    require_weights_of,
+)
 from relay.op.nn.conv import convolve
 from relay.type import TensorType, Type, dims_match
 from te.tir import as_dim
@@ -43,7 +52,9 @@ class _Packed(OpDef):
     channels: int
     out_dtype: str | None = None
     pairs: bool = False
-    """data and weights are integers within 16 bits, C is even and there is one group"""
+    """weights, and data less `zero_point`, are integers within 16 bits, and there is one group: data may be codes of a
+    byte then, and the result is int32"""
+    zero_point: int = 0
 
     rank: ClassVar[int]
 
@@ -52,7 +63,8 @@ class _Packed(OpDef):
         counts = (len(self.strides), len(self.dilation), len(self.padding))
         needed = f"{rank}, {rank} and {2 * rank} numbers"
         require(counts == (rank, rank, 2 * rank), f"(C1) strides, dilation and padding need {needed}")
-        require_weights_of(2, data, weight)
+        check = require_pairs if self.pairs else require_weights_of
+        check(2, data, weight)
         fits = data.ndim == 2 + rank and weight.ndim == 3 + rank
         require(fits, f"(C3) data needs {2 + rank} dimensions, weight {3 + rank}; got {data} and {weight}")
         n, *sizes, c = data.shape
@@ -72,20 +84,25 @@ class _Packed(OpDef):
         taps = " x ".join(map(str, kernel))
         reaches = f"(C6) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)
-        return TensorType((n, *results, self.channels), self.out_dtype or data.dtype)
+        return TensorType((n, *results, self.channels), self._result_dtype(str(data.dtype)))
+
+    def _result_dtype(self, data: str) -> str:
+        return "int32" if self.pairs else self.out_dtype or data
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        pairs = topi.nn.Pairs(self.zero_point) if self.pairs else None
         return topi.nn.conv_packed(
-            data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups, self.out_dtype,
-            self.pairs,
-        )
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups,
+            self._result_dtype(data.dtype), pairs,
+        )  # fmt: skip
 
     def reference(self, data: Array, weight: Array) -> Array:
+        data = data.astype(np.int32) - np.int32(self.zero_point) if self.pairs else data
         _, *kernel, group_size, nr = weight.shape
         outputs = np.moveaxis(weight, (-1, -2), (1, 2))[:, : self.channels // self.groups if self.groups > 1 else nr]
         w = outputs.reshape(-1, group_size, *kernel)[: self.channels]
         y = convolve(np.moveaxis(data, -1, 1), w, self.strides, self.padding, self.dilation, self.groups)
-        return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(numpy_dtype(self.out_dtype or str(data.dtype)))
+        return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(numpy_dtype(self._result_dtype(str(data.dtype))))
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         _, weight = types

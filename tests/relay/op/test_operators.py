@@ -531,6 +531,15 @@ FOURIER = [
     )
 ]
 
+QUANTISATION = [
+    row("qnn.quantize", f32(3, 4, 5), np.float32(0.01), np.uint8(100)),
+    row("qnn.quantize", f32(3, 4, 5), f32(4, low=0.005, high=0.02), i32(4).astype(np.int8), axis=1, out_dtype="int8"),
+    row("qnn.quantize", f32(3, 5), np.float32(1e-4), np.int16(-7), out_dtype="int16"),
+    row("qnn.dequantize", u8(3, 4, 5), np.float32(0.01), np.uint8(100)),
+    row("qnn.dequantize", u8(3, 4, 5), f32(5, low=0.005, high=0.02), u8(5)),
+    row("qnn.dequantize", i32(3, 4), f32(3, low=0.005, high=0.02), i32(3), axis=0),
+]
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -543,6 +552,7 @@ ROWS = [
     *NORMALIZATION,
     *RECURRENT,
     *SPECIAL,
+    *QUANTISATION,
     *RANDOM,
     *FOURIER,
     *EMPTY,

@@ -1,0 +1,45 @@
+"""What passes ask about Winograd convolutions: which are allowed, and of what shape a convolution is."""
+
+from __future__ import annotations
+
+from relay.expr import Call
+from relay.op.nn.conv import Conv2D
+from te.errors import CompileError
+from te.ir import PassContext
+from topi.cpu.winograd_plan import WinogradShape
+from topi.layout import Layout
+
+__all__ = ["winograd_shape", "winograd_tiles"]
+
+_WINOGRAD: dict[str, frozenset[int]] = {
+    "auto": frozenset((2, 4)), "f2": frozenset((2,)), "f4": frozenset((4,)), "off": frozenset(),
+}  # fmt: skip
+"""Sides of the output tiles that each value of the option allows."""
+
+PassContext.declare_option(
+    "relay.winograd", "auto",
+    "convolutions by Winograd's algorithm where it pays: 'auto'; 'f2' or 'f4', tiles of 2 or 4 only; 'off'",
+)  # fmt: skip
+
+
+def winograd_tiles(context: PassContext) -> frozenset[int]:
+    """Sides of the output tiles that the option "relay.winograd" allows. Raises CompileError for an unknown value."""
+    chosen = context.option("relay.winograd")
+    if chosen not in _WINOGRAD:
+        raise CompileError(f"option relay.winograd is {chosen!r}; expected one of {', '.join(_WINOGRAD)}")
+    return _WINOGRAD[chosen]
+
+
+def winograd_shape(call: Call, op: Conv2D) -> WinogradShape | None:
+    """The sizes of `call` for Winograd's algorithm; None where it does not apply, or where sizes are unknown."""
+    layout, kernel = Layout(op.data_layout), Layout(op.kernel_layout)
+    data, results = layout.axis_sizes(call.args[0].shape), layout.axis_sizes(call.shape)
+    taps = kernel.axis_sizes(call.args[1].shape)
+    square = taps["H"] == taps["W"] and max(*op.strides, *op.dilation) == 1
+    sizes = [results["H"], results["W"], data["C"], results["C"], taps["H"]]
+    if not square or not all(isinstance(d, int) and d > 0 for d in sizes):
+        return None
+    lines, columns, inputs, outputs, side = [d for d in sizes if isinstance(d, int)]
+    batch = results["N"]
+    images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
+    return WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups)

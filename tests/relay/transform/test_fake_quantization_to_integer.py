@@ -1,0 +1,156 @@
+"""FakeQuantizationToInteger: what is computed on codes, and that results are those of the model as it is spelled."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from backend.runtime import device, graph_executor
+from backend.target import Target
+from relay import Call, Function, IRModule, analysis, build, const, op, var
+from relay.expr import Expr, Var
+from relay.interpreter import evaluate
+from relay.op import nn, qnn
+from relay.op.base import OpDef
+from relay.transform.canonicalize_quantization import CanonicalizeQuantization
+from relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
+from te.ir import PassContext, Sequential
+
+RNG = np.random.default_rng(11)
+TARGET = Target("llvm")
+ZEROS = {"uint8": (0, 113), "int8": (-128, 0, 5)}
+CODES = [(dtype, zero) for dtype, zeros in ZEROS.items() for zero in zeros]
+
+
+def count_operators(function: Function) -> Counter[str]:
+    calls = [e for e in analysis.evaluation_order(function) if isinstance(e, Call)]
+    return Counter(c.op.name for c in calls if isinstance(c.op, OpDef))
+
+
+def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    limits = np.iinfo(dtype)
+    return RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
+
+
+def data(shape: tuple[int, ...], dtype: str = "uint8", zero: int = 113, name: str = "x") -> tuple[Var, Expr]:
+    x = var(name, shape=shape, dtype=dtype)
+    return x, qnn.dequantize(x, 0.02, zero)
+
+
+def weights(shape: tuple[int, ...], axis: int | None = 0, zero: int = 0) -> Expr:
+    """Dequantised int8 weights, with a scale for each index of `axis`."""
+    if axis is None:
+        return qnn.dequantize(const(codes(shape, "int8")), 0.004, zero)
+    scales = RNG.uniform(0.001, 0.01, shape[axis]).astype(np.float32)
+    return qnn.dequantize(const(codes(shape, "int8")), scales, np.full(shape[axis], zero), axis=axis)
+
+
+def rewritten(body: Expr, *params: Var) -> Function:
+    module = IRModule({"main": Function(params, body)})
+    function = Sequential((FakeQuantizationToInteger(TARGET), CanonicalizeQuantization()))(module)["main"]
+    assert isinstance(function, Function)
+    return function
+
+
+def check(body: Expr, *params: Var, steps: int = 1, **options: str) -> Function:
+    """The rewritten function, whose codes, interpreted and compiled, are off by at most `steps` and seldom at all."""
+    function = rewritten(body, *params)
+    inputs = [codes(p.tensor_type.static_shape, str(p.dtype)) for p in params]
+    expected = evaluate(Function(params, body), inputs)
+    with PassContext(config={"relay.winograd": "off", **options}):
+        lib = build(IRModule({"main": Function(params, body)}), "llvm")
+    m = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for p, value in zip(params, inputs, strict=True):
+        m.set_input(p.name, value)
+    m.run()
+    for found in (evaluate(function, inputs), m.get_output(0).numpy()):
+        off = np.abs(found.astype(np.int64) - expected.astype(np.int64))
+        assert found.dtype == expected.dtype
+        assert off.max() <= steps, f"off by {off.max()}"
+        assert (off > 0).mean() < 0.02
+    assert len(np.unique(expected)) > 20, "the case says nothing: all codes are alike"
+    return function
+
+
+def requantised(x: Expr, scale: float = 0.05, zero: int = 120, dtype: str = "uint8") -> Expr:
+    return qnn.quantize(x, scale, zero, out_dtype=dtype)
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize(("dtype", "zero"), CODES)
+def test_products_sum_integers_and_round_once(dtype, zero, axis):
+    x, real = data((9, 70), dtype, zero)
+    product = nn.dense(real, weights((20, 70), axis))
+    bias = const(RNG.uniform(-1, 1, 20).astype(np.float32))
+    found = count_operators(check(requantised(op.add(product, bias)), x))
+    assert found["divide"] == 0 and found["nn.dense"] == 1 and found["round"] == 1
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize(("dtype", "data_zero"), CODES)
+def test_convolutions(dtype, data_zero, zero):
+    x, real = data((1, 6, 9, 8), dtype, data_zero)
+    conv = nn.conv2d(real, weights((10, 6, 3, 3), 0, zero), padding=(1, 1), strides=(2, 1))
+    function = check(requantised(nn.relu(conv), 0.03, 0), x)
+    assert count_operators(function)["nn.relu"] == 0, "saturation does it"
+    assert "int32" in str(function)
+
+
+def test_sums_of_groups_are_carried_in_floats():
+    x, real = data((1, 16, 9, 9))
+    depthwise = nn.conv2d(real, weights((16, 1, 3, 3)), padding=(1, 1), groups=16)
+    text = str(check(requantised(op.clip(depthwise, 0.0, 6.0), 6 / 255, 0), x))
+    assert "clip(%" in text and text.count("clip") == 1, "the limits of the activation are those of the codes"
+    y, grouped = data((1, 16, 9, 9))
+    check(requantised(nn.conv2d(grouped, weights((32, 4, 3, 3)), groups=4)), y)
+
+
+def test_convolutions_by_winograd_are_off_by_a_step_at_most():
+    x, real = data((1, 64, 28, 28))
+    conv = nn.conv2d(real, weights((64, 64, 3, 3)), padding=(1, 1))
+    assert 'dtype="int32"' not in str(rewritten(conv, x))
+    check(requantised(conv, 0.2), x, **{"relay.winograd": "auto"})
+    with PassContext(config={"relay.winograd": "off"}):
+        assert 'dtype="int32"' in str(rewritten(conv, x))
+
+
+def test_sums_of_two_tensors_and_means():
+    (x, a), (y, b) = data((1, 8, 6, 6)), data((1, 8, 6, 6), "int8", 5, "y")
+    total = count_operators(check(requantised(nn.relu(op.add(a, b)), 0.03, 7), x, y))
+    assert total["divide"] == 0 and total["nn.relu"] == 1, "relu at a zero point inside of the codes stays"
+    z, c = data((1, 80, 4, 4))
+    mean = op.mean(c, axis=(2, 3), keepdims=True)
+    assert count_operators(check(requantised(op.reshape(mean, (1, 80)), 0.017171, 120), z))["divide"] == 0
+
+
+def test_moves_and_maxima_work_on_codes():
+    x, real = data((1, 6, 8, 8))
+    pooled = nn.max_pool2d(real, (3, 3), strides=(2, 2), padding=(1, 1))
+    moved = op.strided_slice(op.transpose(op.reshape(pooled, (6, 4, 4)), (1, 2, 0)), (0,), (3,), axes=(0,))
+    function = check(qnn.quantize(moved, 0.02, 113), x, steps=0)
+    assert "float32" not in str(function), "the same scale on both ends: codes stay codes"
+
+
+def test_what_is_not_known_stays_in_floats():
+    x, real = data((4, 8))
+    other = var("w", shape=(5, 8), dtype="float32")
+    assert count_operators(rewritten(nn.dense(real, other), x, other))["divide"] == 0
+    scales = RNG.uniform(0.001, 0.01, 8).astype(np.float32)
+    along_depth = qnn.dequantize(const(codes((5, 8), "int8")), scales, np.zeros(8), axis=1)
+    text = str(rewritten(nn.dense(real, along_depth), x))
+    assert "int32" not in text, "scales along the reduction are none of the result's"
+
+
+def test_the_pass_can_be_turned_off():
+    x, real = data((4, 8))
+    module = IRModule({"main": Function((x,), requantised(nn.dense(real, weights((5, 8)))))})
+    with PassContext(disabled_pass=["FakeQuantizationToInteger"]):
+        lib = build(module, "llvm")
+    m = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    value = codes((4, 8), "uint8")
+    m.set_input("x", value)
+    m.run()
+    off = m.get_output(0).numpy().astype(int) - evaluate(module["main"], [value]).astype(int)
+    assert np.abs(off).max() <= 1
