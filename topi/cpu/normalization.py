@@ -12,6 +12,7 @@ from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reductio
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
+from topi.nn.norm import group_norm_across
 from topi.registry import Rank, operations_behind, register_schedule
 
 if TYPE_CHECKING:
@@ -153,21 +154,25 @@ def _strip_columns(out: te.Tensor, axis: int, target: Target) -> int:
 def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Channels standardised over the other dimensions: a row is a channel or group where they come first.
 
-    Where channels are the last dimension the statistics are reductions across memory, each a pass of its own.
+    Where channels are the last dimension the statistics are reductions across memory, each a pass of its own; those of
+    groups are made of those of channels.
     """
-    out, axis = outs[0], int(anchor.attrs["axis"])
-    if len(outs) > 1 or (anchor.tag == "group_norm" and axis != 1) or axis not in (1, len(anchor.axis) - 1):
+    axis = int(anchor.attrs["axis"])
+    if len(outs) > 1 or axis not in (1, len(anchor.axis) - 1):
         return schedule_stagewise(outs, anchor, target)
-    s = te.create_schedule([out.op])
-    lanes = vector_lanes(target)
-    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    s = te.create_schedule([outs[0].op])
+    if anchor.tag == "group_norm" and axis != 1:
+        s.recompute(anchor.output(0), _group_norm_across(anchor))
+        anchor = s.current(anchor.output(0)).op
+    lanes, out = vector_lanes(target), s.outputs[0].output(0)
+    stages = [op for op in operations_behind([out]) if isinstance(op, te.ComputeOp)]
     before, behind = _split_at(stages, anchor)
     for op in stages:
         if op is not out.op and (op in behind or not _uses_reduction(op)):
             s[op].compute_inline()
     work = constant_size(out.shape) * element_cost(stages)
-    batch, channel, *rest = s[out].op.axis
     if axis == 1:
+        batch, channel, *rest = s[out].op.axis
         inner = [*rest]
         if anchor.tag == "group_norm":
             channel, within = s[out].split(channel, factor=anchor.attrs["group_size"])
@@ -179,14 +184,21 @@ def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Ta
         return s
     for op in [op for op in before if _uses_reduction(op)]:
         result = op.output(0)
-        if op.reduce_axis:
+        if op.reduce_axis and not op.attrs.get("reduces_last_axis", False):
             schedule_across(s, result, result, target)
-        else:
+        elif not op.reduce_axis:
             vectorize_elements(s, result, op.axis[-1], extent_of(op.axis[-1]), lanes)
     *lines, last = s[out].op.axis
     parallel(s, out, s[out].fuse(*lines), work, lanes)
     vectorize_elements(s, out, last, extent_of(last), lanes)
     return s
+
+
+def _group_norm_across(anchor: te.Operation) -> te.Tensor:
+    """What `anchor`, a group_norm of channels in the last dimension, computes, by sums of channels."""
+    x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
+    weights = [t for t in anchor.input_tensors if len(t.shape) == 1]
+    return group_norm_across(x, weights[0], weights[-1], anchor.attrs["group_size"], anchor.attrs["epsilon"])
 
 
 @register_schedule("lrn", "cpu", rank=Rank.HEAVY)

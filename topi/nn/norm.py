@@ -16,7 +16,9 @@ from topi.nn.pad import pad_spatial
 from topi.tag import BROADCAST, ELEMWISE
 from topi.utils import accumulator_type, num_elements
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm"]
+__all__ = [
+    "batch_norm", "group_norm", "group_norm_across", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm",
+]  # fmt: skip
 
 IndexOf = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
@@ -142,7 +144,47 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: in
         value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row)
         return te.cast(x.dtype, value * te.cast(wide, gamma(c)) + te.cast(wide, beta(c)))
 
-    return te.compute(x.shape, body, name="group_norm", tag="group_norm", attrs={"axis": axis, "group_size": size})
+    attrs = {"axis": axis, "group_size": size, "epsilon": epsilon}
+    return te.compute(x.shape, body, name="group_norm", tag="group_norm", attrs=attrs)
+
+
+def group_norm_across(x: Tensor, gamma: Tensor, beta: Tensor, group_size: int, epsilon: float) -> Tensor:
+    """`group_norm` of channels in the last dimension, by sums of each channel: those of a line lie side by side.
+
+    Stages besides: "<name>_sum" of channels, "<name>_group" of groups, "<name>" of channels again.
+    """
+    batch, *others, channels = x.shape
+    wide = accumulator_type(x.dtype)
+    count = te.cast(wide, num_elements([*others, group_size]))
+
+    def mean_of(element: Callable[..., PrimExpr], name: str, finish: Callable[[PrimExpr], PrimExpr]) -> Tensor:
+        ks = [te.reduce_axis((0, d), name=f"k{n}") for n, d in enumerate(others)]
+        k = te.reduce_axis((0, group_size), name="k")
+        total = te.compute(
+            (batch, channels), lambda b, c: te.sum(element(b, *ks, c), axis=ks), name=f"{name}_sum", tag=f"{name}_sum"
+        )
+        groups = te.compute(
+            (batch, channels // group_size),
+            lambda b, g: te.sum(total(b, g * group_size + k), axis=k),
+            name=f"{name}_group",
+            attrs={"reduces_last_axis": True},
+        )
+        return te.compute(
+            (batch, channels), lambda b, c: finish(groups(b, c // group_size) / count), name=name, tag=ELEMWISE
+        )
+
+    def distance_squared(b: Any, *i: Any) -> PrimExpr:
+        distance = te.cast(wide, x(b, *i)) - mean(b, i[-1])
+        return distance * distance
+
+    mean = mean_of(lambda *i: te.cast(wide, x(*i)), "group_norm_mean", lambda v: v)
+    scale = mean_of(distance_squared, "group_norm_scale", lambda v: te.rsqrt(v + te.const(epsilon, wide)))
+
+    def body(*i: Any) -> PrimExpr:
+        value = (te.cast(wide, x(*i)) - mean(i[0], i[-1])) * scale(i[0], i[-1])
+        return te.cast(x.dtype, value * te.cast(wide, gamma(i[-1])) + te.cast(wide, beta(i[-1])))
+
+    return te.compute(x.shape, body, name="group_norm", tag="group_norm")
 
 
 def batch_norm(
