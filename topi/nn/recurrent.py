@@ -237,12 +237,12 @@ class _Recurrence:
         rows, together = _sums_at_once(batch, len(gates))
         tiles = batch // rows
         direction_bytes = self.gate_count * self.hidden**2 * self.dtype.nbytes
-        fetches = isinstance(tiles, int) and rows > 1 and direction_bytes >= _FETCHED_BYTES
+        fetches = rows > 1 and direction_bytes >= _FETCHED_BYTES
         for first in range(0, len(gates), together):
             part = [(g, gates[g]) for g in range(first, first + together)]
             following = gates[first + together] if first + together < len(gates) else gates[0]
             with ib.for_range(0, tiles, "tile", independent=True) as tile:
-                progress = (tile, tiles) if fetches else None
+                progress = (tile, tiles) if fetches and isinstance(tiles, int) else None
                 self._sum_tile(total, source, copy, at, tile * rows, rows, part, following, progress)
             if isinstance(batch, int) and batch % rows:
                 rest = batch % rows
