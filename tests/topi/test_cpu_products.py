@@ -15,19 +15,39 @@ from te.ir import IRModule
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 
+SMALL = Target({**HASWELL.to_dict(), "l2-bytes": 65536, "l3-bytes": 65536})
 
-def loops_of(rows: te.Dim, dtype: str = "float32") -> str:
+
+def loops_of(rows: te.Dim, dtype: str = "float32", target: Target = HASWELL) -> str:
     """The loops of (rows, 128) by constant (128, 256)."""
     x = relay.var("x", shape=(rows, 128), dtype=dtype)
     weight = relay.const(np.random.default_rng(0).standard_normal((256, 128)).astype(dtype))
-    optimized = relay.optimize(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), HASWELL)
-    kernels = [str(lower(node.workload, HASWELL).function) for node in make_graph(optimized["main"]).nodes]
+    optimized = relay.optimize(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target)
+    kernels = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
     return next(text for text in kernels if "dense_packed" in text)
 
 
-@pytest.mark.parametrize(("rows", "ahead"), [(1, False), (8, False), (64, True), (197, True)])
-def test_the_next_panel_is_fetched_where_row_tiles_enough_pass_over_this_one(rows: int, ahead: bool):
+@pytest.mark.parametrize(("rows", "ahead"), [(1, False), (6, False), (8, True), (64, True), (197, True)])
+def test_the_next_panel_is_fetched_where_several_row_tiles_pass_over_this_one(rows: int, ahead: bool):
     assert ("prefetch(" in loops_of(rows)) == ahead
+
+
+@pytest.mark.parametrize(("rows", "ahead"), [(1, False), (6, True)])
+def test_one_tile_fetches_the_panel_ahead_of_itself_where_weights_exceed_the_caches(rows: int, ahead: bool):
+    assert ("prefetch(" in loops_of(rows, target=SMALL)) == ahead
+
+
+@pytest.mark.parametrize("rows", [4, 6, 8, 12, 13, 40])
+@pytest.mark.parametrize(("columns", "depth"), [(80, 30), (200, 96)])
+def test_results_of_few_rows_where_weights_exceed_the_caches(rows: int, columns: int, depth: int):
+    rng = np.random.default_rng(rows)
+    weight = rng.standard_normal((columns, depth), dtype=np.float32)
+    x = relay.var("x", (rows, depth))
+    target = "llvm -num-cores=2 -l2-bytes=8192 -l3-bytes=8192"
+    lib = relay.build(relay.Function((x,), relay.nn.dense(x, relay.const(weight))), target)
+    data = rng.standard_normal((rows, depth), dtype=np.float32)
+    result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data)[0].numpy()
+    np.testing.assert_allclose(result, data @ weight.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "copied"), [(1, False), (64, True)])

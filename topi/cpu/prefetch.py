@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import te
+from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.tuning import choose
 from topi.utils import ravel_index, unravel_index
@@ -19,8 +20,14 @@ __all__ = ["LINE_BYTES", "is_streamed", "prefetch_rows", "stream_panels"]
 
 LINE_BYTES = 64
 """A cache line."""
-_FEWEST_STEPS_A_LINE, _MOST_STEPS_A_LINE = 4, 64
-"""Steps of the reduction for each line of a panel that is fetched ahead: fewer cost more than they gain."""
+_FEWEST_STEPS_APART, _MOST_STEPS_APART = 4, 64
+"""Steps of the reduction between lines that are fetched ahead. Fewer are not worth a loop: there each step asks, for a
+line several times."""
+_LEAST_MULTIPLY_ADDS_A_LINE = 8
+"""Vectors that are multiplied and added for each line that is fetched ahead: with fewer the processor's own way of
+fetching what lies in a row is faster."""
+_NEAR_BYTES = 3072
+"""How far ahead a panel is fetched that one tile reads: further is no sooner, and drives out what is at hand."""
 
 
 def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
@@ -45,9 +52,10 @@ def prefetch_rows(
 def stream_panels(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Fetch the next panel of constant weights while the row tiles pass over this one, a part in each tile.
+    """Fetch constant weights ahead: the next panel while the row tiles pass over this one, a part in each tile.
 
     Weights come from memory, which the tile that reads a panel first would wait for: as long as several others take.
+    Where one tile is all that reads a panel, what lies a little further on is fetched.
     """
     panels, *inner, width = [constant_size([d]) for d in weights.shape]
     height, tiles = plan.height, plan.tiles_of_a_panel
@@ -57,21 +65,33 @@ def stream_panels(
         return
     if not choose("stream panels", True, (True, False)):
         return
-    every = max(d for d in range(1, min(tiles, _MOST_STEPS_A_LINE) + 1) if depth % d == 0)
-    if every < _FEWEST_STEPS_A_LINE:
+    line = LINE_BYTES // weights.dtype.nbytes
+    apart = max(d for d in range(1, min(tiles, _MOST_STEPS_APART) + 1) if depth % d == 0)
+    every = apart if apart >= _FEWEST_STEPS_APART else 1
+    steps, near = constant_size(inner), _NEAR_BYTES // (weights.dtype.nbytes * width)
+    vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
+    if apart * height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE:
         return
-    steps = constant_size(inner)
-    outer, _ = s[accumulator].split(k, factor=every)
+    if tiles == 1 and (steps <= near or panels * steps * width * weights.dtype.nbytes <= max(target.cache_bytes)):
+        return
+    outer = s[accumulator].split(k, factor=every)[0] if every > 1 else k
     shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
 
-    def line(element: int) -> Callable[..., Sequence[Any]]:
-        def place(*first: Any) -> Sequence[Any]:
+    def place(element: int) -> Callable[..., Sequence[Any]]:
+        def in_next(*first: Any) -> Sequence[Any]:
             row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
             tile = (ravel_index(row, shape) + height - 1) // height % tiles
-            ahead = te.min(tile * (steps // every) + ravel_index(step, inner) // every, steps - 1)
+            ahead = te.min(tile * (steps // apart) + ravel_index(step, inner) // apart, steps - 1)
             return (n // width + 1, *unravel_index(ahead, inner), element)
 
-        return place
+        def nearby(*first: Any) -> Sequence[Any]:
+            n, step = first[len(shape)], first[len(shape) + 1 :]
+            ahead = ravel_index(step, inner) + near
+            over = ahead >= steps
+            rest = te.select(over, ahead - steps, ahead)
+            return (te.select(over, n // width + 1, n // width), *unravel_index(rest, inner), element)
 
-    for element in range(0, width, LINE_BYTES // weights.dtype.nbytes):
-        s[accumulator].prefetch_line(weights, outer, line(element))
+        return in_next if tiles > 1 else nearby
+
+    for element in range(0, width, line):
+        s[accumulator].prefetch_line(weights, outer, place(element))
