@@ -233,7 +233,7 @@ def device(kind: str | Device, index: int | None = None) -> Device:
     """
     if isinstance(kind, Device):
         return kind if index is None else Device(kind.kind, index)
-    match = _SPELLING.fullmatch(kind)
+    match = _SPELLING.fullmatch(kind) if isinstance(kind, str) else None
     if match is None or (match[2] is not None and index is not None):
         raise DeviceError(f"device {kind!r}, index {index!r}: expected such as device('cuda', 1) or device('cuda:1')")
     chosen = int(match[2]) if match[2] is not None else index

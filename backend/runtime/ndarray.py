@@ -353,7 +353,10 @@ def empty(shape: int | Sequence[int], dtype: str = "float32", device: Device | s
     Raises `ArgumentError` for a bad shape or dtype, `DeviceError` when memory is short.
     """
     where = _as_device(device)
-    extents = tuple(int(extent) for extent in ([shape] if isinstance(shape, _INTEGERS) else shape))
+    extents = tuple([shape] if isinstance(shape, _INTEGERS) else shape)
+    if not all(isinstance(extent, _INTEGERS) for extent in extents):
+        raise ArgumentError(f"shape {extents}: expected integers")
+    extents = tuple(map(int, extents))
     if min(extents, default=0) < 0:
         raise ArgumentError(f"shape {extents}: expected no negative extent")
     space = _DataSpace(where, nbytes_of(dtype, math.prod(extents)), ALLOC_ALIGNMENT)

@@ -102,7 +102,7 @@ class Steps:
     def report(self, text: str) -> None:
         """Further lines about a step."""
         if not self.quiet:
-            err.print(text)
+            err.print(text, soft_wrap=True)
 
 
 def print_top(name: str, values: np.ndarray, count: int) -> None:

@@ -24,7 +24,7 @@ from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewri
 from frontends.onnx.functions import schema_defaults, schema_function
 from frontends.onnx.givers import Givers
 from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
-from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types
+from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_given
 from frontends.onnx.model import Model, load, opset_table
 from frontends.onnx.model_file import RawData
 from frontends.onnx.node import OnnxNode
@@ -60,7 +60,7 @@ Params = dict[str, np.ndarray]
 
 
 def from_onnx(
-    model: ModelProto | bytes | str | os.PathLike[str],
+    model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str],
     shape: ShapeOverride | None = None,
     dtype: DtypeOverride | None = None,
     freeze_params: bool = True,
@@ -158,7 +158,7 @@ class _Importer:
         declared = graph_inputs(graph)
         numbers = [value for value in declared if is_tensor_of_numbers(value)]
         others = [value for value in declared if not is_tensor_of_numbers(value)]
-        forms = {} if shape is None else dict(shape)
+        forms = shapes_given(shape, where)
         other_values, other_params = other_inputs(others, forms, constants, where)
         of_numbers = {k: v for k, v in forms.items() if k not in other_values}
         types = input_types(numbers, of_numbers, dtype, where, self.table)

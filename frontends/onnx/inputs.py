@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
 
 from onnx import GraphProto, ValueInfoProto
 
@@ -13,7 +15,7 @@ from relay.type import TensorType
 from te.dtype import dtype as parse_dtype
 from te.tir import Dim, Var
 
-__all__ = ["DtypeOverride", "ShapeOverride", "input_types"]
+__all__ = ["DtypeOverride", "ShapeOverride", "input_types", "shapes_given"]
 
 ShapeOverride = Mapping[str, Sequence[int | str | Var | None] | int]
 """Shape by input name, or size by the name of a symbolic dimension.
@@ -26,7 +28,7 @@ DtypeOverride = str | Mapping[str, str]
 
 def input_types(
     inputs: Sequence[ValueInfoProto],
-    shape: ShapeOverride | None,
+    shape: ShapeOverride,
     dtype: DtypeOverride | None,
     where: str,
     table: SizeTable | None = None,
@@ -38,17 +40,38 @@ def input_types(
     return _Inputs(inputs, shape, dtype, where, SizeTable() if table is None else table).types()
 
 
+def shapes_given(shape: Any, where: str) -> dict[str, Any]:
+    """The user's shapes with numbers of any integer type. Raises `OnnxImportError` for what is no shape."""
+    if shape is None:
+        return {}
+    if not isinstance(shape, Mapping):
+        raise fault(where, f"shape= is {shape!r}", expected="a dictionary such as {'x': (1, 3, 224, 224), 'batch': 8}")
+    return {name: _shape_given(given, name, where) for name, given in shape.items()}
+
+
+def _shape_given(given: Any, name: str, where: str) -> Any:
+    """A size, or the dimensions of a shape; what else there may be (a list of them, None) is left as it is."""
+    if isinstance(given, Integral):
+        return int(given)
+    if not isinstance(given, list | tuple) or any(isinstance(d, list | tuple) for d in given):
+        return given
+    for d in given:
+        if d is not None and not isinstance(d, Integral | str | Var):
+            raise fault(where, f"shape={{{name!r}: {given!r}}}", expected="numbers, names of sizes, or None")
+    return type(given)([int(d) if isinstance(d, Integral) else d for d in given])
+
+
 class _Inputs:
     def __init__(
         self,
         inputs: Sequence[ValueInfoProto],
-        shape: ShapeOverride | None,
+        shape: ShapeOverride,
         dtype: DtypeOverride | None,
         where: str,
         table: SizeTable,
     ) -> None:
         self.inputs, self.where, self.table = inputs, where, table
-        self.shape: ShapeOverride = {} if shape is None else shape
+        self.shape = shape
         self.dtype = dtype
         self.sizes: dict[str, int] = {}
         self.declared = {value.name: self._declared(value) for value in inputs}

@@ -43,15 +43,15 @@ class Model:
     raw_data: RawData = field(default_factory=dict)
 
 
-def load(model: ModelProto | bytes | str | os.PathLike[str]) -> Model:
+def load(model: ModelProto | bytes | bytearray | memoryview | str | os.PathLike[str]) -> Model:
     """Parse and check the frame of `model`: a path, the bytes of a file, or a ModelProto.
 
     Raises `OnnxImportError` for anything that is not a whole ONNX model.
     """
     if isinstance(model, ModelProto):
         return _checked(model, model.graph.name or "model", None)
-    if isinstance(model, bytes):
-        return _checked(_parse(model, "model"), "model", None)
+    if isinstance(model, bytes | bytearray | memoryview):
+        return _checked(_parse(bytes(model), "model"), "model", None)
     if not isinstance(model, (str, os.PathLike)):
         raise OnnxImportError(
             f"from_onnx got a {type(model).__name__}; expected a path, a ModelProto or the bytes of a model file"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,6 +124,10 @@ def optimize(
     if not isinstance(module, IRModule):
         hint = ": wrap it, relay.Function(params, body)" if isinstance(module, Expr) else ""
         raise CompileError(f"an IRModule or a Function is compiled, not a {type(module).__name__}{hint}")
+    names = Counter(p.name for p in module["main"].params)
+    if names and max(names.values()) > 1:
+        twice = ", ".join(name for name, count in names.items() if count > 1)
+        raise CompileError(f"several parameters are named {twice}; inputs are set by name, which must be different")
     if params:
         bound = bind_params_by_name(module["main"], params)
         module = module.with_functions({**module.functions, "main": bound})
@@ -206,8 +211,13 @@ def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[s
 
 
 def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
-    """The model for certain sizes. Raises CompileError unless that makes all its sizes known."""
+    """The model for certain sizes. Raises CompileError unless these are sizes of its, and make all of them known."""
     module = IRModule({"main": mod}) if isinstance(mod, Function) else mod
+    known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
+    strange = [name for name in sizes if name not in known]
+    if strange:
+        raise CompileError(f"specialize={dict(sizes)} names {', '.join(strange)}; the sizes of the inputs that are "
+                           f"known at run time are: {', '.join(known) or 'none'}")  # fmt: skip
     main = bind_sizes(module["main"], sizes)
     left = size_variables(ty.shape for p in main.params if isinstance(ty := p.ty, TensorType))
     records = main.attrs.get("bound_sizes", ())

@@ -67,4 +67,7 @@ class IRModule:
         texts = [f.global_text(n) if hasattr(f, "global_text") else str(f) for n, f in self.functions.items()]
         return "\n\n".join(texts)
 
+    def __repr__(self) -> str:
+        return f"<IRModule of {', '.join(self.functions) or 'nothing'}>"
+
     __str__ = astext

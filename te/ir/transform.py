@@ -85,6 +85,8 @@ class PassContext:
         instruments: Iterable[PassInstrument] = (),
         config: Mapping[str, Any] | None = None,
     ) -> None:
+        if not isinstance(opt_level, int):
+            raise CompileError(f"opt_level is {opt_level!r}; expected a number, 0 to 4")
         self.opt_level = opt_level
         self.required_pass = frozenset(required_pass)
         self.disabled_pass = frozenset(disabled_pass)

@@ -290,6 +290,8 @@ def test_shape_overrides_that_make_no_sense() -> None:
     refused(proto, "dtype= names 'z'", dtype={"z": "float32"})
     refused(proto, "unknown dtype 'float31'", dtype="float31")
     refused(model([relu()], inputs={"x": None}), "how many dimensions", "shape={'x': (1, 3, 224, 224)}", "--shape x:1,")
+    refused(proto, "shape= is (1, 3)", "a dictionary", shape=(1, 3))
+    refused(proto, "shape={'x': (2.0, 3)}", "numbers, names of sizes", shape={"x": (2.0, 3)})
 
 
 def test_a_symbolic_shape_where_a_number_is_needed_names_the_input() -> None:

@@ -279,3 +279,13 @@ def test_a_chain_of_ten_thousand_nodes() -> None:
     nodes = [node("Neg", [f"t{i}"], [f"t{i + 1}"]) for i in range(count)]
     mod, _ = from_onnx(model(nodes, inputs=[info("t0", [2])], outputs=[f"t{count}"]))
     assert len(calls(mod["main"].body)) == count
+
+
+def test_shapes_of_numpy_s_integers_and_models_in_any_buffer() -> None:
+    proto = model([node("Relu", ["x"], ["y"])], [info("x", ["batch", 3])])
+    for given in ({"x": (np.int64(2), np.int32(3))}, {"x": [2, None]}, {"batch": np.int64(2)}):
+        module, _ = from_onnx(proto, shape=given)
+        assert module["main"].params[0].shape == (2, 3)
+    data = proto.SerializeToString()
+    for buffer in (data, bytearray(data), memoryview(data)):
+        assert str(from_onnx(buffer)[0]) == str(from_onnx(proto)[0])

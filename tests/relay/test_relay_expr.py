@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import relay
+import te
 from relay.op.base import OpDef, OpPattern, register_op
 from relay.type import broadcast_shapes
 from te import tir
@@ -155,3 +156,21 @@ def test_only_modules_and_functions_are_compiled():
         relay.build(-x)
     with pytest.raises(CompileError, match="not a tuple"):
         relay.build((relay.IRModule.from_expr(relay.Function([x], -x)), {}))
+
+
+def test_parameters_that_can_t_be_told_apart_are_refused():
+    x, other = relay.var("x", (2,)), relay.var("x", (3,))
+    with pytest.raises(CompileError, match="several parameters are named x;"):
+        relay.build(relay.Function([x, other], relay.Tuple([x, other])))
+
+
+def test_a_model_is_specialised_for_sizes_that_it_has():
+    x = relay.var("x", (te.var("batch"), 3))
+    with pytest.raises(CompileError, match=r"names q; the sizes .* are: batch"):
+        relay.build(relay.Function([x], -x), specialize={"q": [1]})
+
+
+def test_settings_and_modules_say_what_they_are():
+    with pytest.raises(CompileError, match="opt_level is '3'; expected a number"):
+        relay.transform.PassContext(opt_level="3")
+    assert repr(relay.IRModule({"main": 1, "other": 2})) == "<IRModule of main, other>"

@@ -23,6 +23,7 @@ def test_spellings():
         ("warp", 0, "unknown device kind 'warp'; known are cpu"),
         ("cpu", -1, "expected 0 or more"),
         ("cpu:", 0, "expected"),
+        (3, None, "device 3, .*expected such as"),
     ],
 )
 def test_what_is_no_device_is_refused(kind, index, text):

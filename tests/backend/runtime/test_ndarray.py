@@ -90,6 +90,8 @@ def test_facts_of_an_array():
     assert x.handle % 64 == 0 and x.is_contiguous and x.same_as(x)
     assert nd.empty(5).shape == (5,) and nd.empty((), "int8").numpy().shape == ()
     assert nd.empty((0, 3)).numpy().shape == (0, 3)
+    with pytest.raises(ArgumentError, match=r"shape \(2\.5, 2\): expected integers"):
+        nd.empty((2.5, 2))
     assert nd.zeros((2,), "int4").numpy().tolist() == [0, 0]
     assert nd.array(3.5).numpy() == 3.5
     assert nd.array([1, 2], dtype="bfloat16").dtype == "bfloat16"

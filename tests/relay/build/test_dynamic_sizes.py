@@ -75,7 +75,7 @@ def test_models_for_certain_sizes_stand_beside_the_general_one():
         (result,) = module(x)
         assert (module._special is not None) == (n in (1, 8))
         np.testing.assert_allclose(result.numpy(), expected(x), rtol=1e-4, atol=1e-6)
-    with pytest.raises(CompileError, match="leaves sizes"):
+    with pytest.raises(CompileError, match="names m; the sizes"):
         relay.build(network(SizeVar("n")), specialize={"m": [1]})
 
 
@@ -166,3 +166,9 @@ def test_a_winograd_convolution_of_any_batch():
     x = RNG.standard_normal((3, 64, 28, 28), dtype=np.float32)
     np.testing.assert_allclose(general(x)[0].numpy(), special(x)[0].numpy(), rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(general(x[1:2])[0].numpy(), special(x)[0].numpy()[1:2], rtol=1e-3, atol=1e-3)
+
+
+def test_models_are_specialised_for_all_of_their_sizes():
+    x = relay.var("x", (SizeVar("n"), SizeVar("m")))
+    with pytest.raises(CompileError, match="leaves sizes that are known at run time: m"):
+        relay.build(relay.Function([x], -x), specialize={"n": [1]})
