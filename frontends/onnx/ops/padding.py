@@ -45,22 +45,12 @@ def padded(node: OnnxNode, axes: Sequence[int], mode: str) -> Expr:
     if pads is not None and known_fill and all(isinstance(n, int) for n in pads):
         fill = 0.0 if known is None or known.size == 0 else known.reshape(-1)[0].item()
         return _pad(node, pads, fill, axes, mode)  # type: ignore[arg-type]
-    if pads is None:
-        pads = _computed_pads(node)
-    return _pad_at_run_time(node, pads, const(0, node.dtype(0)) if value is None else value, axes, mode)
+    fill = const(0, node.dtype(0)) if value is None else value
+    return _pad_computed(node, fill, axes, mode) if pads is None else _pad_at_run_time(node, pads, fill, axes, mode)
 
 
 def _mode(node: OnnxNode) -> str:
     return node.attr_choice("mode", ("constant", "reflect", "edge", "wrap"), "constant")
-
-
-def _computed_pads(node: OnnxNode) -> Sequence[Dim]:
-    """Amounts that the program computes. They have to be 0 or more: sizes are."""
-    given = op.cast(node[1], "int64")
-    lowest = op.min(op.minimum(given, const(0, "int64")), axis=(0,), keepdims=True)
-    (cut,) = node.bind(op.negative(lowest), "the most that negative pads crop")
-    node.check_equal(cut, 0, "pads, which are 0 or more where the program computes them")
-    return node.bind(op.maximum(given, const(0, "int64")), "the pads")
 
 
 # amounts known now ----------------------------------------------------------------------------------------------------
@@ -127,7 +117,7 @@ def _pad_at_run_time(node: OnnxNode, pads: Sequence[Dim], fill: Expr, axes: Sequ
             here = op.logical_and(op.greater_equal(at, zero), op.less(at, size))
             here = op.reshape(here, [total if a == axis else 1 for a in range(rank)])
             inside = here if inside is None else op.logical_and(inside, here)
-        x = op.take(x, _continued(at, extent, mode), axis=axis, mode="clip")
+        x = op.take(x, _continued(at, op.sizes((extent,), ()), mode), axis=axis, mode="clip")
     return x if inside is None else op.where(inside, x, op.cast(op.reshape(fill, ()), x.dtype))
 
 
@@ -140,12 +130,38 @@ def _cropped(x: Expr, axis: int, before: Dim, after: Dim) -> tuple[Expr, Dim, Di
     return x, larger(before, 0), larger(after, 0)
 
 
-def _continued(at: Expr, extent: Dim, mode: str) -> Expr:
+def _continued(at: Expr, extent: Expr, mode: str) -> Expr:
     """The positions within an axis that stand for positions `at` outside of it; "clip" keeps the rest inside."""
     if mode in ("constant", "edge"):
         return at
     if mode == "wrap":
-        return op.floor_mod(at, op.sizes((extent,), ()))
-    period = op.sizes((larger(product((2, add_sizes(extent, -1))), 1),), ())
+        return op.floor_mod(at, extent)
+    period = op.maximum(op.multiply(const(2, "int64"), op.subtract(extent, const(1, "int64"))), const(1, "int64"))
     folded = op.floor_mod(at, period)
     return op.minimum(folded, op.subtract(period, folded))
+
+
+# amounts that the program computes ------------------------------------------------------------------------------------
+
+
+def _pad_computed(node: OnnxNode, fill: Expr, axes: Sequence[int], mode: str) -> Expr:
+    """Elements at computed positions, too; what is known of an amount, its sign included, is its value in the run."""
+    x, inside, rank, count = node[0], None, node.rank(0), len(axes)
+    pads, zero = op.cast(node[1], "int64"), const(0, "int64")
+    before, after = (op.strided_slice(pads, (k * count,), ((k + 1) * count,), axes=(0,)) for k in (0, 1))
+    extents = op.sizes(tuple(x.shape[axis] for axis in axes), (count,))
+    each = (before, after, extents)
+    totals = node.bind(op.add(op.add(extents, before), after), "the sizes with borders")
+    for i, (axis, total) in enumerate(zip(axes, totals, strict=True)):
+        front, back, extent = (op.take(v, const(i, "int64"), axis=0) for v in each)
+        at = op.subtract(counted(total), front)
+        if mode == "constant":
+            here = op.logical_and(op.greater_equal(at, zero), op.less(at, extent))
+            here = op.reshape(here, [total if a == axis else 1 for a in range(rank)])
+            inside = here if inside is None else op.logical_and(inside, here)
+        else:  # what is continued is what negative amounts leave
+            cut_front, cut_back = (op.maximum(op.negative(n), zero) for n in (front, back))
+            left = op.subtract(op.subtract(extent, cut_front), cut_back)
+            at = op.add(_continued(op.subtract(at, cut_front), left, mode), cut_front)
+        x = op.take(x, at, axis=axis, mode="clip")
+    return x if inside is None else op.where(inside, x, op.cast(op.reshape(fill, ()), x.dtype))
