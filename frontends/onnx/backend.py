@@ -16,11 +16,12 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 import relay
 from backend.runtime import ArgumentError, RelaycError, graph_executor
 from backend.runtime import device as open_device
-from frontends.onnx.containers import assembled, holds_strings, is_tensor_of_numbers, shape_of
+from frontends.onnx.containers import assembled, declared_container, holds_strings, is_tensor_of_numbers, shape_of
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from frontends.onnx.importer import from_onnx
 from frontends.onnx.inputs import graph_inputs
 from frontends.onnx.model import NEWEST_OPSET
+from relay.container_type import OptionalType
 from relay.expr import Tuple
 from te.errors import CompileError
 from te.ir import IRModule
@@ -53,7 +54,7 @@ class RelayRep(BackendRep):
         self._specialised: dict[Any, Executable] = {}
         self._general: Executable | None = None
         containers = [value for value in declared if not is_tensor_of_numbers(value)]
-        if not all(value.type.HasField("sequence_type") and not holds_strings(value) for value in containers):
+        if any(holds_strings(value) or declared_container(value, value.name) is None for value in containers):
             return
         try:
             mod, _ = from_onnx(model)
@@ -233,9 +234,11 @@ class RelayBackend(Backend):
     def compile_model(cls, mod: IRModule, device: str) -> Executable:
         """As `compile_module`, for modules whose inputs and outputs may be sequences, optional values and strings."""
         compiled, forms = cls.compile_module(mod, device), mod.attrs.get("output_forms")
+        optional = [var.name for var in mod["main"].params if isinstance(var.ty, OptionalType)]
 
         def execute(arrays: Arrays) -> list[Any]:
-            results = compiled({**arrays, **dict(_flattened(arrays))})
+            lists = {name: [] if arrays[name] is None else [arrays[name]] for name in optional}
+            results = compiled({**arrays, **dict(_flattened(arrays)), **lists})
             return results if forms is None else [assembled(form, results) for form in forms]
 
         return execute

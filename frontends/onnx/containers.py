@@ -34,6 +34,7 @@ __all__ = [
     "Form",
     "ZipMap",
     "assembled",
+    "declared_container",
     "form_of",
     "holds_strings",
     "is_tensor_of_numbers",
@@ -132,8 +133,8 @@ def other_inputs(
 ) -> tuple[dict[str, Expr], list[Var]]:
     """The values of inputs that are no tensors of numbers, and the parameters that they consist of.
 
-    Element i of a sequence "x" whose shapes are given is the parameter "x[i]"; a sequence of which nothing is said is
-    one parameter. Raises `ValueNeededError` for any other input whose form is not given.
+    Element i of a sequence "x" whose shapes are given is the parameter "x[i]"; a sequence, or an optional tensor, of
+    which nothing is said is one parameter. Raises `ValueNeededError` for any other input whose form is not given.
     """
     values: dict[str, Expr] = {}
     params: list[Var] = []
@@ -143,21 +144,27 @@ def other_inputs(
             values[value.name] = _constant(constants[value.name], value, place)
         elif value.name in shapes and not holds_strings(value):
             values[value.name] = _of_shape(shapes[value.name], value.name, value.type, place, params)
-        elif value.type.HasField("sequence_type") and not holds_strings(value):
-            params.append(Var(name=value.name, ty=_sequence_of(value.type, place), span=Span(place, value.name)))
-            values[value.name] = params[-1]
-        else:
+        elif holds_strings(value) or (ty := declared_container(value, place)) is None:
             raise _form_needed(value, place)
+        else:
+            params.append(Var(name=value.name, ty=ty, span=Span(place, value.name)))
+            values[value.name] = params[-1]
     return values, params
 
 
-def _sequence_of(of: TypeProto, place: str) -> SequenceType:
-    """The type of a sequence as it is declared; sizes with a name may differ from element to element."""
-    tensor = of.sequence_type.elem_type.tensor_type
-    kind = dtype(dtype_name(tensor.elem_type, place))
-    if not tensor.HasField("shape"):
-        return SequenceType(ElementType(None, kind))
-    return SequenceType(ElementType([d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim], kind))
+def declared_container(value: ValueInfoProto, place: str) -> ContainerType | None:
+    """The type of an input that is a sequence, or an optional tensor; None for anything else.
+
+    Sizes with a name may differ from element to element.
+    """
+    of, optional = value.type, value.type.HasField("optional_type")
+    tensor = of.optional_type.elem_type.tensor_type if optional else of.sequence_type.elem_type.tensor_type
+    if not tensor.elem_type:
+        return None
+    kind, shape = dtype(dtype_name(tensor.elem_type, place)), None
+    if tensor.HasField("shape"):
+        shape = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
+    return OptionalType(ElementType(shape, kind)) if optional else SequenceType(ElementType(shape, kind))
 
 
 def _form_needed(value: ValueInfoProto, place: str) -> ValueNeededError:

@@ -34,9 +34,11 @@ from frontends.onnx.sizes import SizeTable
 from frontends.onnx.symbolic import sizes_in
 from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
 from frontends.onnx.unsupported import list_unsupported
+from relay import op
+from relay.container_type import OptionalType
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.transform import Concatenate
-from relay.sizes import Assumptions, assuming, size_variables
+from relay.sizes import Assumptions, assuming, size_variables, smaller
 from relay.type import TensorType, TupleType
 from te.errors import CompileError
 from te.ir import IRModule, Span
@@ -73,8 +75,9 @@ def from_onnx(
     `model` is a path (external data is read from the model's folder), the bytes of a model file, or a ModelProto.
     `shape` gives shapes by input name, ``{"x": (1, 3, 224, 224)}``, and sizes by name of a symbolic dimension,
     ``{"batch": 1}``; a name in a shape makes it symbolic. Named dimensions of the model stay symbolic, one variable for
-    a name, and so do unknown ones: the compiled model runs at any size of them. An input that is a sequence needs a
-    list of shapes, an optional one a shape or None. `dtype` overrides element types of inputs: one for all, or by input
+    a name, and so do unknown ones: the compiled model runs at any size of them. An input that is a sequence is
+    tensors of their own where a list of shapes is given, an optional one where a shape, or None, is; else it is a list,
+    of at most one tensor if it is optional. `dtype` overrides element types of inputs: one for all, or by input
     name. With `freeze_params` the weights are constants of the function and the returned dictionary is empty; without,
     they are parameters of it, and the dictionary holds their values. `constants` binds inputs to values, for those that
     decide shapes. `outputs` names tensors of the main graph to give instead of the model's own outputs; what none of
@@ -171,6 +174,8 @@ class _Importer:
         scope.values.update(other_values)
         scope.values.update(self._bound({k: v for k, v in constants.items() if k not in other_values}, types))
         inputs.extend(other_params)
+        for var in other_params:
+            self._check_at_most_one(var, where)
         output_names = [o.name for o in graph.output] if wanted is None else list(wanted)
         outputs = self._graph(graph, scope, output_names)
         declared_types = {value.name: value.type for value in graph.output}
@@ -185,6 +190,13 @@ class _Importer:
             names["host_nodes"] = tuple([(*node, why) for node, why in self.on_host.items()])
         body = leaves[0] if len(leaves) == 1 else Tuple(tuple(leaves))
         return IRModule({"main": Function((*inputs, *self.param_vars), body)}, names), self.params
+
+    def _check_at_most_one(self, var: Var, where: str) -> None:
+        """Have an optional input checked, which a run is given as a list."""
+        if isinstance(var.ty, OptionalType):
+            source = f"{where}: input {var.name!r}, a list of at most one value,"
+            (count,) = self.bind_sizes(op.expand_dims(op.sequence.length(var), 0), source) or ()
+            self.check_equal(count, smaller(count, 1), source)
 
     # graphs ---------------------------------------------------------------------------------------------------
 

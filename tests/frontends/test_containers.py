@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
@@ -23,6 +25,10 @@ def model(nodes: list, inputs: list[ValueInfoProto], outputs: list[ValueInfoProt
 
 def sequence(name: str, of: int = FLOAT) -> ValueInfoProto:
     return helper.make_tensor_sequence_value_info(name, of, None)
+
+
+def sized(name: str, shape: Sequence[int | str] | None) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, FLOAT, shape)
 
 
 def optional(name: str) -> ValueInfoProto:
@@ -56,11 +62,35 @@ def test_a_sequence_is_one_parameter_or_as_many_as_shapes_are_given():
     assert [v.name for v in mod["main"].params] == ["xs[0]", "xs[1]"]
 
 
-def test_an_optional_value_needs_a_shape():
-    proto = model([helper.make_node("OptionalHasElement", ["x"], ["has"])], [optional("x")],
+def test_an_optional_sequence_needs_shapes():
+    tensors = helper.make_sequence_type_proto(helper.make_tensor_type_proto(FLOAT, None))
+    x = helper.make_value_info("x", helper.make_optional_type_proto(tensors))
+    proto = model([helper.make_node("OptionalHasElement", ["x"], ["has"])], [x],
                   [helper.make_tensor_value_info("has", TensorProto.BOOL, ())])  # fmt: skip
     with pytest.raises(ValueNeededError, match="whether there is a value"):
         from_onnx(proto)
+
+
+def test_an_optional_tensor_is_compiled_once():
+    """A mask that a caller may leave out."""
+    get = helper.make_node("OptionalGetElement", ["mask"], ["m"])
+    inside = [helper.make_graph([get, helper.make_node("Mul", ["x", "m"], ["y"])], "with", [], [sized("y", None)]),
+              helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "without", [], [sized("y", None)])]
+    nodes = [helper.make_node("OptionalHasElement", ["mask"], ["has"]),
+             helper.make_node("If", ["has"], ["y"], then_branch=inside[0], else_branch=inside[1])]  # fmt: skip
+    declared = helper.make_optional_type_proto(helper.make_tensor_type_proto(FLOAT, ["n", 3]))
+    proto = model(nodes, [sized("x", ["n", 3]), helper.make_value_info("mask", declared)], [sized("y", None)])
+    mod, _ = from_onnx(proto)
+    assert str(mod["main"].params[1].ty) == "Optional[(?, 3), float32]"
+    prepared = RelayBackend.prepare(proto)
+    for n in (2, 5):
+        x, mask = np.random.default_rng(n).standard_normal((2, n, 3), dtype=np.float32)
+        assert prepared.run([x, mask])[0].tolist() == (x * mask).tolist()
+        assert prepared.run([x, None])[0].tolist() == x.tolist()
+    assert not prepared._specialised
+    module = graph_executor.GraphModule(relay.build(mod)["default"](device("cpu", 0)))
+    with pytest.raises(ArgumentError, match="input 'mask', a list of at most one value, needs"):
+        module(x, [mask, mask])
 
 
 def test_a_sequence_of_declared_rank_is_compiled_once():
