@@ -77,6 +77,18 @@ class _Sizes(IndexMath):
         var.memory = self
         return super().var(var)
 
+    def floordiv(self, a: Poly, b: Poly) -> Poly:
+        """(x // m + c) // b = (x + c * m) // (b * m): the length of an image, however many strides led to it."""
+        terms = [(monomial, factor) for monomial, factor in a.terms.items() if monomial]
+        if len(terms) == 1 and b.const is not None and b.const > 1:
+            (monomial, factor), *_ = terms
+            atom = monomial[0]
+            if factor == 1 and len(monomial) == 1 and atom.kind == "//":
+                x, m = atom.args
+                if m.const is not None and m.const > 0:
+                    return self.floordiv(x + a.constant_term * m.const, b.scale(m.const))
+        return super().floordiv(a, b)
+
 
 def _arithmetic_of(*dims: Dim) -> _Sizes:
     """The arithmetic that serves all variables of the sizes."""
@@ -156,7 +168,7 @@ def _computed(how: Callable[[_Sizes, Poly, Poly], Poly], a: Dim, b: Dim) -> Dim:
 
 def floor_divide(a: Dim, b: Dim) -> Dim:
     """a / b rounded down, for b > 0."""
-    return _computed(IndexMath.floordiv, a, b)
+    return _computed(_Sizes.floordiv, a, b)
 
 
 def is_at_least(a: Dim, b: Dim) -> bool:

@@ -54,6 +54,8 @@ def fold_sizes(call: Call) -> Expr | tuple[Expr, ...] | None:
         movable = len(given) if op.name in _JOINING else 1
         if any(g is None for g in given[:movable]) or not all(isinstance(a, Constant) for a in call.args[movable:]):
             return None
+        if sizes.size_variables(op.attributes().values()):
+            return None
         indices = [a.data for a in call.args[movable:] if isinstance(a, Constant)]
         return _as_result(op.reference(*given[:movable], *indices), str(call.args[0].dtype))
     if op.name == "where":
@@ -105,9 +107,12 @@ def _reduce(call: Call, values: np.ndarray) -> Expr | None:
 
 
 def _divide(a: Dim, b: Dim) -> Dim | None:
-    """Rounding down and towards zero are one for numbers of one sign."""
-    known = sizes.is_at_least(a, 0) and sizes.is_at_least(b, 1 if isinstance(b, int) else 0)
-    return sizes.floor_divide(a, b) if known else None
+    """Rounding down and towards zero are one where a >= 0, which is taken for granted of a size less a number."""
+    if not sizes.is_at_least(b, 1 if isinstance(b, int) else 0):
+        return None
+    if sizes.is_at_least(a, 0) or (isinstance(b, int) and sizes.dims_match(a, sizes.larger(a, 0))):
+        return sizes.floor_divide(a, b)
+    return None
 
 
 def _modulo(a: Dim, b: Dim) -> Dim | None:

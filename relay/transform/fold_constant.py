@@ -20,7 +20,7 @@ __all__ = ["FoldConstant"]
 PassContext.declare_option(
     "relay.FoldConstant.max_bytes", 1 << 20, "constants larger than this are folded only if they grow little"
 )
-PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 28, "contractions larger than this are not folded")
+PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 31, "contractions larger than this are not folded")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.op.transform import Reshape, StridedSlice, Transpose
+from relay.sizes import product
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
@@ -135,22 +136,19 @@ class _Packer:
         Where all products have the right one in common, they are one product of all their rows.
         """
         a, b = call.args
-        static = a.tensor_type.is_static and b.tensor_type.is_static
-        if not static:
-            return call
-        *lead, rows, columns = call.tensor_type.static_shape
-        depth = a.tensor_type.static_shape[-2 if op.transpose_a else -1]
-        shared = math.prod(b.tensor_type.static_shape[:-2]) == 1 and not op.transpose_a
+        *lead, rows, columns = call.shape
+        depth = a.shape[-2 if op.transpose_a else -1]
+        shared = all(d == 1 for d in b.shape[:-2]) and not op.transpose_a
         if shared and len(lead) > 0:
-            rows *= math.prod(lead)
+            rows = product((*lead, rows))
             a = reshaped(a, (rows, a.shape[-1]))
             b = reshaped(b, b.shape[-2:])
         if rows == 1 or reads_in_place(self.target, rows, columns, depth, op.transpose_a, op.transpose_b):
             return call
-        width = self._width(rows, columns, depth)
+        width = self._width(*[d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)])
         packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
-        product = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)
-        return reshaped(product, call.shape, call.span)
+        made = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)
+        return reshaped(made, call.shape, call.span)
 
     def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Expr:
         order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]

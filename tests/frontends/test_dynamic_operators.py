@@ -13,7 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import relay
-from backend.runtime import device, graph_executor
+from backend.runtime import ArgumentError, device, graph_executor
 from frontends.onnx import from_onnx
 from frontends.onnx.errors import ValueNeededError
 
@@ -234,3 +234,69 @@ def test_sizes_computed_one_by_one_share_memory_that_is_large_enough():
     for a, b in ((1, 3000), (2000, 5)):
         (y,) = run({"counts": ints(a, b), "x": np.zeros(1, np.float32)})
         np.testing.assert_allclose(y, np.arange(1, b + 1, dtype=np.float32) * a, rtol=1e-5)
+
+
+def test_lengths_that_the_model_computes_are_those_of_its_convolutions():
+    """As exporters have it: the length of a strided convolution's result, divided for and less a number first."""
+    weight = RNG.standard_normal((4, 1, 6)).astype(np.float32)
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "two"], ["samples"], axis=0),
+        helper.make_node("Div", ["samples", "two"], ["half"]),
+        helper.make_node("Sub", ["half", "three"], ["less"]),
+        helper.make_node("Div", ["less", "two"], ["quarter"]),
+        helper.make_node("Add", ["quarter", "one"], ["length"]),
+        helper.make_node("Concat", ["minus", "length"], ["wanted"], axis=0),
+        helper.make_node("Conv", ["x", "weight"], ["h"], strides=[2]),
+        helper.make_node("MaxPool", ["h"], ["p"], kernel_shape=[1], strides=[2]),
+        helper.make_node("Reshape", ["p", "wanted"], ["y"]),
+    ]
+    given = {"one": ints(1), "two": ints(2), "three": ints(3), "minus": ints(-1), "weight": weight}
+    model = helper.make_model(
+        helper.make_graph(
+            nodes, "lengths", [helper.make_tensor_value_info("x", 1, ["batch", 1, "samples"])],
+            [helper.make_tensor_value_info("y", 1, None)],
+            [numpy_helper.from_array(v, name) for name, v in given.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    mod, _ = from_onnx(model)
+    assert not mod["main"].attrs.get("bound_sizes"), "nothing is left to be computed at run time"
+    executor = compiled(mod)
+    for batch, samples in ((1, 40), (3, 81)):
+        x = RNG.standard_normal((batch, 1, samples)).astype(np.float32)
+        windows = np.lib.stride_tricks.sliding_window_view(x[:, 0], 6, axis=1)[:, ::2][:, ::2]
+        expected = np.einsum("blk,ck->bcl", windows, weight[:, 0])
+        (y,) = executor({"x": x})
+        np.testing.assert_allclose(y, expected.reshape(y.shape), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_repeated_as_often_as_a_size_says():
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Tile", ["shape", "shape"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "repeats", [helper.make_tensor_value_info("x", 1, ["n"])], [helper.make_tensor_value_info("y", 7, None)]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    executor = compiled(from_onnx(model)[0])
+    assert executor({"x": np.zeros(3, np.float32)})[0].tolist() == [3, 3, 3]
+
+
+def test_the_last_element_of_an_axis_broadcasts():
+    """As detectors have it: positions divided by the last one."""
+    nodes = [
+        helper.make_node("Slice", ["x", "from", "to", "axis"], ["last"]),
+        helper.make_node("Div", ["x", "last"], ["y"]),
+    ]
+    given = {"from": ints(-1), "to": ints(2**63 - 1), "axis": ints(1)}
+    x, y = helper.make_tensor_value_info("x", 1, ["batch", "n"]), helper.make_tensor_value_info("y", 1, None)
+    weights = [numpy_helper.from_array(v, name) for name, v in given.items()]
+    graph = helper.make_graph(nodes, "last", [x], [y], weights)
+    executor = compiled(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))[0])
+    for shape in ((2, 5), (3, 1)):
+        x = RNG.standard_normal(shape).astype(np.float32)
+        np.testing.assert_allclose(executor({"x": x})[0], x / x[:, -1:], rtol=1e-6)
+    with pytest.raises(ArgumentError, match="the last element"):
+        executor({"x": np.zeros((2, 0), np.float32)})

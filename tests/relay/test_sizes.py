@@ -65,6 +65,21 @@ def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+def test_lengths_after_several_strides_are_one_division():
+    once, twice = sizes.floor_divide(sizes.add_sizes(N, 63), 64), N
+    for _ in range(6):
+        twice = sizes.floor_divide(sizes.add_sizes(twice, 1), 2)
+    assert once is twice
+    length = N
+    for kernel, stride in ((10, 5), (3, 2), (3, 2), (2, 2)):
+        length = sizes.add_sizes(sizes.floor_divide(sizes.add_sizes(length, -kernel), stride), 1)
+    for size in range(60, 200):
+        expected = size
+        for kernel, stride in ((10, 5), (3, 2), (3, 2), (2, 2)):
+            expected = (expected - kernel) // stride + 1
+        assert sizes.evaluate(length, {"n": size}) == expected
+
+
 def test_sizes_go_with_their_variables():
     def alive() -> int:
         gc.collect()

@@ -11,6 +11,7 @@ from backend import Target
 from backend.runtime import device, graph_executor
 from relay.build.graph import make_graph
 from relay.build.lower import lower
+from relay.op.base import make_call
 from te.ir import IRModule
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
@@ -72,3 +73,22 @@ def test_rows_counted_at_run_time_are_not_tested_one_by_one():
     text = loops_of(te.size_var("n"))
     assert text.count("else:") == 2
     assert text.count("if likely(") == 2, "which tile, and nothing inside"
+
+
+@pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (False, True), (True, False)])
+def test_computed_matrices_of_sizes_known_at_run_time_are_packed(transpose_a: bool, transpose_b: bool):
+    batch, m, n, k = (te.size_var(name) for name in "bmnk")
+    a = relay.var("a", shape=(batch, k, m) if transpose_a else (batch, m, k))
+    b = relay.var("b", shape=(batch, n, k) if transpose_b else (batch, k, n))
+    product = make_call("nn.batch_matmul", (a, b), None, transpose_a=transpose_a, transpose_b=transpose_b)
+    lib = relay.build(relay.Function((a, b), relay.nn.relu(product)))
+    assert any("nn.batch_matmul_packed" in node.ops for node in lib.graph.nodes)
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    rng = np.random.default_rng(0)
+    for sizes in ((1, 1, 5, 3), (2, 3, 33, 17), (3, 40, 16, 1), (1, 7, 64, 64)):
+        count, rows, columns, depth = sizes
+        x = rng.standard_normal((count, rows, depth), dtype=np.float32)
+        y = rng.standard_normal((count, depth, columns), dtype=np.float32)
+        given = [np.swapaxes(v, 1, 2) if t else v for v, t in ((x, transpose_a), (y, transpose_b))]
+        result = executor(*map(np.ascontiguousarray, given))[0].numpy()
+        np.testing.assert_allclose(result, np.maximum(x @ y, 0), rtol=1e-4, atol=1e-4)

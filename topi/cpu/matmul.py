@@ -22,7 +22,7 @@ from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from backend.target import Target
 
@@ -75,16 +75,16 @@ def _tile_output(
 @register_schedule("dense_packed", "cpu")
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
-    return _for_any_rows(_dense_packed, outs, anchor, target)
+    plan = plan_product(outs[0], anchor, target)
+    return _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
 
 
 def _for_any_rows(
     schedule: Callable[[list[te.Tensor], te.Operation, Target, ProductPlan], te.Schedule],
-    outs: list[te.Tensor], anchor: te.Operation, target: Target,
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan, rows: Sequence[te.Dim],
 ) -> te.Schedule:  # fmt: skip
-    """A schedule as planned; where rows are counted at run time, others for fewer of them than a tile has."""
-    plan = plan_product(outs[0], anchor, target)
-    counted = not all(isinstance(d, int) for d in outs[0].shape[:-1])
+    """A schedule as planned; where `rows` are counted at run time, others for fewer of them than a tile has."""
+    counted = not all(isinstance(d, int) for d in rows)
     plans = [plan, *(fewer_rows(plan) if counted else ())]
     schedules = [schedule(outs, anchor, target, p) for p in plans]
     for s, smaller in pairwise(schedules):
@@ -109,7 +109,8 @@ _LINES = 8
 @register_schedule("dense_bits", "cpu")
 def schedule_dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], B being made of codes for each tile, some lines at a time."""
-    return _for_any_rows(_dense_bits, outs, anchor, target)
+    plan = plan_product(outs[0], anchor, target)
+    return _for_any_rows(_dense_bits, outs, anchor, target, plan, outs[0].shape[:-1])
 
 
 def _dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
@@ -173,18 +174,23 @@ _SHORT = 24
 @register_schedule("batch_matmul_packed", "cpu")
 def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[b, m, n] = sum_k A[b, m, k] * P[b, n // NR, k, n % NR]."""
+    panel = panel_width(anchor)
+    rows = constant_size([extent_of(anchor.axis[-2])])
+    steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    plan = ProductPlan(tile_rows(target, rows, panel, steps), panel, panel)
+    return _for_any_rows(_batch_matmul_packed, outs, anchor, target, plan, [extent_of(anchor.axis[-2])])
+
+
+def _batch_matmul_packed(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan
+) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
-    lanes = vector_lanes(target)
     inline_injective(s, outs, keep=[anchor])
-    panel = panel_width(anchor)
-    steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     accumulator = local_accumulator(s, anchor, out)
     *batch, row, column = s[out].op.axis
-    rows = constant_size([extent_of(row)])
-    height = tile_rows(target, rows, panel, steps)
-    work = 2.0 * constant_size(out.shape) * steps
-    _tile_output(s, out, accumulator, list(batch), row, column, ProductPlan(height, panel, panel), work, lanes)
+    work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    _tile_output(s, out, accumulator, list(batch), row, column, plan, work, vector_lanes(target))
     return s
 
 

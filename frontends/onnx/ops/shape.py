@@ -236,6 +236,9 @@ def _slice_at_run_time(
         raise node.error(f"{count} starts, {len(axes)} axes, {len(steps)} steps")
     for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
         backwards = step < 0
+        if starts is not None and ends is not None and starts[k] == -1 and step == 1 and _reaches(ends[k], dims[axis]):
+            x = _last_element(node, x, axis, dims[axis])
+            continue
         begin = _position(node, 1, k, None if starts is None else starts[k], dims[axis], backwards)
         end = _position(node, 2, k, None if ends is None else ends[k], dims[axis], backwards)
         if backwards:
@@ -244,6 +247,12 @@ def _slice_at_run_time(
         if not dims_equal(begin, 0) or step not in (1, -1) or not _reaches(end, dims[axis]):
             x = op.strided_slice(x, (begin,), (end,), (abs(step),), axes=(axis,))
     return x
+
+
+def _last_element(node: OnnxNode, x: Expr, axis: int, extent: Dim) -> Expr:
+    """x[-1:] along `axis`, one element: as min(extent, 1) elements it would not broadcast. None at all is an error."""
+    node.check_equal(smaller(extent, 1), 1, "the last element")
+    return op.take(x, const([-1], "int64"), axis, mode="numpy") if extent != 1 else x
 
 
 def _reaches(end: Dim, extent: Dim) -> bool:

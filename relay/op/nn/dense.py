@@ -14,6 +14,7 @@ from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, numpy_dtype, require, require_pairs, require_same_dtype, require_weights_of
 from relay.type import TensorType, Type, broadcast_shapes, dims_match
+from te.tir import Dim
 from topi.utils import ceil_div
 
 __all__ = [
@@ -192,7 +193,7 @@ class BatchMatmulPacked(OpDef):
 
     mixed_precision = MixedPrecision.ALWAYS
 
-    columns: int
+    columns: Dim
     transpose_a: bool = False
     out_dtype: str | None = None
 
