@@ -13,7 +13,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.errors import CompileError
-from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
+from te.tir import Buffer, Dim, Let, PrimExpr, Stmt, Var, ir_builder
 from te.tir.ir_builder import BufferView
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
@@ -40,7 +40,8 @@ def inside(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
     if mode == "wrap":
         return te.cast("int32", position % extent)
     if mode == "numpy" and not position.dtype.is_uint:
-        position = te.select(position < 0, position + extent, position)
+        named = Var("position", position.dtype)  # used twice: chains of takes would double the text at every step
+        position = Let(named, position, named + te.select(named < 0, extent, te.const(0, position.dtype)))
     return te.cast("int32", te.maximum(te.minimum(position, extent - 1), te.const(0, position.dtype)))
 
 
