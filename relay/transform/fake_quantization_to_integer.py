@@ -26,8 +26,9 @@ import numpy as np
 from backend.target import Target
 from relay.expr import Call, Constant, Expr, Function, const
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relay.interpreter import apply_reference
 from relay.op import broadcast, elementwise
-from relay.op.base import make_call
+from relay.op.base import OpDef, make_call
 from relay.op.elementwise import Clip
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import Dense
@@ -190,15 +191,30 @@ class _Rewriter:
         if isinstance(e, Constant):
             units = e.data.astype(np.float64) / scale
             return _Units(Constant(units.astype(np.float32)), float(np.abs(units).max(initial=0.0)))
+        if isinstance(e, Call) and isinstance(e.op, Dequantize) and isinstance(e.args[0], Constant) and _is_known(e):
+            return self._in_units(_value(e), scale, into, shared)
         source = _dequantized(e)
         if source is not None:
             return _codes_in_units(source, scale)
         if not isinstance(e, Call) or shared(e):
             return None
+        if is_call_of(e, "multiply"):
+            return self._multiple_in_units(e, scale, into, shared)
         parts = [self._in_units(a, scale, into, shared) for a in e.args] if _is_understood(e) else [None]
         if None in parts or all(isinstance(a, Constant) for a in e.args):
             return None
         return _applied(e, [p for p in parts if p is not None], scale, into)
+
+
+    def _multiple_in_units(self, e: Call, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
+        """A positive number times something."""
+        for factor, other in (e.args, e.args[::-1]):
+            known = isinstance(factor, Call) and all(isinstance(a, Constant) for a in factor.args)
+            value = _value(factor) if known and isinstance(factor.op, Dequantize) else factor
+            if isinstance(value, Constant) and value.data.size == 1 and value.data.ndim <= len(other.shape):
+                number = float(value.data.item())
+                return self._in_units(other, scale / number, into, shared) if 0 < number < math.inf else None
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,4 +335,12 @@ def _move(call: Call) -> Expr:
     elif not (array_of(parameters[0]) > 0).all():
         return call
     moved = make_call(call.op, (codes,), call.span)  # type: ignore[arg-type]
+    if isinstance(codes, Constant):
+        return make_call(op, (_value(moved), *parameters), call.span)
     return make_call(op, (moved, *parameters), call.span)
+
+
+def _value(call: Call) -> Constant:
+    """What a call of constants gives."""
+    assert isinstance(call.op, OpDef)
+    return Constant(apply_reference(call.op, [array_of(a) for a in call.args], call.ty), span=call.span)

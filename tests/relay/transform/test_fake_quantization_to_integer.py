@@ -154,3 +154,13 @@ def test_the_pass_can_be_turned_off():
     m.run()
     off = m.get_output(0).numpy().astype(int) - evaluate(module["main"], [value]).astype(int)
     assert np.abs(off).max() <= 1
+
+
+def test_constants_may_be_codes_and_factors_are_part_of_the_scale():
+    x, real = data((9, 70))
+    transposed = op.transpose(weights((70, 20), 1), (1, 0))
+    bias = qnn.dequantize(const(codes((20,), "uint8")), 0.01, 100)
+    product = op.add(nn.dense(real, transposed), bias)
+    eighth = qnn.dequantize(const(np.uint8(255)), 1 / (8 * 255), 0)
+    found = count_operators(check(requantised(op.multiply(product, eighth), 0.05 / 8), x))
+    assert found["divide"] == 0 and found["nn.dense"] == 1 and found["multiply"] == 1
