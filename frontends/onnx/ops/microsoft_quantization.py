@@ -8,12 +8,12 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, transposed
 from frontends.onnx.ops.linear import matmul, scaled
 from frontends.onnx.ops.pooling import average_pool_of, max_pool_of
-from frontends.onnx.ops.quantization import along, centred, quantized
+from frontends.onnx.ops.quantization import along, centred, dequantized, quantized
 from frontends.onnx.ops.recurrent import lstm
 from frontends.onnx.ops.softmax import softmax_of
 from frontends.onnx.registry import convert_with, converter
 from relay import op
-from relay.expr import Expr
+from relay.expr import Constant, Expr
 
 
 def _scalar(node: OnnxNode, index: int, what: str) -> Expr:
@@ -32,11 +32,13 @@ def _real(node: OnnxNode, index: int) -> Expr:
     """The tensor at input `index` as floats; its scale and zero point follow it."""
     _require_codes(node, index)
     x, scale = op.cast(node[index], "float32"), _scalar(node, index + 1, "a scale")
-    if node.get(index + 2) is not None:
-        zero = _scalar(node, index + 2, "a zero point")
-        if zero.dtype != node.dtype(index):
-            raise node.error(f"a zero point of {zero.dtype} for values of {node.dtype(index)}")
-        x = op.subtract(x, op.cast(zero, "float32"))
+    zero = None if node.get(index + 2) is None else _scalar(node, index + 2, "a zero point")
+    if zero is not None and zero.dtype != node.dtype(index):
+        raise node.error(f"a zero point of {zero.dtype} for values of {node.dtype(index)}")
+    known = dequantized(node, index, scale, zero, -1)
+    if known is not None:
+        return known
+    x = x if zero is None else op.subtract(x, op.cast(zero, "float32"))
     return op.multiply(x, scale)
 
 
@@ -45,7 +47,10 @@ def _rounded(node: OnnxNode, x: Expr, index: int, dtype: str) -> Expr:
     zero = None if node.get(index + 1) is None else _scalar(node, index + 1, "a zero point")
     if zero is not None and zero.dtype != dtype:
         raise node.error(f"a zero point of {zero.dtype} for values of {dtype}")
-    return quantized(node, op.divide(x, _scalar(node, index, "a scale")), zero, dtype)
+    scale = _scalar(node, index, "a scale")
+    if isinstance(scale, Constant) and isinstance(zero, Constant) and x.dtype == scale.dtype == "float32":
+        return op.qnn.quantize(x, scale, zero, out_dtype=dtype)
+    return quantized(node, op.divide(x, scale), zero, dtype)
 
 
 def _unary(function: Callable[[OnnxNode, Expr], Expr]) -> Callable[[OnnxNode], Expr]:

@@ -18,7 +18,7 @@ from relay.expr import Constant, Expr
 from relay.sizes import add_sizes, dims_equal, dims_match, is_at_least, product
 from te.dtype import dtype as parse_dtype
 
-__all__ = ["along", "centred", "dynamically_quantized", "q_linear_conv", "quantized"]
+__all__ = ["along", "centred", "dequantized", "dynamically_quantized", "q_linear_conv", "quantized"]
 
 
 @converter("QuantizeLinear", since=10)
@@ -178,6 +178,9 @@ def conv_integer(node: OnnxNode) -> Expr:
 @converter("QLinearMatMul", since=10)
 def q_linear_mat_mul(node: OnnxNode) -> Expr:
     """Inputs: A, its scale and zero point, B, its scale and zero point, the result's scale and zero point."""
+    operands = _between_codes(node, -1)
+    if operands is not None:
+        return _codes(node, matmul(node, *operands))
     a = _centred(node, 0, 2, -2 if node.rank(0) > 1 else -1)
     product = matmul(node, a, _centred(node, 3, 5, -1))
     rank = len(product.shape)
@@ -187,14 +190,53 @@ def q_linear_mat_mul(node: OnnxNode) -> Expr:
 
 def q_linear_conv(node: OnnxNode) -> Expr:
     """Inputs: X, its scale and zero point, W, its scale and zero point, the result's, and an int32 bias."""
+    operands, bias = _between_codes(node, 0), node.get(8)
+    if operands is not None and (bias is None or isinstance(bias, Constant)):
+        real = convolve(node, *operands)
+        if bias is not None:
+            unit = _values(node[1]).reshape(()) * _values(node[4]).reshape(-1)
+            real = op.add(real, along(node, Constant((_values(bias) * unit).astype(np.float32)), 1, len(real.shape)))
+        return _codes(node, real)
     data, weight = _centred(node, 0, 2, 1), _centred(node, 3, 5, 0)
     product = convolve(node, data, weight)
     rank = len(product.shape)
-    bias = node.get(8)
     if bias is not None:
         product = op.add(product, along(node, bias, 1, rank))
     scales = [along(node, node[1], 1, rank), along(node, node[4], 1, rank), along(node, node[6], 1, rank)]
     return _requantized(node, product, scales, along(node, node[7], 1, rank))
+
+
+def _between_codes(node: OnnxNode, axis: int) -> tuple[Expr, Expr] | None:
+    """The operands of a quantised product as floats, which passes compute on codes again; None unless all is known.
+
+    That is constant scales and zero points, one but for the weights, which are constant and may have one for each index
+    of `axis`.
+    """
+    data, weight = [dequantized(node, index, node.get(index + 1), node.get(index + 2), axis) for index in (0, 3)]
+    result = [node.get(index) for index in (6, 7)]
+    one = all(isinstance(e, Constant) and e.data.size == 1 for e in (node[1], *result))
+    if data is None or weight is None or not one or not isinstance(node[3], Constant) or node[3].data.ndim < 2:
+        return None
+    return (data, weight) if str(node.dtype(7)) in ("uint8", "int8") and node.dtype(6) == "float32" else None
+
+
+def _codes(node: OnnxNode, real: Expr) -> Expr:
+    scale, zero = [Constant(_values(node[index]).reshape(())) for index in (6, 7)]
+    return op.qnn.quantize(real, scale, zero, out_dtype=str(zero.dtype))
+
+
+def dequantized(node: OnnxNode, index: int, scale: Expr | None, zero: Expr | None, axis: int) -> Expr | None:
+    """Input `index` as floats by `qnn.dequantize`; None unless scale and zero point are constants for 8-bit codes."""
+    codes = node[index]
+    if scale is None or not _is_known(scale, zero, str(codes.dtype)):
+        return None
+    scales = _values(scale)
+    zeros = np.zeros(scales.shape, str(codes.dtype)) if zero is None else _values(zero)
+    if scales.size == zeros.size == 1:
+        return op.qnn.dequantize(codes, Constant(scales.reshape(())), Constant(zeros.reshape(())))
+    if scales.shape != zeros.shape or scales.shape != (codes.shape[axis],):
+        return None
+    return op.qnn.dequantize(codes, Constant(scales), Constant(zeros), axis)
 
 
 convert_with(q_linear_conv, "QLinearConv", since=10)
