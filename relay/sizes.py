@@ -265,15 +265,19 @@ def size_from_json(value: Any, variables: Mapping[str, Var]) -> Dim:
 
 
 class Assumptions:
-    """Equalities that were taken for granted, each once, in order."""
+    """Equalities that were taken for granted, each once, in order, and the first places to ask for them."""
 
     def __init__(self) -> None:
         self.equal: list[tuple[Dim, Dim]] = []
+        self.places: list[str] = []
+        self.place = ""
+        """where the work is, as whoever drives it says"""
 
     def note(self, a: Dim, b: Dim) -> None:
         """Take a == b for granted."""
         if not any({id(a), id(b)} == {id(x), id(y)} for x, y in self.equal):
             self.equal.append((a, b))
+            self.places.append(self.place)
 
 
 _scopes: list[Assumptions] = []

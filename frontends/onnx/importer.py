@@ -95,7 +95,7 @@ def from_onnx(
     while True:
         importer = _Importer(loaded, freeze_params, table)
         with assuming() as assumed:
-            importer.assumptions = assumed
+            importer.assumptions, assumed.place = assumed, loaded.name
             try:
                 result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
             except CompileError:  # what was learned so far may be what the node wanted to know
@@ -103,7 +103,7 @@ def from_onnx(
                     continue
                 raise
         if not table.solve([*assumed.equal, *importer.assumed]):
-            return importer.with_sizes(result, assumed.equal)
+            return importer.with_sizes(result, assumed)
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class _Importer:
         if self.converted > MAX_NODES:
             raise fault(scope.where, f"more than {MAX_NODES} nodes", remedy="split the model")
         domain = "" if node.domain == "ai.onnx" else node.domain
-        place = f"{scope.where}: {describe(node)}"
+        place = self.assumptions.place = f"{scope.where}: {describe(node)}"
         inputs = [None if name == "" else scope.values[name] for name in node.input]
         function = self.model.functions.get((domain, node.op_type, node.overload))
         span = Span(self.model.name, _span_name(node), node.op_type)
@@ -317,13 +317,14 @@ class _Importer:
         self.bound, self.checks, self.bodies = [], [], (*self.bodies, owner)
         try:
             with assuming() as self.assumptions:
+                self.assumptions.place = place
                 outputs = self._subgraph(graph, params, scope, place)
-            assumed, bound = self.assumptions.equal, self.bound
+            assumed, bound = self.assumptions, self.bound
             kept = self._lost_givers(outputs)
-            checks = [*self.checks, *((a, b, place) for a, b in self.table.open(assumed)), *self._solved(bound)]
+            checks = [*self.checks, *self.table.open(assumed), *self._solved(bound)]
         finally:
             self.bound, self.checks, self.bodies, self.assumptions = outer
-        self.assumed += assumed
+        self.assumed += assumed.equal
         roots = [*outputs, *[x for x, _, _ in bound], *[x for _, x, _ in kept]]
         taken = free_expressions(Tuple(tuple(roots)), around)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
@@ -409,12 +410,11 @@ class _Importer:
             raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
 
     def with_sizes(
-        self, result: tuple[IRModule, Params], assumed: Sequence[tuple[Dim, Dim]]
+        self, result: tuple[IRModule, Params], assumed: Assumptions
     ) -> tuple[IRModule, Params]:
         """The module with the tensors that give size variables as further outputs, and what is to be checked."""
         module, params = result
-        checks = [*self.checks, *((a, b, self.model.name) for a, b in self.table.open(assumed)),
-                  *self._solved(self.bound)]  # fmt: skip
+        checks = [*self.checks, *self.table.open(assumed), *self._solved(self.bound)]
         main = module["main"]
         outputs = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
         kept = self._lost_givers(outputs)
@@ -441,7 +441,8 @@ class _Importer:
 
     @contextmanager
     def attempt(self) -> Generator[Callable[[], None]]:
-        notes: tuple[list[Any], ...] = (self.bound, self.checks, self.assumed, self.assumptions.equal)
+        assumed = self.assumptions
+        notes: tuple[list[Any], ...] = (self.bound, self.checks, self.assumed, assumed.equal, assumed.places)
         lengths, met = [len(note) for note in notes], self.met.copy()
 
         def forget() -> None:

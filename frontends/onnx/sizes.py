@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from relay.sizes import dims_equal, evaluate, size_variables
+from relay.sizes import Assumptions, dims_equal, evaluate, size_variables
 from te.tir import Dim, SizeVar
 
 __all__ = ["SizeTable"]
@@ -81,7 +81,8 @@ class SizeTable:
         around = [self.computed.get(name, (-1, ()))[1] for name in size_variables([d])]
         return all(bodies[: len(a)] == a for a in around)
 
-    def open(self, equal: Iterable[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
-        """The equalities that nothing learned settles."""
-        pairs = [(self.known(a), self.known(b)) for a, b in equal]
-        return [(a, b) for a, b in pairs if not dims_equal(a, b)]
+    def open(self, assumed: Assumptions) -> list[tuple[Dim, Dim, str]]:
+        """The equalities that nothing learned settles, and where they are needed."""
+        placed = zip(assumed.equal, assumed.places, strict=True)
+        checks = [(self.known(a), self.known(b), place) for (a, b), place in placed]
+        return [(a, b, place) for a, b, place in checks if not dims_equal(a, b)]

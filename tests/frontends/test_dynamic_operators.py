@@ -300,3 +300,12 @@ def test_the_last_element_of_an_axis_broadcasts():
         np.testing.assert_allclose(executor({"x": x})[0], x / x[:, -1:], rtol=1e-6)
     with pytest.raises(ArgumentError, match="the last element"):
         executor({"x": np.zeros((2, 0), np.float32)})
+
+
+def test_sizes_that_do_not_fit_name_the_node():
+    case = Case("Reshape", {"x": (2, 8), "shape": (2,)}, ({}, {}), kinds={"shape": "int64"})
+    module, params = from_onnx(case.model())
+    executor = graph_executor.GraphModule(relay.build(module, "llvm", params)["default"](device("cpu")))
+    assert executor(floats(2, 8), ints(4, 4))[0].shape == (4, 4)
+    with pytest.raises(ArgumentError, match=r"node 'case' \(Reshape\) needs two equal sizes and gets 16 and 15"):
+        executor(floats(2, 8), ints(3, 5))
