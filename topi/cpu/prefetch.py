@@ -21,8 +21,8 @@ __all__ = ["LINE_BYTES", "is_streamed", "prefetch_rows", "stream_panels"]
 LINE_BYTES = 64
 """A cache line."""
 _FEWEST_STEPS_APART, _MOST_STEPS_APART = 4, 64
-"""Steps of the reduction between lines that are fetched ahead. Fewer are not worth a loop: there each step asks, for a
-line several times."""
+"""Steps of the reduction between lines that are fetched ahead. Fewer, where so few tiles read a panel, are not worth a
+loop: there each step asks, for a line several times."""
 _LEAST_MULTIPLY_ADDS_A_LINE = 8
 """Vectors that are multiplied and added for each line that is fetched ahead: with fewer the processor's own way of
 fetching what lies in a row is faster."""
@@ -49,6 +49,17 @@ def prefetch_rows(
             s[stage].prefetch_ahead(tensor, loop, length)
 
 
+def _steps_apart(tiles: int, depth: int) -> tuple[int, int]:
+    """Of an innermost reduction over `depth`: the steps after which to ask for a line, and those in which it is read.
+
+    (0, 0) where `depth` has no divisor that would do.
+    """
+    if tiles < _FEWEST_STEPS_APART:
+        return 1, tiles
+    every = max(d for d in range(1, min(tiles, _MOST_STEPS_APART) + 1) if depth % d == 0)
+    return (every, every) if every >= _FEWEST_STEPS_APART else (0, 0)
+
+
 def stream_panels(
     s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
@@ -66,8 +77,7 @@ def stream_panels(
     if not choose("stream panels", True, (True, False)):
         return
     line = LINE_BYTES // weights.dtype.nbytes
-    apart = max(d for d in range(1, min(tiles, _MOST_STEPS_APART) + 1) if depth % d == 0)
-    every = apart if apart >= _FEWEST_STEPS_APART else 1
+    every, apart = _steps_apart(tiles, depth)
     steps, near = constant_size(inner), _NEAR_BYTES // (weights.dtype.nbytes * width)
     vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
     if apart * height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE:
@@ -81,7 +91,7 @@ def stream_panels(
         def in_next(*first: Any) -> Sequence[Any]:
             row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
             tile = (ravel_index(row, shape) + height - 1) // height % tiles
-            ahead = te.min(tile * (steps // apart) + ravel_index(step, inner) // apart, steps - 1)
+            ahead = te.min(tile * steps // apart + ravel_index(step, inner) // apart, steps - 1)
             return (n // width + 1, *unravel_index(ahead, inner), element)
 
         def nearby(*first: Any) -> Sequence[Any]:
