@@ -107,3 +107,30 @@ module["twice"](a, b)
 print(b.numpy().tolist())
 """
     assert run_python(code + REPORT, kind, str(path)).strip() == str((np.arange(8.0) * 2).tolist())
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_process_ends_while_its_threads_run_a_model(num_threads, tmp_path):
+    x = relay.var("x", (256, 256))
+    path = tmp_path / "model.relayc"
+    relay.build(IRModule({"main": relay.Function((x,), relay.exp(x))}), target="llvm -num-cores=2").save(path)
+    code = f"""
+import sys
+import threading
+import time
+import numpy as np
+from backend.runtime import device, graph_executor, load_model
+model = load_model(sys.argv[1])["default"](device("cpu", 0))
+def work():
+    executor = graph_executor.GraphModule(model, num_threads={num_threads})
+    while True:
+        executor(np.zeros((256, 256), dtype="float32"))
+        running.set()
+running = threading.Event()
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+running.wait()
+time.sleep(0.05)
+print("end")
+"""
+    assert run_python(code, str(path)) == "end\n"

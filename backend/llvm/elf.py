@@ -146,6 +146,7 @@ class ElfImage:
         layout = self._place()
         self._base = _map(layout.end)
         self._release = weakref.finalize(self, _unmap, self._base, layout.end)
+        self._release.atexit = False  # a daemon thread may be in this code until the process has ended
         self._memory = np.ctypeslib.as_array((ctypes.c_ubyte * layout.end).from_address(self._base))
         self._symbols = self._resolve()
         self._fill(layout)
