@@ -46,6 +46,8 @@ def unary(g: GraphBuilder, name: str) -> Value:
         attributes["approximate"] = "tanh"
     if name == "HardSigmoid" and g.chance(0.5):
         attributes.update(alpha=0.25, beta=0.4)
+    if name == "Selu" and g.opset < 6:  # whose defaults had fewer digits
+        attributes.update(alpha=1.5, gamma=1.25)
     if name == "Shrink":
         attributes.update(lambd=g.choice([0.5, 1.0]), bias=g.choice([0.0, 0.5]))
     return g.node(name, [x], x.dtype, x.shape, False, *bounds, **attributes)
