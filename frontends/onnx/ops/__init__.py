@@ -33,6 +33,7 @@ _FAMILIES = (
     "microsoft_gather",
     "microsoft_grouped_attention",
     "microsoft_normalization",
+    "microsoft_positions",
     "microsoft_products",
     "microsoft_quantization",
     "normalization",
