@@ -13,7 +13,7 @@ from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, IterV
 from te.tir.function import PrimFunc
 from te.tir.intrinsics import INTRINSICS
 from te.tir.passes.base import FunctionPass
-from te.tir.stmt import AttrStmt, For, Stmt
+from te.tir.stmt import AttrStmt, For, IfThenElse, Stmt
 
 __all__ = ["RewriteUnsafeSelect", "can_not_fault", "rewrite_unsafe_select"]
 
@@ -25,6 +25,15 @@ class _Rewriter(Mutator):
     def visit_For(self, node: For) -> Stmt:
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
         return node.rebuild(self.visit)
+
+    def visit_IfThenElse(self, node: IfThenElse) -> Stmt:
+        condition = self.visit(node.condition)
+        with self.analyzer.constraint(node.condition):
+            then_case = self.visit(node.then_case)
+        else_case = None if node.else_case is None else self.visit(node.else_case)
+        if condition is node.condition and then_case is node.then_case and else_case is node.else_case:
+            return node
+        return node.replace(condition=condition, then_case=then_case, else_case=else_case)
 
     def visit_AttrStmt(self, node: AttrStmt) -> Stmt:
         if node.key in ("thread_extent", "virtual_thread") and isinstance(node.subject, IterVar):

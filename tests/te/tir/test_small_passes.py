@@ -85,6 +85,15 @@ def test_select_between_what_its_condition_reads_stays():
     assert "select" not in str(rewrite_unsafe_select(function(BufferStore(b, unread, (i,)), a, b)))
 
 
+def test_select_stays_where_a_branch_keeps_it_inside():
+    a, b = decl_buffer((10,), name="A"), decl_buffer((10,), name="B")
+    at = i * 4 + j
+    store = BufferStore(b, select(BufferLoad(b, (at,)) > 0.0, BufferLoad(a, (at,)), 0.0), (at,))
+    guarded = function(loop(i, 3, loop(j, 4, IfThenElse(at < 10, store))), a, b)
+    assert rewrite_unsafe_select(guarded) is guarded
+    assert "if_then_else" in str(rewrite_unsafe_select(function(loop(i, 3, loop(j, 4, store)), a, b)))
+
+
 def test_select_that_may_divide_by_zero_becomes_lazy():
     b = decl_buffer((8,), "int32", name="B")
     func = function(loop(i, 8, BufferStore(b, select(i > 0, floordiv(const(8), i), 0), (i,))), b)
