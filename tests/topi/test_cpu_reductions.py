@@ -101,6 +101,17 @@ def test_softmax(shape, axis, target):
     check(topi.nn.log_softmax(x, axis), [x], [a], np.log(e / e.sum(axis, keepdims=True)), target)
 
 
+def test_rows_are_asked_for_ahead_and_stay_vectors_behind_a_mask():
+    a, kept = RNG.standard_normal((700, 200)).astype("float32"), RNG.integers(0, 2, 200).astype(bool)
+    x, m = te.placeholder(a.shape, "float32", "x"), te.placeholder(kept.shape, "bool", "m")
+    e = np.exp(np.where(kept, a, -1e9).astype("float64") - np.where(kept, a, -1e9).max(1, keepdims=True))
+    low = te.compute((), lambda: te.const(-1e9, "float32"), name="low", tag="elemwise")
+    out = topi.nn.softmax(topi.where(m, x, low), 1)
+    text = check(out, [m, x], [kept, a], e / e.sum(1, keepdims=True), TARGETS[0])
+    assert "prefetch(address_of(x[" in text
+    assert "where=" not in text
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize(("shape", "axis"), CHANNELS, ids=str)
 @pytest.mark.parametrize("groups", [None, 3])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
+from topi.tag import is_broadcast
 from topi.tuning import choose
 from topi.utils import ravel_index, unravel_index
 
@@ -42,11 +43,24 @@ def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
 def prefetch_rows(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target
 ) -> None:
-    """Ask in each iteration of `loop` for what it reads of inputs of so many elements, a row of `length` further on."""
-    for tensor in s[stage].op.input_tensors:
-        whole = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == elements
-        if whole and is_streamed(tensor, length, target):
+    """Ask in each iteration of `loop` for what it reads of inputs of so many elements, a row of `length` further on.
+
+    Those that it reads through elementwise operations, which are inlined, too.
+    """
+    for tensor in _inputs_of(s[stage].op):
+        if constant_size(tensor.shape) == elements and is_streamed(tensor, length, target):
             s[stage].prefetch_ahead(tensor, loop, length)
+
+
+def _inputs_of(op: te.Operation) -> list[te.Tensor]:
+    """The inputs that an operation reads itself, and those of its shape that elementwise ones in front read for it."""
+    found = [t for t in op.input_tensors if isinstance(t.op, te.PlaceholderOp)]
+    pending = [t for t in op.input_tensors if tuple(t.shape) == tuple(op.output(0).shape) and is_broadcast(t.op.tag)]
+    for tensor in pending:
+        alike = [t for t in tensor.op.input_tensors if tuple(t.shape) == tuple(tensor.shape)]
+        found += [t for t in alike if isinstance(t.op, te.PlaceholderOp)]
+        pending += [t for t in alike if is_broadcast(t.op.tag)]
+    return list(dict.fromkeys(found))
 
 
 def _steps_apart(tiles: int, depth: int) -> tuple[int, int]:

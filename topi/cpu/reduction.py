@@ -215,7 +215,7 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     passes = _find_extremum(s, anchor, positions[0].output(0))
     out = s.outputs[0].output(0)
     if not along:
-        _find_across(s, out, passes, length, target)
+        _find_across(s, out, passes, constant_size([length]), target)
         return s
     row = s[out].fuse(*s[out].op.axis)
     parallel(s, out, row, _work(anchor), lanes)
