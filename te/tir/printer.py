@@ -327,7 +327,7 @@ class Printer(Visitor[str]):
             buffer = node.buffer_map.get(param)
             kind = str(param.dtype) if buffer is None else f"Buffer({self._type(buffer)})"
             params.append(f"{self.name(param)}: {kind}")
-        attrs = {k: v for k, v in node.attrs.items() if k != "global_symbol"}
+        attrs = {k: v for k, v in node.attrs.items() if k not in ("global_symbol", "target")}  # as long as all the rest
         if attrs:
             self.line("# " + ", ".join([f"{k}: {v}" for k, v in attrs.items()]))
         self.block(f"def {node.name}({', '.join(params)}):", node.body)
