@@ -237,7 +237,7 @@ class RelayBackend(Backend):
         optional = [var.name for var in mod["main"].params if isinstance(var.ty, OptionalType)]
 
         def execute(arrays: Arrays) -> list[Any]:
-            lists = {name: [] if arrays[name] is None else [arrays[name]] for name in optional}
+            lists: dict[str, Any] = {name: [] if arrays[name] is None else [arrays[name]] for name in optional}
             results = compiled({**arrays, **dict(_flattened(arrays)), **lists})
             return results if forms is None else [assembled(form, results) for form in forms]
 

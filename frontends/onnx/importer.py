@@ -195,8 +195,9 @@ class _Importer:
         """Have an optional input checked, which a run is given as a list."""
         if isinstance(var.ty, OptionalType):
             source = f"{where}: input {var.name!r}, a list of at most one value,"
-            (count,) = self.bind_sizes(op.expand_dims(op.sequence.length(var), 0), source) or ()
-            self.check_equal(count, smaller(count, 1), source)
+            counts = self.bind_sizes(op.expand_dims(op.sequence.length(var), 0), source)
+            assert counts is not None, "it is one number"
+            self.check_equal(counts[0], smaller(counts[0], 1), source)
 
     # graphs ---------------------------------------------------------------------------------------------------
 
