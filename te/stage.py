@@ -319,9 +319,11 @@ class Stage:
 
         ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
         the reduction last) has in the iteration. An index past the end stands for the last one.
+        The tensor may also be one that an input is computed from.
         """
         self._check_leaf("prefetch_line", axis)
-        if tensor not in self.op.input_tensors:
+        behind = [source for t in self.op.input_tensors for source in t.op.input_tensors]
+        if tensor not in (*self.op.input_tensors, *behind):
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append((tensor, indices))

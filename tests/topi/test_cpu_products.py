@@ -92,3 +92,8 @@ def test_computed_matrices_of_sizes_known_at_run_time_are_packed(transpose_a: bo
         given = [np.swapaxes(v, 1, 2) if t else v for v, t in ((x, transpose_a), (y, transpose_b))]
         result = executor(*map(np.ascontiguousarray, given))[0].numpy()
         np.testing.assert_allclose(result, np.maximum(x @ y, 0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "ahead"), [(1, False), (64, True)])
+def test_narrow_weights_are_fetched_ahead_of_being_widened(rows: int, ahead: bool):
+    assert ("prefetch(" in loops_of(rows, "float16")) == ahead

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, vectorize_panel
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
-from topi.cpu.prefetch import stream_panels
+from topi.cpu.prefetch import stream_panels, stream_widened
 from topi.cpu.product_plan import ProductPlan, fewer_rows, plan_product
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
@@ -146,12 +146,18 @@ def tile_product(
         if plan.apart:  # each panel once, for all rows
             s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
             vectorize_panel(s, weights.output(0), s[weights].op.axis[-1], panel_width(anchor), lanes)
+            if plan.tiles_of_a_panel and constant_size(weights.output(0).shape) >= _MANY_WEIGHTS:
+                stream_widened(s, accumulator, weights.output(0), plan, target)
         else:  # one row tile is all that reads them: no copy
             s[weights].compute_inline()
     _unroll_few_channels(s, accumulator)
     if plan.tiles_of_a_panel:
         stream_panels(s, accumulator, anchor.input_tensors[1], plan, target)
     return accumulator
+
+
+_MANY_WEIGHTS = 1 << 15
+"""Fewer stay in the caches, or are read so quickly that there is no time to ask for them."""
 
 
 def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from topi.cpu.product_plan import ProductPlan
 
-__all__ = ["LINE_BYTES", "is_streamed", "prefetch_rows", "stream_panels"]
+__all__ = ["LINE_BYTES", "is_streamed", "prefetch_rows", "stream_panels", "stream_widened"]
 
 LINE_BYTES = 64
 """A cache line."""
@@ -72,6 +72,34 @@ def _steps_apart(tiles: int, depth: int) -> tuple[int, int]:
         return 1, tiles
     every = max(d for d in range(1, min(tiles, _MOST_STEPS_APART) + 1) if depth % d == 0)
     return (every, every) if every >= _FEWEST_STEPS_APART else (0, 0)
+
+
+def stream_widened(
+    s: te.Schedule, accumulator: te.Tensor, widened: te.Tensor, plan: ProductPlan, target: Target
+) -> None:
+    """Fetch narrow weights ahead, which are widened a panel at a time: the next panel while this one is multiplied."""
+    (source,) = widened.op.input_tensors
+    panels, *inner = [constant_size([d]) for d in source.shape]
+    *_, k = s[accumulator].op.reduce_axis
+    depth, tiles, width = extent_of(k), plan.tiles_of_a_panel, inner[-1]
+    if not isinstance(source.op, te.PlaceholderOp) or not isinstance(depth, int) or panels < 2 * target.num_cores:
+        return
+    line = LINE_BYTES // source.dtype.nbytes
+    steps, lines = constant_size(widened.shape[1:-1]), -(-constant_size(inner) // line)
+    fitting = [d for d in range(_FEWEST_STEPS_APART, _MOST_STEPS_APART + 1) if depth % d == 0]
+    every = max((d for d in fitting if tiles * (steps // d) >= lines), default=0)
+    if not every or not choose("stream panels", True, (True, False)):
+        return
+    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
+    along = [constant_size([extent_of(axis)]) for axis in s[accumulator].op.reduce_axis]
+
+    def in_next(*first: Any) -> Sequence[Any]:
+        row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
+        tile = (ravel_index(row, shape) + plan.height - 1) // plan.height % tiles
+        ahead = te.min(tile * (steps // every) + ravel_index(step, along) // every, lines - 1)
+        return (n // width + 1, *unravel_index(ahead * line, inner))
+
+    s[accumulator].prefetch_line(source, s[accumulator].split(k, factor=every)[0], in_next)
 
 
 def stream_panels(

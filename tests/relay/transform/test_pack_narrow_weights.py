@@ -87,7 +87,9 @@ def _uses_pairs(body: Expr, x: Expr) -> bool:
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 255), ("int8", -128)])
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(2, 6, 16), (9, 70, 50), (40, 768, 24), (9, 7, 16)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(2, 6, 16), (9, 70, 50), (40, 768, 24), (40, 768, 64), (9, 7, 16)]
+)
 def test_quantised_products_take_two_steps_at_a_time_and_are_exact(dtype, zero, rows, depth, columns):
     x, centred = _quantised("x", (rows, depth), dtype, zero)
     weight = RNG.choice([-128, 127, 0], (depth, columns)).astype(np.int32)
