@@ -40,6 +40,10 @@ from te.tir.substitute import substitute
 __all__ = ["IndexMath"]
 
 
+_MOST_EXTREMA = 6
+"""Minima and maxima in a sum, at most, whose values are tried in all combinations."""
+
+
 class IndexMath:
     """Makes polynomials and answers questions about them, given the extents of loop variables.
 
@@ -336,12 +340,13 @@ class IndexMath:
         """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?"""
         if any((low := self.bounds(p - fact)[0]) is not None and low >= 0 for fact in self.facts):
             return True
-        for monomial, c in p.terms.items():
-            if len(monomial) == 1 and monomial[0].kind in ("min", "max"):
-                rest = p - Poly({monomial: c})
-                enough = any if monomial[0].kind == ("max" if c > 0 else "min") else all
-                return enough(self.nonneg(rest + value.scale(c)) for value in monomial[0].args)
-        return False
+        extrema = [m for m in p.terms if len(m) == 1 and m[0].kind in ("min", "max")]
+        if not 0 < len(extrema) <= _MOST_EXTREMA:
+            return False
+        monomial = extrema[0]
+        c, rest = p.terms[monomial], p - Poly({monomial: p.terms[monomial]})
+        enough = any if monomial[0].kind == ("max" if c > 0 else "min") else all
+        return enough(self.nonneg(rest + value.scale(c)) for value in monomial[0].args)
 
     def _symbolically_nonneg(self, p: Poly) -> bool:
         """Replace atoms by bounds of theirs, as their signs demand, until no term is negative.

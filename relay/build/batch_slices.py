@@ -179,7 +179,8 @@ class _Flow:
                 workload = self._sliced_workload(node, run.batch, images)
                 assert workload is not None
                 inputs = [n if self._is_constant(n) else piece.tensor(n) for n in node.inputs]
-                made.append(GraphNode(workload, inputs, [piece.tensor(n) for n in node.outputs], node.sources))
+                outputs = [piece.tensor(n) for n in node.outputs]
+                made.append(GraphNode(workload, inputs, outputs, node.sources, names=node.names))
         return made
 
     def stays_inside(self, base: int, run: _Region) -> bool:

@@ -183,7 +183,8 @@ def build(
         entries: list[PrimFunc] = []
         for part in graph.all_graphs():
             for node in part.nodes:
-                node.sizes = kernels[node.workload.name].sizes
+                own = kernels[node.workload.name].sizes
+                node.sizes = tuple([node.names[name].name if name in node.names else name for name in own])
         for part in graph.all_graphs():
             entries += _plan(part, kernels, target.device_kind == "cpu", len(entries))
     with report.step("compile"):

@@ -18,16 +18,18 @@ from backend.size_json import size_to_json
 from relay.analysis import evaluation_order
 from relay.build.lower import Workload
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
+from relay.build.own_sizes import OwnSizes
 from relay.build.workspace import Workspace
 from relay.container_type import ContainerType
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.control import ControlFlow
 from relay.op.sequence import ListOperator
-from relay.sizes import product
+from relay.sizes import evaluate, product
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.ir import Span
 from te.tir import Dim
+from te.tir import Var as SizeVariable
 
 __all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "add_workspaces", "last_reads", "make_graph",
            "place_handed_on", "place_outputs", "place_tensors", "reuse_inputs"]  # fmt: skip
@@ -75,7 +77,8 @@ class GraphTensor:
 class GraphNode:
     """One kernel call; the last `scratch` of its outputs are memory that nobody reads after it.
 
-    The kernel takes the values of the size variables `sizes` after its tensors.
+    The kernel takes the values of the size variables `sizes` after its tensors. `names` has the graph's size variables
+    by the names that the workload has for them.
     """
 
     workload: Workload
@@ -84,6 +87,7 @@ class GraphNode:
     sources: list[str]
     scratch: int = 0
     sizes: tuple[str, ...] = ()
+    names: Mapping[str, SizeVariable] = field(default_factory=dict[str, SizeVariable])
 
 
 @dataclass
@@ -264,7 +268,8 @@ class _Numbering:
         self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params={} if params is None else params)
         self.values: dict[int, Value] = {}
         self.workloads: dict[str, Workload] = {}
-        self.by_function: dict[int, Workload] = {}
+        self.by_function: dict[int, tuple[Workload, Mapping[str, SizeVariable]]] = {}
+        self.own_sizes = OwnSizes()
         self.params_by_data: dict[int, int] = {}
         for i, param in enumerate(function.params):
             (ty,) = _value_types(param.ty)
@@ -319,9 +324,9 @@ class _Numbering:
         inner = function.body
         if isinstance(inner, Call) and isinstance(inner.op, ControlFlow | ListOperator):
             return self.visit_control(inner, inner.op, dict(zip(function.params, inputs, strict=True)), call.span)
-        workload = self.workload(function)
+        workload, names = self.workload(function)
         outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
-        self.graph.nodes.append(GraphNode(workload, inputs, outputs, sources_of(function, label)))
+        self.graph.nodes.append(GraphNode(workload, inputs, outputs, sources_of(function, label), names=names))
         return outputs[0] if isinstance(call.ty, TensorType) else tuple(outputs)
 
     def visit_control(
@@ -341,11 +346,13 @@ class _Numbering:
         self.graph.control_nodes.append(ControlNode(op, inputs, outputs, label, graphs))
         return tuple(outputs) if isinstance(call.ty, TupleType) else outputs[0]
 
-    def workload(self, function: Function) -> Workload:
+    def workload(self, function: Function) -> tuple[Workload, Mapping[str, SizeVariable]]:
+        """What to compile for a function, and the graph's size variables by their names there."""
         known = self.by_function.get(id(function))
         if known is None:
-            made = Workload.of(function)
-            known = self.by_function[id(function)] = self.workloads.setdefault(made.key, made)
+            renamed, names = self.own_sizes.rename(function)
+            made = Workload.of(renamed)
+            known = self.by_function[id(function)] = self.workloads.setdefault(made.key, made), names
         return known
 
 
@@ -473,7 +480,8 @@ def add_workspaces(graph: ExecutionGraph, workspaces: Mapping[str, Sequence[Work
         for count, element in workspaces[node.workload.name]:
             node.outputs.append(len(graph.tensors))
             node.scratch += 1
-            graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", TensorType((count,), element)))
+            here = TensorType((evaluate(count, node.names),), element)
+            graph.tensors.append(GraphTensor(f"scratch{len(graph.tensors)}", here))
 
 
 def share_storage(graph: ExecutionGraph) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from te.index import IndexMath
-from te.poly import number
+from te.poly import Poly, number
 from te.tir import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, const
 
 VARS = [Var("i"), Var("j"), Var("k")]
@@ -121,3 +121,29 @@ def test_sizes_are_compared_symbolically():
     assert math.nonneg(size - math.floordiv(size, number(4)).scale(4))
     assert not math.nonneg(size - 1 - math.var(i).scale(4) - 3)
     assert math.nonneg(math.ceildiv(size, number(4)) - 1 - math.var(i))
+
+
+class Counting(IndexMath):
+    """Counts what it is asked."""
+
+    questions = 0
+
+    def nonneg(self, p: Poly) -> bool:
+        self.questions += 1
+        return super().nonneg(p)
+
+
+def minima(math: IndexMath, count: int) -> Poly:
+    """``min(n0, 300) + min(n1, 300) + ...``"""
+    sizes = [math.var(SizeVar(f"n{i}")) for i in range(count)]
+    return sum([math.minimum(n, number(300)) for n in sizes], number(0))
+
+
+def test_a_sum_of_many_extrema_is_not_tried_in_all_combinations() -> None:
+    math = Counting()
+    math.may_assume = True
+    math.assume(math.var(SizeVar("a")) - math.var(SizeVar("b")))
+    total = minima(math, 60)
+    math.questions = 0
+    assert math.nonneg(total) and not math.nonneg(total - math.var(SizeVar("c")))
+    assert math.questions < 1000
