@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ err = Console(stderr=True, highlight=False, markup=False)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -44,7 +46,7 @@ settings = Settings()
 
 
 def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Turn errors of ours into one block on stderr and an exit code: 1 for a failure, 2 for wrong usage."""
+    """Turn errors of ours into one block on stderr and an exit code: 1 failed, 2 wrong usage, 130 stopped."""
 
     @wraps(command)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -53,6 +55,9 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
         except UsageError as error:
             _report("usage", str(error))
             raise typer.Exit(EXIT_USAGE) from error
+        except KeyboardInterrupt:
+            err.print("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             raise  # whoever read the output has enough of it; the command line's frame ends quietly
         except (CompileError, RelaycError, OSError, MemoryError) as error:

@@ -74,7 +74,8 @@ def options(
     """A deep-learning compiler: ONNX models to native code.
 
     [bold]relayc compile model.onnx -o model.relayc[/bold] makes an artifact; [bold]relayc run[/bold] and
-    [bold]relayc bench[/bold] take an artifact or an .onnx file. Exit codes: 0 done, 1 failed, 2 wrong usage.
+    [bold]relayc bench[/bold] take an artifact or an .onnx file. Exit codes: 0 done, 1 failed, 2 wrong usage,
+    130 stopped.
     """
     settings.traceback = traceback
 

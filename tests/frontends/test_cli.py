@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
-from backend.runtime import load_model
+from backend.runtime import container, load_model
 from frontends.cli.main import app
 from relay.build.records import TuningRecords
 
@@ -221,6 +221,19 @@ def test_output_that_nobody_reads_any_more_ends_quietly(folder: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_an_interrupt_is_said_and_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(container, "_write", interrupted)
+    command = ["compile", str(folder / "model.onnx"), "-o", str(tmp_path / "m.relayc"), "-s", "batch=2"]
+    result = runner.invoke(app, command)
+    assert result.exit_code == 130 and result.output.endswith("interrupted\n"), result.output
+    assert os.listdir(tmp_path) == []
 
 
 def test_traceback_on_request(folder: Path) -> None:
