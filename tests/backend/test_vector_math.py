@@ -86,6 +86,9 @@ def check(op: str, got: np.ndarray, args: tuple[np.ndarray, ...], allowed: float
         spacing = np.spacing(np.maximum(np.abs(rounded), np.finfo(got.dtype).smallest_subnormal)).astype(wide)
         finite = np.isfinite(rounded) & np.isfinite(got)
         ulp = np.where(finite, np.abs(got.astype(wide) - exact) / spacing, 0)
+        if op in ("exp_nonpositive", "sigmoid"):  # 0 is as good as a denormal result
+            normal = np.finfo(got.dtype).smallest_normal
+            ulp = np.where((exact >= 0) & (exact < normal) & (got >= 0) & (got <= normal), 0, ulp)
     worst = int(np.argmax(ulp))
     assert ulp[worst] <= allowed, f"{op}{[a[worst] for a in args]} = {got[worst]}, exactly {rounded[worst]}"
     np.testing.assert_array_equal(np.isnan(got), np.isnan(rounded), f"{op}: NaN where and only where it is due")
