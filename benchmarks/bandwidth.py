@@ -71,18 +71,27 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("bias, NHWC", lambda x: relay.add(x, weight(_CHANNELS)), image)
     yield case("bias, NCHW", lambda x: relay.add(x, weight(_CHANNELS, 1, 1)), nchw)
     yield case("softmax", nn.softmax, rows)
+    yield case("softmax, rows of 1000", nn.softmax, (one // 1000, 1000))
+    yield case("softmax, masked", lambda x: nn.softmax(relay.where(_mask(), x, relay.const(np.float32(-1e9)))), rows)
     yield case("softmax, first axis", lambda x: nn.softmax(x, axis=0), (256, one // 256))
+    yield case("softmax, 21 classes", lambda x: nn.softmax(x, axis=0), (21, one // 21))
+    yield case("softmax, 150 planes", lambda x: nn.softmax(x, axis=1), (max(one // 150 // 16384, 1), 150, 128, 128))
     yield case("layer norm", lambda x: nn.layer_norm(x, weight(_ROW), weight(_ROW)), rows)
+    yield case("layer norm, rows of 100", lambda x: nn.layer_norm(x, weight(100), weight(100)), (one // 100, 100))
     yield case("rms norm", lambda x: nn.rms_norm(x, weight(_ROW)), rows)
     yield case("batch norm", lambda x: _batch_norm(x, weight), nchw)
     yield case("instance norm", lambda x: nn.instance_norm(x, weight(_CHANNELS), weight(_CHANNELS)), nchw)
     yield case("group norm", lambda x: nn.group_norm(x, weight(_CHANNELS), weight(_CHANNELS), 8), nchw)
+    yield case("group norm, NHWC", lambda x: nn.group_norm(x, weight(_CHANNELS), weight(_CHANNELS), 8, axis=3), image)
     yield case("sum, last axis", lambda x: relay.sum(x, axis=-1), (2 * one // _ROW, _ROW))
+    yield case("max, rows of 1000", lambda x: relay.max(x, axis=-1), (2 * one // 1000, 1000))
+    yield case("mean, planes of 7x7", lambda x: relay.mean(x, axis=(2, 3)), (2 * one // 49 // 512, 512, 7, 7))
     yield case("sum, first axis", lambda x: relay.sum(x, axis=0), (2 * one // _ROW, _ROW))
     yield case("sum, middle axis", lambda x: relay.sum(x, axis=1), (32, 2 * one // 32 // 256, 256))
     yield case("sum, all", relay.sum, (2 * one // _ROW, _ROW))
     yield case("mean, NHWC image", lambda x: relay.mean(x, axis=(1, 2)), (1, more, more, _CHANNELS))
     yield case("argmax, last axis", lambda x: relay.argmax(x, axis=-1), (2 * one // _ROW, _ROW))
+    yield case("argmax, 21 classes", lambda x: relay.argmax(x, axis=0), (21, 2 * one // 21))
     yield case("transpose", relay.transpose, (one // _ROW, _ROW))
     yield case("NCHW to NHWC", lambda x: relay.transpose(x, (0, 2, 3, 1)), nchw)
     yield case("NHWC to NCHW", lambda x: relay.transpose(x, (0, 3, 1, 2)), image)
@@ -108,6 +117,10 @@ def _chain(x: Expr) -> Expr:
 
 def _batch_norm(x: Expr, weight: Callable[..., Expr]) -> Expr:
     return nn.batch_norm(x, weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS))[0]
+
+
+def _mask() -> Expr:
+    return relay.const(np.random.default_rng(0).random(_ROW) < 0.5)
 
 
 def _halved(image: tuple[int, ...]) -> tuple[int, ...]:
