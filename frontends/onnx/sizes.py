@@ -10,7 +10,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 from relay.sizes import Assumptions, dims_equal, evaluate, size_variables
-from te.tir import Dim, SizeVar
+from te.ir import collect
+from te.tir import Dim, Max, Min, PrimExpr, SizeVar
 
 __all__ = ["SizeTable"]
 
@@ -60,7 +61,7 @@ class SizeTable:
         for pair in equal:
             a, b = map(self.known, pair)
             sides = ((a, b), (b, a))
-            choices = [(x, y) for x, y in sides if isinstance(x, SizeVar) and self._can_be(x.name, size_variables([y]))]
+            choices = [(x, y) for x, y in sides if isinstance(x, SizeVar) and self._can_be(x.name, y)]
             if dims_equal(a, b) or not choices:
                 continue
             variable, value = max(choices, key=lambda c: c[0].name in self.unnamed)
@@ -68,9 +69,16 @@ class SizeTable:
             self.solved = {name: evaluate(d, {variable.name: value}) for name, d in self.solved.items()}
         return len(self.solved) > before
 
-    def _can_be(self, name: str, of: Iterable[str]) -> bool:
-        """May the variable be replaced by an expression of these? They must be known wherever and whenever it is."""
-        inputs = (-1, ())
+    def _can_be(self, name: str, value: Dim) -> bool:
+        """May the variable be replaced by the expression? What is in it must be known wherever and whenever it is.
+
+        A dimension of an input that has a name is not replaced by a clipped one, as of a slice: kernels would count in
+        that everywhere. The two are compared when the model runs.
+        """
+        named = name not in self.unnamed and name not in self.computed
+        if named and isinstance(value, PrimExpr) and collect(value, (Min, Max)):
+            return False
+        inputs, of = (-1, ()), size_variables([value])
         number, bodies = self.computed.get(name, inputs)
         others = [self.computed.get(v, inputs) for v in of]
         known = all(n <= number and bodies[: len(around)] == around for n, around in others)

@@ -145,7 +145,8 @@ class _Packer:
             b = reshaped(b, b.shape[-2:])
         if rows == 1 or reads_in_place(self.target, rows, columns, depth, op.transpose_a, op.transpose_b):
             return call
-        width = self._width(*[d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)])
+        m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
+        width = self._width(m, n, k)
         packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
         made = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)
         return reshaped(made, call.shape, call.span)

@@ -167,7 +167,7 @@ class _Scores:
     def attention(self, value: Expr, lead: tuple[Dim, ...], call: Call) -> Expr | None:
         """The operator on `value` (..., keys, columns), of shape (batch, heads, queries, columns)."""
         op = self.product.op
-        query, key = self.product.args
+        (query, before), (key, after) = [_without_factor(e) for e in self.product.args]
         query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
         key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
         if not all(shapes_equal(e.shape[:-2], lead) for e in (query, key, value)):
@@ -176,8 +176,6 @@ class _Scores:
         known = (outer[1], query.shape[-1], value.shape[-1])
         if not all(isinstance(d, int) for d in known):
             return None
-        query, before = _without_factor(query)
-        key, after = _without_factor(key)
         scale = self.scale * before * after
         query, key, value = [reshaped(e, (*outer, *e.shape[-2:])) for e in (query, key, value)]
         key, value = _ungrouped(key, value)

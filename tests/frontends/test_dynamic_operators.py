@@ -309,3 +309,25 @@ def test_sizes_that_do_not_fit_name_the_node():
     assert executor(floats(2, 8), ints(4, 4))[0].shape == (4, 4)
     with pytest.raises(ArgumentError, match=r"node 'case' \(Reshape\) needs two equal sizes and gets 16 and 15"):
         executor(floats(2, 8), ints(3, 5))
+
+
+def test_a_named_size_is_not_replaced_by_what_is_left_of_another_one():
+    """As decoders have it: positions of all tokens, without those of the past, meet the new tokens."""
+    nodes = [
+        helper.make_node("Shape", ["past"], ["before"]),
+        helper.make_node("Slice", ["mask", "before", "end"], ["positions"]),
+        helper.make_node("Add", ["tokens", "positions"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info(n, 1, [n.upper()]) for n in ("mask", "past", "tokens")]
+    graph = helper.make_graph(
+        nodes, "left", inputs, [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(ints(2**63 - 1), "end")],
+    )  # fmt: skip
+    mod, _ = from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    assert str(mod["main"].body.ty) == "Tensor[(TOKENS,), float32]"
+    executor = compiled(mod)
+    mask, tokens = np.arange(7, dtype=np.float32), np.ones(3, np.float32)
+    np.testing.assert_array_equal(executor({"mask": mask, "past": tokens[:0], "tokens": mask})[0], 2 * mask)
+    np.testing.assert_array_equal(executor({"mask": mask, "past": mask[:4], "tokens": tokens})[0], mask[4:] + 1)
+    with pytest.raises(ArgumentError, match="two equal sizes"):
+        executor({"mask": mask, "past": mask[:2], "tokens": tokens})

@@ -119,10 +119,15 @@ def test_shared_keys_and_values_are_read_once(transformed, operators):
     def repeated(x: Expr) -> Expr:
         return op.reshape(op.broadcast_to(op.reshape(x, (B, 2, 1, S, D)), (B, 2, 2, S, D)), (B, 4, S, D))
 
-    product = nn.batch_matmul(q, repeated(k), transpose_b=True)
-    before = Function((q, k, v), nn.batch_matmul(nn.softmax(product, axis=-1), repeated(v), transpose_b=False))
-    found = operators(transformed(before, RecognizeAttention()))
-    assert found["nn.attention"] == 1 and "broadcast_to" not in found
+    turned = op.transpose(op.reshape(repeated(k), (B * 4, S, D)), (0, 2, 1))
+    products = [
+        nn.batch_matmul(q, repeated(k), transpose_b=True),
+        nn.batch_matmul(half(q), half(op.reshape(turned, (B, 4, D, S))), transpose_b=False),
+    ]
+    for product in products:
+        before = Function((q, k, v), nn.batch_matmul(nn.softmax(product, axis=-1), repeated(v), transpose_b=False))
+        found = operators(transformed(before, RecognizeAttention()))
+        assert found["nn.attention"] == 1 and "broadcast_to" not in found
 
 
 def test_scores_used_elsewhere_stay(transformed):
