@@ -209,8 +209,9 @@ class _Rewriter:
     def _multiple_in_units(self, e: Call, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
         """A positive number times something."""
         for factor, other in (e.args, e.args[::-1]):
-            known = isinstance(factor, Call) and all(isinstance(a, Constant) for a in factor.args)
-            value = _value(factor) if known and isinstance(factor.op, Dequantize) else factor
+            value = factor
+            if isinstance(factor, Call) and isinstance(factor.op, Dequantize) and isinstance(factor.args[0], Constant):
+                value = _value(factor) if _is_known(factor) else factor
             if isinstance(value, Constant) and value.data.size == 1 and value.data.ndim <= len(other.shape):
                 number = float(value.data.item())
                 return self._in_units(other, scale / number, into, shared) if 0 < number < math.inf else None

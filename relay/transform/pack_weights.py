@@ -119,7 +119,7 @@ class _Packer:
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
-    def _width(self, rows: int, columns: int, steps: int, line: int = 0, pairs: bool = False) -> int:
+    def _width(self, rows: int, columns: int, steps: int, line: int = 0, *, pairs: bool = False) -> int:
         return packed_columns(self.target, rows, columns, steps // (1 + pairs), line, int(pairs))
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
@@ -168,7 +168,7 @@ class _Packer:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
-            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0, pairs)
+            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0, pairs=pairs)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,

@@ -215,7 +215,8 @@ def _between_codes(node: OnnxNode, axis: int) -> tuple[Expr, Expr] | None:
     data, weight = [dequantized(node, index, node.get(index + 1), node.get(index + 2), axis) for index in (0, 3)]
     result = [node.get(index) for index in (6, 7)]
     one = all(isinstance(e, Constant) and e.data.size == 1 for e in (node[1], *result))
-    if data is None or weight is None or not one or not isinstance(node[3], Constant) or node[3].data.ndim < 2:
+    constant = isinstance(node[3], Constant) and len(node[3].shape) >= 2
+    if data is None or weight is None or not one or not constant:
         return None
     return (data, weight) if str(node.dtype(7)) in ("uint8", "int8") and node.dtype(6) == "float32" else None
 
