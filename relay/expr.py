@@ -269,9 +269,9 @@ class Call(Expr):
         else:
             self.ty = op.result_type(types, self.span)  # type: ignore[misc]
 
-    def node_children(self) -> Iterator[Node]:
+    def node_children(self) -> tuple[Node, ...]:
         """The function, where one is called, then the arguments."""
-        return iter((self.op, *self.args)) if isinstance(self.op, Node) else iter(self.args)
+        return (self.op, *self.args) if isinstance(self.op, Node) else self.args
 
     def rebuild(self, visit: Callable[[Any], Any]) -> Call:
         """This call with op and arguments mapped; types are inferred again only when an argument's type changed."""

@@ -60,6 +60,8 @@ class DType(str):
 
     def with_lanes(self, lanes: int) -> DType:
         """The same element type with `lanes` lanes."""
+        if lanes == self.lanes:
+            return self
         scalar = str(self) if self.lanes == 1 else str(self).rsplit("x", 1)[0]
         return dtype(scalar if lanes == 1 else f"{scalar}x{lanes}")
 

@@ -26,6 +26,7 @@ from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
 from relay.build.lower import Workload, lower
 from relay.build.parts import PartsReport, share_parts
+from relay.build.process import compiling
 from relay.build.records import current_records
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Expr, Function, Var
@@ -141,6 +142,7 @@ def optimize(
         return Sequential(passes, "optimize")(module)
 
 
+@compiling()
 def build(
     mod: IRModule | Function,
     target: str | dict[str, Any] | Target = "llvm",

@@ -186,7 +186,7 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
     if in_place:
         function = function.with_attr("noalias", False)
-    sizes = tuple(v.name for v in size_parameters(function))
+    sizes = tuple(p.name for p in function.params if isinstance(p, SizeVar))
     return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
 
 

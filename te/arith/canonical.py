@@ -83,7 +83,7 @@ class Canonical(Forms):
         return found
 
     def _simplify(self, expr: PrimExpr) -> PrimExpr:
-        if isinstance(expr, Var | IntImm):
+        if isinstance(expr, _ATOMS):
             known = self._forms.get(expr)
             return expr if known is None else self._keep(expr, self.render(known, expr.dtype))
         if expr.dtype is INT32 or expr.dtype is INT64:
@@ -102,7 +102,7 @@ class Canonical(Forms):
         bounds, data = self._opaque_bounds(simple)
         nodes = list(post_order(simple))
         variables = frozenset([n for n in nodes if isinstance(n, Var)])
-        data = data or any(isinstance(n, BufferLoad | ProducerLoad) for n in nodes)
+        data = data or any(isinstance(n, _LOADS) for n in nodes)
         return self.opaque(self.structural_key(simple), simple, bounds, variables, data)
 
     def _opaque_bounds(self, expr: PrimExpr) -> tuple[tuple[Bound, Bound], bool]:
@@ -139,7 +139,7 @@ class Canonical(Forms):
         children: list[Any] = []
         for child in expr.node_children():
             children.append(self.structural_key(cast(PrimExpr, child)))
-        return (expr.__class__, expr.dtype, *[d if isinstance(d, str | int | float | tuple) else id(d) for d in data],
+        return (expr.__class__, expr.dtype, *[d if isinstance(d, _VALUES) else id(d) for d in data],
                 *children)  # fmt: skip
 
     def _exact(self, form: Linear, dtype: DType) -> bool:
@@ -169,7 +169,7 @@ class Canonical(Forms):
     def _form_division(self, expr: Binary) -> Linear:
         """//, %, and C's division where it agrees: on operands that are not negative"""
         x, m = self.linear(expr.a), self.linear(expr.b)
-        floor = isinstance(expr, FloorDiv | FloorMod)
+        floor = isinstance(expr, _FLOORS)
         agrees = floor or (self.nonnegative(x) and self.nonnegative(m))
         if not agrees or not self._exact(x, expr.dtype) or not self._exact(m, expr.dtype):
             return self._opaque(expr)
@@ -326,9 +326,9 @@ class Canonical(Forms):
 
     def _value_binary(self, expr: Binary) -> PrimExpr:
         a, b = self.simplify(expr.a), self.simplify(expr.b)
-        if isinstance(expr, Add | Sub | Mul | Min | Max) and (_constant(a) or _constant(b)):
-            folded = _ARITHMETIC[expr.__class__](a, b)
-            return self._keep(expr, folded)
+        fold = _ARITHMETIC.get(expr.__class__)
+        if fold is not None and (_constant(a) or _constant(b)):
+            return self._keep(expr, fold(a, b))
         return expr if a is expr.a and b is expr.b else expr.__class__(a, b)
 
     def _value_load(self, expr: BufferLoad) -> PrimExpr:
@@ -353,7 +353,7 @@ class Canonical(Forms):
 
 
 def _constant(expr: PrimExpr) -> bool:
-    return isinstance(expr, IntImm | FloatImm) or (isinstance(expr, Broadcast) and _constant(expr.value))
+    return isinstance(expr, _NUMBERS) or (isinstance(expr, Broadcast) and _constant(expr.value))
 
 
 def same(a: PrimExpr, b: PrimExpr) -> bool:
@@ -386,6 +386,11 @@ _FORM_RULES: dict[type, Callable[[Canonical, Any], Linear]] = {
 
 _COMPARES = (EQ, NE, LT, LE, GT, GE)
 _BINARIES = (Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod, Min, Max)
+_ATOMS = (Var, IntImm)
+_FLOORS = (FloorDiv, FloorMod)
+_LOADS = (BufferLoad, ProducerLoad)
+_NUMBERS = (IntImm, FloatImm)
+_VALUES = (str, int, float, tuple)
 _PAIRS = frozenset((*_COMPARES, *_BINARIES, And, Or))
 _NAMES = frozenset((Var, SizeVar, Let))  # equal only when they are the same object
 _VALUE_RULES: dict[type, Callable[[Canonical, Any], PrimExpr]] = {

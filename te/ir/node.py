@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from te.ir.span import Span
@@ -42,7 +42,7 @@ class Node:
         super().__init_subclass__(**kwargs)
         _node_class_names.add(cls.__name__)
 
-    def node_children(self) -> Iterator[Node]:
+    def node_children(self) -> tuple[Node, ...]:
         """The sub-nodes, in field order."""
         raise NotImplementedError(f"{type(self).__name__} is not made with @node")
 
@@ -55,35 +55,27 @@ class Node:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
-def _map_field(visit: Callable[[Any], Any], old: Any) -> Any:
-    """A child field of any form mapped: a node, a tuple with nodes in it, or neither."""
-    if isinstance(old, Node):
-        return visit(old)
-    if not isinstance(old, tuple):
-        return old
-    new = tuple([visit(item) if isinstance(item, Node) else item for item in old])
+_ONE = re.compile(r"\w+")
+_OPTIONAL = re.compile(r"\w+ \| None")
+_MANY = re.compile(r"tuple\[\w+, \.\.\.\]")
+
+
+def _map_nodes(visit: Callable[[Any], Any], old: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A tuple of nodes mapped; the very same one when none changed."""
+    new = tuple([visit(item) for item in old])
     for a, b in zip(new, old, strict=True):
         if a is not b:
             return new
     return old
 
 
-def _generate_rebuild(cls: type, children: Sequence[str]) -> Callable[..., Any]:
-    """`rebuild` of one class, written out over its fields: five times as fast as a loop over them."""
-    fields = sorted([f for f in dataclasses.fields(cls) if f.init], key=lambda f: f.kw_only)  # type: ignore[arg-type]
-    single = {f.name for f in fields if re.fullmatch(r"\w+", str(f.type))}
-    lines = ["def rebuild(self, visit):"]
-    for n in children:
-        mapped = f"visit(old_{n})" if n in single else f"map_field(visit, old_{n})"
-        lines += [f"    old_{n} = self.{n}", f"    new_{n} = {mapped}"]
-    same = " and ".join([f"new_{n} is old_{n}" for n in children]) or "True"
-    arguments = [(f"{f.name}=" if f.kw_only else "") + (f"new_{f.name}" if f.name in children else f"self.{f.name}")
-                 for f in fields]  # fmt: skip
-    lines += [f"    if {same}:", "        return self", f"    return cls({', '.join(arguments)})"]
-    scope: dict[str, Any] = {"cls": cls, "map_field": _map_field}
-    exec("\n".join(lines), scope)
-    scope["rebuild"].__doc__ = Node.rebuild.__doc__
-    return scope["rebuild"]
+def _map_field(visit: Callable[[Any], Any], old: Any) -> Any:
+    """A child field of any form mapped: a node, a tuple with nodes in it, or neither."""
+    if isinstance(old, Node):
+        return visit(old)
+    if not isinstance(old, tuple):
+        return old
+    return _map_nodes(lambda item: visit(item) if isinstance(item, Node) else item, old)
 
 
 def _nodes_of(value: Any) -> Sequence[Node]:
@@ -93,12 +85,49 @@ def _nodes_of(value: Any) -> Sequence[Node]:
     return [item for item in value if isinstance(item, Node)] if isinstance(value, tuple) else ()
 
 
+def _mapped(name: str, annotation: str) -> str:
+    """Python's text for a child field in `old_<name>` mapped."""
+    if _ONE.fullmatch(annotation):
+        return f"visit(old_{name})"
+    if _OPTIONAL.fullmatch(annotation):
+        return f"None if old_{name} is None else visit(old_{name})"
+    if _MANY.fullmatch(annotation):
+        return f"map_nodes(visit, old_{name})"
+    return f"map_field(visit, old_{name})"
+
+
+def _listed(name: str, annotation: str) -> str:
+    """Python's text for the nodes of a child field, as items of a tuple."""
+    if _ONE.fullmatch(annotation):
+        return f"self.{name}, "
+    if _OPTIONAL.fullmatch(annotation):
+        return f"*(() if self.{name} is None else (self.{name},)), "
+    return f"*self.{name}, " if _MANY.fullmatch(annotation) else f"*nodes_of(self.{name}), "
+
+
+def _generate_rebuild(cls: type, children: Sequence[str]) -> Callable[..., Any]:
+    """`rebuild` of one class, written out over its fields: five times as fast as a loop over them."""
+    fields = sorted([f for f in dataclasses.fields(cls) if f.init], key=lambda f: f.kw_only)  # type: ignore[arg-type]
+    annotations = {f.name: str(f.type) for f in fields}
+    lines = ["def rebuild(self, visit):"]
+    for n in children:
+        lines += [f"    old_{n} = self.{n}", f"    new_{n} = {_mapped(n, annotations[n])}"]
+    same = " and ".join([f"new_{n} is old_{n}" for n in children]) or "True"
+    arguments = [(f"{f.name}=" if f.kw_only else "") + (f"new_{f.name}" if f.name in children else f"self.{f.name}")
+                 for f in fields]  # fmt: skip
+    lines += [f"    if {same}:", "        return self", f"    return cls({', '.join(arguments)})"]
+    scope: dict[str, Any] = {"cls": cls, "map_nodes": _map_nodes, "map_field": _map_field}
+    exec("\n".join(lines), scope)
+    scope["rebuild"].__doc__ = Node.rebuild.__doc__
+    return scope["rebuild"]
+
+
 def _generate_children(cls: type, children: Sequence[str]) -> Callable[..., Any]:
     """`node_children` of one class, written out over its fields."""
-    single = {f.name for f in dataclasses.fields(cls) if re.fullmatch(r"\w+", str(f.type))}  # type: ignore[arg-type]
-    parts = [f"self.{n}" if n in single else f"*nodes_of(self.{n})" for n in children]
+    annotations = {f.name: str(f.type) for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    items = "".join([_listed(n, annotations[n]) for n in children])
     scope: dict[str, Any] = {"nodes_of": _nodes_of}
-    exec(f"def node_children(self):\n    return iter(({''.join([part + ', ' for part in parts])}))", scope)
+    exec(f"def node_children(self):\n    return ({items})", scope)
     scope["node_children"].__doc__ = Node.node_children.__doc__
     return scope["node_children"]
 

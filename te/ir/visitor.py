@@ -62,25 +62,23 @@ class Mutator(Visitor[Any]):
 def post_order(roots: Node | Iterable[Node]) -> Iterator[Node]:
     """Every node reachable from `roots`, once each, children first. Iterative."""
     seen: set[int] = set()
-    stack: list[tuple[Node, Iterator[Node]]] = []
-    for root in [roots] if isinstance(roots, Node) else list(roots):
-        if id(root) in seen:
+    # a node in a tuple is one whose children are done
+    stack: list[Any] = [roots] if isinstance(roots, Node) else [*roots][::-1]
+    while stack:
+        current = stack.pop()
+        if current.__class__ is tuple:
+            yield current[0]
             continue
-        seen.add(id(root))
-        current, children = root, root.node_children()
-        while True:
-            for child in children:
-                key = id(child)
-                if key not in seen:
-                    seen.add(key)
-                    stack.append((current, children))
-                    current, children = child, child.node_children()
-                    break
-            else:
-                yield current
-                if not stack:
-                    break
-                current, children = stack.pop()
+        key = id(current)
+        if key in seen:
+            continue
+        seen.add(key)
+        children = current.node_children()
+        if children:
+            stack.append((current,))
+            stack += children[::-1]
+        else:
+            yield current
 
 
 def rewrite_dag(root: Any, rewrite: Callable[[Any], Any]) -> Any:

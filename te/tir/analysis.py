@@ -2,52 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from te.ir.node import Node
-from te.ir.visitor import Visitor
-from te.tir.expr import BufferLoad, Let, PrimExpr, Var
+from te.tir.expr import BufferLoad, Let, PrimExpr, SizeVar, Var
 from te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
 __all__ = ["free_variables"]
-
-
-class _FreeVariables(Visitor[None]):
-    def __init__(self) -> None:
-        self.used: dict[Var, None] = {}
-        self.defined: set[Var] = set()
-        self.seen: set[int] = set()
-
-    def visit(self, node: Node) -> None:
-        if id(node) not in self.seen:  # expressions share operands: as a tree they may be many times as large
-            self.seen.add(id(node))
-            super().visit(node)
-
-    def visit_Var(self, var: Var) -> None:
-        self.used.setdefault(var)
-
-    def visit_BufferLoad(self, load: BufferLoad) -> None:
-        self.used.setdefault(load.buffer.data)
-        self.visit_default(load)
-
-    def visit_BufferStore(self, store: BufferStore) -> None:
-        self.used.setdefault(store.buffer.data)
-        self.visit_default(store)
-
-    def visit_Allocate(self, stmt: Allocate) -> None:
-        self.defined.add(stmt.buffer.data)
-        for size in stmt.buffer.shape:
-            if isinstance(size, PrimExpr):
-                self.visit(size)
-        self.visit(stmt.body)
-
-    def visit_For(self, loop: For) -> None:
-        self.defined.add(loop.loop_var)
-        self.visit_default(loop)
-
-    def visit_LetStmt(self, stmt: LetStmt | Let) -> None:
-        self.defined.add(stmt.var)
-        self.visit_default(stmt)
-
-    visit_Let = visit_LetStmt
 
 
 def free_variables(program: Node) -> list[Var]:
@@ -55,6 +16,36 @@ def free_variables(program: Node) -> list[Var]:
 
     The pointers (`data`) of buffers count as variables. Every variable of a program has one definition.
     """
-    finder = _FreeVariables()
-    finder.visit(program)
-    return [var for var in finder.used if var not in finder.defined]
+    used: dict[Var, None] = {}
+    defined: set[Var] = set()
+    seen: set[int] = set()  # expressions share operands: as a tree they may be many times as large
+    stack: list[Any] = [program]
+    while stack:
+        node = stack.pop()
+        key = id(node)
+        if key in seen:
+            continue
+        seen.add(key)
+        kind = _KINDS.get(node.__class__)
+        if kind is Var:
+            used.setdefault(node)
+            continue
+        if kind is BufferLoad:
+            used.setdefault(node.buffer.data)
+        elif kind is Allocate:
+            defined.add(node.buffer.data)
+            stack.append(node.body)
+            stack += [size for size in node.buffer.shape if isinstance(size, PrimExpr)][::-1]
+            continue
+        elif kind is For:
+            defined.add(node.loop_var)
+        elif kind is Let:
+            defined.add(node.var)
+        stack += node.node_children()[::-1]
+    return [var for var in used if var not in defined]
+
+
+_KINDS: dict[type, type] = {
+    Var: Var, SizeVar: Var, BufferLoad: BufferLoad, BufferStore: BufferLoad, Let: Let, LetStmt: Let,
+    Allocate: Allocate, For: For,
+}  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from te.dtype import BOOL, DType, dtype
+from te.dtype import BOOL, FLOAT32, INT32, INT64, DType, dtype
 from te.errors import CompileError
 from te.tir.expr import (
     EQ,
@@ -61,6 +61,11 @@ __all__ = [
 
 Value = Any  # PrimExpr | IterVar | int | float | bool | numpy scalar | str
 
+_BOOLS = (bool, np.bool_)
+_FLOATS = (float, np.floating)
+_INTEGERS = (int, np.integer)
+_NUMBERS = (IntImm, FloatImm)
+
 
 def const(value: int | float | bool, dtype_: str | None = None) -> PrimExpr:
     """A constant; the default types are int32, float32 and bool."""
@@ -93,13 +98,13 @@ def convert(value: Value) -> PrimExpr:
         return value
     if isinstance(value, IterVar):
         return value.var
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, _BOOLS):
         return IntImm(BOOL, int(value))
-    if isinstance(value, int | np.integer):
+    if isinstance(value, _INTEGERS):
         fits = -(1 << 31) <= int(value) < (1 << 31)
-        return IntImm(dtype("int32" if fits else "int64"), int(value))
-    if isinstance(value, float | np.floating):
-        return FloatImm(dtype("float32"), float(value))
+        return IntImm(INT32 if fits else INT64, int(value))
+    if isinstance(value, _FLOATS):
+        return FloatImm(FLOAT32, float(value))
     if isinstance(value, str):
         return StringImm(value)
     raise CompileError(f"cannot use a {type(value).__name__} ({value!r}) as an expression; expected a number, an axis "
@@ -108,7 +113,7 @@ def convert(value: Value) -> PrimExpr:
 
 def as_dim(value: Value) -> Dim:
     """A size: a Python int when it is constant, an expression otherwise."""
-    if isinstance(value, int | np.integer):
+    if isinstance(value, _INTEGERS):
         return int(value)
     expr = convert(value)
     return expr.value if isinstance(expr, IntImm) else expr
@@ -127,9 +132,9 @@ def is_const(expr: Value) -> bool:
 
 
 def _const_value(expr: PrimExpr) -> int | float | None:
-    if isinstance(expr, IntImm | FloatImm):
+    if isinstance(expr, _NUMBERS):
         return expr.value
-    if isinstance(expr, Broadcast) and isinstance(expr.value, IntImm | FloatImm):
+    if isinstance(expr, Broadcast) and isinstance(expr.value, _NUMBERS):
         return expr.value.value
     return None
 
@@ -146,6 +151,8 @@ def is_one(expr: Value) -> bool:
 
 def match_types(a: Value, b: Value) -> tuple[PrimExpr, PrimExpr]:
     """Both operands brought to one type, see the module's docstring. Raises CompileError when there is none."""
+    if isinstance(a, PrimExpr) and isinstance(b, PrimExpr) and a.dtype is b.dtype:
+        return a, b
     a_literal, b_literal = not _is_expr(a), not _is_expr(b)
     a, b = convert(a), convert(b)
     if a.dtype == b.dtype:
@@ -168,7 +175,7 @@ def match_types(a: Value, b: Value) -> tuple[PrimExpr, PrimExpr]:
 
 
 def _is_expr(value: Value) -> bool:
-    return isinstance(value, PrimExpr | IterVar)
+    return isinstance(value, (PrimExpr, IterVar))
 
 
 def _fits(literal: PrimExpr, to: DType) -> bool:

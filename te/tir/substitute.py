@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 from te.ir.node import Node
 from te.ir.visitor import Mutator
 from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Dim, Let, PrimExpr, Var
+from te.tir.expr import BufferLoad, Dim, FloatImm, IntImm, Let, PrimExpr, StringImm, Var
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, LetStmt, Stmt
 
 __all__ = ["fresh_copy", "substitute"]
 
 _N = TypeVar("_N", bound=Node)
+_CONSTANTS = frozenset((IntImm, FloatImm, StringImm))
 
 
 class Substitution(Mutator):
@@ -30,11 +31,14 @@ class Substitution(Mutator):
         self._done: dict[PrimExpr, Any] = {}
 
     def visit(self, node: Any) -> Any:
+        node_class = node.__class__
+        if node_class in _CONSTANTS:
+            return node
         if not isinstance(node, PrimExpr):
-            return self._dispatch[node.__class__](self, node)
+            return self._dispatch[node_class](self, node)
         found = self._done.get(node)
         if found is None:
-            found = self._done[node] = self._dispatch[node.__class__](self, node)
+            found = self._done[node] = self._dispatch[node_class](self, node)
         return found
 
     def _define(self, var: Var) -> Var:

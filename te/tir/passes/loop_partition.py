@@ -30,10 +30,14 @@ class _Guard:
 
 
 class _GuardCollector(Visitor[None]):
-    """The guards in the body of a loop that its variable decides: those marked `likely`, with a hint all of them."""
+    """The guards in the body of a loop that its variable decides: those marked `likely`, with a hint all of them.
 
-    def __init__(self, hinted: bool) -> None:
+    `chosen` remembers the conditions inside the expressions of stores: every loop around a store asks for them.
+    """
+
+    def __init__(self, hinted: bool, chosen: dict[BufferStore, list[PrimExpr]]) -> None:
         self.hinted = hinted
+        self.chosen = chosen
         self.inner: dict[Var, Range] = {}
         self.guards: list[_Guard] = []
 
@@ -70,11 +74,11 @@ class _GuardCollector(Visitor[None]):
         self.visit(node.body)
 
     def visit_BufferStore(self, node: BufferStore) -> None:
-        for n in post_order((node.value, *node.indices)):
-            if isinstance(n, Call) and n.op == "if_then_else":
-                self._condition(n.args[0])
-            elif isinstance(n, Select):
-                self._condition(n.condition)
+        conditions = self.chosen.get(node)
+        if conditions is None:
+            conditions = self.chosen[node] = _choices(node)
+        for condition in conditions:
+            self._condition(condition)
 
     def visit_default(self, node: object) -> None:
         """Other statements hold no guards."""
@@ -87,6 +91,17 @@ class _GuardCollector(Visitor[None]):
             self.hinted and isinstance(condition, Compare)
         ):
             self.guards.append(_Guard(condition, dict(self.inner)))
+
+
+def _choices(store: BufferStore) -> list[PrimExpr]:
+    """The conditions on which the value and the place of a store depend."""
+    found: list[PrimExpr] = []
+    for node in post_order((store.value, *store.indices)):
+        if isinstance(node, Call) and node.op == "if_then_else":
+            found.append(node.args[0])
+        elif isinstance(node, Select):
+            found.append(node.condition)
+    return found
 
 
 class _Assume(Mutator):
@@ -106,6 +121,7 @@ class _Partitioner(Mutator):
     def __init__(self, options: LoopPartition) -> None:
         self.options = options
         self.analyzer = Analyzer()
+        self.chosen: dict[BufferStore, list[PrimExpr]] = {}
         self.copies = 1
         self.cut_vars: set[Var] = set()
         self.lane_vars: set[Var] = set()
@@ -160,7 +176,7 @@ class _Partitioner(Mutator):
     def _guards(self, var: Var, body: Stmt, hinted: bool) -> list[_Guard]:
         if self.copies >= self.options.max_copies:
             return []
-        collector = _GuardCollector(hinted)
+        collector = _GuardCollector(hinted, self.chosen)
         collector.visit(body)
         return [g for g in collector.guards if _mentions(g.condition, (var,))]
 

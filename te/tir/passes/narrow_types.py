@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from te.dtype import FLOAT32, INT32, DType, dtype
 from te.ir.visitor import Mutator
@@ -61,6 +62,7 @@ _FORMATS: dict[str, _Format] = {
 }
 
 
+@cache
 def is_narrow(of: DType) -> bool:
     """Is this one of the types that the pass takes apart?"""
     return (of.is_float and of.bits <= 8) or (of.is_integral and of.bits < 8)

@@ -38,17 +38,22 @@ class _Remover(Mutator):
 
     def __init__(self) -> None:
         self.used: set[Var] = set()
+        self._noted: set[Node] = set()
 
     def _note(self, *exprs: PrimExpr | None) -> None:
-        for expr in exprs:
-            if expr is None:
+        stack: list[Any] = [e for e in exprs if e is not None]
+        while stack:
+            node = stack.pop()
+            if node in self._noted:
                 continue
-            for n in post_order(expr):
-                if isinstance(n, Var):
-                    self.used.add(n)
-                elif isinstance(n, BufferLoad):
-                    self.used.add(n.buffer.data)
-                    self._note_layout(n.buffer)
+            self._noted.add(node)
+            if isinstance(node, Var):
+                self.used.add(node)
+                continue
+            if isinstance(node, BufferLoad):
+                self.used.add(node.buffer.data)
+                self._note_layout(node.buffer)
+            stack += node.node_children()
 
     def _note_layout(self, buffer: Buffer) -> None:
         self._note(*[d for d in (*buffer.shape, *(buffer.strides or ()), buffer.elem_offset)

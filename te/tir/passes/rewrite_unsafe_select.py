@@ -69,9 +69,12 @@ def _node_can_not_fault(node: PrimExpr, analyzer: Analyzer, read: Sequence[Buffe
         return True
     if isinstance(node, BufferLoad):
         return all(_inside(i, dim, analyzer) for i, dim in zip(node.indices, node.buffer.shape, strict=True))
-    if isinstance(node, Div | Mod | FloorDiv | FloorMod) and not node.dtype.is_float:
+    if isinstance(node, _DIVISIONS) and not node.dtype.is_float:
         return isinstance(node.b, IntImm) and node.b.value != 0
     return not isinstance(node, Call) or INTRINSICS[node.op].pure
+
+
+_DIVISIONS = (Div, Mod, FloorDiv, FloorMod)
 
 
 def _inside(index: PrimExpr, extent: PrimExpr | int, analyzer: Analyzer) -> bool:
