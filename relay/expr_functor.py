@@ -7,7 +7,7 @@ from typing import cast
 
 from relay.analysis import count_uses
 from relay.expr import Call, Expr, Function
-from te.ir import post_order, rewrite_dag
+from te.ir import post_order, rebuilt, rewrite_dag
 
 __all__ = ["Sharing", "rewrite_calls", "rewrite_calls_knowing_uses"]
 
@@ -40,15 +40,16 @@ def rewrite_calls_knowing_uses(function: Function, rewrite: Callable[[Call, Shar
     order = cast("list[Expr]", list(post_order(function)))
     uses = count_uses(order)
     sharing = Sharing()
-    done: dict[int, Expr] = {}
+    changed: dict[int, Expr] = {}
     for e in order:
-        new = e.rebuild(lambda child: done[id(child)])
+        new: Expr = rebuilt(e, changed)
         if isinstance(new, Call):
             new = _checked(new, rewrite(new, sharing))
         if uses[id(e)] > 1:
             sharing.add(new)
-        done[id(e)] = new
-    return cast(Function, done[id(function)])
+        if new is not e:
+            changed[id(e)] = new
+    return cast(Function, changed.get(id(function), function))
 
 
 def _checked(before: Call, after: Expr) -> Expr:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from te.dtype import dtype
 from te.errors import CompileError
+from te.ir.abstract import Abstract
 from te.ir.visitor import post_order
 from te.tag import current_tag
 from te.tensor import Tensor
@@ -32,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Operation(ABC):
+class Operation(Abstract):
     """Base of operations: a name, a tag and attributes for schedules, outputs, and the axes a stage starts with."""
 
     def __init__(self, name: str, tag: str, attrs: Mapping[str, Any] | None) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -27,7 +27,7 @@ from relay.errors import TypeInferenceError, UnknownOperatorError
 from relay.expr import Call, Expr
 from relay.type import TensorType, Type
 from te.errors import CompileError
-from te.ir import Span
+from te.ir import Abstract, Span
 from te.ir.structural import StructuralEqual
 
 __all__ = ["MixedPrecision", "OpDef", "OpPattern", "get_op", "list_op_names", "make_call", "register_op"]
@@ -66,7 +66,7 @@ class MixedPrecision(Enum):
     """float32: results or inner values that leave the range of float16, or lose their meaning when rounded."""
 
 
-class OpDef(ABC):
+class OpDef(Abstract):
     """Base of operators. Instances are values: equal when class and attributes are equal, usable as dictionary keys.
 
     Attributes are hashable: numbers, strings, None, tuples of them. Tensors are inputs; an operator of any number of

@@ -1,14 +1,16 @@
 """The IR kit: what every IR of the project is made with."""
 
+from te.ir.abstract import Abstract
 from te.ir.depth import deep_trees
 from te.ir.module import IRModule
 from te.ir.node import Node, node
 from te.ir.span import Span
 from te.ir.structural import first_difference, structural_equal
 from te.ir.transform import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
-from te.ir.visitor import Mutator, Visitor, collect, post_order, rewrite_dag
+from te.ir.visitor import Mutator, Visitor, collect, post_order, rebuilt, rewrite_dag
 
 __all__ = [
+    "Abstract",
     "DumpInstrument",
     "IRModule",
     "Mutator",
@@ -25,6 +27,7 @@ __all__ = [
     "first_difference",
     "node",
     "post_order",
+    "rebuilt",
     "rewrite_dag",
     "structural_equal",
 ]

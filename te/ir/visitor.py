@@ -7,12 +7,12 @@ are iterative, because a chain of 10,000 calls must not overflow the stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from te.ir.node import Node
 
-__all__ = ["Mutator", "Visitor", "collect", "post_order", "rewrite_dag"]
+__all__ = ["Mutator", "Visitor", "collect", "post_order", "rebuilt", "rewrite_dag"]
 
 R = TypeVar("R")
 
@@ -83,10 +83,21 @@ def post_order(roots: Node | Iterable[Node]) -> Iterator[Node]:
 
 def rewrite_dag(root: Any, rewrite: Callable[[Any], Any]) -> Any:
     """Rebuild a DAG bottom-up, each node once: `rewrite` sees a node whose children are done already. Iterative."""
-    done: dict[int, Node] = {}
+    changed: dict[int, Node] = {}
     for current in list(post_order(root)):
-        done[id(current)] = rewrite(current.rebuild(lambda child: done[id(child)]))
-    return done[id(root)]
+        new = rewrite(rebuilt(current, changed))
+        if new is not current:
+            changed[id(current)] = new
+    return changed.get(id(root), root)
+
+
+def rebuilt(node: Any, changed: Mapping[int, Node]) -> Any:
+    """`node` over the new nodes for those of its children whose ids `changed` names; itself when there are none."""
+    if changed:
+        for child in node.node_children():
+            if id(child) in changed:
+                return node.rebuild(lambda child: changed.get(id(child), child))
+    return node
 
 
 def collect(root: Node, wanted: type[R] | tuple[type, ...]) -> list[R]:
