@@ -391,3 +391,39 @@ def test_every_step_of_lowering_can_be_read():
     steps = dict(dump.dumps)
     assert "Flatten" in steps and "vectorized" in steps["Flatten"] and "vectorized" not in steps["Vectorize"]
     assert dump.dumps[-1][1] == str(module)
+
+
+def test_inlining_a_chain_writes_each_formula_once(monkeypatch):
+    made: list[str] = []
+    plain = te.operation.ComputeOp.__init__
+
+    def counted(op, name, *rest):
+        made.append(name)
+        plain(op, name, *rest)
+
+    monkeypatch.setattr(te.operation.ComputeOp, "__init__", counted)
+    a = te.placeholder((8,), name="A")
+    last = a
+    for i in range(60):
+        last = te.compute((8,), lambda j, x=last: x[j] + 1.0, name=f"s{i}")
+    s = te.create_schedule(last)
+    te.schedule.AutoInlineInjective(s)
+    made.clear()
+    func = te.lower(s, [a, last], simple_mode=True)
+    assert made == ["s59"], "of the stages that stay one new operation each, of the inlined ones none"
+    x, y = RNG.random(8, dtype=np.float32), np.full(8, np.nan, np.float32)
+    run(func, x, y)
+    np.testing.assert_allclose(y, x + 60, rtol=1e-5)
+
+
+def test_a_formula_read_at_two_places_is_written_at_both():
+    a = te.placeholder((9,), name="A")
+    b = te.compute((9,), lambda i: a[i] * 2.0, name="B")
+    c = te.compute((8,), lambda i: b[i] + b[i + 1], name="C")
+    d = te.compute((8,), lambda i: c[i] * b[i], name="D")
+    s = te.create_schedule(d)
+    s[b].compute_inline()
+    s[c].compute_inline()
+    x, y = RNG.random(9, dtype=np.float32), np.full(8, np.nan, np.float32)
+    run(te.lower(s, [a, d], simple_mode=True), x, y)
+    np.testing.assert_allclose(y, (2 * x[:-1] + 2 * x[1:]) * 2 * x[:-1], rtol=1e-5)
