@@ -28,7 +28,7 @@ class _Users:
 
     lock = threading.Lock()
     count = 0
-    threshold = (0, 0, 0)
+    threshold: tuple[int, int, int] = (0, 0, 0)
     interval = 0.0
 
 
