@@ -19,7 +19,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
 from backend.runtime.files import replacing
@@ -79,6 +78,8 @@ class DiskCache:
 
     def _trim(self) -> None:
         """Drop the entries unused for longest until three quarters of the limit are left. One process at a time."""
+        from filelock import FileLock, Timeout  # 7 ms, for a cache that is full
+
         try:
             with FileLock(self.folder / "lock", timeout=0):
                 entries = [(path.stat(), path) for path in self.folder.glob("??/*")]
