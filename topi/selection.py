@@ -54,6 +54,9 @@ def non_max_suppression(
         box, score, ranked, most, threshold, lowest = map(ib.buffer, ins)
         result, total = map(ib.buffer, outs)
         kept, first, free = (ib.allocate("int32", 1, name) for name in ("kept", "first", "free"))
+        # What the kept boxes of a class span, along memory, so that a box is compared with several at once.
+        names = (("begin_y", "end_y"), ("begin_x", "end_x"))
+        edges = [[ib.allocate("float32", count, name, scope="global") for name in axis] for axis in names]
         kept[0] = 0
         with ib.for_range(0, rows, "row") as row, ib.for_range(0, 3, "column") as column:
             result[row, column] = te.const(0, "int64")
@@ -61,16 +64,20 @@ def non_max_suppression(
             first[0] = kept[0]
             with ib.for_range(0, count, "k") as k:
                 at = ib.let("at", te.cast("int32", ranked[b, c, k]))
-                room = te.cast("int64", kept[0] - first[0]) < most[0]
+                here = ib.let("here", kept[0] - first[0])
+                room = te.cast("int64", here) < most[0]
                 with ib.if_scope(te.all(score[b, c, at] > lowest[0], room)):
+                    box_spans = [_span(ib, box, b, at, axis, center) for axis in (0, 1)]
                     free[0] = 1
-                    with ib.for_range(0, kept[0] - first[0], "j") as j:
-                        other = te.cast("int32", result[first[0] + j, 2])
-                        with ib.if_scope(_overlap(ib, box, b, at, other, center) > threshold[0]):
-                            free[0] = 0
+                    with ib.for_range(0, here, "j") as j:
+                        others = [(begins[j], ends[j]) for begins, ends in edges]
+                        free[0] = te.select(_overlap(box_spans, others) > threshold[0], 0, free[0])
                     with ib.if_scope(free[0] == 1):
                         for column, value in enumerate((b, c, at)):
                             result[kept[0], column] = te.cast("int64", value)
+                        for pair, span in zip(edges, box_spans, strict=True):
+                            for edge, value in zip(pair, span, strict=True):
+                                edge[here] = value
                         kept[0] = kept[0] + 1
         total[0] = te.cast("int64", kept[0])
         return ib.get()
@@ -82,24 +89,22 @@ def non_max_suppression(
     return result, total
 
 
-def _overlap(ib: IRBuilder, box: BufferView, image: Dim, a: PrimExpr, b: PrimExpr, center: bool) -> PrimExpr:
-    """The intersection of two boxes over their union; 0 when they have no area."""
-    spans = [[_span(ib, box, image, at, axis, center) for axis in (0, 1)] for at in (a, b)]
+_Span = tuple[PrimExpr, PrimExpr]
+
+
+def _overlap(a: Sequence[_Span], b: Sequence[_Span]) -> PrimExpr:
+    """The intersection of two boxes, given by what they span along two axes, over their union; 0 without area."""
     zero = te.const(0.0, "float32")
-    sides = [
-        te.maximum(te.minimum(spans[0][axis][1], spans[1][axis][1])
-                   - te.maximum(spans[0][axis][0], spans[1][axis][0]), zero)
-        for axis in (0, 1)
-    ]  # fmt: skip
-    common = ib.let("common", sides[0] * sides[1])
-    areas = [(s[0][1] - s[0][0]) * (s[1][1] - s[1][0]) for s in spans]
-    union = ib.let("union", areas[0] + areas[1] - common)
-    return te.if_then_else(union > zero, common / union, zero)
+    sides = [te.maximum(te.minimum(p[1], q[1]) - te.maximum(p[0], q[0]), zero) for p, q in zip(a, b, strict=True)]
+    common = sides[0] * sides[1]
+    areas = [(box[0][1] - box[0][0]) * (box[1][1] - box[1][0]) for box in (a, b)]
+    union = areas[0] + areas[1] - common
+    return te.select(union > zero, common / union, zero)
 
 
 def _span(
     ib: IRBuilder, box: BufferView, image: Dim, at: PrimExpr, axis: int, center: bool
-) -> tuple[PrimExpr, PrimExpr]:
+) -> _Span:
     """Where a box begins and ends along an axis."""
     if center:
         middle, half = box[image, at, 1 - axis], box[image, at, 3 - axis] * te.const(0.5, "float32")
