@@ -13,7 +13,7 @@ from onnx import GraphProto, NodeProto
 
 from frontends.onnx.errors import OnnxImportError, fault
 
-__all__ = ["describe", "nested_graphs", "ordered_nodes"]
+__all__ = ["describe", "names_read", "nested_graphs", "ordered_nodes", "span_name", "without_inputs"]
 
 
 def describe(node: NodeProto, index: int | None = None) -> str:
@@ -32,6 +32,36 @@ def nested_graphs(node: NodeProto) -> Iterator[GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+def names_read(node: NodeProto) -> Iterable[str]:
+    """Every name that the node or its subgraphs may read."""
+    names = list(node.input)
+    graphs = list(nested_graphs(node))
+    while graphs:
+        graph = graphs.pop()
+        names.extend(output.name for output in graph.output)
+        for inner in graph.node:
+            names.extend(inner.input)
+            graphs.extend(nested_graphs(inner))
+    return names
+
+
+def without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
+    """The node with the inputs that the function's caller left out emptied."""
+    if not any(name in absent for name in node.input):
+        return node
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    for index, name in enumerate(node.input):
+        if name in absent:
+            copy.input[index] = ""
+    return copy
+
+
+def span_name(node: NodeProto) -> str:
+    """What a node is called in spans: its name, or its first output."""
+    return node.name if node.name else next((name for name in node.output if name), "")
 
 
 def ordered_nodes(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap, Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,7 @@ from frontends.onnx.errors import NothingInsideError, OnnxImportError, fault, un
 from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
 from frontends.onnx.functions import schema_defaults, schema_function
 from frontends.onnx.givers import Givers
-from frontends.onnx.graph import describe, nested_graphs, ordered_nodes
+from frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_given
 from frontends.onnx.model import Model, load, opset_table
 from frontends.onnx.model_file import RawData
@@ -207,7 +207,7 @@ class _Importer:
             raise fault(scope.where, f"graphs nested more than {MAX_NESTING} deep")
         initializers = _Initializers(self, graph, scope)
         for node in ordered_nodes(graph.node, initializers, outputs, scope.where):
-            for name in _names_read(node):
+            for name in names_read(node):
                 initializers.materialise(name)
             self._convert(node, scope)
         for name in outputs:
@@ -223,7 +223,7 @@ class _Importer:
         place = self.assumptions.place = f"{scope.where}: {describe(node)}"
         inputs = [None if name == "" else scope.values[name] for name in node.input]
         function = self.model.functions.get((domain, node.op_type, node.overload))
-        span = Span(self.model.name, _span_name(node), node.op_type)
+        span = Span(self.model.name, span_name(node), node.op_type)
         try:
             attributes = bind(node.attribute, scope.bindings)
             if function is not None:
@@ -238,7 +238,7 @@ class _Importer:
         self.givers.note(finished)
         why = why_on_host(inputs, finished) if inputs else ""
         if why:
-            self.on_host[node.op_type, _span_name(node)] = why
+            self.on_host[node.op_type, span_name(node)] = why
         self._store(node, finished, scope, place)
 
     def _call_converter(
@@ -263,7 +263,7 @@ class _Importer:
             outputs=tuple(node.output),
             attrs=attrs,
             where=where,
-            span=Span(self.model.name, _span_name(node), node.op_type),
+            span=Span(self.model.name, span_name(node), node.op_type),
             session=self,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
             close=lambda graph, params: self._closed(graph, params, scope, place, where),
@@ -355,7 +355,7 @@ class _Importer:
         body = _Scope(values, opsets, {**defaults, **attributes}, where, scope.depth + 1)
         absent = set(function.input) - set(values)
         for node in ordered_nodes(function.node, {*values, *absent}, function.output, where):
-            self._convert(_without_inputs(node, absent), body)
+            self._convert(without_inputs(node, absent), body)
         return [body.values.get(name) for name in function.output]
 
     def _store(self, node: NodeProto, results: Sequence[Expr | None], scope: _Scope, place: str) -> None:
@@ -586,19 +586,6 @@ def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> Com
     return fault(place, text, found=found)
 
 
-def _names_read(node: NodeProto) -> Iterable[str]:
-    """Every name that the node or its subgraphs may read."""
-    names = list(node.input)
-    graphs = list(nested_graphs(node))
-    while graphs:
-        graph = graphs.pop()
-        names.extend(output.name for output in graph.output)
-        for inner in graph.node:
-            names.extend(inner.input)
-            graphs.extend(nested_graphs(inner))
-    return names
-
-
 def _as_sequence(result: Result) -> Sequence[Expr | None]:
     """Outputs one by one; a tuple-valued call gives its fields."""
     if not isinstance(result, Expr):
@@ -608,19 +595,3 @@ def _as_sequence(result: Result) -> Sequence[Expr | None]:
     if isinstance(result.ty, TupleType):
         return [TupleGetItem(result, index) for index in range(len(result.ty.fields))]
     return [result]
-
-
-def _without_inputs(node: NodeProto, absent: set[str]) -> NodeProto:
-    """The node with the inputs that the function's caller left out emptied."""
-    if not any(name in absent for name in node.input):
-        return node
-    copy = NodeProto()
-    copy.CopyFrom(node)
-    for index, name in enumerate(node.input):
-        if name in absent:
-            copy.input[index] = ""
-    return copy
-
-
-def _span_name(node: NodeProto) -> str:
-    return node.name if node.name else next((name for name in node.output if name), "")
