@@ -205,7 +205,6 @@ class _Rewriter:
             return None
         return _applied(e, [p for p in parts if p is not None], scale, into)
 
-
     def _multiple_in_units(self, e: Call, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
         """A positive number times something."""
         for factor, other in (e.args, e.args[::-1]):
