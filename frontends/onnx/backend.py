@@ -222,9 +222,14 @@ class RelayBackend(Backend):
         place = open_device(kind, int(number) if number else 0)
         module = graph_executor.GraphModule(relay.build(mod, target=target)["default"](place))
 
+        optional = {var.name for var in mod["main"].params if isinstance(var.ty, OptionalType)}
+
         def execute(arrays: Arrays) -> list[np.ndarray]:
             for input_name in mod.attrs["input_names"]:
-                module.set_input(input_name, arrays[input_name])
+                value: Any = arrays[input_name]
+                if input_name in optional:  # a list of at most one for the executor
+                    value = [] if value is None else [value]
+                module.set_input(input_name, value)
             module.run()
             return [_as_numpy(module.get_output(i)) for i in range(module.get_num_outputs())]
 
@@ -234,11 +239,9 @@ class RelayBackend(Backend):
     def compile_model(cls, mod: IRModule, device: str) -> Executable:
         """As `compile_module`, for modules whose inputs and outputs may be sequences, optional values and strings."""
         compiled, forms = cls.compile_module(mod, device), mod.attrs.get("output_forms")
-        optional = [var.name for var in mod["main"].params if isinstance(var.ty, OptionalType)]
 
         def execute(arrays: Arrays) -> list[Any]:
-            lists: dict[str, Any] = {name: [] if arrays[name] is None else [arrays[name]] for name in optional}
-            results = compiled({**arrays, **dict(_flattened(arrays)), **lists})
+            results = compiled({**arrays, **dict(_flattened(arrays))})
             return results if forms is None else [assembled(form, results) for form in forms]
 
         return execute
