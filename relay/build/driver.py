@@ -215,7 +215,7 @@ def _combinations(specialize: Mapping[str, Sequence[int]] | None) -> list[dict[s
 
 def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule:
     """The model for certain sizes. Raises CompileError unless these are sizes of its, and make all of them known."""
-    module = IRModule({"main": mod}) if isinstance(mod, Function) else mod
+    module = IRModule.from_expr(mod) if isinstance(mod, Function) else mod
     known = size_variables(ty.shape for p in module["main"].params if isinstance(ty := p.ty, TensorType))
     strange = [name for name in sizes if name not in known]
     if strange:

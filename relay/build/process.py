@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+
+from te.ir.process import process_setting
 
 __all__ = ["compiling"]
 
@@ -23,30 +23,13 @@ By Python's own 5 ms, LLVM's thread loses a third of its time in waiting for the
 """
 
 
-class _Users:
-    """Who compiles now, in any thread: the settings are the process's. The others are what to go back to."""
-
-    lock = threading.Lock()
-    count = 0
-    threshold: tuple[int, int, int] = (0, 0, 0)
-    interval = 0.0
-
-
-@contextmanager
+@process_setting
 def compiling() -> Generator[None]:
     """Let the garbage collector run less often, and threads take turns more often."""
-    with _Users.lock:
-        if _Users.count == 0:
-            _Users.threshold, _Users.interval = gc.get_threshold(), sys.getswitchinterval()
-            if _Users.threshold[0]:  # 0: the collector is off
-                gc.set_threshold(max(_Users.threshold[0], _OBJECTS), *_Users.threshold[1:])
-            sys.setswitchinterval(min(_Users.interval, _SECONDS))
-        _Users.count += 1
-    try:
-        yield
-    finally:
-        with _Users.lock:
-            _Users.count -= 1
-            if _Users.count == 0:
-                gc.set_threshold(*_Users.threshold)
-                sys.setswitchinterval(_Users.interval)
+    threshold, interval = gc.get_threshold(), sys.getswitchinterval()
+    if threshold[0]:  # 0: the collector is off
+        gc.set_threshold(max(threshold[0], _OBJECTS), *threshold[1:])
+    sys.setswitchinterval(min(interval, _SECONDS))
+    yield
+    gc.set_threshold(*threshold)
+    sys.setswitchinterval(interval)
