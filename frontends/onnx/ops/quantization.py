@@ -71,11 +71,17 @@ def dequantize_linear(node: OnnxNode) -> Expr:
     return result if target == "float32" else op.cast(result, target)
 
 
-def _is_known(scale: Expr, zero: Expr | None, codes: str) -> bool:
-    """Are scale and zero point constants for codes of 8 bits, of the types that `op.qnn` takes?"""
+def _constants(scale: Expr, zero: Expr | None, codes: str) -> tuple[Constant, Constant] | None:
+    """Scale and zero point, one number each or as many, where they are constants for 8-bit codes; None otherwise."""
     constant = isinstance(scale, Constant) and (zero is None or isinstance(zero, Constant))
     fits = codes in ("uint8", "int8") and (zero is None or zero.dtype == codes)
-    return constant and fits and scale.dtype == "float32"
+    if not constant or not fits or scale.dtype != "float32":
+        return None
+    scales = _values(scale)
+    zeros = np.zeros(scales.shape, codes) if zero is None else _values(zero)
+    if scales.size == zeros.size == 1:
+        scales, zeros = scales.reshape(()), zeros.reshape(())
+    return (Constant(scales), Constant(zeros)) if scales.shape == zeros.shape else None
 
 
 def _values(e: Expr) -> np.ndarray[Any, Any]:
@@ -94,16 +100,11 @@ class _Layout:
 
     def parameters(self, codes: str) -> tuple[Expr, Expr, int] | None:
         """(scale, zero point, axis) as `op.qnn` takes them: constants, one or one for each index of `axis`; or None."""
-        scale, zero = self.node[1], self.node.get(2)
-        if not _is_known(scale, zero, codes) or self.block:
+        known = None if self.block else _constants(self.node[1], self.node.get(2), codes)
+        if known is None:
             return None
-        spread, shape = self.spread(scale), self.shape
-        assert isinstance(scale, Constant)
-        zeros = np.zeros(scale.data.shape, codes) if zero is None else _values(zero)
-        if not spread.shape:
-            return Constant(scale.data.reshape(())), Constant(zeros.reshape(())), -1
-        axis = self.node.axis(self.axis, len(shape))
-        return (Constant(scale.data), Constant(zeros), axis) if scale.data.shape == zeros.shape else None
+        self.spread(self.node[1])  # raises where they don't fit
+        return (*known, self.node.axis(self.axis, len(self.shape)) if known[0].shape else -1)
 
     def spread(self, x: Expr) -> Expr:
         """`x` in a shape that broadcasts with the data."""
@@ -229,15 +230,10 @@ def _codes(node: OnnxNode, real: Expr) -> Expr:
 def dequantized(node: OnnxNode, index: int, scale: Expr | None, zero: Expr | None, axis: int) -> Expr | None:
     """Input `index` as floats by `qnn.dequantize`; None unless scale and zero point are constants for 8-bit codes."""
     codes = node[index]
-    if scale is None or not _is_known(scale, zero, str(codes.dtype)):
+    known = None if scale is None else _constants(scale, zero, str(codes.dtype))
+    if known is None or (known[0].shape and known[0].shape != (codes.shape[axis],)):
         return None
-    scales = _values(scale)
-    zeros = np.zeros(scales.shape, str(codes.dtype)) if zero is None else _values(zero)
-    if scales.size == zeros.size == 1:
-        return op.qnn.dequantize(codes, Constant(scales.reshape(())), Constant(zeros.reshape(())))
-    if scales.shape != zeros.shape or scales.shape != (codes.shape[axis],):
-        return None
-    return op.qnn.dequantize(codes, Constant(scales), Constant(zeros), axis)
+    return op.qnn.dequantize(codes, *known, axis if known[0].shape else -1)
 
 
 convert_with(q_linear_conv, "QLinearConv", since=10)
