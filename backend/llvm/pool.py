@@ -3,8 +3,12 @@
 The pool is compiled code (`backend.llvm.pool_code`) with threads of its own (plain pthreads: they need no Python). It
 comes with every saved module, so that running one needs no LLVM. A worker waits at a mailbox of its
 own: it spins for some microseconds, because the next region of a model follows at once, then sleeps in a futex, so that
-an idle pool uses no CPU. A region hands its task to as many workers as the caller's context allows, runs task 0
-itself, and waits. Workers are started when a region first wants them and stay.
+an idle pool uses no CPU. A region is handed to as many workers as the caller's context allows; the caller takes part,
+and waits. Workers are started when a region first wants them and stay.
+
+Each thread has a share of the region, always the same, so that it finds in its cache what it wrote there in the region
+before. The share is cut into chunks: a thread that is done with its own goes on with those that another has not begun,
+which the system may have interrupted or never let run. Nobody waits for a worker that has not begun at all.
 
 Only one region runs at a time: a second one, nested or from another thread, runs serially in its caller. After a fork
 the child starts its own workers. Where there is no futex (other systems than Linux) every region runs serially.

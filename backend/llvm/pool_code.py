@@ -11,6 +11,10 @@ __all__ = ["pool_object", "pool_source"]
 MAX_WORKERS = 255
 SPIN = 2000
 """Rounds of waiting, each one `pause` (15 to 45 ns), before a thread goes to sleep."""
+PATIENCE = 64
+"""Rounds for which the caller waits for workers before it takes the job back from those that have not begun."""
+CHUNKS = 8
+"""Parts that a thread's share is cut into: what it has not begun when others are done, they do."""
 
 _MEMORY = """
 declare ptr @malloc(i64)
@@ -46,12 +50,15 @@ define i32 @relayc_worker_count() { ret i32 0 }
 define void @relayc_forget_workers() { ret void }
 """
 
-# A mailbox holds IDLE (0), RUN (1) or, with its worker in the futex, ASLEEP (-1). The job is written before any
-# mailbox is set to RUN and stays until every worker that got it has counted itself out of @pending.
+# A mailbox holds IDLE (0), RUN (1), BUSY (2) or, with its worker in the futex, ASLEEP (-1). The job is written before
+# any mailbox is set to RUN and stays until every worker that took it (RUN to BUSY) has counted itself out of @pending;
+# the caller takes it back (RUN to IDLE) from workers that the system has not let run. Beside it lies the number of the
+# next chunk of the thread's share, which whoever takes a chunk counts up. The first mailbox is the caller's.
 _POOL = """
-%mailbox = type [32 x i32]
+%mailbox = type {{ i32, i32, [30 x i32] }}
+%job = type {{ ptr, ptr, ptr, i32, i32 }} ; ctx, task, closure, threads, chunks
 @mailboxes = internal global [{slots} x %mailbox] zeroinitializer, align 128
-@job = internal global {{ ptr, ptr, ptr, i32 }} zeroinitializer, align 128
+@job = internal global %job zeroinitializer, align 128
 @pending = internal global i32 0, align 128
 @waiting = internal global i32 0, align 128
 @busy = internal global i32 0, align 128
@@ -72,6 +79,67 @@ define internal void @sleep(ptr %word, i32 %while) {{
 
 define internal void @wake(ptr %word) {{
   %r = call i64 (i64, ...) @syscall(i64 {futex}, ptr %word, i32 129, i32 1)
+  ret void
+}}
+
+; The first chunk of a thread's share, or the end of the share before.
+define internal i32 @bound(i32 %thread, i32 %chunks, i32 %threads) alwaysinline {{
+  %all = mul i32 %thread, %chunks
+  %first = udiv i32 %all, %threads
+  ret i32 %first
+}}
+
+; Runs what nobody has begun of a thread's share.
+define internal void @drain(i32 %thread) {{
+entry:
+  %ctx = load ptr, ptr @job
+  %task = load ptr, ptr getelementptr (%job, ptr @job, i32 0, i32 1)
+  %closure = load ptr, ptr getelementptr (%job, ptr @job, i32 0, i32 2)
+  %threads = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
+  %chunks = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 4)
+  %following = add i32 %thread, 1
+  %end = call i32 @bound(i32 %following, i32 %chunks, i32 %threads)
+  %thread64 = zext i32 %thread to i64
+  %next = getelementptr %mailbox, ptr @mailboxes, i64 %thread64, i32 1
+  br label %look
+look:
+  %seen = load atomic i32, ptr %next monotonic, align 4
+  %more = icmp slt i32 %seen, %end
+  br i1 %more, label %claim, label %done
+claim:
+  %chunk = atomicrmw add ptr %next, i32 1 monotonic
+  %mine = icmp slt i32 %chunk, %end
+  br i1 %mine, label %run, label %done
+run:
+  call void %task(ptr %ctx, ptr %closure, i32 %chunk, i32 %chunks)
+  br label %look
+done:
+  ret void
+}}
+
+; A thread's own share, then what is left of the shares of those whose number differs from its own in one bit.
+define internal void @participate(i32 %thread) {{
+entry:
+  %threads = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
+  br label %share
+share:
+  %bit = phi i32 [ 0, %entry ], [ 1, %first ], [ %doubled, %other ]
+  %of = xor i32 %thread, %bit
+  %exists = icmp ult i32 %of, %threads
+  br i1 %exists, label %help, label %skip
+help:
+  call void @drain(i32 %of)
+  br label %skip
+skip:
+  %own = icmp eq i32 %bit, 0
+  br i1 %own, label %first, label %other
+first:
+  br label %share
+other:
+  %doubled = shl i32 %bit, 1
+  %over = icmp uge i32 %doubled, %threads
+  br i1 %over, label %done, label %share
+done:
   ret void
 }}
 
@@ -104,15 +172,11 @@ asleep:
   %still = icmp eq i32 %now, -1
   br i1 %still, label %asleep, label %run
 run:
-  %p.ctx = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 0
-  %p.task = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 1
-  %p.closure = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 2
-  %p.count = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 3
-  %ctx = load ptr, ptr %p.ctx
-  %task = load ptr, ptr %p.task
-  %closure = load ptr, ptr %p.closure
-  %count = load i32, ptr %p.count
-  call void %task(ptr %ctx, ptr %closure, i32 %id, i32 %count)
+  %take = cmpxchg ptr %box, i32 1, i32 2 acquire monotonic
+  %taken = extractvalue {{ i32, i1 }} %take, 1
+  br i1 %taken, label %work, label %wait
+work:
+  call void @participate(i32 %id)
   store atomic i32 0, ptr %box release, align 4
   %left = atomicrmw sub ptr @pending, i32 1 seq_cst
   %last = icmp eq i32 %left, 1
@@ -188,18 +252,27 @@ publish:
   %capped = icmp slt i32 %able, %wanted
   %helpers = select i1 %capped, i32 %able, i32 %wanted
   %tasks = add i32 %helpers, 1
-  %p.ctx = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 0
-  %p.task = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 1
-  %p.closure = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 2
-  %p.count = getelementptr {{ ptr, ptr, ptr, i32 }}, ptr @job, i32 0, i32 3
-  store ptr %ctx, ptr %p.ctx
-  store ptr %task, ptr %p.task
-  store ptr %closure, ptr %p.closure
-  store i32 %tasks, ptr %p.count
+  %most = mul i32 %tasks, {chunks}
+  %fewer = icmp slt i32 %max_tasks, %most
+  %chunks = select i1 %fewer, i32 %max_tasks, i32 %most
+  store ptr %ctx, ptr @job
+  store ptr %task, ptr getelementptr (%job, ptr @job, i32 0, i32 1)
+  store ptr %closure, ptr getelementptr (%job, ptr @job, i32 0, i32 2)
+  store i32 %tasks, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
+  store i32 %chunks, ptr getelementptr (%job, ptr @job, i32 0, i32 4)
   store atomic i32 %helpers, ptr @pending release, align 4
-  br label %call
+  br label %allot
+allot:
+  %t = phi i32 [ 0, %publish ], [ %t.next, %allot ]
+  %first = call i32 @bound(i32 %t, i32 %chunks, i32 %tasks)
+  %t64 = zext i32 %t to i64
+  %counter = getelementptr %mailbox, ptr @mailboxes, i64 %t64, i32 1
+  store atomic i32 %first, ptr %counter monotonic, align 4
+  %t.next = add i32 %t, 1
+  %allotted = icmp eq i32 %t.next, %tasks
+  br i1 %allotted, label %call, label %allot
 call:
-  %w = phi i32 [ 1, %publish ], [ %w.next, %called ]
+  %w = phi i32 [ 1, %allot ], [ %w.next, %called ]
   %over = icmp sgt i32 %w, %helpers
   br i1 %over, label %work, label %ring
 ring:
@@ -215,18 +288,42 @@ called:
   %w.next = add i32 %w, 1
   br label %call
 work:
-  call void %task(ptr %ctx, ptr %closure, i32 0, i32 %tasks)
+  call void @participate(i32 0)
   br label %join
 join:
-  %round = phi i32 [ 0, %work ], [ %next, %again ]
+  %round = phi i32 [ 0, %work ], [ %next, %joining ], [ %next, %dismissed ]
   %left = load atomic i32, ptr @pending acquire, align 4
   %finished = icmp eq i32 %left, 0
   br i1 %finished, label %release, label %again
 again:
   {pause}
   %next = add i32 %round, 1
+  %waited = icmp eq i32 %next, {patience}
+  br i1 %waited, label %dismiss, label %linger
+linger:
   %tired = icmp uge i32 %next, {spin}
-  br i1 %tired, label %doze, label %join
+  br i1 %tired, label %doze, label %joining
+joining:
+  br label %join
+dismiss:
+  %d = phi i32 [ 1, %again ], [ %d.next, %absent ]
+  %none = icmp sgt i32 %d, %helpers
+  br i1 %none, label %dismissed, label %recall
+recall:
+  %d64 = sext i32 %d to i64
+  %d.box = getelementptr %mailbox, ptr @mailboxes, i64 %d64
+  %back = cmpxchg ptr %d.box, i32 1, i32 0 seq_cst monotonic
+  %unread = extractvalue {{ i32, i1 }} %back, 1
+  br i1 %unread, label %replace, label %absent
+replace:
+  call void @drain(i32 %d)
+  %fewer.pending = atomicrmw sub ptr @pending, i32 1 seq_cst
+  br label %absent
+absent:
+  %d.next = add i32 %d, 1
+  br label %dismiss
+dismissed:
+  br label %join
 doze:
   store atomic i32 1, ptr @waiting seq_cst, align 4
   br label %nap
@@ -275,8 +372,8 @@ def pool_source(system: str, machine: str) -> str:
     declare_pause, pause = _PAUSE[machine]
     slots = MAX_WORKERS + 1
     pool = _POOL.format(
-        declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, slots=slots,
-        mailbox_bytes=slots * 128,
+        declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, patience=PATIENCE, chunks=CHUNKS,
+        slots=slots, mailbox_bytes=slots * 128,
     )  # fmt: skip
     return _MEMORY + pool
 

@@ -57,8 +57,8 @@ _CallPacked = ctypes.CFUNCTYPE(
 class Ctx(ctypes.Structure):
     """The struct itself. All functions take the `Ctx*` first.
 
-    parallel(ctx, task, closure, max_tasks): fork-join; calls task(ctx, closure, i, n) for every i below
-        n = min(max_tasks, num_threads), from several threads, and returns when all are done.
+    parallel(ctx, task, closure, max_tasks): fork-join; calls task(ctx, closure, i, n) once for every i below an n of
+        its choice, at most max_tasks, from up to num_threads threads, and returns when all are done.
     draws: how often functions have drawn random numbers with this context; they count it up.
     alloc_workspace(ctx, nbytes): scratch of the calling thread, aligned to 64 bytes, freed in reverse order.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;

@@ -12,10 +12,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import pytest
 
 from backend.llvm import pool, pool_code
-from backend.llvm.linking import process_triple
+from backend.llvm.linking import link, process_triple
 from backend.runtime.context import Context
 
 Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
@@ -38,14 +39,72 @@ def test_every_task_runs_once(threads, tasks):
     for _ in range(20):
         seen: list[tuple[int, int]] = []
         run(threads, tasks, lambda c, d, i, n: seen.append((i, n)))  # noqa: B023
-        count = min(threads, tasks)
+        count = len(seen)
+        assert min(threads, tasks) <= count <= tasks
         assert sorted(seen) == [(i, count) for i in range(count)]
 
 
 def test_tasks_run_in_different_threads():
-    seen: set[int] = set()
-    run(3, 3, lambda c, d, i, n: (seen.add(threading.get_native_id()), time.sleep(0.01)))
-    assert len(seen) == 3
+    together = threading.Barrier(3)
+    passed: list[int] = []
+    run(3, 3, lambda c, d, i, n: passed.append(together.wait(30)))
+    assert sorted(passed) == [0, 1, 2]
+
+
+def test_others_do_what_a_thread_has_not_begun():
+    """The worker stays in its first chunk until the caller has done all others."""
+    done: Counter[bool] = Counter()
+    caller = threading.get_native_id()
+    begun, others_done = threading.Event(), threading.Event()
+
+    def chunk(_ctx, _data, _i, _n):
+        mine = threading.get_native_id() == caller
+        if mine:
+            begun.wait(30)
+        else:
+            begun.set()
+            others_done.wait(30)
+        done[mine] += 1
+        if done[True] == 15:
+            others_done.set()
+
+    run(2, 16, chunk)
+    assert done == {True: 15, False: 1}
+
+
+def test_nobody_waits_for_workers_that_have_not_begun():
+    """More threads than cores, asleep or not: each chunk once, by whoever comes."""
+    seen: list[int] = []
+    for pause in [0, 0.001] * 100:  # some find the workers asleep
+        run(7, 40, lambda c, d, i, n: seen.append(i))
+        assert sorted(seen) == list(range(len(seen)))
+        seen.clear()
+        time.sleep(pause)
+
+
+COUNTING_TASK = """
+define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks) {
+  %place = getelementptr i32, ptr %counts, i32 %task
+  %before = atomicrmw add ptr %place, i32 1 monotonic
+  ret void
+}
+"""
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7, 16])
+def test_thousands_of_short_regions(threads):
+    """Regions that are over before workers have come, one after the other."""
+    machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
+    image = link([machine.emit_object(llvm.parse_assembly(COUNTING_TASK))])
+    task = ctypes.cast(image.address("count"), Task)
+    run_region, ctx = Parallel(pool.parallel_address()), context(threads)
+    for tasks in (threads - 1, threads, 5 * threads, 100 * threads):
+        counts = (ctypes.c_int32 * tasks)()
+        regions = 500
+        for _ in range(regions):
+            run_region(ctx.address, task, ctypes.addressof(counts), tasks)
+        chunks = min(tasks, pool_code.CHUNKS * threads)
+        assert list(counts) == [regions] * chunks + [0] * (tasks - chunks)
 
 
 def test_a_nested_region_runs_serially_and_once():
