@@ -12,10 +12,9 @@ from frontends.cli.console import out
 from frontends.cli.kernels import code_module
 from frontends.cli.options import Build, Form
 from frontends.onnx import from_onnx
-from relay.build.batch_slices import slice_batches
+from relay.build.arrange import arrange
 from relay.build.graph import make_graph
 from relay.build.lower import Kernel, lower
-from relay.build.parts import share_parts
 from te.ir import IRModule, PassContext
 
 __all__ = ["print_form"]
@@ -50,8 +49,7 @@ def print_form(path: Path, form: Form, kernel: str | None, how: Build) -> None:
 def _lowered(module: IRModule, target: Target, kernel: str | None) -> Iterator[Kernel]:
     """Each different kernel of the module once, lowered to loops."""
     graph = make_graph(module["main"])
-    slice_batches(graph, target)
-    share_parts(graph, target)
+    arrange(graph, target)
     workloads = {node.workload.key: node.workload for node in graph.nodes}
     for workload in workloads.values():
         if kernel is None or kernel in workload.name:

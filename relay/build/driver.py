@@ -20,12 +20,12 @@ from backend.runtime.artifact import CompiledModel
 from backend.size_json import size_to_json
 from backend.target import Target
 from relay.bind_sizes import bind_sizes
-from relay.build.batch_slices import slice_batches
+from relay.build.arrange import arrange
 from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
 from relay.build.lower import Workload, lower
-from relay.build.parts import PartsReport, share_parts
+from relay.build.parts import PartsReport
 from relay.build.process import compiling
 from relay.build.records import current_records
 from relay.build.workspace import Workspace
@@ -173,9 +173,7 @@ def build(
             graph.variants.append((sizes, make_graph(variant["main"], prepare)))
             _name_outputs(graph.variants[-1][1], module.attrs.get("output_names", ()))
             share_params(graph, graph.variants[-1][1])
-        for part in graph.all_graphs():
-            slice_batches(part, target)
-        report.parts = share_parts(graph, target)
+        report.parts = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
     builder = ModuleBuilder(target)

@@ -13,6 +13,7 @@ from backend.runtime.registry import get_global_func
 from backend.target import Target
 from relay.analysis import evaluation_order, users
 from relay.build.in_place import in_place_inputs
+from relay.build.load_scalars import load_scalars
 from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef
@@ -186,6 +187,8 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
     if in_place:
         function = function.with_attr("noalias", False)
+    if "cpu" in target.keys:
+        function = load_scalars(function, len(inputs))
     sizes = tuple(p.name for p in function.params if isinstance(p, SizeVar))
     return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
 

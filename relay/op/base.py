@@ -119,6 +119,14 @@ class OpDef(Abstract):
         """Multiply-accumulates of one evaluation; 0 for operators that are not contractions."""
         return 0
 
+    def decides_code(self, operand: int, value: Any) -> bool:
+        """Had the code better be made for the very `value`, an array of one number, that an operand is known to have?
+
+        An exponent or a divisor, say. Others of elementwise operators may become data, so that functions that differ in
+        them only are compiled once (`relay.build.share_kernels`).
+        """
+        return self.pattern > OpPattern.BROADCAST
+
     def transposed(self, perm: Permutation, types: Sequence[Type]) -> OpDef | None:
         """The operator `t` with ``t(T(x), ...) == T(self(x, ...))``, T transposing by `perm`; None if there is none.
 

@@ -117,6 +117,20 @@ class Multiply(Binary):
     define = staticmethod(topi.multiply)
     evaluate = staticmethod(np.multiply)
 
+    def decides_code(self, operand: int, value: Array) -> bool:
+        return value.dtype.kind in "iu" and _is_power_of_two(value)
+
+
+def _is_power_of_two(value: Array) -> bool:
+    return bool(np.abs(np.frexp(value.astype(np.float64))[0]) == 0.5)
+
+
+class Quotient(Binary):
+    """Base of what divides: by a known integer or power of two without a division."""
+
+    def decides_code(self, operand: int, value: Array) -> bool:
+        return operand == 1 and (value.dtype.kind in "iu" or _is_power_of_two(value))
+
 
 def _integer_quotient(a: Array, b: Array, rounded_down: bool) -> Array:
     """a / b of integers, rounded down or towards zero; 0 where b is 0."""
@@ -128,7 +142,7 @@ def _integer_quotient(a: Array, b: Array, rounded_down: bool) -> Array:
 
 
 @register_op("divide", pattern=OpPattern.BROADCAST)
-class Divide(Binary):
+class Divide(Quotient):
     """a / b (ONNX: Div); integers truncate towards zero, and give 0 for b = 0."""
 
     define = staticmethod(topi.divide)
@@ -139,7 +153,7 @@ class Divide(Binary):
 
 
 @register_op("trunc_divide", pattern=OpPattern.BROADCAST)
-class TruncDivide(Binary):
+class TruncDivide(Quotient):
     """a / b rounded towards zero; integers give 0 for b = 0."""
 
     define = staticmethod(topi.trunc_divide)
@@ -150,7 +164,7 @@ class TruncDivide(Binary):
 
 
 @register_op("floor_divide", pattern=OpPattern.BROADCAST)
-class FloorDivide(Binary):
+class FloorDivide(Quotient):
     """a / b rounded down; integers give 0 for b = 0."""
 
     define = staticmethod(topi.floor_divide)
@@ -161,7 +175,7 @@ class FloorDivide(Binary):
 
 
 @register_op("trunc_mod", pattern=OpPattern.BROADCAST)
-class TruncMod(Binary):
+class TruncMod(Quotient):
     """C remainder, with the sign of a (ONNX: Mod with fmod = 1); integers give 0 for b = 0."""
 
     define = staticmethod(topi.trunc_mod)
@@ -169,7 +183,7 @@ class TruncMod(Binary):
 
 
 @register_op("floor_mod", pattern=OpPattern.BROADCAST)
-class FloorMod(Binary):
+class FloorMod(Quotient):
     """Python remainder, with the sign of b (ONNX: Mod); integers give 0 for b = 0."""
 
     define = staticmethod(topi.floor_mod)
@@ -186,6 +200,9 @@ class Power(Binary):
     @staticmethod
     def evaluate(a: Array, b: Array) -> Array:
         return np.power(a, b if a.dtype.kind == "f" else np.maximum(b, 0))
+
+    def decides_code(self, operand: int, value: Array) -> bool:
+        return True
 
 
 @register_op("maximum", pattern=OpPattern.BROADCAST)
@@ -211,6 +228,9 @@ class LeftShift(IntBinary):
     define = staticmethod(topi.left_shift)
     evaluate = staticmethod(np.left_shift)
 
+    def decides_code(self, operand: int, value: Array) -> bool:
+        return operand == 1
+
 
 @register_op("right_shift", pattern=OpPattern.BROADCAST)
 class RightShift(IntBinary):
@@ -218,6 +238,9 @@ class RightShift(IntBinary):
 
     define = staticmethod(topi.right_shift)
     evaluate = staticmethod(np.right_shift)
+
+    def decides_code(self, operand: int, value: Array) -> bool:
+        return operand == 1
 
 
 @register_op("bitwise_and", pattern=OpPattern.BROADCAST)

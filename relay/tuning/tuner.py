@@ -23,10 +23,9 @@ from backend.runtime import GraphModule, device, nd
 from backend.runtime.dtype import to_numpy
 from backend.target import Target
 from relay.build import build, optimize
-from relay.build.batch_slices import slice_batches
+from relay.build.arrange import arrange
 from relay.build.graph import make_graph
 from relay.build.lower import Workload, lower
-from relay.build.parts import share_parts
 from relay.build.records import Record, TuningRecords, default_records_path, graph_subject, processor
 from relay.expr import Function
 from relay.tuning.bench import KernelBench, Variant
@@ -167,9 +166,7 @@ class _Search:
         with self.records, config:
             module = optimize(self.mod, self.target, self.params)
             graph = make_graph(module["main"], lambda body: optimize(body, self.target)["main"])
-            for part in graph.all_graphs():
-                slice_batches(part, self.target)
-            share_parts(graph, self.target)
+            arrange(graph, self.target)
         found: dict[str, _Subject] = {}
         for part in graph.all_graphs():
             for node in part.nodes:
