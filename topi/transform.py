@@ -10,8 +10,9 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim, as_int, convert
+from te.tir import Buffer, Dim, PrimExpr, Stmt, as_dim, as_int, convert, ir_builder
 from topi.layout import Layout
+from topi.loops import loop_nest
 from topi.tag import INJECTIVE
 from topi.utils import matching_parts, normalize_axis, ravel_index, unravel_index
 
@@ -68,6 +69,8 @@ def concatenate(inputs: Sequence[Tensor], axis: int) -> Tensor:
     for x in inputs:
         starts.append(as_dim(x.shape[axis] + starts[-1]))
     shape = (*inputs[0].shape[:axis], starts[-1], *inputs[0].shape[axis + 1 :])
+    if len(inputs) > _MOST_OPEN_PARTS and as_int(starts[-1]) is None:
+        return _joined(inputs, axis, shape)
 
     def body(*i: Any) -> PrimExpr:
         result = inputs[0](*i)
@@ -76,6 +79,27 @@ def concatenate(inputs: Sequence[Tensor], axis: int) -> Tensor:
         return result
 
     return _injective(shape, body, "concatenate", {"axis": axis})
+
+
+_MOST_OPEN_PARTS = 16
+"""Inputs of sizes known at run time that an element is looked for in: each is a comparison with a sum of sizes."""
+
+
+def _joined(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor:
+    """As `concatenate`, by loops that copy one input after the other: its size is linear in their number."""
+
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        out = ib.buffer(outs[0])
+        start: PrimExpr = te.const(0)
+        for x in ins:
+            part = ib.buffer(x)
+            with loop_nest(ib, x.shape, independent=True) as i:
+                out[(*i[:axis], start + i[axis], *i[axis + 1 :])] = part[i]
+            start = ib.let("start", start + x.shape[axis])
+        return ib.get()
+
+    return te.extern(shape, inputs, fill, name="concatenate", dtype=inputs[0].dtype, tag="default")
 
 
 def stack(inputs: Sequence[Tensor], axis: int) -> Tensor:

@@ -172,3 +172,13 @@ def test_models_are_specialised_for_all_of_their_sizes():
     x = relay.var("x", (SizeVar("n"), SizeVar("m")))
     with pytest.raises(CompileError, match="leaves sizes that are known at run time: m"):
         relay.build(relay.Function([x], -x), specialize={"n": [1]})
+
+
+@pytest.mark.parametrize("target", ["llvm", "interp"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_many_parts_of_sizes_known_at_run_time_are_joined(axis, target):
+    parts = [relay.var(f"x{i}", (SizeVar(f"n{i}"), 3) if axis == 0 else (3, SizeVar(f"n{i}"))) for i in range(40)]
+    module = executor(relay.Function(parts, op.nn.relu(op.concatenate(parts, axis))), target)
+    sizes = RNG.integers(0, 4, len(parts))
+    data = [RNG.standard_normal((n, 3) if axis == 0 else (3, n), dtype=np.float32) for n in sizes]
+    np.testing.assert_array_equal(module(*data)[0].numpy(), np.maximum(np.concatenate(data, axis), 0))
