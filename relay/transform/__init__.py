@@ -24,6 +24,7 @@ from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
+from relay.transform.trim_kernels import TrimKernels
 from relay.transform.unpack_weights import UnpackWeights
 from relay.transform.widen_products import WidenProducts
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
@@ -59,6 +60,7 @@ __all__ = [
     "SimplifyInference",
     "TimingInstrument",
     "ToMixedPrecision",
+    "TrimKernels",
     "UnpackWeights",
     "WidenProducts",
     "default_pipeline",

@@ -26,6 +26,7 @@ from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.to_mixed_precision import ToMixedPrecision
+from relay.transform.trim_kernels import TrimKernels
 from relay.transform.unpack_weights import UnpackWeights
 from relay.transform.widen_products import WidenProducts
 from te.ir import Pass
@@ -64,6 +65,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         FoldConstant(),
         FoldScaleAxis(),
         FoldPad(),
+        TrimKernels(),
         SimplifyExpr(),
         MovePointwise(),
         *attention,
