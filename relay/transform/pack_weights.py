@@ -191,8 +191,9 @@ class _Packer:
             panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel)
             self.packed[key] = Constant(panels, span=weight.span)
         made = Conv2DNHWCWinograd(
-            tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups
-        )
+            tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups,
+            dilation=op.dilation[0],
+        )  # fmt: skip
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
 
 

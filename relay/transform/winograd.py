@@ -35,11 +35,11 @@ def winograd_shape(call: Call, op: Conv2D) -> WinogradShape | None:
     layout, kernel = Layout(op.data_layout), Layout(op.kernel_layout)
     data, results = layout.axis_sizes(call.args[0].shape), layout.axis_sizes(call.shape)
     taps = kernel.axis_sizes(call.args[1].shape)
-    square = taps["H"] == taps["W"] and max(*op.strides, *op.dilation) == 1
+    square = taps["H"] == taps["W"] and max(op.strides) == 1 and len(set(op.dilation)) == 1
     sizes = [results["H"], results["W"], data["C"], results["C"], taps["H"]]
     if not square or not all(isinstance(d, int) and d > 0 for d in sizes):
         return None
     lines, columns, inputs, outputs, side = [d for d in sizes if isinstance(d, int)]
     batch = results["N"]
     images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
-    return WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups)
+    return WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[0])

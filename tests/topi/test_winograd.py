@@ -33,7 +33,7 @@ def test_matrices_filter_a_line_exactly(tile: int, taps: int):
 
 def convolve(
     winograd: str, shape: tuple[int, ...], outputs: int, threads: int = 1, padding: int = 1, kernel: int = 3,
-    groups: int = 1,
+    groups: int = 1, dilation: int = 1,
 ):  # fmt: skip
     """(kernel's operators, result, result in float64) of a convolution with bias, residual and relu."""
     rng = np.random.default_rng(sum(shape))
@@ -41,17 +41,18 @@ def convolve(
     data = rng.standard_normal(shape, np.float32)
     weight = rng.standard_normal((outputs, c // groups, kernel, kernel), np.float32)
     bias = rng.standard_normal((outputs, 1, 1), np.float32)
-    grown = 2 * padding - kernel + 1
+    grown = 2 * padding - (kernel - 1) * dilation
     residual = rng.standard_normal((n, outputs, h + grown, w + grown), np.float32)
     x, r = var("x", shape), var("r", residual.shape)
-    y = op.add(op.add(nn.conv2d(x, const(weight), padding=padding, groups=groups), const(bias)), r)
+    y = nn.conv2d(x, const(weight), padding=padding, groups=groups, dilation=dilation)
+    y = op.add(op.add(y, const(bias)), r)
     with PassContext(config={"relay.winograd": winograd}):
         lib = relay.build(IRModule({"main": Function((x, r), nn.relu(y))}), "llvm")
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
     executor.set_input("x", data)
     executor.set_input("r", residual)
     executor.run()
-    exact = exact_convolution(data, weight, (1, 1), (padding,) * 4, (1, 1), groups)
+    exact = exact_convolution(data, weight, (1, 1), (padding,) * 4, (dilation,) * 2, groups)
     operators = {name for node in lib.graph.nodes for name in node.ops}
     return operators, executor.get_output(0).numpy(), np.maximum(exact + bias + residual, 0)
 
@@ -73,6 +74,13 @@ def test_groups_and_filters_of_five_taps(kernel: int, groups: int):
     operators, result, exact = convolve("auto", shape, 128, padding=kernel // 2, kernel=kernel, groups=groups)
     assert "nn.conv2d_nhwc_winograd" in operators
     assert np.abs(result - exact).max() < 1.2e-5 * np.sqrt((exact**2).mean())
+
+
+@pytest.mark.parametrize(("shape", "padding", "dilation"), [((1, 64, 28, 28), 2, 2), ((2, 64, 23, 17), 3, 4)])
+def test_dilated_filters_are_not_dilated_on_every_so_many_lines(shape: tuple[int, ...], padding: int, dilation: int):
+    operators, result, exact = convolve("f4", shape, 64, padding=padding, dilation=dilation)
+    assert "nn.conv2d_nhwc_winograd" in operators
+    assert np.abs(result - exact).max() < ERROR[4, 3] * np.sqrt((exact**2).mean())
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 28, 28), (1, 256, 14, 14)])
@@ -98,6 +106,11 @@ def test_layers_that_gain_are_chosen(target: Target):
     assert chosen(4, 16, 16) == 0
     assert chosen(56, 60, 64) == 0
     assert chosen(7, 512, 512, images=16) > 0
+
+
+def test_tiles_of_dilated_filters_are_counted_for_each_first_line_and_column():
+    assert WinogradShape(1, 28, 28, 64, 64, dilation=2).tiles(4) == 4 * 4 * 4
+    assert WinogradShape(1, 28, 27, 64, 64, dilation=4).tiles(4) == 16 * 2 * 2
 
 
 @pytest.mark.parametrize("cores", [1, 8, 16, 64])

@@ -40,7 +40,8 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
     inline_injective(s, outs, keep=[anchor])
     plan = _plan(target, anchor, out)
     lanes = vector_lanes(target)
-    t_outer, panel, vector, line = _tile_output(s, out, plan, math.gcd(lanes, plan.panel))
+    dilation = anchor.attrs["dilation"]
+    t_outer, panel, vector, line = _tile_output(s, out, plan, math.gcd(lanes, plan.panel), dilation)
     for half, across, place in ((stages["winograd_rows"], 0, vector), (stages["winograd_output"], 1, line)):
         _transform(s, half, across)
         s[half].compute_at(s[out], place)
@@ -63,22 +64,29 @@ def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
     images, lines, columns, outputs = [constant_size([d], default=1) for d in out.shape]
     inputs = constant_size([anchor.input_tensors[1].shape[3]])
     attrs = anchor.attrs
-    shape = WinogradShape(images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"])
+    shape = WinogradShape(
+        images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"], attrs["dilation"]
+    )
     return plan_winograd(target, shape, attrs["tile"], panel_width(anchor))
 
 
 def _tile_output(
-    s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int
+    s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int, dilation: int
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
     """Loops over blocks, panels, tiles of a block, vectors of a panel, lines and pixels of a tile.
 
     Gives those over blocks, panels, vectors and lines. A guard at the store leaves out pixels past the end of a line.
     """
     n, y, x, c = s[out].op.axis
+    firsts: list[te.IterVar] = []
+    if dilation > 1:
+        y, first_line = s[out].split(y, factor=dilation, tail="predicate")
+        x, first_column = s[out].split(x, factor=dilation, tail="predicate")
+        firsts = [first_line, first_column]
     y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
     x, x_inner = s[out].split(x, factor=plan.tile, tail="predicate")
-    s[out].reorder(n, y, x, c, y_inner, x_inner)
-    block, t = s[out].split(s[out].fuse(n, y, x), factor=plan.block, tail="shift")
+    s[out].reorder(n, *firsts, y, x, c, y_inner, x_inner)
+    block, t = s[out].split(s[out].fuse(n, *firsts, y, x), factor=plan.block, tail="shift")
     panel, within = s[out].split(c, factor=plan.panel)
     vector, lane = s[out].split(within, factor=lanes)
     if plan.weights_once:

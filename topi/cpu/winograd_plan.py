@@ -57,14 +57,18 @@ class WinogradShape:
     outputs: int
     kernel: int = 3
     groups: int = 1
+    dilation: int = 1
 
     def __str__(self) -> str:
         size = "x".join(map(str, (self.images, self.lines, self.columns, self.inputs, self.outputs)))
-        return f"{size}, {self.kernel}x{self.kernel}" + (f", {self.groups} groups" if self.groups > 1 else "")
+        groups = f", {self.groups} groups" if self.groups > 1 else ""
+        dilation = f", dilated by {self.dilation}" if self.dilation > 1 else ""
+        return f"{size}, {self.kernel}x{self.kernel}{groups}{dilation}"
 
     def tiles(self, tile: int) -> int:
-        """Tiles of `tile` x `tile` outputs."""
-        return self.images * math.ceil(self.lines / tile) * math.ceil(self.columns / tile)
+        """Tiles of `tile` x `tile` outputs, of every `dilation`-th line and column."""
+        side = tile * self.dilation
+        return self.images * self.dilation**2 * math.ceil(self.lines / side) * math.ceil(self.columns / side)
 
 
 @dataclass(frozen=True, slots=True)

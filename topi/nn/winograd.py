@@ -135,9 +135,12 @@ def choose_value(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
 
 
 def conv2d_nhwc_winograd(
-    data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1
+    data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1
 ) -> Tensor:
     """Convolution with stride 1 of NHWC `data` by F(tile x tile, kernel x kernel).
+
+    Every `dilation`-th line and column is an image of its own, with tiles of its own, on which the filter is not
+    dilated.
 
     `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
     filter, in panels of NR outputs, which belong to one group. The stages are tagged "winograd_columns" and
@@ -151,20 +154,22 @@ def conv2d_nhwc_winograd(
     channels, panels = as_dim(blocks * nr), as_dim(blocks // groups)
     n, h, w, inputs = data.shape
     assert isinstance(h, int) and isinstance(w, int)
-    oh, ow = h + padding[0] + padding[2] - kernel + 1, w + padding[1] + padding[3] - kernel + 1
-    lines, columns = -(-oh // tile), -(-ow // tile)
-    after = [padding[2] + lines * tile - oh, padding[3] + columns * tile - ow]
+    reach = (kernel - 1) * dilation
+    oh, ow = h + padding[0] + padding[2] - reach, w + padding[1] + padding[3] - reach
+    lines, columns = -(-oh // (dilation * tile)), -(-ow // (dilation * tile))
+    after = [padding[2] + lines * dilation * tile - oh, padding[3] + columns * dilation * tile - ow]
     padded = pad_spatial(data, (1, 2), padding[:2], after, 0)
-    grid = (n, lines, columns)
+    grid = (n, dilation, dilation, lines, columns)
     tiles = num_elements(grid)
-    attrs = {"tile": tile, "kernel": kernel, "groups": groups}
+    attrs = {"tile": tile, "kernel": kernel, "groups": groups, "dilation": dilation}
 
     def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
         return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)
 
     def transformed_columns(i: Any, x: Any, t: Any, c: Any) -> PrimExpr:
-        image, line, column = unravel_index(t, grid)
-        taps = [padded(image, line * tile + k, column * tile + x, c) for k in range(size)]
+        image, first_line, first_column, line, column = unravel_index(t, grid)
+        y, x = line * tile, column * tile + x
+        taps = [padded(image, (y + k) * dilation + first_line, x * dilation + first_column, c) for k in range(size)]
         return choose_value(i, _input_rows(matrices.b, taps))
 
     halfway = stage((size, size, tiles, inputs), transformed_columns, "columns", "winograd_columns")
@@ -192,6 +197,8 @@ def conv2d_nhwc_winograd(
     result = stage((tile, tile, tiles, channels), transformed_output, "result", "winograd_output")
 
     def image(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
-        return result(y % tile, x % tile, ravel_index((b, y // tile, x // tile), grid), c)
+        first_line, first_column, y, x = y % dilation, x % dilation, y // dilation, x // dilation
+        t = ravel_index((b, first_line, first_column, y // tile, x // tile), grid)
+        return result(y % tile, x % tile, t, c)
 
     return stage((n, oh, ow, channels), image, "image", INJECTIVE)

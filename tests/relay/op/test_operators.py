@@ -284,6 +284,7 @@ CONVOLUTION = [
     row("nn.conv2d_nhwc_winograd", f32(1, 5, 9, 3), f32(2, 4, 4, 3, 4), tile=2, padding=(1, 0, 1, 1)),
     row("nn.conv2d_nhwc_winograd", f32(2, 5, 3, 2), f32(1, 6, 6, 2, 4), tile=4, padding=(1, 1, 1, 1)),
     row("nn.conv2d_nhwc_winograd", f32(1, 7, 8, 2), f32(2, 6, 6, 2, 2), tile=4),
+    row("nn.conv2d_nhwc_winograd", f32(1, 7, 10, 2), f32(1, 4, 4, 2, 4), tile=2, padding=(3, 2, 3, 3), dilation=3),
     row("nn.conv2d_nhwc_winograd", f32(1, 7, 9, 8), f32(4, 6, 6, 4, 8), tile=2, kernel_size=5, groups=2),
     row("nn.conv2d_transpose", f32(1, 3, 3, 4), f32(3, 2, 3, 3), strides=(2, 2), padding=(1, 1, 1, 1)),
     row("nn.conv2d_transpose", f32(1, 4, 3, 3), f32(4, 2, 2, 3), groups=2, dilation=(2, 1), output_padding=(1, 0)),
