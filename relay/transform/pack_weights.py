@@ -36,7 +36,7 @@ from relay.transform.panels import PanelPacker
 from relay.transform.winograd import winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
-from topi.cpu.tiling import group_panel, packed_columns, reads_in_place
+from topi.cpu.tiling import group_panel, packed_columns, reads_in_place, shuffles_groups
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS
 
@@ -155,7 +155,8 @@ class _Packer:
         order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]
         outputs_first = weight.data.transpose(order)
         channels, *kernel, group_size = outputs_first.shape
-        if op.groups > 1 and group_size == 1:
+        narrow = shuffles_groups(self.target, op.groups, group_size, channels // op.groups)
+        if op.groups > 1 and (group_size == 1 or (narrow and call.dtype == "float32")):
             return _channels_last(call, op, outputs_first)
         if isinstance(op, Conv2D):
             winograd = self._winograd_plan(call, op, kernel)
@@ -265,6 +266,6 @@ def _interval(e: Expr) -> tuple[int, int] | None:
 
 
 def _channels_last(call: Call, op: Conv1D | Conv2D | Conv3D, weight: Array) -> Call:
-    """A depthwise convolution with weights (KH, KW, 1, C), so that vectors run along the channels."""
+    """A depthwise convolution with weights (KH, KW, I, C), so that vectors run along the channels."""
     moved = Constant(np.ascontiguousarray(np.moveaxis(weight, 0, -1)), span=call.args[1].span)
     return Call(op.replace(kernel_layout=f"{op.data_layout[1:-1]}IO"), (call.args[0], moved), span=call.span)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "MEMORY_BYTES_PER_CYCLE",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place", "tile_cycles", "tile_rows",
-    "vector_lanes",
+    "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place", "shuffles_groups", "tile_cycles",
+    "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -138,6 +138,17 @@ def group_panel(target: Target, group: int) -> int:
     """Width of the panel of a group of `group` outputs: whole vectors, so that each line of it begins with one."""
     lanes = vector_lanes(target)
     return -(-group // lanes) * lanes if group > lanes else 1 << (group - 1).bit_length()
+
+
+def shuffles_groups(target: Target, groups: int, inputs: int, outputs: int) -> bool:
+    """Are groups of `inputs` and `outputs` channels so narrow that a vector of channels has several whole groups?
+
+    A vector of data, one of its channels repeated for all outputs of each group by a shuffle within 16 bytes, is then
+    what a vector of weights is multiplied with.
+    """
+    lanes = vector_lanes(target)
+    within = inputs == outputs and 1 < outputs < lanes and outputs in (2, 4)
+    return within and groups * outputs % lanes == 0
 
 
 def group_columns(target: Target, rows: int, group: int, steps: int) -> int:

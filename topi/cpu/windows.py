@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["tile_windows"]
 
 _MOST_TAPS = 27
-"""Windows up to this size are unrolled, so that neighbouring columns share what they read in registers."""
+"""Windows, or lines of them, up to this size are unrolled: neighbouring columns share what they read in registers."""
 
 
 def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns: int, target: Target) -> None:
@@ -28,8 +28,8 @@ def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns
     What pads the input is inlined.
     """
     lanes = vector_lanes(target)
-    *across, kx = s[accumulator].op.reduce_axis
-    taps = constant_size([axis.extent for axis in (*across, kx)])
+    window = s[accumulator].op.reduce_axis
+    taps = constant_size([axis.extent for axis in window])
     *line_axes, x, channel = s[out].op.axis
     width = constant_size([x.extent], default=64)
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
@@ -55,12 +55,10 @@ def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns
 
     s[accumulator].compute_at(s[out], channel_outer)
     *_, tile_x, tile_channel = s[accumulator].op.axis
-    s[accumulator].reorder(*across, kx, tile_x, tile_channel)
-    if taps <= _MOST_TAPS:
-        for axis in across:
-            s[accumulator].unroll(axis)
-    if constant_size([kx.extent]) <= _MOST_TAPS:
-        s[accumulator].unroll(kx)
+    s[accumulator].reorder(*window, tile_x, tile_channel)
+    for i in reversed(range(len(window))):
+        if constant_size([axis.extent for axis in window[i:]]) <= _MOST_TAPS:
+            s[accumulator].unroll(window[i])
     s[accumulator].unroll(tile_x)
     s[accumulator].vectorize(tile_channel)
 

@@ -1,12 +1,14 @@
 """Loads and stores of flat buffers.
 
 A vector index is split into ``base + lane * stride``; the stride decides the instructions: one vector access for 1,
-a splat for 0, shuffled vectors for 2 and -1, one element at a time otherwise. Other indices gather or scatter.
+a splat for 0, shuffled vectors for 2 and -1, one element at a time otherwise. Other indices gather or scatter, but for
+those that stay within one aligned vector: it is loaded, and shuffled.
 """
 
 from __future__ import annotations
 
 from math import gcd
+from operator import floordiv, mod
 from typing import Any
 
 from backend.llvm.codegen.expr import ExprEmitter
@@ -15,7 +17,21 @@ from backend.llvm.codegen.streaming import LINE_BYTES
 from backend.llvm.types import element_bytes, memory_type, register_type, suffix
 from te.dtype import DType, dtype
 from te.errors import CompileError
-from te.tir import Add, Broadcast, Buffer, BufferLoad, BufferStore, IntImm, Mul, PrimExpr, Ramp, Sub, Var
+from te.tir import (
+    Add,
+    Broadcast,
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Mul,
+    PrimExpr,
+    Ramp,
+    Sub,
+    Var,
+)
 
 __all__ = ["MemoryEmitter"]
 
@@ -60,7 +76,9 @@ class MemoryEmitter(ExprEmitter):
         mask = self._combined_mask(load.predicate, of.lanes)
         ramp = self.as_ramp(load.indices[-1]) if len(load.indices) == 1 else None
         if ramp is None:
-            return self._gather(buffer, load.indices[-1], of, mask)
+            index = load.indices[-1]
+            block = self._load_block(buffer, index, of) if mask is None else None
+            return self._gather(buffer, index, of, mask) if block is None else block
         base, stride = ramp
         if mask is not None:
             if stride.value is None and stride.constant == 1:
@@ -127,6 +145,25 @@ class MemoryEmitter(ExprEmitter):
         mask = ", ".join([f"i32 {p}" for p in picks])
         other = second or "poison"
         return self.text.pure(f"shufflevector {kind} {first}, {kind} {other}, <{len(picks)} x i32> <{mask}>")
+
+    def _load_block(self, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
+        """Elements of one aligned vector, in any order; None where they may lie in several.
+
+        The vector lies inside of a buffer of whole vectors, as some of its elements do.
+        """
+        lanes, extent = of.lanes, buffer.shape[0]
+        if not isinstance(extent, int) or extent % lanes:
+            return None
+        spread = self.as_lanes(index)
+        if spread is None or spread[0].factor % lanes:
+            return None
+        base, offsets = spread
+        picks = [base.constant + offset for offset in offsets]
+        first = picks[0] // lanes * lanes
+        if not all(first <= pick < first + lanes for pick in picks):
+            return None
+        block = self.load(buffer, Index(base.value, first, base.factor), of)
+        return self._permute(block, None, [pick - first for pick in picks], of)
 
     def _load_lanes(self, buffer: Buffer, base: Index, stride: Index, of: DType) -> str:
         return self.pack([self.load(buffer, at, of.element) for at in self._lane_indices(base, stride, of.lanes)], of)
@@ -289,6 +326,33 @@ class MemoryEmitter(ExprEmitter):
         if isinstance(index, Mul):
             return self._scale_ramp(index)
         return None
+
+    def as_lanes(self, index: PrimExpr) -> tuple[Index, list[int]] | None:
+        """A vector index as a base and what each lane adds to it; None where that is not known now."""
+        ramp = self.as_ramp(index)
+        if ramp is not None:
+            base, stride = ramp
+            return (base, [stride.constant * i for i in range(index.dtype.lanes)]) if stride.value is None else None
+        if isinstance(index, Add | Sub | Mul | FloorDiv | FloorMod):
+            a, b = self.as_lanes(index.a), self.as_lanes(index.b)
+            return None if a is None or b is None else self._combine_lanes(index, a, b)
+        return None
+
+    def _combine_lanes(
+        self, index: Any, a: tuple[Index, list[int]], b: tuple[Index, list[int]]
+    ) -> tuple[Index, list[int]] | None:
+        (first, offsets), (second, others) = a, b
+        if isinstance(index, Add | Sub):
+            sign = 1 if isinstance(index, Add) else -1
+            return self.sum(first, second, sign), [x + sign * y for x, y in zip(offsets, others, strict=True)]
+        if second.value is not None or any(others):
+            return None
+        if isinstance(index, Mul):
+            return self.product(first, second), [x * second.constant for x in offsets]
+        if first.value is not None or second.constant <= 0:
+            return None
+        divide = floordiv if isinstance(index, FloorDiv) else mod
+        return Index(None, 0, 0), [divide(first.constant + x, second.constant) for x in offsets]
 
     def _combine_ramps(self, index: Any) -> tuple[Index, Index] | None:
         a, b = self.as_ramp(index.a), self.as_ramp(index.b)

@@ -253,6 +253,22 @@ def test_a_strided_load_stays_inside_the_buffer(run_llvm):
     np.testing.assert_array_equal(run_llvm(f, x, np.zeros(8, "float32"))[1], x[::2])
 
 
+@pytest.mark.parametrize("extent", [40, 39])
+def test_elements_of_one_aligned_vector_are_shuffled(run_both, extent):
+    a, c = decl_buffer((extent,), name="A"), decl_buffer((40,), name="C")
+    lane = ramp(0, 1, 8)
+    picked = [lane // 4 * 4 + 3, (7 - lane) // 2, lane % 3 * 2 + 1]
+
+    def body(i):
+        reads = [BufferLoad(a, (i * 8 + picks,)) for picks in picked[: 3 if extent == 40 else 2]]
+        return BufferStore(c, sum(reads[1:], reads[0]), (ramp(i * 8, 1, 8),))
+
+    f = make(loop(extent // 8, body), a, c)
+    assert_same(run_both(f, sample("float32", extent), np.zeros(40, "float32")))
+    text = build(IRModule({"f": f}), Target("llvm")).get_source("raw-ll")
+    assert ("llvm.masked.gather" in text) == (extent == 39)
+
+
 @pytest.mark.parametrize("lanes", [3, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "int64"])
 def test_masked_and_gathered_accesses(run_both, lanes, dtype):

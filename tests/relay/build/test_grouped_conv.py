@@ -52,3 +52,22 @@ def test_all_panels_pass_over_blocks_of_rows(groups: int, inputs: int, outputs: 
     runner.run()
     expected = np.maximum(y.op.reference(data, weight), 0)  # type: ignore[union-attr]
     np.testing.assert_allclose(runner.get_output(0).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("groups", "width"), [(8, 4), (16, 2), (4, 4)])
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(1, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2)])
+def test_groups_of_less_than_a_vector_are_shuffled_out_of_vectors(
+    groups: int, width: int, kernel: int, stride: int, dilation: int
+):
+    random = np.random.default_rng(groups)
+    data = random.standard_normal((2, groups * width, 9, 19)).astype("float32")
+    weight = random.standard_normal((groups * width, width, kernel, kernel)).astype("float32")
+    x = var("x", data.shape)
+    y = nn.conv2d(x, const(weight), stride, dilation * (kernel // 2), dilation, groups)
+    compiled = relay.build(IRModule({"main": Function((x,), nn.relu(y))}), "llvm")
+    assert "gather" not in compiled.module.get_source("raw-ll")
+    assert "nn.conv2d_nhwc_packed" not in [name for node in compiled.graph.nodes for name in node.ops]
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=1)
+    assert isinstance(y, Call)
+    expected = np.maximum(y.op.reference(data, weight), 0)  # type: ignore[union-attr]
+    np.testing.assert_allclose(runner(data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
