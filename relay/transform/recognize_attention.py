@@ -13,9 +13,8 @@ from relay.op.base import OpDef, make_call
 from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, is_call_of, reshaped, transposed
 from relay.transform.function_pass import FunctionPass
-from relay.type import shapes_equal
+from relay.type import dims_equal, shapes_equal
 from te.ir import PassContext
-from te.tir import Dim
 
 __all__ = ["FEWEST_QUERIES", "RecognizeAttention"]
 
@@ -32,8 +31,9 @@ class RecognizeAttention(FunctionPass):
 
     Scales stand before or behind the first product, masks are added or selected by `where`, and a constant mask of the
     keys up to a query's own position means causal attention. Heads that share keys and values (`broadcast_to` between
-    views) are read where they are. Numbers of heads and channels must be known, positions need not. For float32 only:
-    models of narrower types round every step, and may count on it.
+    views, or a product whose rows are those of all heads of a group) are read where they are. Numbers of heads and
+    channels must be known, positions need not. For float32 only: models of narrower types round every step, and may
+    count on it.
     """
 
     opt_level: ClassVar[int] = 3
@@ -49,29 +49,59 @@ class SpelledAttention(PatternRule):
     pattern = is_op("nn.batch_matmul")(weights, value)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        weights = _probabilities(found[self.weights], found.shared)
+        weights = _Weights.of(found[self.weights], found.shared)
         if weights is None or call.dtype != "float32" or call.op.transpose_a:  # type: ignore[union-attr]
             return None
-        scores = _Scores.of(weights, found.shared)
-        if scores is None:
+        scores = _Scores.of(weights.softmax, found.shared)
+        if scores is None or (weights.masked_by is not None and weights.masked_by is not scores.added):
             return None
-        *lead, queries, _ = call.shape
+        *lead, queries, _ = weights.softmax.shape
         if (isinstance(queries, int) and queries < FEWEST_QUERIES) or len(lead) > 2:
             return None
         value = found[self.value] if not call.op.transpose_b else _swapped(found[self.value])  # type: ignore[union-attr]
-        made = scores.attention(value, tuple(lead), call)
+        made = scores.attention(value, call)
         return None if made is None else reshaped(made, call.shape, call.span)
 
 
-def _probabilities(e: Expr, shared: Sharing) -> Call | None:
-    """The softmax along the keys that `e` is, perhaps with zeros instead of NaN in rows that see no key."""
-    if is_call_of(e, "where") and not shared(e):
-        test, zero, weights = cast(Call, e).args
-        same = is_call_of(test, "isnan") and cast(Call, test).args[0] is weights
-        if not same or not _is_number(zero, 0.0):
-            return None
-        return _softmax(weights)
-    return None if shared(e) else _softmax(e)
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The softmax along the keys, perhaps with zeros in rows that see no key: NaN, or all of `masked_by` -inf."""
+
+    softmax: Call
+    masked_by: Expr | None = None
+
+    @staticmethod
+    def of(e: Expr, shared: Sharing) -> _Weights | None:
+        """What the weights of a product `e` are, behind a view that puts the heads of a group together."""
+        if is_call_of(e, "reshape") and not shared(e):
+            e = cast(Call, e).args[0]
+        if is_call_of(e, "where") and not shared(e):
+            test, zero, weights = cast(Call, e).args
+            if not _is_number(zero, 0.0):
+                return None
+            if is_call_of(test, "isnan") and cast(Call, test).args[0] is weights:
+                return _Weights._of_softmax(weights, None)
+            mask = _where_all_hidden(test)
+            return None if mask is None or shared(weights) else _Weights._of_softmax(weights, mask)
+        return None if shared(e) else _Weights._of_softmax(e, None)
+
+    @staticmethod
+    def _of_softmax(e: Expr, masked_by: Expr | None) -> _Weights | None:
+        softmax = _softmax(e)
+        return None if softmax is None else _Weights(softmax, masked_by)
+
+
+def _where_all_hidden(test: Expr) -> Expr | None:
+    """The mask x of max(x, last axis, keepdims) == -inf."""
+    if not is_call_of(test, "equal"):
+        return None
+    largest, number = cast(Call, test).args
+    if not is_call_of(largest, "max") or not _is_number(number, float("-inf")):
+        return None
+    call = cast(Call, largest)
+    axes, rank = call.op.axis, len(call.args[0].shape)  # type: ignore[union-attr]
+    keeps = axes is not None and [a % rank for a in axes] == [rank - 1] and call.op.keepdims  # type: ignore[union-attr]
+    return call.args[0] if keeps else None
 
 
 def _softmax(e: Expr) -> Call | None:
@@ -103,8 +133,9 @@ def _is_number(e: Expr, value: float) -> bool:
 
 @dataclass(slots=True)
 class _Scores:
-    """What the softmax is taken of: product * scale + added, `masked_value` where `kept` is false."""
+    """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false."""
 
+    softmax: Call
     product: Call
     scale: float = 1.0
     added: Expr | None = None
@@ -114,7 +145,7 @@ class _Scores:
     @staticmethod
     def of(softmax: Call, shared: Sharing) -> _Scores | None:
         """The parts of the argument of `softmax`, taken off from the outside; None when there is something else."""
-        found = _Scores(softmax)
+        found = _Scores(softmax, softmax)
         e = softmax.args[0]
         while not is_call_of(e, "nn.batch_matmul"):
             inner = None if shared(e) or not isinstance(e, Call) else found._take(e)
@@ -124,7 +155,20 @@ class _Scores:
         if shared(e) or e.dtype != softmax.dtype:
             return None
         found.product = cast(Call, e)
-        return found
+        return found if found._has_heads_of(softmax) else None
+
+    def _has_heads_of(self, softmax: Call) -> bool:
+        """Is the product that of each head, with batch and heads in one or not, or that of each group of heads?"""
+        rows, scores = self.product.shape, softmax.shape
+        if shapes_equal(rows, scores):
+            return True
+        if len(scores) != 4 or not dims_equal(rows[-1], scores[-1]):
+            return False
+        if len(rows) == 3:
+            return dims_equal(rows[1], scores[2])
+        groups, heads = rows[1], scores[1]
+        known = isinstance(groups, int) and isinstance(heads, int) and groups > 0 and dims_equal(rows[0], scores[0])
+        return known and heads % groups == 0  # type: ignore[operator]
 
     def _take(self, call: Call) -> Expr | None:
         """Note what the outermost operator does, and give the expression it does it to."""
@@ -141,7 +185,7 @@ class _Scores:
             return inner
         if is_call_of(call, "where") and self.kept is None and self.added is None:
             return self._take_where(call)
-        return None
+        return args[0] if _is_product(call) else None
 
     def _take_factor(self, call: Call) -> Expr | None:
         x, y = call.args
@@ -164,28 +208,32 @@ class _Scores:
         self.kept, self.masked_value = test, hidden * self.scale
         return inner
 
-    def attention(self, value: Expr, lead: tuple[Dim, ...], call: Call) -> Expr | None:
+    def attention(self, value: Expr, call: Call) -> Expr | None:
         """The operator on `value` (..., keys, columns), of shape (batch, heads, queries, columns)."""
-        op = self.product.op
+        op, (*lead, queries, _) = self.product.op, self.softmax.shape
         (query, before), (key, after) = [_without_factor(e) for e in self.product.args]
         query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
         key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
-        if not all(shapes_equal(e.shape[:-2], lead) for e in (query, key, value)):
+        groups = call.shape[:-2]
+        same = all(shapes_equal(e.shape[:-2], groups) for e in (query, key, value))
+        if not same or not dims_equal(key.shape[-2], value.shape[-2]):
             return None
-        outer = (*lead, *(1,) * (2 - len(lead)))
-        known = (outer[1], query.shape[-1], value.shape[-1])
+        ones = (1,) * (2 - len(lead))
+        known = ((*lead, *ones)[1], query.shape[-1], value.shape[-1])
         if not all(isinstance(d, int) for d in known):
             return None
         scale = self.scale * before * after
-        query, key, value = [reshaped(e, (*outer, *e.shape[-2:])) for e in (query, key, value)]
+        query = reshaped(query, (*lead, *ones, queries, query.shape[-1]))
+        outer = (*groups, *ones) if len(groups) == len(lead) else lead
+        key, value = [reshaped(e, (*outer, *e.shape[-2:])) for e in (key, value)]
         key, value = _ungrouped(key, value)
-        mask, causal, masked_value = self._mask(lead)
+        mask, causal, masked_value = self._mask(len(lead))
         operands = (query, key, value, *([] if mask is None else [mask]))
         return make_call(
             "nn.attention", operands, call.span, scale=scale, causal=causal, masked_value=masked_value
         )
 
-    def _mask(self, lead: tuple[Dim, ...]) -> tuple[Expr | None, bool, float]:
+    def _mask(self, num_outer: int) -> tuple[Expr | None, bool, float]:
         """The mask as `nn.attention` takes it, whether it is causal instead, and the score of hidden keys."""
         mask, hidden = self.added, float("-inf")
         if self.kept is not None:
@@ -195,10 +243,10 @@ class _Scores:
                 mask = make_call("where", (self.kept, self.added, number), self.kept.span)
         if mask is None:
             return None, False, float("-inf")
-        *_, queries, keys = self.product.shape
+        *_, queries, keys = self.softmax.shape
         if isinstance(queries, int) and isinstance(keys, int) and _is_causal(mask, queries, keys, hidden):
             return None, True, float("-inf")
-        if len(lead) < 2 and len(mask.shape) > 2:
+        if num_outer < 2 and len(mask.shape) > 2:
             mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
         return mask, False, hidden
 
@@ -209,8 +257,13 @@ def _holds_product(e: Expr) -> bool:
         inside = [a for a in e.args if isinstance(a, Call) and a.ty is e.ty]
         if not inside:
             return False
-        e = next((a for a in inside if is_call_of(a, "nn.batch_matmul")), inside[0])
-    return is_call_of(e, "nn.batch_matmul")
+        e = next((a for a in inside if _is_product(a)), inside[0])
+    return _is_product(e)
+
+
+def _is_product(e: Expr) -> bool:
+    """Is `e` a product of matrices, or such a product under another shape?"""
+    return is_call_of(cast(Call, e).args[0] if is_call_of(e, "reshape") else e, "nn.batch_matmul")
 
 
 def _scaled(e: Expr, factor: float) -> Expr:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from backend import Target
-from relay import Call, Expr, Function, analysis, const, op, var
+from relay import Call, Expr, Function, IRModule, analysis, const, op, var
 from relay.op import nn
 from relay.op.base import make_call
+from relay.sizes import product
 from relay.transform import BlockAttention, EliminateCommonSubexpr, FuseOps, RecognizeAttention, SimplifyExpr
+from te.tir import Dim, SizeVar
 
 B, H, S, D = 1, 2, 9, 4
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
@@ -124,10 +126,32 @@ def test_shared_keys_and_values_are_read_once(transformed, operators):
         nn.batch_matmul(q, repeated(k), transpose_b=True),
         nn.batch_matmul(half(q), half(op.reshape(turned, (B, 4, D, S))), transpose_b=False),
     ]
-    for product in products:
-        before = Function((q, k, v), nn.batch_matmul(nn.softmax(product, axis=-1), repeated(v), transpose_b=False))
+    for scores in products:
+        before = Function((q, k, v), nn.batch_matmul(nn.softmax(scores, axis=-1), repeated(v), transpose_b=False))
         found = operators(transformed(before, RecognizeAttention()))
         assert found["nn.attention"] == 1 and "broadcast_to" not in found
+
+
+@pytest.mark.parametrize("shape", ["groups", "batch and heads in one"])
+def test_products_of_other_shapes_than_the_scores(transformed, operators, shape: str):
+    def function(batch: Dim) -> Function:
+        heads, groups = 6, 2 if shape == "groups" else 6
+        q, k, v = var("q", (batch, heads, S, D)), var("k", (batch, groups, S, D)), var("v", (batch, groups, S, D))
+        mask = var("m", (batch, 1, S, S))
+        lead = (batch, groups) if shape == "groups" else (product((batch, heads)),)
+        rows = heads // groups * S
+        query, key, value = op.reshape(half(q), (*lead, rows, D)), *[op.reshape(x, (*lead, S, D)) for x in (k, v)]
+        scores = op.reshape(nn.batch_matmul(query, key, transpose_b=True), (batch, heads, S, S))
+        weights = nn.softmax(op.add(scores, mask), axis=-1)
+        blind = op.equal(op.max(mask, axis=(-1,), keepdims=True), const(float("-inf")))
+        weights = op.reshape(op.where(blind, const(0.0), weights), (*lead, rows, S))
+        mixed = nn.batch_matmul(weights, value, transpose_b=False)
+        return Function((q, k, v, mask), op.reshape(mixed, (batch, heads, S, D)))
+
+    open_batch = RecognizeAttention()(IRModule({"main": function(SizeVar("batch"))}))["main"]
+    for after in (transformed(function(2), RecognizeAttention()), open_batch):
+        found = operators(after)
+        assert found["nn.attention"] == 1 and set(found) <= {"nn.attention", "reshape"}
 
 
 def test_scores_used_elsewhere_stay(transformed):
