@@ -80,20 +80,39 @@ def _parameter(e: Expr, shape: tuple[Any, ...]) -> Expr | None:
 
 
 class SpelledRMSNorm(PatternRule):
-    """x / sqrt(mean(x**2) + epsilon) * gamma = rms_norm(x, gamma)"""
+    """x / sqrt(mean(x**2) + epsilon) = rms_norm(x, 1)"""
 
-    x, epsilon, gamma = wildcard(), _one_number(), is_constant()
+    x, epsilon = wildcard(), _one_number()
     mean = _mean_of(_square_of(x))
-    pattern = is_op("multiply")(_over_root(x, mean, epsilon), gamma)
+    pattern = _over_root(x, mean, epsilon)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x = found[self.x]
         axis = _last_axes(found.call(self.mean))
-        gamma = None if axis is None else _parameter(found[self.gamma], x.shape[axis:])
-        if gamma is None or x.ty is not call.ty:
+        if axis is None or x.ty is not call.ty or not all(isinstance(d, int) for d in x.shape[axis:]):
             return None
+        one = Constant(np.ones([int(d) for d in x.shape[axis:]], numpy_dtype(x.dtype)))  # type: ignore[arg-type]
         epsilon = float(array_of(found[self.epsilon]).item())
-        return make_call("nn.rms_norm", (x, gamma), call.span, axis=axis, epsilon=epsilon)
+        return make_call("nn.rms_norm", (x, one), call.span, axis=axis, epsilon=epsilon)
+
+
+class ScaledNorm(PatternRule):
+    """norm(x, gamma) * scale = norm(x, gamma * scale), with layer_norm's beta * scale"""
+
+    scale = is_constant()
+    norm = is_op("nn.rms_norm")(wildcard(), is_constant()) | is_op("nn.layer_norm")(
+        wildcard(), is_constant(), is_constant()
+    )
+    pattern = is_op("multiply")(norm, scale)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        norm = found.call(self.norm)
+        x, *parameters = norm.args
+        scale = _parameter(found[self.scale], parameters[0].shape)
+        if scale is None or norm.ty is not call.ty or found.shared(norm):
+            return None
+        scaled = [Constant(array_of(p) * array_of(scale), span=found[self.scale].span) for p in parameters]
+        return make_call(norm.op, (x, *scaled), call.span)  # type: ignore[arg-type]
 
 
 class CentredRMSNorm(PatternRule):
@@ -242,6 +261,7 @@ def _last_part(cut: Call) -> tuple[int, int] | None:
 
 RULES: tuple[type[PatternRule], ...] = (
     SpelledRMSNorm,
+    ScaledNorm,
     CentredRMSNorm,
     ShiftedLayerNorm,
     SpelledGelu,

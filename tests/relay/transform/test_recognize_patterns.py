@@ -40,6 +40,26 @@ def test_rms_norm(transformed, operators):
     assert operators(transformed(Function((x,), y), RecognizePatterns())) == {"nn.rms_norm": 1}
 
 
+def test_norms_without_scales(transformed, operators):
+    x = var("x", (2, 3, 8))
+    distance = op.subtract(x, op.mean(x, axis=-1, keepdims=True))
+    for y, name in ((x, "nn.rms_norm"), (distance, "nn.layer_norm")):
+        total = op.add(op.mean(op.multiply(y, y), axis=-1, keepdims=True), const(1e-6))
+        after = transformed(Function((x,), op.divide(y, op.sqrt(total))), RecognizePatterns())
+        assert operators(after) == {name: 1}
+
+
+def test_scale_behind_a_norm_is_part_of_it(transformed, operators):
+    x, gamma, beta = var("x", (2, 3, 8)), parameter(8, 1), parameter(8, 2)
+    for y in (op.nn.rms_norm(x, gamma), op.nn.layer_norm(x, gamma, beta)):
+        for scale in (const(0.5), parameter(8, 3)):
+            after = transformed(Function((x,), op.multiply(scale, y)), RecognizePatterns())
+            assert operators(after) == {y.op.name: 1}
+    shared = op.nn.rms_norm(x, gamma)
+    before = Function((x,), op.add(op.multiply(shared, const(0.5)), shared))
+    assert transformed(before, RecognizePatterns()) is before
+
+
 def test_gelu_and_silu(transformed, operators):
     x = var("x", (2, 8))
     gate = op.add(op.erf(op.divide(x, const(2.0**0.5))), const(1.0))
