@@ -15,6 +15,7 @@ from relay.transform.builders import array_of, is_call_of, reshaped, transposed
 from relay.transform.function_pass import FunctionPass
 from relay.type import dims_equal, shapes_equal
 from te.ir import PassContext
+from te.tir import Dim
 
 __all__ = ["FEWEST_QUERIES", "RecognizeAttention"]
 
@@ -23,6 +24,10 @@ FEWEST_QUERIES = 8
 
 _AS_GOOD_AS_HIDDEN = -1e30
 """A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen."""
+
+
+_MOST_STEPS = 8
+"""Operators between a product and the softmax, at most, where there are several ways to go."""
 
 
 @dataclass(frozen=True)
@@ -133,10 +138,14 @@ def _is_number(e: Expr, value: float) -> bool:
 
 @dataclass(slots=True)
 class _Scores:
-    """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false."""
+    """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false.
+
+    `joined` is the number of batch entries times heads once these are one dimension, behind a view on the way.
+    """
 
     softmax: Call
     product: Call
+    joined: Dim | None = None
     scale: float = 1.0
     added: Expr | None = None
     kept: Expr | None = None
@@ -177,7 +186,8 @@ class _Scores:
             return self._take_factor(call)
         if is_call_of(call, "add"):
             inner, mask = args if _holds_product(args[0]) else args[::-1]
-            if inner.ty is not call.ty or not _holds_product(inner):
+            mask = self._by_heads(mask)
+            if inner.ty is not call.ty or not _holds_product(inner) or mask is None:
                 return None
             mask = mask if self.scale == 1.0 else _scaled(mask, self.scale)
             if not (isinstance(mask, Constant) and not mask.data.any()):
@@ -185,7 +195,26 @@ class _Scores:
             return inner
         if is_call_of(call, "where") and self.kept is None and self.added is None:
             return self._take_where(call)
-        return args[0] if _is_product(call) else None
+        return self._take_view(call) if is_call_of(call, "reshape") else None
+
+    def _take_view(self, call: Call) -> Expr | None:
+        """The scores before batch and heads were told apart, or the product before the heads of a group were."""
+        (inner,) = call.args
+        joins = len(inner.shape) == 3 and len(call.shape) == 4 and shapes_equal(inner.shape[1:], call.shape[2:])
+        if joins:
+            self.joined = inner.shape[0]
+        return inner if joins or is_call_of(inner, "nn.batch_matmul") else None
+
+    def _by_heads(self, mask: Expr) -> Expr | None:
+        """A mask of the scores with a dimension of batch entries and one of heads; None where it is of neither."""
+        rank = len(mask.shape)
+        if self.joined is None or rank < 3:
+            return mask
+        if mask.shape[0] == 1:
+            return reshaped(mask, (1, *mask.shape))
+        if not dims_equal(mask.shape[0], self.joined):
+            return None
+        return reshaped(mask, (*self.softmax.shape[:2], *mask.shape[1:]))
 
     def _take_factor(self, call: Call) -> Expr | None:
         x, y = call.args
@@ -203,7 +232,8 @@ class _Scores:
         if hidden is None:
             hidden, inner = _number(first), second
             test = make_call("logical_not", (test,), call.span)
-        if hidden is None or inner.ty is not call.ty:
+        test = self._by_heads(test)
+        if hidden is None or inner.ty is not call.ty or test is None:
             return None
         self.kept, self.masked_value = test, hidden * self.scale
         return inner
@@ -251,19 +281,15 @@ class _Scores:
         return mask, False, hidden
 
 
-def _holds_product(e: Expr) -> bool:
+def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
     """Is `e` a product of matrices, scaled and masked or not?"""
-    while isinstance(e, Call) and is_call_of(e, "multiply", "divide", "add", "where"):
-        inside = [a for a in e.args if isinstance(a, Call) and a.ty is e.ty]
-        if not inside:
-            return False
-        e = next((a for a in inside if _is_product(a)), inside[0])
-    return _is_product(e)
-
-
-def _is_product(e: Expr) -> bool:
-    """Is `e` a product of matrices, or such a product under another shape?"""
-    return is_call_of(cast(Call, e).args[0] if is_call_of(e, "reshape") else e, "nn.batch_matmul")
+    if not isinstance(e, Call) or steps == 0:
+        return False
+    if is_call_of(e, "reshape"):
+        return _holds_product(e.args[0], steps - 1)
+    if is_call_of(e, "multiply", "divide", "add", "where"):
+        return any(a.ty is e.ty and _holds_product(a, steps - 1) for a in e.args)
+    return is_call_of(e, "nn.batch_matmul")
 
 
 def _scaled(e: Expr, factor: float) -> Expr:
@@ -280,11 +306,11 @@ def _without_factor(e: Expr) -> tuple[Expr, float]:
     if is_call_of(e, "reshape", "transpose"):
         x, factor = _without_factor(e.args[0])
         return (e, 1.0) if factor == 1.0 else (make_call(cast(OpDef, e.op), (x,), e.span), factor)
-    if is_call_of(e, "multiply"):
-        for x, y in (e.args, e.args[::-1]):
+    if is_call_of(e, "multiply", "divide"):
+        for x, y in (e.args, e.args[::-1]) if is_call_of(e, "multiply") else (e.args,):
             factor = _number(y)
-            if factor is not None and x.ty is e.ty:
-                return x, factor
+            if factor and x.ty is e.ty:
+                return x, factor if is_call_of(e, "multiply") else 1.0 / factor
     return e, 1.0
 
 

@@ -154,6 +154,17 @@ def test_products_of_other_shapes_than_the_scores(transformed, operators, shape:
         assert found["nn.attention"] == 1 and set(found) <= {"nn.attention", "reshape"}
 
 
+@pytest.mark.parametrize("leading", [1, 6])
+def test_masks_before_batch_and_heads_are_told_apart(transformed, operators, leading: int):
+    q, k, v = [var(name, (6, S, D)) for name in "qkv"]
+    bias, seen = var("bias", (leading, S, S)), var("seen", (2, 1, S, S), "bool")
+    scores = op.reshape(op.add(bias, nn.batch_matmul(q, k, transpose_b=True)), (2, 3, S, S))
+    weights = nn.softmax(op.where(seen, const(LOWEST), scores), axis=-1)
+    mixed = nn.batch_matmul(op.reshape(weights, (6, S, S)), v, transpose_b=False)
+    found = operators(transformed(Function((q, k, v, bias, seen), mixed), RecognizeAttention()))
+    assert found["nn.attention"] == 1 and not {"nn.softmax", "nn.batch_matmul"} & set(found)
+
+
 def test_scores_used_elsewhere_stay(transformed):
     q, k, v = inputs()
     weights = nn.softmax(nn.batch_matmul(heads(q), heads(k), transpose_b=True), axis=-1)
