@@ -17,6 +17,7 @@ from te.tir import Buffer, Dim, Let, PrimExpr, Stmt, Var, ir_builder
 from te.tir.ir_builder import BufferView
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
+from topi.utils import broadcast_index
 
 __all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "scatter_elements", "scatter_nd", "take"]
 
@@ -57,13 +58,19 @@ def take(x: Tensor, indices: Tensor, axis: int, batch_dims: int = 0, mode: str =
     return te.compute(shape, body, name="take", tag=INJECTIVE)
 
 
-def gather(x: Tensor, axis: int, indices: Tensor, mode: str = "numpy") -> Tensor:
-    """Element (i, j, ...) is x at (i, j, ...) with coordinate `axis` replaced by ``indices[i, j, ...]``."""
+def gather(
+    x: Tensor, axis: int, indices: Tensor, shape: Sequence[Dim] | None = None, mode: str = "numpy"
+) -> Tensor:
+    """Element (i, j, ...) is x at (i, j, ...) with coordinate `axis` replaced by ``indices[i, j, ...]``.
+
+    The indices are those of a result of `shape`, to which they broadcast; by default it is theirs.
+    """
 
     def body(*i: Any) -> PrimExpr:
-        return x(*i[:axis], inside(indices(*i), x.shape[axis], mode), *i[axis + 1 :])
+        at = indices(*broadcast_index(i, indices.shape)) if shape is not None else indices(*i)
+        return x(*i[:axis], inside(at, x.shape[axis], mode), *i[axis + 1 :])
 
-    return te.compute(indices.shape, body, name="gather", tag=INJECTIVE)
+    return te.compute(tuple(indices.shape if shape is None else shape), body, name="gather", tag=INJECTIVE)
 
 
 def _tuple_length(indices: Tensor) -> int:

@@ -12,7 +12,7 @@ import topi
 from relay.expr import Call, Expr, TupleGetItem
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, as_expr, at_least, check_axis, numpy_dtype, require, require_same_dtype, with_dim
-from relay.type import TensorType, TupleType, Type, shapes_match
+from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from te.tir import Dim
 
 __all__ = [
@@ -85,26 +85,36 @@ class Take(OpDef):
 class Gather(OpDef):
     """Element (i, j, ...) is x with coordinate `axis` replaced by ``indices[i, j, ...]`` (ONNX: GatherElements).
 
-    Negative positions count from the end; those outside are limited. (C1) indices are integers; (C2) axis is in range;
-    (C3) both have the same rank.
+    Negative positions count from the end; those outside are limited. With `broadcasts`, the other dimensions of indices
+    are those of x, or 1. (C1) indices are integers; (C2) axis is in range; (C3) both have the same rank; (C4) indices
+    that broadcast do so.
     """
 
     looks_up = True
 
     axis: int
+    broadcasts: bool = False
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         _require_integers(1, indices)
-        check_axis(2, self.axis, x.ndim)
+        axis = check_axis(2, self.axis, x.ndim)
         require(x.ndim == indices.ndim, f"(C3) {x} and {indices} must have the same rank")
-        return x.with_shape(indices.shape)
+        if not self.broadcasts:
+            return x.with_shape(indices.shape)
+        result = with_dim(x.shape, axis, indices.shape[axis])
+        fits = all(d == 1 or dims_match(d, n) for d, n in zip(indices.shape, result, strict=True))
+        require(fits, f"(C4) {indices} does not broadcast along {x}")
+        return x.with_shape(result)
 
     def compute(self, x: te.Tensor, indices: te.Tensor) -> te.Tensor:
-        return topi.gather(x, check_axis(2, self.axis, x.ndim), indices)
+        axis = check_axis(2, self.axis, x.ndim)
+        shape = with_dim(x.shape, axis, indices.shape[axis]) if self.broadcasts else indices.shape
+        return topi.gather(x, axis, indices, shape)
 
     def reference(self, x: Array, indices: Array) -> Array:
         axis = check_axis(2, self.axis, x.ndim)
-        corner = tuple([slice(None) if a == axis else slice(n) for a, n in enumerate(indices.shape)])
+        sizes = x.shape if self.broadcasts else indices.shape
+        corner = tuple([slice(None) if a == axis else slice(n) for a, n in enumerate(sizes)])
         return np.take_along_axis(x[corner], _inside(indices, x.shape[axis], "numpy"), axis)
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
@@ -398,9 +408,9 @@ def take(data: Expr, indices: Expr, axis: int, batch_dims: int = 0, mode: str = 
     return Take(axis=axis, batch_dims=batch_dims, mode=mode)(data, indices)
 
 
-def gather(data: Expr, axis: int, indices: Expr) -> Call:
+def gather(data: Expr, axis: int, indices: Expr, broadcasts: bool = False) -> Call:
     """`data` with coordinate `axis` replaced by `indices`, element by element."""
-    return Gather(axis=axis)(data, indices)
+    return Gather(axis=axis, broadcasts=broadcasts)(data, indices)
 
 
 def gather_nd(data: Expr, indices: Expr, batch_dims: int = 0) -> Call:

@@ -86,13 +86,12 @@ class _Packer:
         if not isinstance(data, TensorType) or data.dtype != call.ty.dtype:
             return call
         wide = _COMPUTED_IN.get(str(call.ty.dtype))
-        if not isinstance(call.args[1], Constant):
-            if wide == call.ty.dtype and isinstance(call.op, BatchMatmul):
-                return self._batch_matmul(call, call.op)
-            return call
-        if wide is None:
-            return call
         weight = call.args[1]
+        many = not isinstance(weight, Constant) or weight.data.ndim > 2
+        if many and wide == call.ty.dtype and isinstance(call.op, BatchMatmul):
+            return self._batch_matmul(call, call.op)
+        if wide is None or not isinstance(weight, Constant):
+            return call
         match call.op:
             case Dense():
                 return self._dense(call, weight, "NK")
@@ -131,9 +130,9 @@ class _Packer:
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
-        """Both operands are computed: the right one is packed at run time, together with what rearranges it anyway.
+        """Many products: the right operands are packed at run time, together with what rearranges them anyway.
 
-        Where all products have the right one in common, they are one product of all their rows.
+        Constants are packed now. Where all products have the right one in common, they are one product of all rows.
         """
         a, b = call.args
         *lead, rows, columns = call.shape
@@ -143,7 +142,8 @@ class _Packer:
             rows = product((*lead, rows))
             a = reshaped(a, (rows, a.shape[-1]))
             b = reshaped(b, b.shape[-2:])
-        if rows == 1 or reads_in_place(self.target, rows, columns, depth, op.transpose_a, op.transpose_b):
+        in_place = reads_in_place(self.target, rows, columns, depth, op.transpose_a, op.transpose_b)
+        if rows == 1 or (in_place and not isinstance(b, Constant)):
             return call
         m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
         width = self._width(m, n, k)

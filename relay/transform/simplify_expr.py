@@ -15,6 +15,7 @@ from relay.op.base import OpDef, OpPattern, make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
 from relay.transform.function_pass import FunctionPass
+from relay.transform.repeated_operands import RULES_OF_REPETITION
 from relay.type import TensorType, broadcast_shapes, shapes_equal
 from te.dtype import DType
 from te.ir import PassContext
@@ -240,31 +241,6 @@ class ClipOfClip(PatternRule):
 
 def _tightest(choose: Callable[[float, float], float], a: float | None, b: float | None) -> float | None:
     return b if a is None else a if b is None else choose(a, b)
-
-
-class BroadcastToInBinary(PatternRule):
-    """f(broadcast_to(x), y) = f(x, y) when x and y broadcast to the same result by themselves; broadcast_to(x, its own
-    shape) = x"""
-
-    pattern = is_op("broadcast_to", "add", "subtract", "multiply", "divide", "maximum", "minimum", "where")
-
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        name = call.op.name  # type: ignore[union-attr]
-        if name == "broadcast_to":
-            return call.args[0] if call.args[0].ty is call.ty else None
-        sources = [_without_broadcast(a) for a in call.args]
-        for i, source in enumerate(sources):
-            if source is call.args[i]:
-                continue
-            args = (*call.args[:i], source, *call.args[i + 1 :])
-            slim = make_call(call.op, args, call.span)  # type: ignore[arg-type]
-            if slim.ty is call.ty:
-                return slim
-        return None
-
-
-def _without_broadcast(e: Expr) -> Expr:
-    return e.args[0] if isinstance(e, Call) and is_call_of(e, "broadcast_to") else e
 
 
 class ReshapeOfSlice(PatternRule):
@@ -494,7 +470,7 @@ RULES: tuple[type[PatternRule], ...] = (
     ChainOfAffine,
     ReluOfRelu,
     ClipOfClip,
-    BroadcastToInBinary,
+    *RULES_OF_REPETITION,
     ReshapeOfSlice,
     SliceOfEverything,
     SliceOfSlice,

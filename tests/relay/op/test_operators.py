@@ -219,6 +219,7 @@ INDEXING = [
     row("take", f32(4), np.array(2), axis=0),
     row("gather", f32(4, 3), i64(0, -1, 2, 1, 9, 0).reshape(2, 3), axis=0),
     row("gather", f32(4, 3), i32(4, 2, low=-3, high=3), axis=1),
+    row("gather", f32(2, 4, 3), i32(1, 4, 5, low=-3, high=3), axis=2, broadcasts=True),
     row("gather_nd", f32(3, 4, 2), i32(2, 5, low=0, high=3)),
     row("gather_nd", f32(3, 4), i32(1, 2, 2, low=-3, high=3)),
     row("gather_nd", f32(2, 3, 4), i32(1, 2, 3, low=0, high=3), batch_dims=1),

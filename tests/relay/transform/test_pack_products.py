@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from backend import Target
-from relay import Call, Function, analysis, var
+from relay import Call, Function, analysis, const, var
 from relay.op import nn
-from relay.transform import PackWeights
+from relay.transform import FoldConstant, PackWeights
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell")
 
@@ -37,6 +38,13 @@ def test_a_common_right_operand_makes_one_product(transformed, right: tuple[int,
     calls = [e for e in analysis.evaluation_order(after) if isinstance(e, Call)]
     (product,) = [c for c in calls if c.operator.name == "nn.batch_matmul_packed"]
     assert product.args[0].shape == (54, 5)
+
+
+def test_constants_of_many_products_are_packed_when_compiling(transformed, operators):
+    b = const(np.random.default_rng(0).standard_normal((3, 5, 7)).astype("float32"))
+    x = var("a", (2, 3, 9, 5))
+    before = Function((x,), nn.batch_matmul(x, b, transpose_b=False))
+    assert operators(transformed(before, PackWeights(HASWELL), FoldConstant())) == {"nn.batch_matmul_packed": 1}
 
 
 @pytest.mark.parametrize(("rows", "transposed"), [(1, False), (1, True), (4, False), (4, True)])

@@ -21,6 +21,9 @@ def bias() -> Expr:
     return const(np.arange(6, dtype="float32"))
 
 
+CHOICE = np.array([[0, 2], [1, -1], [2, 2], [0, 1]])
+SEVERAL = np.random.default_rng(0).standard_normal((3, 4, 7)).astype("float32")
+
 Build = Callable[[Expr], Expr]
 
 IDENTITIES: dict[str, tuple[tuple[int, ...], Build, Build]] = {
@@ -101,6 +104,18 @@ IDENTITIES: dict[str, tuple[tuple[int, ...], Build, Build]] = {
         (4, 3),
         lambda x: op.add(x, op.broadcast_to(vector(1, 2, 3), (4, 3))),
         lambda x: op.add(x, vector(1, 2, 3)),
+    ),
+    "broadcast_to of indices": (
+        (2, 4, 3),
+        lambda x: op.gather(x, 2, op.broadcast_to(const(CHOICE), (2, 4, 2))),
+        lambda x: op.gather(x, 2, const(CHOICE[None]), broadcasts=True),
+    ),
+    "a product with tiles": (
+        (6, 5, 4),
+        lambda x: nn.batch_matmul(x, op.transpose(op.tile(op.tanh(const(SEVERAL)), (2, 1, 1)), (0, 2, 1))),
+        lambda x: op.reshape(
+            nn.batch_matmul(op.reshape(x, (2, 3, 5, 4)), op.transpose(op.tanh(const(SEVERAL)), (0, 2, 1))), (6, 5, 7)
+        ),
     ),
     "a slice of everything": ((4, 3), lambda x: nn.relu(op.strided_slice(x, (0, 0), (4, 3))), nn.relu),
     "a slice of a slice": (
