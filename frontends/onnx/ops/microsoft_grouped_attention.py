@@ -84,6 +84,7 @@ class _GroupedAttention:
         self.query, self.key, self.value = self._three()
         self.batch, _, self.length, self.size = self.query.shape
         self.lengths = node[5]
+        self.total = self._largest_total()
         self.past = self._past_lengths()
 
     def outputs(self) -> list[Expr | None]:
@@ -92,11 +93,12 @@ class _GroupedAttention:
         if node.attr_bool("do_rotary", False):
             query, key = self._turned(query, key)
         keys, values = self._cached(key, 3), self._cached(self.value, 4)
-        bias = self._bias(keys.shape[2])
+        bias = self._bias(self.total)
         sink = node.get(11)
         if sink is None and node.attr_int("smooth_softmax", -1) > 0:
             sink = op.zeros((self.heads,), str(query.dtype))
-        result, _ = attend(query, keys, values, scale_of(node, query), bias, node.attr_float("softcap", 0.0), sink)
+        used = self._in_use(keys), self._in_use(values)
+        result, _ = attend(query, *used, scale_of(node, query), bias, node.attr_float("softcap", 0.0), sink)
         return [merged_heads(result), keys, values]
 
     def _refuse_other_forms(self) -> None:
@@ -128,6 +130,13 @@ class _GroupedAttention:
         query, key, value = [split_heads(node, x, n, "heads of") for x, n in zip(parts, counts, strict=True)]
         return query, key, value
 
+    def _largest_total(self) -> Dim:
+        """The largest number of keys, of the past and new, that any row has."""
+        past = self.node.get(3)
+        if past is None or past.shape[2] == 0:
+            return self.length
+        return self.node.sizes(6, "the largest number of keys")[0]
+
     def _past_lengths(self) -> Expr:
         """How many positions of each row are in the cache: none when all keys are new, as those of a prompt."""
         node = self.node
@@ -158,23 +167,26 @@ class _GroupedAttention:
 
     def _cached(self, new: Expr, index: int) -> Expr:
         """Each row of `new` behind its positions of the past; zeros where neither is."""
-        node, past = self.node, self.node.get(index)
+        past = self.node.get(index)
         if past is None:
             return new
         room = past.shape[2]
         if room == 0:
             return new
-        total = larger(node.sizes(6, "the largest number of keys")[0], room)
-        at = op.expand_dims(op.arange(0, total, 1, "int64"), 0)
-        begin = op.expand_dims(op.cast(self.past, "int64"), 1)
-        behind = op.subtract(at, begin)
-        length, room_now = [op.sizes((size,), ()) for size in (self.length, room)]
-        old = op.less(behind, number(0, behind))
-        source = op.where(old, at, op.add(behind, room_now))
-        both = op.take(op.concatenate([past, new], axis=2), source, axis=2, batch_dims=1, mode="clip")
-        filled = op.less(behind, length)
-        kept = op.expand_dims(op.expand_dims(filled, 1), 3)
-        return op.where(kept, both, float_const(0.0, new))
+        total = larger(self.total, room)
+        at = op.arange(0, total, 1, "int64")
+        behind = op.subtract(op.expand_dims(at, 0), op.expand_dims(op.cast(self.past, "int64"), 1))
+        old = op.take(past, at, axis=2, mode="clip")
+        fresh = op.take(new, behind, axis=2, batch_dims=1, mode="clip")
+        is_old, is_filled = op.less(behind, number(0, behind)), op.less(behind, op.sizes((self.length,), ()))
+        is_old, is_filled = [op.expand_dims(op.expand_dims(test, 1), 3) for test in (is_old, is_filled)]
+        return op.where(is_old, old, op.where(is_filled, fresh, float_const(0.0, new)))
+
+    def _in_use(self, cache: Expr) -> Expr:
+        """The keys that any query may see: the buffer of a cache may have room for more."""
+        if dims_equal(cache.shape[2], self.total):
+            return cache
+        return op.strided_slice(cache, (0,), (self.total,), axes=(2,))
 
     def _bias(self, total: Dim) -> Expr:
         """-inf where a query sees no key, plus the bias that is given: [batch, 1 or heads, length, total]."""
