@@ -287,10 +287,10 @@ class DynamicRunner:
         buffer = self._buffers.get(owner)
         if buffer is None or buffer.array.shape != shape:
             _nbytes(shape, home.dtype, self.sizes)
-            resolved = GraphTensor(home.name, shape, home.dtype, home.storage, home.place)
-            buffer = self._buffers[owner] = OutputBuffer(resolved, self._device)
-        elif renew:
-            buffer.renew()
+        if buffer is None:
+            buffer = self._buffers[owner] = OutputBuffer(shape, home.dtype, self._device)
+        elif renew or buffer.array.shape != shape:
+            buffer.renew(shape)
         self._addresses[index] = buffer.array.handle
 
     def _bind(self, step: Bind) -> None:

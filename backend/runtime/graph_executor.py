@@ -402,7 +402,7 @@ class GraphModule:
         """The memory of an output; None for one that lies elsewhere."""
         tensor = self._graph.tensors[self._graph.outputs[position]]
         own = (tensor.storage, tensor.place) == ("output", position)
-        return OutputBuffer(tensor, self.device) if own else None
+        return OutputBuffer(tensor.static_shape, tensor.dtype, self.device) if own else None
 
     def _make_runner(self) -> _Runner:
         graph = self._graph

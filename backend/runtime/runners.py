@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -11,8 +12,9 @@ from typing import Any
 
 from backend.runtime.context import Context
 from backend.runtime.device import Device
+from backend.runtime.dtype import nbytes as nbytes_of
 from backend.runtime.errors import ModuleError
-from backend.runtime.graph import Graph, GraphTensor
+from backend.runtime.graph import Graph
 from backend.runtime.module import Module
 from backend.runtime.ndarray import NDArray, empty
 from backend.runtime.packed_func import KernelFunc, PackedFunc
@@ -20,6 +22,10 @@ from backend.runtime.packed_func import KernelFunc, PackedFunc
 __all__ = ["CapturingRunner", "EntryRunner", "NodeRunner", "OutputBuffer", "Recordings"]
 
 _MAX_SPARE = 2
+_GROWTH = 4
+"""The part of what it needs, one over this, that an output which outgrew its memory gets in addition."""
+_MOST_WASTE, _SMALL = 4, 1 << 16
+"""How many times what is needed memory may have and be kept; bytes for which that does not matter."""
 _MAX_RECORDINGS = 4  # outputs that users hold one at a time move among `_MAX_SPARE` + 1 buffers
 
 
@@ -180,47 +186,61 @@ class CapturingRunner:
 
 
 class _Lease:
-    """Held by every array given to a user; while it lives, the buffer is not written again."""
+    """Held by every array given to a user; while it lives, the memory is not written again."""
 
-    __slots__ = ("__weakref__", "array")
+    __slots__ = ("__weakref__", "memory")
 
-    def __init__(self, array: NDArray) -> None:
-        self.array = array
+    def __init__(self, memory: NDArray) -> None:
+        self.memory = memory
 
 
 class OutputBuffer:
-    """The memory of one output. Arrays lent to users keep their values: a run in the meantime gets another buffer."""
+    """The memory of one output. Arrays lent to users keep their values: a run in the meantime gets other memory.
 
-    def __init__(self, tensor: GraphTensor, device: Device) -> None:
-        self._tensor = tensor
+    An output that outgrows its memory gets more than it needs, so that one which is longer with every run, as the cache
+    of a decoder is, seldom gets new memory.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, device: Device) -> None:
         self._device = device
         self._lease: weakref.ref[_Lease] | None = None
         self._spare: list[tuple[NDArray, weakref.ref[_Lease]]] = []
-        self.array = empty(tensor.static_shape, tensor.dtype, device)
+        self._memory = empty((nbytes_of(dtype, math.prod(shape)),), "uint8", device)
+        self.array = self._shaped(shape, dtype)
+
+    def _shaped(self, shape: tuple[int, ...], dtype: str) -> NDArray:
+        return NDArray(self._memory.handle, shape, dtype, self._device, self._memory)
 
     def lend(self) -> NDArray:
         """The current buffer as an array of the user's."""
         lease = self._lease() if self._lease is not None else None
         if lease is None:
-            lease = _Lease(self.array)
+            lease = _Lease(self._memory)
             self._lease = weakref.ref(lease)
         array = self.array
         return NDArray(array.handle, array.shape, array.dtype, self._device, lease, byte_offset=array.byte_offset)
 
-    def renew(self) -> bool:
-        """Makes `array` a buffer that nobody else holds; true when it is another one than before."""
-        if self._lease is None:
-            return False
-        if self._lease() is None:
-            self._lease = None
-            return False
-        lent = self.array, self._lease
-        free = next((pair for pair in self._spare if pair[1]() is None), None)
-        if free is None:
-            self.array = empty(self._tensor.static_shape, self._tensor.dtype, self._device)
-        else:
-            self.array = free[0]
-            self._spare.remove(free)
-        self._spare = [*self._spare, lent][-_MAX_SPARE:]
+    def renew(self, shape: tuple[int, ...] | None = None) -> bool:
+        """Makes `array` one that nobody else holds, of `shape`; true when its memory is another than before."""
+        shape = self.array.shape if shape is None else shape
+        dtype, before = self.array.dtype, self._memory
+        needed = nbytes_of(dtype, math.prod(shape))
+        lent = None if self._lease is None or self._lease() is None else (self._memory, self._lease)
+        if lent is not None or not _serves(self._memory, needed):
+            free = next((pair for pair in self._spare if pair[1]() is None and _serves(pair[0], needed)), None)
+            if free is None:
+                grown = needed + needed // _GROWTH if needed > self.array.nbytes else needed
+                self._memory = empty((grown,), "uint8", self._device)
+            else:
+                self._memory = free[0]
+                self._spare.remove(free)
+            self._spare = [*self._spare, *([] if lent is None else [lent])][-_MAX_SPARE:]
         self._lease = None
-        return True
+        if self._memory is not before or shape != self.array.shape:
+            self.array = self._shaped(shape, dtype)
+        return self._memory is not before
+
+
+def _serves(memory: NDArray, needed: int) -> bool:
+    """Is it enough, and not far too much?"""
+    return needed <= memory.nbytes <= max(_MOST_WASTE * needed, _SMALL)

@@ -21,6 +21,7 @@ from backend.runtime import (
 )
 from backend.runtime.artifact import CompiledModel
 from backend.runtime.graph_executor import GraphModule, create
+from backend.runtime.runners import OutputBuffer
 
 X = np.array([[1, 2, 3], [-1, 0, 1]], "float32")
 
@@ -124,6 +125,25 @@ def test_an_output_keeps_its_values_while_it_is_held(executor, small):
         held.append(executor.get_output(0))
     for scale, output in enumerate(held, 1):
         np.testing.assert_array_equal(output.numpy(), small.expected(X * scale))
+
+
+def test_memory_of_an_output_that_grows_is_renewed_seldom():
+    """What a decoder does with its cache: each output is the next run's input, and longer."""
+    buffer = OutputBuffer((1000, 8), "float32", device("cpu"))
+    held, seen = buffer.lend(), set()
+    for length in range(1001, 1501):
+        buffer.renew((length, 8))
+        output = buffer.lend()
+        assert output.shape == (length, 8) and output.handle != held.handle
+        held = output
+        seen.add(output.handle)
+    assert len(seen) <= 8
+
+
+def test_an_output_that_shrinks_a_lot_gives_memory_back():
+    buffer = OutputBuffer((1 << 20,), "float32", device("cpu"))
+    assert not buffer.renew((1 << 19,)), "the same memory"
+    assert buffer.renew((16,))
 
 
 def test_output_buffers_are_used_again(fast):
