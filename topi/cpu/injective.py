@@ -10,6 +10,7 @@ import te
 from te.ir import post_order
 from te.tir import Call
 from topi.cpu.common import parallel_outer
+from topi.cpu.register_transpose import square_sides
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
 from topi.groups import constant_size, inline_injective, is_injective
@@ -71,14 +72,14 @@ def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, exte
     return outer
 
 
-def _turned_source(out: te.Tensor, strided: int, lanes: int) -> tuple[te.Tensor, int, int] | None:
-    """See `turnable`, with the lanes of vectors that fit a tile into both axes; None where not even four do."""
+def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Tensor, int, int] | None:
+    """See `turnable`, with the side of the largest squares that both axes hold; None where no square fits."""
     sides = [d for d in (out.shape[strided], out.shape[-1]) if isinstance(d, int)]
-    fitting = lanes if len(sides) == 2 and min(sides) >= lanes else 4
-    if len(sides) < 2 or min(sides) < fitting or lanes % 4 or out.dtype.bits != 32:
-        return None
     found = turnable(out, strided)
-    return None if found is None else (*found, fitting)
+    if found is None or len(sides) < 2:
+        return None
+    fitting = [side for side in square_sides(target, found[0].dtype) if side <= min(sides)]
+    return (*found, fitting[0]) if fitting else None
 
 
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
@@ -99,7 +100,7 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
             extent = constant_size([a.extent for a in axes[first:]])
             axes = [*axes[:first], s[out].fuse(*axes[first:])]
         strided = strided_axis(out) if len(axes) > 1 else None
-        source = None if strided is None else _turned_source(out, strided, lanes)
+        source = None if strided is None else _turned_source(out, strided, target)
         if strided is not None and source is not None:
             tiles = tile_turned(s, out, strided, *source, target)
         else:

@@ -2,28 +2,46 @@
 
 Where an output's vectors lie across the memory of an input, each vector would take as many loads as it has lanes. A
 square tile of the input, as many rows as a vector has lanes, is loaded by whole vectors instead. Shuffles within
-lanes of 128 bits turn blocks of 4 x 4, then shuffles of whole 128-bit lanes put the blocks in place: log2(lanes) for
-each vector, of the kinds that AVX2, AVX-512 and NEON have one instruction for.
+lanes of 128 bits turn blocks (4 x 4 elements of 4 bytes, 16 x 16 bytes), then shuffles of whole 128-bit lanes put the
+blocks in place: log2(lanes) for each vector, of the kinds that AVX2, AVX-512 and NEON have one instruction for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import te
 from te.tir import Buffer, BufferLoad, BufferStore, LetStmt, PrimExpr, Ramp, Shuffle, Stmt, Var, const, seq
+from topi.cpu.tiling import vector_lanes
 
-__all__ = ["transpose_in_registers", "turn", "turned"]
+if TYPE_CHECKING:
+    from backend.target import Target
+    from te.dtype import DType
 
-_BLOCK = 4
-"""Elements of a 128-bit lane: elements are of 4 bytes."""
+__all__ = ["square_sides", "transpose_in_registers", "turn", "turned"]
+
+_BLOCK_BYTES = 16
+"""A 128-bit lane, within which any shuffle is one instruction."""
+_SMALLEST_SIDE = 4
+
+
+def square_sides(target: Target, dtype: DType) -> list[int]:
+    """Sides of the squares of `dtype` that are turned in registers, longest first; none for types that aren't.
+
+    A square fills half of the registers, or takes blocks of 128 bits where these are more: of bytes.
+    """
+    if dtype.bits % 8 or (dtype.is_float and dtype.bits == 8):  # others are not held as they are stored
+        return []
+    most = min(vector_lanes(target, dtype.nbytes), max(target.vector_registers // 2, _BLOCK_BYTES // dtype.nbytes))
+    return [1 << p for p in range(most.bit_length() - 1, 0, -1) if 1 << p >= min(_SMALLEST_SIDE, most)]
 
 
 def turned(rows: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
-    """The columns of a square of n = 4, 8, 16... vectors of n lanes each, and what is to be defined for them."""
+    """The columns of a square of n = 2, 4, 8... vectors of n lanes each, and what is to be defined for them."""
     n = len(rows)
+    block = min(n, _BLOCK_BYTES // rows[0].dtype.element.nbytes)
     definitions: list[tuple[Var, PrimExpr]] = []
 
     def shuffle(a: PrimExpr, b: PrimExpr, indices: Sequence[int]) -> Var:
@@ -32,29 +50,28 @@ def turned(rows: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[P
         definitions.append((variable, value))
         return variable
 
-    starts = range(0, n, _BLOCK)
-    low = [s + i + half for s in starts for i in (0, 1) for half in (0, n)]
-    high = [s + i + half for s in starts for i in (2, 3) for half in (0, n)]
-    first = [s + i + half for s in starts for half in (0, n) for i in (0, 1)]
-    second = [s + i + half for s in starts for half in (0, n) for i in (2, 3)]
+    halves = [range(first, first + block // 2) for first in (0, block // 2)]
+    interleaved = [[s + i + other for s in range(0, n, block) for i in half for other in (0, n)] for half in halves]
     blocks: list[list[PrimExpr]] = []
-    for g in range(0, n, _BLOCK):
-        a, b, c, d = rows[g : g + _BLOCK]
-        ab, cd = [shuffle(a, b, i) for i in (low, high)], [shuffle(c, d, i) for i in (low, high)]
-        blocks.append([shuffle(x, y, i) for x, y in zip(ab, cd, strict=True) for i in (first, second)])
-    # blocks[g][k]: in its 128-bit lane l, column 4 l + k of rows 4 g ... 4 g + 3
-    lanes = n // _BLOCK
+    for g in range(0, n, block):
+        square = list(rows[g : g + block])
+        for _ in range(block.bit_length() - 1):  # each moves a bit of the row's number into the column's and back
+            pairs = zip(square[: block // 2], square[block // 2 :], strict=True)
+            square = [shuffle(a, b, picks) for a, b in pairs for picks in interleaved]
+        blocks.append(square)
+    # blocks[g][k]: in its 128-bit lane l, column l * block + k of rows g * block ...
+    lanes = n // block
     distance = 1
     while distance < lanes:
         for g in [g for g in range(lanes) if not g & distance]:
             keep, take = blocks[g], blocks[g | distance]
-            pick = [(i, (i // _BLOCK) & distance) for i in range(n)]
-            a = [n + i - distance * _BLOCK if odd else i for i, odd in pick]
-            b = [n + i if odd else i + distance * _BLOCK for i, odd in pick]
+            pick = [(i, (i // block) & distance) for i in range(n)]
+            a = [n + i - distance * block if odd else i for i, odd in pick]
+            b = [n + i if odd else i + distance * block for i, odd in pick]
             blocks[g] = [shuffle(x, y, a) for x, y in zip(keep, take, strict=True)]
             blocks[g | distance] = [shuffle(x, y, b) for x, y in zip(keep, take, strict=True)]
         distance *= 2
-    return definitions, [blocks[c // _BLOCK][c % _BLOCK] for c in range(n)]
+    return definitions, [blocks[c // block][c % block] for c in range(n)]
 
 
 @cache

@@ -8,6 +8,7 @@ import te
 from te.ir import post_order
 from te.tir import IterVar, PrimExpr, ProducerLoad, Var, as_int
 from te.tir.substitute import substitute
+from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import transpose_in_registers
 from topi.groups import constant_size, extent_of, is_injective
 from topi.registry import operations_behind
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["strided_axis", "tile_strided", "tile_turned", "turnable"]
 
 _TILE = 16
-"""Elements of the strided axis in a tile: a cache line of float32."""
+"""Elements of the strided axis in a tile of scalars: a cache line of float32."""
 _ROWS = 256
-"""Elements of an input's line that tiles turned in registers take, one after the other: a kilobyte is read at once."""
+"""Elements of an input's line that tiles turned in registers take, one after the other."""
 _PLANES = 16
 """As many where results lie in planes apart, so that few streams are written at once."""
-_LONG = 128
-"""Elements of an output's line from which tiles follow it, not the input's, where memory is streamed."""
-_RUN = 512
-"""Elements of an output's line that tiles then take before they move on along the input's lines."""
+_LONG_BYTES = 512
+"""Of an output's line from which tiles follow it, not the input's, where memory is streamed."""
+_RUN_BYTES = 2048
+"""Of an output's line that tiles then take before they move on along the input's lines."""
 _AHEAD = 24
 """Lines of the input that are then asked for in advance."""
 
@@ -77,7 +78,7 @@ def _only_variable(index: PrimExpr) -> Var | None:
 def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     """The input along axis `number` of `out` and its dimension along the last axis, if it can be turned in registers.
 
-    Reads across memory must be the same everywhere in the group, of elements of 4 bytes.
+    Reads across memory must be the same everywhere in the group.
     """
     op = out.op
     assert isinstance(op, te.ComputeOp)
@@ -89,33 +90,35 @@ def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
         along = [i for i, e in enumerate(index[:-1]) if _only_variable(e) is column]
         others = [e for i, e in enumerate(index[:-1]) if i not in along]
         mixed = any(v in (row, column) for v in post_order(others) if isinstance(v, Var))
-        if len(along) != 1 or mixed or tensor.dtype.bits != 32 or found not in (None, (tensor, along[0])):
+        if len(along) != 1 or mixed or found not in (None, (tensor, along[0])):
             return None
         found = (tensor, along[0])
     return found
 
 
 def tile_turned(
-    s: te.Schedule, out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int, target: Target
+    s: te.Schedule, out: te.Tensor, number: int, tensor: te.Tensor, position: int, side: int, target: Target
 ) -> list[te.IterVar]:
     """Tiles of axis `number` by the last axis, a cache line wide, whose part of `tensor` is turned in registers.
 
-    Both axes take up at least `lanes`. Returns the loops outside of a tile, outermost first.
+    Squares have `side` elements each way; both axes take up at least one. Returns the loops outside of a tile,
+    outermost first.
     """
     readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
-    copy, lines = transpose_in_registers(s, tensor, readers, position, lanes)
-    axes = list(s[out].op.axis)
-    rows, columns = extent_of(axes[number]), extent_of(axes[-1])
-    assert isinstance(rows, int) and isinstance(columns, int)
-    width = next(w for w in (max(_TILE, lanes), 2 * lanes, lanes) if w <= columns)
+    copy, lines = transpose_in_registers(s, tensor, readers, position, side)
+    columns = extent_of(s[out].op.axis[-1])
+    assert isinstance(columns, int)
+    line = LINE_BYTES // out.dtype.nbytes
+    width = next(w for w in (max(line, side), 2 * side, side) if w <= columns)
     caches = target.cache_bytes
-    streamed = 2 * constant_size(out.shape) * out.dtype.nbytes > max(caches.l2, caches.l3)
-    if streamed and columns >= _LONG:
-        tiles, along, group, row, column = _along_the_output(s, out, number, width, lanes)
+    streamed = constant_size(out.shape) * (tensor.dtype.nbytes + out.dtype.nbytes) > max(caches.l2, caches.l3)
+    if streamed and columns * out.dtype.nbytes >= _LONG_BYTES:
+        strip = max(LINE_BYTES // tensor.dtype.nbytes, side)
+        tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, side)
         s[copy].prefetch_ahead(tensor, lines, _AHEAD * constant_size(tensor.shape[position + 1 :]))
         s[out].prefetch_ahead(out, along, width)
     else:
-        tiles, group, row, column = _along_the_input(s, out, number, width, lanes)
+        tiles, group, row, column = _along_the_input(s, out, number, width, side)
     s[out].unroll(row)
     s[out].vectorize(column)
     s[copy].compute_at(s[out], group)
@@ -123,18 +126,19 @@ def tile_turned(
 
 
 def _along_the_output(
-    s: te.Schedule, out: te.Tensor, number: int, width: int, lanes: int
+    s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, side: int
 ) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
-    """A cache line of the input's lines, tiles of which follow the output's lines.
+    """A cache line (`line` elements) of the input's lines, tiles of which follow the output's lines.
 
-    Returns the loops outside of them, the loop over tiles, and the loops of one: groups of `lanes` rows, rows, columns.
+    Returns the loops outside of them, the loop over tiles, and the loops of one: groups of `side` rows, rows, columns.
     """
     axes = list(s[out].op.axis)
     rows, columns = extent_of(axes[number]), extent_of(axes[-1])
     assert isinstance(rows, int) and isinstance(columns, int)
-    strip, row_inner = s[out].split(axes[number], factor=max(_TILE, lanes) if rows >= _TILE else lanes, tail="shift")
-    group, row = s[out].split(row_inner, factor=lanes)
-    part, within = s[out].split(axes[-1], factor=min(_RUN, columns), tail="shift")
+    strip, row_inner = s[out].split(axes[number], factor=line if rows >= line else side, tail="shift")
+    group, row = s[out].split(row_inner, factor=side)
+    run = min(_RUN_BYTES // out.dtype.nbytes, columns)
+    part, within = s[out].split(axes[-1], factor=run, tail="shift")
     along, column = s[out].split(within, factor=width, tail="shift")
     tiles = [*axes[:number], *axes[number + 1 : -1], part, strip]
     s[out].reorder(*tiles, along, group, row, column)
@@ -142,11 +146,11 @@ def _along_the_output(
 
 
 def _along_the_input(
-    s: te.Schedule, out: te.Tensor, number: int, width: int, lanes: int
+    s: te.Schedule, out: te.Tensor, number: int, width: int, side: int
 ) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar]:
     """A cache line of the output's lines, tiles of which follow the input's lines.
 
-    Returns the loops outside of them, and those over them: groups of `lanes` rows, rows, columns.
+    Returns the loops outside of them, and those over them: groups of `side` rows, rows, columns.
     """
     axes = list(s[out].op.axis)
     rows = extent_of(axes[number])
@@ -156,9 +160,9 @@ def _along_the_input(
     most = _ROWS if number == len(axes) - 2 else _PLANES
     if rows > most:
         parts = -(-rows // most)
-        part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // lanes) * lanes, tail="shift")
+        part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // side) * side, tail="shift")
         row_outer = [part]
-    group, row = s[out].split(row_inner, factor=lanes, tail="shift")
+    group, row = s[out].split(row_inner, factor=side, tail="shift")
     column_outer, column = s[out].split(axes[-1], factor=width, tail="shift")
     tiles = [*axes[:number], *axes[number + 1 : -1], *row_outer, column_outer]
     s[out].reorder(*tiles, group, row, column)
