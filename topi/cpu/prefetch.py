@@ -74,29 +74,48 @@ def _steps_apart(tiles: int, depth: int) -> tuple[int, int]:
     return (every, every) if every >= _FEWEST_STEPS_APART else (0, 0)
 
 
+def _is_worthwhile(weights: te.Tensor, target: Target) -> bool:
+    """Are these weights in memory, of so many panels that each core goes from one to the next?"""
+    panels = constant_size(weights.shape[:1])
+    return isinstance(weights.op, te.PlaceholderOp) and panels >= 2 * target.num_cores
+
+
+def _position_in_panel(
+    s: te.Schedule, accumulator: te.Tensor, plan: ProductPlan
+) -> Callable[[Sequence[Any]], tuple[Any, Any, Any]]:
+    """What tells the indices of a multiplication apart: its row tile of the panel's, its column, and its step."""
+    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
+    along = [extent_of(axis) for axis in s[accumulator].op.reduce_axis]
+
+    def position(indices: Sequence[Any]) -> tuple[Any, Any, Any]:
+        row, n, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
+        tile = (ravel_index(row, shape) + plan.height - 1) // plan.height % plan.tiles_of_a_panel
+        return tile, n, ravel_index(steps, along)
+
+    return position
+
+
 def stream_widened(
     s: te.Schedule, accumulator: te.Tensor, widened: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
     """Fetch narrow weights ahead, which are widened a panel at a time: the next panel while this one is multiplied."""
     (source,) = widened.op.input_tensors
-    panels, *inner = [constant_size([d]) for d in source.shape]
     *_, k = s[accumulator].op.reduce_axis
-    depth, tiles, width = extent_of(k), plan.tiles_of_a_panel, inner[-1]
-    if not isinstance(source.op, te.PlaceholderOp) or not isinstance(depth, int) or panels < 2 * target.num_cores:
+    depth, tiles = extent_of(k), plan.tiles_of_a_panel
+    if not isinstance(depth, int) or not _is_worthwhile(source, target):
         return
-    line = LINE_BYTES // source.dtype.nbytes
+    inner = [constant_size([d]) for d in source.shape[1:]]
+    width, line = inner[-1], LINE_BYTES // source.dtype.nbytes
     steps, lines = constant_size(widened.shape[1:-1]), -(-constant_size(inner) // line)
     fitting = [d for d in range(_FEWEST_STEPS_APART, _MOST_STEPS_APART + 1) if depth % d == 0]
     every = max((d for d in fitting if tiles * (steps // d) >= lines), default=0)
     if not every or not choose("stream panels", True, (True, False)):
         return
-    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
-    along = [constant_size([extent_of(axis)]) for axis in s[accumulator].op.reduce_axis]
+    position = _position_in_panel(s, accumulator, plan)
 
-    def in_next(*first: Any) -> Sequence[Any]:
-        row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
-        tile = (ravel_index(row, shape) + plan.height - 1) // plan.height % tiles
-        ahead = te.min(tile * (steps // every) + ravel_index(step, along) // every, lines - 1)
+    def in_next(*indices: Any) -> Sequence[Any]:
+        tile, n, step = position(indices)
+        ahead = te.min(tile * (steps // every) + step // every, lines - 1)
         return (n // width + 1, *unravel_index(ahead * line, inner))
 
     s[accumulator].prefetch_line(source, s[accumulator].split(k, factor=every)[0], in_next)
@@ -110,35 +129,33 @@ def stream_panels(
     Weights come from memory, which the tile that reads a panel first would wait for: as long as several others take.
     Where one tile is all that reads a panel, what lies a little further on is fetched.
     """
-    panels, *inner, width = [constant_size([d]) for d in weights.shape]
-    height, tiles = plan.height, plan.tiles_of_a_panel
     *_, k = s[accumulator].op.reduce_axis
-    depth = extent_of(k)
-    if not isinstance(weights.op, te.PlaceholderOp) or not isinstance(depth, int) or panels < 2 * target.num_cores:
+    depth, tiles = extent_of(k), plan.tiles_of_a_panel
+    if not isinstance(depth, int) or not _is_worthwhile(weights, target):
         return
     if not choose("stream panels", True, (True, False)):
         return
+    panels, *inner, width = [constant_size([d]) for d in weights.shape]
     line = LINE_BYTES // weights.dtype.nbytes
     every, apart = _steps_apart(tiles, depth)
     steps, near = constant_size(inner), _NEAR_BYTES // (weights.dtype.nbytes * width)
     vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
-    if apart * height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE:
+    if apart * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE:
         return
     if tiles == 1 and (steps <= near or panels * steps * width * weights.dtype.nbytes <= max(target.cache_bytes)):
         return
     outer = s[accumulator].split(k, factor=every)[0] if every > 1 else k
-    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
+    position = _position_in_panel(s, accumulator, plan)
 
     def place(element: int) -> Callable[..., Sequence[Any]]:
-        def in_next(*first: Any) -> Sequence[Any]:
-            row, n, step = first[: len(shape)], first[len(shape)], first[len(shape) + 1 :]
-            tile = (ravel_index(row, shape) + height - 1) // height % tiles
-            ahead = te.min(tile * steps // apart + ravel_index(step, inner) // apart, steps - 1)
+        def in_next(*indices: Any) -> Sequence[Any]:
+            tile, n, step = position(indices)
+            ahead = te.min(tile * steps // apart + step // apart, steps - 1)
             return (n // width + 1, *unravel_index(ahead, inner), element)
 
-        def nearby(*first: Any) -> Sequence[Any]:
-            n, step = first[len(shape)], first[len(shape) + 1 :]
-            ahead = ravel_index(step, inner) + near
+        def nearby(*indices: Any) -> Sequence[Any]:
+            _, n, step = position(indices)
+            ahead = step + near
             over = ahead >= steps
             rest = te.select(over, ahead - steps, ahead)
             return (te.select(over, n // width + 1, n // width), *unravel_index(rest, inner), element)
