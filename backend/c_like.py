@@ -347,6 +347,8 @@ class CLikeGenerator(Visitor[Any]):
         root = self.float_call("sqrt", of, [self.visit(node.args[0])])
         return self.arithmetic(of, lambda a, b: f"({a} / {b})", one, root)
 
+    call_fast_rsqrt = call_rsqrt
+
     def call_sigmoid(self, node: Call) -> str:
         of = node.dtype.element
         suffix, wide = ("f64", of) if of.bits == 64 else ("f32", dtype("float32"))

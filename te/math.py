@@ -32,6 +32,7 @@ __all__ = [
     "exp2",
     "exp_nonpositive",
     "expm1",
+    "fast_rsqrt",
     "floor",
     "fma",
     "fmod",
@@ -83,6 +84,7 @@ log10 = _unary("log10", "Logarithm to base 10.")
 log1p = _unary("log1p", "log(1 + x), exact near 0")
 sqrt = _unary("sqrt", "Square root.")
 rsqrt = _unary("rsqrt", "1 / sqrt(x)")
+fast_rsqrt = _unary("fast_rsqrt", "1 / sqrt(x) of positive normal x, off by up to 3 ulp: an estimate, improved")
 sin = _unary("sin", "Sine of radians.")
 cos = _unary("cos", "Cosine of radians.")
 tan = _unary("tan", "Tangent of radians.")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
 import te
+from te.tir import PrimExpr
+from te.tir.substitute import substitute
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.prefetch import LINE_BYTES, is_streamed, prefetch_rows
@@ -25,17 +28,20 @@ _MOST_NEIGHBOURS = 16
 """Channels in the window of a local response normalisation that is unrolled."""
 
 
-@register_schedule(["softmax", "layer_norm", "rms_norm"], "cpu", rank=Rank.HEAVY)
+@register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
 def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Statistics of a row and elementwise steps with them, one row at a time while it is in the first-level cache.
 
-    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row.
+    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row. A softmax or L2 norm
+    along one dimension that is not the last has rows across memory.
     """
+    if "axis" not in anchor.attrs:
+        return schedule_stagewise(outs, anchor, target)
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     lanes = vector_lanes(target)
     first = int(anchor.attrs["axis"])
-    if anchor.tag == "softmax" and first != len(anchor.axis) - 1:
+    if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
         return _schedule_strided_rows(s, outs, anchor, target)
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     before, behind = _split_at(stages, anchor)
@@ -91,6 +97,12 @@ def _split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te
     """The stages that the anchor reads, and the anchor with those that read it."""
     needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
     return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
+
+
+def _reduces_one_axis(anchor: te.Operation) -> bool:
+    """Are the statistics behind `anchor` of one dimension?"""
+    behind = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
+    return all(len(op.reduce_axis) <= 1 for op in behind)
 
 
 def _uses_reduction(op: te.Operation) -> bool:
@@ -206,36 +218,70 @@ def schedule_lrn(outs: list[te.Tensor], anchor: te.Operation, target: Target) ->
     """The sum over neighbouring channels in registers, in one pass over memory; borders are tested for at the ends."""
     out, axis = outs[0], int(anchor.attrs["axis"])
     sums = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp) and op.reduce_axis]
-    if len(outs) > 1 or len(sums) != 1:
+    window = constant_size([extent_of(a) for a in sums[0].reduce_axis])
+    if len(outs) > 1 or len(sums) != 1 or window > _MOST_NEIGHBOURS:
         return schedule_stagewise(outs, anchor, target)
     s = te.create_schedule([out.op])
-    lanes, total = vector_lanes(target), sums[0].output(0)
-    inline_injective(s, outs, keep=[sums[0]])
-    if anchor is not out.op:
+    total = sums[0].output(0)
+    s.recompute(total, _as_one_expression(sums[0], window))
+    s[s.current(total)].compute_inline()
+    out = s.outputs[0].output(0)
+    inline_injective(s, [out])
+    if s[anchor].op is not out.op:
         s[anchor].compute_inline()
-    s[total].set_scope("local")
-    axes = list(s[out].op.axis)
-    work = constant_size(out.shape) * element_cost(operations_behind(outs))
-    size = extent_of(axes[-1])
-    if axis == len(axes) - 1:
-        group, within = s[out].split(axes[-1], factor=lanes)
-        parallel_outer(s, out, axes[:-1], work, target)
-        if isinstance(size, int) and size <= 2 * lanes:
-            s[out].unroll(group)
-        else:
-            s[out].pragma(group, "loop_partition_hint")
-        s[out].vectorize(within)
+    work = constant_size(out.shape) * element_cost(operations_behind([out]))
+    if axis == len(out.shape) - 1:
+        _lrn_along_channels(s, out, work, target)
     else:
-        outer = s[out].fuse(*axes[: axis + 1])
-        parallel(s, out, outer, work, lanes)
-        s[out].pragma(outer, "loop_partition_hint")
-        inner = s[out].fuse(*axes[axis + 1 :])
-        group = vectorize_elements(s, out, inner, constant_size([extent_of(a) for a in axes[axis + 1 :]]), lanes)
-    s[total].compute_at(s[out], group)
-    *data, last = s[total].op.axis
-    window = s[total].op.reduce_axis
-    s[total].reorder(*data, *window, last)
-    if constant_size([extent_of(a) for a in window]) <= _MOST_NEIGHBOURS:
-        s[total].unroll(window[0])
-    s[total].vectorize(last)
+        _lrn_across_channels(s, out, axis, window, work, target)
     return s
+
+
+def _as_one_expression(op: te.ComputeOp, window: int) -> te.Tensor:
+    """A sum over a short `window`, its terms written one by one."""
+    (term,), (k,) = op.body[0].source, op.reduce_axis  # type: ignore[attr-defined]
+
+    def total(*i: Any) -> PrimExpr:
+        at = {axis.var: v for axis, v in zip(op.axis, i, strict=True)}
+        terms: list[PrimExpr] = [substitute(term, {**at, k.var: te.const(n, k.var.dtype)}) for n in range(window)]
+        return reduce(lambda a, b: a + b, terms)
+
+    return te.compute(tuple([extent_of(a) for a in op.axis]), total, name=op.name)
+
+
+def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Target) -> None:
+    """Lines of channels, as vectors: two at once hide that a root takes long."""
+    *outer, channel = s[out].op.axis
+    size, lanes = extent_of(channel), vector_lanes(target)
+    factor = 2 * lanes if isinstance(size, int) and size % (2 * lanes) == 0 else lanes
+    group, within = s[out].split(channel, factor=factor)
+    parallel_outer(s, out, outer, work, target)
+    if isinstance(size, int) and size <= 2 * factor:
+        s[out].unroll(group)
+    else:
+        s[out].pragma(group, "loop_partition_hint")
+    s[out].vectorize(within)
+
+
+def _lrn_across_channels(
+    s: te.Schedule, out: te.Tensor, axis: int, window: int, work: float, target: Target
+) -> None:
+    """Strips of planes, so that a window of channels of them stays in the first-level cache."""
+    lanes, nbytes = vector_lanes(target), max(out.dtype.nbytes, 4)
+    axes = list(s[out].op.axis)
+    sizes = [extent_of(a) for a in axes[axis + 1 :]]
+    size = constant_size(sizes)
+    fitting = target.cache_bytes.l1 // 2 // ((window + 2) * nbytes)
+    share = -(-size * constant_size([extent_of(a) for a in axes[:axis]]) // target.num_cores)
+    parts = -(-size // max(min(fitting, share), 2 * lanes))
+    strip, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]
+    length: te.Dim = next((d for d in sizes if not isinstance(d, int)), size)
+    if parts > 1 and isinstance(length, int):
+        length = -(-size // parts // (2 * lanes)) * 2 * lanes
+        part, strip = s[out].split(strip, factor=length, tail="shift")
+        outer = [*outer, part]
+    s[out].reorder(*outer, axes[axis], strip)
+    s[out].pragma(axes[axis], "loop_partition_hint")
+    vectorize_elements(s, out, strip, length, lanes)
+    if outer:
+        parallel_outer(s, out, outer, work, target)

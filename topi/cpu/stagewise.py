@@ -28,8 +28,7 @@ _CONVOLUTIONS = [
     if layout[-1] != "c" or suffix
 ]
 _OTHERS = [
-    "attention", "default", "dense", "l2_normalize",
-    "recurrent", "scan", "scatter", "sort",
+    "attention", "default", "dense", "recurrent", "scan", "scatter", "sort",
 ]  # fmt: skip
 
 

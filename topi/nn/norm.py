@@ -20,6 +20,8 @@ __all__ = [
     "batch_norm", "group_norm", "group_norm_across", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm",
 ]  # fmt: skip
 
+_LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+
 IndexOf = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
@@ -202,23 +204,34 @@ def batch_norm(
 
 
 def l2_normalize(x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
-    """x / sqrt(max(sum of squares over `axes`, epsilon))"""
+    """x / sqrt(max(sum of squares over `axes`, epsilon)); stages "l2_sum", "l2_scale" and the anchor.
+
+    The anchor's attribute "axis" is the first of `axes` where they are one dimension or the last ones.
+    """
     wide = accumulator_type(x.dtype)
+    kept = [a for a in range(x.ndim) if a not in axes]
     ks = [te.reduce_axis((0, x.shape[a]), name=f"k{a}") for a in axes]
-    rows = tuple([1 if a in axes else d for a, d in enumerate(x.shape)])
+    rows = tuple([x.shape[a] for a in kept])
+    trailing = [*kept, *axes] == list(range(x.ndim))
 
     def square(*i: Any) -> PrimExpr:
-        taps = iter(ks)
-        value = te.cast(wide, x(*[next(taps) if a in axes else v for a, v in enumerate(i)]))
+        at = {**dict(zip(kept, i, strict=True)), **dict(zip(axes, ks, strict=True))}
+        value = te.cast(wide, x(*[at[a] for a in range(x.ndim)]))
         return te.sum(value * value, axis=ks)
 
-    total = te.compute(rows, square, name="l2_sum", tag="l2_sum")
+    total = te.compute(rows, square, name="l2_sum", tag="l2_sum", attrs={"reduces_trailing_axes": trailing})
+    scale = te.compute(
+        rows,
+        lambda *i: te.rsqrt(te.maximum(total(*i), te.const(epsilon, wide))),
+        name="l2_scale",
+        tag=ELEMWISE,
+    )
 
     def body(*i: Any) -> PrimExpr:
-        norm = te.sqrt(te.maximum(total(*[0 if a in axes else v for a, v in enumerate(i)]), te.const(epsilon, wide)))
-        return te.cast(x.dtype, te.cast(wide, x(*i)) / norm)
+        return te.cast(x.dtype, te.cast(wide, x(*i)) * scale(*[i[a] for a in kept]))
 
-    return te.compute(x.shape, body, name="l2_normalize", tag="l2_normalize", attrs={"axes": tuple(axes)})
+    attrs = {"axis": axes[0]} if trailing or len(axes) == 1 else {}
+    return te.compute(x.shape, body, name="l2_normalize", tag="l2_normalize", attrs=attrs)
 
 
 def lrn(x: Tensor, size: int, axis: int, alpha: float, beta: float, bias: float) -> Tensor:
@@ -242,17 +255,20 @@ def lrn(x: Tensor, size: int, axis: int, alpha: float, beta: float, bias: float)
 
     def body(*i: Any) -> PrimExpr:
         base = te.const(bias, wide) + te.const(alpha / size, wide) * total(*i)
-        return te.cast(x.dtype, te.cast(wide, x(*i)) / _power(base, beta))
+        return te.cast(x.dtype, te.cast(wide, x(*i)) * _inverse_power(base, beta, bias > 0 and alpha >= 0))
 
     return te.compute(x.shape, body, name="lrn", tag="lrn", attrs={"axis": axis})
 
 
-def _power(base: PrimExpr, exponent: float) -> PrimExpr:
-    """base ^ exponent; by square roots for multiples of a quarter that are cheap so."""
+def _inverse_power(base: PrimExpr, exponent: float, positive: bool) -> PrimExpr:
+    """base ^ -exponent, by square roots for some exponents. `positive`: base certainly is."""
     if exponent == 1:
-        return base
+        return 1 / base
     if exponent == 0.5:
-        return te.sqrt(base)
+        return te.rsqrt(base)
+    if exponent == 0.75 and positive:
+        root = te.fast_rsqrt(te.minimum(te.const(_LARGEST[base.dtype], base.dtype), base))  # a step from 0 fails
+        return root * te.sqrt(root)
     if exponent == 0.75:
-        return te.sqrt(base) * te.sqrt(te.sqrt(base))
-    return te.power(base, te.const(exponent, base.dtype))
+        return 1 / (te.sqrt(base) * te.sqrt(te.sqrt(base)))
+    return te.power(base, te.const(-exponent, base.dtype))

@@ -113,6 +113,13 @@ class CallEmitter(MemoryEmitter):
         one = self._constant(of, 1.0)
         return self.rounded(self.text.pure(f"fdiv {register_type(of)} {one}, {root}"), call.dtype)
 
+    def emit_fast_rsqrt(self, call: Call) -> str:
+        """The flags let LLVM take the processor's estimate and a step of Newton's method, where it has one."""
+        of, flags = compute_type(call.dtype), "nsz arcp contract afn reassoc "
+        root = self.intrinsic("sqrt", of, self.computed(call.args[0]), flags=flags)
+        one = self._constant(of, 1.0)
+        return self.rounded(self.text.pure(f"fdiv {flags}{register_type(of)} {one}, {root}"), call.dtype)
+
     def emit_fma(self, call: Call) -> str:
         of = compute_type(call.dtype)
         a, b, c = (self.computed(x) for x in call.args)

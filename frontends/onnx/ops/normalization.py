@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import float_const, reshape_to, zeros
 from frontends.onnx.registry import converter
@@ -168,8 +170,10 @@ def lp_normalization(node: OnnxNode) -> Expr:
     axis = (node.axis(node.attr_int("axis", -1), node.rank(0)),)
     if p not in (1, 2):
         raise node.error(f"p is {p}", expected="1 or 2")
-    total = op.sum(op.abs(x) if p == 1 else op.multiply(x, x), axis=axis, keepdims=True)
-    norm = total if p == 1 else op.sqrt(total)
+    if p == 2:
+        least = np.finfo(np.float64 if x.dtype == "float64" else np.float32).smallest_subnormal
+        return op.nn.l2_normalize(x, eps=float(least), axis=axis)
+    norm = op.sum(op.abs(x), axis=axis, keepdims=True)
     zero = float_const(0.0, x)
     safe = op.where(op.equal(norm, zero), float_const(1.0, x), norm)
     return op.divide(x, safe)
