@@ -1,4 +1,4 @@
-"""Pooling on CPUs: NHWC windows by tiles of columns and vectors of channels, other layouts one output at a time."""
+"""Pooling on CPUs: NHWC windows by tiles of columns and vectors of channels, other layouts by vectors of a line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import te
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.tiling import vector_lanes
-from topi.cpu.windows import tile_windows
+from topi.cpu.windows import MOST_TAPS, tile_windows
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
 
@@ -34,6 +34,9 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
         inline_injective(s, outs, keep=[anchor])
         tile_windows(s, out, local_accumulator(s, anchor, out), _COLUMNS, target)
         return s
+    if len(anchor.axis) - 1 in anchor.attrs["axes"] and len(outs) == 1:
+        _schedule_lines(s, out, anchor, target)
+        return s
     inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if op.tag == "pad"]])
     for op in operations_behind(outs):
         if op.tag == "pad" and op is not out.op:
@@ -46,12 +49,37 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     window = constant_size([axis.extent for axis in anchor.reduce_axis])
     line = s[out].fuse(*outer)
     parallel(s, out, line, constant_size(out.shape) * window * 2.0, lanes)
-    if len(outer) in anchor.attrs["axes"]:
-        s[accumulator].compute_at(s[out], last)
-        return s
     group = vectorize_elements(s, out, last, last.extent, lanes)
     s[accumulator].compute_at(s[out], group)
     *data, lane = s[accumulator].op.axis
     s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, lane)
     s[accumulator].vectorize(lane)
     return s
+
+
+def _schedule_lines(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
+    """Windows that lie along the last axis: vectors of neighbouring windows, whose taps are read with the stride.
+
+    Loop partitioning cuts off the lines, and the vectors of a line, that touch the border.
+    """
+    inline_injective(s, [out], keep=[anchor])
+    accumulator, lanes = local_accumulator(s, anchor, out), vector_lanes(target)
+    *outer, last = s[out].op.axis
+    taps = constant_size([axis.extent for axis in anchor.reduce_axis])
+    group, inner = s[out].split(last, factor=min(2 * lanes, constant_size([last.extent])))
+    s[out].vectorize(inner)
+    if len(outer) > 1:
+        *planes, line = outer
+        plane = s[out].fuse(*planes)
+        s[out].pragma(line, "loop_partition_hint")
+        parallel(s, out, plane, constant_size(out.shape) * taps * 2.0, lanes)
+    s[out].pragma(group, "loop_partition_hint")
+
+    s[accumulator].compute_at(s[out], group)
+    *data, lane = s[accumulator].op.axis
+    window = s[accumulator].op.reduce_axis
+    s[accumulator].reorder(*data, *window, lane)
+    if taps <= MOST_TAPS:
+        for axis in window:
+            s[accumulator].unroll(axis)
+    s[accumulator].vectorize(lane)

@@ -16,9 +16,9 @@ from topi.tuning import choose
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["tile_windows"]
+__all__ = ["MOST_TAPS", "tile_windows"]
 
-_MOST_TAPS = 27
+MOST_TAPS = 27
 """Windows, or lines of them, up to this size are unrolled: neighbouring columns share what they read in registers."""
 
 
@@ -57,7 +57,7 @@ def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns
     *_, tile_x, tile_channel = s[accumulator].op.axis
     s[accumulator].reorder(*window, tile_x, tile_channel)
     for i in reversed(range(len(window))):
-        if constant_size([axis.extent for axis in window[i:]]) <= _MOST_TAPS:
+        if constant_size([axis.extent for axis in window[i:]]) <= MOST_TAPS:
             s[accumulator].unroll(window[i])
     s[accumulator].unroll(tile_x)
     s[accumulator].vectorize(tile_channel)

@@ -288,11 +288,29 @@ class ExprEmitter(ConvertEmitter):
         of = expr.a.dtype
         if of.is_int and of.lanes == 1 and self.is_index(expr.a) and self.is_index(expr.b):
             return self._compare_index(expr, signed)
+        known = self._decided(expr, signed) if of.is_int and of.lanes > 1 else None
+        if known is not None:
+            return known
         kind = register_type(compute_type(of))
         if of.is_float:
             return self.text.pure(f"fcmp {ordered} {kind} {self.computed(expr.a)}, {self.computed(expr.b)}")
         predicate = signed if of.is_int else unsigned
         return self.text.pure(f"icmp {predicate} {kind} {self.visit(expr.a)}, {self.visit(expr.b)}")
+
+    def _decided(self, expr: Compare, predicate: str) -> str | None:
+        """A comparison of vectors of known numbers that comes out the same in all lanes."""
+        a, b = self._known_lanes(expr.a), self._known_lanes(expr.b)
+        if a is None or b is None:
+            return None
+        outcomes = set(map(_COMPARE_INTS[predicate], a, b))
+        return None if len(outcomes) > 1 else "splat (i1 true)" if outcomes.pop() else "zeroinitializer"
+
+    def _known_lanes(self, expr: PrimExpr) -> list[int] | None:
+        if isinstance(expr, Ramp):
+            base, stride = self.splatted_int(expr.base), self.splatted_int(expr.stride)
+            return None if base is None or stride is None else [base + i * stride for i in range(expr.lanes)]
+        value = self.splatted_int(expr) if isinstance(expr, Broadcast) else None
+        return None if value is None else [value] * expr.dtype.lanes
 
     def _compare_index(self, expr: Compare, predicate: str) -> str:
         a, b = self.index(expr.a), self.index(expr.b)
@@ -303,15 +321,15 @@ class ExprEmitter(ConvertEmitter):
     def visit_Logical(self, expr: Logical) -> str:
         is_and, kind = isinstance(expr, And), register_type(expr.dtype)
         a = self.visit(expr.a)
-        decided, neutral = ("false", "true") if is_and else ("true", "false")
-        if a == decided:
+        decided, neutral = (_FALSE, _TRUE) if is_and else (_TRUE, _FALSE)
+        if a in decided:
             return a
-        if a == neutral:
+        if a in neutral:
             return self.visit(expr.b)
         if expr.dtype.lanes > 1 or self.is_harmless(expr.b):
             b = self.visit(expr.b)
-            if b in (decided, neutral):
-                return b if b == decided else a
+            if b in decided or b in neutral:
+                return b if b in decided else a
             return self.text.pure(f"{'and' if is_and else 'or'} {kind} {a}, {b}")
         return self._short_circuit(expr.b, a, is_and)
 
@@ -336,8 +354,8 @@ class ExprEmitter(ConvertEmitter):
 
     def visit_Select(self, expr: Select) -> str:
         condition = self.visit(expr.condition)
-        if condition in ("true", "false"):
-            return self.visit(expr.true_value if condition == "true" else expr.false_value)
+        if condition in _TRUE or condition in _FALSE:
+            return self.visit(expr.true_value if condition in _TRUE else expr.false_value)
         kind, flag = register_type(expr.dtype), register_type(expr.condition.dtype)
         a, b = self.visit(expr.true_value), self.visit(expr.false_value)
         return self.text.pure(f"select {flag} {condition}, {kind} {a}, {kind} {b}")
@@ -368,6 +386,8 @@ class ExprEmitter(ConvertEmitter):
         return self.text.pure(f"call {register_type(target)} @{name}({register_type(source)} {value})")
 
 
+_TRUE = ("true", "splat (i1 true)")
+_FALSE = ("false", "splat (i1 false)", "zeroinitializer")
 _COMPARE_INTS: dict[str, Any] = {
     "eq": int.__eq__, "ne": int.__ne__, "slt": int.__lt__, "sle": int.__le__, "sgt": int.__gt__, "sge": int.__ge__,
 }  # fmt: skip

@@ -22,6 +22,8 @@ from te.tir import (
     FloorMod,
     IntImm,
     Let,
+    Max,
+    Min,
     Mod,
     Mul,
     PrimExpr,
@@ -86,6 +88,8 @@ class IndexEmitter(Visitor[str]):
             return self._widen(expr) if known is None else known
         if cls is FloorDiv or cls is FloorMod or cls is Div or cls is Mod:
             return self._division(expr)
+        if cls is Min or cls is Max:
+            return self._nearest_bound(expr)
         if cls is Cast and expr.value.dtype.is_int:  # type: ignore[attr-defined]
             return self.index(expr.value)  # type: ignore[attr-defined]
         if cls is Let:
@@ -126,6 +130,16 @@ class IndexEmitter(Visitor[str]):
             return Index(None, a.constant * scale, 0)
         value = a.value if scale == 1 else self.text.pure(f"mul nsw i64 {a.value}, {scale}")
         return Index(value, a.constant * scale, a.factor * abs(scale))
+
+    def _nearest_bound(self, expr: Any) -> Index:
+        a, b = self.index(expr.a), self.index(expr.b)
+        smaller = expr.__class__ is Min
+        if a.value is None and b.value is None:
+            return Index(None, min(a.constant, b.constant) if smaller else max(a.constant, b.constant), 0)
+        name = f"llvm.s{'min' if smaller else 'max'}.i64"
+        self.text.module.declare(name, "i64", "i64, i64")
+        value = self.text.pure(f"call i64 @{name}(i64 {self.operand(a)}, i64 {self.operand(b)})")
+        return Index(value, 0, gcd(a.multiple, b.multiple))
 
     def _division(self, expr: Any) -> Index:
         a, b = self.index(expr.a), self.index(expr.b)

@@ -2,7 +2,7 @@
 
 A vector index is split into ``base + lane * stride``; the stride decides the instructions: one vector access for 1,
 a splat for 0, shuffled vectors for 2 and -1, one element at a time otherwise. Other indices gather or scatter, but for
-those that stay within one aligned vector: it is loaded, and shuffled.
+those that stay within one vector, of which all elements are wanted or which is aligned: it is loaded, and shuffled.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ class MemoryEmitter(ExprEmitter):
         if mask is not None:
             if stride.value is None and stride.constant == 1:
                 return self._masked_load(buffer, base, of, mask)
+            if stride.value is None and stride.constant == 2:
+                return self._load_every_second(buffer, base, of, mask)
             return self._gather_ramp(buffer, base, stride, of, mask)
         if stride.value is not None:
             return self._load_lanes(buffer, base, stride, of)
@@ -147,23 +149,26 @@ class MemoryEmitter(ExprEmitter):
         return self.text.pure(f"shufflevector {kind} {first}, {kind} {other}, <{len(picks)} x i32> <{mask}>")
 
     def _load_block(self, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
-        """Elements of one aligned vector, in any order; None where they may lie in several.
+        """Elements side by side, or of one aligned vector, in any order; None where they may lie in several.
 
-        The vector lies inside of a buffer of whole vectors, as some of its elements do.
+        An aligned vector lies inside of a buffer of whole vectors, as some of its elements do.
         """
         lanes, extent = of.lanes, buffer.shape[0]
-        if not isinstance(extent, int) or extent % lanes:
-            return None
         spread = self.as_lanes(index)
-        if spread is None or spread[0].factor % lanes:
+        if spread is None:
             return None
         base, offsets = spread
         picks = [base.constant + offset for offset in offsets]
-        first = picks[0] // lanes * lanes
-        if not all(first <= pick < first + lanes for pick in picks):
-            return None
-        block = self.load(buffer, Index(base.value, first, base.factor), of)
-        return self._permute(block, None, [pick - first for pick in picks], of)
+        first, count = min(picks), max(picks) - min(picks) + 1
+        if len(set(picks)) < count:
+            first, count = first // lanes * lanes, lanes
+            whole = isinstance(extent, int) and extent % lanes == 0 and base.factor % lanes == 0
+            if not whole or max(picks) >= first + lanes:
+                return None
+        block = self.load(buffer, Index(base.value, first, base.factor), of.with_lanes(count))
+        if count == 1:
+            return self.splat(block, of)
+        return self._permute(block, None, [pick - first for pick in picks], of.with_lanes(count))
 
     def _load_lanes(self, buffer: Buffer, base: Index, stride: Index, of: DType) -> str:
         return self.pack([self.load(buffer, at, of.element) for at in self._lane_indices(base, stride, of.lanes)], of)
@@ -205,6 +210,19 @@ class MemoryEmitter(ExprEmitter):
         self.text.module.declare(name, kind, f"ptr, i32 immarg, <{of.lanes} x i1>, {kind}")
         operands = f"ptr {self.address(buffer, base)}, i32 {align}, <{of.lanes} x i1> {mask}, {kind} zeroinitializer"
         return self.from_memory(self.text.value(f"call {kind} @{name}({operands})"), of)
+
+    def _load_every_second(self, buffer: Buffer, base: Index, of: DType, mask: str) -> str:
+        """Of consecutive elements every second one, where the mask wants it."""
+        lanes = of.lanes
+        spread = ", ".join([f"i32 {i // 2 + i % 2 * lanes}" for i in range(2 * lanes)])
+        flags = f"<{lanes} x i1>"
+        wanted = self.text.pure(
+            f"shufflevector {flags} {mask}, {flags} zeroinitializer, <{2 * lanes} x i32> <{spread}>"
+        )
+        both = of.with_lanes(2 * lanes)
+        kind, value = register_type(both), self._masked_load(buffer, base, both, wanted)
+        picks = ", ".join([f"i32 {2 * i}" for i in range(lanes)])
+        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{lanes} x i32> <{picks}>")
 
     def _gather_ramp(self, buffer: Buffer, base: Index, stride: Index, of: DType, mask: str) -> str:
         return self._gather_at(self._ramp_addresses(buffer, base, stride, of.lanes), of, mask)
@@ -349,10 +367,16 @@ class MemoryEmitter(ExprEmitter):
             return None
         if isinstance(index, Mul):
             return self.product(first, second), [x * second.constant for x in offsets]
-        if first.value is not None or second.constant <= 0:
+        divisor = second.constant
+        if divisor <= 0 or (first.value is not None and first.factor % divisor):
             return None
-        divide = floordiv if isinstance(index, FloorDiv) else mod
-        return Index(None, 0, 0), [divide(first.constant + x, second.constant) for x in offsets]
+        if isinstance(index, FloorMod):
+            return Index(None, 0, 0), [mod(first.constant + x, divisor) for x in offsets]
+        of_lanes = [floordiv(first.constant + x, divisor) for x in offsets]
+        if first.value is None:
+            return Index(None, 0, 0), of_lanes
+        quotient = self.text.pure(f"sdiv exact i64 {first.value}, {divisor}")
+        return Index(quotient, 0, first.factor // divisor), of_lanes
 
     def _combine_ramps(self, index: Any) -> tuple[Index, Index] | None:
         a, b = self.as_ramp(index.a), self.as_ramp(index.b)
