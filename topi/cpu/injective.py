@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import te
 from te.ir import post_order
-from te.tir import Call
+from te.tir import Call, FloorMod, ProducerLoad, as_int
+from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.register_transpose import square_sides
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
-from topi.groups import constant_size, inline_injective, is_injective
+from topi.groups import constant_size, extent_of, inline_injective, is_injective
 from topi.registry import Rank, operations_behind, register_schedule
+from topi.tag import PAD
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -82,6 +84,40 @@ def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Ten
     return (*found, fitting[0]) if fitting else None
 
 
+def _period(out: te.Tensor) -> int | None:
+    """What the last axis of `out` is taken modulo wherever it is read by, if that divides it: see `tile`."""
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
+    last, extent = op.axis[-1], extent_of(op.axis[-1])
+    found = {
+        as_int(e.b) for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorMod) and e.a is last.var
+    }
+    period = found.pop() if len(found) == 1 else None
+    return period if period and isinstance(extent, int) and extent > period and extent % period == 0 else None
+
+
+def _has_borders(out: te.Tensor) -> bool:
+    """Are there borders along the last axis, and nothing else that is decided by where an element lies along it?"""
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
+    last, deciding = op.axis[-1].var, []
+    for source, condition in conditions(op):
+        nodes = list(post_order((condition,)))
+        if last in nodes and not any(isinstance(e, ProducerLoad) for e in nodes):
+            deciding.append(source.tag == PAD)
+    return bool(deciding) and all(deciding)
+
+
+def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> list[te.IterVar]:
+    """Vectors of the last axis; loop partitioning cuts off those at borders, so that the others need no tests."""
+    *outer, last = s[out].op.axis
+    vectors, inner = s[out].split(last, factor=2 * lanes)
+    s[out].vectorize(inner)
+    for axis in (*outer, vectors):
+        s[out].pragma(axis, "loop_partition_hint")
+    return [*outer, vectors]
+
+
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Everything inlined into the outputs, each written in one vectorised pass."""
@@ -103,8 +139,14 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
         source = None if strided is None else _turned_source(out, strided, target)
         if strided is not None and source is not None:
             tiles = tile_turned(s, out, strided, *source, target)
+        elif strided is None and isinstance(extent, int) and extent >= 4 * lanes and _has_borders(out):
+            tiles = _vectorize_between_borders(s, out, lanes)
         else:
+            outer, period = axes[:-1], _period(out) if strided is None else None
+            if period is not None:
+                repeat, axes[-1] = s[out].split(axes[-1], factor=period)
+                outer, extent = [*outer, repeat], period
             last = vectorize_elements(s, out, axes[-1], extent, lanes)
-            tiles = [*axes[:-1], last] if strided is None else tile_strided(s, out, strided, last)
+            tiles = [*outer, last] if strided is None else tile_strided(s, out, strided, last)
         parallel_outer(s, out, tiles, work, target)
     return s

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING
 
 import te
 from te.ir import post_order
-from te.tir import IterVar, PrimExpr, ProducerLoad, Var, as_int
-from te.tir.substitute import substitute
+from te.tir import IterVar, Var, as_int
+from topi.cpu.accesses import only_variable, reads
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import transpose_in_registers
-from topi.groups import constant_size, extent_of, is_injective
+from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from backend.target import Target
 
 __all__ = ["strided_axis", "tile_strided", "tile_turned", "turnable"]
@@ -45,34 +43,15 @@ def strided_axis(out: te.Tensor) -> int | None:
     numbers = {axis.var: n for n, axis in enumerate(op.axis)}
     last = len(op.axis) - 1
     strided: set[int] = set()
-    for tensor, index in _reads(op, {}):
+    for tensor, index in reads(op):
         if constant_size(tensor.shape) * 2 < constant_size(out.shape):
             continue
-        variable = _only_variable(index[-1]) if index else None
+        variable = only_variable(index[-1]) if index else None
         number = None if variable is None else numbers.get(variable)
         if number is None or number == last:
             return None
         strided.add(number)
     return strided.pop() if len(strided) == 1 else None
-
-
-def _reads(op: te.ComputeOp, mapping: Mapping[Var, PrimExpr]) -> Iterator[tuple[te.Tensor, list[PrimExpr]]]:
-    """The tensors that are not inlined and the indices they are read at, in terms of the output's axes."""
-    for load in [e for e in post_order(op.body) if isinstance(e, ProducerLoad)]:
-        index = [substitute(i, mapping) if mapping else i for i in load.indices]
-        producer = load.producer.op
-        if isinstance(producer, te.ComputeOp) and is_injective(producer):
-            yield from _reads(producer, {axis.var: i for axis, i in zip(producer.axis, index, strict=True)})
-        else:
-            yield load.producer, index
-
-
-def _only_variable(index: PrimExpr) -> Var | None:
-    """The variable that `index` is, give or take a constant."""
-    variables = [e for e in post_order((index,)) if isinstance(e, Var)]
-    terms = [e for e in post_order((index,)) if not isinstance(e, Var) and as_int(e) is None]
-    plain = all(type(e).__name__ in ("Add", "Sub") for e in terms)
-    return variables[0] if len(variables) == 1 and plain else None
 
 
 def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
@@ -84,10 +63,10 @@ def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     assert isinstance(op, te.ComputeOp)
     row, column = op.axis[number].var, op.axis[-1].var
     found: tuple[te.Tensor, int] | None = None
-    for tensor, index in _reads(op, {}):
-        if not index or _only_variable(index[-1]) is not row:
+    for tensor, index in reads(op):
+        if not index or only_variable(index[-1]) is not row:
             continue
-        along = [i for i, e in enumerate(index[:-1]) if _only_variable(e) is column]
+        along = [i for i, e in enumerate(index[:-1]) if only_variable(e) is column]
         others = [e for i, e in enumerate(index[:-1]) if i not in along]
         mixed = any(v in (row, column) for v in post_order(others) if isinstance(v, Var))
         if len(along) != 1 or mixed or found not in (None, (tensor, along[0])):
