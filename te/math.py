@@ -27,6 +27,7 @@ __all__ = [
     "cos",
     "cosh",
     "dot_pairs",
+    "dot_quads",
     "erf",
     "exp",
     "exp2",
@@ -180,6 +181,18 @@ def dot_pairs(x: Any, y: Any) -> PrimExpr:
     if x.dtype.element != "int32":
         raise CompileError(f"dot_pairs takes int32 operands, got {x.dtype}")
     return call_intrin(x.dtype, "dot_pairs", x, y)
+
+
+def dot_quads(x: Any, y: Any) -> PrimExpr:
+    """Four products, of the unsigned bytes of int32 `x` by the signed bytes of int32 `y`, added.
+
+    Each two products of neighbours, those of the lower and those of the upper half, must add up to a number within 16
+    bits: the instruction of older processors (pmaddubsw on x86) has no more room. Newer ones (vpdpbusd) have.
+    """
+    x, y = ops.match_types(convert(x), convert(y))
+    if x.dtype.element != "int32":
+        raise CompileError(f"dot_quads takes int32 operands, got {x.dtype}")
+    return call_intrin(x.dtype, "dot_quads", x, y)
 
 
 def popcount(x: Any) -> PrimExpr:

@@ -51,9 +51,9 @@ class Compiler:
         return emit_module(expanded, self._code_machine())
 
     def _code_machine(self) -> Machine:
-        has_half = not self.target.features.isdisjoint(("f16c", "neon"))
-        caches = self.target.cache_bytes
-        return Machine(fma=self.target.has_fma, half=has_half, fast=self._fast_math(), caches=caches.l3)
+        features, caches = self.target.features, self.target.cache_bytes
+        has_half = not features.isdisjoint(("f16c", "neon"))
+        return Machine(self.target.has_fma, has_half, self._fast_math(), caches.l3, frozenset(features))
 
     def _fast_math(self) -> str:
         flags = self.target.get("fast-math", [])

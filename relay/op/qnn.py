@@ -19,7 +19,7 @@ from relay.op.common import Array, check_axis, require
 from relay.type import TensorType, dims_match
 from te.dtype import dtype as parse_dtype
 
-__all__ = ["Dequantize", "Quantize", "dequantize", "dequantized", "quantize", "quantized"]
+__all__ = ["Dequantize", "Quantize", "dequantize", "dequantized", "flipped", "quantize", "quantized", "unflipped"]
 
 CODES = ("uint8", "int8", "uint16", "int16", "int32")
 """Element types of codes."""
@@ -106,6 +106,25 @@ def _parameters(scale: Any, zero: Any, codes: str) -> tuple[Expr, Expr]:
     scale = scale if isinstance(scale, Expr) else Constant(np.asarray(scale, np.float32))
     zero = zero if isinstance(zero, Expr) else Constant(np.asarray(zero).astype(codes))
     return scale, zero
+
+
+def flipped(codes: Expr) -> Expr:
+    """8-bit codes, signed ones as unsigned ones and vice versa, with their zero point moved by 128."""
+    other, high = ("uint8", -128) if codes.dtype == "int8" else ("int8", 128)
+    moved = broadcast.bitwise_xor(codes, Constant(np.asarray(high, str(codes.dtype))))
+    return elementwise.reinterpret(moved, other)
+
+
+def unflipped(codes: Expr) -> Expr | None:
+    """x where `codes` are `flipped(x)`; None where they are something else."""
+    if not isinstance(codes, Call) or not isinstance(codes.op, elementwise.Reinterpret):
+        return None
+    moved = codes.args[0]
+    if not isinstance(moved, Call) or not isinstance(moved.op, broadcast.BitwiseXor):
+        return None
+    x, high = moved.args
+    known = isinstance(high, Constant) and high.data.size == 1 and int(high.data.item()) in (128, -128)
+    return x if known and x.dtype in ("int8", "uint8") else None
 
 
 def quantized(x: Expr, zero: Expr | None, target: str) -> Expr:

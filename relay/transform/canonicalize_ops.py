@@ -37,7 +37,7 @@ class CanonicalizeOps(RewritePass):
         op = call.op
         if not isinstance(op, OpDef) or not isinstance(call.ty, TensorType) or not call.ty.is_static:
             return call
-        if op.is_view and op.name != "reshape" and len(call.args) == 1:
+        if op.is_view and op.name != "reshape" and len(call.args) == 1 and call.args[0].dtype == call.dtype:
             return reshaped(call.args[0], call.ty.shape, call.span)
         if is_call_of(call, "nn.bias_add"):
             return _add_bias(call, op.axis % call.ty.ndim)  # type: ignore[attr-defined]

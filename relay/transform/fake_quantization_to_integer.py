@@ -9,6 +9,8 @@ floats, with the conversions on top. Three things are done instead (TVM: `relay.
 - What follows up to `qnn.quantize` (biases, activations, sums of two tensors, means) is computed in units of its scale,
   so that nothing is divided, and rounded to an integer once.
 - Operators that only move values, or choose among them, work on the codes.
+- What is rounded to signed codes is rounded to unsigned ones, as products of bytes want them, and flipped where
+  something else reads it.
 
 A result may differ by one step of its scale from that of the model as it is spelled: sums are exact here, and scales
 are multiplied in another order (docs/decisions/0028-quantised-models.md).
@@ -32,7 +34,7 @@ from relay.op.base import OpDef, make_call
 from relay.op.elementwise import Clip
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import Dense
-from relay.op.qnn import Dequantize, Quantize, quantized
+from relay.op.qnn import Dequantize, Quantize, flipped, quantized, unflipped
 from relay.op.transform import Transpose
 from relay.transform.builders import array_of, is_call_of
 from relay.transform.function_pass import FunctionPass
@@ -105,6 +107,8 @@ class _Rewriter:
         match call.op:
             case Quantize():
                 return self._quantize(call, call.op, shared)
+            case Dequantize():
+                return _of_unsigned(call)
             case Conv1D() | Conv2D() | Conv3D():
                 return self._convolution(call, call.op)
             case Dense():
@@ -176,13 +180,16 @@ class _Rewriter:
         scale, zero = (array_of(e) for e in call.args[1:])
         if scale.size != 1 or not np.isfinite(scale).all() or scale.item() <= 0:
             return call
+        signed = op.out_dtype == "int8"
+        into = _Codes("uint8", int(zero.item()) + 128) if signed else _Codes(op.out_dtype, int(zero.item()))
         source = _dequantized(call.args[0])
-        if source is not None and source[0].ty is call.ty and source[1:] == (scale.item(), zero.item()):
-            return source[0]
-        units = self._in_units(call.args[0], float(scale.item()), _Codes(op.out_dtype, int(zero.item())), shared)
+        if source is not None and source[0].dtype == into.dtype and source[1:] == (scale.item(), into.zero):
+            return flipped(source[0]) if signed else source[0]
+        units = self._in_units(call.args[0], float(scale.item()), into, shared)
         if units is None or not math.isfinite(units.bound):
             return call
-        return _rounded(units, int(zero.item()), op.out_dtype)
+        codes = _rounded(units, into.zero, into.dtype)
+        return flipped(codes) if signed else codes
 
     def _in_units(self, e: Expr, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
         """`e` over `scale`, computed without a division; None where it is not made of codes."""
@@ -317,6 +324,16 @@ def _weights(call: Call, outputs: int) -> tuple[Array, Array] | None:
         return None
     shape = [-1 if a == outputs else 1 for a in range(rank)] if array_of(zero).ndim else []
     return codes.data.astype(np.int32) - array_of(zero).astype(np.int32).reshape(shape), array_of(scale)
+
+
+def _of_unsigned(call: Call) -> Expr:
+    """A Dequantize of signed codes that are unsigned ones flipped, as one of these."""
+    source = unflipped(call.args[0])
+    if source is None or source.dtype != "uint8" or not _is_known(call):
+        return call
+    scale, zero = call.args[1:]
+    moved = Constant((array_of(zero).astype(np.int16) + 128).astype(np.uint8))
+    return make_call(call.op, (source, scale, moved), call.span)  # type: ignore[arg-type]
 
 
 def _move(call: Call) -> Expr:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from backend.target import Target
-from relay.expr import Call, Constant, Expr, Function
+from relay.expr import Call, Constant, Expr, Function, const
 from relay.expr_functor import rewrite_calls
+from relay.op import broadcast
 from relay.op.base import make_call
 from relay.op.broadcast import Subtract
 from relay.op.elementwise import Cast
@@ -27,16 +28,26 @@ from relay.op.layout import LayoutTransform
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
+from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuads, Words
 from relay.op.nn.winograd import Conv2DNHWCWinograd
+from relay.op.qnn import flipped, unflipped
 from relay.op.transform import Reshape, StridedSlice, Transpose
 from relay.sizes import product
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
+from relay.transform.quads import pack_quads
 from relay.transform.winograd import winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
-from topi.cpu.tiling import group_panel, packed_columns, reads_in_place, shuffles_groups
+from topi.cpu.tiling import (
+    group_panel,
+    has_byte_products,
+    packed_columns,
+    reads_in_place,
+    shuffles_groups,
+    spare_registers,
+)
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS
 
@@ -76,6 +87,7 @@ class _Packer:
         self.winograd_tiles = winograd_tiles
         self.packed: dict[tuple[int, str, int], Constant] = {}
         self.plans: dict[WinogradShape, WinogradPlan | None] = {}
+        self.quads: dict[tuple[int, str, int], tuple[Constant, Array | None, Array] | None] = {}
         self.panels = PanelPacker()
         """does the copying itself, which comes last"""
 
@@ -118,15 +130,21 @@ class _Packer:
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
-    def _width(self, rows: int, columns: int, steps: int, line: int = 0, *, pairs: bool = False) -> int:
-        return packed_columns(self.target, rows, columns, steps // (1 + pairs), line, int(pairs))
+    def _width(self, rows: int, columns: int, steps: int, line: int = 0, form: str = "numbers") -> int:
+        steps //= {"numbers": 1, "pairs": 2, "quads": 4}[form]
+        return packed_columns(self.target, rows, columns, steps, line, spare_registers(self.target, form))
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         outputs_first = weight.data if order == "NK" else weight.data.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        width = self._width(rows, units, depth, form="quads")
+        quads = self._quads(call, weight, outputs_first, order, width)
+        if quads is not None:
+            return quads.sums(DenseQuads(units=units), call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
-        packed = self._packed(weight, outputs_first, order, self._width(rows, units, depth, pairs=pairs))
+        width = self._width(rows, units, depth, form="pairs" if pairs else "numbers")
+        packed = self._packed(weight, outputs_first, order, width)
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
@@ -164,18 +182,61 @@ class _Packer:
                 return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
+        if isinstance(op, Conv2D) and op.groups == 1:
+            quads = self._convolution_of_quads(call, op, weight, outputs_first, rows)
+            if quads is not None:
+                return quads
         pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
         if op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
-            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0, pairs=pairs)
+            form = "pairs" if pairs else "numbers"
+            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0, form)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
             pairs=pairs,
         )  # fmt: skip
         return _with_panels(call, made, packed)
+
+    def _convolution_of_quads(
+        self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int
+    ) -> Expr | None:
+        """A convolution of codes by bytes; one of single pixels is a product of rows."""
+        channels, *kernel, group_size = outputs_first.shape
+        line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
+        width = self._width(rows, channels, math.prod(kernel) * group_size, line, "quads")
+        quads = self._quads(call, weight, outputs_first, op.kernel_layout, width)
+        padded = any(op.padding)
+        if quads is None or (padded and not isinstance(quads.zero, int)):
+            return None
+        if math.prod(kernel) == 1 and not padded and set(op.strides) == {1}:
+            return quads.sums(DenseQuads(units=channels), call)
+        table = None if quads.table is None else _unravelled(quads.table, (*kernel, group_size // 4))
+        made = Conv2DNHWCQuads(
+            channels=channels, kernel_size=(kernel[0], kernel[1]), strides=op.strides, padding=op.padding,
+            dilation=op.dilation, border=quads.zero if padded and isinstance(quads.zero, int) else 0,
+        )  # fmt: skip
+        return replace(quads, table=table).sums(made, call)
+
+    def _quads(self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int) -> _Quads | None:
+        """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one."""
+        found = _codes_and_zero(call.args[0])
+        if found is None or outputs_first.shape[-1] % 4 or weight.data.size == 0 or weight.dtype != "int32":
+            return None
+        if weight.data.min() < -128 or weight.data.max() > 127:
+            return None
+        key = (id(weight), order, width)
+        if key not in self.quads:
+            octets = np.ascontiguousarray(outputs_first.astype(np.int8))
+            packed = pack_quads(self.panels, octets, width, has_byte_products(self.target))
+            totals = octets.reshape(len(octets), -1).sum(1, dtype=np.int32)
+            self.quads[key] = None if packed is None else (
+                Constant(packed[0], span=weight.span), packed[1], totals
+            )  # fmt: skip
+        known = self.quads[key]
+        return None if known is None else _Quads(*found, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
         tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
@@ -196,6 +257,57 @@ class _Packer:
             dilation=op.dilation[0],
         )  # fmt: skip
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quads:
+    """A product of bytes: codes, unsigned, of which `zero` stands for 0, by weights in panels."""
+
+    codes: Expr
+    zero: Expr | int
+    panels: Constant
+    table: Array | None
+    totals: Array
+    """the sums of the weights, by output"""
+
+    def sums(self, op: DenseQuads | Conv2DNHWCQuads, call: Call) -> Expr:
+        """The result of `call`, of int32."""
+        data = Call(Words(), (self.codes,), span=call.span)
+        table = () if self.table is None else (Constant(self.table),)
+        product = Call(op, (data, self.panels, *table), span=call.span)
+        if not isinstance(self.zero, int):
+            return broadcast.subtract(product, broadcast.multiply(self.zero, Constant(self.totals)))
+        return broadcast.subtract(product, Constant(self.totals * np.int32(self.zero))) if self.zero else product
+
+
+def _unravelled(table: Array, shape: Sequence[int]) -> Array:
+    """Positions in an array of `shape` as its indices, in a last dimension."""
+    return np.stack(np.unravel_index(table, shape), -1).astype(np.int32)
+
+
+def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
+    """(x, n) where `data` is x - n with x of an unsigned byte and a number n, or one for each row; None for others."""
+    centred, zero = data, const(0, "int32")
+    if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
+        found = _codes_and_zero(data.args[0])
+        if found is None or not isinstance(found[1], int):
+            return None
+        return make_call(data.op, (found[0],), data.span), found[1]
+    if isinstance(data, Call) and isinstance(data.op, Subtract):
+        centred, zero = data.args
+    shape = zero.shape
+    if not isinstance(centred, Call) or not isinstance(centred.op, Cast) or centred.ty is not data.ty:
+        return None
+    codes = centred.args[0]
+    if str(codes.dtype) not in ("uint8", "int8") or (shape and shape[-1] != 1) or len(shape) > len(data.shape):
+        return None
+    shift = 0
+    if codes.dtype == "int8":
+        unsigned = unflipped(codes)
+        codes, shift = flipped(codes) if unsigned is None else unsigned, 128
+    if isinstance(zero, Constant) and zero.data.size == 1:
+        return codes, int(zero.data.item()) + shift
+    return codes, broadcast.add(zero, const(shift, "int32")) if shift else zero
 
 
 def _with_panels(

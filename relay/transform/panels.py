@@ -62,10 +62,24 @@ class PanelPacker:
 
     def panels(self, weight: Array, width: int) -> Array:
         """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros."""
+        packed = self._arena.empty((-(-len(weight) // width), *weight.shape[1:], width), weight.dtype)
+        self._fill(packed, weight)
+        return packed
+
+    def extended_panels(self, weight: Array, width: int, more: Array) -> Array:
+        """(N, K) to (ceil(N / width), K + L, width): in panels, each with its lines of `more` (.., L, width) behind."""
+        packed = self._arena.empty((len(more), weight.shape[1] + more.shape[1], width), weight.dtype)
+        packed[:, weight.shape[1] :] = more
+        self._fill(packed[:, : weight.shape[1]], weight)
+        return packed
+
+    def _fill(self, packed: Array, weight: Array) -> None:
+        """Put (N, ..., K) into panels (ceil(N / width), ..., K, width)."""
+        width = packed.shape[-1]
         full, left = divmod(len(weight), width)
-        packed = self._arena.empty((full + bool(left), *weight.shape[1:], width), weight.dtype)
         steps = math.prod(weight.shape[1:])
-        suits = _readable(weight) and steps % CHUNK == 0 and _lanes(width) >= _LEAST_LANES
+        contiguous = packed.flags.c_contiguous and _readable(weight)
+        suits = contiguous and steps % CHUNK == 0 and _lanes(width) >= _LEAST_LANES
 
         def copy_last(jobs: Jobs) -> None:
             if left:
@@ -80,7 +94,6 @@ class PanelPacker:
             _Work(_Form(width), plain, packed[:full], steps // CHUNK, copy),
             _Work(_Form(width), None, packed[full:], 0, copy_last),
         ]
-        return packed
 
     def groups(self, weight: Array, groups: int, width: int) -> Array:
         """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""

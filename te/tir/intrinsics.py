@@ -56,6 +56,12 @@ def _dot_pairs(x: Any, y: Any) -> Any:
     return (low * other + (x >> 16) * (y >> 16)).astype(np.int32)
 
 
+def _dot_quads(x: Any, y: Any) -> Any:
+    x, y = np.asarray(x, np.int64), np.asarray(y, np.int64)
+    shifts = range(0, 32, 8)
+    return sum((x >> s & 0xFF) * ((y >> s & 0xFF ^ 0x80) - 0x80) for s in shifts).astype(np.int32)
+
+
 for _name, _reference in {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
     "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": _rsqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
@@ -83,6 +89,8 @@ intrinsic("bitwise_xor", 2, np.bitwise_xor)
 intrinsic("bitwise_not", 1, np.bitwise_not)
 intrinsic("dot_pairs", 2, _dot_pairs,
           doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
+intrinsic("dot_quads", 2, _dot_quads,
+          doc="(x, y), int32 that are four bytes: unsigned by signed, added, two within 16 bits")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
 intrinsic("reinterpret", 1, doc="the same bits as another type of the same width")

@@ -15,16 +15,22 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "local_accumulator", "panel_width", "parallel", "parallel_outer", "split_columns", "tile_columns",
+    "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer", "split_columns", "tile_columns",
     "vectorize_panel",
 ]  # fmt: skip
 
 
 def panel_width(anchor: te.Operation) -> int:
     """NR: the last dimension of the packed operand, the second input of a product or convolution."""
-    width = anchor.input_tensors[1].shape[-1]
+    width = operands(anchor)[1].shape[-1]
     assert isinstance(width, int)
     return width
+
+
+def operands(anchor: te.Operation) -> tuple[te.Tensor, te.Tensor]:
+    """The data and the packed weights of a product or convolution; a table of the data to read comes before them."""
+    left, right = anchor.input_tensors[-2:]
+    return left, right
 
 
 def tile_columns(target: Target, anchor: te.Operation, rows: int, steps: int) -> int:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import local_accumulator, panel_width, parallel, split_columns, vectorize_panel
+from topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_panel
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels, stream_widened
 from topi.cpu.product_plan import ProductPlan, fewer_rows, plan_product
@@ -152,7 +152,7 @@ def tile_product(
             s[weights].compute_inline()
     _unroll_few_channels(s, accumulator)
     if plan.tiles_of_a_panel:
-        stream_panels(s, accumulator, anchor.input_tensors[1], plan, target)
+        stream_panels(s, accumulator, operands(anchor)[1], plan, target)
     return accumulator
 
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import panel_width, tile_columns
+from topi.cpu.common import operands, panel_width, tile_columns
 from topi.cpu.narrow import widened_weights
-from topi.cpu.tiling import cache_share, largest_share, tile_rows
+from topi.cpu.tiling import cache_share, largest_share, spare_registers, tile_rows
 from topi.groups import constant_size, extent_of
 from topi.tuning import choose
 
@@ -52,7 +52,9 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     p = _Product(out, anchor, target)
     width = tile_columns(target, anchor, p.rows, p.steps)
     narrow = widened_weights(anchor)
-    temporaries = 1 if any(weights.attrs.get("pairs") for weights in narrow) else 0
+    pairs = any(weights.attrs.get("pairs") for weights in narrow)
+    form = "pairs" if pairs else "quads" if anchor.attrs.get("quads") else "numbers"
+    temporaries = spare_registers(target, form)
     height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries)
     tiles = -(-p.rows // height)
     if narrow and tiles > 1:
@@ -78,7 +80,7 @@ class _Product:
 
     def __init__(self, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
         self.target, self.groups = target, anchor.attrs["groups"]
-        self.left, weights = anchor.input_tensors[:2]
+        self.left, weights = operands(anchor)
         self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
         self.panel = panel_width(anchor) if self.groups == 1 else anchor.attrs["outputs"]
         *row_dims, columns = out.shape

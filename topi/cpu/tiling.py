@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "MEMORY_BYTES_PER_CYCLE",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place", "shuffles_groups", "tile_cycles",
-    "tile_rows", "vector_lanes",
+    "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place", "shuffles_groups",
+    "spare_registers", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -72,6 +72,22 @@ class RegisterTile:
 def vector_lanes(target: Target, dtype_bytes: int = 4) -> int:
     """Elements in one vector register of the target."""
     return max(1, target.vector_bytes // dtype_bytes)
+
+
+def spare_registers(target: Target, form: str) -> int:
+    """Registers that a step of a product needs besides accumulators and operands, by the form of its numbers.
+
+    "numbers" are multiplied and added by one instruction; "pairs" of 16 bits by two; "quads" of bytes by three, with a
+    vector of ones, unless the processor has one for them.
+    """
+    if form == "numbers" or (form == "quads" and has_byte_products(target)):
+        return 0
+    return 1 if form == "pairs" else 2
+
+
+def has_byte_products(target: Target) -> bool:
+    """Does one instruction multiply and add four bytes (VNNI), whatever they are?"""
+    return not target.features.isdisjoint(("avx512vnni", "avxvnni"))
 
 
 def cache_share(target: Target) -> int:

@@ -14,8 +14,8 @@ from topi.tag import BROADCAST, ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, broadcast_index, ceil_div, num_elements, ravel_index, same_dim, unravel_index
 
 __all__ = [
-    "Pairs", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "flattened_product",
-    "int16_pairs", "pack_panels", "rounded", "widened",
+    "Pairs", "batch_matmul", "batch_matmul_packed", "bias_add", "dense", "dense_packed", "first_columns",
+    "flattened_product", "int16_pairs", "pack_panels", "rounded", "widened",
 ]  # fmt: skip
 
 
@@ -99,10 +99,10 @@ def product_of_rows(
 
     attrs = {"block": nr, "groups": 1}
     shape = (rows.shape[0], as_dim(panels * nr))
-    return _first_columns(te.compute(shape, body, name="dense", tag=tag, attrs=attrs), units)
+    return first_columns(te.compute(shape, body, name="dense", tag=tag, attrs=attrs), units)
 
 
-def _first_columns(product: Tensor, columns: Dim) -> Tensor:
+def first_columns(product: Tensor, columns: Dim) -> Tensor:
     """`product` without the columns that fill up its last panel."""
     if same_dim(product.shape[-1], columns):
         return product
@@ -178,7 +178,7 @@ def batch_matmul_packed(
     rows: Dim = a.shape[-1] if transpose_a else a.shape[-2]
     shape = (*batch, rows, as_dim(count * nr))
     product = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs={"block": nr})
-    return rounded(_first_columns(product, columns), out_dtype)
+    return rounded(first_columns(product, columns), out_dtype)
 
 
 def batch_matmul(

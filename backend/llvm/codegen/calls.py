@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from backend.llvm.codegen.memory import MemoryEmitter
+from backend.llvm.codegen.dots import DotEmitter
 from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
 from te.dtype import INT32, DType, dtype
 from te.errors import CompileError
@@ -35,7 +35,7 @@ _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shi
 _REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_reduce_min": "min"}
 
 
-class CallEmitter(MemoryEmitter):
+class CallEmitter(DotEmitter):
     """Emits `Call` expressions."""
 
     def visit_Call(self, call: Call) -> str:
@@ -178,24 +178,6 @@ class CallEmitter(MemoryEmitter):
         return self.convert(
             self.text.pure(f"call {kind} @{name}({kind} {self.visit(call.args[0])}, i1 false)"), of, call.dtype
         )
-
-    def emit_dot_pairs(self, call: Call) -> str:
-        """A product of twice the lanes, and the sum of its neighbours: the form that becomes one instruction."""
-        lanes, kind = call.dtype.lanes, register_type(call.dtype)
-        x, y = [
-            self.text.pure(f"sext <{2 * lanes} x i16> {halves} to <{2 * lanes} x i32>")
-            for halves in [self.text.pure(f"bitcast {kind} {self.visit(a)} to <{2 * lanes} x i16>") for a in call.args]
-        ]
-        wide = f"<{2 * lanes} x i32>"
-        product = self.text.pure(f"mul nsw {wide} {x}, {y}")
-        if lanes == 1:
-            low, high = [self.text.pure(f"extractelement {wide} {product}, i64 {i}") for i in range(2)]
-            return self.text.pure(f"add i32 {low}, {high}")
-        picks = [", ".join([f"i32 {i}" for i in range(start, 2 * lanes, 2)]) for start in range(2)]
-        low, high = [
-            self.text.pure(f"shufflevector {wide} {product}, {wide} poison, <{lanes} x i32> <{p}>") for p in picks
-        ]
-        return self.text.pure(f"add {kind} {low}, {high}")
 
     def emit_reinterpret(self, call: Call) -> str:
         value, source, target = self.visit(call.args[0]), register_type(call.args[0].dtype), register_type(call.dtype)
@@ -383,7 +365,10 @@ def _string(expr: PrimExpr, call: Call) -> str:
 
 
 _TABLE: dict[str, Callable[[CallEmitter, Call], str]] = {
-    name.removeprefix("emit_"): emit for name, emit in vars(CallEmitter).items() if name.startswith("emit_")
+    name.removeprefix("emit_"): emit
+    for part in (DotEmitter, CallEmitter)
+    for name, emit in vars(part).items()
+    if name.startswith("emit_")
 }
 _TABLE.update(dict.fromkeys((*_LLVM_UNARY, *_LLVM_BINARY), CallEmitter.emit_llvm_math))
 _TABLE.update(dict.fromkeys(_C_UNARY, CallEmitter.emit_c_math))

@@ -22,13 +22,14 @@ class Machine:
 
     `fma`: multiplies and adds in one instruction, rounding once. `half`: converts float16 to float32 and back.
     `fast`: LLVM's fast-math flags for every float operation, such as "nnan nsz". `caches`: bytes of the largest cache,
-    past which larger results are stored; 0 when it is not known.
+    past which larger results are stored; 0 when it is not known. `features`: LLVM's names of what the processor has.
     """
 
     fma: bool = False
     half: bool = False
     fast: str = ""
     caches: int = 0
+    features: frozenset[str] = frozenset()
 
 
 class ConvertEmitter(IndexEmitter):

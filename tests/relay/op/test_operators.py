@@ -55,6 +55,11 @@ def i32(*shape: int, low: int = -9, high: int = 9) -> Array:
     return _random.integers(low, high, shape).astype(np.int32)
 
 
+def quads(*shape: int, low: int = 0, high: int = 256) -> Array:
+    """Four bytes in each int32."""
+    return _random.integers(low, high, (*shape, 4)).astype(np.uint8).view(np.int32)[..., 0]
+
+
 def i64(*values: int) -> Array:
     return np.array(values, np.int64)
 
@@ -298,6 +303,13 @@ CONVOLUTION = [
     row("nn.dense_packed", f32(3, 5), f32(2, 5, 4), units=7),
     *[row("nn.dense_bits", f32(*lead, 32), u8(2, 32 * bits // 8, 8), f32(2, 2, 8), f32(2, 2, 8), units=units,
           bits=bits) for bits, lead, units in ((4, (3,), 16), (4, (2, 1), 13), (8, (), 9), (8, (5,), 16))],
+    row("nn.words", u8(3, 8)),
+    row("nn.dense_quads", quads(3, 5), quads(2, 5, 4, low=-64, high=65), units=7),
+    row("nn.dense_quads", quads(2, 2, 3), quads(2, 4, 8, low=-64, high=65), i32(2, 4, low=0, high=3), units=16),
+    row("nn.conv2d_nhwc_quads", quads(1, 5, 6, 2), quads(2, 3, 2, 2, 8, low=-64, high=65), channels=13,
+        kernel_size=(3, 2), strides=(2, 1), padding=(1, 0, 1, 1), dilation=(1, 2), border=200),
+    row("nn.conv2d_nhwc_quads", quads(2, 4, 4, 2), quads(1, 5, 8, low=-64, high=65), i32(1, 5, 3, low=0, high=2),
+        channels=8, kernel_size=(2, 2), padding=(1, 1, 0, 0), border=3),
     row("nn.pack_panels", f32(2, 5, 3), width=4),
     row("nn.pack_panels", f32(3, 8), width=4, transpose=True),
     row("nn.batch_matmul_packed", f32(2, 3, 4), f32(2, 2, 4, 5), columns=7),

@@ -1,0 +1,141 @@
+"""Products of narrow integers that are added at once: `te.dot_pairs` and `te.dot_quads`."""
+
+from __future__ import annotations
+
+from backend.llvm.codegen.memory import MemoryEmitter
+from te.tir import Add, Call, PrimExpr
+
+__all__ = ["DotEmitter"]
+
+_MULTIPLY_BYTES = {
+    16: ("avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+    8: ("avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    4: ("ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+}
+"""By lanes of int32: the feature, what multiplies bytes to sums of 16 bits, and what adds two of these."""
+_VNNI = {
+    16: (frozenset({"avx512vnni"}),),
+    8: (frozenset({"avx512vnni", "avx512vl"}), frozenset({"avxvnni"})),
+    4: (frozenset({"avx512vnni", "avx512vl"}), frozenset({"avxvnni"})),
+}
+"""By lanes of int32: features of which one set makes vpdpbusd an instruction."""
+
+
+class DotEmitter(MemoryEmitter):
+    """Emits the intrinsics in the forms that become one instruction, or the few that there are."""
+
+    def emit_dot_pairs(self, call: Call) -> str:
+        """A product of twice the lanes, and the sum of its neighbours: the form that becomes one instruction."""
+        x, y = self.visit(call.args[0]), self.visit(call.args[1])
+        lanes = call.dtype.lanes
+        return self._sum_of_parts(self._product_of_parts(x, y, lanes, 2, "sext"), lanes, 2)
+
+    def emit_dot_quads(self, call: Call) -> str:
+        return self._quads(call, None)
+
+    def visit_Add(self, expr: Add) -> str:
+        """A sum of `dot_quads` and something else is one instruction where the processor has VNNI."""
+        for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
+            if isinstance(product, Call) and product.op == "dot_quads":
+                return self._quads(product, other)
+        return self.visit_Binary(expr)
+
+    def _quads(self, call: Call, onto: PrimExpr | None) -> str:
+        """`call`, added to `onto`, by vectors of the widths that the machine has."""
+        lanes = call.dtype.lanes
+        widths = self._widths()
+        x, y = self.visit(call.args[0]), self.visit(call.args[1])
+        total = None if onto is None else self.visit(onto)
+        if not widths or lanes % min(widths):
+            value = self._sum_of_parts(self._product_of_parts(x, y, lanes, 4, "zext", "sext"), lanes, 4)
+            return value if total is None else self.text.pure(f"add {_vector(lanes)} {total}, {value}")
+        parts: list[tuple[str, int]] = []
+        begin = 0
+        while begin < lanes:
+            width = max(w for w in widths if w <= lanes - begin)
+            operands = [None if v is None else self._part(v, lanes, begin, width) for v in (total, x, y)]
+            parts.append((self._instruction(width, *operands), width))  # type: ignore[arg-type]
+            begin += width
+        return self._joined(parts)
+
+    def _widths(self) -> list[int]:
+        """Lanes of the vectors that there are instructions for."""
+        features = self.machine.features
+        return [w for w, (needed, _, _) in _MULTIPLY_BYTES.items() if needed in features or self._has_vnni(w)]
+
+    def _has_vnni(self, width: int) -> bool:
+        return any(needed <= self.machine.features for needed in _VNNI[width])
+
+    def _instruction(self, width: int, total: str | None, x: str, y: str) -> str:
+        kind, module = _vector(width), self.text.module
+        if self._has_vnni(width):
+            name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
+            module.declare(name, kind, ", ".join([kind] * 3))
+            start = "zeroinitializer" if total is None else total
+            return self.text.pure(f"call {kind} @{name}({kind} {start}, {kind} {x}, {kind} {y})")
+        _, multiply, add = _MULTIPLY_BYTES[width]
+        octets, words = f"<{4 * width} x i8>", f"<{2 * width} x i16>"
+        module.declare(multiply, words, f"{octets}, {octets}")
+        module.declare(add, kind, f"{words}, {words}")
+        a, b = [self.text.pure(f"bitcast {kind} {v} to {octets}") for v in (x, y)]
+        products = self.text.pure(f"call {words} @{multiply}({octets} {a}, {octets} {b})")
+        value = self.text.pure(f"call {kind} @{add}({words} {products}, {words} splat (i16 1))")
+        return value if total is None else self.text.pure(f"add {kind} {total}, {value}")
+
+    def _part(self, value: str, lanes: int, begin: int, width: int) -> str:
+        """Some lanes of a vector of int32."""
+        if lanes == width:
+            return value
+        kind, picks = _vector(lanes), ", ".join([f"i32 {i}" for i in range(begin, begin + width)])
+        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{width} x i32> <{picks}>")
+
+    def _joined(self, parts: list[tuple[str, int]]) -> str:
+        """Vectors of int32 as one."""
+        value, lanes = parts[0]
+        for other, width in parts[1:]:
+            widened = self._spread(other, width, max(width, lanes))
+            before = self._spread(value, lanes, max(width, lanes))
+            both = max(width, lanes)
+            picks = ", ".join([f"i32 {i}" for i in (*range(lanes), *range(both, both + width))])
+            kind = _vector(both)
+            value = self.text.pure(
+                f"shufflevector {kind} {before}, {kind} {widened}, <{lanes + width} x i32> <{picks}>"
+            )
+            lanes += width
+        return value
+
+    def _spread(self, value: str, lanes: int, width: int) -> str:
+        """A vector with more lanes, of any value."""
+        if lanes == width:
+            return value
+        kind, picks = _vector(lanes), ", ".join([f"i32 {i if i < lanes else 0}" for i in range(width)])
+        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{width} x i32> <{picks}>")
+
+    def _product_of_parts(self, x: str, y: str, lanes: int, parts: int, *signs: str) -> str:
+        """The products of the fields of int32s, `parts` in each, as int32."""
+        kind, bits, wide = _vector(lanes), 32 // parts, f"<{parts * lanes} x i32>"
+        fields = f"<{parts * lanes} x i{bits}>"
+        extended = [
+            self.text.pure(f"{sign} {fields} {self.text.pure(f'bitcast {kind} {v} to {fields}')} to {wide}")
+            for v, sign in ((x, signs[0]), (y, signs[-1]))
+        ]
+        return self.text.pure(f"mul nsw {wide} {extended[0]}, {extended[1]}")
+
+    def _sum_of_parts(self, product: str, lanes: int, parts: int) -> str:
+        """Sums of `parts` neighbours each."""
+        wide, kind = f"<{parts * lanes} x i32>", _vector(lanes)
+        if lanes == 1:
+            terms = [self.text.pure(f"extractelement {wide} {product}, i64 {i}") for i in range(parts)]
+        else:
+            picks = [", ".join([f"i32 {i}" for i in range(start, parts * lanes, parts)]) for start in range(parts)]
+            terms = [
+                self.text.pure(f"shufflevector {wide} {product}, {wide} poison, <{lanes} x i32> <{p}>") for p in picks
+            ]
+        total = terms[0]
+        for term in terms[1:]:
+            total = self.text.pure(f"add {kind} {total}, {term}")
+        return total
+
+
+def _vector(lanes: int) -> str:
+    return "i32" if lanes == 1 else f"<{lanes} x i32>"

@@ -1,0 +1,88 @@
+"""te.dot_pairs and te.dot_quads: the same on every target, whatever the vectors, also where a sum wraps around."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+
+import numpy as np
+import pytest
+
+import te
+from backend import build, nd
+from backend.runtime import device
+from te.errors import CompileError
+
+RNG = np.random.default_rng(5)
+EXTREMES = np.array([-(1 << 15), (1 << 15) - 1, -1, 0, 1], np.int64)
+TARGETS = ["llvm", "interp"]
+if platform.machine() == "x86_64":
+    TARGETS.append("llvm -mcpu=x86-64-v2")
+if shutil.which("cc"):
+    TARGETS.append("c")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("lanes", [1, 4, 8, 24, 32])
+def test_halves_are_multiplied_with_their_signs(target, lanes):
+    n = 48 * lanes
+    halves = RNG.choice(np.concatenate([EXTREMES, RNG.integers(-(1 << 15), 1 << 15, 20)]), (2, 2, n))
+    x, y = (((h[1] << 16) | (h[0] & 0xFFFF)).astype(np.uint32).view(np.int32) for h in halves)
+    products = halves[0] * halves[1]
+    expected = (products[0] + products[1]).astype(np.uint32).view(np.int32)
+    a, b = (te.placeholder((n,), dtype="int32", name=name) for name in "ab")
+    c = te.compute((n,), lambda i: te.dot_pairs(a[i], b[i]), name="c")
+    s = te.create_schedule(c)
+    if lanes > 1:
+        _, inner = s[c].split(c.op.axis[0], factor=lanes)
+        s[c].vectorize(inner)
+    function = build(s, [a, b, c], target)
+    kind = device("interp" if target == "interp" else "cpu")
+    arrays = [nd.array(v, kind) for v in (x, y, np.zeros_like(x))]
+    function(*arrays)
+    np.testing.assert_array_equal(arrays[2].numpy(), expected)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("lanes", [1, 4, 6, 8, 24, 32])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_unsigned_bytes_are_multiplied_by_signed_ones(target, lanes, accumulate):
+    n = 48 * lanes
+    x = RNG.choice(np.array([0, 1, 127, 128, 254, 255]), (n, 4)).astype(np.uint8)
+    y = RNG.choice(np.array([-64, -63, -1, 0, 1, 64]), (n, 4)).astype(np.int8)
+    before = RNG.integers(-1000, 1000, n).astype(np.int32)
+    expected = (x.astype(np.int32) * y).sum(1) + (before if accumulate else 0)
+    a, b, z = (te.placeholder((n,), dtype="int32", name=name) for name in "abz")
+    both = te.compute((n,), lambda i: te.dot_quads(a[i], b[i]) + (z[i] if accumulate else 0), name="c")
+    s = te.create_schedule(both)
+    if lanes > 1:
+        _, inner = s[both].split(both.op.axis[0], factor=lanes)
+        s[both].vectorize(inner)
+    function = build(s, [a, b, z, both], target)
+    kind = device("interp" if target == "interp" else "cpu")
+    values = (x.view(np.int32)[:, 0], y.view(np.int32)[:, 0], before, np.zeros_like(before))
+    arrays = [nd.array(v, kind) for v in values]
+    function(*arrays)
+    np.testing.assert_array_equal(arrays[3].numpy(), expected)
+
+
+VNNI = [("cascadelake", "zmm"), ("icelake-server", "zmm"), ("znver4", "zmm"), ("alderlake", "ymm")]
+
+
+@pytest.mark.parametrize(("cpu", "register"), VNNI)
+def test_processors_with_vnni_multiply_and_add_four_at_a_time(cpu, register):
+    n, lanes = 256, 16 if register == "zmm" else 8
+    a, b, z = (te.placeholder((n,), dtype="int32", name=name) for name in "abz")
+    c = te.compute((n,), lambda i: z[i] + te.dot_quads(a[i], b[i]), name="c")
+    s = te.create_schedule(c)
+    _, inner = s[c].split(c.op.axis[0], factor=lanes)
+    s[c].vectorize(inner)
+    assembly = build(s, [a, b, z, c], f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}").get_source("asm")
+    assert any("vpdpbusd" in line and register in line for line in assembly.splitlines())
+    assert "vpmaddubsw" not in assembly
+
+
+@pytest.mark.parametrize("dot", [te.dot_pairs, te.dot_quads])
+def test_other_types_are_refused(dot):
+    with pytest.raises(CompileError, match="int32"):
+        dot(te.const(1, "int16"), te.const(1, "int16"))

@@ -1,0 +1,122 @@
+"""Products of bytes: what is packed gives exact sums, no two neighbours exceed 16 bits, and kernels are as exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from backend.runtime import device, graph_executor
+from relay import Expr, Function, const, op, var
+from relay.op import nn
+from relay.op.nn.quads import DenseQuads
+from relay.transform.panels import PanelPacker
+from relay.transform.quads import pack_quads
+from te.ir import IRModule
+
+RNG = np.random.default_rng(4)
+
+
+def normal(shape: tuple[int, ...], deviation: float) -> np.ndarray:
+    return np.clip(np.rint(RNG.normal(0, deviation, shape)), -128, 127).astype(np.int8)
+
+
+@pytest.mark.parametrize("columns", [32, 27])
+@pytest.mark.parametrize("deviation", [10, 30])
+def test_what_is_too_much_of_two_neighbours_stands_in_steps_of_its_own(columns, deviation):
+    weight = normal((columns, 64), deviation)
+    weight[3, 8:12] = (-128, -128, 127, 127)
+    panels = PanelPacker()
+    packed = pack_quads(panels, weight, 8, exact=False)
+    panels.run()
+    assert packed is not None
+    words, table = packed
+    assert table is not None and words.shape == (-(-columns // 8), table.shape[1], 8) and table.shape[1] % 8 == 0
+    octets = words.view(np.int8).reshape(-1, 2).astype(np.int16)
+    assert np.abs(octets.sum(1)).max() <= 128
+    data = RNG.integers(0, 256, (5, 64)).astype(np.uint8)
+    sums = DenseQuads(units=columns).reference(data.view(np.int32), words, table)
+    np.testing.assert_array_equal(sums, data.astype(np.int32) @ weight.T.astype(np.int32))
+
+
+def test_processors_with_room_for_the_sums_take_weights_as_they_are():
+    weight = RNG.choice([-128, 127], (16, 64)).astype(np.int8)
+    assert pack_quads(PanelPacker(), weight, 8, exact=False) is None, "every step would be done twice"
+    panels = PanelPacker()
+    packed = pack_quads(panels, weight, 8, exact=True)
+    panels.run()
+    assert packed is not None and packed[1] is None
+    np.testing.assert_array_equal(packed[0].transpose(0, 2, 1).reshape(16, 16), weight.view(np.int32))
+
+
+def run(body: Expr, data: dict[Expr, np.ndarray]) -> tuple[np.ndarray, str]:
+    """The result, and the optimised program."""
+    module = IRModule({"main": Function(tuple(data), body)})
+    lib = relay.build(module, "llvm")
+    executor = graph_executor.GraphModule(lib["default"](device("cpu")))
+    for x, value in data.items():
+        executor.set_input(x.name, value)
+    executor.run()
+    return executor.get_output(0).numpy(), str(relay.optimize(module, "llvm")["main"])
+
+
+def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    limits = np.iinfo(dtype)
+    return RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 255), ("int8", -128), ("int8", 3)])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 64, 24), (9, 64, 50), (40, 768, 64), (7, 4, 16)])
+@pytest.mark.parametrize("deviation", [12, 26])
+def test_products_are_exact(dtype, zero, rows, depth, columns, deviation):
+    x, weight = var("x", shape=(rows, depth), dtype=dtype), normal((depth, columns), deviation)
+    weight[1:3, 2] = 127, 126
+    centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
+    data = codes((rows, depth), dtype)
+    body = nn.batch_matmul(centred, const(weight.astype(np.int32)), transpose_b=False)
+    got, text = run(body, {x: data})
+    np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.astype(np.int32))
+    assert "nn.dense_quads" in text
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (9, 1)])
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_zero_points_may_be_known_at_run_time(shape, dtype):
+    x, z = var("x", shape=(9, 64), dtype=dtype), var("z", shape=shape, dtype=dtype)
+    weight = normal((30, 64), 20)
+    centred = op.subtract(op.cast(x, "int32"), op.cast(z, "int32"))
+    data, zero = codes((9, 64), dtype), codes(shape, dtype)
+    got, text = run(nn.dense(centred, const(weight.astype(np.int32))), {x: data, z: zero})
+    np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.T.astype(np.int32))
+    assert "nn.dense_quads" in text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "dilation"),
+    [((1, 1), (1, 1), (0, 0), (1, 1)), ((1, 1), (2, 2), (0, 0), (1, 1)), ((3, 3), (1, 1), (1, 1), (1, 1)),
+     ((3, 2), (2, 1), (1, 0), (1, 2))],
+)  # fmt: skip
+@pytest.mark.parametrize("deviation", [12, 26])
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 7), ("int8", -1)])
+def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilation, deviation, dtype, zero):
+    x, weight = var("x", shape=(2, 8, 9, 10), dtype=dtype), normal((20, 8, *kernel), deviation)
+    weight[0, 2:4, 0, 0] = -128
+    centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
+    wide = const(weight.astype(np.int32))
+    body = nn.conv2d(centred, wide, strides=strides, padding=padding, dilation=dilation)
+    data = codes((2, 8, 9, 10), dtype)
+    got, text = run(body, {x: data})
+    np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - zero, wide.data))
+    assert "quads" in text
+
+
+@pytest.mark.parametrize("case", ["odd channels", "wide weights", "wide data"])
+def test_other_products_are_not_of_bytes(case):
+    depth = 66 if case == "odd channels" else 64
+    x = var("x", shape=(9, depth), dtype="int16" if case == "wide data" else "uint8")
+    weight = normal((30, depth), 20).astype(np.int32)
+    weight[0, 0] = 128 if case == "wide weights" else 0
+    data = codes((9, depth), str(x.dtype))
+    got, text = run(nn.dense(op.cast(x, "int32"), const(weight)), {x: data})
+    np.testing.assert_array_equal(got, data.astype(np.int32) @ weight.T)
+    assert "quads" not in text

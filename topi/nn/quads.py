@@ -1,0 +1,105 @@
+"""Products of bytes, four steps of a reduction at a time: unsigned data by signed weights, summed in int32.
+
+Both operands hold four bytes in an int32, which `te.dot_quads` multiplies. Two neighbours' products must add up to 16
+bits. Weights of which some don't are split by whoever packs them: what is too much stands in steps of its own behind
+the others, and a table says which data a step reads, panel by panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import IterVar, PrimExpr, as_dim
+from te.tir.ops import bitwise_or, left_shift
+from topi.nn.conv import output_size
+from topi.nn.dense import first_columns
+from topi.nn.pad import pad_spatial
+from topi.tag import INJECTIVE
+from topi.utils import num_elements, ravel_index, unravel_index
+
+__all__ = ["conv2d_quads", "dense_quads", "words"]
+
+REPEATED = 0x01010101
+"""A byte times this is four of them."""
+
+
+def words(x: Tensor) -> Tensor:
+    """Bytes (..., 4 n) as int32 (..., n), the first in the low bits."""
+
+    def body(*i: Any) -> PrimExpr:
+        octets = [te.cast("int32", x(*i[:-1], i[-1] * 4 + k)) for k in range(4)]
+        low = bitwise_or(octets[0], left_shift(octets[1], 8))
+        return bitwise_or(low, bitwise_or(left_shift(octets[2], 16), left_shift(octets[3], 24)))
+
+    return te.compute((*x.shape[:-1], as_dim(x.shape[-1] // 4)), body, name="words", tag=INJECTIVE)
+
+
+def dense_quads(data: Tensor, weight: Tensor, units: int, table: Tensor | None = None) -> Tensor:
+    """data (..., K) times panels (ceil(N / NR), S, NR), both of four bytes: (..., N) with N = `units`.
+
+    Step s of panel p reads column ``table[p, s]`` of the data; without a table S is K.
+    """
+    lead = data.shape[:-1]
+    panels, count, nr = weight.shape
+    k = te.reduce_axis((0, count), name="k")
+
+    def body(m: Any, n: Any) -> PrimExpr:
+        column = k if table is None else table(n // nr, k)
+        return te.sum(te.dot_quads(data(*unravel_index(m, lead), column), weight(n // nr, k, n % nr)), axis=k)
+
+    attrs = {"block": nr, "groups": 1, "quads": True}
+    shape = (num_elements(lead), as_dim(panels * nr))
+    total = first_columns(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), units)
+    if data.ndim == 2:
+        return total
+
+    def image(*i: Any) -> PrimExpr:
+        return total(ravel_index(i[:-1], lead), i[-1])
+
+    return te.compute((*lead, units), image, name="dense_of_rows", tag=INJECTIVE)
+
+
+def conv2d_quads(
+    data: Tensor,
+    weight: Tensor,
+    channels: int,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    border: int,
+    table: Tensor | None = None,
+) -> Tensor:
+    """Convolution of `data` (N, H, W, C) with weights (ceil(O / NR), KH, KW, C, NR), both of four bytes.
+
+    `border` is the byte that stands around the data. With a table weights are (ceil(O / NR), S, NR), and step s of
+    panel p is that of tap and channels ``table[p, s, :]`` (KH, KW, C).
+    """
+    blocks, *steps, nr = weight.shape
+    around = (border * REPEATED + (1 << 31)) % (1 << 32) - (1 << 31)
+    padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], around)
+    sizes = [
+        output_size(data.shape[a], kernel[a - 1], strides[a - 1], dilation[a - 1], padding[a - 1] + padding[a + 1])
+        for a in (1, 2)
+    ]
+    grid = (data.shape[0], *sizes)
+    names = ("kh", "kw", "rc") if table is None else ("k",)
+    axes: list[IterVar] = [te.reduce_axis((0, size), name=name) for name, size in zip(names, steps, strict=True)]
+
+    def body(p: Any, c: Any) -> PrimExpr:
+        b, *position = unravel_index(p, grid)
+        *taps, channel = axes if table is None else [table(c // nr, axes[0], i) for i in range(3)]
+        at = [o * s + t * d for o, t, s, d in zip(position, taps, strides, dilation, strict=True)]
+        return te.sum(te.dot_quads(padded(b, *at, channel), weight(c // nr, *axes, c % nr)), axis=axes)
+
+    attrs = {"blocks": blocks, "block": nr, "groups": 1, "outputs": channels, "quads": True}
+    shape = (num_elements(grid), as_dim(blocks * nr))
+    total = te.compute(shape, body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)
+
+    def image(*i: Any) -> PrimExpr:
+        return total(ravel_index(i[:-1], grid), i[-1])
+
+    return te.compute((*grid, channels), image, name="image", tag=INJECTIVE)
