@@ -28,7 +28,8 @@ from relay.op.layout import LayoutTransform
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
-from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuads, Words
+from relay.op.nn.pad import pad
+from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuads, WindowQuads, Words
 from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.op.qnn import flipped, unflipped
 from relay.op.transform import Reshape, StridedSlice, Transpose
@@ -213,12 +214,13 @@ class _Packer:
             return None
         if math.prod(kernel) == 1 and not padded and set(op.strides) == {1}:
             return quads.sums(DenseQuads(units=channels), call)
-        table = None if quads.table is None else _unravelled(quads.table, (*kernel, group_size // 4))
-        made = Conv2DNHWCQuads(
-            channels=channels, kernel_size=(kernel[0], kernel[1]), strides=op.strides, padding=op.padding,
-            dilation=op.dilation, border=quads.zero if padded and isinstance(quads.zero, int) else 0,
-        )  # fmt: skip
-        return replace(quads, table=table).sums(made, call)
+        border = quads.zero if padded and isinstance(quads.zero, int) else 0
+        if quads.table is None:
+            made = Conv2DNHWCQuads(
+                channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border
+            )
+            return quads.sums(made, call)
+        return _windows(quads, call, op, (kernel[0], kernel[1], group_size // 4), border)
 
     def _quads(self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int) -> _Quads | None:
         """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one."""
@@ -270,7 +272,7 @@ class _Quads:
     totals: Array
     """the sums of the weights, by output"""
 
-    def sums(self, op: DenseQuads | Conv2DNHWCQuads, call: Call) -> Expr:
+    def sums(self, op: DenseQuads | Conv2DNHWCQuads | WindowQuads, call: Call) -> Expr:
         """The result of `call`, of int32."""
         data = Call(Words(), (self.codes,), span=call.span)
         table = () if self.table is None else (Constant(self.table),)
@@ -280,9 +282,21 @@ class _Quads:
         return broadcast.subtract(product, Constant(self.totals * np.int32(self.zero))) if self.zero else product
 
 
-def _unravelled(table: Array, shape: Sequence[int]) -> Array:
-    """Positions in an array of `shape` as its indices, in a last dimension."""
-    return np.stack(np.unravel_index(table, shape), -1).astype(np.int32)
+def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
+    """A convolution with a table of the `steps` (KH, KW, C / 4) to read: by their distances in the bordered image."""
+    if not call.args[0].tensor_type.is_static or quads.table is None:
+        return None
+    top, left, bottom, right = op.padding
+    data = pad(quads.codes, ((0, 0), (top, bottom), (left, right), (0, 0)), border) if any(op.padding) else quads.codes
+    images, _, columns, _ = data.tensor_type.static_shape
+    down, across, word = np.unravel_index(quads.table, steps)
+    line, pixel = columns * steps[2], steps[2]
+    table = (down * (line * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
+    _, rows, width, outputs = call.tensor_type.static_shape
+    pitch = (line * op.strides[0], pixel * op.strides[1])
+    made = WindowQuads(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
+    lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
+    return replace(quads, codes=lines, table=table).sums(made, call)
 
 
 def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
@@ -290,9 +304,10 @@ def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
     centred, zero = data, const(0, "int32")
     if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
         found = _codes_and_zero(data.args[0])
-        if found is None or not isinstance(found[1], int):
+        if found is None or not (isinstance(found[1], int) or all(d == 1 for d in found[1].shape)):
             return None
-        return make_call(data.op, (found[0],), data.span), found[1]
+        zero = found[1] if isinstance(found[1], int) else reshaped(found[1], ())
+        return make_call(data.op, (found[0],), data.span), zero
     if isinstance(data, Call) and isinstance(data.op, Subtract):
         centred, zero = data.args
     shape = zero.shape

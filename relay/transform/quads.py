@@ -22,7 +22,7 @@ _LARGEST_PAIR = 128
 _MOST_MORE = 0.25
 """Steps for what is taken out, at most, as a part of the others: with more, pairs of 16 bits are faster."""
 _EVERY = 8
-"""Numbers of steps are multiples of this, so that loops can be divided for fetching ahead."""
+"""Numbers of many steps are multiples of this, so that loops can be divided for fetching ahead."""
 
 
 def pack_quads(panels: PanelPacker, weight: Array, width: int, exact: bool) -> tuple[Array, Array | None] | None:
@@ -41,8 +41,9 @@ def pack_quads(panels: PanelPacker, weight: Array, width: int, exact: bool) -> t
     panel, step = np.divmod(places, steps)
     begins = np.searchsorted(panel, np.arange(count))
     behind = np.arange(len(places)) - begins[panel]
-    more = -(-(int(behind.max()) + 1) // _EVERY) * _EVERY
-    if more > max(_EVERY, _MOST_MORE * steps):
+    every = _EVERY if steps >= _EVERY * _EVERY else 1
+    more = -(-(int(behind.max()) + 1) // every) * every
+    if more > _MOST_MORE * steps:
         return None
     limited, rest = _taken_out(weight, large)
     extra = np.zeros((count, more, width, 4), np.int8)

@@ -24,7 +24,7 @@ from topi.nn.dense_bits import dense_bits
 from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, layer_norm, lrn, rms_norm
 from topi.nn.pad import mirror_pad, pad
 from topi.nn.pool import adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
-from topi.nn.quads import conv2d_quads, dense_quads, words
+from topi.nn.quads import conv2d_quads, dense_quads, window_quads, words
 from topi.nn.recurrent import gru, lstm, rnn
 from topi.nn.rotary import rotary_embedding
 from topi.nn.softmax import log_softmax, softmax
@@ -38,5 +38,5 @@ __all__ = [
     "hard_sigmoid", "hard_swish", "instance_norm", "l2_normalize", "layer_norm", "leaky_relu", "log_softmax",
     "lp_pool", "lrn", "lstm", "max_pool", "max_pool_with_argmax", "mirror_pad", "mish", "pack_panels", "pad", "prelu",
     "relu", "rms_norm", "rnn", "rotary_embedding", "selu", "silu", "softmax", "softplus", "softsign",
-    "thresholded_relu", "words",
+    "thresholded_relu", "window_quads", "words",
 ]  # fmt: skip

@@ -7,12 +7,12 @@ the others, and a table says which data a step reads, panel by panel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import te
 from te import Tensor
-from te.tir import IterVar, PrimExpr, as_dim
+from te.tir import Dim, PrimExpr, as_dim
 from te.tir.ops import bitwise_or, left_shift
 from topi.nn.conv import output_size
 from topi.nn.dense import first_columns
@@ -20,7 +20,7 @@ from topi.nn.pad import pad_spatial
 from topi.tag import INJECTIVE
 from topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["conv2d_quads", "dense_quads", "words"]
+__all__ = ["conv2d_quads", "dense_quads", "window_quads", "words"]
 
 REPEATED = 0x01010101
 """A byte times this is four of them."""
@@ -66,19 +66,16 @@ def conv2d_quads(
     data: Tensor,
     weight: Tensor,
     channels: int,
-    kernel: Sequence[int],
     strides: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     border: int,
-    table: Tensor | None = None,
 ) -> Tensor:
     """Convolution of `data` (N, H, W, C) with weights (ceil(O / NR), KH, KW, C, NR), both of four bytes.
 
-    `border` is the byte that stands around the data. With a table weights are (ceil(O / NR), S, NR), and step s of
-    panel p is that of tap and channels ``table[p, s, :]`` (KH, KW, C).
+    `border` is the byte that stands around the data.
     """
-    blocks, *steps, nr = weight.shape
+    _, *kernel, depth, nr = weight.shape
     around = (border * REPEATED + (1 << 31)) % (1 << 32) - (1 << 31)
     padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], around)
     sizes = [
@@ -86,15 +83,39 @@ def conv2d_quads(
         for a in (1, 2)
     ]
     grid = (data.shape[0], *sizes)
-    names = ("kh", "kw", "rc") if table is None else ("k",)
-    axes: list[IterVar] = [te.reduce_axis((0, size), name=name) for name, size in zip(names, steps, strict=True)]
+    axes = [te.reduce_axis((0, n), name=name) for name, n in zip(("kh", "kw", "rc"), (*kernel, depth), strict=True)]
 
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
-        *taps, channel = axes if table is None else [table(c // nr, axes[0], i) for i in range(3)]
-        at = [o * s + t * d for o, t, s, d in zip(position, taps, strides, dilation, strict=True)]
-        return te.sum(te.dot_quads(padded(b, *at, channel), weight(c // nr, *axes, c % nr)), axis=axes)
+        at = [o * s + t * d for o, t, s, d in zip(position, axes[:2], strides, dilation, strict=True)]
+        return te.sum(te.dot_quads(padded(b, *at, axes[2]), weight(c // nr, *axes, c % nr)), axis=axes)
 
+    return _image(body, grid, channels, weight)
+
+
+def window_quads(
+    data: Tensor, weight: Tensor, table: Tensor, channels: int, grid: Sequence[int], pitch: Sequence[int]
+) -> Tensor:
+    """Products of windows of `data` (N, L) with panels (ceil(O / NR), S, NR), both of four bytes: (N, *grid, O).
+
+    The windows of result (n, y, x) begin at ``y * pitch[0] + x * pitch[1]`` of line n of the data; step s of panel p
+    reads ``table[p, s]`` further on.
+    """
+    _, steps, nr = weight.shape
+    places = (data.shape[0], *grid)
+    k = te.reduce_axis((0, steps), name="k")
+
+    def body(p: Any, c: Any) -> PrimExpr:
+        n, y, x = unravel_index(p, places)
+        value = data(n, y * pitch[0] + x * pitch[1] + table(c // nr, k))
+        return te.sum(te.dot_quads(value, weight(c // nr, k, c % nr)), axis=k)
+
+    return _image(body, places, channels, weight)
+
+
+def _image(body: Callable[[Any, Any], PrimExpr], grid: Sequence[Dim], channels: int, weight: Tensor) -> Tensor:
+    """(N, H, W, O) of a product that is computed as a matrix, pixels by the columns of all panels."""
+    blocks, *_, nr = weight.shape
     attrs = {"blocks": blocks, "block": nr, "groups": 1, "outputs": channels, "quads": True}
     shape = (num_elements(grid), as_dim(blocks * nr))
     total = te.compute(shape, body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)

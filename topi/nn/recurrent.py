@@ -277,7 +277,7 @@ class _Recurrence:
             for chain, (n, (row, (_, gate))) in itertools.product(range(chains), enumerate(pairs)):
                 with vector() as lane:
                     here, unit = chain * width + n * lanes + lane, k * chains + chain
-                    weight = self.weights[at.direction, at.number, gate, unit, lane]
+                    weight = te.cast(self.dtype, self.weights[at.direction, at.number, gate, unit, lane])
                     sums[here] = sums[here] + source[copy, at.direction, first + row, unit] * weight
         for start in range(width, chains * width, lanes):
             with vector() as lane:
@@ -371,8 +371,11 @@ def lstm(
     lengths: Tensor | None,
     gates: Gates,
     input_forget: bool = False,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H), gates in the order input, output, forget, cell.
+
+    Weights may be int8, with `scales` (D, 4 H) that they are multiplied by.
 
     c' = f c + i g and h' = o act(c'); `peephole` (D, 3, H) adds p c to the input and forget gates and p c' to the
     output gate; `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'.
@@ -383,6 +386,10 @@ def lstm(
         y, c = ib.buffer(outs[0]), r.state("c", 1)
         r.load(c, ins[3])
         peep = None if ins[4] is None else ib.buffer(ins[4])
+        unit_scales = None if ins[6] is None else ib.buffer(ins[6])
+
+        def scaled(total: PrimExpr, gate: int, d: Any, unit: Any) -> PrimExpr:
+            return total if unit_scales is None else total * r.read(unit_scales, (d, gate * r.hidden), unit)
 
         def looked(value: PrimExpr, number: int, d: Any, b: Any, unit: Any) -> PrimExpr:
             return value if peep is None else value + r.read(peep, (d, number, 0), unit) * c[0, d, b, unit]
@@ -390,7 +397,9 @@ def lstm(
         with r.each_step() as step, r.each_block(step) as at:
             total, d = r.sums(r.h, at.now, at, (0, 1, 2, 3)), at.direction
             with r.each_entry() as b, r.each_unit(at) as (lane, unit):
-                i, o, f, g = [r.product(at, b, k, unit) + total[b, k * r.lanes + lane] for k in range(4)]
+                i, o, f, g = [
+                    r.product(at, b, k, unit) + scaled(total[b, k * r.lanes + lane], k, d, unit) for k in range(4)
+                ]
                 total[b, lane] = gates(0, looked(i, 0, d, b, unit))
                 i = total[b, lane]
                 f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, d, b, unit))
@@ -400,7 +409,7 @@ def lstm(
         r.store(outs[1], r.h, r.steps % 2)
         r.store(outs[2], c, 0)
 
-    return _extern("lstm", products, weight, (h0, c0, peephole, lengths), 2, fill)
+    return _extern("lstm", products, weight, (h0, c0, peephole, lengths, scales), 2, fill)
 
 
 def gru(

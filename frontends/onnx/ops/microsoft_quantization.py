@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import MICROSOFT, require_rank, reshape_to, transposed
 from frontends.onnx.ops.linear import matmul, scaled
 from frontends.onnx.ops.pooling import average_pool_of, max_pool_of
 from frontends.onnx.ops.quantization import along, centred, dequantized, quantized
-from frontends.onnx.ops.recurrent import lstm
+from frontends.onnx.ops.recurrent import Codes, lstm_of
 from frontends.onnx.ops.softmax import softmax_of
 from frontends.onnx.registry import convert_with, converter
 from relay import op
@@ -150,15 +152,33 @@ def q_gemm(node: OnnxNode) -> Expr:
 def dynamic_quantize_lstm(node: OnnxNode) -> list[Expr | None]:
     """LSTM with quantized weights, which are [directions, inputs, gates]; their scales and zero points are inputs 8-11.
 
-    Activations stay floats, where onnxruntime rounds those of each step to 8 bits: results are the more exact ones.
+    States stay floats, where onnxruntime rounds those of each step to 8 bits: results are the more exact ones.
     """
     weights: list[Expr] = []
+    codes: list[Codes | None] = []
     for index, scale, zero in ((1, 8, 9), (2, 10, 11)):
         require_rank(node, index, 3, 3)
         _require_codes(node, index)
-        codes = op.subtract(op.cast(node[index], "float32"), op.cast(_of_gates(node, zero), "float32"))
-        weights.append(transposed(op.multiply(codes, _of_gates(node, scale)), (0, 2, 1)))
-    return lstm(node.with_inputs([node[0], *weights, *[node.get(index) for index in range(3, 8)]]))
+        centred = op.subtract(op.cast(node[index], "float32"), op.cast(_of_gates(node, zero), "float32"))
+        weights.append(transposed(op.multiply(centred, _of_gates(node, scale)), (0, 2, 1)))
+        codes.append(_gate_codes(node, index, scale, zero))
+    plain = node.with_inputs([node[0], *weights, *[node.get(index) for index in range(3, 8)]])
+    of_input, of_state = codes
+    return lstm_of(plain, None if of_input is None or of_state is None else (of_input, of_state))
+
+
+def _gate_codes(node: OnnxNode, index: int, scale: int, zero: int) -> Codes | None:
+    """Weights [directions, inputs, gates] less zero points as int8; None where these are not constant, or larger."""
+    values, zeros = node[index], node.value_or_none(_of_gates(node, zero))
+    if not isinstance(values, Constant) or zeros is None:
+        return None
+    centred = values.data.astype(np.int16) - zeros.astype(np.int16)
+    if centred.size == 0 or centred.min() < -128 or centred.max() > 127:
+        return None
+    directions, _, gates = centred.shape
+    scales = op.broadcast_to(_of_gates(node, scale), (directions, 1, gates))
+    rows = Constant(np.ascontiguousarray(centred.astype(np.int8).transpose(0, 2, 1)))
+    return Codes(rows, reshape_to(scales, (directions, gates)))
 
 
 def _of_gates(node: OnnxNode, index: int) -> Expr:

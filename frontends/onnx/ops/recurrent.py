@@ -7,19 +7,21 @@ the recurrence is one operator for both directions, or for each where they diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import reshape_to, transposed, zeros
-from frontends.onnx.registry import convert_with, converter
+from frontends.onnx.ops.quantization import dynamically_quantized
+from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
 from relay.sizes import product
 from relay.type import shapes_match
 from topi.nn.recurrent import Activation
 
-__all__ = ["lstm"]
+__all__ = ["Codes", "lstm_of"]
 
 _ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "sigmoid": ("sigmoid", ()),
@@ -35,6 +37,14 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "elu": ("elu", (1.0,)),
 }
 """ONNX's name in lower case -> (our name, defaults of alpha and beta as far as it has them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Weights [directions, gates * hidden, columns] as int8, and their scales [directions, gates * hidden]."""
+
+    values: Expr
+    scales: Expr
 
 
 class _Recurrent:
@@ -81,11 +91,19 @@ class _Recurrent:
         made = [_activation(node, name, alphas, betas) for name in names]
         return [tuple(made[d * size : (d + 1) * size]) for d in range(len(self.backwards))]
 
-    def products(self, directions: range, state_bias_gates: int) -> Expr:
-        """X W' + biases [time, batch, directions * gates * hidden]; R's biases are added to some first gates."""
+    def products(self, directions: range, state_bias_gates: int, codes: Codes | None = None) -> Expr:
+        """X W' + biases [time, batch, directions * gates * hidden]; R's biases are added to some first gates.
+
+        With `codes` for W, X is rounded to codes, too, by its own range.
+        """
         columns = len(directions) * self.gates * self.hidden
         flat = reshape_to(self.x, (product((self.time, self.batch)), self.features))
-        result = op.nn.dense(flat, reshape_to(self.part(1, directions), (columns, self.features)))
+        if codes is None:
+            result = op.nn.dense(flat, reshape_to(self.part(1, directions), (columns, self.features)))
+        else:
+            weight = reshape_to(self.chosen(codes.values, directions), (columns, self.features))
+            scales = reshape_to(self.chosen(codes.scales, directions), (columns,))
+            result = _product_of_codes(flat, weight, scales)
         if self.node.get(3) is not None:
             result = op.add(result, reshape_to(self._bias(directions, state_bias_gates), (columns,)))
         return reshape_to(result, (self.time, self.batch, columns))
@@ -111,14 +129,19 @@ class _Recurrent:
         if self.node.get(index) is None:
             return zeros((len(directions), self.batch, self.hidden), str(self.x.dtype))
         if self.batch_first:
-            return self._of(transposed(self.node[index], (1, 0, 2)), directions)
+            return self.chosen(transposed(self.node[index], (1, 0, 2)), directions)
         return self.part(index, directions)
 
     def part(self, index: int, directions: range) -> Expr:
         """Input `index` of some directions."""
-        return self._of(self.node[index], directions)
+        return self.chosen(self.node[index], directions)
 
-    def _of(self, x: Expr, directions: range) -> Expr:
+    def part_or(self, index: int, directions: range, codes: Codes | None) -> Expr:
+        """Input `index` of some directions, or the codes that stand for it."""
+        return self.part(index, directions) if codes is None else self.chosen(codes.values, directions)
+
+    def chosen(self, x: Expr, directions: range) -> Expr:
+        """`x` [directions, ..] of some directions."""
         return x if len(directions) == len(self.backwards) else _cut(x, 0, directions.start, directions.stop)
 
     def reverse(self, directions: range) -> tuple[bool, ...]:
@@ -165,20 +188,41 @@ def _activation(node: OnnxNode, name: str, alphas: list[float], betas: list[floa
     return (ours, *given)
 
 
+_FEW_ENTRIES = 2
+"""Entries of a batch, at most, for which reading weights costs more than making floats of them at every use."""
+
+
+def _product_of_codes(x: Expr, weight: Expr, scales: Expr) -> Expr:
+    """`x` (M, K), rounded to codes by its own range, times int8 weights (N, K) with their scales (N): (M, N)."""
+    codes, scale, zero = dynamically_quantized(x)
+    centred = op.subtract(op.cast(codes, "int32"), op.cast(zero, "int32"))
+    sums = op.nn.dense(centred, op.cast(weight, "int32"))
+    return op.multiply(op.cast(sums, "float32"), op.multiply(scale, scales))
+
+
+@converter("LSTM")
 def lstm(node: OnnxNode) -> list[Expr | None]:
     """Gates in the order input, output, forget, cell; optional peepholes in the order input, output, forget."""
+    return lstm_of(node, None)
+
+
+def lstm_of(node: OnnxNode, codes: tuple[Codes, Codes] | None) -> list[Expr | None]:
+    """The LSTM of a node whose inputs 1 and 2, W and R, are those of `codes` as floats, where these are given."""
     common = _Recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"))
+    of_input, of_state = (None, None) if codes is None else codes
+    if not isinstance(common.batch, int) or common.batch > _FEW_ENTRIES:
+        of_state = None
     return common.outputs([
         op.nn.lstm(
-            common.products(d, state_bias_gates=4), common.part(2, d), common.initial(5, d), common.initial(6, d),
+            common.products(d, 4, of_input), common.part_or(2, d, of_state), common.initial(5, d), common.initial(6, d),
             _peepholes(common, d), common.lengths(), activations=common.activations[d.start], reverse=common.reverse(d),
             clip=common.clip, input_forget=node.attr_bool("input_forget", False),
+            scales=None if of_state is None else common.chosen(of_state.scales, d),
         )
         for d in common.together
     ])  # fmt: skip
 
 
-convert_with(lstm, "LSTM")
 
 
 def _peepholes(common: _Recurrent, directions: range) -> Expr | None:

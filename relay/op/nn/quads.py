@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from relay.type import TensorType, Type, dims_match
 from te.tir import as_dim
 from topi.nn.conv import output_size
 
-__all__ = ["Conv2DNHWCQuads", "DenseQuads", "Words"]
+__all__ = ["Conv2DNHWCQuads", "DenseQuads", "WindowQuads", "Words"]
 
 
 @register_op("nn.words", pattern=OpPattern.OPAQUE)
@@ -40,9 +41,8 @@ class Words(OpDef):
         return np.ascontiguousarray(x).view("<i4").astype(np.int32)
 
 
-def _check_quads(data: TensorType, weight: TensorType, table: TensorType | None) -> None:
+def _check_quads(*types: TensorType) -> None:
     """(C1): data, weights and the table are int32."""
-    types = [t for t in (data, weight, table) if t is not None]
     require(all(t.dtype == "int32" for t in types), f"(C1) {', '.join(map(str, types))} are not all int32")
 
 
@@ -52,7 +52,12 @@ def _holds(weight: TensorType, units: int) -> bool:
     return (panels - 1) * nr < units <= panels * nr
 
 
-def _bytes_of(weight: Array) -> Array:
+def _unsigned(data: Array) -> Array:
+    """Data (...) as unsigned bytes (..., 4)."""
+    return np.ascontiguousarray(data).astype("<i4").view(np.uint8).reshape(*data.shape, 4)
+
+
+def _signed(weight: Array) -> Array:
     """Panels (P, steps..., NR) as signed bytes (P, steps..., 4, NR)."""
     octets = np.ascontiguousarray(weight).astype("<i4").view(np.int8)
     return np.moveaxis(octets.reshape(*weight.shape, 4), -1, -2)
@@ -71,7 +76,7 @@ class DenseQuads(OpDef):
     units: int
 
     def infer(self, data: TensorType, weight: TensorType, table: TensorType | None = None) -> TensorType:
-        _check_quads(data, weight, table)
+        _check_quads(data, weight, *(() if table is None else (table,)))
         fits = data.ndim >= 1 and weight.ndim == 3
         if fits and table is not None:
             fits = table.shape == weight.shape[:2]
@@ -85,11 +90,11 @@ class DenseQuads(OpDef):
         return topi.nn.dense_quads(data, weight, self.units, table)
 
     def reference(self, data: Array, weight: Array, table: Array | None = None) -> Array:
-        x = np.ascontiguousarray(data).astype("<i4").view(np.uint8).reshape(*data.shape, 4).astype(np.int64)
+        x = _unsigned(data).astype(np.int64)
         read = np.arange(data.shape[-1])[None].repeat(len(weight), 0) if table is None else table
         columns = [
             np.einsum("...ki,kin->...n", x[..., at, :], panel.astype(np.int64))
-            for at, panel in zip(read, _bytes_of(weight), strict=True)
+            for at, panel in zip(read, _signed(weight), strict=True)
         ]
         return np.concatenate(columns, -1)[..., : self.units].astype(np.int32)
 
@@ -104,63 +109,88 @@ class DenseQuads(OpDef):
 class Conv2DNHWCQuads(OpDef):
     """Convolution of data (N, H, W, C) with weights packed (ceil(O / NR), KH, KW, C, NR), O = `channels`, in int32.
 
-    Elements hold four bytes as those of nn.dense_quads. Around the data stands the byte `border`. With a table
-    (ceil(O / NR), S, 3) weights are (ceil(O / NR), S, NR), and a step is that of the tap and the channels (KH, KW, C)
-    that it says. (C1) all are int32; (C2) data has four dimensions, and those of weights, table and `kernel_size` fit;
-    (C3) the panels hold `channels` columns; (C4) the dilated kernel fits into the padded input.
+    Elements hold four bytes as those of nn.dense_quads. Around the data stands the byte `border`. (C1) all are int32;
+    (C2) data has four dimensions, weights five, with one C; (C3) the panels hold `channels` columns; (C4) the dilated
+    kernel fits into the padded input.
     """
 
     channels: int
-    kernel_size: tuple[int, int]
-    strides: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    strides: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    dilation: tuple[int, ...] = (1, 1)
     border: int = 0
 
-    def infer(self, data: TensorType, weight: TensorType, table: TensorType | None = None) -> TensorType:
-        _check_quads(data, weight, table)
-        require(data.ndim == 4 and self._fit(data, weight, table), f"(C2) {data} and {weight} do not fit together")
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        _check_quads(data, weight)
+        fits = data.ndim == 4 and weight.ndim == 5 and dims_match(data.shape[-1], weight.shape[3])
+        require(fits, f"(C2) data {data} and weights {weight} do not fit together")
         require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
         n, *sizes, _ = data.shape
+        kernel = weight.static_shape[1:3]
         results = [
-            output_size(size, self.kernel_size[a], self.strides[a], self.dilation[a],
-                        self.padding[a] + self.padding[a + 2])
+            output_size(size, kernel[a], self.strides[a], self.dilation[a], self.padding[a] + self.padding[a + 2])
             for a, size in enumerate(sizes)
-        ]  # fmt: skip
-        taps = " x ".join(map(str, self.kernel_size))
+        ]
+        taps = " x ".join(map(str, kernel))
         reaches = f"(C4) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)
         return TensorType((n, *results, self.channels), "int32")
 
-    def _fit(self, data: TensorType, weight: TensorType, table: TensorType | None) -> bool:
-        if table is not None:
-            return weight.ndim == table.ndim == 3 and table.shape == (*weight.shape[:2], 3)
-        return weight.ndim == 5 and weight.shape[1:4] == (*self.kernel_size, data.shape[-1])
-
-    def compute(self, data: te.Tensor, weight: te.Tensor, table: te.Tensor | None = None) -> te.Tensor:
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return topi.nn.conv2d_quads(
-            data, weight, self.channels, self.kernel_size, self.strides, self.padding, self.dilation, self.border, table
-        )  # fmt: skip
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.border
+        )
 
-    def reference(self, data: Array, weight: Array, table: Array | None = None) -> Array:
-        x = np.ascontiguousarray(data).astype("<i4").view(np.uint8).astype(np.int32)
+    def reference(self, data: Array, weight: Array) -> Array:
+        x = _unsigned(data).reshape(*data.shape[:-1], -1)
         top, left, bottom, right = self.padding
         x = np.pad(x, [(0, 0), (top, bottom), (left, right), (0, 0)], constant_values=self.border)
-        w = _bytes_of(weight).astype(np.int64)
-        if table is not None:
-            spread = np.zeros((len(w), *self.kernel_size, data.shape[-1], *w.shape[2:]), np.int64)
-            for panel, steps, at in zip(spread, w, table, strict=True):
-                np.add.at(panel, tuple(at.T), steps)
-            w = spread
-        filters = w.reshape(len(w), *self.kernel_size, -1, w.shape[-1]).transpose(0, 4, 3, 1, 2)
-        filters = filters.reshape(-1, *filters.shape[2:])[: self.channels]
+        w = _signed(weight).reshape(*weight.shape[:3], -1, weight.shape[-1]).transpose(0, 4, 3, 1, 2)
+        filters = w.reshape(-1, *w.shape[2:])[: self.channels]
         y = convolve(np.moveaxis(x, -1, 1), filters, self.strides, (0, 0, 0, 0), self.dilation, 1)
         return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(np.int32)
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
-        data = types[0]
-        assert isinstance(data, TensorType) and isinstance(result, TensorType)
-        channels = data.shape[-1]
-        if result.size is None or not isinstance(channels, int):
-            return 0
-        return result.size * self.kernel_size[0] * self.kernel_size[1] * channels * 4
+        weight = types[1]
+        assert isinstance(weight, TensorType) and isinstance(result, TensorType)
+        return 0 if result.size is None else result.size * math.prod(weight.static_shape[1:4]) * 4
+
+
+@register_op("nn.window_quads", pattern=OpPattern.OUT_FUSABLE)
+class WindowQuads(OpDef):
+    """Windows of data (N, L), lines of images, times panels (ceil(O / NR), S, NR): (N, *grid, O) in int32.
+
+    Elements hold four bytes as those of nn.dense_quads. The window of (n, y, x) begins at ``y * pitch[0] + x *
+    pitch[1]`` of line n, and step s of panel p reads the data ``table[p, s]`` behind; table is (ceil(O / NR), S).
+    (C1) all are int32; (C2) data has two dimensions, weights three, and the table their first two; (C3) the panels hold
+    `channels` columns. `depth` is the number of steps of a window, if none is repeated.
+    """
+
+    channels: int
+    grid: tuple[int, int]
+    pitch: tuple[int, int]
+    depth: int
+
+    def infer(self, data: TensorType, weight: TensorType, table: TensorType) -> TensorType:
+        _check_quads(data, weight, table)
+        fits = data.ndim == 2 and weight.ndim == 3 and table.shape == weight.shape[:2]
+        require(fits, f"(C2) data {data}, weights {weight} and table {table} do not fit together")
+        require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
+        return TensorType((data.shape[0], *self.grid, self.channels), "int32")
+
+    def compute(self, data: te.Tensor, weight: te.Tensor, table: te.Tensor) -> te.Tensor:
+        return topi.nn.window_quads(data, weight, table, self.channels, self.grid, self.pitch)
+
+    def reference(self, data: Array, weight: Array, table: Array) -> Array:
+        rows, columns = np.indices(self.grid)
+        begins = rows * self.pitch[0] + columns * self.pitch[1]
+        x = _unsigned(data)
+        panels = [
+            np.einsum("nyxki,kij->nyxj", x[:, begins[..., None] + at].astype(np.int64), panel.astype(np.int64))
+            for at, panel in zip(table, _signed(weight), strict=True)
+        ]
+        return np.concatenate(panels, -1)[..., : self.channels].astype(np.int32)
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        assert isinstance(result, TensorType)
+        return 0 if result.size is None else result.size * self.depth * 4

@@ -156,13 +156,15 @@ class LSTM(_Recurrent):
 
     Gates in the order input, output, forget, cell: c' = f c + i g, h' = o act(c'). With `has_peepholes` (D, 3, H)
     follow c0, which adds p c to the input and forget gates and p c' to the output gate (rows input, output, forget).
-    `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'. Constraints as for all
-    recurrences; (C7) peepholes are (D, 3, H).
+    `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'. With `has_scales` the weights
+    are int8, and what they are multiplied by, (D, 4 H), is the last input. Constraints as for all recurrences; (C7)
+    peepholes are (D, 3, H); (C8) scales are (D, 4 H), of int8 weights.
     """
 
     activations: tuple[Activation, ...] = ("sigmoid", "tanh", "tanh")
     input_forget: bool = False
     has_peepholes: bool = False
+    has_scales: bool = False
     gate_count = 4
     activation_count = 3
 
@@ -170,6 +172,10 @@ class LSTM(_Recurrent):
         self, products: TensorType, weight: TensorType, h0: TensorType, c0: TensorType, *extra: TensorType
     ) -> TupleType:
         self._count_extra(len(extra))
+        if self.has_scales:
+            fits = weight.dtype == "int8" and shapes_match(extra[-1].shape, (len(self.reverse), 4 * weight.shape[3]))
+            require(fits and extra[-1].dtype == products.dtype, f"(C8) scales {extra[-1]} do not fit {weight}")
+            weight, extra = weight.with_dtype(products.dtype), extra[:-1]
         y, state = self._check(products, weight, (h0, c0), extra)
         if self.has_peepholes:
             shape = (len(self.reverse), 3, state.shape[2])
@@ -179,29 +185,32 @@ class LSTM(_Recurrent):
         return TupleType([y, state, state])
 
     def _count_extra(self, count: int) -> None:
-        expected = int(self.has_peepholes) + int(self.has_lengths)
+        expected = int(self.has_peepholes) + int(self.has_lengths) + int(self.has_scales)
         require(count == expected, f"takes {4 + expected} inputs with these attributes, got {4 + count}")
 
     def compute(
         self, products: te.Tensor, weight: te.Tensor, h0: te.Tensor, c0: te.Tensor, *extra: te.Tensor
     ) -> tuple[te.Tensor, ...]:
         peephole = extra[0] if self.has_peepholes else None
-        lengths = extra[-1] if self.has_lengths else None
-        return topi.nn.lstm(products, weight, h0, c0, peephole, lengths, self._gates(), self.input_forget)
+        scales = extra[-1] if self.has_scales else None
+        lengths = extra[int(self.has_peepholes)] if self.has_lengths else None
+        return topi.nn.lstm(products, weight, h0, c0, peephole, lengths, self._gates(), self.input_forget, scales)
 
     def reference(self, products: Array, weight: Array, h0: Array, c0: Array, *extra: Array) -> tuple[Array, ...]:
         directions, hidden = weight.shape[0], weight.shape[3]
         peepholes = extra[0].astype(np.float64) if self.has_peepholes else np.zeros((directions, 3, hidden))
+        scales = extra[-1].astype(np.float64) if self.has_scales else np.ones((directions, 4 * hidden))
+        lengths = extra[int(self.has_peepholes)] if self.has_lengths else None
 
         def step(d: int, x: Array, recurrence: Array, states: list[Array]) -> list[Array]:
-            (h, c), p = states, peepholes[d]
+            (h, c), p, recurrence = states, peepholes[d], recurrence * scales[d][:, None]
             i, o, f, g = np.split(x + h @ recurrence.T, [hidden, 2 * hidden, 3 * hidden], 1)
             i = self._apply(0, i + p[0] * c)
             f = 1 - i if self.input_forget else self._apply(0, f + p[2] * c)
             c = f * c + i * self._apply(1, g)
             return [self._apply(0, o + p[1] * c) * _activated(self.activations[2], c), c]
 
-        return self._run(products, weight, (h0, c0), extra[-1] if self.has_lengths else None, step)
+        return self._run(products, weight, (h0, c0), lengths, step)
 
 
 @register_op("nn.gru", pattern=OpPattern.OPAQUE)
@@ -303,13 +312,14 @@ def lstm(
     reverse: tuple[bool, ...] = (False,),
     clip: float | None = None,
     input_forget: bool = False,
+    scales: Expr | None = None,
 ) -> tuple[TupleGetItem, ...]:
     """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H) and `weight` (D, 4 H, H); see `LSTM`."""
     operator = LSTM(
         activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None,
-        input_forget=input_forget, has_peepholes=peepholes is not None,
+        input_forget=input_forget, has_peepholes=peepholes is not None, has_scales=scales is not None,
     )  # fmt: skip
-    extra = [e for e in (peepholes, lengths) if e is not None]
+    extra = [e for e in (peepholes, lengths, scales) if e is not None]
     return _results(operator(products, pack_recurrence(weight, 4), h0, c0, *extra), 3)
 
 
