@@ -146,6 +146,10 @@ class _Packer:
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
         width = self._width(rows, units, depth, form="pairs" if pairs else "numbers")
         packed = self._packed(weight, outputs_first, order, width)
+        found = _codes_and_zero(call.args[0]) if pairs else None
+        if found is not None and not isinstance(found[1], int):
+            product = Call(DensePacked(units=units, pairs=True), (found[0], packed), span=call.span)
+            return _without_zero(product, found[1], outputs_first.sum(1, dtype=np.int32))
         return _with_panels(call, DensePacked(units=units, pairs=pairs), packed)
 
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
@@ -238,7 +242,7 @@ class _Packer:
                 Constant(packed[0], span=weight.span), packed[1], totals
             )  # fmt: skip
         known = self.quads[key]
-        return None if known is None else _Quads(*found, *known)
+        return None if known is None else _Quads(*_unsigned(*found), *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
         tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
@@ -277,9 +281,14 @@ class _Quads:
         data = Call(Words(), (self.codes,), span=call.span)
         table = () if self.table is None else (Constant(self.table),)
         product = Call(op, (data, self.panels, *table), span=call.span)
-        if not isinstance(self.zero, int):
-            return broadcast.subtract(product, broadcast.multiply(self.zero, Constant(self.totals)))
-        return broadcast.subtract(product, Constant(self.totals * np.int32(self.zero))) if self.zero else product
+        return _without_zero(product, self.zero, self.totals)
+
+
+def _without_zero(product: Expr, zero: Expr | int, totals: Array) -> Expr:
+    """The product of codes less `zero`, from that of the codes; `totals` are the sums of the weights."""
+    if isinstance(zero, int):
+        return broadcast.subtract(product, Constant(totals * np.int32(zero))) if zero else product
+    return broadcast.subtract(product, broadcast.multiply(zero, Constant(totals)))
 
 
 def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int], border: int) -> Expr | None:
@@ -300,7 +309,7 @@ def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int],
 
 
 def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
-    """(x, n) where `data` is x - n with x of an unsigned byte and a number n, or one for each row; None for others."""
+    """(x, n) where `data` is x - n with x of a byte and a number n, or one for each row; None for others."""
     centred, zero = data, const(0, "int32")
     if isinstance(data, Call) and isinstance(data.op, Reshape | Transpose | LayoutTransform):
         found = _codes_and_zero(data.args[0])
@@ -316,13 +325,16 @@ def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:
     codes = centred.args[0]
     if str(codes.dtype) not in ("uint8", "int8") or (shape and shape[-1] != 1) or len(shape) > len(data.shape):
         return None
-    shift = 0
-    if codes.dtype == "int8":
-        unsigned = unflipped(codes)
-        codes, shift = flipped(codes) if unsigned is None else unsigned, 128
-    if isinstance(zero, Constant) and zero.data.size == 1:
-        return codes, int(zero.data.item()) + shift
-    return codes, broadcast.add(zero, const(shift, "int32")) if shift else zero
+    return codes, int(zero.data.item()) if isinstance(zero, Constant) and zero.data.size == 1 else zero
+
+
+def _unsigned(codes: Expr, zero: Expr | int) -> tuple[Expr, Expr | int]:
+    """Codes, and the one that stands for 0, as unsigned ones."""
+    if codes.dtype == "uint8":
+        return codes, zero
+    unsigned = unflipped(codes)
+    codes = flipped(codes) if unsigned is None else unsigned
+    return codes, zero + 128 if isinstance(zero, int) else broadcast.add(zero, const(128, "int32"))
 
 
 def _with_panels(
