@@ -78,3 +78,15 @@ def test_transpositions(shape, axes, kind, target) -> None:
     result = backend.nd.empty(out.shape, kind)
     backend.build(module, target=Target(target))(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", ["float32", "uint8"])
+def test_borders_around_transpositions(kind) -> None:
+    a = np.arange(2 * 32 * 9 * 10).reshape(2, 32, 9, 10).astype(kind)
+    x = te.placeholder(a.shape, kind, "x")
+    out = topi.nn.pad(topi.transpose(x, (0, 2, 3, 1)), (0, 1, 1, 0), (0, 1, 2, 0), 7)
+    module = te.lower(schedule_for([out], Target("llvm")), [x, out])
+    result = backend.nd.empty(out.shape, kind)
+    backend.build(module, target=Target("llvm"))(backend.nd.array(a), result)
+    expected = np.pad(a.transpose(0, 2, 3, 1), ((0, 0), (1, 1), (1, 2), (0, 0)), constant_values=7)
+    assert np.array_equal(result.numpy(), expected)

@@ -12,6 +12,7 @@ from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import transpose_in_registers
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
+from topi.tag import PAD
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -57,10 +58,13 @@ def strided_axis(out: te.Tensor) -> int | None:
 def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     """The input along axis `number` of `out` and its dimension along the last axis, if it can be turned in registers.
 
-    Reads across memory must be the same everywhere in the group.
+    Reads across memory must be the same everywhere in the group, and without borders: squares there would reach over
+    what is read.
     """
     op = out.op
     assert isinstance(op, te.ComputeOp)
+    if any(behind.tag == PAD for behind in operations_behind([out])):
+        return None
     row, column = op.axis[number].var, op.axis[-1].var
     found: tuple[te.Tensor, int] | None = None
     for tensor, index in reads(op):
