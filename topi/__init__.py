@@ -78,7 +78,7 @@ from topi.quantization import dequantize, quantize
 from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.selection import non_max_suppression, nonzero
-from topi.sort import argsort, cumprod, cumsum, sort, topk
+from topi.sort import argsort, cumprod, cumsum, searchsorted, sort, topk
 from topi.transform import (
     arange,
     concatenate,
@@ -189,6 +189,7 @@ __all__ = [
     "scatter_elements",
     "scatter_nd",
     "schedule_for",
+    "searchsorted",
     "sigmoid",
     "sign",
     "sin",

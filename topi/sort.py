@@ -11,7 +11,7 @@ from te.tir.ir_builder import BufferView, IRBuilder
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
 
-__all__ = ["argsort", "comes_before", "cumprod", "cumsum", "sort", "topk"]
+__all__ = ["argsort", "comes_before", "cumprod", "cumsum", "searchsorted", "sort", "topk"]
 
 Compare = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
@@ -103,6 +103,32 @@ def topk(x: Tensor, k: Dim, axis: int, largest: bool = True, dtype: str = "int64
     values = _take_sorted(x, order, axis, k)
     positions = te.compute(values.shape, lambda *i: te.cast(dtype, order(*i)), name="positions", tag=INJECTIVE)
     return values, positions
+
+
+def searchsorted(sequence: Tensor, values: Tensor, right: bool = False, dtype: str = "int32") -> Tensor:
+    """Where each of `values` would be inserted into the ascending vector `sequence`, before or `right` of equal ones.
+
+    A binary search for each value (TVM: `topi.searchsorted`).
+    """
+    count = sequence.shape[0]
+
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        keys, wanted, out = ib.buffer(ins[0]), ib.buffer(ins[1]), ib.buffer(outs[0])
+        with loop_nest(ib, values.shape) as at:
+            value = ib.let("value", wanted[at])
+            bounds = ib.allocate("int32", 2, "bounds")
+            bounds[0], bounds[1] = 0, count
+            with ib.while_loop(bounds[0] < bounds[1]):
+                middle = ib.let("middle", (bounds[0] + bounds[1]) // 2)
+                is_before = keys[middle] <= value if right else keys[middle] < value
+                low, high = ib.let("low", bounds[0]), ib.let("high", bounds[1])
+                bounds[0] = te.if_then_else(is_before, middle + 1, low)
+                bounds[1] = te.if_then_else(is_before, high, middle)
+            out[at] = bounds[0]
+        return ib.get()
+
+    return te.extern(values.shape, [sequence, values], fill, name="searchsorted", dtype=dtype, tag="default")
 
 
 def _running(combine: Callable[[PrimExpr, PrimExpr], PrimExpr], start: int, name: str) -> Callable[..., Tensor]:

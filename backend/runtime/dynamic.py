@@ -21,11 +21,13 @@ from backend.runtime.errors import ArgumentError, ModuleError
 from backend.runtime.graph import Graph, GraphNode, GraphTensor
 from backend.runtime.lists import ArrayList, Value, run_list
 from backend.runtime.module import Module
-from backend.runtime.ndarray import NDArray, empty
+from backend.runtime.ndarray import NDArray, array, empty
 from backend.runtime.packed_func import KernelFunc, PackedFunc
 from backend.runtime.runners import OutputBuffer, Recordings
 from backend.runtime.sizes import evaluate, variables
-from backend.runtime.steps import Bind, Check, IfStep, ListStep, LoopStep, RunNodes
+from backend.runtime.steps import Bind, Check, IfStep, ListStep, LoopStep, RunNodes, TextStep
+from backend.runtime.text_actions import TEXT_ACTIONS, Prepared
+from backend.runtime.texts import StringTable
 
 __all__ = ["DynamicRunner", "bind_sizes", "shapes_of"]
 
@@ -128,10 +130,20 @@ class DynamicRunner:
     """Runs one graph with size variables. `run` takes the arrays of the inputs; `output` gives what came out."""
 
     def __init__(
-        self, graph: Graph, module: Module, context: Context, where: Device, params: dict[str, NDArray]
+        self,
+        graph: Graph,
+        module: Module,
+        context: Context,
+        where: Device,
+        params: dict[str, NDArray],
+        texts: StringTable,
     ) -> None:
         self._graph, self._module, self._context, self._device = graph, module, context, where
-        self._params = params
+        self._params, self._texts = params, texts
+        self._text_actions: dict[int, Prepared] = {
+            id(step): TEXT_ACTIONS[step.action].prepare(step.settings)
+            for step in graph.steps if isinstance(step, TextStep)
+        }  # fmt: skip
         self._addresses = np.zeros(max(len(graph.tensors), 1), np.int64)
         self._size_table = np.zeros(max(len(graph.sizes), 1), np.int64)
         self._tables = context.address, self._addresses.ctypes.data, self._size_table.ctypes.data
@@ -192,7 +204,7 @@ class DynamicRunner:
                 new = []
             elif isinstance(step, Bind):
                 new.append(step.name)
-            elif isinstance(step, IfStep | LoopStep | ListStep):
+            elif isinstance(step, IfStep | LoopStep | ListStep | TextStep):
                 results = (step.output,) if isinstance(step, ListStep) else step.outputs
                 names = [v for t in results for d in tensors[t].shape for v in variables(d)]
                 new += [name for name in names if name.startswith(RESULT_SIZE) and name not in given]
@@ -242,6 +254,8 @@ class DynamicRunner:
                 self._check(step)
             elif isinstance(step, ListStep):
                 self._give((step.output,), [run_list(step, self.read, self._device)], step.source)
+            elif isinstance(step, TextStep):
+                self._give(step.outputs, self._run_text(step), step.source)
             else:
                 self._control(step, record)
         self._place(len(graph.steps))
@@ -312,6 +326,18 @@ class DynamicRunner:
             results = run_loop(step, runner, self.read, self.sizes, self._device, self._empty, record)
         self._give(step.outputs, results, step.source)
 
+    def _run_text(self, step: TextStep) -> list[Value]:
+        """The results of an action on strings, which are read and given as numbers."""
+        action, texts = TEXT_ACTIONS[step.action], self._texts
+        arrays = [self.array(index).numpy() for index in step.inputs]
+        values = [texts.strings(x) if kind == "t" else x for x, kind in zip(arrays, action.takes, strict=True)]
+        try:
+            results = self._text_actions[id(step)](*values)
+        except ArgumentError as error:
+            raise ArgumentError(f"model {self._graph.name!r}: {step.source}: {error}") from error
+        pairs = zip(results, action.gives, strict=True)
+        return [array(texts.numbers(x) if kind == "t" else x, self._device) for x, kind in pairs]
+
     def _give(self, outputs: Sequence[int], results: Sequence[Value], source: str) -> None:
         """Note what a step gives, and the sizes that the shapes of it say."""
         for index, result in zip(outputs, results, strict=True):
@@ -346,7 +372,8 @@ class DynamicRunner:
     def _runners_of(self, step: IfStep | LoopStep, graphs: Sequence[Graph]) -> list[DynamicRunner]:
         found = self._runners.get(id(step))
         if found is None:
-            found = [DynamicRunner(g, self._module, self._context, self._device, self._params) for g in graphs]
+            around = self._module, self._context, self._device, self._params, self._texts
+            found = [DynamicRunner(g, *around) for g in graphs]
             self._runners[id(step)] = found
         return found
 

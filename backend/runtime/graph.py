@@ -1,5 +1,8 @@
 """The graph of a compiled model: tensors with their storage, and kernel calls in the order they run.
 
+Tensors of strings are tensors of int64, numbers in a table; `texts` has the strings that the graph names, and says
+which inputs and outputs are strings to those who use the model.
+
 Storage of a tensor is one of `["input", i]` (the i-th graph input), `["output", i]` (the buffer of the i-th output),
 `["param", name]` (a weight), `["arena", byte_offset]` (the executor's one block of scratch). An output whose storage is
 not its own output buffer (an input, a weight, another output seen twice) is copied when it is fetched. A tensor with
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backend.runtime.dtype import data_type
@@ -99,6 +102,15 @@ class GraphNode:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphTexts:
+    """The strings that a graph names, by number, and the positions of the inputs and outputs that are strings."""
+
+    table: tuple[str, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """`entry` names the compiled function that runs all nodes at once; None where nodes are called one by one."""
 
@@ -115,6 +127,9 @@ class Graph:
     steps: tuple[Step, ...] = ()
     variants: tuple[tuple[Mapping[str, int], Graph], ...] = ()
     """graphs that do the same for certain sizes, and faster"""
+    texts: GraphTexts | None = None
+    maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
+    """outputs, matrices by position, of which each row is a map from these keys to its elements (ONNX: ZipMap)"""
 
     @property
     def is_dynamic(self) -> bool:
@@ -173,7 +188,13 @@ class Graph:
             "arena_bytes": self.arena_bytes,
             "entry": self.entry,
             **dynamic,
+            **({} if self.texts is None else {"texts": self._texts_json(self.texts)}),
+            **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
         }
+
+    @staticmethod
+    def _texts_json(texts: GraphTexts) -> dict[str, Any]:
+        return {"table": list(texts.table), "inputs": list(texts.inputs), "outputs": list(texts.outputs)}
 
     @staticmethod
     def from_json(value: object, where: str = "graph") -> Graph:
@@ -181,7 +202,7 @@ class Graph:
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
-            "sizes", "steps", "variants",
+            "sizes", "steps", "variants", "texts", "maps",
         )  # fmt: skip
         version = record.number("version")
         if version != GRAPH_VERSION:
@@ -210,8 +231,39 @@ class Graph:
         )
         _check_places(graph, where)
         _check_lists(graph, where)
+        graph = replace(graph, texts=_texts(graph, record), maps=_maps(graph, record))
         variants = record.records("variants") if "variants" in record.value else []
         return replace(graph, variants=tuple([_variant(graph, item) for item in variants]))
+
+
+def _texts(graph: Graph, record: Record) -> GraphTexts | None:
+    if "texts" not in record.value:
+        return None
+    given = record.record("texts")
+    given.only("table", "inputs", "outputs")
+    table = given.strings("table")
+    if not table or table[0] or len(set(table)) != len(table):
+        raise damaged(f"{given.where}.table", table, "different strings, first the empty one")
+    inputs = given.numbers("inputs", 0, len(graph.inputs) - 1)
+    outputs = given.numbers("outputs", 0, len(graph.outputs) - 1)
+    for numbers, places, name in ((graph.inputs, inputs, "inputs"), (graph.outputs, outputs, "outputs")):
+        for position in places:
+            if graph.tensors[numbers[position]].dtype != "int64":
+                raise damaged(f"{given.where}.{name}", position, "positions of tensors of int64")
+    return GraphTexts(table, inputs, outputs)
+
+
+def _maps(graph: Graph, record: Record) -> dict[int, tuple[str | int, ...]]:
+    maps: dict[int, tuple[str | int, ...]] = {}
+    for item in record.get("maps", list) if "maps" in record.value else []:
+        fits = isinstance(item, list) and len(item) == 2 and isinstance(item[1], list)
+        if not fits or item[0] not in range(len(graph.outputs)) or not all(type(k) in (str, int) for k in item[1]):
+            raise damaged(f"{record.where}.maps", item, "the position of an output and a list of keys")
+        tensor, keys = graph.tensors[graph.outputs[item[0]]], tuple(item[1])
+        if tensor.is_list or len(tensor.shape) != 2 or tensor.shape[1] != len(keys):
+            raise damaged(f"{record.where}.maps", item, f"as many keys as {tensor.name!r} has columns")
+        maps[item[0]] = keys
+    return maps
 
 
 def _variant(graph: Graph, record: Record) -> tuple[dict[str, int], Graph]:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ from backend.runtime.ndarray import NDArray, empty, from_dlpack
 from backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_timings
 from backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
 from backend.runtime.sizes import Size, size_text
+from backend.runtime.text_ports import TextPorts
+from backend.runtime.texts import as_strings
 from backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
@@ -92,6 +95,7 @@ class GraphModule:
         self._own_inputs = [_buffer(graph.tensors[i], where) for i in graph.inputs]
         self._inputs = list(self._own_inputs)
         self._unset = set(range(len(graph.inputs)))
+        self._texts = TextPorts(graph)
         self._params = bound.model.params_on(where)
         self._node_runner: NodeRunner | None = None
         self._dynamic: DynamicRunner | None = None
@@ -99,7 +103,7 @@ class GraphModule:
         self._special: GraphModule | None = None
         """the executor of the model for the last run's sizes, where it was compiled for them"""
         if graph.is_dynamic:
-            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params)
+            self._dynamic = DynamicRunner(graph, self.module, self._context, where, self._params, self._texts.table)
         else:
             self._outputs = [self._output_buffer(position) for position in range(len(graph.outputs))]
             self._arena = empty((max(graph.arena_bytes, 1),), "uint8", where)
@@ -111,9 +115,9 @@ class GraphModule:
     def set_input(self, key: int | str | None = None, value: Any = None, **inputs: Any) -> None:
         """Copies values into inputs: `set_input("x", x)`, `set_input(0, x)`, `set_input(x=x, mask=m)`.
 
-        A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers; for a sequence a list of
-        such. Raises `ArgumentError` naming the input when there is none of that name, or when shape or dtype are not
-        its own.
+        A value is a numpy array, an NDArray, any DLPack object, or nested lists of numbers; for strings a numpy array
+        of them (of dtype object or of numpy's own), or nested lists; for a sequence a list of such. Raises
+        `ArgumentError` naming the input when there is none of that name, or when shape or dtype are not its own.
         """
         with self._lock:
             if key is not None:
@@ -129,8 +133,9 @@ class GraphModule:
         with self._lock:
             position = self.get_input_index(key)
             tensor = self._input_tensor(position)
-            if tensor.is_list:
-                raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is a sequence; use set_input")
+            if tensor.is_list or position in self._texts.inputs:
+                kind = "a sequence" if tensor.is_list else "of strings"
+                raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
             given = value if isinstance(value, NDArray) else from_dlpack(value)
             self._check(tensor, given.shape, given.dtype)
             misplaced = given.device != self._bound.device or not given.is_contiguous
@@ -147,36 +152,51 @@ class GraphModule:
         with self._lock:
             position = self.get_input_index(key)
             given = self._inputs[position]
-            if not isinstance(given, NDArray):
+            if not isinstance(given, NDArray) or position in self._texts.inputs:
                 name = self._input_tensor(position).name
-                raise ArgumentError(f"input {name!r} of model {self._graph.name!r} is a sequence, which has no buffer")
+                kind = "of strings" if isinstance(given, NDArray) else "a sequence"
+                raise ArgumentError(f"input {name!r} of model {self._graph.name!r} is {kind}, which has no buffer")
             self._unset.discard(position)
             return given
 
     def get_output(self, index: int | str, out: NDArray | npt.NDArray[Any] | None = None) -> Any:
         """The output number `index`, or of that name, of the last run; copied into `out`, if given, which is returned.
 
-        An NDArray; of a sequence, or an optional value, which is one of at most one element, a list of them. Raises
-        `ArgumentError` for an unknown output, or an `out` of another shape or dtype.
+        An NDArray; for strings a `StringArray`; of a sequence, or an optional value, which is one of at most one
+        element, a list of them; for maps a list of dictionaries. Raises `ArgumentError` for an unknown output, or an
+        `out` of another shape or dtype.
         """
         with self._lock:
             position = self._output_position(index)
             tensor = self._graph.tensors[self._graph.outputs[position]]
             if self._special is not None:
                 return self._special.get_output(position, out)
-            if self._dynamic is not None:
-                result = self._dynamic.output(position)
-                if out is not None and tensor.is_list:
-                    raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list of arrays")
-                return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
-            if out is not None:
-                target = out if isinstance(out, NDArray) else from_dlpack(out)
-                self._check(tensor, target.shape, target.dtype)
-                return self._array_of(self._graph.outputs[position]).copyto(target)
-            buffer = self._outputs[position]
-            if buffer is not None:
-                return buffer.lend()
-            return self._array_of(self._graph.outputs[position]).copyto(self.device)
+            if position in self._texts.outputs:
+                if out is not None:
+                    raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is of strings, no out=")
+                return self._texts.strings(self._result(position, None))
+            if position in self._graph.maps and out is None:
+                keys = self._graph.maps[position]
+                rows = self._result(position, None).numpy().tolist()
+                return [dict(zip(keys, row, strict=True)) for row in rows]
+            return self._result(position, out)
+
+    def _result(self, position: int, out: NDArray | npt.NDArray[Any] | None) -> Any:
+        """An output of the last run as arrays."""
+        tensor = self._graph.tensors[self._graph.outputs[position]]
+        if self._dynamic is not None:
+            result = self._dynamic.output(position)
+            if out is not None and tensor.is_list:
+                raise ArgumentError(f"output {tensor.name!r} of model {self._graph.name!r} is a list of arrays")
+            return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
+        if out is not None:
+            target = out if isinstance(out, NDArray) else from_dlpack(out)
+            self._check(tensor, target.shape, target.dtype)
+            return self._array_of(self._graph.outputs[position]).copyto(target)
+        buffer = self._outputs[position]
+        if buffer is not None:
+            return buffer.lend()
+        return self._array_of(self._graph.outputs[position]).copyto(self.device)
 
     def get_num_inputs(self) -> int:
         """Number of inputs, weights not counted."""
@@ -200,12 +220,14 @@ class GraphModule:
     def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
         tensors = [self._graph.tensors[index] for index in self._graph.inputs]
-        return {t.name: t.shape for t in tensors}, {t.name: t.dtype for t in tensors}
+        dtypes = ["string" if i in self._texts.inputs else t.dtype for i, t in enumerate(tensors)]
+        return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
 
     def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the outputs, in order."""
         tensors = [self._graph.tensors[index] for index in self._graph.outputs]
-        return {t.name: t.shape for t in tensors}, {t.name: t.dtype for t in tensors}
+        dtypes = ["string" if i in self._texts.outputs else t.dtype for i, t in enumerate(tensors)]
+        return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
 
     # -- running
 
@@ -273,9 +295,10 @@ class GraphModule:
 
             def everything() -> None:
                 for result in self(**inputs):
-                    result.numpy()
+                    if isinstance(result, NDArray):  # all else is on the host already, or fetched with it
+                        result.numpy()
 
-            if isinstance(self._runner, CapturingRunner):
+            if self._dynamic is None and isinstance(self._runner, CapturingRunner):
                 self._run()  # and once more to warm up, which records
             return measure(
                 everything if end_to_end else self._run,
@@ -326,6 +349,27 @@ class GraphModule:
     def _set_input(self, key: int | str, value: Any) -> None:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
+        if position in self._texts.inputs:
+            self._texts.set(position, self._as_texts(tensor, value))
+            self._unset.discard(position)
+        else:
+            self._copy_input(position, tensor, value)
+
+    def _as_texts(self, tensor: GraphTensor, value: Any) -> Any:
+        """An input of strings as an array of them, a sequence as a list of such."""
+        place = f"input {tensor.name!r} of model {self._graph.name!r}"
+        try:
+            if not tensor.is_list:
+                strings = as_strings(value)
+                self._check(replace(tensor, dtype="string"), strings.shape, "string")
+                return strings
+            if not isinstance(value, list | tuple):
+                raise ArgumentError(f"{place}: got {type(value).__name__}; expected a list of arrays of strings")
+            return [as_strings(item) for item in value]
+        except ValueError as error:
+            raise ArgumentError(f"{place}: {error}; expected strings") from error
+
+    def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
         if tensor.is_list:
             self._inputs[position] = self._as_list(tensor, value)
             self._unset.discard(position)
@@ -458,6 +502,8 @@ class GraphModule:
             raise ArgumentError(
                 f"model {self._graph.name!r}: inputs {missing} were never set. Its inputs are: {self._signature()}"
             )
+        for position, numbers in self._texts.numbers().items():
+            self._copy_input(position, self._input_tensor(position), numbers)
         for position, buffer in enumerate(() if self._dynamic is not None else self._outputs):
             if buffer is not None and buffer.renew():
                 self._moved("output", position)
@@ -467,8 +513,11 @@ class GraphModule:
         self._prepare()
         self._special = self._find_special() if self._graph.variants else None
         if self._special is not None:
+            self._texts.copy_to(self._special._texts)
             for position, given in enumerate(self._inputs):
-                if isinstance(given, NDArray):
+                if position in self._texts.inputs:
+                    self._special._unset.discard(position)
+                elif isinstance(given, NDArray):
                     self._special.set_input_zero_copy(position, given)
                 else:
                     self._special._inputs[position] = given
@@ -495,9 +544,10 @@ class GraphModule:
 
     def _signature(self) -> str:
         tensors = [self._graph.tensors[index] for index in self._graph.inputs]
+        dtypes = ["string" if i in self._texts.inputs else t.dtype for i, t in enumerate(tensors)]
         return ", ".join(
-            f"{t.name}: {'a list of ' if t.is_list else ''}{t.dtype}[{', '.join(map(size_text, t.shape))}]"
-            for t in tensors
+            f"{t.name}: {'a list of ' if t.is_list else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
+            for t, dtype in zip(tensors, dtypes, strict=True)
         )
 
 

@@ -1,18 +1,21 @@
 """What a graph whose sizes are known only at run time does, in order.
 
     step = run kernels | bind a size variable | check that two sizes are equal | if | loop | one action on lists
+         | one action on strings
 
 A graph of fixed sizes has no steps: its kernels run in a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backend.runtime.fields import Record, damaged
+from backend.runtime.regex import PatternError
 from backend.runtime.sizes import Size, read_size
+from backend.runtime.text_actions import TEXT_ACTIONS
 
 __all__ = [
     "LIST_ACTIONS",
@@ -23,6 +26,7 @@ __all__ = [
     "LoopStep",
     "RunNodes",
     "Step",
+    "TextStep",
     "read_steps",
     "step_to_json",
 ]
@@ -99,6 +103,20 @@ class ListStep:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """Do `action`, one of `TEXT_ACTIONS`, with its `settings` on the tensors `inputs`; `outputs` are what it gives.
+
+    Strings are read and given as numbers of the executor's table.
+    """
+
+    action: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    settings: Mapping[str, Any]
+    source: str
+
+
 LIST_ACTIONS: dict[str, tuple[int, str | None, str]] = {
     "make": (0, None, "l"),
     "insert": (2, "ltt", "l"),
@@ -113,7 +131,7 @@ LIST_ACTIONS: dict[str, tuple[int, str | None, str]] = {
 
 _MAX_AXES = 64
 
-Step = RunNodes | Bind | Check | IfStep | LoopStep | ListStep
+Step = RunNodes | Bind | Check | IfStep | LoopStep | ListStep | TextStep
 ReadGraph = Callable[[object, str], Any]
 
 
@@ -135,6 +153,10 @@ def step_to_json(step: Step) -> dict[str, Any]:
     if isinstance(step, ListStep):
         return {"step": "list", "action": step.action, "inputs": list(step.inputs), "output": step.output,
                 "axis": step.axis, "new_axis": step.new_axis, "source": step.source}  # fmt: skip
+    if isinstance(step, TextStep):
+        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in step.settings.items()}
+        return {"step": "text", "action": step.action, "inputs": list(step.inputs), "outputs": list(step.outputs),
+                "settings": settings, "source": step.source}  # fmt: skip
     return {"step": "check", "left": step.left, "right": step.right, "source": step.source}
 
 
@@ -151,6 +173,8 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
         return _control(record, kind, tensors - 1, read_graph)
     if kind == "list":
         return _list(record, tensors - 1)
+    if kind == "text":
+        return _text(record, tensors - 1)
     if kind == "run":
         record.only("step", "first", "last", "entry")
         first = record.number("first", 0, nodes)
@@ -167,7 +191,7 @@ def _step(record: Record, sizes: Sequence[str], nodes: int, tensors: int, read_g
         record.only("step", "left", "right", "source")
         left, right = (read_size(record.value.get(side), f"{record.where}.{side}", sizes) for side in ("left", "right"))
         return Check(left, right, record.get("source", str))
-    raise damaged(f"{record.where}.step", kind, '"run", "bind", "check", "if", "loop" or "list"')
+    raise damaged(f"{record.where}.step", kind, '"run", "bind", "check", "if", "loop", "list" or "text"')
 
 
 def _list(record: Record, last: int) -> ListStep:
@@ -178,6 +202,26 @@ def _list(record: Record, last: int) -> ListStep:
     inputs, output = record.numbers("inputs", 0, last), record.number("output", 0, last)
     axis = record.number("axis", 0, _MAX_AXES)
     return ListStep(action, inputs, output, axis, record.get("new_axis", bool), record.get("source", str))
+
+
+def _text(record: Record, last: int) -> TextStep:
+    record.only("step", "action", "inputs", "outputs", "settings", "source")
+    name = record.get("action", str)
+    if name not in TEXT_ACTIONS:
+        raise damaged(f"{record.where}.action", name, f"one of {', '.join(TEXT_ACTIONS)}")
+    action, given = TEXT_ACTIONS[name], record.record("settings")
+    inputs, outputs = record.numbers("inputs", 0, last), record.numbers("outputs", 0, last)
+    if (len(inputs), len(outputs)) != (len(action.takes), len(action.gives)):
+        found, expected = f"{len(inputs)} to {len(outputs)} tensors", f"{len(action.takes)} to {len(action.gives)}"
+        raise damaged(f"{record.where}.inputs", found, expected)
+    given.only(*action.settings)
+    settings = {key: given.strings(key) if kind is tuple else given.get(key, kind)
+                for key, kind in action.settings.items()}  # fmt: skip
+    try:
+        action.prepare(settings)
+    except (PatternError, KeyError, ValueError) as error:
+        raise damaged(given.where, str(error), f"settings of the action {name!r}") from error
+    return TextStep(name, inputs, outputs, settings, record.get("source", str))
 
 
 def _control(record: Record, kind: str, last: int, read_graph: ReadGraph) -> Step:

@@ -111,8 +111,11 @@ class Steps:
 
 
 def print_top(name: str, values: np.ndarray, count: int) -> None:
-    """The `count` largest of `values` in the first item of the batch, with their indices in it."""
+    """The `count` largest of `values` in the first item of the batch, with their indices; of strings the first."""
     first = values[0] if values.ndim > 1 else values
+    if first.dtype.kind == "U":
+        out.print(f"the first of {name}: {', '.join(map(repr, first.reshape(-1)[:count].tolist()))}", soft_wrap=True)
+        return
     order = np.argsort(-first.astype(np.float64).reshape(-1), kind="stable")[:count]
     table = Table("index", "value")
     for flat in order:

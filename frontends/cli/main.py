@@ -26,6 +26,7 @@ from frontends.cli.options import (
     parse_shapes,
     read_inputs,
     resolved,
+    typed,
     write_archive,
 )
 
@@ -54,7 +55,7 @@ InPrecision = Annotated[
 OptLevel = Annotated[int, typer.Option("--opt-level", "-O", min=0, max=4, help="0: as written; 3: everything exact")]
 Input = Annotated[
     list[str] | None,
-    typer.Option("--input", "-i", help="file.npz with arrays by input name, or name=file.npy; may be repeated"),
+    typer.Option("--input", "-i", help="file.npz or file.json, values by input name; or name=file.npy; repeatable"),
 ]
 Fill = Annotated[str | None, typer.Option("--fill", help="inputs without a value: random (seeded), ones or zeros")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="threads to use; default: all it may use")]
@@ -143,7 +144,7 @@ def run(
     names = [compiled.graph.tensors[number].name for number in compiled.graph.outputs]
     results = dict(part for i, name in enumerate(names) for part in _arrays(name, executor.get_output(i)))
     for name, value in results.items():
-        out.print(f"{name}: {value.dtype}{list(value.shape)}")
+        out.print(f"{name}: {'string' if value.dtype.kind == 'U' else value.dtype}{list(value.shape)}")
         if print_count:
             print_top(name, value, print_count)
     if output is not None:
@@ -152,12 +153,16 @@ def run(
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """An output by its name; the elements of a sequence by name and number."""
+    """An output by its name; the elements of a sequence by name and number, those of maps by name and key."""
     if not isinstance(value, list):
-        yield name, value.numpy()
-        return
-    for number, item in enumerate(value):
-        yield from _arrays(f"{name}[{number}]", item)
+        array = value.numpy()
+        yield name, array.astype(str) if array.dtype == object else array
+    elif value and isinstance(value[0], dict):
+        for key in value[0]:
+            yield f"{name}[{key}]", np.array([row[key] for row in value], np.float32)
+    else:
+        for number, item in enumerate(value):
+            yield from _arrays(f"{name}[{number}]", item)
 
 
 def _set_inputs(
@@ -165,7 +170,7 @@ def _set_inputs(
 ) -> None:
     """Give the inputs files or filled arrays; `shape` says the sizes of those to fill that are known at run time."""
     shapes, dtypes = executor.get_input_info()
-    given, sizes = read_inputs(texts or []), parse_shapes(shape or [])
+    given, sizes = typed(read_inputs(texts or []), dtypes), parse_shapes(shape or [])
     wanted = {
         name: (given[name].shape if name in given else resolved(shapes[name], sizes), dtypes[name]) for name in shapes
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,10 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from backend.runtime.files import replacing
+from backend.runtime.texts import as_strings
 
 __all__ = ["Build", "Form", "Precision", "UsageError", "check_writable", "fill_inputs", "parse_shapes", "read_inputs",
-           "resolved", "write_archive"]  # fmt: skip
+           "resolved", "typed", "write_archive"]  # fmt: skip
 
 Shapes = dict[str, tuple[int | str, ...] | int]
 
@@ -109,9 +111,10 @@ def _size(text: str, whole: str) -> int:
     return int(stripped)
 
 
-def read_inputs(texts: Sequence[str]) -> dict[str, np.ndarray]:
-    """Arrays by input name, out of ``file.npz`` (all of them) and ``name=file.npy`` (one each)."""
-    inputs: dict[str, np.ndarray] = {}
+def read_inputs(texts: Sequence[str]) -> dict[str, Any]:
+    """Values by input name: arrays out of ``file.npz`` (all of them) and ``name=file.npy`` (one each), and nested lists
+    out of ``file.json``, to which `typed` gives the types of the inputs."""
+    inputs: dict[str, Any] = {}
     for text in texts:
         name, path = _named_file(text)
         value = _load(path)
@@ -130,8 +133,26 @@ def _named_file(text: str) -> tuple[str, Path]:
     return next((split for split in splits if split[1].is_file()), splits[-1])
 
 
-def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
-    """The array of a .npy file, or those of a .npz file by name."""
+def typed(given: Mapping[str, Any], dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Arrays of what is given by input name: nested lists, which have no type, get that of the input.
+
+    Raises `UsageError` for a list that holds anything else.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in given.items():
+        dtype = dtypes.get(name, "float32")
+        try:
+            known = isinstance(value, np.ndarray)
+            arrays[name] = value if known else as_strings(value) if dtype == "string" else np.asarray(value, dtype)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the input {name!r} can't be read as {dtype}: {error}") from error
+    return arrays
+
+
+def _load(path: Path) -> np.ndarray | dict[str, Any]:
+    """The array of a .npy file, those of a .npz file by name, or what a .json file has by name."""
+    if path.suffix.lower() == ".json":
+        return _load_json(path)
     try:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -141,6 +162,16 @@ def _load(path: Path) -> np.ndarray | dict[str, np.ndarray]:
     except (OSError, ValueError, EOFError, BadZipFile, zlib.error) as error:
         reason = str(error).split(". If you trust")[0]  # loading pickles is no choice here
         raise UsageError(f"{path} can't be read as .npy or .npz: {reason}") from error
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} can't be read as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f'{path} holds no object; expected values by input name: {{"x": [[1.0, 2.0]]}}')
+    return values
 
 
 def check_writable(*paths: Path | None) -> None:
@@ -170,7 +201,8 @@ def fill_inputs(
 ) -> dict[str, np.ndarray]:
     """An array for each of `wanted` (shape and dtype by name): the given one, else one filled by `fill`.
 
-    `fill` is "random" (normal floats, small non-negative integers), "ones" or "zeros".
+    `fill` is "random" (normal floats, small non-negative integers, words of three letters), "ones" or "zeros" (of
+    strings "1" and the empty one).
     Raises `UsageError` for names that the model does not have and for inputs that neither way provides.
     """
     known = ", ".join(f"{name} {dtype}{list(shape)}" for name, (shape, dtype) in wanted.items())
@@ -188,12 +220,22 @@ def fill_inputs(
 
 
 def _filled(shape: Sequence[int], dtype: str, fill: str, rng: np.random.Generator) -> np.ndarray:
+    if fill not in ("zeros", "ones", "random"):
+        raise UsageError(f"--fill {fill!r}: expected random, ones or zeros")
+    if dtype == "string":
+        return _filled_strings(tuple(shape), fill, rng)
     if fill in ("zeros", "ones"):
         return (np.zeros if fill == "zeros" else np.ones)(tuple(shape), dtype)
-    if fill != "random":
-        raise UsageError(f"--fill {fill!r}: expected random, ones or zeros")
     if dtype == "bool":
         return rng.random(tuple(shape)) < 0.5
     if np.issubdtype(np.dtype(dtype), np.integer):
         return rng.integers(0, LARGEST_TOKEN, tuple(shape)).astype(dtype)
     return rng.standard_normal(tuple(shape)).astype(dtype)
+
+
+def _filled_strings(shape: tuple[int, ...], fill: str, rng: np.random.Generator) -> np.ndarray:
+    strings = np.full(shape, "1" if fill == "ones" else "", object)
+    if fill == "random":
+        letters = rng.integers(ord("a"), ord("z"), (strings.size, 3), endpoint=True)
+        strings.reshape(-1)[:] = ["".join(map(chr, row)) for row in letters.tolist()]
+    return strings

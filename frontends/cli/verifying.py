@@ -9,7 +9,7 @@ from rich.table import Table
 
 from backend.target import Target
 from frontends.cli.console import Steps, out
-from frontends.cli.options import Shapes, fill_inputs, read_inputs, resolved
+from frontends.cli.options import Shapes, fill_inputs, read_inputs, resolved, typed
 from frontends.onnx.importer import from_onnx
 from frontends.onnx.verify import Comparison, VerifyReport, verify
 from relay.type import TensorType
@@ -50,7 +50,7 @@ def verify_model(
 def _values(path: Path, inputs: list[str] | None, fill: str, seed: int, shapes: Shapes) -> dict[str, np.ndarray]:
     module, _ = from_onnx(path, shape=shapes)
     types = {p.name: p.tensor_type for p in module["main"].params}
-    given = read_inputs(inputs or [])
+    given = typed(read_inputs(inputs or []), {name: str(ty.dtype) for name, ty in types.items()})
     sizes = {name: given[name].shape if name in given else resolved(_named(ty), shapes) for name, ty in types.items()}
     return fill_inputs({name: (sizes[name], str(ty.dtype)) for name, ty in types.items()}, given, fill, seed)
 

@@ -16,7 +16,7 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 import relay
 from backend.runtime import ArgumentError, RelaycError, graph_executor
 from backend.runtime import device as open_device
-from frontends.onnx.containers import assembled, declared_container, holds_strings, is_tensor_of_numbers, shape_of
+from frontends.onnx.containers import assembled, declared_container, is_tensor, shape_of
 from frontends.onnx.errors import OnnxImportError, UnsupportedOperatorError, ValueNeededError
 from frontends.onnx.importer import from_onnx
 from frontends.onnx.inputs import graph_inputs
@@ -49,12 +49,12 @@ class RelayRep(BackendRep):
         self._all_declared = [value.name for value in model.graph.input]
         self._outputs = [value.name for value in model.graph.output]
         declared = graph_inputs(model.graph)
-        self._deciding = tuple(value.name for value in declared if holds_strings(value))
-        """Inputs whose values decide shapes, or are strings."""
+        self._deciding: tuple[str, ...] = ()
+        """Inputs whose values decide shapes."""
         self._specialised: dict[Any, Executable] = {}
         self._general: Executable | None = None
-        containers = [value for value in declared if not is_tensor_of_numbers(value)]
-        if any(holds_strings(value) or declared_container(value, value.name) is None for value in containers):
+        containers = [value for value in declared if not is_tensor(value)]
+        if any(declared_container(value, value.name) is None for value in containers):
             return
         try:
             mod, _ = from_onnx(model)
@@ -125,8 +125,10 @@ def _array(value: Any) -> Any:
 
 
 def _as_numpy(value: Any) -> Any:
-    """A result as arrays: a sequence as a list of them."""
-    return [_as_numpy(item) for item in value] if isinstance(value, list) else value.numpy()
+    """A result as arrays: a sequence as a list of them; maps as they are."""
+    if isinstance(value, list):
+        return [_as_numpy(item) for item in value]
+    return value if isinstance(value, dict) else value.numpy()
 
 
 def _flattened(arrays: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:

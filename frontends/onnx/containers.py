@@ -1,10 +1,8 @@
-"""Inputs and outputs of a model that are no tensors of numbers: sequences, optional values, strings, maps.
+"""Inputs and outputs of a model that are no tensors: sequences, optional values, maps.
 
 While importing, a sequence of known length is a tuple of tensors, an optional value without element is `ABSENT`, one
-with an element is the element, and strings are constants, on which everything is computed at once, by the operators'
-references. Sequences and optional values of which that is known only at run time are values of the program
-(`relay.container_type`). All strings have to be known; what a compiled model picks out of known strings, and the scores
-of a sequence of maps, are put together from its results.
+with an element is the element. Sequences and optional values of which that is known only at run time are values of the
+program (`relay.container_type`). A sequence of maps, which only outputs can be, is a matrix and the maps' keys.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import TensorProto, TypeProto, ValueInfoProto
+from onnx import TypeProto, ValueInfoProto
 
-from frontends.onnx.errors import ValueNeededError, compose, fault, unsupported
-from frontends.onnx.names import picked_strings
+from backend.runtime.texts import as_strings
+from frontends.onnx.errors import ValueNeededError, compose, fault
 from frontends.onnx.tensors import dtype_name
 from relay.container_type import NOTHING, ContainerType, ElementType, OptionalType, SequenceType, join
 from relay.errors import TypeInferenceError
@@ -34,10 +32,10 @@ __all__ = [
     "Form",
     "ZipMap",
     "assembled",
+    "constant_of",
     "declared_container",
     "form_of",
-    "holds_strings",
-    "is_tensor_of_numbers",
+    "is_tensor",
     "joined_type",
     "made",
     "other_inputs",
@@ -51,31 +49,15 @@ ABSENT = Tuple(())
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
-    """Strings of `table` at the positions that a result of the compiled model holds."""
-
-    table: np.ndarray
-    result: int
-
-
-@dataclass(frozen=True, slots=True)
-class Maps:
-    """For each row of a result of the compiled model a dictionary, from `keys` to the row's elements."""
-
-    keys: tuple[Any, ...]
-    result: int
-
-
-@dataclass(frozen=True, slots=True)
 class Maybe:
     """What the list of at most one that is a result of the compiled model holds."""
 
     result: int
 
 
-Form = int | None | np.ndarray | list[Any] | Picked | Maps | Maybe
-"""How an output is put together: a result of the compiled model by number, nothing, strings, a list of forms, or of
-what a result holds."""
+Form = int | None | list[Any] | Maybe
+"""How an output is put together: a result of the compiled model by number, nothing, a list of forms, or what a result
+holds."""
 
 
 @attributes_of_operator
@@ -103,22 +85,9 @@ def _kind(of: TypeProto) -> TypeProto:
     return of.optional_type.elem_type if of.HasField("optional_type") else of
 
 
-def _element_type(of: TypeProto) -> int:
-    """The element type of a tensor or of the tensors of a sequence."""
-    kind = _kind(of)
-    kind = kind.sequence_type.elem_type if kind.HasField("sequence_type") else kind
-    return kind.tensor_type.elem_type
-
-
-def holds_strings(value: ValueInfoProto) -> bool:
-    """Is it a tensor or a sequence of strings?"""
-    return _element_type(value.type) == TensorProto.STRING
-
-
-def is_tensor_of_numbers(value: ValueInfoProto) -> bool:
+def is_tensor(value: ValueInfoProto) -> bool:
     """Is it what a compiled model takes and gives? Values without a type count, too."""
-    of = value.type
-    return (of.HasField("tensor_type") or of.WhichOneof("value") is None) and not holds_strings(value)
+    return value.type.HasField("tensor_type") or value.type.WhichOneof("value") is None
 
 
 def shape_of(value: Any) -> Any:
@@ -131,7 +100,7 @@ def shape_of(value: Any) -> Any:
 def other_inputs(
     inputs: Sequence[ValueInfoProto], shapes: Mapping[str, Any], constants: Mapping[str, Any], where: str
 ) -> tuple[dict[str, Expr], list[Var]]:
-    """The values of inputs that are no tensors of numbers, and the parameters that they consist of.
+    """The values of inputs that are no tensors, and the parameters that they consist of.
 
     Element i of a sequence "x" whose shapes are given is the parameter "x[i]"; a sequence, or an optional tensor, of
     which nothing is said is one parameter. Raises `ValueNeededError` for any other input whose form is not given.
@@ -142,9 +111,9 @@ def other_inputs(
         place = f"{where}: input {value.name!r}"
         if value.name in constants:
             values[value.name] = _constant(constants[value.name], value, place)
-        elif value.name in shapes and not holds_strings(value):
+        elif value.name in shapes:
             values[value.name] = _of_shape(shapes[value.name], value.name, value.type, place, params)
-        elif holds_strings(value) or (ty := declared_container(value, place)) is None:
+        elif (ty := declared_container(value, place)) is None:
             raise _form_needed(value, place)
         else:
             params.append(Var(name=value.name, ty=ty, span=Span(place, value.name)))
@@ -168,11 +137,8 @@ def declared_container(value: ValueInfoProto, place: str) -> ContainerType | Non
 
 
 def _form_needed(value: ValueInfoProto, place: str) -> ValueNeededError:
-    if holds_strings(value):
-        problem, remedy = "strings are computed when compiling", f"give them: constants={{{value.name!r}: array}}"
-    else:
-        problem = "whether there is a value, and its shape, must be known when compiling"
-        remedy = f"give a shape (a list of them for a sequence), or None: shape={{{value.name!r}: (...)}}"
+    problem = "whether there is a value, and its shape, must be known when compiling"
+    remedy = f"give a shape (a list of them for a sequence), or None: shape={{{value.name!r}: (...)}}"
     return ValueNeededError(compose(place, problem, remedy=remedy), (value.name,))
 
 
@@ -181,8 +147,13 @@ def _constant(given: Any, value: ValueInfoProto, place: str) -> Expr:
         return ABSENT
     if isinstance(given, list | tuple):
         return Tuple(tuple([_constant(item, value, place) for item in given]))
+    return constant_of(given, Span(place, value.name))
+
+
+def constant_of(given: Any, span: Span) -> Constant:
+    """A value that a user binds an input to. Raises ValueError for objects that are no strings."""
     data = np.asarray(given)
-    return Constant(data.astype(object) if holds_strings(value) else data, span=Span(place, value.name))
+    return Constant(as_strings(data) if data.dtype.kind in "OSUT" else data, span=span)
 
 
 def _of_shape(shape: Any, name: str, of: TypeProto, place: str, params: list[Var]) -> Expr:
@@ -205,8 +176,8 @@ def _of_shape(shape: Any, name: str, of: TypeProto, place: str, params: list[Var
 def why_on_host(inputs: Sequence[Expr | None], results: Sequence[Expr | None]) -> str:
     """Why a node is computed while importing and not by compiled code; empty if it is not for its kind of values."""
     types = [x.ty for x in (*inputs, *results) if x is not None]
-    if any(isinstance(ty, TensorType) and ty.dtype == "string" for ty in types):
-        return "strings"
+    if any(isinstance(x, Call) and isinstance(x.op, ZipMap) for x in results):
+        return "maps"
     at_run_time = any(x is not None and isinstance(x.ty, ContainerType) for x in results)
     known = not at_run_time and any(isinstance(ty, TupleType) for ty in types)
     return "sequences and optional values" if known else ""
@@ -247,13 +218,7 @@ def _optional(ty: TensorType | ContainerType) -> OptionalType:
 
 
 def made(x: Expr, ty: ContainerType, span: Span | None = None) -> Expr:
-    """A value, which may be known as a tuple, as one of the container type `ty`.
-
-    Raises `UnsupportedOperatorError` for strings, which are computed when compiling.
-    """
-    if ty.tensors.dtype == "string":
-        raise unsupported(str(span), "a sequence of strings of which only a run says what is in it",
-                          missing="seq(tensor(string))", expected="strings known when compiling")  # fmt: skip
+    """A value, which may be known as a tuple, as one of the container type `ty`."""
     if x is ABSENT:
         return Make(ty=ty)(span=span)
     if isinstance(ty, OptionalType) and not isinstance(x.ty, OptionalType):
@@ -262,34 +227,21 @@ def made(x: Expr, ty: ContainerType, span: Span | None = None) -> Expr:
     return Make(ty=ty)(*x.fields, span=span) if isinstance(x, Tuple) else x
 
 
-def form_of(expr: Expr, leaves: list[Expr]) -> Form:
-    """How an output is put together again from `leaves`, to which its tensors of numbers are added."""
+def form_of(expr: Expr, leaves: list[Expr], maps: dict[int, tuple[Any, ...]]) -> Form:
+    """How an output is put together again from `leaves`, to which its tensors are added.
+
+    `maps` gets the keys of those of which each row is a map.
+    """
     if expr is ABSENT:
         return None
     if isinstance(expr, Tuple):
-        return [form_of(item, leaves) for item in expr.fields]
-    if isinstance(expr, Constant) and expr.dtype == "string":
-        return expr.data
+        return [form_of(item, leaves, maps) for item in expr.fields]
     if isinstance(expr, Call) and isinstance(expr.op, ZipMap):
         leaves.append(expr.args[0])
-        return Maps(expr.op.keys, len(leaves) - 1)
-    if isinstance(expr.ty, OptionalType):
-        leaves.append(expr)
-        return Maybe(len(leaves) - 1)
-    if isinstance(expr.ty, TensorType) and expr.dtype == "string":
-        return _form_of_strings(expr, leaves)
+        maps[len(leaves) - 1] = expr.op.keys
+        return len(leaves) - 1
     leaves.append(expr)
-    return len(leaves) - 1
-
-
-def _form_of_strings(expr: Expr, leaves: list[Expr]) -> Picked:
-    found = picked_strings(expr)
-    if found is None:
-        place = str(expr.span) if expr.span is not None else ""
-        raise unsupported(place, "strings that are computed when the model runs", missing="tensor(string)",
-                          expected="strings known when compiling, or a choice of such")  # fmt: skip
-    leaves.append(found[1])
-    return Picked(found[0], len(leaves) - 1)
+    return Maybe(len(leaves) - 1) if isinstance(expr.ty, OptionalType) else len(leaves) - 1
 
 
 def assembled(form: Form, results: Sequence[Any]) -> Any:
@@ -298,8 +250,4 @@ def assembled(form: Form, results: Sequence[Any]) -> Any:
         return results[form]
     if isinstance(form, Maybe):
         return next(iter(results[form.result]), None)
-    if isinstance(form, Picked):
-        return form.table[results[form.result]]
-    if isinstance(form, Maps):
-        return [dict(zip(form.keys, row.tolist(), strict=True)) for row in results[form.result]]
     return [assembled(item, results) for item in form] if isinstance(form, list) else form

@@ -1,4 +1,4 @@
-"""Sizes that results of control flow and of lists have: they are known once the result is computed, and only then.
+"""Sizes that results of control flow, of lists and of strings have: they are known once the result is computed.
 
 A program may use the size of such a result and nothing else of it. As nothing of the result's computation would be
 left, it is kept as a further output that binds nothing (see `relay.build.dynamic.BoundSize`).
@@ -13,7 +13,8 @@ from backend.runtime.dynamic import RESULT_SIZE
 from relay.expr import Call, Expr, Tuple, Var
 from relay.op.base import OpDef
 from relay.op.control import ControlFlow
-from relay.op.sequence import ListOperator
+from relay.op.host import HostOperator
+from relay.op.strings import StringOperator
 from relay.sizes import size_variables
 from relay.type import TensorType, TupleType, Type
 from te.ir import post_order
@@ -60,7 +61,7 @@ def _sizes_of_results(roots: Sequence[Expr]) -> tuple[set[str], set[str]]:
         if not isinstance(e, Call) or not isinstance(e.op, OpDef):
             continue
         used.update(size_variables(e.op.attributes().values()))
-        if isinstance(e.op, ControlFlow | ListOperator):
+        if isinstance(e.op, ControlFlow | HostOperator | StringOperator):
             given |= _names(e.ty)
         if isinstance(e.op, ControlFlow):
             for body in e.op.bodies():

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto
 
 from frontends.onnx.attributes import Attributes, Bindings, bind
-from frontends.onnx.containers import form_of, is_tensor_of_numbers, other_inputs, why_on_host
+from frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
 from frontends.onnx.errors import NothingInsideError, OnnxImportError, fault, unsupported
 from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
 from frontends.onnx.functions import schema_defaults, schema_function
@@ -84,8 +84,9 @@ def from_onnx(
     them needs is left out.
 
     The module's attributes "input_names" and "output_names" hold the model's own names, in order; "output_forms" says
-    how outputs that are no tensors of numbers consist of them (`frontends.onnx.containers.assembled`);
-    "host_nodes", where there are any, the nodes that were computed while importing: operator, name, reason.
+    how outputs that are no tensors consist of such (`frontends.onnx.containers.assembled`); "output_maps" has the keys
+    of outputs whose rows are maps, by number; "host_nodes", where there are any, the nodes that were computed while
+    importing: operator, name, reason.
 
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
@@ -159,12 +160,12 @@ class _Importer:
         graph, where = self.model.graph, self.model.name
         self._check_unique(graph)
         declared = graph_inputs(graph)
-        numbers = [value for value in declared if is_tensor_of_numbers(value)]
-        others = [value for value in declared if not is_tensor_of_numbers(value)]
+        tensors = [value for value in declared if is_tensor(value)]
+        others = [value for value in declared if not is_tensor(value)]
         forms = shapes_given(shape, where)
         other_values, other_params = other_inputs(others, forms, constants, where)
-        of_numbers = {k: v for k, v in forms.items() if k not in other_values}
-        types = input_types(numbers, of_numbers, dtype, where, self.table)
+        of_tensors = {k: v for k, v in forms.items() if k not in other_values}
+        types = input_types(tensors, of_tensors, dtype, where, self.table)
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         list_unsupported(self.model)
@@ -182,10 +183,13 @@ class _Importer:
         for name, expr in zip(output_names, outputs, strict=True):
             self._check_output(name, declared_types.get(name), expr)
         leaves: list[Expr] = []
-        result_forms = [form_of(expr, leaves) for expr in outputs]
+        maps: dict[int, tuple[Any, ...]] = {}
+        result_forms = [form_of(expr, leaves, maps) for expr in outputs]
         names: dict[str, Any] = {"input_names": [v.name for v in inputs], "output_names": output_names}
         if not all(isinstance(form, int) for form in result_forms):
             names = {**names, "output_forms": result_forms, "output_names": [f"output_{i}" for i in range(len(leaves))]}
+        if maps:
+            names["output_maps"] = maps
         if self.on_host:
             names["host_nodes"] = tuple([(*node, why) for node, why in self.on_host.items()])
         body = leaves[0] if len(leaves) == 1 else Tuple(tuple(leaves))
@@ -386,7 +390,7 @@ class _Importer:
                 raise fault(
                     self.model.name, f"constants= names {name!r}, which is no input", expected=f"one of {known}"
                 )
-            constant = Constant(np.asarray(value), span=Span(self.model.name, name))
+            constant = constant_of(value, Span(self.model.name, name))
             ty = types[name]
             fits = constant.ty.ndim == ty.ndim and all(
                 not isinstance(want, int) or want == got for want, got in zip(ty.shape, constant.ty.shape, strict=True)
@@ -405,8 +409,7 @@ class _Importer:
             return
         if declared is None or not declared.HasField("tensor_type") or declared.tensor_type.elem_type == 0:
             return
-        strings = declared.tensor_type.elem_type == TensorProto.STRING
-        expected = "string" if strings else dtype_name(declared.tensor_type.elem_type, where)
+        expected = dtype_name(declared.tensor_type.elem_type, where)
         if expr.ty.dtype != expected:
             raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
 

@@ -29,10 +29,13 @@ _FAMILIES = {
 
 _PLACES = {
     "StringConcat": "host", "StringNormalizer": "host", "StringSplit": "host", "RegexFullMatch": "host",
-    "CategoryMapper": "host", "LabelEncoder": "compiled, strings: host", "Equal": "compiled, strings: host",
-    "TfIdfVectorizer": "compiled, strings: host", "ZipMap": "compiled, maps: host", "Cast": "compiled, strings: host",
+    "Tokenizer": "host", "Cast": "compiled, strings: host", "CastLike": "compiled, strings: host",
+    "Unique": "compiled, strings: host", "ZipMap": "compiled, maps: host",
 }  # fmt: skip
-"""Where other operators run that work on strings."""
+"""Where operators run that read or make strings."""
+
+_STRINGS = frozenset({"CategoryMapper", "Equal", "LabelEncoder", "OneHotEncoder", "TfIdfVectorizer"})
+"""Other operators for which strings are shown: they are looked up, or compared."""
 
 _GROUPS = (
     ("float", ("float16", "float", "double")), ("bfloat16", ("bfloat16",)),
@@ -52,12 +55,13 @@ compares it.
 * **versions**: the opsets of the domain in which the operator got its present or an earlier meaning; each is converted
   as that version says.
 * **runs**: "compiled" operators become kernels, or parts of them; a "body" is the function body of ONNX's schema, whose
-  operators are compiled. "host": strings, computed in Python when the model is compiled for them. "executor": the
-  executor runs graphs inside of graphs, and keeps sequences and optional values as lists; where the course of control
-  flow, or the length of a sequence, is known when compiling, nothing of it is left.
+  operators are compiled. "host": what strings say is read, and new ones are made, by the executor in Python; for what
+  is compiled, strings are numbers. "executor": the executor runs graphs inside of graphs, and keeps sequences and
+  optional values as lists; where the course of control flow, or the length of a sequence, is known when compiling,
+  nothing of it is left.
 * **types**: element types that ONNX's schema allows for the first input (for a generator, for the output), complex ones
-  left out, which are refused; strings are shown where they are computed on. `float` is float16, float32 and float64,
-  `int` and `uint` those of 8 to 64 bits, `float8` all five formats.
+  left out, which are refused; strings are shown where they are more than moved. `float` is float16, float32 and
+  float64, `int` and `uint` those of 8 to 64 bits, `float8` all five formats.
 """
 
 
@@ -109,7 +113,7 @@ class Operator:
         allowed = {name.removeprefix("tensor(").removesuffix(")") for name in of.types if name.startswith("tensor(")}
         shown: list[str] = []
         for group, members in _GROUPS:
-            if group == "string" and "host" not in self.runs:
+            if group == "string" and "host" not in self.runs and self.name not in _STRINGS:
                 continue
             present = [member for member in members if member in allowed]
             renamed = {"float": "float32", "double": "float64"}

@@ -98,8 +98,8 @@ def numpy_dtype(elem_type: int, where: str) -> np.dtype[Any]:
 
 
 def dtype_name(elem_type: int, where: str) -> str:
-    """The compiler's spelling of ONNX element type `elem_type`, such as ``"float32"``."""
-    return numpy_dtype(elem_type, where).name
+    """The compiler's spelling of ONNX element type `elem_type`, such as ``"float32"``; ``"string"`` is one."""
+    return "string" if elem_type == TensorProto.STRING else numpy_dtype(elem_type, where).name
 
 
 def element_type(dtype: str) -> int:

@@ -23,6 +23,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 import relay
 from backend.runtime import device, graph_executor
+from backend.runtime.texts import as_strings
 from backend.target import Target
 from frontends.onnx.containers import Maybe, assembled
 from frontends.onnx.graph import describe, nested_graphs
@@ -109,6 +110,7 @@ def verify(
     if against not in ORACLES:
         raise CompileError(f"can't compare with {against!r}; expected one of {', '.join(ORACLES)}")
     graph = load(model).graph
+    inputs = {name: as_strings(x) if np.asarray(x).dtype.kind in "SUT" else x for name, x in inputs.items()}
     _check_inputs([value.name for value in graph_inputs(graph)], inputs)
     report = VerifyReport(against)
     outputs = [o.name for o in graph.output]
@@ -244,7 +246,12 @@ class _Compiled:
 
 
 def _as_numpy(value: Any) -> Any:
-    return [_as_numpy(item) for item in value] if isinstance(value, list) else value.numpy()
+    """Results as arrays and lists of them; a map as its elements."""
+    if isinstance(value, list):
+        return [_as_numpy(item) for item in value]
+    if isinstance(value, dict):
+        return np.array([*value.values()], np.float32)
+    return value if isinstance(value, np.ndarray) else value.numpy()
 
 
 def _by_name(names: Sequence[str], results: Sequence[Any], attrs: Mapping[str, Any]) -> Values:
@@ -265,7 +272,10 @@ class _References:
     def __call__(self, names: Sequence[str]) -> Values:
         module, _ = from_onnx(self.model, shape=self.shape, outputs=names)
         result = relay.create_executor("debug", module).evaluate()(**self.inputs)
-        return _by_name(names, result if isinstance(result, tuple) else (result,), module.attrs)
+        results = [*result] if isinstance(result, tuple) else [result]
+        for position in module.attrs.get("output_maps", {}):
+            results[position] = [*results[position]]
+        return _by_name(names, results, module.attrs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +299,7 @@ class _OnnxRuntime:
             _with_outputs(proto, names).SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         feeds = {value.name: self.inputs[value.name] for value in session.get_inputs()}
-        return dict(zip(names, session.run(list(names), feeds), strict=True))
+        return dict(zip(names, map(_as_numpy, session.run(list(names), feeds)), strict=True))
 
 
 def _with_outputs(proto: ModelProto, names: Sequence[str]) -> ModelProto:

@@ -23,7 +23,7 @@ from relay.bind_sizes import bind_sizes
 from relay.build.arrange import arrange
 from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
-from relay.build.graph import ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
+from relay.build.graph import ControlNode, ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
 from relay.build.lower import Workload, lower
 from relay.build.parts import PartsReport
 from relay.build.process import compiling
@@ -31,6 +31,7 @@ from relay.build.records import current_records
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Expr, Function, Var
 from relay.op.sequence import ListOperator
+from relay.op.strings import OnHost
 from relay.sizes import assuming, dims_equal, size_from_json, size_variables
 from relay.transform import default_pipeline
 from relay.type import TensorType
@@ -168,10 +169,10 @@ def build(
     with report.step("plan"):
         prepare = partial(_prepared, target=target)
         graph = make_graph(module["main"], prepare)
-        _name_outputs(graph, module.attrs.get("output_names", ()))
+        _name_outputs(graph, module.attrs)
         for sizes, variant in special:
             graph.variants.append((sizes, make_graph(variant["main"], prepare)))
-            _name_outputs(graph.variants[-1][1], module.attrs.get("output_names", ()))
+            _name_outputs(graph.variants[-1][1], module.attrs)
             share_params(graph, graph.variants[-1][1])
         report.parts = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
@@ -192,6 +193,7 @@ def build(
             builder.add(entry)
         library = builder.finish()
     _describe(report, graph, len(workloads))
+    report.on_host[:0] = _text_lines(graph)
     report.on_host[:0] = [f"{op} {name!r} ({why})" for op, name, why in module.attrs.get("host_nodes", ())]
     description = graph.to_json(mod_name, str(target), target.device_kind)
     compiled = CompiledModel(description, graph.params, library)
@@ -258,9 +260,10 @@ def _plan(
     return entries
 
 
-def _name_outputs(graph: ExecutionGraph, names: Sequence[str]) -> None:
-    """Call the outputs by the model's own names; one that is an input keeps the input's."""
-    for number, name in zip(graph.outputs, names, strict=False):
+def _name_outputs(graph: ExecutionGraph, attrs: Mapping[str, Any]) -> None:
+    """Call the outputs by the model's own names, and note which are maps; one that is an input keeps the input's."""
+    graph.maps = attrs.get("output_maps", {})
+    for number, name in zip(graph.outputs, attrs.get("output_names", ()), strict=False):
         if number not in graph.inputs:
             graph.tensors[number].name = name
 
@@ -298,9 +301,22 @@ def _describe(report: BuildReport, graph: ExecutionGraph, kernels: int) -> None:
     report.arena_bytes = graph.plan.arena_bytes
     report.param_bytes = sum(data.nbytes for data in graph.params.values())
     for part in graph.all_graphs():
-        for c in part.control_nodes:
-            lists = isinstance(c.operator, ListOperator)
-            report.on_host.append(f"{c.source} (lists)" if lists else f"{c.operator.name} {c.source!r} (control flow)")
+        report.on_host += [_host_line(c) for c in part.control_nodes]
         records = part.attrs.get("bound_sizes", ())
         sources = dict.fromkeys([str(source) for _, _, element, source in records if element >= 0])
         report.on_host += [f"{source} (sizes)" for source in sources]
+
+
+def _text_lines(graph: ExecutionGraph) -> list[str]:
+    """The inputs and outputs that the executor reads from strings, or writes as such."""
+    return [f"{what[:-1]} {graph.tensors[numbers[position]].name!r} (strings, as numbers)"
+            for what, numbers in (("inputs", graph.inputs), ("outputs", graph.outputs))
+            for position in graph.attrs.get(f"text_{what}", ())]  # fmt: skip
+
+
+def _host_line(control: ControlNode) -> str:
+    if isinstance(control.operator, ListOperator):
+        return f"{control.source} (lists)"
+    if isinstance(control.operator, OnHost):
+        return f"{control.source} (strings)"
+    return f"{control.operator.name} {control.source!r} (control flow)"

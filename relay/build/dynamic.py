@@ -28,6 +28,7 @@ from relay.build.graph import (
 )
 from relay.op.control import IfElse, WhileLoop
 from relay.op.sequence import Cut, Join, ListOperator
+from relay.op.strings import OnHost
 from relay.sizes import likely, product, size_variables
 from te.errors import CompileError
 from te.tir import Dim
@@ -184,6 +185,8 @@ def _control_step(control: ControlNode) -> dict[str, Any]:
     op, inputs = control.operator, control.inputs
     if isinstance(op, ListOperator):
         return _list_step(control, op)
+    if isinstance(op, OnHost):
+        return _text_step(control, op)
     common = {"outputs": control.outputs, "source": control.source or op.name, "control": control}
     if isinstance(op, IfElse):
         split = 1 + len(op.then_branch.params)
@@ -203,6 +206,12 @@ def _list_step(control: ControlNode, op: ListOperator) -> dict[str, Any]:
     action = op.name.rpartition(".")[2]
     return {"step": "list", "action": action, "inputs": control.inputs, "output": control.outputs[0], "axis": axis,
             "new_axis": new_axis, "source": control.source or op.name, "control": control}  # fmt: skip
+
+
+def _text_step(control: ControlNode, op: OnHost) -> dict[str, Any]:
+    settings = {name: list(v) if isinstance(v, tuple) else v for name, v in op.operator.settings().items()}
+    return {"step": "text", "action": op.operator.action, "inputs": control.inputs, "outputs": control.outputs,
+            "settings": settings, "source": control.source or op.operator.name, "control": control}  # fmt: skip
 
 
 @dataclass

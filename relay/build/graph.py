@@ -23,7 +23,7 @@ from relay.build.workspace import Workspace
 from relay.container_type import ContainerType
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.control import ControlFlow
-from relay.op.sequence import ListOperator
+from relay.op.host import HostOperator
 from relay.sizes import evaluate, product
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
@@ -92,12 +92,12 @@ class GraphNode:
 
 @dataclass
 class ControlNode:
-    """What the executor does between kernels: an `If` or a loop, with graphs of its own, or an action on lists.
+    """What the executor does between kernels: an `If` or a loop, with graphs of its own, or one action.
 
     `inputs` are the tensors of its arguments.
     """
 
-    operator: ControlFlow | ListOperator
+    operator: ControlFlow | HostOperator
     inputs: list[int]
     outputs: list[int]
     source: str
@@ -108,7 +108,7 @@ class ControlNode:
     @property
     def handed_on(self) -> list[int]:
         """The inputs to which what it gives may hold on."""
-        return self.inputs[self.operator.keeps] if isinstance(self.operator, ListOperator) else self.inputs
+        return self.inputs[self.operator.keeps] if isinstance(self.operator, HostOperator) else self.inputs
 
 
 @dataclass
@@ -130,6 +130,8 @@ class ExecutionGraph:
     entry: str | None = None
     variants: list[tuple[dict[str, int], ExecutionGraph]] = field(default_factory=list)
     """this graph for certain sizes, which the executor prefers where they are given"""
+    maps: Mapping[int, Sequence[str | int]] = field(default_factory=dict[int, Sequence[str | int]])
+    """outputs, matrices, of which each row is a map from these keys"""
 
     @property
     def is_static(self) -> bool:
@@ -196,7 +198,14 @@ class ExecutionGraph:
             "entry": self.entry,
             **dynamic,
             **({"variants": self._variants_json(name, target, device)} if self.variants else {}),
+            **({"texts": self._texts_json()} if "texts" in self.attrs else {}),
+            **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
         }
+
+    def _texts_json(self) -> dict[str, Any]:
+        """The strings that the graph names, and which inputs and outputs are such."""
+        texts, inputs, outputs = (list(self.attrs[name]) for name in ("texts", "text_inputs", "text_outputs"))
+        return {"table": texts, "inputs": inputs, "outputs": outputs}
 
     def _variants_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
         return [{"sizes": sizes, "graph": graph.to_json(name, target, device)} for sizes, graph in self.variants]
@@ -322,7 +331,7 @@ class _Numbering:
             source = self.graph.tensors[inputs[0]]
             return self.add(label, types[0], source.storage, self.graph.base_of(inputs[0]))
         inner = function.body
-        if isinstance(inner, Call) and isinstance(inner.op, ControlFlow | ListOperator):
+        if isinstance(inner, Call) and isinstance(inner.op, ControlFlow | HostOperator):
             return self.visit_control(inner, inner.op, dict(zip(function.params, inputs, strict=True)), call.span)
         workload, names = self.workload(function)
         outputs = [self.add(f"t{len(self.graph.tensors) + i}", ty, None) for i, ty in enumerate(types)]
@@ -330,7 +339,7 @@ class _Numbering:
         return outputs[0] if isinstance(call.ty, TensorType) else tuple(outputs)
 
     def visit_control(
-        self, call: Call, op: ControlFlow | ListOperator, params: Mapping[Var, int], span: Span | None
+        self, call: Call, op: ControlFlow | HostOperator, params: Mapping[Var, int], span: Span | None
     ) -> Value:
         """The functions become graphs; a constant argument a parameter."""
         inputs = [self.visit_constant(a) if isinstance(a, Constant) else params[a] for a in call.args]  # type: ignore[index]

@@ -1,6 +1,6 @@
 """Operators: importing this package registers all of them. Helper functions build calls (`relay.op.add(x, y)`)."""
 
-from relay.op import nn, qnn, random, sequence, vision
+from relay.op import nn, qnn, random, sequence, strings, vision
 from relay.op.base import OpDef, OpPattern, get_op, list_op_names, make_call, register_op
 from relay.op.broadcast import (
     add,
@@ -83,6 +83,7 @@ from relay.op.indexing import (
     one_hot,
     scatter_elements,
     scatter_nd,
+    searchsorted,
     sort,
     take,
     topk,
@@ -206,6 +207,7 @@ __all__ = [
     "rsqrt",
     "scatter_elements",
     "scatter_nd",
+    "searchsorted",
     "sequence",
     "sigmoid",
     "sign",
@@ -218,6 +220,7 @@ __all__ = [
     "squeeze",
     "stack",
     "strided_slice",
+    "strings",
     "subtract",
     "sum",
     "take",

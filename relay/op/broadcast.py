@@ -36,7 +36,7 @@ class Binary(OpDef):
     """
 
     domain: ClassVar[tuple[str, ...]] = ("float", "int", "uint")
-    """Kinds of element types taken: "float", "int", "uint", "bool"."""
+    """Kinds of element types taken: "float", "int", "uint", "bool", "string"."""
     define: ClassVar[Callable[[te.Tensor, te.Tensor], te.Tensor]]
     evaluate: ClassVar[Callable[[Any, Any], Any]]
     result_dtype: ClassVar[str | None] = None
@@ -293,16 +293,18 @@ class LogicalXor(BoolBinary):
 
 @register_op("equal", pattern=OpPattern.BROADCAST)
 class Equal(Comparison):
-    """a == b (ONNX: Equal)."""
+    """a == b (ONNX: Equal); strings can be compared, too."""
 
+    domain = ("float", "int", "uint", "bool", "string")
     define = staticmethod(topi.equal)
     evaluate = staticmethod(np.equal)
 
 
 @register_op("not_equal", pattern=OpPattern.BROADCAST)
 class NotEqual(Comparison):
-    """a != b"""
+    """a != b; strings can be compared, too."""
 
+    domain = ("float", "int", "uint", "bool", "string")
     define = staticmethod(topi.not_equal)
     evaluate = staticmethod(np.not_equal)
 

@@ -16,9 +16,9 @@ from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from te.tir import Dim
 
 __all__ = [
-    "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND", "Sort", "Take",
-    "TopK", "argsort", "cumprod", "cumsum", "gather", "gather_nd", "one_hot", "scatter_elements", "scatter_nd",
-    "sort", "take", "topk",
+    "ArgSort", "CumProd", "CumSum", "Gather", "GatherND", "OneHot", "ScatterElements", "ScatterND", "SearchSorted",
+    "Sort", "Take", "TopK", "argsort", "cumprod", "cumsum", "gather", "gather_nd", "one_hot", "scatter_elements",
+    "scatter_nd", "searchsorted", "sort", "take", "topk",
 ]  # fmt: skip
 
 
@@ -318,6 +318,29 @@ class Sort(OpDef):
         return self.replace(axis=perm.index(check_axis(2, self.axis, len(perm))))
 
 
+@register_op("searchsorted", pattern=OpPattern.OPAQUE)
+class SearchSorted(OpDef):
+    """Where each value would be inserted into an ascending vector, before equal ones, or with `right` behind them.
+
+    (C1) input 0 is a vector; (C2) both inputs have one element type, a number.
+    """
+
+    right: bool = False
+    dtype: str = "int32"
+
+    def infer(self, sequence: TensorType, values: TensorType) -> TensorType:
+        require(sequence.ndim == 1, f"(C1) the sequence must be a vector; got {sequence}")
+        require_same_dtype(2, sequence, values)
+        require(not values.dtype.is_bool, f"(C2) the element type must be a number; got {values.dtype}")
+        return values.with_dtype(self.dtype)
+
+    def compute(self, sequence: te.Tensor, values: te.Tensor) -> te.Tensor:
+        return topi.searchsorted(sequence, values, self.right, self.dtype)
+
+    def reference(self, sequence: Array, values: Array) -> Array:
+        return np.asarray(np.searchsorted(sequence, values, "right" if self.right else "left"), self.dtype)
+
+
 @register_op("topk", pattern=OpPattern.OPAQUE)
 class TopK(OpDef):
     """The k largest (smallest, with `is_ascend`) values along `axis` in order, and their positions (ONNX: TopK).
@@ -441,6 +464,11 @@ def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "in
 def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
     """`data` sorted along `axis`."""
     return Sort(axis=axis, is_ascend=is_ascend)(data)
+
+
+def searchsorted(sorted_sequence: Expr, values: Expr, right: bool = False, dtype: str = "int32") -> Call:
+    """Where `values` would be inserted into an ascending vector."""
+    return SearchSorted(right=right, dtype=dtype)(sorted_sequence, values)
 
 
 def topk(

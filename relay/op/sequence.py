@@ -7,14 +7,13 @@ what it can, see `backend.runtime.lists`).
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from relay.container_type import ContainerType, ElementType, SequenceType, join
 from relay.expr import Call, Expr
-from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.base import OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, check_axis, require
+from relay.op.host import HostOperator
 from relay.type import TensorType, Type
 from te.errors import CompileError
 
@@ -24,12 +23,8 @@ Value = Array | list["Value"]
 
 
 @attributes_of_operator
-class ListOperator(OpDef):
-    """Base of the operators on containers. `keeps` are the inputs that the result holds on to."""
-
-    mixed_precision = MixedPrecision.NEVER
-    takes_containers = True
-    keeps: ClassVar[slice] = slice(0, 0)
+class ListOperator(HostOperator):
+    """Base of the operators on containers."""
 
 
 def _held(ty: Type) -> ElementType | SequenceType:

@@ -8,6 +8,7 @@ from relay.transform.convert_layout import ConvertLayout
 from relay.transform.convolve_transposed import ConvolveTransposed
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
+from relay.transform.encode_strings import EncodeStrings
 from relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
@@ -39,6 +40,7 @@ __all__ = [
     "DeadCodeElimination",
     "DumpInstrument",
     "EliminateCommonSubexpr",
+    "EncodeStrings",
     "FakeQuantizationToInteger",
     "FoldConstant",
     "FoldPad",

@@ -12,6 +12,7 @@ from relay.transform.convert_layout import ConvertLayout
 from relay.transform.convolve_transposed import ConvolveTransposed
 from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
+from relay.transform.encode_strings import EncodeStrings
 from relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
@@ -52,6 +53,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
+        EncodeStrings(),
         *unpack,
         *integers,
         CanonicalizeQuantization(),

@@ -1,4 +1,7 @@
-"""String labels and maps of ai.onnx.ml: strings known when compiling, of which a model picks when it runs."""
+"""String labels and maps of ai.onnx.ml: strings known when compiling, of which a model picks when it runs.
+
+Strings that are inputs: test_strings_at_run_time.py.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import numpy as np
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+import relay
+from backend.runtime import device, graph_executor
+from backend.runtime.artifact import CompiledModel
 from frontends.onnx import UnsupportedOperatorError, from_onnx
 from frontends.onnx.backend import RelayBackend
 
@@ -118,20 +124,20 @@ def test_numbers_become_names_and_features():
     assert back.tolist() == [{"low": 5, "high": 6}.get(n, -1) for n in names.tolist()]
 
 
-def test_a_module_says_how_its_outputs_are_put_together():
-    proto = model([helper.make_node("LinearClassifier", ["x"], ["l", "s"], domain=ML, **CLASSIFIER)], ["l", "s"])
-    mod, _ = from_onnx(proto)
-    labels, scores = mod.attrs["output_forms"]
-    assert labels.table.tolist() == NAMES and (labels.result, scores) == (0, 1)
+def test_an_artifact_gives_names_and_maps():
+    nodes = [
+        helper.make_node("LinearClassifier", ["x"], ["l", "s"], domain=ML, **CLASSIFIER),
+        helper.make_node("ZipMap", ["s"], ["m"], domain=ML, classlabels_strings=NAMES),
+    ]
+    mod, _ = from_onnx(model(nodes, ["l", "m"]))
+    assert mod.attrs["output_maps"] == {1: tuple(NAMES)} and "output_forms" not in mod.attrs
+    lib = CompiledModel.from_bytes(relay.build(mod).to_bytes())
+    labels, maps = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(X)
+    assert labels.numpy().tolist() == [NAMES[i] for i in best()]
+    assert [max(row, key=row.get) for row in maps] == labels.numpy().tolist()
 
 
 @pytest.mark.parametrize("name", ["DictVectorizer", "CastMap"])
 def test_inputs_that_are_maps_are_refused_by_name(name):
     with pytest.raises(UnsupportedOperatorError, match=f"ai.onnx.ml::{name} .*map"):
         from_onnx(model([helper.make_node(name, ["x"], ["y"], domain=ML)], ["y"]))
-
-
-def test_other_strings_of_the_run_are_refused_by_name():
-    nodes = [helper.make_node("Cast", ["x"], ["y"], name="to_text", to=TensorProto.STRING)]
-    with pytest.raises(UnsupportedOperatorError, match=r"(?s)to_text.*STRING"):
-        from_onnx(model(nodes, ["y"]))

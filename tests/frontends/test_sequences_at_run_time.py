@@ -585,12 +585,13 @@ def test_element_types_that_differ_are_refused():
         from_onnx(model)
 
 
-def test_strings_of_which_only_a_run_says_where_they_are_are_refused():
-    strings = helper.make_tensor("s", TensorProto.STRING, [1], [b"a"])
-    nodes = [helper.make_node("SequenceConstruct", ["s", "s"], ["xs"]),
+def test_known_strings_of_which_only_a_run_says_where_they_are():
+    strings = [helper.make_tensor(name, TensorProto.STRING, [1], [name.encode()]) for name in ("a", "b")]
+    nodes = [helper.make_node("SequenceConstruct", ["a", "b"], ["xs"]),
              helper.make_node("SequenceErase", ["xs", "at"], ["y"], name="drop")]  # fmt: skip
-    with pytest.raises(UnsupportedOperatorError, match=r"drop \(SequenceErase\): a sequence of strings"):
-        from_onnx(model_of(nodes, [info("at", [], INT64)], [sequence("y", None, TensorProto.STRING)], [strings]))
+    model = model_of(nodes, [info("at", [], INT64)], [sequence("y", None, TensorProto.STRING)], strings)
+    compiled = Compiled(model)
+    assert compiled(np.array(0))[0][0].tolist() == ["b"] and compiled(np.array(-1))[0][0].tolist() == ["a"]
 
 
 def test_elements_of_several_ranks_are_kept_but_not_taken_out():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.strings import strings
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import dtype_name
 from relay import op
 from relay.expr import Constant, Expr
+from relay.op.strings import Format, Parse
 from te.dtype import dtype
 
 __all__ = ["cast_to"]
@@ -22,7 +21,7 @@ __all__ = ["cast_to"]
 def cast_1(node: OnnxNode) -> Expr:
     """Before opset 6 the target type is a string."""
     wanted = node.attr_str("to").lower()
-    return op.cast(node[0], {"float": "float32", "double": "float64"}.get(wanted, wanted))
+    return _cast_with_attributes(node, {"float": "float32", "double": "float64"}.get(wanted, wanted))
 
 
 @converter("Cast", since=6)
@@ -36,20 +35,24 @@ def cast_like(node: OnnxNode) -> Expr:
 
 
 def _cast_with_attributes(node: OnnxNode, to: str) -> Expr:
-    if node.dtype(0) == "string":
-        return op.cast(_numbers(node, float if dtype(to).is_float else int), to)
+    if "string" in (node.dtype(0), to):
+        return node[0] if node.dtype(0) == to else _formatted(node[0]) if to == "string" else _parsed(node[0], to)
     saturate = node.attr_bool("saturate", True)
     return cast_to(node[0], to, saturate, node.attr_choice("round_mode", ("up", "down", "nearest"), "up"))
 
 
-def _numbers(node: OnnxNode, parse: Callable[[str], float]) -> Constant:
-    """The numbers that the strings of input 0 are, plain or scientific; "inf" and "nan" among floats."""
-    texts = strings(node, 0)
-    try:
-        values = [parse(text) for text in texts.reshape(-1)]
-        return Constant(np.array(values, np.int64 if parse is int else np.float64).reshape(texts.shape))
-    except (ValueError, OverflowError) as error:
-        raise node.error(f"a string that is no number: {error}") from error
+def _parsed(x: Expr, to: str) -> Expr:
+    """The numbers that strings spell, plain or scientific; "inf" and "nan" among floats."""
+    return op.cast(Parse(dtype="float64" if dtype(to).is_float else "int64")(x), to)
+
+
+def _formatted(x: Expr) -> Expr:
+    """Numbers as onnxruntime writes them: 8 significant digits of float32 and of what is narrower, 17 of float64."""
+    if x.dtype.is_float and x.dtype not in ("float32", "float64"):
+        x = op.cast(x, "float32")
+    elif x.dtype.bits < 8 and not x.dtype.is_bool:
+        x = op.cast(x, "int32")
+    return Format(digits=17 if x.dtype == "float64" else 8)(x)
 
 
 _FLOAT8_LIMITS = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0}

@@ -30,9 +30,11 @@ def constant(node: OnnxNode) -> Expr:
     ):
         if values is not None:
             return Constant(np.array(values, dtype))
-    if "value_string" in attrs or "value_strings" in attrs:
-        raise node.unsupported("string tensors")
-    raise node.error("no value", expected="one of value, sparse_value, value_float(s), value_int(s)")
+    if "value_string" in attrs:
+        return Constant(np.array(node.attr_str("value_string"), object))
+    if "value_strings" in attrs:
+        return Constant(np.array(attrs.get_strings("value_strings"), object))
+    raise node.error("no value", expected="one of value, sparse_value, value_float(s), value_int(s), value_string(s)")
 
 
 @converter("ConstantOfShape", since=9)

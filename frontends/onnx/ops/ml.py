@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from frontends.onnx.names import picked_strings
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import require_rank, reshape_to
 from frontends.onnx.registry import converter
@@ -196,12 +195,9 @@ def one_hot_encoder(node: OnnxNode) -> Expr:
 
 
 def _one_hot_names(node: OnnxNode, names: Sequence[str]) -> Expr:
-    """Of strings known when compiling, or picked from such when the model runs."""
-    found = picked_strings(node[0])
-    if found is None:
-        raise node.value_needed("strings are computed when compiling", node[0])
-    table = np.array([[name == category for category in names] for name in found[0].tolist()], np.float32)
-    return op.take(Constant(table.reshape(-1, len(names))), found[1], axis=0, mode="fast")
+    known = list(dict.fromkeys(names))
+    table = np.array([[name == category for category in names] for name in [*known, None]], np.float32)
+    return op.take(Constant(table), op.strings.index(node[0], known), axis=0, mode="fast")
 
 
 def _linear(node: OnnxNode, targets: int) -> Expr:

@@ -1,7 +1,4 @@
-"""Labels by keys: LabelEncoder, CategoryMapper and ZipMap of ai.onnx.ml.
-
-Strings are looked up when compiling; those that a model picks when it runs by the position of what is picked.
-"""
+"""Labels by keys: LabelEncoder, CategoryMapper and ZipMap of ai.onnx.ml."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from frontends.onnx.containers import ZipMap
-from frontends.onnx.names import picked_strings
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.strings import strings
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
@@ -35,7 +30,7 @@ def label_encoder(node: OnnxNode) -> Expr:
         raise node.error(f"{keys.size} keys for {values.size} values")
     default = _default(node, values)
     if keys.dtype == object or values.dtype == object:
-        return _on_host(node, keys, values, default)
+        return _of_strings(node, keys, values, default)
     if not keys.size:
         return op.broadcast_to(Constant(default), node.type(0).shape)
     x = node[0]
@@ -64,20 +59,16 @@ def _between(node: OnnxNode, names: np.ndarray, numbers: np.ndarray) -> Expr:
     """The number of each string of input 0, or the string of each number."""
     number, name = node.attr_int("default_int64", -1), node.attr_str("default_string", "_Unused")
     if node.dtype(0) == "string":
-        return _on_host(node, names, numbers, np.array(number, np.int64))
-    return _on_host(node, numbers, names, np.array(name, object))
+        return _of_strings(node, names, numbers, np.array(number, np.int64))
+    return _of_strings(node, numbers, names, np.array(name, object))
 
 
-def _on_host(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:
+def _of_strings(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:
     """The values of keys, of which one or both are strings."""
     if keys.dtype != object:
         return _picked_by_number(node, keys, values, default)
-    picked = picked_strings(node[0])
-    if picked is None:
-        return Constant(_looked_up(strings(node, 0), keys, values, default))
-    found = _looked_up(picked[0], keys, values, default)
-    return Constant(found.reshape(node.shape(0))) if isinstance(node[0], Constant) else op.take(
-        Constant(found), picked[1], axis=0, mode="fast")  # fmt: skip
+    position = op.strings.index(node[0], keys.tolist())
+    return op.take(Constant(np.append(values, default)), position, axis=0, mode="fast")
 
 
 def _picked_by_number(node: OnnxNode, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Expr:

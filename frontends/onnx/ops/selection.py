@@ -105,11 +105,13 @@ def _sorted_rows(rows: Expr, single: bool) -> tuple[Expr, Expr]:
     """The order that sorts the rows of a matrix, and for each row in that order whether it differs from the last."""
     if single:
         column = op.reshape(rows, (rows.shape[0],))
+        column = op.strings.rank(column) if column.dtype == "string" else column
         order = op.argsort(column, axis=0, dtype="int64")
         ordered = op.take(column, order, axis=0, mode="clip")
         before = op.take(ordered, _shifted(rows.shape[0]), axis=0, mode="clip")
         differs = op.not_equal(ordered, before)
     else:
+        rows = op.strings.rank(rows) if rows.dtype == "string" else rows
         one, other = op.expand_dims(rows, 1), op.expand_dims(rows, 0)
         equal = op.cast(op.equal(one, other), "int32")
         alike_before = op.cumprod(equal, axis=2, exclusive=True)

@@ -1,85 +1,87 @@
-"""Strings, which are computed when compiling: their operators run on the host, in Python."""
+"""Strings: what reads their contents is computed on the host, in Python; all else about them is compiled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from backend.runtime.regex import Pattern, PatternError
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.regex import Pattern, PatternError
+from frontends.onnx.ops.common import require_rank
+from frontends.onnx.ops.flow import fields_of
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
+from relay.op.strings import Normalize, Split, StringOperator
+from relay.type import TensorType, TupleType
+from te.tir import Dim
 
-__all__ = ["strings"]
-
-Strings = np.ndarray[Any, np.dtype[np.object_]]
-
-
-def strings(node: OnnxNode, index: int) -> Strings:
-    """The strings of input `index`, a tensor of Python's str."""
-    value = node.constant(index, "the strings")
-    if value.dtype.kind not in "OSUT":
-        raise node.error(f"input {index} is {value.dtype.name}", expected="strings")
-    return _each(value, lambda s: s.decode("utf-8") if isinstance(s, bytes) else str(s))
+__all__ = ["require_pattern", "sized_by_strings"]
 
 
-def _each(x: np.ndarray, function: Callable[[Any], Any]) -> Strings:
-    result = np.empty(x.size, object)
-    result[:] = [function(s) for s in x.reshape(-1)]
-    return result.reshape(x.shape)
+def sized_by_strings(
+    node: OnnxNode, shape: tuple[Dim, ...], axis: int, what: str, make: Callable[[TensorType], StringOperator]
+) -> list[Expr]:
+    """The results of the operator on the strings of input 0, the first of `shape`, its size along `axis` to be found.
+
+    `make` gives the operator for the type of its first result; `what` names the elements along the axis.
+    """
+    known = node.known_value(0)
+    ty = TensorType([0 if a == axis else d for a, d in enumerate(shape)], "string")
+    if known is None:
+        result = make(node.fresh_sizes(ty, [axis], f"#result_{what}"))(node[0])
+        return fields_of(result) if isinstance(result.ty, TupleType) else [result]
+    found = make(ty).reference(known)
+    return [Constant(x) for x in (found if isinstance(found, tuple) else (found,))]
+
+
+def require_pattern(node: OnnxNode, text: str) -> str:
+    """`text`, which must be a regular expression that we have."""
+    try:
+        Pattern(text)
+    except PatternError as error:
+        raise node.unsupported(f"a pattern that is not supported: {error}") from error
+    return text
 
 
 @converter("Equal", since=19)
 def equal(node: OnnxNode) -> Expr:
     """From opset 19 on strings can be compared, too."""
-    if node.dtype(0) != "string":
-        return op.equal(node[0], node[1])
-    return Constant(np.asarray(strings(node, 0) == strings(node, 1), dtype=bool))
+    return op.equal(node[0], node[1])
 
 
 @converter("StringConcat", since=20)
 def string_concat(node: OnnxNode) -> Expr:
-    return Constant(np.asarray(strings(node, 0) + strings(node, 1), dtype=object))
+    return op.strings.concat(node[0], node[1])
 
 
 @converter("RegexFullMatch", since=20)
 def regex_full_match(node: OnnxNode) -> Expr:
     """Does the whole of each string match? Patterns are RE2's."""
-    try:
-        pattern = Pattern(node.attr_str("pattern"))
-    except PatternError as error:
-        raise node.unsupported(f"a pattern that is not supported: {error}") from error
-    return Constant(_each(strings(node, 0), pattern.matches).astype(bool))
+    return op.strings.full_match(node[0], require_pattern(node, node.attr_str("pattern")))
 
 
 @converter("StringSplit", since=20)
 def string_split(node: OnnxNode) -> list[Expr]:
     """The parts of each string along a new last axis, filled with empty ones, and how many they are."""
-    delimiter = node.attr_str("delimiter", "") or None
-    most = node.attr_int("maxsplit", -1)
-    parts = _each(strings(node, 0), lambda s: s.split(delimiter, most))
-    counts = _each(parts, len).astype(np.int64)
-    width = int(counts.max(initial=0))
-    table = np.full((parts.size, width), "", object)
-    for row, words in zip(table, parts.reshape(-1), strict=True):
-        row[: len(words)] = words
-    return [Constant(table.reshape((*parts.shape, width))), Constant(counts)]
+    how: dict[str, Any] = {"delimiter": node.attr_str("delimiter", ""), "most": node.attr_int("maxsplit", -1)}
+    rank = node.rank(0)
+    return sized_by_strings(node, (*node.type(0).shape, 0), rank, "parts", lambda ty: Split(result=ty, **how))
 
 
 @converter("StringNormalizer", since=10)
-def string_normalizer(node: OnnxNode) -> Expr:
+def string_normalizer(node: OnnxNode) -> list[Expr]:
     """Stop words taken out of [C] or [1, C], the case of the rest changed; where nothing is left, one empty string."""
     node.attrs.ignore("locale")
-    words = strings(node, 0)
-    if words.ndim not in (1, 2) or (words.ndim == 2 and words.shape[0] != 1):
-        raise node.error(f"strings of shape {list(words.shape)}", expected="[C] or [1, C]")
-    action = node.attr_choice("case_change_action", ("NONE", "LOWER", "UPPER"), "NONE")
-    compared: Callable[[str], str] = str if node.attr_bool("is_case_sensitive", False) else str.lower
-    stop = {compared(word) for word in node.attrs.get_strings("stopwords") or ()}
-    kept: Sequence[str] = [word for word in words.reshape(-1) if compared(word) not in stop] or [""]
-    change = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}[action]
-    result = _each(np.array(kept, object), change)
-    return Constant(result if words.ndim == 1 else result[None, :])
+    require_rank(node, 0, 1, 2)
+    shape = node.type(0).shape
+    if len(shape) == 2 and shape[0] != 1:
+        if isinstance(shape[0], int):
+            raise node.error(f"{shape[0]} rows of strings", expected="[C] or [1, C]")
+        node.check_equal(shape[0], 1, "the rows of strings")
+    how: dict[str, Any] = {
+        "case": node.attr_choice("case_change_action", ("NONE", "LOWER", "UPPER"), "NONE"),
+        "is_case_sensitive": node.attr_bool("is_case_sensitive", False),
+        "stop_words": node.attrs.get_strings("stopwords") or (),
+    }
+    return sized_by_strings(node, shape, len(shape) - 1, "words", lambda ty: Normalize(result=ty, **how))

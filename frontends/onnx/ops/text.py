@@ -1,18 +1,22 @@
-"""Counts of n-grams."""
+"""Counts of n-grams.
+
+Elements become numbers, and an n-gram the place it has among those of the pool, element by element: the place of its
+beginning and the next element are a key that is looked up in a sorted table. So a text takes time by its length, and
+not by the size of the pool.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const, zeros
-from frontends.onnx.ops.strings import strings
+from frontends.onnx.ops.common import bordered, float_const, require_rank, zeros
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
+from relay.sizes import add_sizes
 
 
 @converter("TfIdfVectorizer", since=9)
@@ -21,29 +25,54 @@ def tf_idf_vectorizer(node: OnnxNode) -> Expr:
     mode = node.attr_choice("mode", ("TF", "IDF", "TFIDF"), "TF")
     shortest, longest = node.attr_int("min_gram_length"), node.attr_int("max_gram_length")
     skips, columns = node.attr_int("max_skip_count"), np.array(node.attr_ints("ngram_indexes"), np.int64)
-    words = node.attrs.get_strings("pool_strings") or ()
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(words))}
-    pool = _pool(node, [numbers[word] for word in words] if words else node.attr_ints("pool_int64s"))
+    pool, numbers = _pool_and_numbers(node)
     if len(columns) != sum(len(grams) for grams in pool.values()) or not columns.size or columns.min() < 0:
         raise node.error(f"{len(columns)} indexes for {sum(len(grams) for grams in pool.values())} n-grams")
+    require_rank(node, 0, 1, 2)
     vector = node.rank(0) == 1
-    x = Constant(np.vectorize(lambda s: numbers.get(s, -1), otypes=[np.int64])(strings(node, 0))) if words else node[0]
-    rows = op.cast(op.expand_dims(x, 0) if vector else x, "int64")
+    rows = op.expand_dims(numbers, 0) if vector else numbers
     width = int(columns.max()) + 1
-    counts: list[Expr] = []
+    found: list[Expr] = []
     start = 0
     for length, grams in pool.items():
         places = columns[start : start + len(grams)]
         start += len(grams)
         if shortest <= length <= longest and len(grams):
             # Elements next to each other are counted once: a single one has nothing to skip.
-            found = [_occurrences(node, rows, grams, skip + 1) for skip in range(skips + 1 if length > 1 else 1)]
-            found = [x for x in found if x is not None]
-            if found:
-                counts.append(_spread(reduce(op.add, found), places, width))
-    total = reduce(op.add, counts) if counts else zeros((rows.shape[0], width), "float32")
+            for skip in range(skips + 1 if length > 1 else 1):
+                found += _columns_met(node, rows, grams, places, width, skip + 1)
+    total = zeros((rows.shape[0], width), "float32")
+    if found:
+        met = op.concatenate(found, axis=1) if len(found) > 1 else found[0]
+        ones = op.broadcast_to(Constant(np.ones((), np.float32)), met.shape)
+        counts = op.scatter_elements(zeros((rows.shape[0], width + 1), "float32"), met, ones, 1, "add")
+        total = op.strided_slice(counts, (0,), (width,), axes=(1,))
     result = _weighted(node, total, mode, columns, width)
     return op.squeeze(result, axis=(0,)) if vector else result
+
+
+def _pool_and_numbers(node: OnnxNode) -> tuple[dict[int, np.ndarray], Expr]:
+    """The n-grams of each length and the elements of input 0, by the number of an element in the pool; int64.
+
+    Elements that are not in the pool have the next number.
+    """
+    words = node.attrs.get_strings("pool_strings") or ()
+    if words:
+        table = list(dict.fromkeys(words))
+        numbers = {word: number for number, word in enumerate(table)}
+        return _pool(node, [numbers[word] for word in words]), op.strings.index(node[0], table)
+    elements = np.array(node.attr_ints("pool_int64s"), np.int64)
+    known, places = np.unique(elements, return_inverse=True)
+    return _pool(node, places.tolist()), _place(known, op.cast(node[0], "int64"))
+
+
+def _place(known: np.ndarray, x: Expr) -> Expr:
+    """The positions of the elements of `x` in a sorted vector, its length for those that are not there; int64."""
+    if not known.size:
+        return op.zeros_like(x)
+    at = op.searchsorted(Constant(known), x, dtype="int64")
+    there = op.take(Constant(known), op.minimum(at, Constant(np.array(known.size - 1))), axis=0, mode="fast")
+    return op.where(op.equal(there, x), at, Constant(np.array(known.size)))
 
 
 def _pool(node: OnnxNode, numbers: Sequence[int]) -> dict[int, np.ndarray]:
@@ -57,27 +86,37 @@ def _pool(node: OnnxNode, numbers: Sequence[int]) -> dict[int, np.ndarray]:
     return pool
 
 
-def _occurrences(node: OnnxNode, rows: Expr, grams: np.ndarray, step: int) -> Expr | None:
-    """[rows, n-grams]: how often each occurs with elements `step` apart; None where the rows are too short."""
-    extent = node.extent(rows, 1, "the words")
-    length = grams.shape[1]
-    windows = extent - (length - 1) * step
-    if windows < 1:
-        return None
-    equal: Expr | None = None
-    for k in range(length):
-        part = op.expand_dims(op.strided_slice(rows, (k * step,), (k * step + windows,), axes=(1,)), 2)
-        same = op.equal(part, Constant(grams[:, k]))
-        equal = same if equal is None else op.logical_and(equal, same)
-    assert equal is not None
-    return op.sum(op.cast(equal, "float32"), axis=(1,))
+def _columns_met(
+    node: OnnxNode, rows: Expr, grams: np.ndarray, places: np.ndarray, width: int, step: int
+) -> list[Expr]:
+    """[rows, positions]: the column of the n-gram that begins there, its elements `step` apart; `width` without one.
 
-
-def _spread(counts: Expr, places: np.ndarray, width: int) -> Expr:
-    """Column k of `counts` at column ``places[k]`` of `width` columns."""
-    table = np.zeros((len(places), width), np.float32)
-    table[np.arange(len(places)), places] = 1
-    return op.nn.matmul(counts, Constant(table))
+    Nothing where the rows are too short.
+    """
+    if len(np.unique(grams, axis=0)) != len(grams):
+        raise node.unsupported("an n-gram that is twice in the pool", expected="different n-grams")
+    extent, span = rows.shape[1], (grams.shape[1] - 1) * step
+    if isinstance(extent, int) and extent <= span:
+        return []
+    if not isinstance(extent, int):  # what is past the end is no element of an n-gram
+        rows = bordered(rows, 1, 0, span, float(grams.max() + 1))
+        count = extent
+    else:
+        count = extent - span
+    beginnings: np.ndarray = np.zeros(len(grams), np.int64)
+    at: Expr | None = None
+    radix = int(grams.max()) + 2
+    for k in range(grams.shape[1]):
+        part = op.strided_slice(rows, (k * step,), (add_sizes(count, k * step),), axes=(1,))
+        element = op.minimum(part, Constant(np.array(radix - 1)))
+        keys = beginnings * radix + grams[:, k]
+        known, beginnings = np.unique(keys, return_inverse=True)
+        key = element if at is None else op.add(op.multiply(at, Constant(np.array(radix))), element)
+        at = _place(known, key)
+    assert at is not None, "n-grams have elements"
+    table = np.full(len(grams) + 1, width, np.int64)
+    table[beginnings] = places
+    return [op.take(Constant(table), at, axis=0, mode="fast")]
 
 
 def _weighted(node: OnnxNode, counts: Expr, mode: str, columns: np.ndarray, width: int) -> Expr:

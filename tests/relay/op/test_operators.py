@@ -241,6 +241,9 @@ INDEXING = [
     row("argsort", i32(3, 7, low=0, high=4), axis=1),
     row("argsort", i32(5, 2, low=0, high=3), axis=0, is_ascend=False, dtype="int64"),
     row("argsort", special()),
+    row("searchsorted", np.array([-3, 0, 0, 5, 9], np.int64), i32(3, 4, low=-5, high=11).astype(np.int64)),
+    row("searchsorted", np.array([-0.5, 0, 0, 0.25], np.float32), np.array([0, 0.25, 1, -1], np.float32), right=True),
+    row("searchsorted", np.array([7], np.int32), i32(5, low=5, high=9), dtype="int64"),
     row("argsort", special(), is_ascend=False),
     row("sort", f32(2, 9)),
     row("sort", f32(6, 2), axis=0, is_ascend=False),
@@ -694,7 +697,8 @@ def test_the_transposed_form_gives_the_transposed_result(row: Row) -> None:
 
 
 def test_every_operator_has_a_row() -> None:
-    """But for control flow and lists, which the executor runs: see test_list_operators.py."""
-    others = {n for n in list_op_names() if n.startswith(("test.", "page.", "control.", "sequence.", "optional."))}
+    """But for what the executor runs, control flow, lists and strings: see test_{list,string}_operators.py."""
+    elsewhere = ("test.", "page.", "control.", "sequence.", "optional.", "strings.")
+    others = {n for n in list_op_names() if n.startswith(elsewhere)}
     missing = set(list_op_names()) - {r.op for r in ROWS} - others
     assert not missing, f"add a row for {sorted(missing)}"

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from backend.runtime.regex import Pattern, PatternError
 from frontends.onnx import UnsupportedOperatorError
 from frontends.onnx.backend import RelayBackend
-from frontends.onnx.regex import Pattern, PatternError
 
 REPEATS = ["*", "+", "?", "{2}", "{0,2}", "{1,}", "*?"]
 

@@ -4,6 +4,8 @@ Python's `re` has another syntax, and patterns on which it takes exponential tim
 with a model that nobody has looked at. A pattern becomes a nondeterministic automaton, and a string is matched by the
 set of states that it may be in. Repeats are written out, so that the automaton is limited in size, as RE2 limits it.
 
+A search finds the leftmost of the longest matches, as POSIX has it.
+
     alternation = sequence {"|" sequence};  sequence = {atom [repeat]};  repeat = ("*" | "+" | "?" | "{n,m}") ["?"]
 
 What RE2 has and this has not: `\\C`, scripts in `\\p{...}` (general categories are there). Both are refused by name.
@@ -111,6 +113,39 @@ class Pattern:
             reached = [after for s in states if s.accepts is not None and s.accepts(character) for after in s.next]
             states = self._closed(reached, text, at + 1)
         return any(state is self._last for state in states)
+
+    def search(self, text: str, begin: int = 0) -> tuple[int, int] | None:
+        """Where the leftmost match from position `begin` on begins and ends, the longest one there; None without one.
+
+        What is before `begin` is seen by assertions. As in a whole match, the time is linear in the text.
+        """
+        found: tuple[int, int] | None = None
+        threads: list[tuple[_State, int]] = []  # with where each began, in that order
+        for at in range(begin, len(text) + 1):
+            if found is None:
+                threads.append((self._first, at))
+            threads = self._closed_threads(threads, text, at)
+            ended = next((start for state, start in threads if state is self._last), None)
+            if ended is not None:
+                found = ended, at
+                threads = [thread for thread in threads if thread[1] <= ended]
+            if at == len(text) or (found is not None and not threads):
+                break
+            character = text[at]
+            threads = [(after, start) for state, start in threads
+                       if state.accepts is not None and state.accepts(character) for after in state.next]  # fmt: skip
+        return found
+
+    def _closed_threads(self, threads: list[tuple[_State, int]], text: str, at: int) -> list[tuple[_State, int]]:
+        """The states that are reached without reading on, each with the first of the places where it began."""
+        seen: set[int] = set()
+        closed: list[tuple[_State, int]] = []
+        for thread, start in threads:
+            for state in self._closed([thread], text, at):
+                if id(state) not in seen:
+                    seen.add(id(state))
+                    closed.append((state, start))
+        return closed
 
     def _closed(self, states: list[_State], text: str, at: int) -> list[_State]:
         """The states that are reached without reading on."""

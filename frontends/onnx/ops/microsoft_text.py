@@ -1,0 +1,37 @@
+"""Strings in the domain com.microsoft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import MICROSOFT, require_rank
+from frontends.onnx.ops.strings import require_pattern, sized_by_strings
+from frontends.onnx.registry import converter
+from relay.expr import Expr
+from relay.op.strings import Tokenize
+
+
+@converter("Tokenizer", domain=MICROSOFT)
+def tokenizer(node: OnnxNode) -> list[Expr]:
+    """Each string of [C] or [N, C] as tokens along a new last axis, filled with `pad_value`.
+
+    Tokens are what an expression matches, or what is between matches of the separators.
+    """
+    require_rank(node, 0, 1, 2)
+    separators, token = node.attrs.get_strings("separators"), node.attr_str("tokenexp", "")
+    if separators:
+        token = ""
+    elif not token:
+        raise node.error("neither separators nor an expression of tokens", expected="one of them")
+    least = node.attr_int("mincharnum")
+    if least < 1:
+        raise node.error(f"mincharnum is {least}", expected="1 or more")
+    for text in (*(separators or ()), token):
+        require_pattern(node, text)
+    how: dict[str, Any] = {
+        "separators": separators or (), "token": token, "mark": node.attr_bool("mark", False), "least": least,
+        "fill": node.attr_str("pad_value"),
+    }  # fmt: skip
+    rank = node.rank(0)
+    return sized_by_strings(node, (*node.type(0).shape, 0), rank, "tokens", lambda ty: Tokenize(result=ty, **how))
