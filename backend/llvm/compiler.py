@@ -1,8 +1,4 @@
-"""LLVM assembly to native code, and a worker thread that makes it.
-
-llvmlite releases the GIL while LLVM works but lets only one thread in at a time, so one worker thread is all that
-helps: Python lowers the next functions meanwhile.
-"""
+"""LLVM assembly to native code, and the threads that make it, while Python lowers the next functions."""
 
 from __future__ import annotations
 
@@ -19,10 +15,11 @@ import llvmlite.binding as llvm
 from backend.cache import default_cache, source_version
 from backend.fold_lanes import fold_lanes
 from backend.llvm.codegen import EmittedModule, Machine, emit_module
-from backend.llvm.pipeline import pipeline_for
+from backend.llvm.pipeline import Pipeline, lent_pipeline
 from backend.llvm.runtime import FunctionEntry, ObjectCode
 from backend.lower_intrin import lower_intrinsics
 from backend.runtime.packed_func import BUFFER
+from backend.runtime.threads import num_threads
 from backend.target import Target
 from te.errors import CompileError
 from te.tir import PrimFunc
@@ -70,26 +67,29 @@ class Compiler:
         return ObjectCode(code, tuple(_entry(f, emitted) for f in functions), emitted.externals)
 
     def _compile(self, text: str) -> bytes:
-        with self._optimized(text) as module:
-            return pipeline_for(self.target).machine.emit_object(module)
+        with self._optimized(text) as (pipeline, module):
+            return pipeline.object_code(module)
 
     def optimized_text(self, text: str) -> str:
         """Assembly after LLVM's optimiser."""
-        with self._optimized(text) as module:
+        with self._optimized(text) as (_, module):
             return str(module)
 
     def machine_text(self, text: str) -> str:
         """The processor's own assembly language."""
-        with self._optimized(text) as module:
-            return pipeline_for(self.target).machine.emit_assembly(module)
+        with self._optimized(text) as (pipeline, module):
+            return pipeline.assembly(module)
 
     @contextmanager
-    def _optimized(self, text: str) -> Generator[llvm.ModuleRef]:
+    def _optimized(self, text: str) -> Generator[tuple[Pipeline, llvm.ModuleRef]]:
         """The optimised module of assembly, in a context of its own: types and constants live as long as theirs."""
-        pipeline = pipeline_for(self.target)
-        with llvm.create_context() as context, llvm.parse_assembly(text, context) as module:
+        with (
+            lent_pipeline(self.target) as pipeline,
+            llvm.create_context() as context,
+            llvm.parse_assembly(text, context) as module,
+        ):
             pipeline.optimize(module)
-            yield module
+            yield pipeline, module
 
 
 def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:
@@ -99,7 +99,7 @@ def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:
 
 
 class CompileQueue:
-    """Compiles in a thread of its own, in order of submission, and remembers in the disk cache::
+    """Compiles in threads of its own, begun in order of submission, and remembers in the disk cache::
 
         with CompileQueue(target) as queue:
             parts = [queue.submit([kernel]) for kernel in kernels]      # Future[ObjectCode]
@@ -112,14 +112,14 @@ class CompileQueue:
         self.compiler = Compiler(target)
         self._cache = default_cache()
         self._prefix = "\0".join([_CACHE_FORMAT, LLVM_VERSION, str(target), ""])
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="relayc-llvm")
+        self._workers = ThreadPoolExecutor(max_workers=num_threads(), thread_name_prefix="relayc-llvm")
 
     def reuse(self, key: str) -> tuple[ObjectCode, str] | None:
         """(code, note) submitted under `key` by these very sources of the compiler, in this process or an earlier."""
         return self._find(self._full_key(key))
 
     def submit(self, functions: Iterable[PrimFunc], key: str = "", note: str = "") -> Future[ObjectCode]:
-        """Emit the functions as one LLVM module here and now; LLVM's part is done by the worker.
+        """Emit the functions as one LLVM module here and now; LLVM's part is done by a worker.
 
         Raises CompileError for what the target has no code for.
         """
@@ -131,11 +131,11 @@ class CompileQueue:
     ) -> Future[ObjectCode]:
         """As `submit`, for functions that were emitted already."""
         full_key = self._full_key(key) if key else self._prefix + emitted.text
-        return self._worker.submit(self._compile, emitted, functions, full_key, note)
+        return self._workers.submit(self._compile, emitted, functions, full_key, note)
 
     def close(self) -> None:
         """Wait for everything submitted."""
-        self._worker.shutdown()
+        self._workers.shutdown()
 
     def __enter__(self) -> CompileQueue:
         return self
@@ -143,7 +143,7 @@ class CompileQueue:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._worker.shutdown(cancel_futures=kind is not None)
+        self._workers.shutdown(cancel_futures=kind is not None)
 
     def _full_key(self, key: str) -> str:
         return f"{self._prefix}{source_version()}\0{key}"

@@ -1,16 +1,25 @@
-"""LLVM's optimiser and code generator for one target, without the memory that llvmlite would keep."""
+"""LLVM's optimiser and code generator for one target: without memory that llvmlite would keep, and without its lock.
+
+llvmlite lets one thread at a time into LLVM. LLVM itself serves any number of threads as long as each has a context, a
+pass builder and a target machine of its own. So the calls that take long are made past llvmlite's lock, and each
+`Pipeline` is lent to one thread at a time.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import llvmlite.binding as llvm
+from llvmlite.binding import ffi
 from llvmlite.binding.newpassmanagers import NewPassManager
 
 from backend.target import Target
 from te.errors import CompileError
 
-__all__ = ["Pipeline", "pipeline_for"]
+__all__ = ["Pipeline", "lent_pipeline"]
 
 _RUNS = 64 if llvm.llvm_version_info[0] <= 22 else 1
 """How many modules one pass builder serves.
@@ -22,14 +31,23 @@ don't know.
 """
 
 
+_library = ctypes.CDLL(None, handle=ffi.lib._handle)
+"""llvmlite's library, its functions without the lock."""
+_library.LLVMPY_RunNewModulePassManager.restype = None
+_library.LLVMPY_TargetMachineEmitToMemory.restype = ffi.LLVMMemoryBufferRef
+
+
 class Pipeline:
-    """LLVM's passes over modules, and machine code from them, for one target. Reads mtriple, mcpu, mattr, opt-level."""
+    """LLVM's passes over modules, and machine code from them, for one target. Reads mtriple, mcpu, mattr, opt-level.
+
+    For one thread at a time, on modules in contexts of their own.
+    """
 
     def __init__(self, target: Target) -> None:
         self._level: int = target.get("opt-level", 3)
         self.triple: str = target.get("mtriple")
-        self.machine = _machine(target, self._level)
-        self._data_layout = str(self.machine.target_data)
+        self._machine = _machine(target, self._level)
+        self._data_layout = str(self._machine.target_data)
         self._builder: llvm.PassBuilder | None = None
         self._runs = 0
 
@@ -38,8 +56,26 @@ class Pipeline:
         module.triple, module.data_layout = self.triple, self._data_layout
         builder = self._pass_builder()
         passes = builder.getModulePassManager()
-        passes.run(module, builder)
+        _library.LLVMPY_RunNewModulePassManager(passes, module, builder)
         _free(passes)
+
+    def object_code(self, module: llvm.ModuleRef) -> bytes:
+        """The object file of a module."""
+        return self._code(module, is_object=True)
+
+    def assembly(self, module: llvm.ModuleRef) -> str:
+        """A module in the processor's own assembly language."""
+        return self._code(module, is_object=False).decode()
+
+    def _code(self, module: llvm.ModuleRef, is_object: bool) -> bytes:
+        with ffi.OutputString() as error:
+            buffer = _library.LLVMPY_TargetMachineEmitToMemory(self._machine, module, int(is_object), error)
+            if not buffer:
+                raise CompileError(f"LLVM can't make code of a module: {error}")
+        try:
+            return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
+        finally:
+            ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
     def _pass_builder(self) -> llvm.PassBuilder:
         if self._builder is None or self._runs >= _RUNS:
@@ -50,15 +86,29 @@ class Pipeline:
             options.slp_vectorization = False
             options.loop_vectorization = True
             options.loop_interleaving = False
-            self._builder, self._runs = llvm.create_pass_builder(self.machine, options), 0
+            self._builder, self._runs = llvm.create_pass_builder(self._machine, options), 0
         self._runs += 1
         return self._builder
 
 
+@contextmanager
+def lent_pipeline(target: Target) -> Generator[Pipeline]:
+    """A pipeline for a target that nobody else has. Raises `CompileError` for a triple that LLVM does not know."""
+    free = _free_pipelines(target)
+    try:
+        pipeline = free.pop()
+    except IndexError:
+        pipeline = Pipeline(target)
+    try:
+        yield pipeline
+    finally:
+        free.append(pipeline)
+
+
 @lru_cache(maxsize=8)
-def pipeline_for(target: Target) -> Pipeline:
-    """The one of a target. Raises `CompileError` for a triple that LLVM does not know."""
-    return Pipeline(target)
+def _free_pipelines(target: Target) -> list[Pipeline]:
+    """Those that nobody has."""
+    return []
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ Compiling makes many nodes and keeps most of them; by Python's own 700 the colle
 _SECONDS = 0.0005
 """How long a thread waits for the interpreter before it asks for it.
 
-By Python's own 5 ms, LLVM's thread loses a third of its time in waiting for the one that lowers the next functions.
+By Python's own 5 ms, LLVM's threads lose a third of their time in waiting for the one that lowers the next functions.
 """
 
 
