@@ -47,7 +47,7 @@ def transposed(x: Expr, axes: Sequence[int], span: Span | None = None) -> Expr:
         return x
     if isinstance(x, Constant):
         return Constant(np.ascontiguousarray(x.data.transpose(axes)), span=x.span)
-    if x.tensor_type.is_static and keeps_order(axes, x.shape):
+    if keeps_order(axes, x.shape):
         return reshaped(x, [x.shape[a] for a in axes], span)
     return make_call("transpose", (x,), span or x.span, axes=axes)
 

@@ -10,6 +10,7 @@ disappear.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from typing import ClassVar, cast
 
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
 from relay.op.base import OpDef, OpPattern
+from relay.sizes import dims_equal, likely, product
 from relay.transform.builders import reshaped, transposed
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType, TupleType, Type
 from te.ir import PassContext, post_order
+from te.tir import Dim
 
 __all__ = ["ConvertLayout"]
 
@@ -146,7 +149,7 @@ class _Converter:
         before, after = source.ty, call.ty
         if not isinstance(before, TensorType) or not isinstance(after, TensorType):
             return None
-        if not before.is_static or not after.is_static or before.size == 0:
+        if any(isinstance(d, int) and d == 0 for d in before.shape):
             return None
         return self._reshape(_Arranged(of.expr, _full(of, before.ndim)), before, after)
 
@@ -156,13 +159,15 @@ class _Converter:
         Where a group is not in one piece and in order, a transposition is due: to the order of the program, unless
         only the channels are out of order and channels last can be kept.
         """
-        groups = _dimension_groups(before.static_shape, after.static_shape)
+        groups = _dimension_groups(before.shape, after.shape)
+        if groups is None:
+            return None
         place = {axis: i for i, axis in enumerate(of.perm)}
         ordered = sorted(groups, key=lambda g: min(place[a] for a in g.before))
-        ones = [a for a in of.perm if before.shape[a] == 1 and not any(a in g.before for g in groups)]
+        ones = [a for a in of.perm if _is_one(before.shape[a])]
         pieces = [a for g in ordered for a in g.before]
-        perm = _with_ones([a for g in ordered for a in g.after], after.static_shape)
-        in_place = pieces == [a for a in of.perm if before.shape[a] != 1]
+        perm = _with_ones([a for g in ordered for a in g.after], after.shape)
+        in_place = pieces == [a for a in of.perm if a not in ones]
         if not in_place and (after.ndim < 4 or perm != _channels_last(after.ndim)):
             pieces, perm = sorted(pieces), tuple(range(after.ndim))
         arranged = transposed(of.expr, [of.perm.index(a) for a in (*ones, *pieces)])
@@ -187,7 +192,7 @@ def _rank(ty: Type) -> int:
 
 
 def _size(ty: Type) -> int:
-    return (ty.size or 1) if isinstance(ty, TensorType) else 1
+    return max(math.prod(map(likely, ty.shape)), 1) if isinstance(ty, TensorType) else 1
 
 
 def _channels_last(rank: int) -> Permutation:
@@ -218,30 +223,34 @@ class _Group:
     after: list[int]
 
 
-def _dimension_groups(before: Sequence[int], after: Sequence[int]) -> list[_Group]:
-    """The smallest runs of dimensions with equal products; dimensions of size 1 belong to none."""
-    sources = [(a, d) for a, d in enumerate(before) if d != 1]
-    results = [(a, d) for a, d in enumerate(after) if d != 1]
+def _dimension_groups(before: Sequence[Dim], after: Sequence[Dim]) -> list[_Group] | None:
+    """The smallest runs of dimensions with products known to be equal; dimensions of size 1 belong to none.
+
+    None where something is left over, as when a size known at run time is divided.
+    """
+    sources = [a for a, d in enumerate(before) if not _is_one(d)]
+    results = [a for a, d in enumerate(after) if not _is_one(d)]
+    leading = [product([after[a] for a in results[:j]]) for j in range(1, 1 + len(results))]
     groups: list[_Group] = []
     i = j = 0
-    while i < len(sources):
-        group, left, right = _Group([], []), 1, 1
-        while left != right or left == 1:
-            if left <= right:
-                group.before.append(sources[i][0])
-                left, i = left * sources[i][1], i + 1
-            else:
-                group.after.append(results[j][0])
-                right, j = right * results[j][1], j + 1
-        groups.append(group)
-    return groups
+    for k in range(1, 1 + len(sources)):
+        so_far = product([before[a] for a in sources[:k]])
+        end = next((e for e, total in enumerate(leading, start=1) if dims_equal(total, so_far)), None)
+        if end is not None:
+            groups.append(_Group(sources[i:k], results[j:end]))
+            i, j = k, end
+    return groups if (i, j) == (len(sources), len(results)) else None
 
 
-def _with_ones(order: Sequence[int], shape: Sequence[int]) -> Permutation:
+def _is_one(d: Dim) -> bool:
+    return isinstance(d, int) and d == 1
+
+
+def _with_ones(order: Sequence[int], shape: Sequence[Dim]) -> Permutation:
     """`order` completed by the dimensions of size 1, each behind its predecessor."""
     result = list(order)
     for axis, d in enumerate(shape):
-        if d == 1 and axis not in result:
+        if _is_one(d):
             result.insert(result.index(axis - 1) + 1 if axis else 0, axis)
     return tuple(result)
 

@@ -9,6 +9,9 @@ that what is left is to put them in order and to cut off the border.
 Where the stride does not divide the kernel, some phases have fewer taps than others: three taps by two are phases of
 two and one, and in two dimensions nearly half of the products would be with zeros. Then each phase is a convolution
 by itself, and the results are joined.
+
+Sizes of the data may be known at run time: how many positions of the phases there are more than inputs, and so every
+border, depends on the kernel alone.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ import numpy as np
 from relay.expr import Call, Constant, Expr
 from relay.op.base import OpDef, make_call
 from relay.op.nn.conv import Conv1D, Conv1DTranspose, Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose
+from relay.sizes import add_sizes, dims_equal, product
 from relay.transform.builders import reshaped, transposed
 from relay.transform.function_pass import RewritePass
+from te.tir import Dim
 
 __all__ = ["ConvolveTransposed"]
 
@@ -36,7 +41,7 @@ _FORWARD: dict[int, type[Conv1D | Conv2D | Conv3D]] = {1: Conv1D, 2: Conv2D, 3: 
 
 @dataclass(frozen=True)
 class ConvolveTransposed(RewritePass):
-    """Transposed convolutions of data (N, spatial..., C) of known sizes with constant weights; others are kept."""
+    """Transposed convolutions of data (N, spatial..., C) with constant weights; others are kept."""
 
     opt_level: ClassVar[int] = 1
 
@@ -44,13 +49,12 @@ class ConvolveTransposed(RewritePass):
         op = call.op
         if not isinstance(op, _Transposed) or not isinstance(call.args[1], Constant) or op.data_layout[-1] != "C":
             return call
-        sizes, results = call.args[0].shape[1:-1], call.tensor_type.shape[1:-1]
         weight = _dilated(op, call.args[1].data)
-        axes: list[_Axis] = []
-        for k, (size, result) in enumerate(zip(sizes, results, strict=True)):
-            if not isinstance(size, int) or not isinstance(result, int):
-                return call
-            axes.append(_Axis(size, result, weight.shape[2 + k], op.strides[k], op.padding[k]))
+        borders = zip(op.padding[: op.rank], op.padding[op.rank :], op.output_padding, strict=True)
+        axes = [
+            _Axis(size, weight.shape[2 + k], op.strides[k], *border)
+            for k, (size, border) in enumerate(zip(call.args[0].shape[1:-1], borders, strict=True))
+        ]
         if any(width < 0 for axis in axes for width in axis.padding):
             return call
         apart = op.groups == 1 and math.prod(axis.window * axis.stride / axis.taps for axis in axes) > _MOST_ZEROS
@@ -67,13 +71,14 @@ _MOST_ZEROS = 1.25
 
 @dataclass(frozen=True)
 class _Axis:
-    """A spatial axis: `size` inputs, `result` outputs, `taps` of the kernel, `begin` outputs cut off in front."""
+    """A spatial axis: `size` inputs, `taps` of the kernel, `begin` and `end` outputs cut off, `extra` more behind."""
 
-    size: int
-    result: int
+    size: Dim
     taps: int
     stride: int
     begin: int
+    end: int
+    extra: int
 
     @property
     def window(self) -> int:
@@ -85,15 +90,20 @@ class _Axis:
         return self.begin // self.stride
 
     @property
-    def count(self) -> int:
+    def more(self) -> int:
+        """Positions at which the phases are computed, more than there are inputs."""
+        return (self.taps - 1 + self.extra - self.end) // self.stride - self.first
+
+    @property
+    def count(self) -> Dim:
         """Positions at which the phases are computed."""
-        return (self.result - 1 + self.begin) // self.stride - self.first + 1
+        return add_sizes(self.size, self.more)
 
     @property
     def padding(self) -> tuple[int, int]:
         """Of the input, in front and behind."""
         before = self.window - 1 - self.first
-        return before, self.count + self.window - 1 - self.size - before
+        return before, self.more + self.window - 1 - before
 
     @property
     def phase_paddings(self) -> list[tuple[int, int]]:
@@ -103,9 +113,10 @@ class _Axis:
         return [(before - less if less < self.window else -1, after) for less in missing]
 
     @property
-    def cut(self) -> int:
-        """Interleaved outputs in front of the first that counts."""
-        return self.begin % self.stride
+    def cut(self) -> tuple[int, int]:
+        """Interleaved outputs in front of the first that counts, and behind the last."""
+        front = self.begin % self.stride
+        return front, (self.more + 1) * self.stride - front - (self.taps + self.extra - self.begin - self.end)
 
 
 def _dilated(op: _Transposed, weight: Array) -> Array:
@@ -168,13 +179,23 @@ def _interleaved(phases: Call, call: Call, groups: int, axes: Sequence[_Axis]) -
     counts, strides = [axis.count for axis in axes], [axis.stride for axis in axes]
     apart = reshaped(phases, (images, *counts, groups, *strides, channels // groups), call.span)
     order = [0, *[a for k in range(rank) for a in (1 + k, 2 + rank + k)], 1 + rank, 2 + 2 * rank]
-    grown = [count * stride for count, stride in zip(counts, strides, strict=True)]
+    grown = [product((count, stride)) for count, stride in zip(counts, strides, strict=True)]
     together = reshaped(transposed(apart, order, call.span), (images, *grown, channels), call.span)
-    if all(axis.cut == 0 and axis.result == size for axis, size in zip(axes, grown, strict=True)):
-        return together
-    begin, end = [axis.cut for axis in axes], [axis.cut + axis.result for axis in axes]
-    along = tuple(range(1, 1 + rank))
-    return make_call(
-        "strided_slice", (together,), call.span,
-        begin=tuple(begin), end=tuple(end), strides=(1,) * rank, axes=along,
+    return _without_border(together, call, [axis.cut for axis in axes])
+
+
+def _without_border(x: Expr, call: Call, cut: Sequence[tuple[int, int]]) -> Expr:
+    """x less (in front, behind) of each spatial axis: what `call` gives."""
+    if not any(n for pair in cut for n in pair):
+        return x
+    results, rank = call.tensor_type.shape[1:-1], len(cut)
+    sliced = make_call(
+        "strided_slice", (x,), call.span,
+        begin=tuple([front for front, _ in cut]),
+        end=tuple([add_sizes(front, result) for (front, _), result in zip(cut, results, strict=True)]),
+        strides=(1,) * rank, axes=tuple(range(1, 1 + rank)),
     )  # fmt: skip
+    if all(map(dims_equal, sliced.shape[1:-1], results)):
+        return sliced
+    widths = ((0, 0), *[(-front, -back) for front, back in cut], (0, 0))  # a slice might be of less than nothing
+    return make_call("nn.pad", (x,), call.span, pad_width=widths)

@@ -8,6 +8,7 @@ import pytest
 from relay import Expr, Function, Tuple, const, op, var
 from relay.op import nn
 from relay.transform import CanonicalizeOps, ConvertLayout, SimplifyExpr, SimplifyInference
+from te.tir import SizeVar
 
 
 def weights(*shape: int) -> Expr:
@@ -58,18 +59,21 @@ def test_squeeze_and_excite_multiplies_by_channel(transformed, operators):
     assert operators(transformed(Function((x,), z), CanonicalizeOps(), ConvertLayout()))["transpose"] == 1
 
 
-def test_patches_become_tokens_without_a_transpose(transformed, operators):
-    x = image(3, 8)
-    y = nn.conv2d(x, weights(16, 3, 4, 4), strides=4)
-    tokens = op.transpose(op.reshape(y, (1, 16, 4)), (0, 2, 1))
+@pytest.mark.parametrize("size", [8, SizeVar("s")], ids=["known", "open"])
+def test_patches_become_tokens_without_a_transpose(transformed, operators, size):
+    x = var("x", (1, 3, size, size))
+    y = nn.conv2d(x, weights(16, 3, 4, 4), strides=4, padding=2)
+    tokens = op.transpose(op.reshape(y, (1, 16, -1)), (0, 2, 1))
     after = transformed(Function((x,), tokens), CanonicalizeOps(), ConvertLayout())
     assert operators(after)["transpose"] == 1
 
 
-def test_a_channel_shuffle_costs_one_transpose(transformed, operators):
-    x = image(8)
+@pytest.mark.parametrize("sizes", [(1, 8, 8), tuple(map(SizeVar, "nhw"))], ids=["known", "open"])
+def test_a_channel_shuffle_costs_one_transpose(transformed, operators, sizes):
+    n, h, w = sizes
+    x = var("x", (n, 8, h, w))
     y = conv(x, 8, groups=2)
-    y = op.reshape(op.transpose(op.reshape(y, (1, 2, 4, 8, 8)), (0, 2, 1, 3, 4)), (1, 8, 8, 8))
+    y = op.reshape(op.transpose(op.reshape(y, (n, 2, 4, h, w)), (0, 2, 1, 3, 4)), (n, 8, h, w))
     z = nn.global_avg_pool2d(conv(y, 8, groups=8))
     after = transformed(Function((x,), z), CanonicalizeOps(), ConvertLayout())
     assert operators(after)["transpose"] == 2

@@ -11,6 +11,7 @@ from relay import Function, const, op, var
 from relay.interpreter import evaluate
 from relay.op import nn
 from relay.transform import ConvolveTransposed
+from te.tir import SizeVar
 
 
 def weights(*shape: int):
@@ -46,6 +47,13 @@ def test_phases_with_fewer_taps_are_computed_apart(
     assert operators(transformed(Function((x,), y), ConvolveTransposed()))["nn.conv2d"] == convolutions
 
 
+def test_sizes_known_at_run_time(transformed, operators):
+    x = var("x", (SizeVar("n"), SizeVar("h"), SizeVar("w"), 6))
+    y = nn.conv2d_transpose(x, weights(6, 4, 4, 3), strides=(2, 3), padding=1, data_layout="NHWC")
+    found = operators(transformed(Function((x,), y), ConvolveTransposed()))
+    assert found["nn.conv2d"] == 1 and found["nn.conv2d_transpose"] == 0
+
+
 def test_stride_one_needs_no_interleaving(transformed, operators):
     x = var("x", (1, 5, 5, 3))
     y = nn.conv2d_transpose(x, weights(3, 2, 3, 3), padding=1, data_layout="NHWC")
@@ -53,7 +61,7 @@ def test_stride_one_needs_no_interleaving(transformed, operators):
     assert dict(found) == {"nn.conv2d": 1}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_one_dimension_of_any_parameters(data: st.DataObject):
     size, taps, stride = (data.draw(st.integers(1, m), label=name) for m, name in ((7, "size"), (6, "taps"), (4, "s")))
@@ -63,13 +71,14 @@ def test_one_dimension_of_any_parameters(data: st.DataObject):
     before, after = (data.draw(st.integers(0, span), label=name) for name in ("before", "after"))
     if (size - 1) * stride + span + grown - before - after < 1:
         return
-    x = var("x", (1, size, 2))
+    x = var("x", (1, size if data.draw(st.booleans(), label="size known") else SizeVar("n"), 2))
     w = weights(2, 3, taps)
     y = nn.conv1d_transpose(
         x, w, strides=stride, padding=(before, after), dilation=dilation, output_padding=grown, data_layout="NWC"
     )
     function = Function((x,), y)
     after_pass = ConvolveTransposed().transform(function, None)  # type: ignore[arg-type]
+    assert after_pass.ty is function.ty
     value = np.random.default_rng(size).standard_normal((1, size, 2)).astype("float32")
     np.testing.assert_allclose(evaluate(after_pass, [value]), evaluate(function, [value]), rtol=1e-4, atol=1e-5)
 
