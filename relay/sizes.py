@@ -22,8 +22,8 @@ from te.tir.ops import add, convert, floordiv, floormod, maximum, minimum, mul, 
 from te.tir.substitute import substitute
 
 __all__ = [
-    "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide", "likely", "normal",
-    "product", "quotient", "size_from_json", "size_variables",
+    "LIKELY_SIDE", "Assumptions", "add_sizes", "assuming", "dims_equal", "dims_match", "evaluate", "floor_divide",
+    "likely", "normal", "product", "quotient", "size_from_json", "size_variables",
 ]  # fmt: skip
 
 _serials = count()
@@ -41,7 +41,7 @@ class _Sizes(IndexMath):
         self._normal: dict[Any, PrimExpr] = {}
         self._known: dict[PrimExpr, Poly] = {}
         """of each normal form: sums of hundreds of sizes are not taken apart at each use"""
-        self.estimates: dict[PrimExpr, int] = {}
+        self.estimates: dict[tuple[PrimExpr, int], int] = {}
 
     def as_dim(self, p: Poly) -> Dim:
         if p.const is not None:
@@ -235,17 +235,21 @@ LIKELY_SIZE = 128
 """What a size variable is taken to be where only an estimate is needed."""
 
 
-def likely(d: Dim) -> int:
-    """An estimate of a size, for choices that change speed and not results."""
+LIKELY_SIDE = 256
+"""As `LIKELY_SIZE`, of the lines and columns of an image."""
+
+
+def likely(d: Dim, size: int = LIKELY_SIZE) -> int:
+    """An estimate of a size, for choices that change speed and not results: what it is for variables of `size`."""
     if isinstance(d, int):
         return d
     with _lock:
         estimates = _arithmetic_of(d).estimates
-        found = estimates.get(d)
+        found = estimates.get((d, size))
         if found is None:
-            value = evaluate(d, dict.fromkeys(size_variables([d]), LIKELY_SIZE))
+            value = evaluate(d, dict.fromkeys(size_variables([d]), size))
             assert isinstance(value, int)
-            found = estimates[d] = value
+            found = estimates[d, size] = value
     return found
 
 

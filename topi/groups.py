@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 
 import te
-from te.tir import Dim
+from te.arith import Analyzer
+from te.ir import post_order
+from te.tir import Dim, Var, as_int, convert
+from te.tir.substitute import substitute
 from topi.registry import operations_behind
 from topi.tag import is_injective as has_injective_tag
 
-__all__ = ["constant_size", "extent_of", "inline_injective", "is_injective"]
+__all__ = ["constant_size", "extent_of", "inline_injective", "is_injective", "likely_extent"]
 
 
 def is_injective(op: te.Operation) -> bool:
@@ -32,6 +35,15 @@ def constant_size(extents: Sequence[Dim], default: int = 1 << 16) -> int:
     """The product of sizes; symbolic ones count as `default` in all, for decisions only."""
     known = [e for e in extents if isinstance(e, int)]
     return math.prod(known) * (1 if len(known) == len(extents) else default)
+
+
+def likely_extent(extent: Dim, size: int) -> int:
+    """An extent, with sizes known at run time taken to be `size`: for decisions only."""
+    if isinstance(extent, int):
+        return extent
+    sizes = {v: convert(size) for v in post_order(extent) if isinstance(v, Var)}
+    found = as_int(Analyzer().simplify(substitute(extent, sizes)))
+    return size if found is None else max(found, 1)
 
 
 def extent_of(axis: te.IterVar) -> Dim:

@@ -23,6 +23,7 @@ from backend.runtime.threads import num_threads
 from backend.target import Target
 from te.errors import CompileError
 from te.tir import PrimFunc
+from te.tir.passes.hoist_divisions import hoist_divisions
 from te.tir.passes.narrow_types import lower_narrow_types
 
 __all__ = ["CompileQueue", "Compiler"]
@@ -44,7 +45,7 @@ class Compiler:
 
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
-        expanded = [lower_intrinsics(fold_lanes(lower_narrow_types(f))) for f in functions]
+        expanded = [lower_intrinsics(fold_lanes(hoist_divisions(lower_narrow_types(f)))) for f in functions]
         return emit_module(expanded, self._code_machine())
 
     def _code_machine(self) -> Machine:

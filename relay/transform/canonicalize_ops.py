@@ -35,7 +35,7 @@ class CanonicalizeOps(RewritePass):
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
-        if not isinstance(op, OpDef) or not isinstance(call.ty, TensorType) or not call.ty.is_static:
+        if not isinstance(op, OpDef) or not isinstance(call.ty, TensorType):
             return call
         if op.is_view and op.name != "reshape" and len(call.args) == 1 and call.args[0].dtype == call.dtype:
             return reshaped(call.args[0], call.ty.shape, call.span)
@@ -52,9 +52,9 @@ def _field_as_slice(e: Expr) -> Expr:
         return e
     source, axis = e.tuple_value.args[0], e.tuple_value.op.axis % len(e.shape)  # type: ignore[union-attr]
     parts = cast(TupleType, e.tuple_value.ty).fields
-    if not source.tensor_type.is_static:
+    sizes = [d for t in parts if isinstance(d := cast(TensorType, t).shape[axis], int)]
+    if len(sizes) < len(parts):
         return e
-    sizes = [cast(TensorType, t).static_shape[axis] for t in parts]
     begin = sum(sizes[: e.index])
     bounds = {"begin": (begin,), "end": (begin + sizes[e.index],), "strides": (1,), "axes": (axis,)}
     return make_call("strided_slice", (source,), e.tuple_value.span, **bounds)

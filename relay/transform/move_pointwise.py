@@ -20,6 +20,7 @@ from relay.expr_functor import Sharing
 from relay.op.base import OpDef, make_call
 from relay.op.nn.conv import Conv2D
 from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relay.sizes import dims_equal, likely
 from relay.transform.builders import array_of, is_call_of, reshaped, transposed
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
@@ -51,12 +52,12 @@ def _is_pointwise(e: Expr) -> bool:
     op, weight = e.op, e.args[1]
     plain = op.groups == 1 and op.data_layout == "NCHW" and op.kernel_layout == "OIHW"
     unmoved = tuple(op.strides) == (1, 1) and not any(op.padding) and weight.shape[2:] == (1, 1)
-    return plain and unmoved and e.tensor_type.is_static and all(a.tensor_type.is_static for a in e.args)
+    return plain and unmoved and isinstance(e.args[0].shape[1], int)
 
 
 def _macs(x: Expr, outputs: int) -> int:
-    """Multiply-adds of a 1 x 1 convolution of x to `outputs` channels."""
-    return math.prod(x.tensor_type.static_shape) * outputs
+    """Multiply-adds of a 1 x 1 convolution of x to `outputs` channels, an estimate where sizes are not known."""
+    return math.prod(map(likely, x.shape)) * outputs
 
 
 class PointwiseOfEnlarged(PatternRule):
@@ -83,15 +84,16 @@ class PointwiseOfJoined(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         joined, weight = found.call(self.joined), array_of(found[self.weight])
-        if found.shared(joined) or len(joined.args) < 2:
+        widths = [d for part in joined.args if isinstance(d := part.shape[1], int)]
+        if found.shared(joined) or len(widths) < max(len(joined.args), 2):
             return None
         images = [_image(part, found.shared) or part for part in joined.args]
         if _LEAST_GAIN * sum(_macs(image, 1) for image in images) > _macs(joined, 1):
             return None
         total: Expr | None = None
         begin = 0
-        for part in joined.args:
-            end = begin + part.tensor_type.static_shape[1]
+        for part, width in zip(joined.args, widths, strict=True):
+            end = begin + width
             columns = Constant(np.ascontiguousarray(weight[:, begin:end]), span=found[self.weight].span)
             term = make_call(cast(OpDef, call.op), (part, columns), call.span)
             moved = PointwiseOfEnlarged.pattern.match(term, found.shared)
@@ -117,7 +119,7 @@ class PointwiseOfDense(PatternRule):
         if any(found.shared(e) for e in chain) or dense.op.out_dtype not in (None, str(call.dtype)):  # type: ignore[union-attr]
             return None
         v, w = array_of(found[self.inner]), array_of(found[self.outer])[:, :, 0, 0]
-        middle, rows = v.shape[0], math.prod(dense.tensor_type.static_shape[:-1])
+        middle, rows = v.shape[0], math.prod(map(likely, dense.shape[:-1]))
         same_channels = found[self.columns_first].shape[1] == found[self.image].shape[1] == middle
         smaller = rows * w.shape[0] * v.shape[1] < rows * middle * (v.shape[1] + w.shape[0])
         bias = array_of(found[self.bias]) if self.bias in found else None
@@ -162,13 +164,13 @@ def _mixes_pixels(e: Expr) -> list[Expr] | None:
     if is_call_of(e, "take"):
         x, indices = e.args
         along = e.op.axis % len(x.shape) if len(x.shape) == 4 else 0  # type: ignore[attr-defined]
-        fits = along >= 2 and len(indices.shape) == 1 and isinstance(indices, Constant) and e.op.batch_dims == 0  # type: ignore[attr-defined]
+        fits = along >= 2 and len(indices.shape) == 1 and e.op.batch_dims == 0  # type: ignore[attr-defined]
         return [x] if fits else None
     if is_call_of(e, "add") and all(a.shape == e.shape for a in e.args):
         return list(e.args)
     if is_call_of(e, "multiply"):
         for x, factor in (e.args, e.args[::-1]):
-            alike = isinstance(factor, Constant) and all(d == 1 for d in factor.shape[:-2]) and len(factor.shape) <= 4
+            alike = len(factor.shape) <= 4 and all(dims_equal(d, 1) for d in factor.shape[:-2])
             if alike and x.shape == e.shape:
                 return [x]
     return None

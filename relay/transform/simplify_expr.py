@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from relay.expr import Call, Constant, Expr, Function
 from relay.interpreter import apply_reference
 from relay.op.base import OpDef, OpPattern, make_call
+from relay.op.transform import StridedSlice
 from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relay.sizes import add_sizes, dims_equal
 from relay.transform.builders import array_of, is_call_of, keeps_order, reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.repeated_operands import RULES_OF_REPETITION
 from relay.type import TensorType, broadcast_shapes, shapes_equal
 from te.dtype import DType
 from te.ir import PassContext
+from te.tir import Dim
 
 __all__ = ["SimplifyExpr"]
 
@@ -79,7 +82,7 @@ class TransposeThatMovesNothing(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, axes = found[self.x], _attr(call, "axes")
-        if not keeps_order(axes, x.shape) or not call.tensor_type.is_static:
+        if not keeps_order(axes, x.shape):
             return x if axes == tuple(range(len(axes))) else None
         return reshaped(x, call.shape, call.span)
 
@@ -252,24 +255,24 @@ class ReshapeOfSlice(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, cut = found[self.x], found.call(self.slice)
-        if not x.tensor_type.is_static or not call.tensor_type.is_static or not call.shape or not x.shape:
+        known = [d for d in (*x.shape[-1:], *call.shape[-2:]) if isinstance(d, int)]
+        if len(known) != 3:
             return None
-        width, result = x.tensor_type.static_shape[-1], call.tensor_type.static_shape
-        begin, end = _last_slice(cut)
-        inner = max(result[-1], 1)
-        splits = len(result) >= 2 and result[-2] * inner == end - begin
-        if not splits or begin % inner or width % inner:
+        (width, outer, inner), (begin, end) = known, _last_slice(cut, known[0])
+        inner = max(inner, 1)
+        if outer * inner != end - begin or begin % inner or width % inner:
             return None
-        view = reshaped(x, (*result[:-2], width // inner, inner))
+        view = reshaped(x, (*call.shape[:-2], width // inner, inner))
         return make_call("strided_slice", (view,), cut.span, begin=(begin // inner,), end=(end // inner,), strides=(1,),
-                         axes=(len(result) - 2,))  # fmt: skip
+                         axes=(len(call.shape) - 2,))  # fmt: skip
 
 
-def _last_slice(cut: Call) -> tuple[int, int]:
+def _last_slice(cut: Call, size: int) -> tuple[int, int]:
     """The part that a slice takes of the last dimension, when that is all it cuts; (0, 0) otherwise."""
     begins, ends, axes = _attr(cut, "begin"), _attr(cut, "end"), _attr(cut, "axes")
-    rank, size = len(cut.shape), cut.args[0].tensor_type.static_shape[-1]
-    if len(axes) != 1 or axes[0] % rank != rank - 1 or _attr(cut, "strides") != (1,):
+    rank = len(cut.shape)
+    known = len(axes) == 1 and isinstance(begins[0], int) and isinstance(ends[0], int)
+    if not known or axes[0] % rank != rank - 1 or _attr(cut, "strides") != (1,):
         return 0, 0
     begin, end, _ = slice(begins[0], ends[0]).indices(size)
     return begin, end
@@ -287,7 +290,7 @@ class SliceOfEverything(PatternRule):
 
 
 class SliceOfSlice(PatternRule):
-    """x[a:b][c:d] = x[a + c:a + d] for slices of static size that step by one"""
+    """x[a:b][c:d] = x[a + c:a + d] for slices that step by one"""
 
     x = wildcard()
     inner = is_op("strided_slice")(x)
@@ -295,17 +298,18 @@ class SliceOfSlice(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, inner = found[self.x], found.call(self.inner)
-        known = all(t.tensor_type.is_static for t in (x, inner, call))
-        if not known or any(s != 1 for c in (inner, call) for s in _attr(c, "strides")):
-            return None
-        first = [0] * len(x.shape)
+        first: list[Dim] = [0] * len(x.shape)
         for cut in (inner, call):
-            shape = cut.args[0].tensor_type.static_shape
-            for axis, begin, end in zip(_attr(cut, "axes"), _attr(cut, "begin"), _attr(cut, "end"), strict=True):
-                first[axis] += slice(begin, end).indices(shape[axis])[0]
-        last = [b + d for b, d in zip(first, call.tensor_type.static_shape, strict=True)]
-        return make_call("strided_slice", (x,), call.span, begin=tuple(first), end=tuple(last),
-                         strides=(1,) * len(first), axes=tuple(range(len(first))))  # fmt: skip
+            begin, strides, _ = cast(StridedSlice, cut.op).resolved(cut.args[0].shape)
+            if any(s != 1 for s in strides):
+                return None
+            first = [add_sizes(a, b) for a, b in zip(first, begin, strict=True)]
+        axes = [a for a, (before, after) in enumerate(zip(x.shape, call.shape, strict=True))
+                if not dims_equal(before, after) or not dims_equal(first[a], 0)]  # fmt: skip
+        merged = make_call("strided_slice", (x,), call.span, begin=tuple([first[a] for a in axes]),
+                           end=tuple([add_sizes(first[a], call.shape[a]) for a in axes]),
+                           strides=(1,) * len(axes), axes=tuple(axes))  # fmt: skip
+        return merged if merged.ty is call.ty else None
 
 
 class PadOfPad(PatternRule):
@@ -395,7 +399,7 @@ class ReshapeBehindBinary(PatternRule):
 def _seen_before(other: Expr, view: Call) -> Expr | None:
     """The operand that, before the view, does what `other` does behind it; None when there is none."""
     x = view.args[0]
-    if not isinstance(other.ty, TensorType) or not other.ty.is_static or not x.tensor_type.is_static:
+    if not isinstance(other.ty, TensorType):
         return None
     if other.ty.size == 1:
         return reshaped(other, ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relay.expr import Call
 from relay.op.nn.conv import Conv2D
+from relay.sizes import LIKELY_SIDE, likely
 from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.winograd_plan import WinogradShape
@@ -31,15 +32,17 @@ def winograd_tiles(context: PassContext) -> frozenset[int]:
 
 
 def winograd_shape(call: Call, op: Conv2D) -> WinogradShape | None:
-    """The sizes of `call` for Winograd's algorithm; None where it does not apply, or where sizes are unknown."""
+    """The sizes of `call` for Winograd's algorithm, estimates of unknown ones; None where it does not apply."""
     layout, kernel = Layout(op.data_layout), Layout(op.kernel_layout)
     data, results = layout.axis_sizes(call.args[0].shape), layout.axis_sizes(call.shape)
     taps = kernel.axis_sizes(call.args[1].shape)
-    square = taps["H"] == taps["W"] and max(op.strides) == 1 and len(set(op.dilation)) == 1
-    sizes = [results["H"], results["W"], data["C"], results["C"], taps["H"]]
-    if not square or not all(isinstance(d, int) and d > 0 for d in sizes):
+    if taps["H"] != taps["W"] or max(op.strides) > 1 or len(set(op.dilation)) > 1:
         return None
-    lines, columns, inputs, outputs, side = [d for d in sizes if isinstance(d, int)]
+    known = [d for d in (data["C"], results["C"], taps["H"]) if isinstance(d, int) and d > 0]
+    lines, columns = (likely(results[axis], LIKELY_SIDE) for axis in "HW")
+    if len(known) < 3 or min(lines, columns) < 1:
+        return None
+    inputs, outputs, side = known
     batch = results["N"]
     images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
     return WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[0])

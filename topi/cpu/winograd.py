@@ -8,6 +8,8 @@ keeps its intermediate results in registers, reads them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import te
@@ -15,7 +17,7 @@ from te.tir import as_int
 from topi.cpu.common import panel_width, parallel, vectorize_panel
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
-from topi.groups import constant_size, extent_of, inline_injective
+from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.registry import operations_behind, register_schedule
 from topi.utils import ravel_index, unravel_index
 
@@ -32,13 +34,30 @@ _LINE_ELEMENTS, _SET_ELEMENTS = 16, 128
 
 @register_schedule("conv2d_nhwc_winograd", "cpu")
 def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The stages of `topi.nn.conv2d_nhwc_winograd`, arranged as `plan_winograd` says."""
+    """The stages of `topi.nn.conv2d_nhwc_winograd`, arranged as `plan_winograd` says.
+
+    Where tiles are counted at run time, others serve less of them than a block has.
+    """
+    plan = _plan(target, anchor, outs[0])
+    counted = not all(isinstance(d, int) for d in outs[0].shape[:3])
+    blocks = [n for n in _FEW_TILES if n < plan.block and counted]
+    fewer = [replace(plan, block=n, rows=min(n, plan.rows), weights_once=True) for n in blocks]
+    schedules = [_arranged(outs, anchor, target, p) for p in (plan, *fewer)]
+    for s, smaller in pairwise(schedules):
+        s.when_small(smaller)
+    return schedules[0]
+
+
+_FEW_TILES = (4, 1)
+"""Sizes of blocks where tiles are counted at run time and less than was planned for."""
+
+
+def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     out = outs[0]
     stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
     spectrum = stages["winograd_input"]
     inline_injective(s, outs, keep=[anchor])
-    plan = _plan(target, anchor, out)
     lanes = vector_lanes(target)
     dilation = anchor.attrs["dilation"]
     t_outer, panel, vector, line = _tile_output(s, out, plan, math.gcd(lanes, plan.panel), dilation)
@@ -61,13 +80,17 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
 
 
 def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
-    images, lines, columns, outputs = [constant_size([d], default=1) for d in out.shape]
-    inputs = constant_size([anchor.input_tensors[1].shape[3]])
+    images, lines, columns = [likely_extent(d, _LIKELY_SIDE if axis else 1) for axis, d in enumerate(out.shape[:3])]
+    inputs, outputs = constant_size([anchor.input_tensors[1].shape[3]]), constant_size([out.shape[3]])
     attrs = anchor.attrs
     shape = WinogradShape(
         images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"], attrs["dilation"]
     )
     return plan_winograd(target, shape, attrs["tile"], panel_width(anchor))
+
+
+_LIKELY_SIDE = 256
+"""Lines and columns of the image that a model is given, where they are known at run time."""
 
 
 def _tile_output(

@@ -21,10 +21,11 @@ import numpy as np
 
 import te
 from te import Tensor
-from te.tir import PrimExpr, as_dim
+from te.tir import Dim, PrimExpr, as_dim
+from topi.nn.conv import output_size
 from topi.nn.pad import pad_spatial
 from topi.tag import INJECTIVE
-from topi.utils import num_elements, ravel_index, unravel_index
+from topi.utils import ceil_div, num_elements, ravel_index, unravel_index
 
 __all__ = ["WINOGRAD_FILTERS", "Matrix", "WinogradMatrices", "choose_value", "conv2d_nhwc_winograd", "sum_of",
            "winograd_matrices"]  # fmt: skip
@@ -134,6 +135,11 @@ def choose_value(index: Any, values: Sequence[PrimExpr]) -> PrimExpr:
     return chosen
 
 
+def _past_the_end(size: Dim, tile: int) -> int:
+    """How far the last tiles reach over `size` outputs; at most, where that is known at run time."""
+    return -size % tile if isinstance(size, int) else tile - 1
+
+
 def conv2d_nhwc_winograd(
     data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1
 ) -> Tensor:
@@ -146,18 +152,17 @@ def conv2d_nhwc_winograd(
     filter, in panels of NR outputs, which belong to one group. The stages are tagged "winograd_columns" and
     "winograd_input" (the two halves of the input transform, (A, A, tiles, I)), "conv2d_nhwc_winograd" (the products,
     (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the output transform, (tile, tile, tiles,
-    O)). Lines and columns are known sizes; tiles are numbered line by line, image by image.
+    O)). Tiles are numbered line by line, image by image.
     """
     matrices = winograd_matrices(tile, kernel)
     size = tile + kernel - 1
     blocks, _, _, group_size, nr = weight.shape
     channels, panels = as_dim(blocks * nr), as_dim(blocks // groups)
     n, h, w, inputs = data.shape
-    assert isinstance(h, int) and isinstance(w, int)
-    reach = (kernel - 1) * dilation
-    oh, ow = h + padding[0] + padding[2] - reach, w + padding[1] + padding[3] - reach
-    lines, columns = -(-oh // (dilation * tile)), -(-ow // (dilation * tile))
-    after = [padding[2] + lines * dilation * tile - oh, padding[3] + columns * dilation * tile - ow]
+    oh = output_size(h, kernel, 1, dilation, padding[0] + padding[2])
+    ow = output_size(w, kernel, 1, dilation, padding[1] + padding[3])
+    lines, columns = ceil_div(oh, dilation * tile), ceil_div(ow, dilation * tile)
+    after = [padding[2] + _past_the_end(oh, dilation * tile), padding[3] + _past_the_end(ow, dilation * tile)]
     padded = pad_spatial(data, (1, 2), padding[:2], after, 0)
     grid = (n, dilation, dilation, lines, columns)
     tiles = num_elements(grid)

@@ -35,7 +35,7 @@ from te.tir import (
 
 __all__ = ["Index", "IndexEmitter", "is_nonnegative"]
 
-_ARITHMETIC = (Add, Sub, Mul, FloorDiv, FloorMod, Div, Mod)
+_ARITHMETIC = (Add, Sub, Mul, FloorDiv, FloorMod, Div, Mod, Min, Max)
 
 
 class Index(NamedTuple):
@@ -217,6 +217,10 @@ def is_nonnegative(expr: PrimExpr, known: set[Var]) -> bool:
         return is_nonnegative(expr.a, known) and is_nonnegative(expr.b, known)
     if isinstance(expr, FloorMod):
         return is_nonnegative(expr.b, known)
+    if isinstance(expr, Min):
+        return is_nonnegative(expr.a, known) and is_nonnegative(expr.b, known)
+    if isinstance(expr, Max):
+        return is_nonnegative(expr.a, known) or is_nonnegative(expr.b, known)
     if isinstance(expr, Mod):
         return is_nonnegative(expr.a, known)
     if isinstance(expr, Cast):

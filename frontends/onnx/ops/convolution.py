@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered
-from frontends.onnx.ops.window import Window, read_window
+from frontends.onnx.ops.common import bordered, counted, zeros
+from frontends.onnx.ops.window import Window, reaches, read_window
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
-from relay.sizes import add_sizes, floor_divide, larger, product
-from relay.type import dims_match
+from relay.sizes import add_sizes, floor_divide, larger, product, quotient
+from relay.type import dims_match, shape_text, shapes_match
 from te.tir import Dim
 
 __all__ = ["biased_convolution", "convolve", "convolve_transposed"]
@@ -39,14 +39,15 @@ def conv(node: OnnxNode) -> Expr:
 
 def biased_convolution(node: OnnxNode) -> Expr:
     """X [N, C, spatial..], W [M, C / group, kernel..], optional bias [M]."""
-    return _with_bias(node, convolve(node, node[0], node[1]), node.shape(1)[0])
+    return _with_bias(node, convolve(node, node[0], node[1]))
 
 
 def convolve(node: OnnxNode, x: Expr, w: Expr) -> Expr:
     """The convolution of `x` by `w` under the node's attributes."""
     data, weight = _operands(node, x, w)
     group = node.attr_int("group", 1)
-    if group < 1 or weight[0] % group or not dims_match(data[1], weight[1] * group):
+    outputs = quotient((weight[0],), (group,)) if group >= 1 else None
+    if outputs is None or not dims_match(data[1], product((weight[1], group))):
         raise node.error(
             f"{data[1]} input channels, weights for {weight[1]} in each of {group} groups of {weight[0]} outputs",
             expected="C = W's dimension 1 times group, and W's dimension 0 a multiple of group",
@@ -60,7 +61,6 @@ def convolve(node: OnnxNode, x: Expr, w: Expr) -> Expr:
         w,
         **_attributes(window),
         groups=group,
-        channels=weight[0],
         data_layout=layout,
         kernel_layout=kernel_layout,
     )
@@ -75,9 +75,9 @@ def convolve_transposed(node: OnnxNode) -> Expr:
     """X [N, C, spatial..], W [C, M / group, kernel..], optional bias [M]."""
     data, weight = _operands(node, node[0], node[1])
     group = node.attr_int("group", 1)
-    if group < 1 or not dims_match(data[1], weight[0]) or weight[0] % group:
+    inputs = quotient((weight[0],), (group,)) if group >= 1 else None
+    if inputs is None or not dims_match(data[1], weight[0]):
         raise node.error(f"{data[1]} input channels, weights for {weight[0]} in {group} groups")
-    channels = weight[1] * group
     kernel = _kernel(node, weight)
     rank = len(kernel)
     extra = node.attr_ints("output_padding", (0,) * rank)
@@ -90,7 +90,6 @@ def convolve_transposed(node: OnnxNode) -> Expr:
         node[1],
         **_attributes(window),
         groups=group,
-        channels=channels,
         output_padding=extra,
         data_layout=layout,
         kernel_layout=kernel_layout,
@@ -98,11 +97,11 @@ def convolve_transposed(node: OnnxNode) -> Expr:
     for axis, (before, size) in enumerate(cut, start=2):
         result = op.strided_slice(result, (before,), (add_sizes(before, size),), axes=(axis,))
         result = bordered(result, axis, 0, add_sizes(size, product((-1, result.shape[axis]))))
-    return _with_bias(node, result, channels)
+    return _with_bias(node, result)
 
 
 def _transposed_window(
-    node: OnnxNode, kernel: Sequence[int], spatial: Sequence[Dim], extra: tuple[int, ...]
+    node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim], extra: tuple[int, ...]
 ) -> tuple[Window, tuple[int, ...], Sequence[tuple[Dim, Dim]]]:
     """The window whose padding and output padding give `output_shape`, or the SAME shape, where asked for.
 
@@ -128,8 +127,9 @@ def _transposed_window(
     if target is None:
         padding = (0,) * (2 * rank) if auto == "VALID" else pads
         return Window(tuple(kernel), strides, dilations, padding), extra, ()
-    totals = [add_sizes(product((strides[i], spatial[i])), (kernel[i] - 1) * dilations[i] + 1 + extra[i] - strides[i],
-                        product((-1, target[i]))) for i in range(rank)]  # fmt: skip
+    reach = reaches(kernel, dilations)
+    totals = [add_sizes(product((strides[i], spatial[i])), reach[i], extra[i] - strides[i], product((-1, target[i])))
+              for i in range(rank)]  # fmt: skip
     known = tuple([total for total in totals if isinstance(total, int)])
     if len(known) != rank:
         cut = [larger(total, 0) for total in totals]
@@ -145,27 +145,29 @@ def _transposed_window(
     return Window(tuple(kernel), strides, dilations, (*before, *after)), tuple(more), ()
 
 
-def _operands(node: OnnxNode, x: Expr, w: Expr) -> tuple[tuple[Dim, ...], tuple[int, ...]]:
+def _operands(node: OnnxNode, x: Expr, w: Expr) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
     """The shapes of data and weights."""
-    data, weight = x.shape, node.static(w, "the shape of the weights")
+    data, weight = x.shape, w.shape
     if len(data) < 3 or len(weight) != len(data):
         raise node.error(f"data of rank {len(data)}, weights of rank {len(weight)}", expected="one rank, 3 or more")
     return data, weight
 
 
-def _kernel(node: OnnxNode, weight: Sequence[int]) -> tuple[int, ...]:
-    kernel = node.attr_ints("kernel_shape", tuple(weight[2:]))
-    if kernel != tuple(weight[2:]):
-        raise node.error(f"kernel_shape {list(kernel)}", expected=f"{list(weight[2:])}, the shape of the weights")
+def _kernel(node: OnnxNode, weight: Sequence[Dim]) -> tuple[Dim, ...]:
+    sizes = tuple(weight[2:])
+    kernel = node.attrs.get_ints("kernel_shape")
+    if kernel is None:
+        return sizes
+    if not shapes_match(kernel, sizes):
+        raise node.error(f"kernel_shape {list(kernel)}", expected=f"{list(sizes)}, the shape of the weights")
     return kernel
 
 
 def _check_fits(node: OnnxNode, window: Window, spatial: Sequence[Dim]) -> None:
-    for axis, extent in enumerate(spatial):
-        if not isinstance(extent, int):
+    for axis, (extent, reach) in enumerate(zip(spatial, reaches(window.kernel, window.dilations), strict=True)):
+        if not isinstance(extent, int) or not isinstance(reach, int):
             continue
         padded = extent + window.padding[axis] + window.padding[axis + window.rank]
-        reach = (window.kernel[axis] - 1) * window.dilations[axis] + 1
         if padded < reach:
             raise node.error(f"a kernel reaching over {reach} of {padded} padded elements of spatial axis {axis}")
 
@@ -175,7 +177,6 @@ def _attributes(window: Window) -> dict[str, Any]:
         "strides": window.strides,
         "padding": window.padding,
         "dilation": window.dilations,
-        "kernel_size": window.kernel,
     }
 
 
@@ -186,9 +187,40 @@ def _by_rank(node: OnnxNode, table: dict[int, tuple[Convolution, str, str]], ran
     return found
 
 
-def _with_bias(node: OnnxNode, result: Expr, channels: int) -> Expr:
-    if node.get(2) is None:
+@converter("CausalConvWithState", since=27)
+def causal_conv_with_state(node: OnnxNode) -> list[Expr]:
+    """X [N, C, L], W [C, 1, K], optional bias [C] and past [N, C, K - 1]: a filter for each channel of what was before.
+
+    The second result is the past of what comes next. Channels that are counted at run time can't be groups of a
+    convolution: their windows are gathered while they are summed.
+    """
+    x, w = node[0], node[1]
+    data, weight = _operands(node, x, w)
+    if len(data) != 3 or not shapes_match(weight[:2], (data[1], 1)):
+        raise node.error(f"data {x.ty} and weights {w.ty}", expected="[N, C, L] and [C, 1, K]")
+    batch, channels, length = data
+    taps = weight[2]
+    before = add_sizes(taps, -1)
+    past = node.get(3)
+    if past is not None and not shapes_match(past.shape, (batch, channels, before)):
+        raise node.error(f"a past {past.ty}", expected=f"{shape_text((batch, channels, before))}")
+    lead = zeros((batch, channels, before), str(x.dtype)) if past is None else past
+    whole = op.concatenate([lead, x], axis=2)
+    if isinstance(channels, int):
+        result: Expr = op.nn.conv1d(whole, w, groups=channels)
+    else:
+        at = op.add(op.expand_dims(counted(length), 1), counted(taps))
+        result = op.sum(op.multiply(op.take(whole, at, axis=2, mode="fast"), w), axis=3)
+    result = _with_bias(node, result)
+    if node.attr_choice("activation", ("none", "silu", "swish"), "none") != "none":
+        result = op.multiply(result, op.sigmoid(result))
+    return [result, op.strided_slice(whole, (length,), (add_sizes(length, before),), axes=(2,))]
+
+
+def _with_bias(node: OnnxNode, result: Expr) -> Expr:
+    bias = node.get(2)
+    if bias is None:
         return result
-    if node.shape(2) != (channels,):
-        raise node.error(f"a bias of shape {list(node.shape(2))}", expected=f"[{channels}]")
-    return op.nn.bias_add(result, node[2], axis=1)
+    if not shapes_match(bias.shape, result.shape[1:2]):
+        raise node.error(f"a bias of shape {shape_text(bias.shape)}", expected=f"[{result.shape[1]}]")
+    return op.nn.bias_add(result, bias, axis=1)

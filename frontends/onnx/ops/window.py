@@ -11,7 +11,7 @@ from relay.expr import Expr
 from relay.sizes import add_sizes, floor_divide, larger, product
 from te.tir import Dim
 
-__all__ = ["Window", "read_window"]
+__all__ = ["Window", "reaches", "read_window"]
 
 _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
@@ -24,7 +24,7 @@ class Window:
     the input is to be `bordered`.
     """
 
-    kernel: tuple[int, ...]
+    kernel: tuple[Dim, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     padding: tuple[int, ...]
@@ -41,13 +41,18 @@ class Window:
         return x
 
 
-def read_window(node: OnnxNode, kernel: Sequence[int], spatial: Sequence[Dim]) -> Window:
+def reaches(kernel: Sequence[Dim], dilations: Sequence[int]) -> list[Dim]:
+    """Elements from the first tap to the last, along each axis."""
+    return [add_sizes(product((n, d)), 1 - d) for n, d in zip(kernel, dilations, strict=True)]
+
+
+def read_window(node: OnnxNode, kernel: Sequence[Dim], spatial: Sequence[Dim]) -> Window:
     """The window that the node's attributes describe, over an input of extents `spatial`.
 
     Raises an import error for numbers that make no window.
     """
     rank = len(spatial)
-    if len(kernel) != rank or min(kernel, default=1) < 1:
+    if len(kernel) != rank or any(isinstance(size, int) and size < 1 for size in kernel):
         raise node.error(f"a kernel of {list(kernel)} over {rank} spatial axes", expected=f"{rank} sizes of 1 or more")
     strides = _positive(node, "strides", rank)
     dilations = _positive(node, "dilations", rank)
@@ -74,16 +79,15 @@ def _positive(node: OnnxNode, name: str, rank: int) -> tuple[int, ...]:
 
 
 def _same_padding(
-    spatial: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], upper: bool
+    spatial: Sequence[Dim], kernel: Sequence[Dim], strides: Sequence[int], dilations: Sequence[int], upper: bool
 ) -> tuple[list[Dim], list[Dim]]:
     """Padding, before and after, that gives ceil(extent / stride) positions; an odd amount goes to the end (`upper`) or
     the start."""
     before: list[Dim] = []
     after: list[Dim] = []
-    for extent, size, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
+    for extent, reach, stride in zip(spatial, reaches(kernel, dilations), strides, strict=True):
         positions = floor_divide(add_sizes(extent, stride - 1), stride)
-        reach = (size - 1) * dilation + 1
-        total = larger(add_sizes(product((positions, stride)), reach - stride, product((-1, extent))), 0)
+        total = larger(add_sizes(product((positions, stride)), reach, -stride, product((-1, extent))), 0)
         small = floor_divide(total, 2)
         rest = add_sizes(total, product((-1, small)))
         before.append(small if upper else rest)

@@ -27,8 +27,8 @@ class Conv2DNHWCWinograd(OpDef):
     The weights are (O / NR, A, A, I, NR), A = tile + kernel_size - 1 and I the channels of a group: ``g @ w @ g.T`` of
     each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right).
     (C1) tile and kernel_size are a pair that is offered, padding has 4 numbers, dilation is at least 1; (C2) both
-    inputs have one element type; (C3) ranks are 4 and 5, lines and columns are known; (C4) the weights are A x A and
-    have I * groups = C, panels don't cross groups; (C5) the kernel fits into the padded input. TVM:
+    inputs have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels
+    don't cross groups; (C5) the kernel fits into the padded input. TVM:
     `nn.contrib_conv2d_winograd_without_weight_transform`.
     """
 
@@ -48,8 +48,6 @@ class Conv2DNHWCWinograd(OpDef):
         require(data.ndim == 4 and weight.ndim == 5, f"(C3) data needs 4 dimensions, weight 5; got {data} and {weight}")
         n, h, w, c = data.shape
         blocks, *places, inputs, nr = weight.static_shape
-        static = isinstance(h, int) and isinstance(w, int)
-        require(static, f"(C3) lines and columns must be known when compiling; got {data}")
         size = self.tile + self.kernel_size - 1
         matches = places == [size, size] and dims_match(c, inputs * self.groups) and blocks % self.groups == 0
         wanted = f"{c} channels in {self.groups} groups need weights of {size} x {size} places"

@@ -1,0 +1,147 @@
+"""Divisions by sizes known at run time, once for each iteration of the loops that they depend on.
+
+A fused index is taken apart by dividing it by sizes. A division by a number is a few multiplications; one by a size is
+the slowest instruction that there is, and compilers leave it in the innermost loop, because they may not divide where
+the program might not: by what might be 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from te.arith import Analyzer
+from te.dtype import INT32, INT64
+from te.ir.visitor import Mutator, post_order
+from te.tir import ops
+from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, Max, Mod, PrimExpr, Range, Var
+from te.tir.function import PrimFunc
+from te.tir.passes.base import FunctionPass
+from te.tir.stmt import For, IfThenElse, LetStmt, Stmt
+
+__all__ = ["HoistDivisions", "hoist_divisions"]
+
+_TRUNCATING = {FloorDiv: Div, FloorMod: Mod}
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The body of a loop or of a `LetStmt`, and the values that are to be computed at its begin, by what they are."""
+
+    values: dict[Hashable, tuple[Var, PrimExpr]] = field(default_factory=dict)
+
+    def around(self, body: Stmt) -> Stmt:
+        for var, value in reversed(self.values.values()):
+            body = LetStmt(var, value, body)
+        return body
+
+
+class _Hoister(Mutator):
+    def __init__(self, func: PrimFunc) -> None:
+        self.analyzer = Analyzer()
+        self.scopes = [_Scope()]
+        self.depth: dict[Var, int] = {}
+        """the scope that a variable belongs to; sizes and parameters to none"""
+        self.divided: set[int] = set()
+        """ids of nodes with a division by a size in them"""
+        for node in post_order(func.body):
+            if _divides_by_size(node) or any(id(child) in self.divided for child in node.node_children()):
+                self.divided.add(id(node))
+
+    def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
+        return node.rebuild(self.visit) if id(node) in self.divided else node
+
+    def visit_Stmt(self, node: Stmt) -> Stmt:
+        return node.rebuild(self.visit) if id(node) in self.divided else node
+
+    def visit_For(self, node: For) -> Stmt:
+        if id(node) not in self.divided:
+            return node
+        low, extent = self.visit(node.min), self.visit(node.extent)
+        self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
+        return node.replace(min=low, extent=extent, body=self._inside(node.loop_var, node.body))
+
+    def visit_LetStmt(self, node: LetStmt) -> Stmt:
+        if id(node) not in self.divided:
+            return node
+        return node.replace(value=self.visit(node.value), body=self._inside(node.var, node.body))
+
+    def _inside(self, var: Var, body: Stmt) -> Stmt:
+        self.depth[var] = len(self.scopes)
+        self.scopes.append(_Scope())
+        visited = self.visit(body)
+        return self.scopes.pop().around(visited)
+
+    def visit_IfThenElse(self, node: IfThenElse) -> Stmt:
+        if id(node) not in self.divided:
+            return node
+        with self.analyzer.constraint(node.condition):
+            then_case = self.visit(node.then_case)
+        else_case = None if node.else_case is None else self.visit(node.else_case)
+        return node.replace(condition=self.visit(node.condition), then_case=then_case, else_case=else_case)
+
+    def visit_FloorDiv(self, node: FloorDiv) -> PrimExpr:
+        return self._division(node)
+
+    def visit_FloorMod(self, node: FloorMod) -> PrimExpr:
+        return self._division(node)
+
+    def _division(self, node: FloorDiv | FloorMod) -> PrimExpr:
+        if id(node) not in self.divided:
+            return node
+        made: PrimExpr = node.rebuild(self.visit)
+        if not _divides_by_size(node):
+            return made
+        never_negative = all(self.analyzer.can_prove_less_equal(0, x) for x in (node.a, node.b))
+        kind = _TRUNCATING[type(node)] if never_negative else type(node)
+        depth = self._depth_of(made)
+        if depth is None:
+            return kind(made.a, made.b)
+        values, key = self.scopes[depth].values, (kind, _key(made.a), _key(made.b))
+        if key not in values:
+            zero_free = self.analyzer.can_prove_less(0, node.b)
+            divisor = made.b if zero_free else Max(made.b, ops.make_const(made.dtype, 1))
+            var = Var("quotient" if type(node) is FloorDiv else "remainder", made.dtype)
+            values[key] = var, kind(made.a, divisor)
+            self.depth[var] = depth
+        return values[key][0]
+
+    def _depth_of(self, division: PrimExpr) -> int | None:
+        """The outermost scope that has all variables of a division; None for one of data, and outside of loops."""
+        nodes = list(post_order(division))
+        if len(self.scopes) == 1 or any(isinstance(n, BufferLoad | Call) for n in nodes):
+            return None
+        return max([1, *[self.depth.get(n, 0) for n in nodes if isinstance(n, Var)]])
+
+
+def _divides_by_size(node: object) -> bool:
+    divides = isinstance(node, FloorDiv | FloorMod) and node.dtype in (INT32, INT64)
+    return divides and not isinstance(node.b, IntImm)  # type: ignore[union-attr]
+
+
+def _key(expr: PrimExpr) -> Hashable:
+    """The same for expressions that are written in the same way."""
+    if isinstance(expr, IntImm):
+        return expr.value
+    if isinstance(expr, Var):
+        return id(expr)
+    return (type(expr), *[_key(child) for child in expr.node_children()])
+
+
+def hoist_divisions(func: PrimFunc) -> PrimFunc:
+    """The function with divisions of indices by sizes as values at the begin of the loops that they depend on.
+
+    Divisors that might be 0 there are taken to be 1: then no iteration uses the value. Divisions without negative
+    operands become truncating ones, which are single instructions.
+    """
+    if not any(_divides_by_size(node) for node in post_order(func.body)):
+        return func
+    return func.with_body(_Hoister(func).visit(func.body))
+
+
+@dataclass(frozen=True)
+class HoistDivisions(FunctionPass):
+    """Divisions by sizes known at run time leave the loops that they do not depend on."""
+
+    def function(self, func: PrimFunc) -> PrimFunc:
+        return hoist_divisions(func)
