@@ -409,7 +409,7 @@ def _seen_before(other: Expr, view: Call) -> Expr | None:
         return reshaped(other, x.shape) if worthwhile else None
     last = other.ty.shape[-1]
     keeps_last = x.shape[-1:] == view.shape[-1:] == (last,)
-    if keeps_last and other.ty.size == last:
+    if keeps_last and isinstance(last, int) and other.ty.size == last:
         return reshaped(other, (last,))
     return None
 

@@ -8,26 +8,26 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import PrimExpr
+from te.tir import Dim, PrimExpr, as_dim
 from topi.utils import accumulator_type, ravel_index
 
 __all__ = ["col2im", "window_counts"]
 
 
 def window_counts(
-    image: Sequence[int], block: Sequence[int], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int]
-) -> tuple[int, ...]:
+    image: Sequence[Dim], block: Sequence[int], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int]
+) -> tuple[Dim, ...]:
     """How many windows lie along each axis of an image; `padding` is (begin..., end...)."""
     rank = len(image)
-    return tuple(
-        (n + padding[a] + padding[a + rank] - dilation[a] * (block[a] - 1) - 1) // strides[a] + 1
+    return tuple([
+        as_dim((n + (padding[a] + padding[a + rank] - dilation[a] * (block[a] - 1) - 1)) // strides[a] + 1)
         for a, n in enumerate(image)
-    )
+    ])  # fmt: skip
 
 
 def col2im(
     x: Tensor,
-    image: Sequence[int],
+    image: Sequence[Dim],
     block: Sequence[int],
     strides: Sequence[int],
     dilation: Sequence[int],
@@ -37,7 +37,7 @@ def col2im(
     rank, taps = len(image), prod(block)
     counts = window_counts(image, block, strides, dilation, padding)
     ks = [te.reduce_axis((0, size), name=f"k{a}") for a, size in enumerate(block)]
-    channels = x.shape[1] // taps
+    channels = as_dim(x.shape[1] // taps)
     wide = accumulator_type(x.dtype)
 
     def body(n: Any, c: Any, *i: Any) -> PrimExpr:

@@ -25,22 +25,42 @@ _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
 @converter("MaxPool", since=1)
-def max_pool(node: OnnxNode) -> Expr:
+def max_pool(node: OnnxNode) -> Expr | list[Expr]:
     """The second output is where the values lie in the whole input, counted in the order that storage_order says."""
     column_major = node.attr_bool("storage_order", False)
     if node.wants(1):
         window = _window(node, node[0])
         if window.border:
-            raise node.value_needed("positions in an input whose auto_pad is known at run time", node[0])
+            return _max_pool_of_bordered(node, window, column_major)
         return op.nn.max_pool_with_argmax(node[0], **_attributes(node, window), column_major=column_major)
     return max_pool_of(node, node[0])
+
+
+def _max_pool_of_bordered(node: OnnxNode, window: Window, column_major: bool) -> list[Expr]:
+    """Maxima and their positions where the border is known at run time: found with it, and counted without it."""
+    x = node[0]
+    bordered_x = window.bordered(x, _least(x))
+    largest, place = op.nn.max_pool_with_argmax(bordered_x, **_attributes(node, window))
+    coordinates: list[Expr] = []
+    for extent, (before, _) in zip(bordered_x.shape[:1:-1], window.border[::-1], strict=True):
+        size = op.sizes((extent,), ())
+        coordinates.append(op.subtract(op.floor_mod(place, size), op.sizes((before,), ())))
+        place = op.floor_divide(place, size)
+    axes = list(zip(coordinates[::-1], x.shape[2:], strict=True))
+    for coordinate, extent in axes[::-1] if column_major else axes:
+        place = op.add(op.multiply(place, op.sizes((extent,), ())), coordinate)
+    return [largest, place]
 
 
 def max_pool_of(node: OnnxNode, x: Expr) -> Expr:
     """The maximum of each window of `x` under the node's attributes."""
     window = _window(node, x)
-    least = float(x.dtype.min_value()) if x.dtype.is_integral else -math.inf
-    return _by_rank(node, _MAX, window)(window.bordered(x, least), **_attributes(node, window))
+    return _by_rank(node, _MAX, window)(window.bordered(x, _least(x)), **_attributes(node, window))
+
+
+def _least(x: Expr) -> float:
+    """A number that no element is less than."""
+    return float(x.dtype.min_value()) if x.dtype.is_integral else -math.inf
 
 
 @converter("MaxUnpool", since=9)
@@ -71,7 +91,7 @@ def max_unpool(node: OnnxNode) -> Expr:
 
 @converter("Col2Im", since=18)
 def col2im(node: OnnxNode) -> Expr:
-    image, block = node.constant_ints(1, "the image's shape"), node.constant_ints(2, "the block's shape")
+    image, block = node.sizes(1, "the image's shape"), node.constant_ints(2, "the block's shape")
     rank = len(image)
     return op.nn.col2im(
         node[0],

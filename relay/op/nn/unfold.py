@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -10,8 +11,10 @@ import te
 import topi
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
-from relay.op.common import Array, require, require_float
-from relay.type import TensorType
+from relay.op.common import Array, at_least, require, require_float
+from relay.sizes import dims_match, product, quotient
+from relay.type import TensorType, shape_text
+from te.tir import Dim
 from topi.nn.unfold import window_counts
 
 __all__ = ["Col2Im", "col2im"]
@@ -24,13 +27,13 @@ class Col2Im(OpDef):
     """Images (N, C, image...) that are the sums of their windows x (N, C * taps, windows) (ONNX: Col2Im).
 
     `padding` is (begin..., end...). (C1) x has three dimensions and floats as elements; (C2) the attributes have one
-    positive number for each axis of the image, padding two that are not negative; (C3) dimension 1 is known and a
-    multiple of the taps of a window; (C4) dimension 2 is the number of windows.
+    positive number for each axis of the image, padding two that are not negative; (C3) dimension 1 is a multiple of the
+    taps of a window; (C4) dimension 2 is the number of windows.
     """
 
     mixed_precision = MixedPrecision.NEVER
 
-    image_shape: Ints
+    image_shape: tuple[Dim, ...]
     block_shape: Ints
     strides: Ints
     dilation: Ints
@@ -41,43 +44,46 @@ class Col2Im(OpDef):
         require(x.ndim == 3, f"(C1) x must have three dimensions; got {x}")
         rank = len(self.image_shape)
         lists = (self.image_shape, self.block_shape, self.strides, self.dilation)
-        fits = all(len(v) == rank and min(v, default=1) >= 1 for v in lists) and len(self.padding) == 2 * rank
+        fits = all(len(v) == rank and all(at_least(n, 1) for n in v) for v in lists) and len(self.padding) == 2 * rank
         require(
             fits and min(self.padding, default=0) >= 0, f"(C2) {lists} and {self.padding} do not describe windows"
         )
-        taps, columns = prod(self.block_shape), x.shape[1]
-        require(isinstance(columns, int) and columns % taps == 0, f"(C3) {columns} must be a multiple of {taps}")
-        assert isinstance(columns, int)
-        count = prod(self._counts())
-        require(min(self._counts()) >= 1, f"(C4) no window of {self.block_shape} fits into {self.image_shape}")
-        require(not isinstance(x.shape[2], int) or x.shape[2] == count, f"(C4) {x} must hold {count} windows")
-        return x.with_shape((x.shape[0], columns // taps, *self.image_shape))
+        taps, counts = prod(self.block_shape), self._counts()
+        channels = quotient(x.shape[1:2], (taps,))
+        require(channels is not None, f"(C3) {x.shape[1]} must be a multiple of {taps}")
+        assert channels is not None
+        fits = all(at_least(n, 1) for n in counts)
+        require(fits, f"(C4) no window of {self.block_shape} fits into {shape_text(self.image_shape)}")
+        count = product(counts)
+        require(dims_match(x.shape[2], count), f"(C4) {x} must hold {count} windows")
+        return x.with_shape((x.shape[0], channels, *self.image_shape))
 
-    def _counts(self) -> Ints:
+    def _counts(self) -> tuple[Dim, ...]:
         return window_counts(self.image_shape, self.block_shape, self.strides, self.dilation, self.padding)
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         return topi.nn.col2im(x, self.image_shape, self.block_shape, self.strides, self.dilation, self.padding)
 
     def reference(self, x: Array) -> Array:
-        rank, counts = len(self.image_shape), self._counts()
+        rank = len(self.image_shape)
+        image, counts = ([int(n) for n in sizes] for sizes in (self.image_shape, self._counts()))  # type: ignore[arg-type]
         batch, channels = x.shape[0], x.shape[1] // prod(self.block_shape)
         columns = x.reshape(batch, channels, *self.block_shape, *counts).astype(np.float64)
         bordered = np.zeros((batch, channels, *[n + self.padding[a] + self.padding[a + rank]
-                                                for a, n in enumerate(self.image_shape)]))  # fmt: skip
+                                                for a, n in enumerate(image)]))  # fmt: skip
         for tap in np.ndindex(*self.block_shape):
             at = [slice(t * d, t * d + (n - 1) * s + 1, s)
                   for t, d, s, n in zip(tap, self.dilation, self.strides, counts, strict=True)]  # fmt: skip
             bordered[(slice(None), slice(None), *at)] += columns[(slice(None), slice(None), *tap)]
-        inner = [slice(self.padding[a], self.padding[a] + n) for a, n in enumerate(self.image_shape)]
+        inner = [slice(self.padding[a], self.padding[a] + n) for a, n in enumerate(image)]
         return bordered[(slice(None), slice(None), *inner)].astype(x.dtype)
 
 
 def col2im(
-    data: Expr, image_shape: Ints, block_shape: Ints, strides: Ints, dilation: Ints, padding: Ints
+    data: Expr, image_shape: Sequence[Dim], block_shape: Ints, strides: Ints, dilation: Ints, padding: Ints
 ) -> Call:
     """The images whose windows are the columns of `data`, overlaps added up."""
     op = Col2Im(
-        image_shape=image_shape, block_shape=block_shape, strides=strides, dilation=dilation, padding=padding
+        image_shape=tuple(image_shape), block_shape=block_shape, strides=strides, dilation=dilation, padding=padding
     )
     return op(data)
