@@ -56,7 +56,7 @@ class Case:
         weights = [numpy_helper.from_array(v, name) for name, v in self.given.items()]
         outputs = [helper.make_tensor_value_info(r, 0, None) for r in results]
         graph = helper.make_graph([node], "case", inputs, outputs, weights)
-        opsets = [helper.make_opsetid("", 24), helper.make_opsetid("ai.onnx.ml", 4)]
+        opsets = [helper.make_opsetid("", 27), helper.make_opsetid("ai.onnx.ml", 4)]
         return helper.make_model(graph, opset_imports=opsets)
 
 
@@ -73,7 +73,30 @@ CASES = [
     Case("Conv", IMAGE, IMAGES, {"w": floats(4, 1, 4, 3)},
          {"auto_pad": "SAME_LOWER", "strides": [3, 2], "group": 4}, name="same depthwise"),
     Case("ConvTranspose", IMAGE, IMAGES, {"w": floats(4, 3, 3, 3)}, {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    Case("Conv", {"x": ("n", 64, "h", "w")}, ({"n": 1, "h": 30, "w": 41}, {"n": 2, "h": 7, "w": 3}),
+         {"w": floats(64, 64, 3, 3) / 64}, {"pads": [1, 1, 1, 1]}, name="by Winograd's algorithm"),
+    Case("Conv", {**IMAGE, "w": ("m", 2, "k", "l"), "b": ("m",)},
+         ({"n": 1, "h": 8, "w": 6, "m": 4, "k": 3, "l": 2}, {"n": 2, "h": 5, "w": 9, "m": 6, "k": 1, "l": 5}),
+         attrs={"auto_pad": "SAME_UPPER", "group": 2}, name="any filters"),
+    Case("Conv", {"x": ("n", "c", "h", "w"), "w": ("m", "c", "k", "l")},
+         ({"n": 1, "c": 3, "h": 8, "w": 6, "m": 4, "k": 3, "l": 2},
+          {"n": 2, "c": 9, "h": 5, "w": 9, "m": 6, "k": 3, "l": 2}),
+         attrs={"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}, name="any channels"),
+    Case("ConvTranspose", {"x": ("n", 4, "t"), "w": (4, "m", "k")},
+         ({"n": 1, "t": 8, "m": 4, "k": 3}, {"n": 2, "t": 5, "m": 3, "k": 4}),
+         attrs={"strides": [2]}, name="any filters"),
+    Case("ConvTranspose", {"x": ("n", 4, "t")}, ({"n": 1, "t": 8}, {"n": 2, "t": 5}), {"w": floats(4, 6, 16)},
+         {"strides": [8], "pads": [4, 4]}, name="of a line"),
+    Case("CausalConvWithState", {"x": ("n", "c", "t"), "w": ("c", 1, "k"), "b": ("c",), "past": ("n", "c", "p")},
+         ({"n": 1, "c": 3, "t": 8, "k": 3, "p": 2}, {"n": 2, "c": 4, "t": 2, "k": 4, "p": 3}),
+         attrs={"activation": "silu"}, outputs=2),
     Case("MaxPool", IMAGE, IMAGES, attrs={"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    Case("MaxPool", IMAGE, IMAGES, attrs={"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"},
+         outputs=2, name="with positions"),
+    Case("MaxPool", IMAGE, IMAGES, attrs={"kernel_shape": [3, 2], "auto_pad": "SAME_UPPER", "storage_order": 1},
+         outputs=2, name="with positions by columns"),
+    Case("Col2Im", {"x": ("n", "c", "l")}, ({"n": 1, "c": 12, "l": 12}, {"n": 2, "c": 24, "l": 12}),
+         {"image": ints(4, 6), "block": ints(2, 3)}, name="of any channels"),
     Case("AveragePool", IMAGE, IMAGES, attrs={"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     Case("AveragePool", IMAGE, IMAGES, name="ceil",
          attrs={"kernel_shape": [3, 3], "strides": [2, 3], "pads": [1, 0, 1, 1], "ceil_mode": 1}),

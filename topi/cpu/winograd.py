@@ -39,8 +39,9 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
     Where tiles are counted at run time, others serve less of them than a block has.
     """
     plan = _plan(target, anchor, outs[0])
-    counted = not all(isinstance(d, int) for d in outs[0].shape[:3])
-    blocks = [n for n in _FEW_TILES if n < plan.block and counted]
+    images, *sides = [isinstance(d, int) for d in outs[0].shape[:3]]
+    few = () if all((images, *sides)) else (1,) if all(sides) else _FEW_TILES
+    blocks = [n for n in few if n < plan.block]
     fewer = [replace(plan, block=n, rows=min(n, plan.rows), weights_once=True) for n in blocks]
     schedules = [_arranged(outs, anchor, target, p) for p in (plan, *fewer)]
     for s, smaller in pairwise(schedules):
@@ -49,7 +50,8 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
 
 
 _FEW_TILES = (4, 1)
-"""Sizes of blocks where tiles are counted at run time and less than was planned for."""
+"""Sizes of blocks where tiles are counted at run time and less than was planned for. One image of known sides has as
+many as that, and only for none the last is needed."""
 
 
 def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:

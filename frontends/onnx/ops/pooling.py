@@ -11,7 +11,7 @@ from frontends.onnx.ops.common import bordered, float_const, reshape_to, zeros
 from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Expr
+from relay.expr import Expr, TupleGetItem
 from relay.sizes import add_sizes, is_at_least, product
 from relay.type import shapes_match
 
@@ -40,7 +40,8 @@ def _max_pool_of_bordered(node: OnnxNode, window: Window, column_major: bool) ->
     """Maxima and their positions where the border is known at run time: found with it, and counted without it."""
     x = node[0]
     bordered_x = window.bordered(x, _least(x))
-    largest, place = op.nn.max_pool_with_argmax(bordered_x, **_attributes(node, window))
+    pooled = op.nn.max_pool_with_argmax(bordered_x, **_attributes(node, window))
+    place: Expr = TupleGetItem(pooled, 1)
     coordinates: list[Expr] = []
     for extent, (before, _) in zip(bordered_x.shape[:1:-1], window.border[::-1], strict=True):
         size = op.sizes((extent,), ())
@@ -49,7 +50,7 @@ def _max_pool_of_bordered(node: OnnxNode, window: Window, column_major: bool) ->
     axes = list(zip(coordinates[::-1], x.shape[2:], strict=True))
     for coordinate, extent in axes[::-1] if column_major else axes:
         place = op.add(op.multiply(place, op.sizes((extent,), ())), coordinate)
-    return [largest, place]
+    return [TupleGetItem(pooled, 0), place]
 
 
 def max_pool_of(node: OnnxNode, x: Expr) -> Expr:

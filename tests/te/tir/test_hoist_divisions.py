@@ -1,0 +1,113 @@
+"""Divisions by sizes leave loops, and the program means the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import te
+import topi
+from te.dtype import HANDLE
+from te.tir import (
+    BufferLoad,
+    BufferStore,
+    For,
+    ForKind,
+    IfThenElse,
+    PrimFunc,
+    SizeVar,
+    Var,
+    const,
+    decl_buffer,
+)
+from te.tir.interpreter import interpret
+from te.tir.ops import floordiv, floormod
+from te.tir.passes.hoist_divisions import hoist_divisions
+from te.tir.verifier import verify
+
+n, i, j = SizeVar("n"), Var("i"), Var("j")
+
+
+def function(body, *buffers) -> PrimFunc:
+    handles = [Var(b.name, HANDLE) for b in buffers]
+    return PrimFunc((*handles, n), body, dict(zip(handles, buffers, strict=True)))
+
+
+def loop(var, extent, body):
+    return For(var, const(0), extent if not isinstance(extent, int) else const(extent), ForKind.SERIAL, body, {})
+
+
+def text_of(func: PrimFunc) -> list[str]:
+    return [line.strip() for line in str(func).splitlines()[1:]]
+
+
+def test_a_division_is_done_where_its_variables_are_known():
+    a = decl_buffer((64,), "int32", "a")
+    body = loop(i, n, loop(j, 4, BufferStore(a, floordiv(i, n) + floormod(i, n) * j, (j,))))
+    assert text_of(hoist_divisions(function(body, a))) == [
+        "for i in range(n):",
+        "quotient = truncdiv(i, max(n, 1))",
+        "remainder = truncmod(i, max(n, 1))",
+        "for j in range(4):",
+        "a[j] = quotient + remainder * j",
+    ]
+
+
+def test_divisions_in_divisions_and_equal_ones_are_done_once():
+    a = decl_buffer((64,), "int32", "a")
+    inner = floordiv(i + 3, n + 1)
+    body = loop(i, 8, loop(j, 4, BufferStore(a, floormod(inner, n + 2) + floordiv(i + 3, n + 1), (j,))))
+    assert text_of(hoist_divisions(function(body, a))) == [
+        "for i in range(8):",
+        "quotient = truncdiv(i + 3, n + 1)",
+        "remainder = truncmod(quotient, n + 2)",
+        "for j in range(4):",
+        "a[j] = remainder + quotient",
+    ]
+
+
+def test_what_may_be_negative_is_rounded_down_still():
+    a = decl_buffer((64,), "int32", "a")
+    func = function(loop(i, 8, BufferStore(a, floordiv(i - 3, n), (i,))), a)
+    assert "quotient = (i - 3) // max(n, 1)" in text_of(hoist_divisions(func))
+
+
+def test_what_a_branch_tests_is_known_of_the_divisions_in_it():
+    a = decl_buffer((64,), "int32", "a")
+    divided = BufferStore(a, floordiv(i + n - 8, n), (i,))
+    func = function(IfThenElse(n >= 8, loop(i, 8, divided)), a)
+    assert "quotient = truncdiv(i + n - 8, n)" in text_of(hoist_divisions(func))
+
+
+@pytest.mark.parametrize("divided", ["by data", "of data", "outside of loops", "by a number"])
+def test_other_divisions_stay(divided: str):
+    a = decl_buffer((64,), "int32", "a")
+    at = BufferLoad(a, (i,))
+    bodies = {
+        "by data": loop(i, 8, BufferStore(a, floordiv(i, at), (i,))),
+        "of data": loop(i, 8, BufferStore(a, floordiv(at, n), (i,))),
+        "outside of loops": BufferStore(a, floordiv(const(7), n), (const(0),)),
+        "by a number": loop(i, 8, BufferStore(a, floordiv(i + n, 3), (i,))),
+    }
+    lines = text_of(hoist_divisions(function(bodies[divided], a)))
+    assert all(line.startswith(("for", "a[")) for line in lines)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 5), (1, 1), (4, 16), (7, 3)])
+def test_a_fused_and_tiled_image_is_the_same(rows: int, columns: int):
+    h, w = SizeVar("h"), SizeVar("w")
+    x = te.placeholder((h, w, 4), name="x")
+    y = topi.nn.pad(x, (1, 1, 0), (1, 1, 0), 0.0)
+    s = te.create_schedule([y.op])
+    outer, _ = s[y].split(s[y].fuse(*s[y].op.axis[:2]), factor=6, tail="shift")
+    s[y].parallel(outer)
+    func = te.lower(s, [x, y])["main"]
+    hoisted = hoist_divisions(func)
+    verify(hoisted)
+    assert hoisted is not func
+    data = np.arange(rows * columns * 4, dtype=np.float32).reshape(rows, columns, 4)
+    results = [np.full((rows + 2, columns + 2, 4), 7, np.float32) for _ in range(2)]
+    for f, result in zip((func, hoisted), results, strict=True):
+        interpret(f, data.copy(), result)
+    np.testing.assert_array_equal(results[0], np.pad(data, [(1, 1), (1, 1), (0, 0)]))
+    np.testing.assert_array_equal(results[1], results[0])
