@@ -97,3 +97,23 @@ def test_computed_matrices_of_sizes_known_at_run_time_are_packed(transpose_a: bo
 @pytest.mark.parametrize(("rows", "ahead"), [(1, False), (64, True)])
 def test_narrow_weights_are_fetched_ahead_of_being_widened(rows: int, ahead: bool):
     assert ("prefetch(" in loops_of(rows, "float16")) == ahead
+
+
+@pytest.mark.parametrize(("rows", "by_parts"), [(3, False), (16, True), (50, True), (127, True), (301, True)])
+def test_long_reductions_are_done_by_parts_which_stay_in_the_cache(rows: int, by_parts: bool):
+    """1024 steps in eight parts, for all rows or for blocks of them; what is added afterwards may lie in the result."""
+    target = Target({**HASWELL.to_dict(), "l2-bytes": 131072})
+    rng = np.random.default_rng(rows)
+    weight, x = rng.standard_normal((384, 1024), dtype=np.float32), relay.var("x", (rows, 1024))
+    residual = relay.var("r", (rows, 384))
+    body = relay.nn.relu(relay.nn.dense(relay.exp(x), relay.const(weight)) + residual)
+    function = relay.Function((x, residual), body)
+    optimized = relay.optimize(IRModule({"main": function}), target)
+    kernels = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
+    (loops,) = [text for text in kernels if "dense_packed" in text]
+    assert ("in range(8)" in loops) == by_parts
+    lib = relay.build(function, "llvm -num-cores=2 -l2-bytes=131072")
+    data, added = (rng.standard_normal((rows, n), dtype=np.float32) for n in (1024, 384))
+    result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data, added)[0].numpy()
+    expected = np.maximum(np.exp(data.astype(np.float64)) @ weight.T.astype(np.float64) + added, 0)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)

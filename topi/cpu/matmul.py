@@ -14,6 +14,7 @@ import te
 from topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_panel
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels, stream_widened
+from topi.cpu.product_parts import sum_by_parts
 from topi.cpu.product_plan import ProductPlan, fewer_rows, plan_product
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
@@ -98,7 +99,7 @@ def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, p
     inline_injective(s, outs, keep=[anchor, *widened_weights(anchor), *pairs])
     for op in pairs:
         schedule_pairs(s, op, target)
-    tile_product(s, outs[0], anchor, target, plan)
+    (sum_by_parts if plan.depth else tile_product)(s, outs[0], anchor, target, plan)
     return s
 
 

@@ -24,10 +24,22 @@ _BLOCKS_OF_A_CORE = 8
 """Blocks of rows for each core, at least, where these are what threads share."""
 _MUCH_LARGER = 4
 """How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
+_ELEMENT = 4
+"""Bytes of an element of the operands; others are widened first."""
+_FEWEST_STEPS = 128
+"""Steps of the reduction that are done at a time, at least."""
 _FEWEST_TILES = 8
 """Tiles that a panel passes over at least, while it is in the first-level cache."""
 _WASTE = 0.01
 """Tiles that are computed twice, as a part of all, at most."""
+_ROWS_OF_A_PART = 112
+"""Rows of a block, at least (or all), for which a part of the reduction is done at a time: they pay for the panels."""
+_TILES_OF_A_PART = 4
+"""Row tiles of a block, at least: fewer read a panel from memory as quickly as anything else."""
+_PANELS_AT_ONCE = 2
+"""Panels, at most, that a block is multiplied with part by part."""
+_PART_SHARE, _PANEL_SHARE = 0.95, 1 / 8
+"""Of the second-level cache: a block's part of the rows, two panels' and the sums, at most; and one panel's part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,10 @@ class ProductPlan:
     """panels are the outermost loop by themselves even if all are whole: something is computed once for each"""
     tiles_of_a_panel: int = 0
     """row tiles in a row that read the same panel, while the next one may be fetched; 0 where others come between"""
+    depth: int = 0
+    """steps of the reduction that a block's tiles do before the next ones (`topi.cpu.product_parts`); 0: all"""
+    panels_at_once: int = 1
+    """panels that a block is multiplied with in turns then"""
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -57,6 +73,9 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     temporaries = spare_registers(target, form)
     height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries)
     tiles = -(-p.rows // height)
+    parts = None if narrow or width != p.panel else _parts(p, height, tiles)
+    if parts is not None:
+        return parts
     if narrow and tiles > 1:
         panels_first, at_once, apart = True, 0, True
     else:
@@ -87,6 +106,8 @@ class _Product:
         self.rows, self.columns = constant_size(row_dims), constant_size([columns])
         extents = [extent_of(axis) for axis in anchor.reduce_axis]
         self.steps = constant_size(extents)
+        self.is_matrix = len(extents) == 1 and all(isinstance(d, int) for d in (*out.shape, *extents))
+        """Is it a product of matrices with sizes that are known?"""
         self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
         """results on a line of an image; 0 where no window moves along it"""
 
@@ -118,6 +139,31 @@ def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
     if not p.has_whole_panels or p.columns <= p.panel:
         return at_once
     return choose("tiles at once", at_once or _tiles_of_a_core(p, tiles), _block_sizes(tiles))
+
+
+def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
+    """The plan for a part of the reduction at a time; None where two panels, and enough rows, fit into the cache whole.
+
+    The steps are as many as leave room for enough rows, the blocks as even as their number allows.
+    """
+    cores, elements = p.target.num_cores, int(_PART_SHARE * p.target.cache_bytes.l2) // _ELEMENT
+    large = 2 * p.panel * p.steps > elements or (p.left_bytes or 0) > cache_share(p.target)
+    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
+        return None
+    panels = p.columns // p.panel
+    together = max(n for n in range(1, _PANELS_AT_ONCE + 1) if panels % n == 0)
+    most = int(_PANEL_SHARE * p.target.cache_bytes.l2) // (_ELEMENT * p.panel)
+    for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
+        rows = (elements - 2 * p.panel * depth) // (depth + together * p.panel)
+        if rows < min(_ROWS_OF_A_PART, p.rows) or most < depth < p.steps:
+            continue
+        blocks = -(-tiles // max(rows // height, 1))
+        evenly = largest_share(blocks * panels // together, cores) * _NOTABLY <= largest_share(tiles * panels, cores)
+        if depth == p.steps or not evenly or not choose("parts", True, (True, False)):
+            return None
+        at_once = -(-tiles // blocks) if blocks > 1 else 0
+        return ProductPlan(height, p.panel, p.panel, tiles_at_once=at_once, depth=depth, panels_at_once=together)
+    return None
 
 
 def _tiles_in_cache(p: _Product, tiles: int) -> int:
