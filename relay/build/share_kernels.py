@@ -5,16 +5,14 @@ With the numbers written into the code each would be a kernel of its own, to be 
 of a model are compared with their numbers left out. Where several are alike, the numbers in which they differ become
 parameters: tensors of no dimension, which are loaded once before the loops (`relay.build.load_scalars`).
 
-A number stays in the code where it decides what the code is (`OpDef.decides_code`: an exponent, a divisor), where it is
-0, 1, -1 or not finite, where it is the same in all functions that are alike, and in a function like no other.
+A number stays in the code where it decides what the code is (`OpDef.decides_code`: an exponent, a divisor, a factor of
+1), where it is the same in all functions that are alike, and in a function like no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from relay.analysis import evaluation_order
 from relay.build.graph import ExecutionGraph, GraphTensor
@@ -133,11 +131,8 @@ def _numbers(call: Call) -> Iterator[tuple[int, Constant]]:
 
 
 def _is_plain(e: Constant) -> bool:
-    """Is it one number of a type that processors have, and none that simplifies code?"""
-    if e.data.ndim or e.dtype.bits < (16 if e.dtype.is_float else 8):
-        return False
-    value = float(e.data)
-    return bool(np.isfinite(value)) and value not in (0.0, 1.0, -1.0)
+    """Is it one number of a type that processors have?"""
+    return e.data.ndim == 0 and e.dtype.bits >= (16 if e.dtype.is_float else 8)
 
 
 def _identity(number: Constant) -> Number:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum
@@ -122,10 +123,10 @@ class OpDef(Abstract):
     def decides_code(self, operand: int, value: Any) -> bool:
         """Had the code better be made for the very `value`, an array of one number, that an operand is known to have?
 
-        An exponent or a divisor, say. Others of elementwise operators may become data, so that functions that differ in
-        them only are compiled once (`relay.build.share_kernels`).
+        An exponent or a divisor, say, and what makes an operation vanish. Others of elementwise operators may become
+        data, so that functions that differ in them only are compiled once (`relay.build.share_kernels`).
         """
-        return self.pattern > OpPattern.BROADCAST
+        return self.pattern > OpPattern.BROADCAST or float(value) in (0.0, 1.0, -1.0) or not math.isfinite(value)
 
     def transposed(self, perm: Permutation, types: Sequence[Type]) -> OpDef | None:
         """The operator `t` with ``t(T(x), ...) == T(self(x, ...))``, T transposing by `perm`; None if there is none.

@@ -118,7 +118,7 @@ class Multiply(Binary):
     evaluate = staticmethod(np.multiply)
 
     def decides_code(self, operand: int, value: Array) -> bool:
-        return value.dtype.kind in "iu" and _is_power_of_two(value)
+        return super().decides_code(operand, value) or (value.dtype.kind in "iu" and _is_power_of_two(value))
 
 
 def _is_power_of_two(value: Array) -> bool:
@@ -129,7 +129,8 @@ class Quotient(Binary):
     """Base of what divides: by a known integer or power of two without a division."""
 
     def decides_code(self, operand: int, value: Array) -> bool:
-        return operand == 1 and (value.dtype.kind in "iu" or _is_power_of_two(value))
+        known = operand == 1 and (value.dtype.kind in "iu" or _is_power_of_two(value))
+        return known or super().decides_code(operand, value)
 
 
 def _integer_quotient(a: Array, b: Array, rounded_down: bool) -> Array:
@@ -229,7 +230,7 @@ class LeftShift(IntBinary):
     evaluate = staticmethod(np.left_shift)
 
     def decides_code(self, operand: int, value: Array) -> bool:
-        return operand == 1
+        return operand == 1 or super().decides_code(operand, value)
 
 
 @register_op("right_shift", pattern=OpPattern.BROADCAST)
@@ -240,7 +241,7 @@ class RightShift(IntBinary):
     evaluate = staticmethod(np.right_shift)
 
     def decides_code(self, operand: int, value: Array) -> bool:
-        return operand == 1
+        return operand == 1 or super().decides_code(operand, value)
 
 
 @register_op("bitwise_and", pattern=OpPattern.BROADCAST)

@@ -126,6 +126,16 @@ def test_integer_divisors_and_shifts_stay_in_the_code() -> None:
         assert parameters(*[binary(x, number(value, "int32")) for value in (3, 5)]) == [[], []]
 
 
+def test_one_kernel_picks_any_column() -> None:
+    x = relay.var("x", (40, 5))
+    columns = [op.take(x, number(i, "int64"), axis=1, mode=mode) for i in range(5) for mode in ("fast", "numpy")]
+    lib = built(relay.Function((x,), relay.Tuple(columns)))
+    assert lib.build_report.kernels == 2
+    data = RNG.standard_normal((40, 5), dtype=np.float32)
+    for i, got in enumerate(run(lib, x=data)):
+        np.testing.assert_array_equal(got, data[:, i // 2])
+
+
 def test_kernels_of_different_sizes_and_numbers_are_one() -> None:
     rows = [SizeVar(f"n{i}") for i in range(3)]
     params = [relay.var(f"x{i}", (n, 6)) for i, n in enumerate(rows)]
