@@ -35,6 +35,8 @@ class Folder:
 
     def __init__(self) -> None:
         self._done: dict[Expr, Expr] = {}
+        self._unknown: set[Expr] = set()
+        """expressions that were asked for their values, and have none"""
 
     def finish(self, expr: Expr, span: Span) -> Expr:
         """`expr` with every new node in it spanned and small constant calls folded."""
@@ -52,9 +54,10 @@ class Folder:
         if isinstance(expr, Constant):
             return expr.data
         memo: dict[Expr, Expr] = {}
-        for node in _post_order(expr, _nowhere):
+        for node in _post_order(expr, self._unknown.__contains__):
             memo[node] = _folded(node.rebuild(lambda child: memo.get(child, child)), ON_DEMAND_ELEMENTS)
-        result = memo[expr]
+        self._unknown.update(node for node, found in memo.items() if not isinstance(found, Constant | Tuple))
+        result = memo.get(expr)
         return result.data if isinstance(result, Constant) else None
 
 

@@ -1,0 +1,29 @@
+"""Values that converters ask for: known or not, each expression is looked through once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from frontends.onnx import fold
+from frontends.onnx.fold import Folder
+from relay import const, op, var
+from te.ir import Span
+
+
+def test_a_value_is_there_exactly_where_constants_decide_it():
+    folder, x = Folder(), var("x", (2,))
+    known = op.add(const(np.ones(2, "float32")), const(np.ones(2, "float32")))
+    np.testing.assert_array_equal(folder.value(known), [2, 2])
+    assert folder.value(op.add(known, x)) is None
+    np.testing.assert_array_equal(folder.value(known), [2, 2])
+
+
+def test_asking_for_every_value_of_a_chain_takes_time_linear_in_its_length(monkeypatch):
+    looked: list[object] = []
+    original = fold._folded
+    monkeypatch.setattr(fold, "_folded", lambda node, limit: looked.append(node) or original(node, limit))
+    folder, x = Folder(), var("x", (2,))
+    for _ in range(200):
+        x = folder.finish(op.negative(x), Span("model", "chain", "Neg"))
+        assert folder.value(x) is None
+    assert len(looked) < 1000
