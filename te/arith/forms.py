@@ -17,7 +17,7 @@ from te.tir.expr import Add, FloorDiv, FloorMod, IntImm, Max, Min, Mul, PrimExpr
 
 __all__ = ["Forms"]
 
-_FUEL = 8  # substitutions that one proof may make
+_FUEL = 8  # substitutions that one proof may make; sums of more minima and maxima are not taken apart
 
 
 class Forms:
@@ -258,8 +258,13 @@ class Forms:
             return False
         found = self._proved.get(form.key)
         if found is None:
-            found = self._proved[form.key] = self._prove(form, _FUEL)
+            few = sum(_is_extremum(atom) for atom in form.terms) <= _FUEL
+            found = self._proved[form.key] = self._prove(form, _FUEL) if few else self._follows(form)
         return found
+
+    def _follows(self, form: Linear) -> bool:
+        """Is the value at least that of something known to be at least 0?"""
+        return any(form.plus(fact, -1).bounds()[0] >= 0 for fact in self._known)
 
     def _prove(self, form: Linear, fuel: int) -> bool:
         low, high = form.bounds()
@@ -267,15 +272,13 @@ class Forms:
             return True
         if high < 0 or fuel == 0:
             return False
-        for fact in self._known:
-            if form.plus(fact, -1).bounds()[0] >= 0:
-                return True
+        if self._follows(form):
+            return True
         for atom, c in form.terms.items():
-            if atom.kind == "min" or atom.kind == "max":
+            if _is_extremum(atom):
                 rest = form.without(atom)
-                every = (atom.kind == "min") == (c > 0)
-                cases = [self._prove(rest.plus(x, c), fuel - 1) for x in atom.args]
-                return all(cases) if every else any(cases)
+                every = all if (atom.kind == "min") == (c > 0) else any
+                return every(self._prove(rest.plus(x, c), fuel - 1) for x in atom.args)
         return any(self._prove(candidate, fuel - 1) for candidate in self._weaker(form))
 
     def without_quotient(self, form: Linear) -> Linear | None:
@@ -321,6 +324,10 @@ class Forms:
                 low = x.plus(other.args[0], -1).bounds()[0]
                 if low != -inf:
                     yield form.without(atom).without(other).shifted(k * int(low // d))
+
+
+def _is_extremum(atom: Atom) -> bool:
+    return atom.kind == "min" or atom.kind == "max"
 
 
 def _uid(atom: Atom) -> int:
