@@ -37,8 +37,9 @@ from frontends.onnx.unsupported import list_unsupported
 from relay import op
 from relay.container_type import OptionalType
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.op.creation import Sizes
 from relay.op.transform import Concatenate
-from relay.sizes import Assumptions, assuming, size_variables, smaller
+from relay.sizes import Assumptions, assuming, dims_equal, size_variables, smaller
 from relay.type import TensorType, TupleType
 from te.errors import CompileError
 from te.ir import IRModule, Span
@@ -485,6 +486,15 @@ class _Importer:
         names = tuple(f"#size{number}_{element}" for element in range(ty.size))
         self.bound.append((finished, source, names))
         return tuple(self.table.compute(name, self.bodies) for name in names)
+
+    def name_size(self, d: Dim, source: str) -> Dim:
+        for x, _, names in self.bound:
+            if isinstance(x, Call) and isinstance(x.op, Sizes) and dims_equal(x.op.values[0], d):
+                return self.table.dim(names[0])
+        name = f"#size{self._number(source)}_0"
+        value = Sizes(values=(d,), shape=(1,))(span=Span(self.model.name, source))
+        self.bound.append((value, source, (name,)))
+        return self.table.compute(name, self.bodies)
 
     def _number(self, place: str) -> int:
         """A number for what is asked for at `place`: the same each time the model is converted."""

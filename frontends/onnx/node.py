@@ -46,6 +46,10 @@ class Session(Protocol):
         """Size variables for the elements of an integer tensor that is computed at run time; None for want of them."""
         ...
 
+    def name_size(self, d: Dim, source: str) -> Dim:
+        """A size variable that is given the value of `d`, the same one for equal sizes."""
+        ...
+
     def check_equal(self, a: Dim, b: Dim, source: str) -> None:
         """Have the two sizes compared when the model runs."""
         ...
@@ -217,6 +221,10 @@ class OnnxNode:
         if bound is None:
             raise self.value_needed(f"{what} is computed at run time, and {self.op_type} needs its value", x)
         return bound
+
+    def name_size(self, d: Dim, what: str) -> Dim:
+        """A size variable for `d`, which is an expression of many: what comes after counts in one number."""
+        return self._session.name_size(d, f"{self.where}, {what}")
 
     def check_equal(self, a: Dim, b: Dim, what: str) -> None:
         """Have two sizes compared when the model runs."""

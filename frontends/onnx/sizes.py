@@ -13,7 +13,10 @@ from relay.sizes import Assumptions, dims_equal, evaluate, size_variables
 from te.ir import collect
 from te.tir import Dim, Max, Min, PrimExpr, SizeVar
 
-__all__ = ["SizeTable"]
+__all__ = ["MOST_SIZES", "SizeTable"]
+
+MOST_SIZES = 16
+"""Sizes that another is an expression of, at most; one of more is a size of its own, which is computed at run time."""
 
 
 @dataclass
@@ -72,13 +75,15 @@ class SizeTable:
     def _can_be(self, name: str, value: Dim) -> bool:
         """May the variable be replaced by the expression? What is in it must be known wherever and whenever it is.
 
-        A dimension of an input that has a name is not replaced by a clipped one, as of a slice: kernels would count in
-        that everywhere. The two are compared when the model runs.
+        A dimension of an input that has a name is not replaced by a clipped one, as of a slice, nor any by a sum of
+        many: kernels would count in that everywhere. The two are compared when the model runs.
         """
         named = name not in self.unnamed and name not in self.computed
         if named and isinstance(value, PrimExpr) and collect(value, (Min, Max)):
             return False
         inputs, of = (-1, ()), size_variables([value])
+        if len(of) > MOST_SIZES:
+            return False
         number, bodies = self.computed.get(name, inputs)
         others = [self.computed.get(v, inputs) for v in of]
         known = all(n <= number and bodies[: len(around)] == around for n, around in others)

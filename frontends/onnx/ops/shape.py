@@ -10,10 +10,23 @@ import numpy as np
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import counted, reshape_to, transposed
 from frontends.onnx.registry import converter
+from frontends.onnx.sizes import MOST_SIZES
 from relay import op
 from relay.errors import TypeInferenceError
 from relay.expr import Expr, const
-from relay.sizes import add_sizes, dims_equal, dims_match, floor_divide, is_at_least, larger, product, quotient, smaller
+from relay.op.common import with_dim
+from relay.sizes import (
+    add_sizes,
+    dims_equal,
+    dims_match,
+    floor_divide,
+    is_at_least,
+    larger,
+    product,
+    quotient,
+    size_variables,
+    smaller,
+)
 from relay.type import broadcast_shapes, shape_text, shapes_equal
 from te.tir import Dim
 
@@ -142,7 +155,14 @@ def concat(node: OnnxNode) -> Expr:
     inputs = node.all_inputs()
     default = 1 if node.opset < 4 else None
     axis = node.axis(node.attr_int("axis", default), node.rank(0))
-    return inputs[0] if len(inputs) == 1 else op.concatenate(inputs, axis=axis)
+    if len(inputs) == 1:
+        return inputs[0]
+    joined = op.concatenate(inputs, axis=axis)
+    total = joined.shape[axis]
+    if len(size_variables((total,))) <= MOST_SIZES:
+        return joined
+    return op.reshape(joined, with_dim(joined.shape, axis, node.name_size(total, "the size")))
+
 
 
 @converter("Split", since=1)
