@@ -6,6 +6,7 @@ The kinds that run on a CPU share these options. Their parser makes everything e
 
 from __future__ import annotations
 
+import difflib
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
     """The attributes given, with every option of `add_cpu_options` made explicit.
 
     Raises TargetError for a processor that is not in `CPU_FEATURES` and comes without `mattr`, one of another
-    architecture than the triple, a `mattr` entry without sign, and sizes that make no sense.
+    architecture than the triple, a `mattr` entry without sign or of an unknown feature, and sizes that make no sense.
     """
     attrs = {"mtriple": _triple_for(attrs.get("mcpu"), host), **attrs}
     native = "mcpu" not in attrs and attrs["mtriple"] == host.triple
@@ -153,6 +154,11 @@ def _adjust(features: frozenset[str], mattr: list[str]) -> frozenset[str]:
     for entry in mattr:
         if entry[:1] not in ("+", "-") or len(entry) < 2:
             raise TargetError(f"-mattr has {entry!r}; expected +feature or -feature, such as +avx2,-avx512f")
+        if entry[1:] not in _KNOWN_FEATURES:  # LLVM would leave it out, and no machine be asked whether it has it
+            close = difflib.get_close_matches(entry[1:], _KNOWN_FEATURES, n=1)
+            hint = f" (did you mean {entry[0]}{close[0]}?)" if close else ""
+            raise TargetError(f"-mattr has the unknown feature {entry!r}{hint}; known are: "
+                              f"{', '.join(sorted(_KNOWN_FEATURES))}")  # fmt: skip
         features = features | {entry[1:]} if entry[0] == "+" else features - _with_dependents(entry[1:])
     return features
 

@@ -311,8 +311,10 @@ class DynamicRunner:
         values = self.array(step.tensor).numpy().reshape(-1)
         value = int(values[step.element])
         if not 0 <= value <= _MAX_ELEMENTS:
+            among = f" among {values.tolist()}" if len(values) > 1 else ""
             raise ArgumentError(
-                f"model {self._graph.name!r}: {step.source} computes the size {value}; expected 0 to {_MAX_ELEMENTS}"
+                f"model {self._graph.name!r}: {step.source} computes the size {value}{among}; expected 0 to "
+                f"{_MAX_ELEMENTS}"
             )
         self.sizes[step.name] = value
         self._note_sizes()

@@ -120,6 +120,8 @@ def test_the_architecture_follows_from_the_processor(mcpu, architecture):
         ("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=haswell", ["haswell", "aarch64", "leave one"]),
         ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=neoverse-n1", ["neoverse-n1", "x86_64", "leave one"]),
         ("llvm -mattr=avx2", ["'avx2'", "+feature"]),
+        ("llvm -mattr=+avx9", ["'+avx9'", "did you mean +avx", "avx512f"]),
+        ("llvm -mcpu=x86-64 -mattr=-hyperthreads", ["'-hyperthreads'", "known are"]),
         ("llvm -num-cores=many", ["num-cores", "'many'", "int"]),
         ("llvm -num-cores=0", ["num-cores 0", "at least one core"]),
         ("llvm -num-cores", ["wants a value"]),

@@ -111,6 +111,7 @@ def _range_at_run_time(node: OnnxNode) -> Expr:
         return op.arange(start, limit, step, str(node.dtype(0)))
     first, last, delta = (op.reshape(node[i], ()) for i in range(3))
     span = op.subtract(last, first)
+    stands_still = op.equal(delta, const(0, node.dtype(0)))
     if node.dtype(0).is_int:
         zero = const(0, node.dtype(0))
         up = op.greater(delta, zero)
@@ -118,6 +119,8 @@ def _range_at_run_time(node: OnnxNode) -> Expr:
         count = op.floor_divide(op.subtract(op.add(span, delta), unit), delta)
     else:
         count = op.ceil(op.divide(span, delta))
+        stands_still = op.logical_or(stands_still, op.logical_or(op.isnan(count), op.isinf(count)))
     whole = op.maximum(op.cast(count, "int64"), const(0, "int64"))
+    whole = op.where(stands_still, const(-1, "int64"), whole)  # which is no size
     (size,) = node.bind(whole, "the number of elements")
     return op.add(first, op.multiply(op.arange(0, size, 1, str(node.dtype(0))), delta))

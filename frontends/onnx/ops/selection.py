@@ -55,6 +55,8 @@ def compress(node: OnnxNode) -> Expr:
     along = 0 if axis is None else node.axis(axis, node.rank(0))
     known, extent = node.known_value(1), x.shape[along]
     if known is None:
+        count = product(node.type(1).shape)
+        node.check_equal(count, smaller(count, extent), "the conditions, no more than elements")
         return op.take(x, _positions(node, node[1]), axis=along, mode="clip")
     if isinstance(extent, int) and known.size > extent:
         raise node.error(f"{known.size} conditions for {extent} elements", expected="no more than elements")

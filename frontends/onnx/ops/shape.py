@@ -46,16 +46,18 @@ def reshape(node: OnnxNode) -> Expr:
 
 
 def _reshape_at_run_time(node: OnnxNode, allow_zero: bool) -> Expr:
-    """The program works out what 0 and -1 stand for, then the sizes are bound."""
+    """The program works out what 0 and -1 stand for, then the sizes are bound; other negative ones are no sizes."""
     source, shape = node.type(0).shape, op.cast(node[1], "int64")
     (rank,) = node.static(shape, "the shape of the new shape")
     zero, one = const(0, "int64"), const(1, "int64")
     if not allow_zero:
         kept = op.sizes([source[axis] if axis < len(source) else 0 for axis in range(rank)])
         shape = op.where(op.equal(shape, zero), kept, shape)
-    open_ = op.less(shape, zero)
+    open_ = op.equal(shape, const(-1, "int64"))
     given = op.prod(op.where(open_, one, shape))
     rest = op.trunc_divide(op.sizes((product(source),), ()), op.maximum(given, one))
+    several = op.greater(op.sum(op.cast(open_, "int64")), one)
+    rest = op.where(several, const(-1, "int64"), rest)  # two open dimensions are none that could be bound
     return op.reshape(node[0], node.bind(op.where(open_, rest, shape), "the new shape"))
 
 
@@ -358,8 +360,8 @@ def expand(node: OnnxNode) -> Expr:
     if wanted is None:
         (rank,) = node.static(node[1], "the shape of the shape")
         aligned = [1] * (rank - len(source)) + list(source[max(len(source) - rank, 0) :])
-        larger_of = op.maximum(op.cast(node[1], "int64"), op.sizes(aligned))
-        wanted = node.bind(larger_of, "the shape")
+        given = op.cast(node[1], "int64")
+        wanted = node.bind(op.where(op.equal(given, const(1, "int64")), op.sizes(aligned), given), "the shape")
     try:
         shape = broadcast_shapes(source, wanted)
     except TypeInferenceError:
