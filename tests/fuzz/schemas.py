@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import ml_dtypes
@@ -35,25 +37,49 @@ def kind_of(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(as_dtype(dtype)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """What is asked of a schema, which itself takes 10 KB."""
+
+    inputs: int
+    """at most"""
+    attributes: frozenset[str]
+    types: tuple[tuple[str, ...], ...]
+    """element types of each declared input"""
+
+
 @cache
-def _schema(op: str, opset: int, domain: str = "") -> defs.OpSchema | None:
+def _signature(op: str, opset: int, domain: str = "") -> _Signature | None:
     try:
         schema = defs.get_schema(op, opset, domain)
     except defs.SchemaError:
         return None
-    return None if schema.deprecated else schema
+    return None if schema.deprecated else _signature_since(op, schema.since_version, domain)
 
 
-def _known(op: str, opset: int) -> defs.OpSchema:
-    schema = _schema(op, opset)
-    if schema is None:
+@cache
+def _signature_since(op: str, version: int, domain: str) -> _Signature:
+    schema = defs.get_schema(op, version, domain)
+    allowed = {t.type_param_str: t.allowed_type_strs for t in schema.type_constraints}
+    types = tuple([_elements(allowed.get(x.type_str, [x.type_str])) for x in schema.inputs])
+    return _Signature(schema.max_input, frozenset(schema.attributes), types)
+
+
+def _elements(allowed: Sequence[str]) -> tuple[str, ...]:
+    names = [t[len("tensor(") : -1] for t in allowed if t.startswith("tensor(")]
+    return tuple([_ELEMENTS[name] for name in sorted(names) if name in _ELEMENTS])
+
+
+def _known(op: str, opset: int) -> _Signature:
+    found = _signature(op, opset)
+    if found is None:
         raise LookupError(f"opset {opset} has no {op}")
-    return schema
+    return found
 
 
 def exists(op: str, opset: int, domain: str = "") -> bool:
     """Is there such an operator in this version of the operator set?"""
-    return _schema(op, opset, domain) is not None
+    return _signature(op, opset, domain) is not None
 
 
 def has_attribute(op: str, opset: int, attribute: str) -> bool:
@@ -62,14 +88,10 @@ def has_attribute(op: str, opset: int, attribute: str) -> bool:
 
 def input_count(op: str, opset: int) -> int:
     """How many inputs it takes at most."""
-    return _known(op, opset).max_input
+    return _known(op, opset).inputs
 
 
-@cache
 def types_of(op: str, opset: int, position: int = 0) -> tuple[str, ...]:
     """Element types that an input may have."""
-    schema = _known(op, opset)
-    wanted = schema.inputs[min(position, len(schema.inputs) - 1)].type_str
-    allowed = {t.type_param_str: t.allowed_type_strs for t in schema.type_constraints}.get(wanted, [wanted])
-    names = [t[len("tensor(") : -1] for t in allowed if t.startswith("tensor(")]
-    return tuple([_ELEMENTS[name] for name in sorted(names) if name in _ELEMENTS])
+    types = _known(op, opset).types
+    return types[min(position, len(types) - 1)]
