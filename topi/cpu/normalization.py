@@ -26,6 +26,8 @@ __all__ = ["schedule_channelwise", "schedule_lrn", "schedule_rowwise"]
 _PAGE_BYTES = 4096
 _MOST_NEIGHBOURS = 16
 """Channels in the window of a local response normalisation that is unrolled."""
+_ROOTS_AT_ONCE = (4, 2)
+"""Vectors of a local response normalisation that are computed together, in the order of preference."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
@@ -250,10 +252,11 @@ def _as_one_expression(op: te.ComputeOp, window: int) -> te.Tensor:
 
 
 def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Target) -> None:
-    """Lines of channels, as vectors: two at once hide that a root takes long."""
+    """Lines of channels, as vectors: several at once hide that a root takes long."""
     *outer, channel = s[out].op.axis
     size, lanes = extent_of(channel), vector_lanes(target)
-    factor = 2 * lanes if isinstance(size, int) and size % (2 * lanes) == 0 else lanes
+    dividing = [n for n in _ROOTS_AT_ONCE if isinstance(size, int) and size % (n * lanes) == 0]
+    factor = dividing[0] * lanes if dividing else lanes
     group, within = s[out].split(channel, factor=factor)
     parallel_outer(s, out, outer, work, target)
     if isinstance(size, int) and size <= 2 * factor:
@@ -266,22 +269,26 @@ def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Tar
 def _lrn_across_channels(
     s: te.Schedule, out: te.Tensor, axis: int, window: int, work: float, target: Target
 ) -> None:
-    """Strips of planes, so that a window of channels of them stays in the first-level cache."""
+    """Strips of planes, long enough to be streamed, a window of channels of which stays in the second-level cache."""
     lanes, nbytes = vector_lanes(target), max(out.dtype.nbytes, 4)
     axes = list(s[out].op.axis)
     sizes = [extent_of(a) for a in axes[axis + 1 :]]
     size = constant_size(sizes)
-    fitting = target.cache_bytes.l1 // 2 // ((window + 2) * nbytes)
+    fitting = target.cache_bytes.l2 // 4 // ((window + 2) * nbytes)
     share = -(-size * constant_size([extent_of(a) for a in axes[:axis]]) // target.num_cores)
-    parts = -(-size // max(min(fitting, share), 2 * lanes))
+    parts, step = -(-size // max(min(fitting, share), 2 * lanes)), _ROOTS_AT_ONCE[0] * lanes
     strip, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]
     length: te.Dim = next((d for d in sizes if not isinstance(d, int)), size)
     if parts > 1 and isinstance(length, int):
-        length = -(-size // parts // (2 * lanes)) * 2 * lanes
+        length = -(-size // parts // step) * step if size >= step else -(-size // lanes) * lanes
         part, strip = s[out].split(strip, factor=length, tail="shift")
         outer = [*outer, part]
     s[out].reorder(*outer, axes[axis], strip)
     s[out].pragma(axes[axis], "loop_partition_hint")
-    vectorize_elements(s, out, strip, length, lanes)
+    if isinstance(length, int) and length >= step:
+        _, inner = s[out].split(strip, factor=step, tail="shift")
+        s[out].vectorize(inner)
+    else:
+        vectorize_elements(s, out, strip, length, lanes)
     if outer:
         parallel_outer(s, out, outer, work, target)
