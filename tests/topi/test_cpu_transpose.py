@@ -13,7 +13,7 @@ import topi
 from backend.target import Target
 from te.dtype import dtype
 from te.tir import Var
-from topi.cpu.register_transpose import turned
+from topi.cpu.register_transpose import square_sides, turned
 from topi.cpu.transpose import strided_axis
 from topi.registry import schedule_for
 
@@ -45,9 +45,11 @@ def test_small_inputs_do_not_count() -> None:
     assert strided_axis(topi.add(topi.transpose(x, (1, 0)), topi.transpose(bias, (1, 0)))) == 0
 
 
-@pytest.mark.parametrize("lanes", [4, 8, 16])
-def test_shuffles_turn_a_square(lanes: int) -> None:
-    rows = [Var("row", dtype(f"float32x{lanes}")) for _ in range(lanes)]
+@pytest.mark.parametrize(
+    ("kind", "lanes"), [("float32", 4), ("float32", 8), ("float32", 16), ("int8", 16), ("int8", 4), ("float16", 8),
+                        ("int16", 16), ("float64", 2), ("int64", 8)])  # fmt: skip
+def test_shuffles_turn_a_square(kind: str, lanes: int) -> None:
+    rows = [Var("row", dtype(f"{kind}x{lanes}")) for _ in range(lanes)]
     values = {id(row): np.arange(lanes) + lanes * i for i, row in enumerate(rows)}
     definitions, columns = turned(rows)
     for variable, shuffle in definitions:
@@ -64,7 +66,26 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["float32", "int32", "float64", "int8"])
+def test_squares_fit_into_the_registers() -> None:
+    v2, v3 = Target("llvm -mcpu=x86-64-v2"), Target("llvm -mcpu=haswell")
+    assert [square_sides(v3, dtype(kind)) for kind in ("float32", "int8", "float16", "int64")] == [
+        [8, 4], [16, 8, 4], [8, 4], [4]]  # fmt: skip
+    assert square_sides(v2, dtype("float64")) == [2]
+    assert square_sides(v3, dtype("bool")) == square_sides(v3, dtype("float8_e4m3fn")) == []
+
+
+def test_narrow_elements_are_turned_and_widened() -> None:
+    a = np.arange(3 * 70 * 40, dtype="uint8").reshape(3, 70, 40)
+    x = te.placeholder(a.shape, "uint8", "x")
+    out = topi.cast(topi.transpose(x, (0, 2, 1)), "float32")
+    module = te.lower(schedule_for([out], Target("llvm")), [x, out])
+    result = backend.nd.empty(out.shape, "float32")
+    backend.build(module, target=Target("llvm"))(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), a.transpose(0, 2, 1).astype("float32"))
+    assert "shuffle" in str(module)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "float16", "int8"])
 @pytest.mark.parametrize(("shape", "axes"), CASES, ids=str)
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2"] if platform.machine() == "x86_64" else ["llvm"])
 def test_transpositions(shape, axes, kind, target) -> None:

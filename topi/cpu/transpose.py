@@ -24,13 +24,14 @@ _TILE = 16
 _ROWS = 256
 """Elements of an input's line that tiles turned in registers take, one after the other."""
 _PLANES = 16
-"""As many where results lie in planes apart, so that few streams are written at once."""
-_LONG_BYTES = 512
+"""As many where results lie in planes apart, so that few streams are written at once: a line of float32, a part of one
+of narrower types, of which the rest is then found in the second-level cache."""
+_LONG_BYTES = 256
 """Of an output's line from which tiles follow it, not the input's, where memory is streamed."""
 _RUN_BYTES = 2048
 """Of an output's line that tiles then take before they move on along the input's lines."""
 _AHEAD = 24
-"""Lines of the input that are then asked for in advance."""
+"""Lines of the input, at least, that are then asked for in advance; more where a tile takes more."""
 
 
 def strided_axis(out: te.Tensor) -> int | None:
@@ -91,17 +92,18 @@ def tile_turned(
     copy, lines = transpose_in_registers(s, tensor, readers, position, side)
     columns = extent_of(s[out].op.axis[-1])
     assert isinstance(columns, int)
-    line = LINE_BYTES // out.dtype.nbytes
+    line_of_input, line = LINE_BYTES // tensor.dtype.nbytes, LINE_BYTES // out.dtype.nbytes
     width = next(w for w in (max(line, side), 2 * side, side) if w <= columns)
     caches = target.cache_bytes
     streamed = constant_size(out.shape) * (tensor.dtype.nbytes + out.dtype.nbytes) > max(caches.l2, caches.l3)
     if streamed and columns * out.dtype.nbytes >= _LONG_BYTES:
-        strip = max(LINE_BYTES // tensor.dtype.nbytes, side)
+        planes = number < len(out.shape) - 2
+        strip = max(min(line_of_input, _PLANES) if planes else line_of_input, side)
         tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, side)
-        s[copy].prefetch_ahead(tensor, lines, _AHEAD * constant_size(tensor.shape[position + 1 :]))
+        s[copy].prefetch_ahead(tensor, lines, max(_AHEAD, 3 * width // 2) * constant_size(tensor.shape[position + 1 :]))
         s[out].prefetch_ahead(out, along, width)
     else:
-        tiles, group, row, column = _along_the_input(s, out, number, width, side)
+        tiles, group, row, column = _along_the_input(s, out, number, line_of_input, width, side)
     s[out].unroll(row)
     s[out].vectorize(column)
     s[copy].compute_at(s[out], group)
@@ -111,7 +113,7 @@ def tile_turned(
 def _along_the_output(
     s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, side: int
 ) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
-    """A cache line (`line` elements) of the input's lines, tiles of which follow the output's lines.
+    """A cache line or a part of one (`line` elements) of the input's lines, tiles of which follow the output's lines.
 
     Returns the loops outside of them, the loop over tiles, and the loops of one: groups of `side` rows, rows, columns.
     """
@@ -129,9 +131,9 @@ def _along_the_output(
 
 
 def _along_the_input(
-    s: te.Schedule, out: te.Tensor, number: int, width: int, side: int
+    s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, side: int
 ) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar]:
-    """A cache line of the output's lines, tiles of which follow the input's lines.
+    """A cache line of the output's lines, tiles of which follow the input's lines, whole cache lines (`line` elements).
 
     Returns the loops outside of them, and those over them: groups of `side` rows, rows, columns.
     """
@@ -140,7 +142,7 @@ def _along_the_input(
     assert isinstance(rows, int)
     row_outer: list[te.IterVar] = []
     row_inner = axes[number]
-    most = _ROWS if number == len(axes) - 2 else _PLANES
+    most = _ROWS if number == len(axes) - 2 else max(_PLANES, line)
     if rows > most:
         parts = -(-rows // most)
         part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // side) * side, tail="shift")
