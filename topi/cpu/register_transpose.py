@@ -52,9 +52,9 @@ def turned(rows: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[P
 
     halves = [range(first, first + block // 2) for first in (0, block // 2)]
     interleaved = [[s + i + other for s in range(0, n, block) for i in half for other in (0, n)] for half in halves]
-    blocks: list[list[PrimExpr]] = []
+    blocks: list[Sequence[PrimExpr]] = []
     for g in range(0, n, block):
-        square = list(rows[g : g + block])
+        square: Sequence[PrimExpr] = rows[g : g + block]
         for _ in range(block.bit_length() - 1):  # each moves a bit of the row's number into the column's and back
             pairs = zip(square[: block // 2], square[block // 2 :], strict=True)
             square = [shuffle(a, b, picks) for a, b in pairs for picks in interleaved]

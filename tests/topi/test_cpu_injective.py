@@ -1,0 +1,66 @@
+"""Injective groups on CPUs: borders are cut off lines, tiles are lines of a period, repeated elements loaded once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from topi.registry import schedule_for
+
+TARGET = Target("llvm")
+
+
+def run(out: te.Tensor, x: te.Tensor, a: np.ndarray) -> tuple[np.ndarray, str, str]:
+    """The result for x = a, the loops, and the code for LLVM."""
+    module = te.lower(schedule_for([out], TARGET), [x, out])
+    built = backend.build(module, target=TARGET)
+    result = backend.nd.empty(out.shape, out.dtype)
+    built(backend.nd.array(a), result)
+    return result.numpy(), str(module), built.get_source("ll")
+
+
+def values(*shape: int) -> tuple[te.Tensor, np.ndarray]:
+    return te.placeholder(shape, "float32", "x"), np.arange(np.prod(shape), dtype="float32").reshape(shape)
+
+
+@pytest.mark.parametrize("before", [(0, 0, 1, 1), (0, 1, 0, 3), (0, 0, 2, 0), (1, 0, 0, 20)])
+@pytest.mark.parametrize("after", [(0, 0, 1, 1), (0, 0, 3, 0), (0, 0, 0, 18)])
+@pytest.mark.parametrize("width", [33, 64, 5])
+def test_borders(before, after, width) -> None:
+    x, a = values(2, 3, 5, width)
+    got, text, _ = run(topi.nn.relu(topi.nn.pad(x, before, after, -1.5)), x, a)
+    wide = np.pad(a, list(zip(before, after, strict=True)), constant_values=-1.5)
+    assert np.array_equal(got, np.maximum(wide, 0))
+    if before == (0, 0, 1, 1) and width == 64:  # in the middle of a line nothing is tested for
+        assert any("x[ramp" in line and "where=" not in line and "select" not in line for line in text.splitlines())
+
+
+def test_joined_tensors_and_borders_decide_lane_by_lane() -> None:
+    x, a = values(3, 70)
+    got, _, _ = run(topi.concatenate([topi.nn.pad(x, (0, 1), (0, 0), 7.0), topi.nn.relu(x)], 1), x, a)
+    assert np.array_equal(got, np.concatenate([np.pad(a, ((0, 0), (1, 0)), constant_values=7.0), a], 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "times"), [((4, 33), (1, 3)), ((5, 100), (2, 2)), ((2, 3), (3, 7)), ((6, 1), (1, 40))]
+)
+def test_tiles_are_lines_of_their_period(shape, times) -> None:
+    x, a = values(*shape)
+    got, _, code = run(topi.tile(x, times), x, a)
+    assert np.array_equal(got, np.tile(a, times))
+    if shape[1] > 32:
+        assert "masked.gather" not in code
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4, 16, 40])
+@pytest.mark.parametrize("width", [7, 16, 50, 96])
+def test_repeated_elements_are_not_gathered(repeats, width) -> None:
+    x, a = values(3, width)
+    got, _, code = run(topi.repeat(x, repeats, 1), x, a)
+    assert np.array_equal(got, np.repeat(a, repeats, 1))
+    if repeats in (2, 4, 16) and width == 96:
+        assert "masked.gather" not in code
