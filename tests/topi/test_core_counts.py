@@ -18,7 +18,7 @@ from relay.build.graph import make_graph
 from relay.build.lower import Workload, lower
 from te.ir import IRModule, collect
 from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
-from topi.cpu.tiling import largest_share, tile_rows
+from topi.cpu.tiling import best_tile, largest_share, tile_rows
 
 WORTH_SHARING = 5_000
 """Vector operations that a core must get for the balance to matter, in a kernel that has four times as many."""
@@ -156,3 +156,21 @@ def test_products_with_few_rows_share_their_panels():
     (workload,) = list(workloads(iter([dense(1, 1000, 2048)]), target))
     every, busiest = stores(lower(workload, target).function.body, 2)
     assert busiest / every < 0.52
+
+
+@pytest.mark.parametrize(("cpu", "loops_over_taps"), [("haswell", 1), ("skylake-avx512", 2)])
+def test_taps_of_a_line_are_written_out_where_their_pixels_fit_into_registers(cpu: str, loops_over_taps: int):
+    """Six rows of 7 x 3 values do, fourteen don't: the compiler would spill them."""
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -num-cores=2")
+    (workload,) = [w for w in workloads(iter([convolution(224, 3, 64, 7, 2)]), target) if "conv" in w.name]
+    extents = [as_int(loop.extent) for loop in collect(lower(workload, target).function.body, For)]
+    assert extents.count(7) == loops_over_taps
+
+
+def test_tiles_leave_registers_for_what_no_multiply_add_reads_from_memory():
+    for cpu, spare in (("neoverse-n1", 2), ("skylake-avx512", 0)):
+        triple = "aarch64" if cpu.startswith("neoverse") else "x86_64"
+        target = Target(f"llvm -mtriple={triple}-unknown-linux-gnu -mcpu={cpu} -num-cores=2")
+        tiles = [best_tile(target, rows, columns, 512) for rows in (28, 64, 196) for columns in (64, 96, 128)]
+        most = max(tile.rows * tile.vectors + tile.vectors + 1 for tile in tiles)
+        assert 24 < most <= target.vector_registers - spare

@@ -151,7 +151,7 @@ def tile_product(
                 stream_widened(s, accumulator, weights.output(0), plan, target)
         else:  # one row tile is all that reads them: no copy
             s[weights].compute_inline()
-    _unroll_few_channels(s, accumulator)
+    _unroll_few_channels(s, accumulator, plan.height)
     if plan.tiles_of_a_panel:
         stream_panels(s, accumulator, operands(anchor)[1], plan, target)
     return accumulator
@@ -161,21 +161,24 @@ _MANY_WEIGHTS = 1 << 15
 """Fewer stay in the caches, or are read so quickly that there is no time to ask for them."""
 
 
-def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor) -> None:
-    """Write out the loops over an image's few channels and a line's taps: iterations are too short for loops."""
+def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> None:
+    """Write out the loops over an image's few channels and a line's taps: iterations are too short for loops.
+
+    Neighbouring windows share pixels, which the compiler then keeps in registers: only as many as it has, of `rows`.
+    """
     *_, inputs = s[accumulator].op.reduce_axis
     if constant_size([extent_of(inputs)]) > _FEW_CHANNELS:
         return
     steps = 1
     for axis in reversed(s[accumulator].op.reduce_axis):
         steps *= constant_size([extent_of(axis)])
-        if steps <= _SHORT:
+        if steps <= _SHORT and steps * rows <= _MOST_VALUES:
             s[accumulator].unroll(axis)
 
 
 _FEW_CHANNELS = 3
-_SHORT = 24
-"""Steps of the reduction that are written out, at most."""
+_SHORT, _MOST_VALUES = 24, 144
+"""Steps of the reduction that are written out, and values of the left operand that they read, at most."""
 
 
 @register_schedule("batch_matmul_packed", "cpu")

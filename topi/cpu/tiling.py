@@ -95,9 +95,14 @@ def cache_share(target: Target) -> int:
     return max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
 
 
+_NEON_SPARE = 2
+"""Registers beside those of a tile where multiply-adds take no operand from memory: rows are loaded ahead of use. With
+fewer of them LLVM moved every sum of a tile of 14 x 2 vectors to another register and back in each step."""
+
+
 def _tiles(target: Target, lanes: int, vectors: int | None, temporaries: int = 0) -> Iterator[RegisterTile]:
     """Tiles whose accumulators, one row of vectors, one broadcast and `temporaries` fit in the registers."""
-    registers = target.vector_registers - temporaries
+    registers = target.vector_registers - temporaries - (_NEON_SPARE if "neon" in target.features else 0)
     for v in range(1, 5) if vectors is None else (vectors,):
         for rows in range(1, 29):
             if rows * v + v + 1 <= registers:
