@@ -48,6 +48,7 @@ from topi.cpu.tiling import (
     reads_in_place,
     shuffles_groups,
     spare_registers,
+    vector_lanes,
 )
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS
@@ -224,25 +225,35 @@ class _Packer:
                 channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border
             )
             return quads.sums(made, call)
-        return _windows(quads, call, op, (kernel[0], kernel[1], group_size // 4), border)
+        return _windows(quads, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
 
     def _quads(self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int) -> _Quads | None:
-        """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one."""
-        found = _codes_and_zero(call.args[0])
-        if found is None or outputs_first.shape[-1] % 4 or weight.data.size == 0 or weight.dtype != "int32":
+        """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one.
+
+        Where channels are no multiple of four, some are added, as long as these are a third of them at most.
+        """
+        found, missing = _codes_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
+        if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0 or weight.dtype != "int32":
             return None
         if weight.data.min() < -128 or weight.data.max() > 127:
             return None
         key = (id(weight), order, width)
         if key not in self.quads:
             octets = np.ascontiguousarray(outputs_first.astype(np.int8))
-            packed = pack_quads(self.panels, octets, width, has_byte_products(self.target))
+            if missing:
+                octets = np.pad(octets, [*[(0, 0)] * (octets.ndim - 1), (0, missing)])
+            widths = [width, *([lanes] if width > (lanes := vector_lanes(self.target)) else [])]
+            packed = pack_quads(self.panels, octets, widths, has_byte_products(self.target))
             totals = octets.reshape(len(octets), -1).sum(1, dtype=np.int32)
             self.quads[key] = None if packed is None else (
                 Constant(packed[0], span=weight.span), packed[1], totals
             )  # fmt: skip
         known = self.quads[key]
-        return None if known is None else _Quads(*_unsigned(*found), *known)
+        if known is None:
+            return None
+        codes, zero = _unsigned(*found)
+        codes = pad(codes, [*[(0, 0)] * (len(codes.shape) - 1), (0, missing)]) if missing else codes
+        return _Quads(codes, zero, *known)
 
     def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
         tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]

@@ -27,11 +27,12 @@ def test_what_is_too_much_of_two_neighbours_stands_in_steps_of_its_own(columns, 
     weight = normal((columns, 64), deviation)
     weight[3, 8:12] = (-128, -128, 127, 127)
     panels = PanelPacker()
-    packed = pack_quads(panels, weight, 8, exact=False)
+    packed = pack_quads(panels, weight, (16, 8), exact=False)
     panels.run()
     assert packed is not None
     words, table = packed
-    assert table is not None and words.shape == (-(-columns // 8), table.shape[1], 8)
+    width = words.shape[-1]
+    assert table is not None and words.shape == (-(-columns // width), table.shape[1], width)
     octets = words.view(np.int8).reshape(-1, 2).astype(np.int16)
     assert np.abs(octets.sum(1)).max() <= 128
     data = RNG.integers(0, 256, (5, 64)).astype(np.uint8)
@@ -41,9 +42,9 @@ def test_what_is_too_much_of_two_neighbours_stands_in_steps_of_its_own(columns, 
 
 def test_processors_with_room_for_the_sums_take_weights_as_they_are():
     weight = RNG.choice([-128, 127], (16, 64)).astype(np.int8)
-    assert pack_quads(PanelPacker(), weight, 8, exact=False) is None, "every step would be done twice"
+    assert pack_quads(PanelPacker(), weight, (8,), exact=False) is None, "every step would be done twice"
     panels = PanelPacker()
-    packed = pack_quads(panels, weight, 8, exact=True)
+    packed = pack_quads(panels, weight, (8,), exact=True)
     panels.run()
     assert packed is not None and packed[1] is None
     np.testing.assert_array_equal(packed[0].transpose(0, 2, 1).reshape(16, 16), weight.view(np.int32))
@@ -66,7 +67,9 @@ def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 255), ("int8", -128), ("int8", 3)])
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 64, 24), (9, 64, 50), (40, 768, 64), (7, 32, 16)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(1, 64, 24), (9, 64, 50), (40, 768, 64), (7, 32, 16), (9, 67, 30)]
+)
 @pytest.mark.parametrize("deviation", [12, 24])
 def test_products_are_exact(dtype, zero, rows, depth, columns, deviation):
     x, weight = var("x", shape=(rows, depth), dtype=dtype), normal((depth, columns), deviation)
@@ -111,9 +114,9 @@ def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilat
     assert "quads" in text
 
 
-@pytest.mark.parametrize("case", ["odd channels", "wide weights", "wide data"])
+@pytest.mark.parametrize("case", ["few channels", "wide weights", "wide data"])
 def test_other_products_are_not_of_bytes(case):
-    depth = 66 if case == "odd channels" else 64
+    depth = 5 if case == "few channels" else 64
     x = var("x", shape=(9, depth), dtype="int16" if case == "wide data" else "uint8")
     weight = normal((30, depth), 20).astype(np.int32)
     weight[0, 0] = 128 if case == "wide weights" else 0
@@ -121,3 +124,13 @@ def test_other_products_are_not_of_bytes(case):
     got, text = run(nn.dense(op.cast(x, "int32"), const(weight)), {x: data})
     np.testing.assert_array_equal(got, data.astype(np.int32) @ weight.T)
     assert "quads" not in text
+
+
+def test_images_of_three_channels_get_a_fourth():
+    x, weight = var("x", shape=(1, 3, 20, 20), dtype="uint8"), normal((16, 3, 7, 7), 25)
+    centred = op.subtract(op.cast(x, "int32"), const(np.int32(114)))
+    body = nn.conv2d(centred, const(weight.astype(np.int32)), strides=(2, 2), padding=(3, 3))
+    data = codes((1, 3, 20, 20), "uint8")
+    got, text = run(body, {x: data})
+    np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - 114, weight.astype(np.int32)))
+    assert "nn.window_quads" in text or "nn.conv2d_nhwc_quads" in text
