@@ -41,6 +41,7 @@ from relay.transform.function_pass import FunctionPass
 from relay.transform.winograd import winograd_shape, winograd_tiles
 from te.dtype import dtype as parse_dtype
 from te.ir import PassContext
+from topi.cpu.tiling import has_byte_products
 from topi.cpu.winograd_plan import winograd_pays
 from topi.layout import Layout
 from topi.nn.winograd import WINOGRAD_FILTERS
@@ -57,6 +58,8 @@ _EXACT_FLOATS = 1 << 24
 """float32 holds all integers up to here."""
 _LARGEST_SUM = 1 << 31
 """Sums below this are within int32."""
+_FEWEST_CHANNELS = 4
+"""Of a convolution that is computed in integers, at least, unless processors multiply four bytes at once."""
 _PAIRS_GAIN = 1.6
 """How many times as fast as in float32 products of integers are, two at a time: 73 and 47 billion a second (AVX2)."""
 _EXACT_CODES = 1 << 30
@@ -134,7 +137,8 @@ class _Rewriter:
             return call
         axes = tuple([a for a in range(kernel.ndim) if a != outputs])
         largest = None
-        if op.groups > 1:
+        few = call.args[1].shape[kernel.index("I")] < _FEWEST_CHANNELS and not has_byte_products(self.target)
+        if op.groups > 1 or few:
             largest = _EXACT_FLOATS
         elif isinstance(op, Conv2D) and self._winograd_pays(call, op):
             largest = _LARGEST_SUM

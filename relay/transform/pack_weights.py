@@ -48,7 +48,6 @@ from topi.cpu.tiling import (
     reads_in_place,
     shuffles_groups,
     spare_registers,
-    vector_lanes,
 )
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS
@@ -242,8 +241,7 @@ class _Packer:
             octets = np.ascontiguousarray(outputs_first.astype(np.int8))
             if missing:
                 octets = np.pad(octets, [*[(0, 0)] * (octets.ndim - 1), (0, missing)])
-            widths = [width, *([lanes] if width > (lanes := vector_lanes(self.target)) else [])]
-            packed = pack_quads(self.panels, octets, widths, has_byte_products(self.target))
+            packed = pack_quads(self.panels, octets, width, has_byte_products(self.target))
             totals = octets.reshape(len(octets), -1).sum(1, dtype=np.int32)
             self.quads[key] = None if packed is None else (
                 Constant(packed[0], span=weight.span), packed[1], totals

@@ -27,12 +27,11 @@ def test_what_is_too_much_of_two_neighbours_stands_in_steps_of_its_own(columns, 
     weight = normal((columns, 64), deviation)
     weight[3, 8:12] = (-128, -128, 127, 127)
     panels = PanelPacker()
-    packed = pack_quads(panels, weight, (16, 8), exact=False)
+    packed = pack_quads(panels, weight, 8, exact=False)
     panels.run()
     assert packed is not None
     words, table = packed
-    width = words.shape[-1]
-    assert table is not None and words.shape == (-(-columns // width), table.shape[1], width)
+    assert table is not None and words.shape == (-(-columns // 8), table.shape[1], 8)
     octets = words.view(np.int8).reshape(-1, 2).astype(np.int16)
     assert np.abs(octets.sum(1)).max() <= 128
     data = RNG.integers(0, 256, (5, 64)).astype(np.uint8)
@@ -42,9 +41,9 @@ def test_what_is_too_much_of_two_neighbours_stands_in_steps_of_its_own(columns, 
 
 def test_processors_with_room_for_the_sums_take_weights_as_they_are():
     weight = RNG.choice([-128, 127], (16, 64)).astype(np.int8)
-    assert pack_quads(PanelPacker(), weight, (8,), exact=False) is None, "every step would be done twice"
+    assert pack_quads(PanelPacker(), weight, 8, exact=False) is None, "every step would be done twice"
     panels = PanelPacker()
-    packed = pack_quads(panels, weight, (8,), exact=True)
+    packed = pack_quads(panels, weight, 8, exact=True)
     panels.run()
     assert packed is not None and packed[1] is None
     np.testing.assert_array_equal(packed[0].transpose(0, 2, 1).reshape(16, 16), weight.view(np.int32))
