@@ -4,8 +4,8 @@
 
 The decoder is a small one with random weights, written in ONNX as exporters write them: the keys and values of earlier
 tokens are inputs ("past"), those of all tokens are outputs ("present"), and their lengths are known at run time only.
-What a step gives is handed to the next one without a copy. In the end the tokens are generated again without a cache,
-which must choose the same ones.
+`caches` has the executor keep them: a step writes what is new behind what is there, and nothing is copied. In the end
+the tokens are generated again without, each from the whole text before it, which must choose the same ones.
 """
 
 from __future__ import annotations
@@ -52,24 +52,28 @@ class Writer:
         return self.node("RMSNormalization", x, self.weight(WIDTH, around=1.0))
 
 
+def cache_names() -> list[str]:
+    """What the inputs and outputs of the cache are called, behind "past" and "present"."""
+    return [f"{kind}.{layer}" for layer in range(LAYERS) for kind in ("key", "value")]
+
+
 def decoder() -> ModelProto:
     """tokens [1, new] and the cache of `past` tokens to logits [1, new, VOCABULARY] and the cache of all tokens."""
     w = Writer(seed=0)
     tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, "new"])
     inputs, outputs = [tokens], [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, "new", VOCABULARY])]
     x = w.node("Gather", w.weight(VOCABULARY, WIDTH), "tokens")
+    for name in cache_names():
+        past, present = [1, GROUPS, "past", SIZE], [1, GROUPS, "all", SIZE]
+        inputs.append(helper.make_tensor_value_info(f"past.{name}", TensorProto.FLOAT, past))
+        outputs.append(helper.make_tensor_value_info(f"present.{name}", TensorProto.FLOAT, present))
     for layer in range(LAYERS):
-        cache = [f"{kind}.{layer}" for kind in ("key", "value")]
-        for name in cache:
-            past, present = [1, GROUPS, "past", SIZE], [1, GROUPS, "all", SIZE]
-            inputs.append(helper.make_tensor_value_info(f"past.{name}", TensorProto.FLOAT, past))
-            outputs.append(helper.make_tensor_value_info(f"present.{name}", TensorProto.FLOAT, present))
         h = w.norm(x)
         query = w.linear(h, WIDTH, HEADS * SIZE)
         key, value = w.linear(h, WIDTH, GROUPS * SIZE), w.linear(h, WIDTH, GROUPS * SIZE)
         mixed = w.node(
-            "Attention", query, key, value, "", f"past.{cache[0]}", f"past.{cache[1]}",
-            outputs=(f"mixed.{layer}", f"present.{cache[0]}", f"present.{cache[1]}"),
+            "Attention", query, key, value, "", f"past.key.{layer}", f"past.value.{layer}",
+            outputs=(f"mixed.{layer}", f"present.key.{layer}", f"present.value.{layer}"),
             is_causal=1, q_num_heads=HEADS, kv_num_heads=GROUPS,
         )  # fmt: skip
         x = w.node("Add", x, w.linear(mixed, HEADS * SIZE, WIDTH))
@@ -81,27 +85,21 @@ def decoder() -> ModelProto:
 
 
 class Generator:
-    """A compiled decoder and the cache of the tokens it has seen."""
+    """A compiled decoder, with the keys and values of the tokens it has seen."""
 
     def __init__(self, model: ModelProto, threads: int | None) -> None:
         module, params = from_onnx(model)
-        compiled = relay.build(module, target="llvm", params=params)
+        caches = {f"past.{name}": f"present.{name}" for name in cache_names()}
+        compiled = relay.build(module, target="llvm", params=params, caches=caches)
         self.executor = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), threads)
-        self.forget()
 
     def forget(self) -> None:
         """Begin anew, with no tokens seen."""
-        for kind in ("key", "value"):
-            for layer in range(LAYERS):
-                self.executor.set_input(f"past.{kind}.{layer}", np.zeros((1, GROUPS, 0, SIZE), np.float32))
+        self.executor.truncate_caches()
 
     def step(self, tokens: list[int]) -> np.ndarray:
         """The logits behind the last of these tokens, which come after all that were seen."""
         self.executor.run(tokens=np.array([tokens], np.int64))
-        for kind in ("key", "value"):
-            for layer in range(LAYERS):
-                present = self.executor.get_output(f"present.{kind}.{layer}")
-                self.executor.set_input_zero_copy(f"past.{kind}.{layer}", present)
         return self.executor.get_output("logits").numpy()[0, -1]
 
 

@@ -70,7 +70,7 @@ from topi.elementwise import (
     tanh,
     trunc,
 )
-from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take
+from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take, write_rows
 from topi.layout import Layout
 from topi.linalg import det, inverse
 from topi.packing import unpack_bits
@@ -217,4 +217,5 @@ __all__ = [
     "unpack_bits",
     "vision",
     "where",
+    "write_rows",
 ]  # fmt: skip

@@ -19,7 +19,8 @@ from topi.loops import loop_nest
 from topi.tag import INJECTIVE
 from topi.utils import broadcast_index
 
-__all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "scatter_elements", "scatter_nd", "take"]
+__all__ = ["SCATTER_REDUCTIONS", "gather", "gather_nd", "scatter_elements", "scatter_nd", "take",
+           "write_rows"]  # fmt: skip
 
 SCATTER_REDUCTIONS: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "update": lambda old, new: new,
@@ -93,6 +94,19 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0, mode: str = "nump
         return x(*i[:batch_dims], *at, *i[lead:])
 
     return te.compute(shape, body, name="gather_nd", tag=INJECTIVE)
+
+
+def write_rows(x: Tensor, y: Tensor, begin: Dim, axis: int) -> Tensor:
+    """x with the rows of y from `begin` along `axis` on, made in the memory of x: nothing but y is written."""
+
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        rows, out = ib.buffer(ins[1]), ib.buffer(outs[0])
+        with loop_nest(ib, y.shape, independent=True) as i:
+            out[(*i[:axis], i[axis] + begin, *i[axis + 1 :])] = rows[i]
+        return ib.get()
+
+    return te.extern(x.shape, [x, y], fill, name="write_rows", dtype=x.dtype, tag="default")
 
 
 def scatter_elements(x: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str = "update") -> Tensor:

@@ -12,7 +12,8 @@ know.
 A graph with `sizes` is one whose shapes hold size variables. Its intermediate tensors are stored in `["slot", k]`: slot
 k is as large as the largest tensor in it, and the slots lie one after another once the sizes are known. Its `steps` say
 when kernels run and when variables get their values. What steps give is stored in `["value", i]`, i the tensor's own
-number, and what a list may hold on to in `["own", i]`, a buffer of its own in every run.
+number, and what a list may hold on to in `["own", i]`, a buffer of its own in every run. Its `caches` are inputs that
+the executor keeps from run to run, with room for more rows than there are; kernels write into them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from backend.runtime.fields import Record, damaged
 from backend.runtime.sizes import Size, is_static, read_shape, size_text
 from backend.runtime.steps import LIST_ACTIONS, IfStep, ListStep, LoopStep, Step, read_steps, step_to_json
 
-__all__ = ["GRAPH_VERSION", "Graph", "GraphNode", "GraphTensor"]
+__all__ = ["GRAPH_VERSION", "Graph", "GraphCache", "GraphNode", "GraphTensor"]
 
 GRAPH_VERSION = 1
 _MAX_BYTES = 1 << 48
@@ -111,6 +112,19 @@ class GraphTexts:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphCache:
+    """An input that the executor keeps: with room for rows along `axis`, of which `length` says how many there are.
+
+    `length` is a size variable that no input gives, `added` how many rows a run writes behind them.
+    """
+
+    position: int
+    axis: int
+    length: str
+    added: Size
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
     """`entry` names the compiled function that runs all nodes at once; None where nodes are called one by one."""
 
@@ -130,6 +144,7 @@ class Graph:
     texts: GraphTexts | None = None
     maps: Mapping[int, tuple[str | int, ...]] = field(default_factory=dict[int, tuple[str | int, ...]])
     """outputs, matrices by position, of which each row is a map from these keys to its elements (ONNX: ZipMap)"""
+    caches: tuple[GraphCache, ...] = ()
 
     @property
     def is_dynamic(self) -> bool:
@@ -150,6 +165,10 @@ class Graph:
         dynamic: dict[str, Any] = {}
         if self.is_dynamic:
             dynamic = {"sizes": list(self.sizes), "steps": [step_to_json(s) for s in self.steps]}
+        if self.caches:
+            dynamic["caches"] = [
+                {"input": c.position, "axis": c.axis, "length": c.length, "added": c.added} for c in self.caches
+            ]
         if self.variants:
             dynamic["variants"] = [{"sizes": dict(sizes), "graph": graph.to_json()} for sizes, graph in self.variants]
         return {
@@ -202,7 +221,7 @@ class Graph:
         record = Record(value, where)
         record.only(
             "version", "name", "device", "target", "tensors", "nodes", "inputs", "outputs", "arena_bytes", "entry",
-            "sizes", "steps", "variants", "texts", "maps",
+            "sizes", "steps", "variants", "texts", "maps", "caches",
         )  # fmt: skip
         version = record.number("version")
         if version != GRAPH_VERSION:
@@ -216,6 +235,7 @@ class Graph:
         last = len(tensors) - 1
         nodes = tuple(_node(item, last, sizes) for item in record.records("nodes"))
         steps = record.records("steps") if "steps" in record.value else []
+        caches = record.records("caches") if "caches" in record.value else []
         graph = Graph(
             name=record.get("name", str),
             device=record.get("device", str),
@@ -228,7 +248,9 @@ class Graph:
             entry=None if record.value.get("entry") is None else record.get("entry", str),
             sizes=sizes,
             steps=read_steps(steps, sizes, len(nodes), len(tensors), Graph.from_json),
+            caches=tuple(_cache(item, sizes) for item in caches),
         )
+        _check_caches(graph, where)
         _check_places(graph, where)
         _check_lists(graph, where)
         graph = replace(graph, texts=_texts(graph, record), maps=_maps(graph, record))
@@ -354,7 +376,8 @@ def _check_places(graph: Graph, where: str) -> None:
             raise damaged(f"{where}.tensors[{index}].shape", tensor.shape, f"the {home.nbytes} bytes of its storage")
     for index, node in enumerate(graph.nodes):
         for output in (*node.outputs, *node.scratch):
-            if graph.tensors[output].storage in ("input", "param"):
+            kept = any(c.position == graph.tensors[output].place for c in graph.caches)
+            if graph.tensors[output].storage == "param" or (graph.tensors[output].storage == "input" and not kept):
                 raise damaged(f"{where}.nodes[{index}].outputs", output, "no write to an input or a weight")
         if any(graph.tensors[i].is_list for i in (*node.inputs, *node.outputs, *node.scratch)):
             raise damaged(f"{where}.nodes[{index}]", list(node.inputs), "tensors, no lists")
@@ -372,6 +395,25 @@ def _check_lists(graph: Graph, where: str) -> None:
         if not fits or graph.tensors[step.output].storage != "value":
             expected = f"{least} or more operands of kinds {most or 'l or t'} and a value of kind {result}"
             raise damaged(f"{where}.steps[{index}]", f"{step.action} of {kinds!r} giving {given!r}", expected)
+
+
+def _cache(record: Record, sizes: Sequence[str]) -> GraphCache:
+    record.only("input", "axis", "length", "added")
+    length, added = record.get("length", str), read_shape([record.value.get("added")], record.where, sizes)[0]
+    if length not in sizes:
+        raise damaged(f"{record.where}.length", length, f"a size variable among {list(sizes)}")
+    return GraphCache(record.number("input", 0), record.number("axis", 0), length, added)
+
+
+def _check_caches(graph: Graph, where: str) -> None:
+    """Caches are inputs that grow along one of their dimensions, and other inputs tell their other dimensions."""
+    for index, cache in enumerate(graph.caches):
+        ok = cache.position < len(graph.inputs)
+        tensor = graph.tensors[graph.inputs[cache.position]] if ok else None
+        if tensor is None or tensor.is_list or cache.axis >= len(tensor.shape):
+            raise damaged(f"{where}.caches[{index}]", cache.position, "an input and one of its dimensions")
+        if not isinstance(tensor.shape[cache.axis], str):
+            raise damaged(f"{where}.caches[{index}].axis", cache.axis, "a dimension whose size is known at run time")
 
 
 def _home(graph: Graph, tensor: GraphTensor) -> GraphTensor | None:

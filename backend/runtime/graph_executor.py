@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from backend.runtime.artifact import BoundModel, CompiledModel
+from backend.runtime.caches import Caches
 from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.device_api import ALLOC_ALIGNMENT
@@ -74,6 +75,9 @@ class GraphModule:
 
     A model with size variables takes inputs of any sizes that agree with each other; its outputs' shapes are those of
     the last run.
+
+    A model built with `caches` remembers: what a run appends to them is there in the next one. `truncate_caches` makes
+    it forget; a clone begins with empty ones.
     """
 
     def __init__(self, bound: BoundModel, num_threads: int | None = None) -> None:
@@ -94,8 +98,11 @@ class GraphModule:
             self._tensors_in[tensor.storage, tensor.place].append(index)
         self._own_inputs = [_buffer(graph.tensors[i], where) for i in graph.inputs]
         self._inputs = list(self._own_inputs)
-        self._unset = set(range(len(graph.inputs)))
         self._texts = TextPorts(graph)
+        self._caches = Caches(graph, where)
+        self._kept_sizes: dict[str, int] = {}
+        """the sizes that the caches have"""
+        self._unset = {position for position in range(len(graph.inputs)) if position not in self._caches}
         self._params = bound.model.params_on(where)
         self._node_runner: NodeRunner | None = None
         self._dynamic: DynamicRunner | None = None
@@ -199,8 +206,8 @@ class GraphModule:
         return self._array_of(self._graph.outputs[position]).copyto(self.device)
 
     def get_num_inputs(self) -> int:
-        """Number of inputs, weights not counted."""
-        return len(self._graph.inputs)
+        """Number of inputs, weights and caches not counted."""
+        return len(self._graph.inputs) - len(self._graph.caches)
 
     def get_num_outputs(self) -> int:
         return len(self._graph.outputs)
@@ -208,6 +215,11 @@ class GraphModule:
     def get_input_index(self, key: int | str) -> int:
         """The position of an input. Raises `ArgumentError` listing the inputs for an unknown one."""
         position = self._positions.get(key, -1) if isinstance(key, str) else int(key)
+        if position in self._caches:
+            raise ArgumentError(
+                f"input {self._input_tensor(position).name!r} of model {self._graph.name!r} is a cache, which the "
+                "executor keeps; truncate_caches() makes it shorter"
+            )
         if not 0 <= position < len(self._graph.inputs):
             hint = (
                 f"; {key!r} is a weight, bound when the model was compiled" if key in self._bound.model.params else ""
@@ -219,9 +231,10 @@ class GraphModule:
 
     def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
-        tensors = [self._graph.tensors[index] for index in self._graph.inputs]
-        dtypes = ["string" if i in self._texts.inputs else t.dtype for i, t in enumerate(tensors)]
-        return {t.name: t.shape for t in tensors}, dict(zip([t.name for t in tensors], dtypes, strict=True))
+        given = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
+        tensors = {i: self._input_tensor(i) for i in given}
+        dtypes = {t.name: "string" if i in self._texts.inputs else t.dtype for i, t in tensors.items()}
+        return {t.name: t.shape for t in tensors.values()}, dtypes
 
     def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the outputs, in order."""
@@ -237,6 +250,17 @@ class GraphModule:
             for name, value in inputs.items():
                 self._set_input(name, value)
             self._run()
+            self._caches.keep()
+
+    @property
+    def cache_length(self) -> int:
+        """Positions that the caches hold: what the runs since the last truncation appended."""
+        return self._caches.length
+
+    def truncate_caches(self, length: int = 0) -> None:
+        """Forgets all positions of the caches but the first `length`: for another prompt, or tokens taken back."""
+        with self._lock:
+            self._caches.truncate(length)
 
     def __call__(self, *args: Any, **inputs: Any) -> list[Any]:
         """Sets inputs by position and by name, runs, and returns all outputs, in one step."""
@@ -300,7 +324,8 @@ class GraphModule:
 
             if self._dynamic is None and isinstance(self._runner, CapturingRunner):
                 self._run()  # and once more to warm up, which records
-            return measure(
+            length = self._caches.length
+            result = measure(
                 everything if end_to_end else self._run,
                 [self.device],
                 number=number,
@@ -309,6 +334,8 @@ class GraphModule:
                 cooldown_interval_ms=cooldown_interval_ms,
                 repeats_to_cooldown=repeats_to_cooldown,
             )
+            self._caches.truncate(length)
+            return result
 
     def profile(self, repeat: int = 5, **inputs: Any) -> Report:
         """Runs node by node, `repeat` times after a warm-up, and reports the median time of every node.
@@ -333,7 +360,9 @@ class GraphModule:
         runs: list[dict[int, list[float]]] = []
         for _ in range(repeat + 1):
             run: dict[int, list[float]] = defaultdict(list)
-            self._dynamic.run(self._inputs, record=lambda node, seconds, run=run: run[id(node)].append(seconds))
+            self._dynamic.run(
+                self._inputs, self._kept_sizes, lambda node, seconds, run=run: run[id(node)].append(seconds)
+            )
             runs.append(run)
         return dynamic_timings(self._graph, runs[1:])
 
@@ -504,6 +533,7 @@ class GraphModule:
             )
         for position, numbers in self._texts.numbers().items():
             self._copy_input(position, self._input_tensor(position), numbers)
+        self._kept_sizes = self._caches.lay_out(self._inputs) if self._caches else {}
         for position, buffer in enumerate(() if self._dynamic is not None else self._outputs):
             if buffer is not None and buffer.renew():
                 self._moved("output", position)
@@ -524,7 +554,7 @@ class GraphModule:
                     self._special._unset.discard(position)
             self._special._run()
         elif self._dynamic is not None:
-            self._dynamic.run(self._inputs)
+            self._dynamic.run(self._inputs, self._kept_sizes)
         else:
             self._runner()
         self._context.check()
@@ -543,8 +573,9 @@ class GraphModule:
         return self._graph.tensors[self._graph.inputs[position]]
 
     def _signature(self) -> str:
-        tensors = [self._graph.tensors[index] for index in self._graph.inputs]
-        dtypes = ["string" if i in self._texts.inputs else t.dtype for i, t in enumerate(tensors)]
+        given = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
+        tensors = [self._input_tensor(i) for i in given]
+        dtypes = ["string" if i in self._texts.inputs else t.dtype for i, t in zip(given, tensors, strict=True)]
         return ", ".join(
             f"{t.name}: {'a list of ' if t.is_list else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
             for t, dtype in zip(tensors, dtypes, strict=True)

@@ -21,6 +21,7 @@ from backend.size_json import size_to_json
 from backend.target import Target
 from relay.bind_sizes import bind_sizes
 from relay.build.arrange import arrange
+from relay.build.caches import place_caches
 from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ControlNode, ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
@@ -33,7 +34,7 @@ from relay.expr import Constant, Expr, Function, Var
 from relay.op.sequence import ListOperator
 from relay.op.strings import OnHost
 from relay.sizes import assuming, dims_equal, size_from_json, size_variables
-from relay.transform import default_pipeline
+from relay.transform import KeepCaches, default_pipeline
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import IRModule, PassContext, Sequential, rewrite_dag
@@ -152,17 +153,22 @@ def build(
     mod_name: str = "default",
     progress: Progress | None = None,
     specialize: Mapping[str, Sequence[int]] | None = None,
+    caches: Mapping[str, str] | None = None,
 ) -> CompiledModel:
     """Compile a module whose "main" is the model (TVM: `relay.build`).
 
     `params` are weights by the name of the input they stand for. `progress` is told what is going on. `specialize`
     names sizes that are seen often, ``{"batch": [1, 8]}``: for each combination the model is compiled as one of these
     sizes too, beside the one for all sizes, and the executor takes it when inputs have them; equal weights are kept
-    once. The result's `build_report` says how long each step took. Raises CompileError with the operator, its shapes
-    and its place in the user's model for what can't be compiled.
+    once. `caches` names inputs that the executor keeps, each with the output that is the input and more behind it,
+    ``{"past.0.key": "present.0.key"}``: runs append to them where they lie (`relay.transform.KeepCaches`). The
+    result's `build_report` says how long each step took. Raises CompileError with the operator, its shapes and its
+    place in the user's model for what can't be compiled.
     """
     target = Target(target)
     report = BuildReport()
+    if caches:
+        mod = _with_caches(mod, caches, target, specialize)
     with report.step("optimize"):
         module = optimize(mod, target, params)
         special = [(sizes, optimize(_specialized(mod, sizes), target, params)) for sizes in _combinations(specialize)]
@@ -174,6 +180,7 @@ def build(
             graph.variants.append((sizes, make_graph(variant["main"], prepare)))
             _name_outputs(graph.variants[-1][1], module.attrs)
             share_params(graph, graph.variants[-1][1])
+        place_caches(graph)
         report.parts = arrange(graph, target)
     nodes = [node for part in graph.all_graphs() for node in part.nodes]
     workloads = list({node.workload.key: node.workload for node in nodes}.values())
@@ -199,6 +206,16 @@ def build(
     compiled = CompiledModel(description, graph.params, library)
     compiled.build_report = report
     return compiled
+
+
+def _with_caches(
+    mod: IRModule | Function, caches: Mapping[str, str], target: Target, specialize: object
+) -> IRModule:
+    if target.device_kind != "cpu":
+        raise CompileError(f"caches are kept on CPUs only; the target is {target}")
+    if specialize:
+        raise CompileError("caches grow with every run: a model that keeps them is not specialized as well")
+    return KeepCaches(caches)(IRModule.from_expr(mod) if isinstance(mod, Function) else mod)
 
 
 def _prepared(body: Function, target: Target) -> Function:

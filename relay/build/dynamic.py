@@ -84,6 +84,7 @@ class _Rounds:
         self.known = set(size_variables(d for i in graph.inputs for d in graph.tensors[i].shape))
         if graph.attrs.get("nested"):
             self.known |= _sizes_from_outside(graph)
+        self.known |= set(size_variables([length for _, _, length, _ in graph.attrs.get("caches", ())]))
         self.known -= late
         self.known_at = dict.fromkeys(self.known, 0)
         self.nodes: list[GraphNode] = []
@@ -120,14 +121,15 @@ class _Rounds:
         """Take over the nodes that can run now; gives the others."""
         rest: list[GraphNode] = []
         for node in left:
-            ready = self._needs(node) <= self.known and all(self.graph.base_of(i) in self.written for i in node.inputs)
+            there = all(self.graph.source_of(i) in self.written for i in node.inputs)
+            ready = there and self._needs(node) <= self.known
             (self.nodes if ready else rest).append(node)
             if ready:
-                self.written.update(self.graph.base_of(i) for i in node.outputs)
+                self.written.update(self.graph.source_of(i) for i in node.outputs)
         return rest
 
     def _bind_ready(self) -> list[dict[str, Any]]:
-        ready = [(b, t) for b, t in self.waiting if self.graph.base_of(t) in self.written]
+        ready = [(b, t) for b, t in self.waiting if self.graph.source_of(t) in self.written]
         self.waiting = [pair for pair in self.waiting if pair not in ready]
         stage = max(self.known_at.values(), default=0) + 1
         for b, _ in ready:
@@ -142,7 +144,7 @@ class _Rounds:
     def _control_ready(self) -> list[dict[str, Any]]:
         """The control flow whose arguments are there."""
         graph = self.graph
-        ready = [c for c in self.controls if all(graph.base_of(i) in self.written for i in c.inputs)
+        ready = [c for c in self.controls if all(graph.source_of(i) in self.written for i in c.inputs)
                  and self.inherited[id(c)] | _variables(graph, c.inputs) <= self.known]  # fmt: skip
         self.controls = [c for c in self.controls if c not in ready]
         stage = max(self.known_at.values(), default=0) + 1

@@ -128,6 +128,8 @@ class ExecutionGraph:
     """tensors that are read between steps, so that their memory is not given away"""
     attrs: Mapping[str, Any] = field(default_factory=dict)
     entry: str | None = None
+    written_in_place: set[int] = field(default_factory=set)
+    """results that lie where an input lies, which is a cache"""
     variants: list[tuple[dict[str, int], ExecutionGraph]] = field(default_factory=list)
     """this graph for certain sizes, which the executor prefers where they are given"""
     maps: Mapping[int, Sequence[str | int]] = field(default_factory=dict[int, Sequence[str | int]])
@@ -156,6 +158,12 @@ class ExecutionGraph:
     def base_of(self, tensor: int) -> int:
         """The tensor that owns the memory this one shows."""
         while (base := self.tensors[tensor].base) is not None:
+            tensor = base
+        return tensor
+
+    def source_of(self, tensor: int) -> int:
+        """The tensor that has to be computed before this one can be read: its base, or the cache as a node left it."""
+        while tensor not in self.written_in_place and (base := self.tensors[tensor].base) is not None:
             tensor = base
         return tensor
 
@@ -200,12 +208,20 @@ class ExecutionGraph:
             **({"variants": self._variants_json(name, target, device)} if self.variants else {}),
             **({"texts": self._texts_json()} if "texts" in self.attrs else {}),
             **({"maps": [[position, list(keys)] for position, keys in self.maps.items()]} if self.maps else {}),
+            **({"caches": self._caches_json()} if self.attrs.get("caches") else {}),
         }
 
     def _texts_json(self) -> dict[str, Any]:
         """The strings that the graph names, and which inputs and outputs are such."""
         texts, inputs, outputs = (list(self.attrs[name]) for name in ("texts", "text_inputs", "text_outputs"))
         return {"table": texts, "inputs": inputs, "outputs": outputs}
+
+    def _caches_json(self) -> list[dict[str, Any]]:
+        """The inputs that the executor keeps: where they grow, the size that tells their rows, the rows added."""
+        positions = {self.tensors[number].name: i for i, number in enumerate(self.inputs)}
+        records: Sequence[tuple[str, int, Dim, Dim]] = self.attrs["caches"]
+        return [{"input": positions[name], "axis": axis, "length": size_to_json(length), "added": size_to_json(added)}
+                for name, axis, length, added in records]  # fmt: skip
 
     def _variants_json(self, name: str, target: str, device: str) -> list[dict[str, Any]]:
         return [{"sizes": sizes, "graph": graph.to_json(name, target, device)} for sizes, graph in self.variants]

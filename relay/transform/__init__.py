@@ -15,6 +15,7 @@ from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.keep_caches import KeepCaches
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
@@ -47,6 +48,7 @@ __all__ = [
     "FoldScaleAxis",
     "FunctionPass",
     "FuseOps",
+    "KeepCaches",
     "MovePointwise",
     "PackNarrowConstants",
     "PackWeights",

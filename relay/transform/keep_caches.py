@@ -1,0 +1,115 @@
+"""KeepCaches: what a decoder remembers stays with the executor, which appends to it where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, cast
+
+from relay.expr import Call, Expr, Function, Tuple, Var
+from relay.op import cache as cached
+from relay.op.common import with_dim
+from relay.op.transform import Concatenate
+from relay.transform.builders import is_call_of
+from relay.type import TensorType
+from te.errors import CompileError
+from te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
+from te.tir import SizeVar
+
+__all__ = ["CAPACITY", "KeepCaches"]
+
+CAPACITY = "#capacity"
+"""The size variable of the rows that there is room for in a cache."""
+
+
+@dataclass(frozen=True)
+class KeepCaches(Pass):
+    """Inputs named in `caches` become caches; the outputs they name, the same with new rows behind, are gone.
+
+    A cache is concatenated with the rows that a run adds along one dimension. In place of the input comes one with room
+    for more rows, into which what is added is written (`cache.append`), and of which what is filled is read. Caches
+    come behind the other parameters; the function's attribute "caches" has (name, axis, rows before, rows added) of
+    each. Raises CompileError for an output that is not its input with more behind it.
+    """
+
+    caches: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    opt_level: ClassVar[int] = 0
+
+    def run(self, module: IRModule, context: PassContext) -> IRModule:
+        if not self.caches:
+            return module
+        names: list[str] = list(module.attrs.get("output_names", ()))
+        for name in self.caches.values():
+            if name not in names:
+                known = ", ".join(names) or "without names"
+                raise CompileError(f"caches name the output {name!r}; the outputs are: {known}")
+        changed = _Keeper(cast(Function, module["main"]), self.caches, names).function()
+        kept = [name for name in names if name not in self.caches.values()]
+        return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """The parameter that takes the place of an input, and the dimension along which it grows."""
+
+    param: Var
+    axis: int
+    joined: Call
+    """the input with what a run adds behind it"""
+
+
+class _Keeper:
+    """Rewrites one function."""
+
+    def __init__(self, function: Function, caches: Mapping[str, str], outputs: Sequence[str]) -> None:
+        self.old, self.outputs, self.names = function, outputs, caches
+        self.fields = list(function.body.fields) if isinstance(function.body, Tuple) else [function.body]
+        params = {p.name: p for p in function.params}
+        strange = [name for name in caches if name not in params]
+        if strange:
+            raise CompileError(f"caches name {', '.join(strange)}, no inputs; the inputs are: {', '.join(params)}")
+        self.capacity = SizeVar(CAPACITY)
+        self.caches = {id(params[name]): self._cache(params[name], output) for name, output in caches.items()}
+
+    def _cache(self, given: Var, output: str) -> _Cache:
+        joined = self.fields[self.outputs.index(output)]
+        what = f"input {given.name!r} can't be a cache of output {output!r}"
+        if not is_call_of(joined, "concatenate") or len(cast(Call, joined).args) != 2:
+            raise CompileError(f"{what}: expected the input with one tensor more behind it")
+        call = cast(Call, joined)
+        assert isinstance(call.op, Concatenate)
+        axis = call.op.axis % len(call.shape)
+        if call.args[0] is not given or not isinstance(given.shape[axis], SizeVar):
+            raise CompileError(f"{what}: expected the input, of a length known at run time only, in front")
+        roomy = TensorType(with_dim(given.shape, axis, self.capacity), given.dtype)
+        return _Cache(Var(given.name, roomy, span=given.span), axis, call)
+
+    def function(self) -> Function:
+        """The function with its caches behind the other parameters, and without the outputs that are caches."""
+        dropped = {self.outputs.index(name) for name in self.names.values()}
+        kept = [i for i in range(len(self.fields)) if i not in dropped]
+        body = cast(Tuple, rewrite_dag(Tuple(tuple([self.fields[i] for i in kept])), self._append))
+        read = [cast(Var, e).name for e in post_order(body) if id(e) in self.caches]
+        if read:
+            raise CompileError(f"caches {', '.join(read)} are read before anything is appended to them")
+        inputs = [p for p in self.old.params if id(p) not in self.caches]
+        records = [(c.param.name, c.axis, *[a.shape[c.axis] for a in c.joined.args]) for c in self.caches.values()]
+        attrs = {**self.old.attrs, "caches": tuple(records)}
+        if "bound_sizes" in attrs:
+            bound: Sequence[tuple[str, int, int, str]] = attrs["bound_sizes"]  # type: ignore[assignment]
+            attrs["bound_sizes"] = tuple((name, kept.index(at), element, s) for name, at, element, s in bound)
+        result = body if len(kept) > 1 else body.fields[0]
+        return Function((*inputs, *[c.param for c in self.caches.values()]), result, attrs, span=self.old.span)
+
+    def _append(self, e: Expr) -> Expr:
+        if not is_call_of(e, "concatenate") or id(cast(Call, e).args[0]) not in self.caches:
+            return e
+        call = cast(Call, e)
+        given, *added = call.args
+        known = self.caches[id(given)]
+        axis = call.op.axis % len(call.shape)  # type: ignore[union-attr]
+        if len(added) != 1 or axis != known.axis:
+            return e
+        whole = cached.append(known.param, added[0], given.shape[axis], axis)
+        return cached.filled(whole, call.shape[axis], axis)
