@@ -15,7 +15,7 @@ from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
-from relay.transform.keep_caches import KeepCaches
+from relay.transform.keep_caches import KeepCaches, find_caches
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
@@ -68,4 +68,5 @@ __all__ = [
     "UnpackWeights",
     "WidenProducts",
     "default_pipeline",
+    "find_caches",
 ]

@@ -16,7 +16,7 @@ from te.errors import CompileError
 from te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
 from te.tir import SizeVar
 
-__all__ = ["CAPACITY", "KeepCaches"]
+__all__ = ["CAPACITY", "KeepCaches", "find_caches"]
 
 CAPACITY = "#capacity"
 """The size variable of the rows that there is room for in a cache."""
@@ -47,6 +47,22 @@ class KeepCaches(Pass):
         changed = _Keeper(cast(Function, module["main"]), self.caches, names).function()
         kept = [name for name in names if name not in self.caches.values()]
         return IRModule({**module.functions, "main": changed}, {**module.attrs, "output_names": kept})
+
+
+def find_caches(module: IRModule) -> dict[str, str]:
+    """Every input that an output is with one tensor more behind it, and that output: what `caches` may name."""
+    main = cast(Function, module["main"])
+    fields = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
+    params = {id(p): p for p in main.params}
+    found: dict[str, str] = {}
+    for name, joined in zip(module.attrs.get("output_names", ()), fields, strict=False):
+        if is_call_of(joined, "concatenate"):
+            call = cast(Call, joined)
+            given = params.get(id(call.args[0]))
+            axis = call.op.axis % len(call.shape)  # type: ignore[union-attr]
+            if given is not None and len(call.args) == 2 and isinstance(given.shape[axis], SizeVar):
+                found.setdefault(given.name, name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

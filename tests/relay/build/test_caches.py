@@ -12,6 +12,7 @@ from backend.runtime.graph import Graph
 from relay import Function, IRModule, op, var
 from relay.expr import Expr, Tuple
 from relay.op import nn
+from relay.transform import find_caches
 from te.errors import CompileError
 from te.tir import Dim, SizeVar
 
@@ -61,6 +62,11 @@ def test_runs_append_to_what_was_there():
         module.run(x=x)
         assert module.cache_length == seen.shape[1]
         np.testing.assert_allclose(module.get_output("y").numpy(), expected(seen, new), rtol=1e-5, atol=1e-6)
+
+
+def test_pairs_are_found():
+    assert find_caches(decoder()) == CACHES
+    assert find_caches(decoder(length=7)) == {}
 
 
 def test_truncation_takes_positions_back():
