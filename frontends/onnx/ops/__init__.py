@@ -36,6 +36,7 @@ _FAMILIES = (
     "microsoft_positions",
     "microsoft_products",
     "microsoft_quantization",
+    "microsoft_recurrent",
     "microsoft_text",
     "normalization",
     "optimizer",

@@ -10,12 +10,12 @@ from frontends.onnx.ops.common import bordered, counted, zeros
 from frontends.onnx.ops.window import Window, reaches, read_window
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Expr
+from relay.expr import Expr, const
 from relay.sizes import add_sizes, floor_divide, larger, product, quotient
 from relay.type import dims_match, shape_text, shapes_match
 from te.tir import Dim
 
-__all__ = ["biased_convolution", "convolve", "convolve_transposed"]
+__all__ = ["biased_convolution", "causally_convolved", "convolve", "convolve_transposed"]
 
 Convolution = Callable[..., Expr]
 
@@ -194,22 +194,28 @@ def causal_conv_with_state(node: OnnxNode) -> list[Expr]:
     The second result is the past of what comes next. Channels that are counted at run time can't be groups of a
     convolution: their windows are gathered while they are summed.
     """
+    return causally_convolved(node)
+
+
+def causally_convolved(node: OnnxNode, dilation: int = 1) -> list[Expr]:
+    """What `CausalConvWithState` gives, with taps that are `dilation` positions apart."""
     x, w = node[0], node[1]
     data, weight = _operands(node, x, w)
     if len(data) != 3 or not shapes_match(weight[:2], (data[1], 1)):
         raise node.error(f"data {x.ty} and weights {w.ty}", expected="[N, C, L] and [C, 1, K]")
     batch, channels, length = data
     taps = weight[2]
-    before = add_sizes(taps, -1)
+    before = product((add_sizes(taps, -1), dilation))
     past = node.get(3)
     if past is not None and not shapes_match(past.shape, (batch, channels, before)):
         raise node.error(f"a past {past.ty}", expected=f"{shape_text((batch, channels, before))}")
     lead = zeros((batch, channels, before), str(x.dtype)) if past is None else past
     whole = op.concatenate([lead, x], axis=2)
     if isinstance(channels, int):
-        result: Expr = op.nn.conv1d(whole, w, groups=channels)
+        result: Expr = op.nn.conv1d(whole, w, dilation=dilation, groups=channels)
     else:
-        at = op.add(op.expand_dims(counted(length), 1), counted(taps))
+        steps = op.multiply(counted(taps), const(dilation, "int64"))
+        at = op.add(op.expand_dims(counted(length), 1), steps)
         result = op.sum(op.multiply(op.take(whole, at, axis=2, mode="fast"), w), axis=3)
     result = _with_bias(node, result)
     if node.attr_choice("activation", ("none", "silu", "swish"), "none") != "none":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.attention_parts import attend, columns, merged_heads, rotated, split_heads
@@ -11,8 +12,8 @@ from frontends.onnx.ops.microsoft_attention import number, refuse_input, scale_o
 from frontends.onnx.ops.normalization import rms_normalized
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Expr
-from relay.sizes import add_sizes, dims_equal, larger
+from relay.expr import Expr, const
+from relay.sizes import add_sizes, dims_equal, floor_divide, larger, product
 from te.tir import Dim
 
 
@@ -74,6 +75,39 @@ def group_query_attention(node: OnnxNode) -> list[Expr | None]:
     return _GroupedAttention(node).outputs()
 
 
+@dataclass(frozen=True)
+class _CacheForm:
+    """A cache of values as they are, or of codes of 8 bits, or of 4, two in a byte; `scale` broadcasts with them."""
+
+    scale: Expr | None = None
+    bits: int = 8
+
+    def codes(self, x: Expr) -> Expr:
+        """What the cache holds of new values [batch, heads, length, size]."""
+        if self.scale is None:
+            return x
+        lowest = 1 << (self.bits - 1)
+        whole = op.round(op.divide(op.cast(x, "float32"), op.cast(self.scale, "float32")))
+        code = op.cast(op.clip(whole, -lowest, lowest - 1), "int8")
+        if self.bits == 8:
+            return code
+        upper = op.cast(op.add(code, const(lowest, "int8")), "uint8")
+        pairs = op.reshape(upper, (*x.shape[:3], floor_divide(x.shape[3], 2), 2))
+        low, high = [op.squeeze(part, axis=(4,)) for part in op.split(pairs, 2, axis=4)]
+        return op.bitwise_or(low, op.left_shift(high, const(4, "uint8")))
+
+    def values(self, codes: Expr, dtype: str) -> Expr:
+        """The values that the cache stands for."""
+        if self.scale is None:
+            return codes
+        whole = codes
+        if self.bits == 4:
+            low, high = op.bitwise_and(codes, const(15, "uint8")), op.right_shift(codes, const(4, "uint8"))
+            both = op.reshape(op.stack([low, high], axis=4), (*codes.shape[:3], product((codes.shape[3], 2))))
+            whole = op.subtract(op.cast(both, "int8"), const(8, "int8"))
+        return op.cast(op.multiply(op.cast(whole, "float32"), op.cast(self.scale, "float32")), dtype)
+
+
 class _GroupedAttention:
     def __init__(self, node: OnnxNode) -> None:
         self.node = node
@@ -92,26 +126,37 @@ class _GroupedAttention:
         query, key = self._normalised(self.query, 14), self._normalised(self.key, 15)
         if node.attr_bool("do_rotary", False):
             query, key = self._turned(query, key)
-        keys, values = self._cached(key, 3), self._cached(self.value, 4)
+        forms = self._cache_form("k", 12), self._cache_form("v", 13)
+        keys, values = self._cached(forms[0].codes(key), 3), self._cached(forms[1].codes(self.value), 4)
         bias = self._bias(self.total)
         sink = node.get(11)
         if sink is None and node.attr_int("smooth_softmax", -1) > 0:
             sink = op.zeros((self.heads,), str(query.dtype))
-        used = self._in_use(keys), self._in_use(values)
+        used = [form.values(self._in_use(x), str(query.dtype)) for form, x in zip(forms, (keys, values), strict=True)]
         result, _ = attend(query, *used, scale_of(node, query), bias, node.attr_float("softcap", 0.0), sink)
         return [merged_heads(result), keys, values]
 
+    def _cache_form(self, name: str, index: int) -> _CacheForm:
+        """What the cache of keys ("k") or values ("v") holds, whose scale is input `index`."""
+        node = self.node
+        kind = node.attr_choice(f"{name}_quant_type", ("NONE", "PER_TENSOR", "PER_CHANNEL"), "NONE")
+        if kind == "NONE":
+            refuse_input(node, index, "the scale of a cache that is not quantized")
+            return _CacheForm()
+        bits = node.attr_int("kv_cache_bit_width", 8)
+        if bits not in (4, 8):
+            raise node.error(f"codes of {bits} bits (kv_cache_bit_width)", expected="4 or 8")
+        if bits == 4 and (not isinstance(self.size, int) or self.size % 2):
+            raise node.error(f"two channels in a byte of heads of {self.size}", expected="an even size")
+        scale = node[index]
+        return _CacheForm(scale if len(scale.shape) == 4 else reshape_to(scale, (1, 1, 1, 1)), bits)
+
     def _refuse_other_forms(self) -> None:
         node = self.node
-        for name, usual in (("k_quant_type", "NONE"), ("v_quant_type", "NONE")):
-            if node.attr_str(name, usual) != usual:
-                raise node.unsupported(f"a quantized cache ({name})", expected=usual)
         if node.attr_bool("sliding_window_cache", False):
             raise node.unsupported("a cache that drops old positions (sliding_window_cache)", expected="0")
         if node.attr_int("qk_output", 0) or node.wants(3):
             raise node.unsupported("the scores as an output (qk_output)", expected="0")
-        refuse_input(node, 12, "a quantized cache's scale")
-        refuse_input(node, 13, "a quantized cache's scale")
         node.attrs.ignore(*_DEPENDENT)
 
     def _three(self) -> tuple[Expr, Expr, Expr]:
@@ -180,7 +225,7 @@ class _GroupedAttention:
         fresh = op.take(new, behind, axis=2, batch_dims=1, mode="clip")
         is_old, is_filled = op.less(behind, number(0, behind)), op.less(behind, op.sizes((self.length,), ()))
         is_old, is_filled = [op.expand_dims(op.expand_dims(test, 1), 3) for test in (is_old, is_filled)]
-        return op.where(is_old, old, op.where(is_filled, fresh, float_const(0.0, new)))
+        return op.where(is_old, old, op.where(is_filled, fresh, const(0, str(new.dtype))))
 
     def _in_use(self, cache: Expr) -> Expr:
         """The keys that any query may see: the buffer of a cache may have room for more."""

@@ -10,6 +10,11 @@ import pytest
 from frontends.onnx.backend import RelayBackend
 from tests.frontends.node_cases import check, node_model, refused
 
+try:
+    import onnxruntime
+except ImportError:
+    onnxruntime = None
+
 rng = np.random.default_rng(0)
 HEADS, GROUPS, SIZE = 4, 2, 16
 
@@ -99,6 +104,57 @@ def tensors(batch, new):
 
 def sizes(lengths, total):
     return np.array(lengths, np.int32), np.array(total, np.int32)
+
+
+def coded(x, scale, bits):
+    """Values as codes, two of 4 bits in a byte."""
+    codes = np.clip(np.rint(x / scale), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1).astype(np.int8)
+    if bits == 8:
+        return codes
+    upper = (codes + 8).astype(np.uint8)
+    return upper[..., ::2] | upper[..., 1::2] << 4
+
+
+def decoded(codes, scale, bits):
+    if bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], -1).astype(np.int8) - 8
+    return codes.astype(np.float32) * scale
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
+@pytest.mark.parametrize("old", [0, 3])
+def test_a_quantized_cache(bits, kind, old):
+    """New keys and values go through the cache's codes, too."""
+    batch, new, room = 1, 2, 6
+    shape = (1,) if kind == "PER_TENSOR" else (1, GROUPS, 1, SIZE)
+    scales = [rng.uniform(0.1, 0.3, shape).astype(np.float32) for _ in range(2)]
+    q, k, v = normal(batch, new, HEADS * SIZE), normal(batch, new, GROUPS * SIZE), normal(batch, new, GROUPS * SIZE)
+    past = [coded(normal(batch, GROUPS, room, SIZE), s, bits) for s in scales]
+    fresh = [coded(split(x, GROUPS), s, bits) for x, s in zip((k, v), scales, strict=True)]
+    kept = [decoded(x, s, bits) for x, s in zip([*past, *fresh], [*scales, *scales], strict=True)]
+    lengths, total = np.full(batch, old + new - 1, np.int32), np.array(old + new, np.int32)
+    expected = grouped(split(q, HEADS), kept[2], kept[3], kept[:2], lengths, old + new)[0]
+    stored = []
+    for buffer, codes in zip(past, fresh, strict=True):
+        held = np.zeros_like(buffer)
+        held[:, :, :old] = buffer[:, :, :old]
+        held[:, :, old : old + new] = codes
+        stored.append(held)
+    inputs = [q, k, v, *past, lengths, total, *[None] * 5, *scales]
+    how = {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": bits}
+    model, given = node_model("GroupQueryAttention", inputs, outputs=3, weights=[12, 13], num_heads=HEADS,
+                              kv_num_heads=GROUPS, **how)  # fmt: skip
+    results = RelayBackend.prepare(model).run(given)
+    np.testing.assert_allclose(results[0], expected, rtol=1e-4, atol=1e-5)
+    for have, want in zip(results[1:], stored, strict=True):
+        np.testing.assert_array_equal(have, want)
+    if onnxruntime is not None:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        theirs = session.run(None, given)
+        np.testing.assert_allclose(results[0], theirs[0], rtol=1e-4, atol=1e-5)
+        for have, want in zip(results[1:], theirs[1:], strict=True):  # what is behind is of no account
+            np.testing.assert_array_equal(have[:, :, : old + new], want[:, :, : old + new])
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -208,7 +264,7 @@ def test_what_is_not_supported_is_refused_by_name():
     inputs = [q, k, v, None, None, lengths, total]
     for given, attrs, text in [
         (inputs, {"kv_num_heads": 3}, "4 heads of queries for 3 of keys"),
-        (inputs, {"k_quant_type": "PER_TENSOR"}, "quantized cache"),
+        (inputs, {"k_quant_type": "PER_TENSOR"}, "input 12 is missing"),
         (inputs, {"sliding_window_cache": 1, "local_window_size": 2}, "sliding_window_cache"),
         (inputs, {"qk_output": 1}, "qk_output"),
         ([q[..., :60], None, None, *inputs[3:]], {}, "heads side by side"),

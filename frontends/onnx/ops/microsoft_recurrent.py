@@ -1,0 +1,94 @@
+"""Layers with a state in the domain com.microsoft: linear attention, causal convolutions, what goes with them."""
+
+from __future__ import annotations
+
+from onnx import AttributeProto, helper
+
+from frontends.onnx.functions import schema_defaults, schema_function
+from frontends.onnx.model import NEWEST_OPSET
+from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
+from frontends.onnx.ops.convolution import causally_convolved
+from frontends.onnx.registry import converter
+from relay import op
+from relay.expr import Expr
+from relay.sizes import product
+
+
+def _require_last_state_only(node: OnnxNode) -> None:
+    if node.attr_int("state_window", 0):
+        raise node.unsupported("the states after each of the last positions (state_window)", expected="0")
+
+
+@converter("LinearAttention", domain=MICROSOFT)
+def linear_attention(node: OnnxNode) -> list[Expr]:
+    """ONNX's operator of the same name, by its function body: a state for each head, updated position by position."""
+    _require_last_state_only(node)
+    heads, groups = node.attr_int("q_num_heads"), node.attr_int("kv_num_heads")
+    if groups < 1 or heads % groups:
+        raise node.unsupported(f"{heads} heads of queries for {groups} of keys", expected="a multiple")
+    given: dict[str, object] = {
+        "q_num_heads": heads, "kv_num_heads": groups, "scale": node.attr_float("scale", 0.0),
+        "update_rule": node.attr_str("update_rule", "gated_delta"), "chunk_size": node.attr_int("chunk_size", 64),
+    }  # fmt: skip
+    inputs = [node.get(i) for i in range(6)]
+    names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
+    proto = helper.make_node("LinearAttention", names, ["y", "state"], **given)
+    attributes: dict[str, AttributeProto] = {
+        **schema_defaults("", "LinearAttention", NEWEST_OPSET), **{a.name: a for a in proto.attribute},
+    }  # fmt: skip
+    body = schema_function(proto, "", {"": NEWEST_OPSET}, attributes, inputs)
+    assert body is not None, "the onnx package defines this operator"
+    present = {name: x for name, x in zip(body.input, inputs, strict=False) if x is not None}
+    values = [helper.make_empty_tensor_value_info(name) for name in present]
+    results = [helper.make_empty_tensor_value_info(name) for name in body.output]
+    return node.convert_graph(helper.make_graph(body.node, "linear_attention", values, results), [*present.values()])
+
+
+@converter("LinearAttentionGate", domain=MICROSOFT)
+def linear_attention_gate(node: OnnxNode) -> list[Expr | None]:
+    """decay_scale * softplus(a + dt_bias), computed in float32, and sigmoid(b) where b is given."""
+    decay = op.multiply(node[2], op.nn.softplus(op.add(op.cast(node[0], "float32"), node[1])))
+    rate = node.get(3)
+    return [op.cast(decay, str(node.dtype(0))), None if rate is None else op.sigmoid(rate)]
+
+
+@converter("CausalConvWithState", domain=MICROSOFT)
+def causal_conv_with_state(node: OnnxNode) -> list[Expr]:
+    """ONNX's operator of the same name, with a distance between taps, and with `channels_last` [N, L, channels..]."""
+    if node.attr_int("ndim", 1) != 1:
+        raise node.unsupported("convolutions of two and three dimensions (ndim)", expected="1")
+    _require_last_state_only(node)
+    dilation = node.attr_int("dilation", 1)
+    if dilation < 1:
+        raise node.error(f"a dilation of {dilation}", expected="1 or more")
+    if not node.attr_bool("channels_last", False):
+        return causally_convolved(node, dilation)
+    require_rank(node, 0, 3)
+    channels = node.type(0).shape[2:]
+    moved = [None if x is None else transposed(reshape_to(x, (*x.shape[:2], product(channels))), (0, 2, 1))
+             for x in (node[0], node.get(3))]  # fmt: skip
+    results = causally_convolved(node.with_inputs([moved[0], node[1], node.get(2), moved[1]]), dilation)
+    back = [transposed(y, (0, 2, 1)) for y in results]
+    return [reshape_to(y, (*y.shape[:2], *channels)) for y in back]
+
+
+@converter("BranchwiseRMSNorm", domain=MICROSOFT)
+def branchwise_rms_norm(node: OnnxNode) -> Expr:
+    """[.., branches, H], or [.., branches * H] with `num_branches`: each branch over its root mean square."""
+    count, x = node.attr_int("num_branches", 0), op.cast(node[0], "float32")
+    shape = x.shape
+    if count:
+        width = node.extent(x, -1, "the channels")
+        if width % count:
+            raise node.error(f"{width} channels in {count} branches")
+        x = reshape_to(x, (*shape[:-1], count, width // count))
+    require_rank(node, 0, 1 if count else 2)
+    square = op.mean(op.multiply(x, x), axis=(-1,), keepdims=True)
+    y = op.multiply(x, op.rsqrt(op.add(square, float_const(node.attr_float("epsilon", 1e-5), x))))
+    scale = node.get(1)
+    if scale is not None:
+        own = scale.shape == x.shape[-1:] or len(scale.shape) == 2
+        scale = op.cast(scale if own else reshape_to(scale, x.shape[-2:]), "float32")
+        y = op.multiply(y, scale)
+    return op.cast(reshape_to(y, shape), str(node.dtype(0)))
