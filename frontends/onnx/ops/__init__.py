@@ -37,6 +37,7 @@ _FAMILIES = (
     "microsoft_products",
     "microsoft_quantization",
     "microsoft_recurrent",
+    "microsoft_sparse_attention",
     "microsoft_text",
     "normalization",
     "optimizer",

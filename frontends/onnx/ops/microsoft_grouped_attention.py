@@ -16,6 +16,8 @@ from relay.expr import Expr, const
 from relay.sizes import add_sizes, dims_equal, floor_divide, larger, product
 from te.tir import Dim
 
+__all__ = ["GroupedAttention"]
+
 
 @converter("RotaryEmbedding", domain=MICROSOFT)
 def rotary_embedding(node: OnnxNode) -> Expr:
@@ -72,7 +74,7 @@ def group_query_attention(node: OnnxNode) -> list[Expr | None]:
     two scales of a quantized cache, scales of Q and K norms. Outputs: Y, and the cache, which is as long as the longer
     of the past and the largest number of keys.
     """
-    return _GroupedAttention(node).outputs()
+    return GroupedAttention(node).outputs()
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ class _CacheForm:
         return op.cast(op.multiply(op.cast(whole, "float32"), op.cast(self.scale, "float32")), dtype)
 
 
-class _GroupedAttention:
+class GroupedAttention:
+    """The parts of one such node."""
+
     def __init__(self, node: OnnxNode) -> None:
         self.node = node
         self._refuse_other_forms()
@@ -122,13 +126,14 @@ class _GroupedAttention:
         self.past = self._past_lengths()
 
     def outputs(self) -> list[Expr | None]:
+        """The result, and the keys and values of the cache."""
         node = self.node
         query, key = self._normalised(self.query, 14), self._normalised(self.key, 15)
         if node.attr_bool("do_rotary", False):
             query, key = self._turned(query, key)
         forms = self._cache_form("k", 12), self._cache_form("v", 13)
         keys, values = self._cached(forms[0].codes(key), 3), self._cached(forms[1].codes(self.value), 4)
-        bias = self._bias(self.total)
+        bias = self.bias(self.total)
         sink = node.get(11)
         if sink is None and node.attr_int("smooth_softmax", -1) > 0:
             sink = op.zeros((self.heads,), str(query.dtype))
@@ -233,7 +238,7 @@ class _GroupedAttention:
             return cache
         return op.strided_slice(cache, (0,), (self.total,), axes=(2,))
 
-    def _bias(self, total: Dim) -> Expr:
+    def bias(self, total: Dim) -> Expr:
         """-inf where a query sees no key, plus the bias that is given: [batch, 1 or heads, length, total]."""
         node = self.node
         keys = op.arange(0, total, 1, "int64")

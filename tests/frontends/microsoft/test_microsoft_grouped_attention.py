@@ -90,7 +90,8 @@ def grouped(q, k, v, past, lengths, total, window=-1, cap=0.0, sink=None, tables
             column = np.arange(len(keys))
             seen = column <= at[:, None] if causal else np.tile(column <= lengths[b], (new, 1))
             seen &= (column > at[:, None] - window) if window > 0 else True
-            scores = np.where(seen, scores + bias, -np.inf)
+            own = bias[h] if isinstance(bias, list) else bias
+            scores = np.where(seen, scores + own, -np.inf)
             result[b, h] = softmax(scores, None if sink is None else sink[h]) @ values
     return [result.swapaxes(1, 2).reshape(batch, new, -1).astype(np.float32), *buffers]
 
@@ -270,3 +271,56 @@ def test_what_is_not_supported_is_refused_by_name():
         ([q[..., :60], None, None, *inputs[3:]], {}, "heads side by side"),
     ]:
         refused("GroupQueryAttention", given, text, **{"num_heads": HEADS, "kv_num_heads": GROUPS, **attrs})
+
+
+def compressed(layouts):
+    """Rows and columns of compressed matrices of blocks, columns filled up with -1."""
+    columns = [np.concatenate([np.flatnonzero(row) for row in layout]) for layout in layouts]
+    table = np.full((len(layouts), max(map(len, columns))), -1, np.int32)
+    for line, found in zip(table, columns, strict=True):
+        line[: len(found)] = found
+    return np.concatenate([np.zeros((len(layouts), 1)), layouts.sum(2).cumsum(1)], 1).astype(np.int32), table
+
+
+def run_in_place(session, given):
+    """The first output by onnxruntime, which wants the cache's old and new keys and values in one place."""
+    binding = session.io_binding()
+    for name, x in given.items():
+        if name in ("x3", "x4"):
+            value = onnxruntime.OrtValue.ortvalue_from_numpy(x.copy())
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output("y1" if name == "x3" else "y2", value)
+        else:
+            binding.bind_cpu_input(name, x)
+    binding.bind_output("y0")
+    session.run_with_iobinding(binding)
+    return next(x for x in binding.copy_outputs_to_cpu() if x.ndim == 3)
+
+
+@pytest.mark.parametrize(("new", "total"), [(40, 40), (1, 41)])
+@pytest.mark.parametrize("rotary", [0, 1])
+def test_sparse_attention(new, total, rotary):
+    batch, block, blocks = 2, 16, 4
+    layouts = np.array([np.tri(4), [[1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 1, 0, 1]]], bool)
+    rows, columns = compressed(layouts)
+    q, k, v = normal(batch, new, HEADS * SIZE), normal(batch, new, GROUPS * SIZE), normal(batch, new, GROUPS * SIZE)
+    past = [normal(batch, GROUPS, block * blocks, SIZE) for _ in range(2)]
+    lengths, tables = np.full(batch, total, np.int32), angles(block * blocks, SIZE // 2)
+    at = np.arange(total - new, total)
+    seen = layouts[:, at // block][:, :, np.arange(block * blocks) // block]
+    bias = [np.where(seen[h % 2], 0, -np.inf) for h in range(HEADS)]
+    expected = grouped(split(q, HEADS), split(k, GROUPS), split(v, GROUPS), past, lengths - 1, total,
+                       tables=tables if rotary else None, bias=bias)  # fmt: skip
+    inputs = [q, k, v, *past, rows, columns, np.array(total, np.int32), lengths, *(tables if rotary else ())]
+    model, given = node_model("SparseAttention", inputs, outputs=3, weights=[5, 6], num_heads=HEADS, do_rotary=rotary,
+                              kv_num_heads=GROUPS, sparse_block_size=block)  # fmt: skip
+    results = RelayBackend.prepare(model).run(given)
+    np.testing.assert_allclose(results[0], expected[0], rtol=1e-4, atol=1e-5)
+    for have, want in zip(results[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(have[:, :, :total], want[:, :, :total], rtol=1e-5, atol=1e-6)
+    if onnxruntime is not None:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(results[0], run_in_place(session, given), rtol=1e-4, atol=1e-5)
+    strange = [*inputs[:6], columns + 9, *inputs[7:]]
+    refused("SparseAttention", strange, "columns below 4", outputs=3, weights=[5, 6], num_heads=HEADS,
+            kv_num_heads=GROUPS, sparse_block_size=block, do_rotary=rotary)  # fmt: skip
