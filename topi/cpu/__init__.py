@@ -2,6 +2,7 @@
 
 from topi.cpu import (
     attention,
+    bits,
     conv2d,
     depthwise,
     injective,
@@ -14,6 +15,6 @@ from topi.cpu import (
 )
 
 __all__ = [
-    "attention", "conv2d", "depthwise", "injective", "matmul", "normalization", "pooling", "reduction", "stagewise",
-    "winograd",
+    "attention", "bits", "conv2d", "depthwise", "injective", "matmul", "normalization", "pooling", "reduction",
+    "stagewise", "winograd",
 ]  # fmt: skip
