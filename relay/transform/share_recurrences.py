@@ -1,4 +1,4 @@
-"""ShareRecurrences: recurrences are told among how many threads they are shared."""
+"""ShareRecurrences: recurrences are told among how many threads they are shared, and what registers hold of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ __all__ = ["ShareRecurrences"]
 
 @dataclass(frozen=True)
 class ShareRecurrences(RewritePass):
-    """`nn.lstm`, `nn.gru` and `nn.rnn` get the target's number of cores, which decides what their threads share."""
+    """`nn.lstm`, `nn.gru` and `nn.rnn` get the target's number of cores, which decides what their threads share.
+
+    And how many of their sums its vector registers hold at once: three fourths of these are for sums.
+    """
 
     target: Target
     opt_level: ClassVar[int] = 0
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
-        if not isinstance(op, LSTM | GRU | RNN) or op.cores == self.target.num_cores:
+        if not isinstance(op, LSTM | GRU | RNN):
             return call
-        return Call(replace(op, cores=self.target.num_cores), call.args, span=call.span)
+        _, weight, *_ = [arg.tensor_type for arg in call.args]
+        vectors = max(weight.static_shape[-1] * weight.dtype.nbytes // self.target.vector_bytes, 1)
+        sums = max(self.target.vector_registers * 3 // 4 // vectors, 1)
+        told = replace(op, cores=self.target.num_cores, sums=sums, vectors=vectors)
+        return call if told == op else Call(told, call.args, span=call.span)

@@ -9,7 +9,7 @@ import relay
 from backend.runtime import device, graph_executor
 from relay.op.nn.recurrent import GRU, LSTM
 from te.ir import IRModule
-from topi.nn.recurrent import _sums_at_once
+from topi.nn.recurrent import Gates, _sums_at_once
 
 RNG = np.random.default_rng(7)
 
@@ -45,7 +45,11 @@ def test_entries_that_share_weights_are_those_of_the_reference(batch, hidden):
 
 
 def test_few_gates_of_many_entries_are_summed_at_once():
-    assert _sums_at_once(1, 4) == (1, 4)
-    assert _sums_at_once(8, 4) == (4, 1)
-    assert _sums_at_once(2, 4) == (2, 2)
-    assert _sums_at_once(3, 3) == (3, 1)
+    room = Gates(())  # twelve of sixteen registers
+    assert _sums_at_once(1, 4, room) == (1, 4)
+    assert _sums_at_once(8, 4, room) == (4, 1)
+    assert _sums_at_once(2, 4, room) == (2, 2)
+    assert _sums_at_once(3, 3, room) == (3, 1)
+    wide = Gates((), sums=24, vectors=1)  # of 32, each of a whole block
+    assert _sums_at_once(8, 4, wide) == (8, 2)
+    assert _sums_at_once(3, 4, wide) == (3, 4)

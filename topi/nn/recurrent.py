@@ -34,17 +34,12 @@ _PARALLEL_WORK = 1 << 16
 Activation = str | tuple[Any, ...]
 """The name of a function, or a tuple of a name and its parameters."""
 
-_SUMS = 6
-"""Blocks of sums that are kept in registers at once: with vectors of half a block, twelve of sixteen."""
-
 _FETCHED_BYTES = 8 << 20
 """Weights of a direction from which on panels are fetched ahead: measured, 4 MB stream fast enough, 16 MB don't."""
 
-_ENTRIES_PER_WEIGHT = 4
-"""Entries of the batch whose multiply-adds take as long as reading the weights for them from the second-level cache."""
-
-_CHAINS = 4
-"""Blocks of sums that are added to in turns: with vectors of half a block, they hide the latency of multiply-adds."""
+_IN_TURNS = 8
+"""Vectors of sums that are added to in turns: they hide the latency of multiply-adds. As many entries of a batch have
+multiply-adds, with a vector each, that take as long as reading the weights for them from the second-level cache."""
 
 
 def _c(value: float, like: PrimExpr) -> PrimExpr:
@@ -76,13 +71,16 @@ class Gates:
     """How gates are computed: `activations` by name in the cell's order, arguments limited to [-clip, clip] before.
 
     `reverse` says for each direction whether it runs from the last step to the first, `cores` among how many threads
-    directions or blocks are shared; 0 where that is not known.
+    directions or blocks are shared; 0 where that is not known. Registers hold `sums` blocks of NR sums at once, each
+    of `vectors` vectors.
     """
 
     activations: tuple[Activation, ...]
     reverse: tuple[bool, ...] = (False,)
     clip: float | None = None
     cores: int = 0
+    sums: int = 6
+    vectors: int = 2
 
     def __call__(self, number: int, value: PrimExpr) -> PrimExpr:
         """Activation `number` of the limited `value`."""
@@ -234,7 +232,7 @@ class _Recurrence:
         """
         ib, batch = self.ib, self.batch
         total = ib.allocate(self.dtype, (batch, len(gates) * self.lanes), "total", scope="global")
-        rows, together = _sums_at_once(batch, len(gates))
+        rows, together = _sums_at_once(batch, len(gates), self.gates)
         tiles = batch // rows
         direction_bytes = self.gate_count * self.hidden**2 * self.dtype.nbytes
         fetches = rows > 1 and direction_bytes >= _FETCHED_BYTES
@@ -260,7 +258,7 @@ class _Recurrence:
         many panels from the gate `following` on are fetched.
         """
         ib, lanes, width = self.ib, self.lanes, rows * len(gates) * self.lanes
-        chains = math.gcd(max(_CHAINS // (rows * len(gates)), 1), self.hidden)
+        chains = math.gcd(max(_IN_TURNS // (self.gates.vectors * rows * len(gates)), 1), self.hidden)
         sums = ib.allocate(self.dtype, chains * width, "sums", scope="local")
         pairs = list(itertools.product(range(rows), gates))
 
@@ -326,7 +324,7 @@ class _Recurrence:
                 y[at.time, b, d, unit] = result
 
 
-def _sums_at_once(batch: Dim, gates: int) -> tuple[int, int]:
+def _sums_at_once(batch: Dim, gates: int, room: Gates) -> tuple[int, int]:
     """(entries of the batch, gates) whose sums are kept in registers at once.
 
     An entry by itself reads each weight once, and has all of its gates at once.
@@ -334,12 +332,14 @@ def _sums_at_once(batch: Dim, gates: int) -> tuple[int, int]:
     if not isinstance(batch, int) or batch == 1:
         return 1, gates
 
+    entries_per_weight, sums = max(_IN_TURNS // room.vectors, 1), room.sums
+
     def cost(tile: tuple[int, int]) -> tuple[int, int]:
         rows, together = tile
-        return -(-batch // rows) * max(rows, _ENTRIES_PER_WEIGHT), -together
+        return -(-batch // rows) * max(rows, entries_per_weight), -together
 
-    widths = [n for n in range(1, min(gates, _SUMS) + 1) if gates % n == 0]
-    return min(((rows, n) for n in widths for rows in range(1, min(batch, _SUMS // n) + 1)), key=cost)
+    widths = [n for n in range(1, min(gates, sums) + 1) if gates % n == 0]
+    return min(((rows, n) for n in widths for rows in range(1, min(batch, sums // n) + 1)), key=cost)
 
 
 def _extern(

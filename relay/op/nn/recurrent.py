@@ -66,7 +66,8 @@ class _Recurrent(OpDef):
     (C1) the element type is a float; (C2) of all inputs but the lengths; (C3) products are (T, B, D * G * H), the
     weights (D, ceil(H / NR), G, H, NR), where `reverse` says of each of the D directions, one or two, whether it runs
     from the last step to the first; (C4) states are (D, B, H); (C5) as many activations as the cell has, each a name or
-    a tuple of a name and its parameters; (C6) lengths are B integers. `cores`: see `topi.nn.recurrent.Gates`.
+    a tuple of a name and its parameters; (C6) lengths are B integers. `cores`, `sums` and `vectors`: see
+    `topi.nn.recurrent.Gates`.
     """
 
     mixed_precision = MixedPrecision.NEVER
@@ -76,6 +77,8 @@ class _Recurrent(OpDef):
     clip: float | None = None
     has_lengths: bool = False
     cores: int = 0
+    sums: int = 6
+    vectors: int = 2
 
     gate_count: ClassVar[int]
     activation_count: ClassVar[int]
@@ -108,7 +111,7 @@ class _Recurrent(OpDef):
         return products.with_shape((*products.shape[:2], directions, hidden)), state
 
     def _gates(self) -> Gates:
-        return Gates(self.activations, self.reverse, self.clip, self.cores)
+        return Gates(self.activations, self.reverse, self.clip, self.cores, self.sums, self.vectors)
 
     def _apply(self, number: int, x: Array) -> Array:
         limited = x if self.clip is None else np.clip(x, -self.clip, self.clip)
