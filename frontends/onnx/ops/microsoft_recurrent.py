@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx import AttributeProto, helper
 
 from frontends.onnx.functions import schema_defaults, schema_function
@@ -13,6 +15,7 @@ from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
 from relay.sizes import product
+from relay.type import shapes_match
 
 
 def _require_last_state_only(node: OnnxNode) -> None:
@@ -27,7 +30,7 @@ def linear_attention(node: OnnxNode) -> list[Expr]:
     heads, groups = node.attr_int("q_num_heads"), node.attr_int("kv_num_heads")
     if groups < 1 or heads % groups:
         raise node.unsupported(f"{heads} heads of queries for {groups} of keys", expected="a multiple")
-    given: dict[str, object] = {
+    given: dict[str, Any] = {
         "q_num_heads": heads, "kv_num_heads": groups, "scale": node.attr_float("scale", 0.0),
         "update_rule": node.attr_str("update_rule", "gated_delta"), "chunk_size": node.attr_int("chunk_size", 64),
     }  # fmt: skip
@@ -48,6 +51,11 @@ def linear_attention(node: OnnxNode) -> list[Expr]:
 @converter("LinearAttentionGate", domain=MICROSOFT)
 def linear_attention_gate(node: OnnxNode) -> list[Expr | None]:
     """decay_scale * softplus(a + dt_bias), computed in float32, and sigmoid(b) where b is given."""
+    require_rank(node, 0, 3, 3)
+    for index in (1, 2):
+        require_rank(node, index, 1, 1)
+        if not shapes_match(node[index].shape, node[0].shape[2:]):
+            raise node.error(f"input {index} is {node[index].ty}", expected="a number for each head")
     decay = op.multiply(node[2], op.nn.softplus(op.add(op.cast(node[0], "float32"), node[1])))
     rate = node.get(3)
     return [op.cast(decay, str(node.dtype(0))), None if rate is None else op.sigmoid(rate)]
