@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
@@ -284,30 +285,31 @@ class Assumptions:
             self.places.append(self.place)
 
 
-_scopes: list[Assumptions] = []
+_scope: ContextVar[Assumptions | None] = ContextVar("relayc_assumptions", default=None)
 
 
 @contextmanager
 def assuming() -> Generator[Assumptions]:
-    """Inside, sizes that must be equal, and may be, are taken to be; the result lists them."""
+    """Inside, sizes that must be equal, and may be, are taken to be; the result lists them. Other threads don't see it."""
     scope = Assumptions()
-    _scopes.append(scope)
+    token = _scope.set(scope)
     try:
         yield scope
     finally:
-        _scopes.remove(scope)
+        _scope.reset(token)
 
 
 def dims_match(a: Dim, b: Dim) -> bool:
     """Are two sizes equal, or, in an `assuming` scope, not known to differ?"""
     if dims_equal(a, b):
         return True
-    if not _scopes or (isinstance(a, int) and isinstance(b, int)):
+    scope = _scope.get()
+    if scope is None or (isinstance(a, int) and isinstance(b, int)):
         return False
     with _lock:
         math = _arithmetic_of(a, b)
         low, high = math.bounds(math.dim(a) - math.dim(b))
     if (low is not None and low > 0) or (high is not None and high < 0):
         return False
-    _scopes[-1].note(normal(a), normal(b))
+    scope.note(normal(a), normal(b))
     return True

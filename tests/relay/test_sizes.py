@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,6 +36,12 @@ def test_what_is_not_known_to_differ_may_be_assumed_equal():
         assert not sizes.dims_match(sizes.normal(N + 5), 4)
         assert broadcast_shapes((N,), (8,)) == (8,)
     assert [(a, b) for a, b in assumed.equal] == [(N, M), (N, 3), (N, 8)]
+
+
+def test_what_one_thread_assumes_another_does_not():
+    with sizes.assuming() as assumed, ThreadPoolExecutor(1) as other:
+        assert not other.submit(sizes.dims_match, N, M).result(30)
+        assert not assumed.equal
 
 
 leaves = st.one_of(st.integers(0, 9), st.sampled_from([N, M]))
