@@ -290,7 +290,7 @@ _scope: ContextVar[Assumptions | None] = ContextVar("relayc_assumptions", defaul
 
 @contextmanager
 def assuming() -> Generator[Assumptions]:
-    """Inside, sizes that must be equal, and may be, are taken to be; the result lists them. Other threads don't see it."""
+    """Inside, sizes that must be equal, and may be, are taken to be, in this thread; the result lists them."""
     scope = Assumptions()
     token = _scope.set(scope)
     try:

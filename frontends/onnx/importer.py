@@ -8,50 +8,42 @@ inference, checker or version converter is run. A model-local function is conver
 from __future__ import annotations
 
 import os
-from collections import ChainMap, Counter
-from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, SparseTensorProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from frontends.onnx.attributes import Attributes, Bindings, bind
 from frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
-from frontends.onnx.errors import NothingInsideError, OnnxImportError, fault, unsupported
-from frontends.onnx.fold import Folder, free_expressions, graph_inputs_of, rewrite_free
+from frontends.onnx.errors import OnnxImportError, fault, unsupported
+from frontends.onnx.fold import free_expressions, rewrite_free
 from frontends.onnx.functions import schema_defaults, schema_function
-from frontends.onnx.givers import Givers
 from frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_given
-from frontends.onnx.model import Model, load, opset_table
+from frontends.onnx.model import load, opset_table
 from frontends.onnx.model_file import RawData
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops import load_converters
 from frontends.onnx.registry import Result, find_converter
+from frontends.onnx.session import Session
 from frontends.onnx.sizes import SizeTable
-from frontends.onnx.symbolic import sizes_in
-from frontends.onnx.tensors import dtype_name, sparse_to_numpy, to_numpy
+from frontends.onnx.tensors import dtype_name
 from frontends.onnx.unsupported import list_unsupported
 from relay import op
 from relay.container_type import OptionalType
-from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
-from relay.op.creation import Sizes
-from relay.op.transform import Concatenate
-from relay.sizes import Assumptions, assuming, dims_equal, size_variables, smaller
+from relay.expr import Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.sizes import smaller
 from relay.type import TensorType, TupleType
 from te.errors import CompileError
 from te.ir import IRModule, Span
-from te.tir import Dim, PrimExpr, SizeVar
 
 __all__ = ["from_onnx"]
 
 MAX_NODES = 2_000_000
 """Nodes converted in one import, functions and subgraphs counted at each use."""
-
-MAX_BOUND = 64
-"""Elements of a tensor that decides sizes when the model runs."""
 
 MAX_NESTING = 48
 """Depth of functions calling functions and graphs within graphs."""
@@ -95,17 +87,17 @@ def from_onnx(
     load_converters()
     loaded, table = load(model), SizeTable()
     while True:
-        importer = _Importer(loaded, freeze_params, table)
-        with assuming() as assumed:
-            importer.assumptions, assumed.place = assumed, loaded.name
-            try:
+        session = Session(loaded, table)
+        importer = _Importer(session, freeze_params)
+        try:
+            with session.assuming(loaded.name):
                 result = importer.run(shape, dtype, {} if constants is None else constants, outputs)
-            except CompileError:  # what was learned so far may be what the node wanted to know
-                if table.solve([*assumed.equal, *importer.assumed]):
-                    continue
-                raise
-        if not table.solve([*assumed.equal, *importer.assumed]):
-            return importer.with_sizes(result, assumed)
+        except CompileError:  # what was learned so far may be what the node wanted to know
+            if session.learn():
+                continue
+            raise
+        if not session.learn():
+            return importer.with_sizes(result)
 
 
 @dataclass(slots=True)
@@ -125,26 +117,12 @@ class _Scope:
 
 
 class _Importer:
-    """State of one import. It is the `Session` of the nodes it hands to converters."""
+    """The walk over the nodes of one import."""
 
-    def __init__(self, model: Model, freeze_params: bool, table: SizeTable) -> None:
-        self.model = model
-        self.table = table
-        self.bound: list[tuple[Expr, str, tuple[str, ...]]] = []
-        """integer tensors that the program computes, where, and the variables for their elements"""
-        self.checks: list[tuple[Dim, Dim, str]] = []
-        self.assumed: list[tuple[Dim, Dim]] = []
-        """sizes taken to be equal inside of subgraphs"""
-        self.assumptions = Assumptions()
-        """sizes taken to be equal in the graph that is being converted"""
-        self.bodies: tuple[str, ...] = ()
-        """the nodes whose bodies are being converted, outermost first"""
-        self.unreached: list[list[NothingInsideError]] = []
-        self.givers = Givers()
-        self.met: Counter[str] = Counter()
-        """how often each place has asked for size variables"""
+    def __init__(self, session: Session, freeze_params: bool) -> None:
+        self.session = session
+        self.model = session.model
         self.freeze_params = freeze_params
-        self.folder = Folder()
         self.params: Params = {}
         self.param_vars: list[Var] = []
         self.converted = 0
@@ -166,7 +144,7 @@ class _Importer:
         forms = shapes_given(shape, where)
         other_values, other_params = other_inputs(others, forms, constants, where)
         of_tensors = {k: v for k, v in forms.items() if k not in other_values}
-        types = input_types(tensors, of_tensors, dtype, where, self.table)
+        types = input_types(tensors, of_tensors, dtype, where, self.session.table)
         if not graph.output:
             raise fault(where, "the graph has no outputs", remedy="the file is cut short or damaged")
         list_unsupported(self.model)
@@ -200,9 +178,9 @@ class _Importer:
         """Have an optional input checked, which a run is given as a list."""
         if isinstance(var.ty, OptionalType):
             source = f"{where}: input {var.name!r}, a list of at most one value,"
-            counts = self.bind_sizes(op.expand_dims(op.sequence.length(var), 0), source)
+            counts = self.session.bind_sizes(op.expand_dims(op.sequence.length(var), 0), source)
             assert counts is not None, "it is one number"
-            self.check_equal(counts[0], smaller(counts[0], 1), source)
+            self.session.check_equal(counts[0], smaller(counts[0], 1), source)
 
     # graphs ---------------------------------------------------------------------------------------------------
 
@@ -225,7 +203,8 @@ class _Importer:
         if self.converted > MAX_NODES:
             raise fault(scope.where, f"more than {MAX_NODES} nodes", remedy="split the model")
         domain = "" if node.domain == "ai.onnx" else node.domain
-        place = self.assumptions.place = f"{scope.where}: {describe(node)}"
+        place = f"{scope.where}: {describe(node)}"
+        self.session.at(place)
         inputs = [None if name == "" else scope.values[name] for name in node.input]
         function = self.model.functions.get((domain, node.op_type, node.overload))
         span = Span(self.model.name, span_name(node), node.op_type)
@@ -237,10 +216,10 @@ class _Importer:
                 results = self._call_converter(node, domain, inputs, Attributes(attributes), scope, place)
             else:
                 results = self._expand(node, domain, inputs, attributes, scope, place)
-            finished = [None if r is None else self.folder.finish(r, span) for r in results]
+            finished = [None if r is None else self.session.folder.finish(r, span) for r in results]
         except CONVERSION_FAULTS as error:
             raise _located(error, place, inputs) from error
-        self.givers.note(finished)
+        self.session.givers.note(finished)
         why = why_on_host(inputs, finished) if inputs else ""
         if why:
             self.on_host[node.op_type, span_name(node)] = why
@@ -269,7 +248,7 @@ class _Importer:
             attrs=attrs,
             where=where,
             span=Span(self.model.name, span_name(node), node.op_type),
-            session=self,
+            session=self.session,
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
             close=lambda graph, params: self._closed(graph, params, scope, place, where),
         )
@@ -319,25 +298,13 @@ class _Importer:
         `owner` is what `fresh_size` is told of the node.
         """
         around = {id(e) for e in scope.values.values() if not isinstance(e, Constant | Tuple)}
-        outer = self.bound, self.checks, self.bodies, self.assumptions
-        self.bound, self.checks, self.bodies = [], [], (*self.bodies, owner)
-        try:
-            with assuming() as self.assumptions:
-                self.assumptions.place = place
+        with self.session.body_of(owner):
+            with self.session.assuming(place):
                 outputs = self._subgraph(graph, params, scope, place)
-            assumed, bound = self.assumptions, self.bound
-            kept = self._lost_givers(outputs)
-            checks = [*self.checks, *self.table.open(assumed), *self._solved(bound)]
-        finally:
-            self.bound, self.checks, self.bodies, self.assumptions = outer
-        self.assumed += assumed.equal
-        roots = [*outputs, *[x for x, _, _ in bound], *[x for _, x, _ in kept]]
+            roots, attrs = self.session.finish(outputs)
         taken = free_expressions(Tuple(tuple(roots)), around)
         inner = {id(x): Var(f"outside{i}", x.ty, span=x.span) for i, x in enumerate(taken)}
-        results = rewrite_free(Tuple(tuple(roots)), inner)
-        sizes = _size_records(bound, kept, len(outputs))
-        attrs = {"bound_sizes": tuple(sizes), "size_checks": tuple(checks)} if sizes or checks else {}
-        return Function((*params, *inner.values()), results, attrs), taken
+        return Function((*params, *inner.values()), rewrite_free(Tuple(tuple(roots)), inner), attrs), taken
 
     def _call(
         self,
@@ -414,128 +381,17 @@ class _Importer:
         if expr.ty.dtype != expected:
             raise fault(where, f"it is computed as {expr.ty}", expected=f"{expected}, as declared")
 
-    def with_sizes(
-        self, result: tuple[IRModule, Params], assumed: Assumptions
-    ) -> tuple[IRModule, Params]:
+    def with_sizes(self, result: tuple[IRModule, Params]) -> tuple[IRModule, Params]:
         """The module with the tensors that give size variables as further outputs, and what is to be checked."""
         module, params = result
-        checks = [*self.checks, *self.table.open(assumed), *self._solved(self.bound)]
         main = module["main"]
         outputs = main.body.fields if isinstance(main.body, Tuple) else (main.body,)
-        kept = self._lost_givers(outputs)
-        if not self.bound and not checks and not kept:
+        roots, attrs = self.session.finish(outputs)
+        if not attrs:
             return result
-        sizes = _size_records(self.bound, kept, len(outputs))
-        attrs = {**main.attrs, "bound_sizes": tuple(sizes), "size_checks": tuple(checks)}
-        more = [*[x for x, _, _ in self.bound], *[x for _, x, _ in kept]]
-        body = Tuple((*outputs, *more)) if more else main.body
-        function = Function(main.params, body, attrs)
+        body = Tuple(tuple(roots)) if len(roots) > len(outputs) else main.body
+        function = Function(main.params, body, {**main.attrs, **attrs})
         return module.with_functions({**module.functions, "main": function}), params
-
-    def _lost_givers(self, outputs: Sequence[Expr]) -> list[tuple[str, Expr, int]]:
-        """What has to be computed for its sizes alone, in the graph that is being finished: name, tensor, axis."""
-        own = [name for name, (_, bodies) in self.table.computed.items() if bodies == self.bodies]
-        return self.givers.lost([*outputs, *[x for x, _, _ in self.bound]], own)
-
-    def _solved(self, bound: Sequence[tuple[Expr, str, tuple[str, ...]]]) -> list[tuple[Dim, Dim, str]]:
-        """What has to hold of sizes that are computed and were taken to be equal to others."""
-        return [(self.table.dim(name), self.table.variable(name), source)
-                for _, source, names in bound for name in names if name in self.table.solved]  # fmt: skip
-
-    # Session --------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def attempt(self) -> Generator[Callable[[], None]]:
-        assumed = self.assumptions
-        notes: tuple[list[Any], ...] = (self.bound, self.checks, self.assumed, assumed.equal, assumed.places)
-        lengths, met = [len(note) for note in notes], self.met.copy()
-
-        def forget() -> None:
-            self.met = met.copy()
-            for note, length in zip(notes, lengths, strict=True):
-                del note[length:]
-
-        try:
-            yield forget
-        except CompileError:
-            forget()
-            raise
-
-    def value_of(self, expr: Expr) -> np.ndarray | None:
-        return self.folder.value(expr)
-
-    def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
-        value = self.folder.value(expr)
-        found = sizes_in(expr if value is None else Constant(value))
-        return None if found is None else tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.reshape(-1))
-
-    def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
-        ty = expr.tensor_type
-        if ty.size is None or not ty.dtype.is_int or ty.size > MAX_BOUND:
-            return None
-        if ty.size == 0:
-            return ()
-        finished = self.folder.finish(expr, Span(self.model.name, source))
-        known = self.sizes_of(finished)
-        if known is not None:
-            return known
-        if isinstance(finished, Call) and isinstance(finished.op, Concatenate) and ty.ndim == 1:
-            parts = [self.bind_sizes(part, source) for part in finished.args]
-            return None if None in parts else tuple([d for part in parts if part is not None for d in part])
-        number = self._number(source)
-        names = tuple(f"#size{number}_{element}" for element in range(ty.size))
-        self.bound.append((finished, source, names))
-        return tuple(self.table.compute(name, self.bodies) for name in names)
-
-    def name_size(self, d: Dim, source: str) -> Dim:
-        for x, _, names in self.bound:
-            if isinstance(x, Call) and isinstance(x.op, Sizes) and dims_equal(x.op.values[0], d):
-                return self.table.dim(names[0])
-        name = f"#size{self._number(source)}_0"
-        value = Sizes(values=(d,), shape=(1,))(span=Span(self.model.name, source))
-        self.bound.append((value, source, (name,)))
-        return self.table.compute(name, self.bodies)
-
-    def _number(self, place: str) -> int:
-        """A number for what is asked for at `place`: the same each time the model is converted."""
-        self.met[place] += 1
-        return self.table.number((*self.bodies, place, self.met[place]))
-
-    def fresh_size(self, name: str, place: str, inside: bool, may_be_one: bool) -> Dim:
-        unique = f"{name}_{self._number(f'{place}, {name}')}"
-        if may_be_one:
-            self.table.may_be_one.add(unique)
-        return self.table.compute(unique, (*self.bodies, place) if inside else self.bodies)
-
-    def may_be_one(self, d: Dim) -> bool:
-        return isinstance(d, SizeVar) and d.name in self.table.may_be_one
-
-    def known_here(self, d: Dim) -> bool:
-        return self.table.known_in(d, self.bodies)
-
-    def check_equal(self, a: Dim, b: Dim, source: str) -> None:
-        self.checks.append((a, b, source))
-
-    def inputs_behind(self, expr: Expr) -> list[str]:
-        """The inputs whose values it depends on, and those that the sizes in its type are read from."""
-        used = size_variables(expr.ty.shape) if isinstance(expr.ty, TensorType) else {}
-        sources = [x for x, _, names in self.bound if not used.keys().isdisjoint(names)]
-        return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
-
-    def tensor(self, proto: Any, where: str, raw_data: np.ndarray | None = None) -> np.ndarray:
-        if isinstance(proto, SparseTensorProto):
-            return sparse_to_numpy(proto, self.model.folder, where)
-        return to_numpy(proto, self.model.folder, where, raw_data)
-
-
-def _size_records(
-    bound: Sequence[tuple[Expr, str, tuple[str, ...]]], kept: Sequence[tuple[str, Expr, int]], first: int
-) -> list[tuple[str, int, int, str]]:
-    """Records of the attribute "bound_sizes" for outputs from `first` on: what is bound, then what is kept."""
-    records = [(name, first + k, element, source)
-               for k, (_, source, names) in enumerate(bound) for element, name in enumerate(names)]  # fmt: skip
-    first += len(bound)
-    return [*records, *[(name, first + k, -1 - axis, str(x.span)) for k, (name, x, axis) in enumerate(kept)]]
 
 
 class _Initializers:
@@ -563,7 +419,7 @@ class _Initializers:
             return
         importer, scope = self.importer, self.scope
         where = f"{scope.where}: initializer {name!r}"
-        data = importer.tensor(proto, where, self.raw_data.get(name))
+        data = importer.session.tensor(proto, where, self.raw_data.get(name))
         self._check_declared(name, data, where)
         span = Span(importer.model.name, name)
         if importer.freeze_params or scope.depth:

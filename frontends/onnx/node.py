@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto
@@ -18,6 +18,7 @@ from frontends.onnx.errors import (
     ValueNeededError,
     compose,
 )
+from frontends.onnx.session import Session
 from relay.expr import Expr, Function, Var
 from relay.sizes import dims_match
 from relay.type import TensorType
@@ -25,58 +26,7 @@ from te.dtype import DType
 from te.ir import Span
 from te.tir import Dim
 
-__all__ = ["OnnxNode", "Session"]
-
-
-class Session(Protocol):
-    """The services of the importer that converters may use through their node."""
-
-    unreached: list[list[NothingInsideError]]
-    """For each loop that is being settled, outermost first: branches left out because what they read is empty yet."""
-
-    def value_of(self, expr: Expr) -> np.ndarray | None:
-        """The value of a constant expression; None when it depends on an input."""
-        ...
-
-    def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
-        """The elements of an integer tensor, numbers or symbolic sizes; None when they are computed at run time."""
-        ...
-
-    def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
-        """Size variables for the elements of an integer tensor that is computed at run time; None for want of them."""
-        ...
-
-    def name_size(self, d: Dim, source: str) -> Dim:
-        """A size variable that is given the value of `d`, the same one for equal sizes."""
-        ...
-
-    def check_equal(self, a: Dim, b: Dim, source: str) -> None:
-        """Have the two sizes compared when the model runs."""
-        ...
-
-    def fresh_size(self, name: str, place: str, inside: bool, may_be_one: bool) -> Dim:
-        """A size variable of its own, or what is known of it; `inside` the bodies of the node at `place`."""
-        ...
-
-    def may_be_one(self, d: Dim) -> bool:
-        """Is the size one that is 1 on one way through the model and not on another?"""
-        ...
-
-    def known_here(self, d: Dim) -> bool:
-        """Is the size known in the graph that is being converted, not only in one inside?"""
-        ...
-
-    def attempt(self) -> AbstractContextManager[Callable[[], None]]:
-        """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
-        ...
-
-    def inputs_behind(self, expr: Expr) -> list[str]:
-        """Names of the graph inputs that `expr` depends on."""
-        ...
-
-    def tensor(self, proto: Any, where: str) -> np.ndarray:
-        """The value of a TensorProto or SparseTensorProto attribute."""
-        ...
+__all__ = ["OnnxNode"]
 
 
 SubgraphConverter = Callable[[GraphProto, Sequence[Expr]], list[Expr]]

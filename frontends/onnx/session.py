@@ -1,0 +1,199 @@
+"""What one import knows and learns of values and sizes: the services that converters have through their node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from onnx import SparseTensorProto
+
+from frontends.onnx.errors import NothingInsideError
+from frontends.onnx.fold import Folder, graph_inputs_of
+from frontends.onnx.givers import Givers
+from frontends.onnx.model import Model
+from frontends.onnx.sizes import SizeTable
+from frontends.onnx.symbolic import sizes_in
+from frontends.onnx.tensors import sparse_to_numpy, to_numpy
+from relay.expr import Call, Constant, Expr
+from relay.op.creation import Sizes
+from relay.op.transform import Concatenate
+from relay.sizes import Assumptions, assuming, dims_equal, size_variables
+from relay.type import TensorType
+from te.errors import CompileError
+from te.ir import Span
+from te.tir import Dim, PrimExpr, SizeVar
+
+__all__ = ["Session"]
+
+MAX_BOUND = 64
+"""Elements of a tensor that decides sizes when the model runs."""
+
+
+class Session:
+    """State of one conversion of a model, and of the graph in it that is being converted: main, or a body inside."""
+
+    def __init__(self, model: Model, table: SizeTable) -> None:
+        self.model = model
+        self.table = table
+        self.folder = Folder()
+        self.givers = Givers()
+        self.unreached: list[list[NothingInsideError]] = []
+        """for each loop being settled, outermost first: branches left out because what they read is empty yet"""
+        self._bound: list[tuple[Expr, str, tuple[str, ...]]] = []
+        """integer tensors that the program computes, where, and the variables for their elements"""
+        self._checks: list[tuple[Dim, Dim, str]] = []
+        self._assumed_inside: list[tuple[Dim, Dim]] = []
+        """sizes taken to be equal in bodies"""
+        self._assumptions = Assumptions()
+        """sizes taken to be equal in this graph"""
+        self._bodies: tuple[str, ...] = ()
+        """the nodes whose bodies are being converted, outermost first"""
+        self._met: Counter[str] = Counter()
+        """how often each place has asked for size variables"""
+
+    # of the importer ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def assuming(self, place: str) -> Generator[None]:
+        """Inside, sizes that operators need to be equal are taken to be; the first to do so are at `place`."""
+        with assuming() as self._assumptions:
+            self.at(place)
+            yield
+
+    @contextmanager
+    def body_of(self, owner: str) -> Generator[None]:
+        """Inside, a body of the node `owner` is converted and finished."""
+        outer = self._bound, self._checks, self._bodies, self._assumptions
+        self._bound, self._checks, self._bodies = [], [], (*self._bodies, owner)
+        try:
+            yield
+            self._assumed_inside += self._assumptions.equal
+        finally:
+            self._bound, self._checks, self._bodies, self._assumptions = outer
+
+    def at(self, place: str) -> None:
+        """Say which node is being converted."""
+        self._assumptions.place = place
+
+    def learn(self) -> bool:
+        """Take what was assumed of sizes for known, when the model is converted again. False if it was known before."""
+        return self.table.solve([*self._assumptions.equal, *self._assumed_inside])
+
+    def finish(self, outputs: Sequence[Expr]) -> tuple[list[Expr], dict[str, Any]]:
+        """The outputs of this graph and, behind them, what gives sizes; the attributes of its function that say so."""
+        own = [name for name, (_, bodies) in self.table.computed.items() if bodies == self._bodies]
+        bound = [x for x, _, _ in self._bound]
+        kept = self.givers.lost([*outputs, *bound], own)
+        checks = [*self._checks, *self.table.open(self._assumptions), *self._solved()]
+        records: list[tuple[str, int, int, str]] = []
+        for output, (_, source, names) in enumerate(self._bound, len(outputs)):
+            records += [(name, output, element, source) for element, name in enumerate(names)]
+        for output, (name, x, axis) in enumerate(kept, len(outputs) + len(bound)):
+            records.append((name, output, -1 - axis, str(x.span)))
+        attrs = {"bound_sizes": tuple(records), "size_checks": tuple(checks)} if records or checks else {}
+        return [*outputs, *bound, *[x for _, x, _ in kept]], attrs
+
+    def _solved(self) -> list[tuple[Dim, Dim, str]]:
+        """What has to hold of sizes that are computed and were taken to be equal to others."""
+        return [(self.table.dim(name), self.table.variable(name), source)
+                for _, source, names in self._bound for name in names if name in self.table.solved]  # fmt: skip
+
+    # of converters --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def attempt(self) -> Generator[Callable[[], None]]:
+        """Inside, what is learned of sizes is forgotten on an error, or when the function that it gives is called."""
+        assumed = self._assumptions
+        notes: tuple[list[Any], ...] = (
+            self._bound, self._checks, self._assumed_inside, assumed.equal, assumed.places,
+        )  # fmt: skip
+        lengths, met = [len(note) for note in notes], self._met.copy()
+
+        def forget() -> None:
+            self._met = met.copy()
+            for note, length in zip(notes, lengths, strict=True):
+                del note[length:]
+
+        try:
+            yield forget
+        except CompileError:
+            forget()
+            raise
+
+    def value_of(self, expr: Expr) -> np.ndarray | None:
+        """The value of a constant expression; None when it depends on an input."""
+        return self.folder.value(expr)
+
+    def sizes_of(self, expr: Expr) -> tuple[Dim, ...] | None:
+        """The elements of an integer tensor, numbers or symbolic sizes; None when they are computed at run time."""
+        value = self.folder.value(expr)
+        found = sizes_in(expr if value is None else Constant(value))
+        return None if found is None else tuple(d if isinstance(d, PrimExpr) else int(d) for d in found.reshape(-1))
+
+    def bind_sizes(self, expr: Expr, source: str) -> tuple[Dim, ...] | None:
+        """Size variables for the elements of an integer tensor that is computed at run time; None for want of them."""
+        ty = expr.tensor_type
+        if ty.size is None or not ty.dtype.is_int or ty.size > MAX_BOUND:
+            return None
+        if ty.size == 0:
+            return ()
+        finished = self.folder.finish(expr, Span(self.model.name, source))
+        known = self.sizes_of(finished)
+        if known is not None:
+            return known
+        if isinstance(finished, Call) and isinstance(finished.op, Concatenate) and ty.ndim == 1:
+            parts = [self.bind_sizes(part, source) for part in finished.args]
+            return None if None in parts else tuple([d for part in parts if part is not None for d in part])
+        number = self._number(source)
+        names = tuple(f"#size{number}_{element}" for element in range(ty.size))
+        self._bound.append((finished, source, names))
+        return tuple(self.table.compute(name, self._bodies) for name in names)
+
+    def name_size(self, d: Dim, source: str) -> Dim:
+        """A size variable that is given the value of `d`, the same one for equal sizes."""
+        for x, _, names in self._bound:
+            if isinstance(x, Call) and isinstance(x.op, Sizes) and dims_equal(x.op.values[0], d):
+                return self.table.dim(names[0])
+        name = f"#size{self._number(source)}_0"
+        value = Sizes(values=(d,), shape=(1,))(span=Span(self.model.name, source))
+        self._bound.append((value, source, (name,)))
+        return self.table.compute(name, self._bodies)
+
+    def _number(self, place: str) -> int:
+        """A number for what is asked for at `place`: the same each time the model is converted."""
+        self._met[place] += 1
+        return self.table.number((*self._bodies, place, self._met[place]))
+
+    def fresh_size(self, name: str, place: str, inside: bool, may_be_one: bool) -> Dim:
+        """A size variable of its own, or what is known of it; `inside` the bodies of the node at `place`."""
+        unique = f"{name}_{self._number(f'{place}, {name}')}"
+        if may_be_one:
+            self.table.may_be_one.add(unique)
+        return self.table.compute(unique, (*self._bodies, place) if inside else self._bodies)
+
+    def may_be_one(self, d: Dim) -> bool:
+        """Is the size one that is 1 on one way through the model and not on another?"""
+        return isinstance(d, SizeVar) and d.name in self.table.may_be_one
+
+    def known_here(self, d: Dim) -> bool:
+        """Is the size known in the graph that is being converted, not only in one inside?"""
+        return self.table.known_in(d, self._bodies)
+
+    def check_equal(self, a: Dim, b: Dim, source: str) -> None:
+        """Have the two sizes compared when the model runs."""
+        self._checks.append((a, b, source))
+
+    def inputs_behind(self, expr: Expr) -> list[str]:
+        """Names of the graph inputs whose values `expr` depends on, and of those that give sizes in its type."""
+        used = size_variables(expr.ty.shape) if isinstance(expr.ty, TensorType) else {}
+        sources = [x for x, _, names in self._bound if not used.keys().isdisjoint(names)]
+        return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
+
+    def tensor(self, proto: Any, where: str, raw_data: np.ndarray | None = None) -> np.ndarray:
+        """The value of a TensorProto or SparseTensorProto; `raw_data` is that of one whose data were read apart."""
+        if isinstance(proto, SparseTensorProto):
+            return sparse_to_numpy(proto, self.model.folder, where)
+        return to_numpy(proto, self.model.folder, where, raw_data)
