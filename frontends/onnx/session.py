@@ -154,12 +154,15 @@ class Session:
 
     def name_size(self, d: Dim, source: str) -> Dim:
         """A size variable that is given the value of `d`, the same one for equal sizes."""
+        if isinstance(d, int | SizeVar):
+            return d
         for x, _, names in self._bound:
             if isinstance(x, Call) and isinstance(x.op, Sizes) and dims_equal(x.op.values[0], d):
                 return self.table.dim(names[0])
         name = f"#size{self._number(source)}_0"
         value = Sizes(values=(d,), shape=(1,))(span=Span(self.model.name, source))
         self._bound.append((value, source, (name,)))
+        self.table.named.add(name)
         return self.table.compute(name, self._bodies)
 
     def _number(self, place: str) -> int:

@@ -25,7 +25,8 @@ class SizeTable:
 
     Names that begin with "#" are the importer's own. `computed` are those that the program gives a value, in that
     order, with the bodies (of loops and branches) that they belong to; `may_be_one` are sizes that are 1 on one way
-    through the model and not on another, so that they may broadcast: no equality is learned of them.
+    through the model and not on another, so that they may broadcast: no equality is learned of them; nor of those
+    `named` for an expression of others.
     """
 
     variables: dict[str, SizeVar] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class SizeTable:
     unnamed: set[str] = field(default_factory=set)
     computed: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     may_be_one: set[str] = field(default_factory=set)
+    named: set[str] = field(default_factory=set)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
 
     def number(self, key: Hashable) -> int:
@@ -75,19 +77,17 @@ class SizeTable:
     def _can_be(self, name: str, value: Dim) -> bool:
         """May the variable be replaced by the expression? What is in it must be known wherever and whenever it is.
 
-        A dimension of an input that has a name is not replaced by a clipped one, as of a slice, nor any by a sum of
-        many: kernels would count in that everywhere. The two are compared when the model runs.
+        A dimension of an input that has a name is not replaced by a clipped one, as of a slice, nor one that was named
+        by what it is: kernels would count in that everywhere. The two are compared when the model runs.
         """
         named = name not in self.unnamed and name not in self.computed
         if named and isinstance(value, PrimExpr) and collect(value, (Min, Max)):
             return False
         inputs, of = (-1, ()), size_variables([value])
-        if len(of) > MOST_SIZES:
-            return False
         number, bodies = self.computed.get(name, inputs)
         others = [self.computed.get(v, inputs) for v in of]
         known = all(n <= number and bodies[: len(around)] == around for n, around in others)
-        return known and name not in of and name not in self.may_be_one
+        return known and name not in of and name not in self.may_be_one | self.named
 
     def known_in(self, d: Dim, bodies: tuple[str, ...]) -> bool:
         """Is a size known in these bodies, and not only in some inside of them?"""

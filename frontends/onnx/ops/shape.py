@@ -157,14 +157,29 @@ def concat(node: OnnxNode) -> Expr:
     inputs = node.all_inputs()
     default = 1 if node.opset < 4 else None
     axis = node.axis(node.attr_int("axis", default), node.rank(0))
+    return _joined(node, inputs, axis)
+
+
+def _joined(node: OnnxNode, inputs: Sequence[Expr], axis: int) -> Expr:
+    """The inputs one after another; many of sizes known at run time some at a time, with a name for their size.
+
+    A detector joins what it finds for each class of objects: kernels that count in sums of 90 sizes are slow to compile.
+    """
     if len(inputs) == 1:
         return inputs[0]
-    joined = op.concatenate(inputs, axis=axis)
-    total = joined.shape[axis]
-    if len(size_variables((total,))) <= MOST_SIZES:
-        return joined
-    return op.reshape(joined, with_dim(joined.shape, axis, node.name_size(total, "the size")))
+    if len(size_variables([x.shape[axis] for x in inputs])) <= MOST_SIZES:
+        return op.concatenate(inputs, axis=axis)
+    if len(inputs) <= MOST_SIZES:
+        return _with_named_size(node, op.concatenate(inputs, axis=axis), axis)
+    starts = range(0, len(inputs), MOST_SIZES)
+    some = [_joined(node, inputs[start : start + MOST_SIZES], axis) for start in starts]
+    whole = _joined(node, [_with_named_size(node, part, axis) for part in some], axis)
+    return _with_named_size(node, whole, axis)
 
+
+def _with_named_size(node: OnnxNode, x: Expr, axis: int) -> Expr:
+    size = node.name_size(x.shape[axis], "the size")
+    return op.reshape(x, with_dim(x.shape, axis, size))
 
 
 @converter("Split", since=1)
