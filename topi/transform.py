@@ -81,7 +81,7 @@ def concatenate(inputs: Sequence[Tensor], axis: int) -> Tensor:
     return _injective(shape, body, "concatenate", {"axis": axis})
 
 
-_MOST_OPEN_PARTS = 16
+_MOST_OPEN_PARTS = 4
 """Inputs of sizes known at run time that an element is looked for in: each is a comparison with a sum of sizes."""
 
 

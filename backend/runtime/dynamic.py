@@ -95,7 +95,7 @@ class _Stage:
         self._kind_of = np.array(kind_of, np.intp)
         self._count = len(slots)
         self.buffers = [i for i in tensors if graph.tensors[i].storage in ("output", "own")]
-        self.variables = sorted({v for i in tensors for d in graph.tensors[i].shape for v in variables(d)})
+        self.variables = sorted({v for i in owners for d in graph.tensors[i].shape for v in variables(d)})
         self.arena: NDArray | None = None
         self.layouts: dict[tuple[int, ...], tuple[np.ndarray[Any, Any], int]] = {}
 

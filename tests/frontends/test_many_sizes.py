@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto, helper
+import pytest
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 import relay
 from backend.runtime import device, graph_executor
@@ -12,29 +13,47 @@ from frontends.onnx import from_onnx
 PARTS = 24
 
 
-def model():
+def floats(name: str, *shape: str) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def branch(operator: str) -> list:
+    """A body that applies `operator` to what was joined outside."""
+    return helper.make_graph([helper.make_node(operator, ["sum"], ["z"])], operator, [], [floats("z", "other")])
+
+
+def model(chosen: bool) -> ModelProto:
+    """Two joins of the same sizes added up, and their softmax; or one of two functions of the sum, as it turns out."""
     names = [f"x{i}" for i in range(PARTS)]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"n{i}"]) for i, name in enumerate(names)]
     nodes = [
         helper.make_node("Concat", names, ["scores"], axis=0),
         helper.make_node("Neg", names[:1], ["first"]),
         helper.make_node("Concat", ["first", *names[1:]], ["others"], axis=0),
         helper.make_node("Add", ["scores", "others"], ["sum"]),
-        helper.make_node("Softmax", ["sum"], ["y"], axis=0),
     ]
-    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["total"])]
-    graph = helper.make_graph(nodes, "parts", inputs, outputs)
+    if chosen:
+        nodes += [
+            helper.make_node("ReduceSum", ["sum"], ["all"], keepdims=0),
+            helper.make_node("Cast", ["all"], ["any"], to=TensorProto.BOOL),
+            helper.make_node("If", ["any"], ["y"], then_branch=branch("Exp"), else_branch=branch("Relu")),
+        ]
+    else:
+        nodes.append(helper.make_node("Softmax", ["sum"], ["y"], axis=0))
+    inputs = [floats(name, f"n{i}") for i, name in enumerate(names)]
+    graph = helper.make_graph(nodes, "parts", inputs, [floats("y", "total")])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def test_what_comes_after_a_join_of_many_parts_counts_in_one_size():
-    lib = relay.build(from_onnx(model())[0])
-    counts = {node.ops[-1]: len(node.sizes) for node in lib.graph.nodes}
-    assert counts["nn.softmax"] == 1
+@pytest.mark.parametrize("chosen", [False, True])
+def test_what_comes_after_a_join_of_many_parts_counts_in_one_size(chosen: bool):
+    lib = relay.build(from_onnx(model(chosen))[0])
+    sizes = {name: len(node.sizes) for node in lib.graph.nodes for name in node.ops}
+    assert sizes["sum" if chosen else "nn.softmax"] == 1
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
     random = np.random.default_rng(0)
     for most in (4, 0, 9):
         data = [random.standard_normal(random.integers(0, most + 1)).astype(np.float32) for _ in range(PARTS)]
         total = np.concatenate(data) + np.concatenate([-data[0], *data[1:]])
-        raised = np.exp(total - total.max(initial=0))
-        np.testing.assert_allclose(executor(*data)[0].numpy(), raised / raised.sum(), rtol=1e-5)
+        raised = np.exp(total - (0 if chosen else total.max(initial=0)))
+        expected = raised if chosen else raised / raised.sum()
+        np.testing.assert_allclose(executor(*data)[0].numpy(), expected, rtol=1e-5)

@@ -163,7 +163,7 @@ def concat(node: OnnxNode) -> Expr:
 def _joined(node: OnnxNode, inputs: Sequence[Expr], axis: int) -> Expr:
     """The inputs one after another; many of sizes known at run time some at a time, with a name for their size.
 
-    A detector joins what it finds for each class of objects: kernels that count in sums of 90 sizes are slow to compile.
+    A detector joins what it finds for each class of objects: kernels that count in sums of 90 sizes compile slowly.
     """
     if len(inputs) == 1:
         return inputs[0]
