@@ -133,3 +133,15 @@ def test_images_of_three_channels_get_a_fourth():
     got, text = run(body, {x: data})
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - 114, weight.astype(np.int32)))
     assert "nn.window_quads" in text or "nn.conv2d_nhwc_quads" in text
+
+
+@pytest.mark.parametrize(("cpu", "register"), [("icelake-server", "zmm"), ("alderlake", "ymm")])
+def test_one_instruction_multiplies_and_adds_four_bytes_where_there_is_one(cpu, register):
+    x, weight = var("x", shape=(64, 256), dtype="int8"), RNG.integers(-128, 128, (64, 256)).astype(np.int32)
+    product = nn.dense(op.subtract(op.cast(x, "int32"), const(np.int32(3))), const(weight))
+    module = IRModule({"main": Function((x,), product)})
+    target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}"
+    assert "nn.dense_quads(%p0, %p1, units" in str(relay.optimize(module, target)["main"]), "no table: sums have room"
+    assembly = relay.build(module, target).module.get_source("asm")
+    assert "vpmaddubsw" not in assembly
+    assert sum("vpdpbusd" in line and register in line for line in assembly.splitlines()) >= 8
