@@ -30,6 +30,12 @@ MAX_STATES = 20_000
 MAX_NESTING = 100
 """Groups inside of groups."""
 
+MAX_REMEMBERED = 20_000
+"""Steps from one set of states to another that are remembered."""
+
+_EASY_STEPS = 4
+"""How often a search may look at a character, on average, before it follows all beginnings at once."""
+
 Accepts = Callable[[str], bool]
 """Is a character in a class?"""
 
@@ -98,14 +104,62 @@ def _at_line_end(text: str, at: int) -> bool:
     return at == len(text) or text[at] == "\n"
 
 
+class _Row:
+    """A set of states that a text without assertions may be in, and those it is in one character later, once asked."""
+
+    __slots__ = ("is_end", "next", "states")
+
+    def __init__(self, states: list[_State], is_end: bool) -> None:
+        self.states, self.is_end = states, is_end
+        self.next: dict[str, _Row | None] = {}
+
+
 class Pattern:
-    """A compiled expression. Raises `PatternError` for one that is none."""
+    """A compiled expression. Raises `PatternError` for one that is none.
+
+    Sets of states are remembered as they are met, so that a character costs one look-up as a rule.
+    """
 
     def __init__(self, text: str) -> None:
-        self._first, self._last = _Parser(text).parse()
+        parser = _Parser(text)
+        self._first, self._last = parser.parse()
+        self._asserts = parser.asserts
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows: dict[frozenset[int], _Row] = {}
+        self._steps = 0
+        self._start = self._row([self._first])
+
+    def _row(self, states: list[_State]) -> _Row:
+        closed = self._closed(states, "", 0)
+        key = frozenset(map(id, closed))
+        if key not in self._rows:
+            self._rows[key] = _Row(closed, any(state is self._last for state in closed))
+        return self._rows[key]
+
+    def _after(self, row: _Row, character: str) -> _Row | None:
+        """The row one character later, not remembered yet; None where nothing can match any more."""
+        reached = [after for s in row.states if s.accepts is not None and s.accepts(character) for after in s.next]
+        self._steps += 1
+        if self._steps > MAX_REMEMBERED:
+            self._forget()
+        found = row.next[character] = self._row(reached) if reached else None
+        return found
 
     def matches(self, text: str) -> bool:
         """Does the whole of `text` match?"""
+        if self._asserts:
+            return self._matches_slowly(text)
+        row: _Row | None = self._start
+        for character in text:
+            assert row is not None
+            row = row.next[character] if character in row.next else self._after(row, character)
+            if row is None:
+                return False
+        return row is not None and row.is_end
+
+    def _matches_slowly(self, text: str) -> bool:
         states = self._closed([self._first], text, 0)
         for at, character in enumerate(text):
             if not states:
@@ -119,6 +173,28 @@ class Pattern:
 
         What is before `begin` is seen by assertions. As in a whole match, the time is linear in the text.
         """
+        left = _EASY_STEPS * (len(text) - begin + 1)
+        for start in range(begin, len(text) + 1 if not self._asserts else 0):
+            row: _Row | None = self._start
+            end = start if self._start.is_end else -1
+            for at in range(start, len(text)):
+                assert row is not None
+                character = text[at]
+                row = row.next[character] if character in row.next else self._after(row, character)
+                if row is None:
+                    break
+                if row.is_end:
+                    end = at + 1
+            else:
+                at = len(text)
+            if end >= 0:
+                return start, end
+            left -= at - start
+            if left < 0:  # beginnings that lead nowhere are followed far: all at once from here on
+                return self._search_at_once(text, start + 1)
+        return self._search_at_once(text, begin) if self._asserts else None
+
+    def _search_at_once(self, text: str, begin: int) -> tuple[int, int] | None:
         found: tuple[int, int] | None = None
         threads: list[tuple[_State, int]] = []  # with where each began, in that order
         for at in range(begin, len(text) + 1):
@@ -167,6 +243,8 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth, self.states = text, 0, 0, 0
         self.flags = _Flags()
+        self.asserts = False
+        """are there assertions?"""
 
     def parse(self) -> Fragment:
         result = self._alternation()
@@ -204,6 +282,7 @@ class _Parser:
         self.states += 1
         if self.states > MAX_STATES:
             raise self._error(f"more than {MAX_STATES} states")
+        self.asserts |= condition is not None
         return _State(accepts, condition)
 
     def _one(self, accepts: Accepts | None = None, condition: Condition | None = None) -> Fragment:

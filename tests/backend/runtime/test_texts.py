@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,18 @@ def test_a_pattern_that_is_none_is_a_damaged_description():
     damaged["steps"][0] |= {"action": "full_match", "settings": {"expression": "("}}
     with pytest.raises(ArtifactError, match="settings of the action 'full_match'"):
         Graph.from_json(damaged)
+
+
+def test_beginnings_that_lead_nowhere_take_linear_time():
+    matcher, text = Pattern("a*b|c"), "a" * 20_000
+    start = time.perf_counter()
+    assert matcher.search(text + "c") == (20_000, 20_001) and matcher.search(text) is None
+    assert time.perf_counter() - start < 20  # seconds; quadratic time would be minutes
+    assert matcher.search(text + "b") == (0, 20_001)
+
+
+def test_what_is_remembered_of_an_expression_is_bounded():
+    matcher = Pattern("[^a]*a")
+    for number in range(200, 25_000):
+        assert not matcher.matches(chr(number) if number != ord("a") else "b")
+    assert sum(len(row.next) for row in matcher._rows.values()) <= 20_000 and matcher.matches("ba")
