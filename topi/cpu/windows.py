@@ -22,10 +22,12 @@ MOST_TAPS = 27
 """Windows, or lines of them, up to this size are unrolled: neighbouring columns share what they read in registers."""
 
 
-def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns: int, target: Target) -> None:
+def tile_windows(
+    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns: int, target: Target, unrolled: int = MOST_TAPS
+) -> None:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
-    What pads the input is inlined.
+    What pads the input is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
     """
     lanes = vector_lanes(target)
     window = s[accumulator].op.reduce_axis
@@ -57,7 +59,7 @@ def tile_windows(s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns
     *_, tile_x, tile_channel = s[accumulator].op.axis
     s[accumulator].reorder(*window, tile_x, tile_channel)
     for i in reversed(range(len(window))):
-        if constant_size([axis.extent for axis in window[i:]]) <= MOST_TAPS:
+        if constant_size([axis.extent for axis in window[i:]]) <= unrolled:
             s[accumulator].unroll(window[i])
     s[accumulator].unroll(tile_x)
     s[accumulator].vectorize(tile_channel)
