@@ -374,3 +374,23 @@ def test_a_body_waits_for_a_size_that_is_computed_around_it():
                       [constant("one", np.array([1])), constant("two", np.array([2]))])  # fmt: skip
     x = np.array([0, 1, 2, 0, 3], np.float32)
     assert module(np.array(4), x, np.array(1, np.float32))[0].numpy() == 13
+
+
+@pytest.mark.parametrize("negated", [False, True])
+def test_an_axis_is_taken_away_where_its_size_is_one(negated):
+    """What torch's exporter makes of `squeeze(1)`: compiled for other sizes, or for a size that is given."""
+    then = helper.make_graph([helper.make_node("Squeeze", ["x", "axis"], ["t"])], "then", [], [info("t", None)])
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["e"])], "else", [], [info("e", None)])
+    branches = dict(zip(("then_branch", "else_branch"), (other, then) if negated else (then, other), strict=True))
+    nodes = [helper.make_node("Shape", ["x"], ["shape"]), helper.make_node("Gather", ["shape", "second"], ["size"]),
+             helper.make_node("Equal", ["size", "second"], ["one"]),
+             helper.make_node("Not" if negated else "Cast", ["one"], ["c"], **({} if negated else {"to": BOOL})),
+             helper.make_node("If", ["c"], ["z"], name="maybe", **branches),
+             helper.make_node("Relu", ["z"], ["y"])]  # fmt: skip
+    weights = [constant("second", np.array(1)), constant("axis", np.array([1]))]
+    module = compiled(nodes, [info("x", ["a", "b"])], [info("y", None)], weights)
+    assert [module(np.ones((3, n), np.float32))[0].shape for n in (4, 2, 0)] == [(3, 4), (3, 2), (3, 0)]
+    with pytest.raises(ArgumentError, match=r"'maybe' \(If\).*compiled for sizes b other than 1.*b = 1"):
+        module(np.ones((3, 1), np.float32))
+    module = compiled(nodes, [info("x", ["a", "b"])], [info("y", None)], weights, shape={"b": 1})
+    assert module(np.ones((3, 1), np.float32))[0].shape == (3,)

@@ -22,6 +22,7 @@ __all__ = [
     "broadcast_pair",
     "counted",
     "float_const",
+    "is_one_as_size",
     "legacy_broadcast",
     "like",
     "require_rank",
@@ -119,8 +120,12 @@ def _common_size(a: Dim, b: Dim) -> Dim:
     """The size that two broadcast to, either of which may be 1."""
     if isinstance(a, int) or isinstance(b, int):
         return a if isinstance(a, int) else b
-    is_one = add_sizes(smaller(a, 1), product((-1, smaller(floor_divide(a, 2), 1))))
-    return add_sizes(a, product((is_one, add_sizes(b, -1))))
+    return add_sizes(a, product((is_one_as_size(a), add_sizes(b, -1))))
+
+
+def is_one_as_size(d: Dim) -> Dim:
+    """1 for a size of 1, 0 for others."""
+    return add_sizes(smaller(d, 1), product((-1, smaller(floor_divide(d, 2), 1))))
 
 
 def legacy_broadcast(node: OnnxNode) -> tuple[Expr, Expr]:

@@ -10,6 +10,7 @@ from onnx import GraphProto
 from frontends.onnx.containers import joined_type, value_type
 from frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.common import is_one_as_size
 from frontends.onnx.ops.flow import (
     Body,
     ValueType,
@@ -27,7 +28,8 @@ from frontends.onnx.ops.flow import (
 from frontends.onnx.registry import converter
 from relay import op
 from relay.container_type import ContainerType
-from relay.expr import Constant, Expr, Function, const
+from relay.expr import Call, Constant, Expr, Function, const
+from relay.op.base import OpDef
 from relay.sizes import dims_equal, size_variables
 from relay.type import TensorType
 from te.tir import Dim
@@ -43,7 +45,11 @@ MOST_TRIPS = (1 << 62) - 1
 
 @converter("If")
 def if_(node: OnnxNode) -> Sequence[Expr]:
-    """The branch that the condition selects: now, when it is known, else when the model runs."""
+    """The branch that the condition selects: now, when it is known, else when the model runs.
+
+    Exporters ask whether a size is 1 before they take its axis away. Results of two ranks are none that a compiled
+    model could have: where a size is not known, such a model is compiled for other sizes than 1, and checks that.
+    """
     known = node.known_value(0)
     graphs = [node.attr_graph("then_branch"), node.attr_graph("else_branch")]
     if known is not None:
@@ -51,6 +57,37 @@ def if_(node: OnnxNode) -> Sequence[Expr]:
     if len(graphs[0].output) != len(graphs[1].output):
         counts = f"{len(graphs[0].output)} and {len(graphs[1].output)}"
         raise node.error(f"branches of {counts} outputs", expected="as many of each")
+    try:
+        with node.attempt():
+            return _if_at_run_time(node, graphs)
+    except ValueNeededError:
+        asked = _asked_to_be_one(node, node[0])
+        if asked is None:
+            raise
+        size, is_one = asked
+        node.check_equal(is_one_as_size(size), 0, f"compiled for sizes {size} other than 1 (or give shape=)")
+        return node.convert_graph(graphs[1 if is_one else 0], [])
+
+
+def _asked_to_be_one(node: OnnxNode, condition: Expr) -> tuple[Dim, bool] | None:
+    """The size of which a condition holds if it is 1 (or, with False, if it is not); None for other conditions."""
+    is_one = True
+    while isinstance(condition, Call) and isinstance(condition.op, OpDef):
+        name = condition.op.name
+        if name not in ("cast", "reshape", "squeeze", "expand_dims", "logical_not"):
+            break
+        is_one ^= name == "logical_not"
+        condition = condition.args[0]
+    if not isinstance(condition, Call) or not isinstance(condition.op, OpDef) or condition.op.name != "equal":
+        return None
+    known = [node.with_inputs([x]).sizes_or_none(0) for x in condition.args]
+    sizes = [d[0] for d in known if d is not None and len(d) == 1]
+    if len(sizes) != 2 or 1 not in [d for d in sizes if isinstance(d, int)]:
+        return None
+    return next(((d, is_one) for d in sizes if not isinstance(d, int)), None)
+
+
+def _if_at_run_time(node: OnnxNode, graphs: Sequence[GraphProto]) -> Sequence[Expr]:
     (then_branch, then_args), (else_branch, else_args) = _branches(node, graphs)
     outputs = [outputs_of(branch, graphs[0]) for branch in (then_branch, else_branch)]
     results = [_joined(node, k, value_type(a), value_type(b)) for k, (a, b) in enumerate(zip(*outputs, strict=True))]
