@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import te
 from te import Tensor
 from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
+from topi.groups import constant_size
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
+from topi.utils import num_elements, unravel_index
 
 __all__ = ["argsort", "comes_before", "cumprod", "cumsum", "searchsorted", "sort", "topk"]
 
@@ -131,6 +134,46 @@ def searchsorted(sequence: Tensor, values: Tensor, right: bool = False, dtype: s
     return te.extern(values.shape, [sequence, values], fill, name="searchsorted", dtype=dtype, tag="default")
 
 
+_LINES = 8
+"""Lines of running results that are computed together: each waits for its own last addition only."""
+_WORTH_SHARING = 1 << 16
+"""Elements of running results from which several threads share the lines."""
+
+
+def _run_along_lines(
+    ib: IRBuilder,
+    source: BufferView,
+    out: BufferView,
+    shape: Sequence[Dim],
+    combine: Callable[[PrimExpr, PrimExpr], PrimExpr],
+    start: PrimExpr,
+    exclusive: bool,
+) -> None:
+    """Running results along the last axis, several lines at once."""
+    *outer, length = shape
+    count: Any = num_elements(outer)
+
+    def run(first: Any, lines: int) -> None:
+        total = ib.allocate(start.dtype, lines, "total")
+        at = [tuple(unravel_index(first + n, outer)) for n in range(lines)]
+        for n in range(lines):
+            total[n] = start
+        with ib.for_range(0, length, "k") as k:
+            for n in range(lines):
+                value = combine(total[n], te.cast(start.dtype, source[(*at[n], k)]))
+                if exclusive:
+                    out[(*at[n], k)] = total[n]
+                total[n] = value
+                if not exclusive:
+                    out[(*at[n], k)] = total[n]
+
+    kind = "parallel" if constant_size(shape) >= _WORTH_SHARING else "serial"
+    with ib.for_range(0, count // _LINES, "block", kind) as block:
+        run(block * _LINES, _LINES)
+    with ib.for_range(count // _LINES * _LINES, count, "line") as line:
+        run(line, 1)
+
+
 def _running(combine: Callable[[PrimExpr, PrimExpr], PrimExpr], start: int, name: str) -> Callable[..., Tensor]:
     def running(x: Tensor, axis: int, dtype: str | None = None, exclusive: bool = False) -> Tensor:
         kind = dtype or x.dtype
@@ -138,6 +181,9 @@ def _running(combine: Callable[[PrimExpr, PrimExpr], PrimExpr], start: int, name
         def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
             ib = ir_builder.create()
             source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+            if axis == x.ndim - 1:
+                _run_along_lines(ib, source, out, x.shape, combine, te.const(start, kind), exclusive)
+                return ib.get()
             with loop_nest(ib, x.shape) as i:
                 previous = (*i[:axis], i[axis] - 1, *i[axis + 1 :])
                 value = te.cast(kind, source[previous if exclusive else i])
