@@ -46,17 +46,33 @@ def mirror_pad(x: Tensor, before: Sequence[int], after: Sequence[int], mode: str
 
     def body(*i: Any) -> PrimExpr:
         return x(*[
-            _source(v - b if b else v, d, mode) if b > 0 or a > 0 else v - b if b else v
-            for v, d, b, a in zip(i, x.shape, before, after, strict=True)
+            _source(v - b if b else v, d, max(b, 0), max(a, 0), mode) for v, d, b, a in zip(
+                i, x.shape, before, after, strict=True)
         ])  # fmt: skip
 
     return te.compute(tuple(shape), body, name="mirror_pad", tag=PAD)
 
 
-def _source(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
-    """The position within [0, size) that stands at `position` of the endless continuation."""
+def _source(position: PrimExpr, size: Dim, before: int, after: int, mode: str) -> PrimExpr:
+    """The position within [0, size) that stands at `position` of the endless continuation.
+
+    Borders that are no wider than the tensor are chosen apart, so that a schedule can cut them off.
+    """
     if mode == "edge":
-        return te.maximum(te.minimum(position, size - 1), 0)
+        low, high = 0, size - 1
+    elif not isinstance(size, int) or max(before, after) > size - (mode == "reflect"):
+        return _continued(position, size, mode) if before or after else position
+    elif mode == "wrap":
+        low, high = position + size, position - size
+    else:
+        twice = 1 if mode == "symmetric" else 0
+        low, high = -twice - position, 2 * size - 2 + twice - position
+    inside = te.select(position < size, position, high) if after else position
+    return te.select(position >= 0, inside, low) if before else inside
+
+
+def _continued(position: PrimExpr, size: Dim, mode: str) -> PrimExpr:
+    """The same for borders of any width."""
     if mode == "wrap":
         return position % size
     if mode == "symmetric":

@@ -288,7 +288,7 @@ class ExprEmitter(ConvertEmitter):
         of = expr.a.dtype
         if of.is_int and of.lanes == 1 and self.is_index(expr.a) and self.is_index(expr.b):
             return self._compare_index(expr, signed)
-        known = self._decided(expr, signed) if of.is_int and of.lanes > 1 else None
+        known = self._decided(expr) if of.is_int and of.lanes > 1 else None
         if known is not None:
             return known
         kind = register_type(compute_type(of))
@@ -297,13 +297,15 @@ class ExprEmitter(ConvertEmitter):
         predicate = signed if of.is_int else unsigned
         return self.text.pure(f"icmp {predicate} {kind} {self.visit(expr.a)}, {self.visit(expr.b)}")
 
-    def _decided(self, expr: Compare, predicate: str) -> str | None:
+    def _decided(self, expr: Compare) -> str | None:
         """A comparison of vectors of known numbers that comes out the same in all lanes."""
+        outcomes = set(self.known_outcomes(expr) or ())
+        return None if len(outcomes) != 1 else "splat (i1 true)" if outcomes.pop() else "zeroinitializer"
+
+    def known_outcomes(self, expr: Compare) -> list[bool] | None:
+        """How a comparison of vectors of known signed numbers comes out in each lane; None for others."""
         a, b = self._known_lanes(expr.a), self._known_lanes(expr.b)
-        if a is None or b is None:
-            return None
-        outcomes = set(map(_COMPARE_INTS[predicate], a, b))
-        return None if len(outcomes) > 1 else "splat (i1 true)" if outcomes.pop() else "zeroinitializer"
+        return None if a is None or b is None else list(map(_COMPARE_INTS[_PREDICATES[expr.__class__][1]], a, b))
 
     def _known_lanes(self, expr: PrimExpr) -> list[int] | None:
         if isinstance(expr, Ramp):

@@ -23,12 +23,14 @@ from te.tir import (
     Buffer,
     BufferLoad,
     BufferStore,
+    Compare,
     FloorDiv,
     FloorMod,
     IntImm,
     Mul,
     PrimExpr,
     Ramp,
+    Select,
     Sub,
     Var,
 )
@@ -351,10 +353,22 @@ class MemoryEmitter(ExprEmitter):
         if ramp is not None:
             base, stride = ramp
             return (base, [stride.constant * i for i in range(index.dtype.lanes)]) if stride.value is None else None
+        if isinstance(index, Select):
+            return self._choose_lanes_known(index)
         if isinstance(index, Add | Sub | Mul | FloorDiv | FloorMod):
             a, b = self.as_lanes(index.a), self.as_lanes(index.b)
             return None if a is None or b is None else self._combine_lanes(index, a, b)
         return None
+
+    def _choose_lanes_known(self, index: Select) -> tuple[Index, list[int]] | None:
+        """Two of them, of the same base, by a condition that is known for each lane."""
+        outcomes = self.known_outcomes(index.condition) if isinstance(index.condition, Compare) else None
+        a, b = self.as_lanes(index.true_value), self.as_lanes(index.false_value)
+        if outcomes is None or a is None or b is None or a[0].value != b[0].value:
+            return None
+        sides = zip(outcomes, a[1], b[1], strict=True)
+        lanes = [a[0].constant + x if first else b[0].constant + y for first, x, y in sides]
+        return Index(a[0].value, 0, gcd(a[0].factor, b[0].factor)), lanes
 
     def _combine_lanes(
         self, index: Any, a: tuple[Index, list[int]], b: tuple[Index, list[int]]
