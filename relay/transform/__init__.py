@@ -22,6 +22,7 @@ from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
 from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
+from relay.transform.repeat_elements import RepeatElements
 from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
@@ -57,6 +58,7 @@ __all__ = [
     "PassInstrument",
     "RecognizeAttention",
     "RecognizePatterns",
+    "RepeatElements",
     "RewritePass",
     "Sequential",
     "ShareRecurrences",

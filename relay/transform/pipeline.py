@@ -23,6 +23,7 @@ from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
+from relay.transform.repeat_elements import RepeatElements
 from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
@@ -49,7 +50,8 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
     if "cpu" in target.keys:
         integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
-        arrange = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
+        weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
+        arrange = (RepeatElements(), *weights)
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (

@@ -264,22 +264,12 @@ def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) 
         shape = (*[1] * axis, *taps.weights.shape, *[1] * (rank - axis - 1))
         covered = op.take(x, taps.indices, axis=axis, mode="fast")
         return op.sum(op.multiply(covered, op.cast(op.reshape(taps.weights, shape), x.dtype)), axis=(axis + 1,))
-    extent = x.shape[axis]
     if how.mode == "nearest":
-        times = _times_repeated(taps.indices[0], extent)
-        return op.take(x, _as_expr(taps.indices[0]), axis=axis, mode="fast") if times is None else op.repeat(
-            x, times, axis)  # fmt: skip
+        return op.take(x, _as_expr(taps.indices[0]), axis=axis, mode="fast")
+    extent = x.shape[axis]
     if isinstance(taps, Taps) and isinstance(extent, int) and len(taps.indices) > MAX_TAPS:
         return _by_matrix(node, x, axis, taps, extent)
     return _by_taps(x, axis, taps)
-
-
-def _times_repeated(indices: np.ndarray | Expr, extent: Dim) -> int | None:
-    """How often each of `extent` elements is taken, if `indices` take each as often as the others, and in order."""
-    if not isinstance(indices, np.ndarray) or not isinstance(extent, int) or not extent or len(indices) % extent:
-        return None
-    times = len(indices) // extent
-    return times if np.array_equal(indices, np.arange(len(indices)) // times) else None
 
 
 def _as_expr(values: np.ndarray | Expr) -> Expr:

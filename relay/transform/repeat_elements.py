@@ -1,0 +1,80 @@
+"""RepeatElements: what is taken along the last dimension, each element as often as the others, is repeated instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from relay.expr import Call, Expr, Function
+from relay.op.base import OpDef, make_call
+from relay.op.indexing import Take
+from relay.op.nn.pad import Pad
+from relay.op.transform import Repeat, StridedSlice
+from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relay.transform.builders import array_of
+from relay.transform.function_pass import FunctionPass
+from te.ir import PassContext
+
+__all__ = ["RepeatElements"]
+
+_MOST_TIMES = 16
+"""Elements are repeated at most so often by images that are enlarged."""
+
+
+@dataclass(frozen=True)
+class RepeatElements(FunctionPass):
+    """take(x, [(first + i) // times]) = strided_slice(repeat(pad(x), times)) along the last dimension.
+
+    Images whose lines are enlarged by whole numbers: positions that are computed are read as vectors, numbers in memory
+    one by one. Other dimensions are left alone: there a position is one for many elements.
+    """
+
+    opt_level: ClassVar[int] = 2
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        return rewrite([TakeRepeated()], function)
+
+
+class TakeRepeated(PatternRule):
+    """take(x, indices), where these count up evenly and stop at the ends of x"""
+
+    x, indices = wildcard(), is_constant()
+    pattern = is_op("take")(x, indices)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        op, x, indices = call.op, found[self.x], array_of(found[self.indices])
+        assert isinstance(op, Take)
+        extent = x.shape[-1] if x.shape else None
+        if op.axis not in (-1, len(x.shape) - 1) or op.batch_dims or indices.ndim != 1 or not isinstance(extent, int):
+            return None
+        counted = _times_and_first(indices, extent)
+        if counted is None:
+            return None
+        (times, first), out, last = counted, len(indices), len(x.shape) - 1
+        before, after = int(first < 0), max(-(-(out + first) // times) - extent, 0)
+        widths = tuple([(before, after) if a == last else (0, 0) for a in range(last + 1)])
+
+        def made(operator: OpDef, argument: Expr) -> Expr:
+            return make_call(operator, (argument,), call.span)
+
+        if before or after:
+            x = made(Pad(pad_width=widths, pad_mode="edge"), x)
+        start = first + before * times
+        repeated = made(Repeat(repeats=times, axis=last), x)
+        if start == 0 and repeated.shape[-1] == out:
+            return repeated
+        return made(StridedSlice(begin=(start,), end=(start + out,), strides=(1,), axes=(last,)), repeated)
+
+
+def _times_and_first(indices: np.ndarray, extent: int) -> tuple[int, int] | None:
+    """(times, first) where element i is (first + i) // times, or the nearest end of `extent` elements."""
+    times, rest = divmod(len(indices), extent) if extent else (0, 1)
+    if rest or not 2 <= times <= _MOST_TIMES:
+        return None
+    i = np.arange(len(indices))
+    for first in range(-times, times + 1):
+        if np.array_equal(indices, np.clip((i + first) // times, 0, extent - 1)):
+            return times, first
+    return None

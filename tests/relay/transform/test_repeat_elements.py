@@ -1,0 +1,52 @@
+"""RepeatElements: what is taken along the last dimension in even steps is repeated; everything else stays taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import relay
+from relay.expr import Expr, Function, Var
+from relay.interpreter import evaluate
+from relay.transform import PassContext, RepeatElements
+
+EXTENT = 6
+
+
+def names(e: Expr) -> list[str]:
+    """The operators of a chain of calls, outermost first."""
+    return [e.op.name, *names(e.args[0])] if isinstance(e, relay.Call) else []  # type: ignore[union-attr]
+
+
+def changed(indices: np.ndarray, axis: int = 1) -> list[str]:
+    x = Var("x", relay.TensorType((5, EXTENT), "float32"))
+    before = Function((x,), relay.take(x, relay.const(indices), axis=axis, mode="fast"))
+    after = RepeatElements().transform(before, PassContext())
+    a = np.random.default_rng(0).standard_normal((5, EXTENT)).astype("float32")
+    np.testing.assert_array_equal(evaluate(after, [a]), evaluate(before, [a]))
+    return names(after.body)
+
+
+@pytest.mark.parametrize("times", [2, 3, 5])
+def test_elements_are_repeated(times) -> None:
+    assert changed(np.arange(times * EXTENT) // times) == ["repeat"]
+
+
+@pytest.mark.parametrize("times", [2, 3, 4])
+def test_neighbours_of_linear_resizes_are_repeated_from_within_a_border(times) -> None:
+    low = np.floor((np.arange(times * EXTENT) + 0.5) / times - 0.5).astype(np.int64)
+    assert changed(np.clip(low, 0, EXTENT - 1)) == ["strided_slice", "repeat", "nn.pad"]
+    assert changed(np.clip(low + 1, 0, EXTENT - 1)) == ["strided_slice", "repeat", "nn.pad"]
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [[0, 0, 1, 1, 2, 2], [5, 4, 3, 2, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 5], [0] * 12, [0, 2, 4]],
+    ids=str,
+)
+def test_other_positions_stay(indices) -> None:
+    assert changed(np.array(indices)) == ["take"]
+
+
+def test_other_dimensions_stay() -> None:
+    assert changed(np.arange(10) // 2, axis=0) == ["take"]
