@@ -66,14 +66,10 @@ def test_repeated_elements_are_not_gathered(repeats, width) -> None:
         assert "masked.gather" not in code
 
 
-@pytest.mark.parametrize(("mode", "numpy_mode"), [("edge", "edge"), ("reflect", "reflect"), ("symmetric", "symmetric"),
-                                                  ("wrap", "wrap")])  # fmt: skip
-@pytest.mark.parametrize("borders", [((1, 2), (2, 1)), ((0, 3), (4, 0)), ((0, 0), (0, 5)), ((2, 4), (39, 40)), ((-1, 1), (3, -2))])
-def test_borders_from_the_tensor(mode, numpy_mode, borders) -> None:
+@pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric", "wrap"])
+@pytest.mark.parametrize("borders", [((1, 2), (2, 1)), ((0, 3), (4, 0)), ((0, 0), (0, 5)), ((2, 4), (39, 40))])
+def test_borders_from_the_tensor(mode, borders) -> None:
     x, a = values(2, 5, 40)
     before, after = zip((0, 0), *borders, strict=True)
     got, _, _ = run(topi.nn.mirror_pad(x, before, after, mode), x, a)
-    cut = a[:, max(-before[1], 0) : 5 - max(-after[1], 0), max(-before[2], 0) : 40 - max(-after[2], 0)]
-    if cut.shape == a.shape:
-        widths = list(zip(before, after, strict=True))
-        assert np.array_equal(got, np.pad(a, widths, mode=numpy_mode))
+    assert np.array_equal(got, np.pad(a, list(zip(before, after, strict=True)), mode=mode))
