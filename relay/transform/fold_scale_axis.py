@@ -49,7 +49,7 @@ class _ScaleRule(PatternRule):
         """The layer's weights times `scale` along their output (input) channels, rounded once."""
         weight = layer.args[1]
         data, axis = array_of(weight), _weight_axis(layer, output)
-        factors = scale.astype(np.float64).reshape([-1 if a == axis else 1 for a in range(data.ndim)])
+        factors = scale.reshape([-1 if a == axis else 1 for a in range(data.ndim)])
         result, jobs = self.arena.empty(data.shape, data.dtype), Jobs()
         for rows in jobs.pieces(result):
             part = factors[rows] if axis == 0 else factors
@@ -59,7 +59,10 @@ class _ScaleRule(PatternRule):
 
 
 def _multiply(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-    np.multiply(a, b, out=out, dtype=np.float64, casting="unsafe")
+    if a.dtype == b.dtype:
+        np.multiply(a, b, out=out)  # the nearest to the product, as float64 would give; four times as fast
+    else:
+        np.multiply(a, b, out=out, dtype=np.float64, casting="unsafe")
 
 
 class ScaleBehind(_ScaleRule):
