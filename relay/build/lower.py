@@ -14,6 +14,7 @@ from backend.target import Target
 from relay.analysis import evaluation_order, users
 from relay.build.in_place import in_place_inputs
 from relay.build.load_scalars import load_scalars
+from relay.build.own_sizes import sizes_of
 from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef
@@ -207,11 +208,13 @@ def _first_that_fits(
     verify: Verify | None = get_global_func(f"target.verify.{target.kind.name}", allow_missing=True)
     refused: list[str] = []
     binds = _strided_buffers(workload.function, [*inputs, *outputs])
+    has_sizes = bool(sizes_of(workload.function))
     for schedule in schedules_for(outputs, target):
         module = te.lower(schedule, [*inputs, *outputs], name=workload.name, binds=binds)
         function, workspaces = lift_workspaces(module[workload.name].with_attr("packed_api", False))
         function = function.with_attr("target", target)  # as verified and as built it is one function
-        function = function.replace(params=(*function.params, *size_parameters(function)))
+        if has_sizes:
+            function = function.replace(params=(*function.params, *size_parameters(function)))
         broken = [] if verify is None else verify(function, target)
         if not broken:
             return function, workspaces

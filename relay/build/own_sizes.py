@@ -16,7 +16,7 @@ from relay.sizes import size_variables
 from relay.type import TensorType, TupleType, Type
 from te.tir import Dim, SizeVar, Var
 
-__all__ = ["OwnSizes"]
+__all__ = ["OwnSizes", "sizes_of"]
 
 
 class OwnSizes:
@@ -27,7 +27,7 @@ class OwnSizes:
 
     def rename(self, function: Function) -> tuple[Function, Mapping[str, Var]]:
         """The function of its own variables, and the model's variable for each of those by name."""
-        mentioned = _size_variables_of(function)
+        mentioned = sizes_of(function)
         while len(self._variables) < len(mentioned):
             self._variables.append(SizeVar(f"#{len(self._variables)}", next(iter(mentioned.values())).dtype))
         own = self._variables[: len(mentioned)]
@@ -37,7 +37,7 @@ class OwnSizes:
         return renamed, {o.name: v for o, v in zip(own, mentioned.values(), strict=True)}
 
 
-def _size_variables_of(function: Function) -> dict[str, Var]:
+def sizes_of(function: Function) -> dict[str, Var]:
     """The size variables of a primitive function by name: of its parameters, then of what it computes and how."""
     dims = [d for p in function.params for d in _dims(p.ty)]
     for e in evaluation_order(function.body):

@@ -134,14 +134,29 @@ def _interval_sum(form: Linear) -> tuple[Bound, Bound]:
 def _exact_over_extrema(form: Linear) -> tuple[Bound, Bound]:
     """min(a, b) + x lies between the bounds of a + x and b + x taken together: x may cancel against a or b."""
     low, high = _interval_sum(form)
-    extrema = [(atom, c) for atom, c in form.terms.items() if atom.kind == "min" or atom.kind == "max"]
+    extrema = [atom for atom in form.terms if atom.kind in _EXTREMA]
     if len(extrema) not in (1, 2):
         return low, high
-    atom, c = extrema[0]
+    atom, c = extrema[0], form.terms[extrema[0]]
     rest = form.without(atom)
-    ends = [rest.plus(operand, c).bounds() for operand in atom.args]
+    if len(extrema) == 1 and not any(_may_cancel(operand, rest) for operand in atom.args):
+        ends = [_sum_of(_interval_sum(rest), _interval_sum(operand), c) for operand in atom.args]
+    else:
+        ends = [rest.plus(operand, c).bounds() for operand in atom.args]
     pick = min if (atom.kind == "min") == (c > 0) else max
     return max(low, pick([e[0] for e in ends])), min(high, pick([e[1] for e in ends]))
 
 
+def _may_cancel(a: Linear, b: Linear) -> bool:
+    """Might the bounds of a + b be closer than the sum of their bounds? False says no."""
+    return any(atom in b.terms or atom.kind in _EXTREMA for atom in a.terms)
+
+
+def _sum_of(a: tuple[Bound, Bound], b: tuple[Bound, Bound], factor: int) -> tuple[Bound, Bound]:
+    """The bounds of x + factor * y for x in `a` and y in `b`."""
+    (low, high) = b if factor > 0 else b[::-1]
+    return a[0] + factor * low, a[1] + factor * high
+
+
+_EXTREMA = frozenset(("min", "max"))
 UNBOUNDED: tuple[Bound, Bound] = (-inf, inf)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 
 from te.arith import Analyzer
 from te.dtype import INT32, INT64
+from te.ir.node import Node
 from te.ir.visitor import Mutator, post_order
 from te.tir import ops
+from te.tir.analysis import contains
 from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, Max, Mod, PrimExpr, Range, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
@@ -21,6 +23,7 @@ from te.tir.stmt import For, IfThenElse, LetStmt, Stmt
 
 __all__ = ["HoistDivisions", "hoist_divisions"]
 
+_DIVISIONS = frozenset((FloorDiv, FloorMod))
 _TRUNCATING = {FloorDiv: Div, FloorMod: Mod}
 
 
@@ -119,7 +122,7 @@ def _divides_by_size(node: object) -> bool:
     return divides and not isinstance(node.b, IntImm)  # type: ignore[union-attr]
 
 
-def _key(expr: PrimExpr) -> Hashable:
+def _key(expr: Node) -> Hashable:
     """The same for expressions that are written in the same way."""
     if isinstance(expr, IntImm):
         return expr.value
@@ -134,7 +137,7 @@ def hoist_divisions(func: PrimFunc) -> PrimFunc:
     Divisors that might be 0 there are taken to be 1: then no iteration uses the value. Divisions without negative
     operands become truncating ones, which are single instructions.
     """
-    if not any(_divides_by_size(node) for node in post_order(func.body)):
+    if not contains(func.body, _DIVISIONS) or not any(_divides_by_size(node) for node in post_order(func.body)):
         return func
     return func.with_body(_Hoister(func).visit(func.body))
 

@@ -18,6 +18,7 @@ from functools import cache
 from te.dtype import FLOAT32, INT32, DType, dtype
 from te.ir.visitor import Mutator
 from te.tir import ops
+from te.tir.analysis import dtypes_of
 from te.tir.buffer import Buffer
 from te.tir.expr import Binary, BufferLoad, Call, Cast, Compare, FloatImm, IntImm, Let, PrimExpr, Var
 from te.tir.function import PrimFunc
@@ -284,6 +285,9 @@ class _Lowering(Mutator):
 
 def lower_narrow_types(func: PrimFunc) -> PrimFunc:
     """The function on bytes wherever it had values of a narrow type: see `LowerNarrowTypes`."""
+    arguments = [argument.dtype for argument in (*func.params, *func.buffer_map.values())]
+    if not any(is_narrow(of) or of.element == "float64" for of in (*arguments, *dtypes_of(func.body))):
+        return func
     lowering = _Lowering()
     body = lowering.visit(func.body)
     buffers = {var: lowering.buffer(buffer) for var, buffer in func.buffer_map.items()}

@@ -1,9 +1,25 @@
-"""Free variables of loop programs."""
+"""Questions about loop programs."""
 
 from __future__ import annotations
 
-from te.tir import Allocate, BufferLoad, BufferStore, For, ForKind, Let, LetStmt, Var, const, decl_buffer
-from te.tir.analysis import free_variables
+from te.dtype import dtype
+from te.tir import (
+    Allocate,
+    BufferLoad,
+    BufferStore,
+    FloorDiv,
+    FloorMod,
+    For,
+    ForKind,
+    IntImm,
+    Let,
+    LetStmt,
+    Var,
+    cast,
+    const,
+    decl_buffer,
+)
+from te.tir.analysis import contains, dtypes_of, free_variables
 
 
 def test_free_variables_are_those_used_and_not_defined():
@@ -15,3 +31,20 @@ def test_free_variables_are_those_used_and_not_defined():
     assert free_variables(body) == [n, a.data]
     assert free_variables(last) == [b.data, scratch.data, t, i]
     assert free_variables(const(1)) == []
+
+
+def test_nodes_of_a_class_are_found_wherever_they_stand():
+    a, i = decl_buffer((8,), "float32", "a"), Var("i")
+    body = For(i, const(0), const(8), ForKind.SERIAL, BufferStore(a, BufferLoad(a, (i // 3,)), (i,)))
+    assert contains(body, frozenset((FloorDiv, FloorMod)))
+    assert contains(body, frozenset((IntImm,)))
+    assert not contains(body, frozenset((FloorMod, LetStmt)))
+
+
+def test_the_types_of_a_program_are_those_of_its_values_and_buffers():
+    a, i = decl_buffer((8,), "float16", "a"), Var("i")
+    scratch = decl_buffer((8,), "int8", "scratch")
+    store = BufferStore(a, cast("float16", Var("j", dtype("int64"))), (i,))
+    assert dtypes_of(store) == {"float16", "int32", "int64"}
+    assert dtypes_of(Allocate(scratch, store)) == {"float16", "int32", "int64", "int8"}
+    assert dtypes_of(BufferStore(scratch, const(1, "int8"), (const(0),))) == {"int8", "int32"}
