@@ -1,4 +1,4 @@
-"""Generators for strings, which are known when a model is compiled, and for what is made of them."""
+"""Generators for strings, given when a model runs or known when it is compiled, and for what is made of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.fuzz.builder import STRING, WORDS, GraphBuilder, Value, operator
 __all__: list[str] = []
 
 def _text(g: GraphBuilder, low: int = 0, high: int = 3) -> Value:
-    """A tensor of strings, computed or constant."""
+    """A tensor of strings, computed, given or constant."""
     found = [v for v in g.values if v.dtype == STRING and low <= v.rank <= high]
     if found and g.chance(0.5):
         return g.choice(found)
     shape = tuple(g.integer(1, 4) for _ in range(g.integer(low, high)))
-    return g.weight(STRING, shape)
+    return g.operand(STRING, shape) if g.chance(0.5) else g.input(STRING, shape)
 
 
 def _made(g: GraphBuilder, op: str, inputs: list[Any], shape: tuple[int, ...], **how: Any) -> Value:
@@ -26,7 +26,7 @@ def _made(g: GraphBuilder, op: str, inputs: list[Any], shape: tuple[int, ...], *
 @operator("StringConcat")
 def concatenated(g: GraphBuilder) -> Value:
     x = _text(g)
-    other = g.weight(STRING, [1 if g.chance(0.3) else d for d in x.shape])
+    other = g.operand(STRING, [1 if g.chance(0.3) else d for d in x.shape])
     return _made(g, "StringConcat", [x, other], x.shape)
 
 
@@ -51,7 +51,7 @@ def matches(g: GraphBuilder) -> Value:
 
 @operator("StringNormalizer")
 def normalised(g: GraphBuilder) -> Value:
-    x = g.weight(STRING, (g.integer(1, 4),))
+    x = g.operand(STRING, (g.integer(1, 4),))
     how = {"case_change_action": g.choice(["NONE", "LOWER", "UPPER"])}
     return _made(g, "StringNormalizer", [x], x.shape, **how)
 
