@@ -13,8 +13,8 @@ group convex with a single result, so nothing is computed twice and nothing insi
 - What joins several tensors (`joins_inputs`: concatenation) reads results, it does not compute its inputs in each
   branch; nor is work done again and again inside an operator that repeats its input.
 - With `moves_into_products`, transposes and slices (`moves_elements`) become part of the product that reads them.
-- Conversions of bytes to numbers become part of a depthwise convolution that reads them, and of the epilogue of a heavy
-  operator: what lies in memory between kernels is the bytes.
+- Conversions of bytes to numbers become part of a depthwise or Winograd convolution that reads them, and of the
+  epilogue of a heavy operator: what lies in memory between kernels is the bytes.
 - What only moves or maps elements becomes part of the operator that copies them anyway (`num_copied_inputs`).
 - Views at the edge of a group stay outside: there they cost nothing, inside they would complicate every index.
 """
@@ -29,6 +29,7 @@ from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef, OpPattern
 from relay.op.elementwise import Cast
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
+from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.sizes import likely, product
 from relay.type import TensorType, shapes_equal
 from te.ir import IRModule, Pass, PassContext, post_order
@@ -201,9 +202,9 @@ class _Partition:
         return group is not target and not closed and group.size < self.max_size
 
     def _read_bytes(self) -> None:
-        """Conversions of bytes that only a depthwise convolution reads become part of it: it reads the bytes."""
+        """Conversions of bytes that only a depthwise or Winograd convolution reads become part of it."""
         for sink, e in enumerate(self.flow.nodes):
-            if not _is_depthwise(e):
+            if not _reads_bytes(e):
                 continue
             chain, source = [], e.args[0]
             while self._is_elementwise_step(source):
@@ -312,8 +313,11 @@ def _widens_bytes(e: Expr) -> bool:
     return source.is_integral and source.bits == 8 and e.dtype.bits == 32
 
 
-def _is_depthwise(e: Expr) -> TypeGuard[Call]:
-    return isinstance(e, Call) and isinstance(e.op, Conv1D | Conv2D | Conv3D) and e.op.groups > 1
+def _reads_bytes(e: Expr) -> TypeGuard[Call]:
+    """Does it make numbers of bytes as quickly as it would read numbers? Depthwise and Winograd convolutions do."""
+    if not isinstance(e, Call) or not isinstance(e.op, Conv1D | Conv2D | Conv3D | Conv2DNHWCWinograd):
+        return False
+    return isinstance(e.op, Conv2DNHWCWinograd) or e.op.groups > 1
 
 
 def _joins_inputs(e: Expr) -> bool:

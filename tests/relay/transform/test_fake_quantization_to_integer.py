@@ -9,7 +9,7 @@ import pytest
 
 from backend.runtime import device, graph_executor
 from backend.target import Target
-from relay import Call, Function, IRModule, analysis, build, const, op, var
+from relay import Call, Function, IRModule, analysis, build, const, op, optimize, var
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from relay.op import nn, qnn
@@ -114,6 +114,15 @@ def test_convolutions_by_winograd_are_off_by_a_step_at_most():
     check(requantised(conv, 0.2), x, **{"relay.winograd": "auto"})
     with PassContext(config={"relay.winograd": "off"}):
         assert 'dtype="int32"' in str(rewritten(conv, x))
+
+
+def test_bytes_lie_between_convolutions_by_winograd():
+    x, real = data((1, 64, 28, 28))
+    first = qnn.dequantize(requantised(nn.conv2d(real, weights((64, 64, 3, 3)), padding=(1, 1)), 0.2, 0), 0.2, 0)
+    body = requantised(nn.conv2d(first, weights((64, 64, 3, 3)), padding=(1, 1)), 0.2)
+    text = str(optimize(IRModule({"main": Function((x,), body)}), TARGET)["main"])
+    kernels = [part.split("}")[0] for part in text.split("fn (") if "nn.conv2d_nhwc_winograd" in part.split("}")[0]]
+    assert len(kernels) == 2 and any("(1, 28, 28, 64), uint8], %p1" in k for k in kernels), "the second reads bytes"
 
 
 def test_sums_of_two_tensors_and_means():
