@@ -69,7 +69,7 @@ class BlockAttention(RewritePass):
         queries, panel = attention_blocks(self.target, *known)
         return make_call(
             "nn.blocked_attention", operands, call.span, scale=op.scale, queries=queries, panel=panel,
-            causal=op.causal, masked_value=op.masked_value,
+            causal=op.causal, masked_value=op.masked_value, softcap=op.softcap,
         )  # fmt: skip
 
 

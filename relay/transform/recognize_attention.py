@@ -34,11 +34,11 @@ _MOST_STEPS = 8
 class RecognizeAttention(FunctionPass):
     """softmax(q k^T * scale + mask) v in small operators becomes one operator, which is one kernel.
 
-    Scales stand before or behind the first product, masks are added or selected by `where`, and a constant mask of the
-    keys up to a query's own position means causal attention. Heads that share keys and values (`broadcast_to` between
-    views, or a product whose rows are those of all heads of a group) are read where they are. Numbers of heads and
-    channels must be known, positions need not. For float32 only: models of narrower types round every step, and may
-    count on it.
+    Scales stand before or behind the first product, a tanh may limit the scores, masks are added or selected by
+    `where`, and a constant mask of the keys up to a query's own position means causal attention. Heads that share keys
+    and values (`broadcast_to` between views, or a product whose rows are those of all heads of a group) are read where
+    they are. Numbers of heads and channels must be known, positions need not. For float32 only: models of narrower
+    types round every step, and may count on it.
     """
 
     opt_level: ClassVar[int] = 3
@@ -140,6 +140,8 @@ def _is_number(e: Expr, value: float) -> bool:
 class _Scores:
     """What `softmax` is taken of: product * scale + added, `masked_value` where `kept` is false.
 
+    With a `softcap`, softcap * tanh(product * scale / softcap) stands for product * scale; `scale` is what is outside
+    of the tanh until it is met, and then what is inside.
     `joined` is the number of batch entries times heads once these are one dimension, behind a view on the way.
     """
 
@@ -150,6 +152,7 @@ class _Scores:
     added: Expr | None = None
     kept: Expr | None = None
     masked_value: float = float("-inf")
+    softcap: float = 0.0
 
     @staticmethod
     def of(softmax: Call, shared: Sharing) -> _Scores | None:
@@ -184,7 +187,10 @@ class _Scores:
         args = call.args
         if is_call_of(call, "multiply", "divide"):
             return self._take_factor(call)
-        if is_call_of(call, "add"):
+        if is_call_of(call, "tanh") and not self.softcap and self.scale > 0.0:
+            self.softcap, self.scale = self.scale, 1.0
+            return args[0]
+        if is_call_of(call, "add") and not self.softcap:
             inner, mask = args if _holds_product(args[0]) else args[::-1]
             mask = self._by_heads(mask)
             if inner.ty is not call.ty or not _holds_product(inner) or mask is None:
@@ -193,7 +199,7 @@ class _Scores:
             if not (isinstance(mask, Constant) and not mask.data.any()):
                 self.added = mask if self.added is None else make_call("add", (self.added, mask), call.span)
             return inner
-        if is_call_of(call, "where") and self.kept is None and self.added is None:
+        if is_call_of(call, "where") and self.kept is None and self.added is None and not self.softcap:
             return self._take_where(call)
         return self._take_view(call) if is_call_of(call, "reshape") else None
 
@@ -252,7 +258,7 @@ class _Scores:
         known = ((*lead, *ones)[1], query.shape[-1], value.shape[-1])
         if not all(isinstance(d, int) for d in known):
             return None
-        scale = self.scale * before * after
+        scale = self.scale * before * after * (self.softcap or 1.0)
         query = reshaped(query, (*lead, *ones, queries, query.shape[-1]))
         outer = (*groups, *ones) if len(groups) == len(lead) else lead
         key, value = [reshaped(e, (*outer, *e.shape[-2:])) for e in (key, value)]
@@ -260,8 +266,9 @@ class _Scores:
         mask, causal, masked_value = self._mask(len(lead))
         operands = (query, key, value, *([] if mask is None else [mask]))
         return make_call(
-            "nn.attention", operands, call.span, scale=scale, causal=causal, masked_value=masked_value
-        )
+            "nn.attention", operands, call.span, scale=scale, causal=causal, masked_value=masked_value,
+            softcap=self.softcap,
+        )  # fmt: skip
 
     def _mask(self, num_outer: int) -> tuple[Expr | None, bool, float]:
         """The mask as `nn.attention` takes it, whether it is causal instead, and the score of hidden keys."""
@@ -287,7 +294,7 @@ def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
         return False
     if is_call_of(e, "reshape"):
         return _holds_product(e.args[0], steps - 1)
-    if is_call_of(e, "multiply", "divide", "add", "where"):
+    if is_call_of(e, "multiply", "divide", "add", "where", "tanh"):
         return any(a.ty is e.ty and _holds_product(a, steps - 1) for a in e.args)
     return is_call_of(e, "nn.batch_matmul")
 

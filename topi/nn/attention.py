@@ -10,19 +10,27 @@ from te.tir import PrimExpr
 from topi.tag import ELEMWISE
 from topi.utils import accumulator_type, broadcast_index
 
-__all__ = ["attention"]
+__all__ = ["attention", "capped"]
+
+
+def capped(score: PrimExpr, cap: float) -> PrimExpr:
+    """cap * tanh(score / cap), which lies between -cap and cap; the score itself where `cap` is 0."""
+    if not cap:
+        return score
+    return te.tanh(score * te.const(1.0 / cap, score.dtype)) * te.const(cap, score.dtype)
 
 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, causal: bool = False,
-    masked_value: float = float("-inf"),
+    masked_value: float = float("-inf"), softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """softmax(query key^T * scale + mask) value.
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E) with H a multiple of G (grouped heads): (B, H, S, E).
     `mask` broadcasts to (B, H, S, T): a bool one keeps where True and gives `masked_value` elsewhere, another is added.
-    `causal` lets position s see the keys up to s + T - S. A row that sees nothing gives 0. Stages: "attention_score",
-    "attention_max", "attention_exp", "attention_sum", and the anchor "attention".
+    `causal` lets position s see the keys up to s + T - S. A positive `softcap` limits the scores softly, see `capped`.
+    A row that sees nothing gives 0. Stages: "attention_score", "attention_max", "attention_exp", "attention_sum", and
+    the anchor "attention".
     """
     batch, heads, length, depth = query.shape
     _, groups, keys, width = value.shape
@@ -43,7 +51,7 @@ def attention(
     )
 
     def masked(*i: Any) -> PrimExpr:
-        score = product(*i) * te.const(scale, wide)
+        score = capped(product(*i) * te.const(scale, wide), softcap)
         if mask is not None:
             entry = mask(*broadcast_index(i, mask.shape))
             hidden = te.const(masked_value, wide)

@@ -14,6 +14,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Dim, PrimExpr, as_dim
+from topi.nn.attention import capped
 from topi.reduction import largest_number
 from topi.tag import INJECTIVE
 from topi.utils import accumulator_type, broadcast_index, ceil_div, same_dim
@@ -25,8 +26,8 @@ __all__ = ["AttentionForm", "blocked_attention"]
 class AttentionForm:
     """How attention is computed: scores times `scale`, plus or under a mask, `causal` or not, in which blocks.
 
-    `masked_value` is the score of keys that a bool mask hides. `queries` are the rows of a block, `panel` the keys, and
-    the columns of values, that lie next to each other in a panel.
+    `masked_value` is the score of keys that a bool mask hides. A positive `softcap` limits scores softly. `queries` are
+    the rows of a block, `panel` the keys, and the columns of values, that lie next to each other in a panel.
     """
 
     scale: float
@@ -34,6 +35,7 @@ class AttentionForm:
     panel: int
     causal: bool = False
     masked_value: float = float("-inf")
+    softcap: float = 0.0
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> Tensor:
@@ -110,7 +112,7 @@ class _Blocked:
         product = self._stage((*self.rows, self.padded_keys), dot, "product")
 
         def masked(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
-            score = product(b, h, s, t)
+            score = capped(product(b, h, s, t), self.form.softcap)
             if self.mask is not None:
                 entry = self.mask(*broadcast_index((b, h, s, t), self.mask.shape))
                 hidden = te.const(self.form.masked_value, self.wide)

@@ -25,7 +25,8 @@ class Attention(OpDef):
 
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G).
     A bool mask keeps where True, the scores elsewhere being `masked_value`, another is added; `causal` lets position s
-    see keys up to s + T - S; a row that sees nothing gives 0. (C1) the element type is a float; (C2) of query, key and
+    see keys up to s + T - S; before that a `softcap` above 0 makes of a score softcap * tanh(score / softcap); a row
+    that sees nothing gives 0. (C1) the element type is a float; (C2) of query, key and
     value; (C3) they have 4 dimensions that agree as above, H a multiple of G; (C4) the mask is bool or of that element
     type, and broadcasts to (B, H, S, T).
     """
@@ -35,6 +36,7 @@ class Attention(OpDef):
     scale: float
     causal: bool = False
     masked_value: float = float("-inf")
+    softcap: float = 0.0
 
     def infer(
         self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
@@ -65,12 +67,13 @@ class Attention(OpDef):
         require(fits, f"(C4) mask {mask} does not broadcast to {scores}")
 
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
-        return topi.nn.attention(query, key, value, mask, self.scale, self.causal, self.masked_value)
+        return topi.nn.attention(query, key, value, mask, self.scale, self.causal, self.masked_value, self.softcap)
 
     def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
         repeats = query.shape[1] // key.shape[1]
         q, k, v = (a.astype(np.float64) for a in (query, key.repeat(repeats, 1), value.repeat(repeats, 1)))
         score = q @ np.swapaxes(k, -1, -2) * self.scale
+        score = np.tanh(score / self.softcap) * self.softcap if self.softcap else score
         if mask is not None:
             hides = mask.dtype == np.bool_
             score = np.where(mask, score, self.masked_value) if hides else score + mask.astype(np.float64)
@@ -102,9 +105,12 @@ class BlockedAttention(OpDef):
     panel: int
     causal: bool = False
     masked_value: float = float("-inf")
+    softcap: float = 0.0
 
     def _by_heads(self) -> Attention:
-        return Attention(scale=self.scale, causal=self.causal, masked_value=self.masked_value)
+        return Attention(
+            scale=self.scale, causal=self.causal, masked_value=self.masked_value, softcap=self.softcap
+        )
 
     def infer(
         self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
@@ -114,7 +120,7 @@ class BlockedAttention(OpDef):
         return result.with_shape(_exchanged(result.shape))
 
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
-        form = AttentionForm(self.scale, self.queries, self.panel, self.causal, self.masked_value)
+        form = AttentionForm(self.scale, self.queries, self.panel, self.causal, self.masked_value, self.softcap)
         return topi.nn.blocked_attention(query, key, value, mask, form)
 
     def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
@@ -149,8 +155,10 @@ def blocked_attention(
 
 
 def attention(
-    query: Expr, key: Expr, value: Expr, mask: Expr | None = None, scale: float | None = None, causal: bool = False
-) -> Call:
+    query: Expr, key: Expr, value: Expr, mask: Expr | None = None, scale: float | None = None, causal: bool = False,
+    softcap: float = 0.0,
+) -> Call:  # fmt: skip
     """softmax(query key^T * scale + mask) value; `scale` is 1 / sqrt(D) by default."""
     factor = query.tensor_type.static_shape[-1] ** -0.5 if scale is None else scale
-    return Attention(scale=factor, causal=causal)(query, key, value, *([] if mask is None else [mask]))
+    op = Attention(scale=factor, causal=causal, softcap=softcap)
+    return op(query, key, value, *([] if mask is None else [mask]))

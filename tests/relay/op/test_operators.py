@@ -392,6 +392,7 @@ NORMALIZATION = [
     row("nn.attention", f32(2, 2, 3, 4), f32(2, 2, 5, 4), f32(2, 2, 5, 4), f32(2, 1, 1, 5), scale=0.5),
     row("nn.attention", *[f32(1, 1, 2, 4)] * 3, np.array([[True, False], [False, False]]), scale=1.0),
     row("nn.attention", *[f32(1, 1, 2, 4)] * 3, np.eye(2, dtype=bool), scale=1.0, masked_value=-0.5),
+    row("nn.attention", *[f32(1, 2, 3, 4)] * 3, f32(2, 1, 3), scale=2.0, softcap=0.7),
     row("nn.rotary_embedding", f32(2, 3, 2, 8), f32(3, 1, 8), f32(3, 1, 8)),
     row("nn.rotary_embedding", f32(2, 3, 2, 6), f32(2, 3, 1, 3), f32(2, 3, 1, 3)),
     row("nn.rotary_embedding", f32(2, 2, 6), f32(2, 3), f32(2, 3), interleaved=True),
@@ -400,6 +401,7 @@ NORMALIZATION = [
     row("nn.blocked_attention", f32(1, 8, 4, 3), f32(1, 9, 2, 3), f32(1, 9, 2, 17), scale=0.5, queries=8, panel=16,
         causal=True),
     row("nn.blocked_attention", *[f32(1, 5, 2, 4)] * 3, f32(2, 1, 5), scale=0.5, queries=2, panel=4),
+    row("nn.blocked_attention", *[f32(1, 5, 2, 4)] * 3, f32(2, 1, 5), scale=2.0, queries=2, panel=4, softcap=0.7),
     row("nn.blocked_attention", *[f32(1, 2, 1, 4)] * 3, np.array([[True, False], [False, False]]), scale=1.0,
         queries=2, panel=8),
 ]

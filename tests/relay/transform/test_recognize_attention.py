@@ -61,6 +61,7 @@ SPELLINGS = {
     "hidden by where": lambda x: op.where(const(SEEN), half(x), const(LOWEST)),
     "hidden where true": lambda x: op.where(const(~SEEN), const(-50.0), x),
     "hidden, then scaled": lambda x: half(op.where(const(SEEN), x, const(-20.0))),
+    "limited": lambda x: op.add(op.multiply(op.tanh(op.divide(half(x), const(3.0))), const(3.0)), const(MASK)),
     "biased and hidden": lambda x: op.where(const(SEEN), op.add(x, const(MASK)), const(float("-inf"))),
 }
 
