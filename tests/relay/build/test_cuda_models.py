@@ -67,6 +67,16 @@ def several_results() -> relay.Function:
     )
 
 
+def layers_of_different_scales() -> relay.Function:
+    """Layers that differ in numbers only: one kernel, which is given them."""
+    x = relay.var("x", (8, 16))
+    y: relay.Expr = x
+    for scale, shift in ((0.5, 0.25), (0.75, -1.5), (1.25, 3.0)):
+        weight = relay.const(_random.standard_normal((16, 16)).astype("float32"))
+        y = relay.tanh(relay.nn.dense(y, weight) * relay.const(scale, "float32") + relay.const(shift, "float32"))
+    return relay.Function((x,), y)
+
+
 def values_for(function: relay.Function) -> dict[str, np.ndarray]:
     shapes = {p.name: p.tensor_type.static_shape for p in function.params}
     return {name: _random.standard_normal(shape).astype("float32") for name, shape in shapes.items()}
@@ -87,7 +97,7 @@ def check(executor: graph_executor.GraphModule, function: relay.Function, tolera
         np.testing.assert_allclose(executor.get_output(i).numpy(), exact, rtol=tolerance, atol=tolerance)
 
 
-MODELS = [perceptron, residual_network, encoder_layer, several_results]
+MODELS = [perceptron, residual_network, encoder_layer, several_results, layers_of_different_scales]
 
 
 @pytest.mark.parametrize("model", MODELS)
