@@ -27,12 +27,13 @@ from relay.interpreter import evaluate
 
 nn = relay.nn
 _CHANNELS = 64
+_FRAME = ((0, 0), (0, 0), (1, 1), (1, 1))
 _ROW = 1024
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel over inputs of `shapes` (float32), which takes in and gives out `nbytes`."""
+    """A kernel, `function`, which takes in and gives out `nbytes`."""
 
     name: str
     function: relay.Function
@@ -53,8 +54,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     """Every case at about `nbytes` read and written in all."""
     one = nbytes // 8  # elements of each of two tensors of the same size
 
-    def case(name: str, build: Callable[..., Expr], *shapes: Sequence[int]) -> Case:
-        inputs = tuple([Var(f"x{i}", relay.TensorType(tuple(shape), "float32")) for i, shape in enumerate(shapes)])
+    def case(name: str, build: Callable[..., Expr], *shapes: Sequence[int], dtype: str = "float32") -> Case:
+        inputs = tuple([Var(f"x{i}", relay.TensorType(tuple(shape), dtype)) for i, shape in enumerate(shapes)])
         return Case(name, relay.Function(inputs, build(*inputs)))
 
     def weight(*shape: int) -> Expr:
@@ -79,6 +80,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("layer norm", lambda x: nn.layer_norm(x, weight(_ROW), weight(_ROW)), rows)
     yield case("layer norm, rows of 100", lambda x: nn.layer_norm(x, weight(100), weight(100)), (one // 100, 100))
     yield case("rms norm", lambda x: nn.rms_norm(x, weight(_ROW)), rows)
+    yield case("l2 norm", lambda x: nn.l2_normalize(x, axis=-1), rows)
+    yield case("running sum", lambda x: relay.cumsum(x, axis=1), rows)
     yield case("batch norm", lambda x: _batch_norm(x, weight), nchw)
     yield case("instance norm", lambda x: nn.instance_norm(x, weight(_CHANNELS), weight(_CHANNELS)), nchw)
     yield case("group norm", lambda x: nn.group_norm(x, weight(_CHANNELS), weight(_CHANNELS), 8), nchw)
@@ -93,6 +96,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("argmax, last axis", lambda x: relay.argmax(x, axis=-1), (2 * one // _ROW, _ROW))
     yield case("argmax, 21 classes", lambda x: relay.argmax(x, axis=0), (21, 2 * one // 21))
     yield case("transpose", relay.transpose, (one // _ROW, _ROW))
+    for dtype, size in (("int8", 1), ("float16", 2), ("float64", 8)):
+        yield case(f"transpose, {dtype}", relay.transpose, (one * 4 // size // 2500, 2500), dtype=dtype)
     yield case("NCHW to NHWC", lambda x: relay.transpose(x, (0, 2, 3, 1)), nchw)
     yield case("NHWC to NCHW", lambda x: relay.transpose(x, (0, 3, 1, 2)), image)
     yield case("BSHD to BHSD", lambda x: relay.transpose(x, (0, 2, 1, 3)), (4, one // 4 // 12 // 64, 12, 64))
@@ -100,13 +105,22 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("concat, first axis", lambda a, b: relay.concatenate([a, b], axis=0), *[(one // 2,)] * 2)
     yield case("split, channels", lambda x: relay.Tuple(relay.split(x, 2, axis=3)), image)
     yield case("pad", lambda x: nn.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), image)
+    for mode in ("constant", "reflect"):
+        yield case(f"pad, NCHW, {mode}", lambda x, mode=mode: nn.pad(x, _FRAME, pad_mode=mode), nchw)
+    yield case("tile", lambda x: relay.tile(x, (1, 3)), (one // 2 // 1000, 1000))
     yield case("gather rows", lambda x: relay.take(x, relay.const(_shuffled(one // 256)), axis=0), (one // 256, 256))
     yield case("resize 2x, nearest", lambda x: _repeated(_repeated(x, 1), 2), _small(nbytes))
     yield case("resize 2x, linear", lambda x: _resized(_resized(x, 1), 2), _small(nbytes))
+    planes = _small(nbytes, channels_first=True)
+    yield case("resize 2x, nearest, NCHW", lambda x: _repeated(_repeated(x, 2), 3), planes)
+    yield case("resize 2x, linear, NCHW", lambda x: _resized(_resized(x, 2), 3), planes)
     yield case("max pool 3x3 by 2", lambda x: _pool(nn.max_pool2d, x, 3), (1, *[_side(one * 8 // 5)] * 2, _CHANNELS))
+    pooled = (1, _CHANNELS, *[_side(one * 8 // 5)] * 2)
+    yield case("max pool 3x3 by 2, NCHW", lambda x: nn.max_pool2d(x, (3, 3), (2, 2), padding=(1, 1, 1, 1)), pooled)
     yield case("avg pool 2x2 by 2", lambda x: _pool(nn.avg_pool2d, x, 2), (1, *[_side(one * 8 // 5)] * 2, _CHANNELS))
     yield case("global avg pool", lambda x: nn.global_avg_pool2d(x, "NHWC"), (1, more, more, _CHANNELS))
     yield case("lrn, NHWC", lambda x: nn.lrn(x, 5, 3), image)
+    yield case("lrn, NCHW", lambda x: nn.lrn(x, 5, 1), nchw)
 
 
 def _chain(x: Expr) -> Expr:
@@ -134,11 +148,11 @@ def _shuffled(count: int) -> np.ndarray[Any, Any]:
 def _resized(x: Expr, axis: int) -> Expr:
     """x with `axis` twice as long, linear, as the importer of ONNX's Resize makes it."""
     size = x.ty.shape[axis]  # type: ignore[union-attr]
-    at = np.clip((np.arange(2 * size) + 0.5) / 2 - 0.5, 0, size - 1)
-    low = at.astype(np.int64)
+    at = (np.arange(2 * size) + 0.5) / 2 - 0.5
+    low = np.floor(at).astype(np.int64)
     shape = [-1 if a == axis else 1 for a in range(4)]
     share = (at - low).astype(np.float32).reshape(shape)
-    near, far = (relay.take(x, relay.const(i), axis=axis) for i in (low, np.minimum(low + 1, size - 1)))
+    near, far = (relay.take(x, relay.const(np.clip(i, 0, size - 1)), axis=axis) for i in (low, low + 1))
     return relay.add(relay.multiply(near, relay.const(1 - share)), relay.multiply(far, relay.const(share)))
 
 
@@ -146,9 +160,10 @@ def _repeated(x: Expr, axis: int) -> Expr:
     return relay.take(x, relay.const(np.arange(2 * x.ty.shape[axis]) // 2), axis=axis)  # type: ignore[union-attr]
 
 
-def _small(nbytes: int) -> tuple[int, ...]:
+def _small(nbytes: int, channels_first: bool = False) -> tuple[int, ...]:
     """An image that takes, with one of four times its size, about `nbytes`."""
-    return (1, *[_side(nbytes // 20)] * 2, _CHANNELS)
+    sides = [_side(nbytes // 20)] * 2
+    return (1, _CHANNELS, *sides) if channels_first else (1, *sides, _CHANNELS)
 
 
 def _pool(operator: Callable[..., Expr], x: Expr, window: int) -> Expr:
@@ -159,14 +174,17 @@ def _pool(operator: Callable[..., Expr], x: Expr, window: int) -> Expr:
 def compiled(case: Case, threads: int) -> graph_executor.GraphModule:
     """The case, compiled, its inputs set, its results checked."""
     random = np.random.default_rng(0)
-    feeds = [random.standard_normal(p.tensor_type.static_shape, dtype=np.float32) for p in case.function.params]
+    feeds = [
+        random.standard_normal(p.tensor_type.static_shape, dtype=np.float32).astype(str(p.tensor_type.dtype))
+        for p in case.function.params
+    ]
     module = graph_executor.GraphModule(relay.build(case.function, "llvm")["default"](device("cpu", 0)), threads)
     for param, array in zip(case.function.params, feeds, strict=True):
         module.set_input(param.name, array)
     module.run()
     expected = evaluate(case.function, feeds)
     for i, wanted in enumerate(expected if isinstance(expected, tuple) else (expected,)):
-        error = np.abs(module.get_output(i).numpy() - wanted).max()
+        error = np.abs(module.get_output(i).numpy().astype(np.float64) - wanted).max()
         if error > 2e-3 * max(1.0, float(np.abs(wanted).max())):
             raise SystemExit(f"{case.name}: wrong result, off by {error:.1e}")
     return module

@@ -134,8 +134,9 @@ def searchsorted(sequence: Tensor, values: Tensor, right: bool = False, dtype: s
     return te.extern(values.shape, [sequence, values], fill, name="searchsorted", dtype=dtype, tag="default")
 
 
-_LINES = 8
-"""Lines of running results that are computed together: each waits for its own last addition only."""
+_LINES = 4
+"""Lines of running results that are computed together, each of which waits for its last addition only: as many as hide
+how long that takes."""
 _WORTH_SHARING = 1 << 16
 """Elements of running results from which several threads share the lines."""
 
@@ -159,13 +160,12 @@ def _run_along_lines(
         for n in range(lines):
             total[n] = start
         with ib.for_range(0, length, "k") as k:
-            for n in range(lines):
-                value = combine(total[n], te.cast(start.dtype, source[(*at[n], k)]))
-                if exclusive:
-                    out[(*at[n], k)] = total[n]
-                total[n] = value
-                if not exclusive:
-                    out[(*at[n], k)] = total[n]
+            for n in range(lines if exclusive else 0):
+                out[(*at[n], k)] = total[n]
+            for n in range(lines):  # reads before writes: lines that are pages apart look alike to the processor
+                total[n] = combine(total[n], te.cast(start.dtype, source[(*at[n], k)]))
+            for n in range(0 if exclusive else lines):
+                out[(*at[n], k)] = total[n]
 
     kind = "parallel" if constant_size(shape) >= _WORTH_SHARING else "serial"
     with ib.for_range(0, count // _LINES, "block", kind) as block:
