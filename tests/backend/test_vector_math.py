@@ -152,3 +152,11 @@ def test_no_library_call_is_left_but_the_kept_ones():
     assert LowerIntrin(keep=("tanh",)).run(module, None) is module
     wide = IRModule({"f": function("erf", "float64", 1, 8, 64)})
     assert LowerIntrin().run(wide, None) is wide
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 16])
+def test_fast_inverse_root(lanes):
+    x = np.abs(samples("float32", 6))
+    x = x[(x >= np.finfo("f4").smallest_normal) & (x <= 1e38)][:2400]
+    exact = 1 / np.sqrt(x.astype("f8"))
+    assert np.max(np.abs(run("fast_rsqrt", lanes, x) - exact) / np.spacing(exact.astype("f4"))) <= 3
