@@ -40,8 +40,9 @@ def winograd_shape(call: Call, op: Conv2D) -> WinogradShape | None:
         return None
     known = [d for d in (data["C"], results["C"], taps["H"]) if isinstance(d, int) and d > 0]
     lines, columns = (likely(results[axis], LIKELY_SIDE) for axis in "HW")
-    if len(known) < 3 or min(lines, columns) < 1:
-        return None
+    sides_known = isinstance(results["H"], int) and isinstance(results["W"], int)
+    if len(known) < 3 or min(lines, columns) < 1 or (op.dilation[0] > 1 and not sides_known):
+        return None  # lines that lie apart, of images whose sides are known at run time, are not told apart cheaply
     inputs, outputs, side = known
     batch = results["N"]
     images = batch if isinstance(batch, int) else 1  # more images make it the cheaper

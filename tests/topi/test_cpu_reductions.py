@@ -41,6 +41,24 @@ def test_reduction(kind, shape, axis, target):
     check(getattr(topi, kind)(x, axis), [x], [a], getattr(np, kind)(a.astype("float64"), axis), target)
 
 
+@pytest.mark.parametrize("kind", ["sum", "max", "mean", "softmax"])
+def test_lines_of_open_lengths_are_vectors_with_scalars_behind(kind):
+    n, h, w = te.size_var("n"), te.size_var("h"), te.size_var("w")
+    x = te.placeholder((n, h, w), "float32", "x")
+    axes = 2 if kind == "softmax" else (1, 2)
+    out = topi.nn.softmax(x, axes) if kind == "softmax" else getattr(topi, kind)(x, axes)
+    module = te.lower(schedule_for([out], TARGETS[0]), [x, out])
+    assert "ramp" in str(module)
+    function = backend.build(module, target=TARGETS[0])
+    for shape in ((2, 1, 1), (3, 2, 5), (2, 4, 8), (1, 3, 31), (2, 1, 32), (1, 2, 100)):
+        a = RNG.standard_normal(shape).astype("float32")
+        powers = np.exp(a.astype("float64"))
+        expected = powers / powers.sum(-1, keepdims=True) if kind == "softmax" else getattr(np, kind)(a, axes)
+        result = backend.nd.empty(expected.shape, "float32")
+        function(backend.nd.array(a), result)
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])

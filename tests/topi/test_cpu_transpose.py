@@ -101,6 +101,22 @@ def test_transpositions(shape, axes, kind, target) -> None:
     assert np.array_equal(result.numpy(), expected)
 
 
+@pytest.mark.parametrize("axes", [(0, 2, 3, 1), (0, 3, 1, 2)], ids=str)
+def test_transpositions_of_images_of_open_sides(axes) -> None:
+    h, w = te.size_var("h"), te.size_var("w")
+    x = te.placeholder((1, 24, h, w) if axes[1] == 2 else (1, h, w, 24), "float32", "x")
+    out = topi.transpose(x, axes)
+    module = te.lower(schedule_for([out], Target("llvm")), [x, out])
+    assert "shuffle" in str(module)
+    transpose = backend.build(module, target=Target("llvm"))
+    for sides in ((9, 21), (3, 8), (5, 3)):  # the last are shorter than a square
+        shape = [24 if d == 24 else sides[i - 1 - (axes[1] == 2)] for i, d in enumerate(x.shape[1:], start=1)]
+        a = np.arange(np.prod(shape), dtype="float32").reshape(1, *shape)
+        result = backend.nd.empty(a.transpose(axes).shape, "float32")
+        transpose(backend.nd.array(a), result)
+        assert np.array_equal(result.numpy(), a.transpose(axes))
+
+
 @pytest.mark.parametrize("kind", ["float32", "uint8"])
 def test_borders_around_transpositions(kind) -> None:
     a = np.arange(2 * 32 * 9 * 10).reshape(2, 32, 9, 10).astype(kind)

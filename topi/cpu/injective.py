@@ -75,12 +75,15 @@ def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, exte
 
 
 def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Tensor, int, int] | None:
-    """See `turnable`, with the side of the largest squares that both axes hold; None where no square fits."""
-    sides = [d for d in (out.shape[strided], out.shape[-1]) if isinstance(d, int)]
+    """See `turnable`, with the side of the largest squares that both axes hold; None where no square fits.
+
+    Axes whose lengths are known at run time are taken to be long enough.
+    """
     found = turnable(out, strided)
-    if found is None or len(sides) < 2:
+    if found is None:
         return None
-    fitting = [side for side in square_sides(target, found[0].dtype) if side <= min(sides)]
+    known = [d for d in (out.shape[strided], out.shape[-1]) if isinstance(d, int)]
+    fitting = [side for side in square_sides(target, found[0].dtype) if all(side <= d for d in known)]
     return (*found, fitting[0]) if fitting else None
 
 
@@ -121,7 +124,15 @@ def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> li
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Everything inlined into the outputs, each written in one vectorised pass."""
-    s = te.create_schedule([out.op for out in outs])
+    s, counted = _elements(outs, target)
+    if counted:
+        s.when_small(_elements(outs, target, squares=False)[0])
+    return s
+
+
+def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) -> tuple[te.Schedule, bool]:
+    """The schedule, and whether it has squares turned in registers along axes whose lengths are known at run time."""
+    s, counted = te.create_schedule([out.op for out in outs]), False
     inline_injective(s, outs)
     cost = element_cost([op for op in operations_behind(outs) if is_injective(op)])
     for out in {id(o.op): o for o in outs}.values():
@@ -136,10 +147,11 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
             extent = constant_size([a.extent for a in axes[first:]])
             axes = [*axes[:first], s[out].fuse(*axes[first:])]
         strided = strided_axis(out) if len(axes) > 1 else None
-        source = None if strided is None else _turned_source(out, strided, target)
+        source = None if strided is None or not squares else _turned_source(out, strided, target)
         if strided is not None and source is not None:
+            counted = counted or not all(isinstance(out.shape[a], int) for a in (strided, -1))
             tiles = tile_turned(s, out, strided, *source, target)
-        elif strided is None and isinstance(extent, int) and extent >= 4 * lanes and _has_borders(out):
+        elif strided is None and constant_size([extent]) >= 4 * lanes and _has_borders(out):
             tiles = _vectorize_between_borders(s, out, lanes)
         else:
             outer, period = axes[:-1], _period(out) if strided is None else None
@@ -149,4 +161,4 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
             last = vectorize_elements(s, out, axes[-1], extent, lanes)
             tiles = [*outer, last] if strided is None else tile_strided(s, out, strided, last)
         parallel_outer(s, out, tiles, work, target)
-    return s
+    return s, counted

@@ -86,11 +86,12 @@ def _position_in_panel(
     """What tells the indices of a multiplication apart: its row tile of the panel's, its column, and its step."""
     shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
     along = [extent_of(axis) for axis in s[accumulator].op.reduce_axis]
+    known = all(isinstance(d, int) for d in shape)  # else tiles behind those that fetch ask for the last line again
 
     def position(indices: Sequence[Any]) -> tuple[Any, Any, Any]:
         row, n, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
-        tile = (ravel_index(row, shape) + plan.height - 1) // plan.height % plan.tiles_of_a_panel
-        return tile, n, ravel_index(steps, along)
+        tile = (ravel_index(row, shape) + plan.height - 1) // plan.height
+        return tile % plan.tiles_of_a_panel if known else tile, n, ravel_index(steps, along)
 
     return position
 

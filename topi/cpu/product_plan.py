@@ -32,6 +32,8 @@ _FEWEST_TILES = 8
 """Tiles that a panel passes over at least, while it is in the first-level cache."""
 _WASTE = 0.01
 """Tiles that are computed twice, as a part of all, at most."""
+_TILES_COUNTED = 4
+"""Tiles that fetch the next panel where rows are counted at run time: some texts have few more, and those have time."""
 _ROWS_OF_A_PART = 112
 """Rows of a block, at least (or all), for which a part of the reduction is done at a time: they pay for the panels."""
 _TILES_OF_A_PART = 4
@@ -56,7 +58,8 @@ class ProductPlan:
     apart: bool = False
     """panels are the outermost loop by themselves even if all are whole: something is computed once for each"""
     tiles_of_a_panel: int = 0
-    """row tiles in a row that read the same panel, while the next one may be fetched; 0 where others come between"""
+    """row tiles in a row that read the same panel, while the next one may be fetched; 0 where others come between;
+    where rows are counted at run time the first of them"""
     depth: int = 0
     """steps of the reduction that a block's tiles do before the next ones (`topi.cpu.product_parts`); 0: all"""
     panels_at_once: int = 1
@@ -82,6 +85,8 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
         panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
         at_once = _tiles_at_once(p, tiles, panels_first)
     in_a_row = (at_once or tiles) if width == p.panel and (p.has_whole_panels or panels_first) else 0
+    if p.left_bytes is None:
+        in_a_row = min(in_a_row, _TILES_COUNTED)
     return ProductPlan(height, width, p.panel, panels_first, at_once, apart, in_a_row)
 
 

@@ -47,16 +47,18 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     First several vectors, then one, then the lanes of that. Axes that lie next to each other in memory
     ("reduces_trailing_axes") are taken as one.
 
-    None of them when the axis is too short, of unknown length or the reduction has several results: it stays scalar.
+    None of them when the axis is too short or the reduction has several results: it stays scalar. A length that is
+    known at run time is taken to be long enough.
     """
     op = s[tensor].op
     axis, extent = op.reduce_axis[-1], op.reduce_axis[-1].extent
     sizes = [a.extent for a in op.reduce_axis]
-    if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False) and all(isinstance(d, int) for d in sizes):
+    if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False):
         axis, extent = s[tensor].fuse(*op.reduce_axis), constant_size(sizes)
-    if not isinstance(extent, int) or extent < 2 * lanes or op.num_outputs > 1:
+    length = constant_size([extent])
+    if length < 2 * lanes or op.num_outputs > 1:
         return []
-    factor = _ACCUMULATORS * lanes if extent >= _ACCUMULATORS * lanes else lanes
+    factor = _ACCUMULATORS * lanes if length >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)
     partial = [_lanes_apart(s, tensor, inner)]
     if factor > lanes:

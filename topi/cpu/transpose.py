@@ -85,18 +85,18 @@ def tile_turned(
 ) -> list[te.IterVar]:
     """Tiles of axis `number` by the last axis, a cache line wide, whose part of `tensor` is turned in registers.
 
-    Squares have `side` elements each way; both axes take up at least one. Returns the loops outside of a tile,
-    outermost first.
+    Squares have `side` elements each way; both axes take up at least one, or their lengths are known at run time, and
+    another schedule is for what is shorter. Returns the loops outside of a tile, outermost first.
     """
     readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
     copy, lines = transpose_in_registers(s, tensor, readers, position, side)
-    columns = extent_of(s[out].op.axis[-1])
-    assert isinstance(columns, int)
+    columns, rows = [extent_of(s[out].op.axis[a]) for a in (-1, number)]
     line_of_input, line = LINE_BYTES // tensor.dtype.nbytes, LINE_BYTES // out.dtype.nbytes
-    width = next(w for w in (max(line, side), 2 * side, side) if w <= columns)
+    width = next(w for w in (max(line, side), 2 * side, side) if not isinstance(columns, int) or w <= columns)
     caches = target.cache_bytes
     streamed = constant_size(out.shape) * (tensor.dtype.nbytes + out.dtype.nbytes) > max(caches.l2, caches.l3)
-    if streamed and columns * out.dtype.nbytes >= _LONG_BYTES:
+    known = isinstance(columns, int) and isinstance(rows, int)
+    if streamed and known and columns * out.dtype.nbytes >= _LONG_BYTES:
         planes = number < len(out.shape) - 2
         strip = max(min(line_of_input, _PLANES) if planes else line_of_input, side)
         tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, side)
@@ -139,11 +139,10 @@ def _along_the_input(
     """
     axes = list(s[out].op.axis)
     rows = extent_of(axes[number])
-    assert isinstance(rows, int)
     row_outer: list[te.IterVar] = []
     row_inner = axes[number]
     most = _ROWS if number == len(axes) - 2 else max(_PLANES, line)
-    if rows > most:
+    if isinstance(rows, int) and rows > most:
         parts = -(-rows // most)
         part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // side) * side, tail="shift")
         row_outer = [part]

@@ -408,7 +408,24 @@ def tile(node: OnnxNode) -> Expr:
     known = [r for r in reps if isinstance(r, int)]
     if len(reps) != node.rank(0) or min(known, default=0) < 0:
         raise node.error(f"repeats {list(reps)}", expected=f"{node.rank(0)} numbers of 0 or more")
-    return node[0] if len(known) == len(reps) and all(r == 1 for r in known) else op.tile(node[0], reps)
+    if len(known) == len(reps) and all(r == 1 for r in known):
+        return node[0]
+    shape = node.type(0).shape
+    repeated = [not (isinstance(r, int) and r == 1) for r in reps]
+    if all(isinstance(d, int) for d, several in zip(shape, repeated, strict=True) if several):
+        return op.tile(node[0], reps)
+    return _laid_side_by_side(node[0], reps, repeated)
+
+
+def _laid_side_by_side(x: Expr, reps: Sequence[Dim], repeated: Sequence[bool]) -> Expr:
+    """`x` repeated along axes by views and broadcasting: what is not divided by sizes known at run time is copied."""
+    apart: list[Dim] = []
+    grown: list[Dim] = []
+    for d, r, several in zip(x.shape, reps, repeated, strict=True):
+        apart += [1, d] if several else [d]
+        grown += [r, d] if several else [d]
+    whole = [product((d, r)) for d, r in zip(x.shape, reps, strict=True)]
+    return reshape_to(op.broadcast_to(reshape_to(x, apart), tuple(grown)), whole)
 
 
 @converter("DepthToSpace", since=1)
