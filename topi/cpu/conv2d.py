@@ -13,7 +13,7 @@ from topi.cpu.common import parallel
 from topi.cpu.matmul import tile_product
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.product_plan import plan_product
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
 
@@ -57,5 +57,7 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
         schedule_pairs(s, op, target)
     for pad in pads:
         _schedule_pad(s, pad, vector_lanes(target))
+        if anchor.attrs["groups"] > 1:  # which read a part of many pixels: their lines should not meet in the caches
+            s[pad].storage_align(s[pad].op.axis[-2], SET_ELEMENTS, LINE_ELEMENTS)
     tile_product(s, outs[0], anchor, target, plan_product(outs[0], anchor, target))
     return s

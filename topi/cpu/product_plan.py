@@ -138,7 +138,12 @@ class _Product:
 
 
 def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
-    """Row tiles, of `tiles`, that all panels pass over before the next ones; 0 for all."""
+    """Row tiles, of `tiles`, that all panels pass over before the next ones; 0 for all.
+
+    One where there are groups, whose weights stay in the caches: neighbouring groups read the same cache lines.
+    """
+    if p.groups > 1 and p.weight_bytes <= p.target.cache_bytes.l2:
+        return choose("tiles at once", 1, [1, *_block_sizes(tiles)])
     in_blocks = not p.exceeds_caches and (p.has_whole_panels or not panels_first)
     at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
     if not p.has_whole_panels or p.columns <= p.panel:

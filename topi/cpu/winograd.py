@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import as_int
 from topi.cpu.common import panel_width, parallel, vectorize_panel
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.registry import operations_behind, register_schedule
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = ["schedule_conv2d_nhwc_winograd"]
-
-_LINE_ELEMENTS, _SET_ELEMENTS = 16, 128
-"""Places of the transformed input lie a cache line past a multiple of this: a tile's stores meet different sets."""
 
 
 @register_schedule("conv2d_nhwc_winograd", "cpu")
@@ -194,7 +191,7 @@ def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterV
     i, j, t, channel = s[spectrum].op.axis
     inputs = as_int(spectrum.shape[3])
     chunk, lane = s[spectrum].split(channel, factor=math.gcd(lanes, inputs or 1))
-    s[spectrum].storage_align(j, _SET_ELEMENTS, _LINE_ELEMENTS)
+    s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # a tile's stores meet different sets
     s[spectrum].reorder(t, chunk, i, j, lane)
     s[spectrum].unroll(j)
     s[spectrum].vectorize(lane)
