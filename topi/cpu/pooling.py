@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import te
+from te.tir import PrimExpr, Reduce
+from te.tir.substitute import substitute
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.windows import MOST_TAPS, tile_windows
-from topi.groups import constant_size, inline_injective
+from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.target import Target
 
 __all__ = ["schedule_pool"]
@@ -35,7 +39,8 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
         tile_windows(s, out, local_accumulator(s, anchor, out), _COLUMNS, target)
         return s
     if len(anchor.axis) - 1 in anchor.attrs["axes"] and len(outs) == 1:
-        _schedule_lines(s, out, anchor, target)
+        lines = _lines_first(s, anchor)
+        _schedule_lines(s, s.outputs[0].output(0), s[anchor].op, lines, target)
         return s
     inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if op.tag == "pad"]])
     for op in operations_behind(outs):
@@ -57,12 +62,47 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     return s
 
 
-def _schedule_lines(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
+def _lines_first(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
+    """Let the anchor reduce windows across lines first, then along them, so that neighbours share the former.
+
+    Returns the results of the former; None, and the anchor as it was, for windows of one line or column.
+    """
+    assert isinstance(anchor, te.ComputeOp)
+    *across, along = anchor.reduce_axis
+    size, width = extent_of(along), extent_of(anchor.axis[-1])
+    several = across and constant_size([extent_of(k) for k in across]) > 1
+    known = isinstance(size, int) and isinstance(width, int) and "dilation" in anchor.attrs
+    if not several or not known or size == 1 or anchor.attrs["dilation"][-1] != 1:
+        return None
+    stride, (whole,) = anchor.attrs["strides"][-1], anchor.body
+    assert isinstance(whole, Reduce)
+    taps = [te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in across]
+
+    def line(*i: Any) -> PrimExpr:
+        at = {axis.var: v for axis, v in zip(anchor.axis[:-1], i, strict=False)}
+        at |= {k.var: tap.var for k, tap in zip(across, taps, strict=True)}
+        at |= {anchor.axis[-1].var: te.const(0), along.var: i[-1]}  # what lies i[-1] after the first window's start
+        return whole.replace(source=tuple([substitute(e, at) for e in whole.source]), axis=tuple(taps))
+
+    shape = [extent_of(axis) for axis in anchor.axis[:-1]]
+    lines = te.compute((*shape, (width - 1) * stride + size), line, name=f"{anchor.name}_lines")
+    k = te.reduce_axis((0, size), name="k")
+
+    def window(*i: Any) -> PrimExpr:
+        return whole.replace(source=(lines(*i[:-1], i[-1] * stride + k),), axis=(k,))
+
+    s.recompute(anchor.output(0), te.compute((*shape, width), window, name=anchor.name, tag=anchor.tag))
+    return s.current(lines)
+
+
+def _schedule_lines(
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, lines: te.Tensor | None, target: Target
+) -> None:
     """Windows that lie along the last axis: vectors of neighbouring windows, whose taps are read with the stride.
 
     Loop partitioning cuts off the lines, and the vectors of a line, that touch the border.
     """
-    inline_injective(s, [out], keep=[anchor])
+    inline_injective(s, [out], keep=[anchor, *([] if lines is None else [s[lines].op])])
     accumulator, lanes = local_accumulator(s, anchor, out), vector_lanes(target)
     *outer, last = s[out].op.axis
     taps = constant_size([axis.extent for axis in anchor.reduce_axis])
@@ -76,10 +116,24 @@ def _schedule_lines(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target
     s[out].pragma(group, "loop_partition_hint")
 
     s[accumulator].compute_at(s[out], group)
-    *data, lane = s[accumulator].op.axis
-    window = s[accumulator].op.reduce_axis
-    s[accumulator].reorder(*data, *window, lane)
-    if taps <= MOST_TAPS:
+    _reduce_by_vectors(s, accumulator)
+    if lines is not None:
+        s[lines].set_scope("local")
+        s[lines].compute_at(s[out], outer[-1])
+        extent = constant_size(lines.shape[-1:])
+        vectors, lane = s[lines].split(s[lines].op.axis[-1], factor=min(2 * lanes, extent))
+        s[lines].pragma(vectors, "loop_partition_hint")
+        _reduce_by_vectors(s, lines, [vectors], lane)
+
+
+def _reduce_by_vectors(
+    s: te.Schedule, tensor: te.Tensor, outer: Sequence[te.IterVar] = (), lane: te.IterVar | None = None
+) -> None:
+    """Let the reduction of `tensor` run over its window around vectors of its last axis, or of `lane`, a part of it."""
+    *data, last = s[tensor].op.axis
+    window, lane = s[tensor].op.reduce_axis, last if lane is None else lane
+    s[tensor].reorder(*data, *outer, *window, lane)
+    if constant_size([axis.extent for axis in window]) <= MOST_TAPS:
         for axis in window:
-            s[accumulator].unroll(axis)
-    s[accumulator].vectorize(lane)
+            s[tensor].unroll(axis)
+    s[tensor].vectorize(lane)

@@ -111,7 +111,7 @@ def max_pool(
     windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
     lowest = float("-inf") if x.dtype.is_float else x.dtype.min_value()
     bordered = windows.bordered(lowest)
-    attrs = {"axes": tuple(axes), "strides": tuple(strides)}
+    attrs = {"axes": tuple(axes), "strides": tuple(strides), "dilation": tuple(dilation)}
     return te.compute(
         windows.shape,
         lambda *i: te.max(bordered(*windows.source(i)), axis=windows.taps),
@@ -172,7 +172,7 @@ def avg_pool(
     windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
     bordered = windows.bordered(0)
     wide = accumulator_type(x.dtype)
-    attrs = {"axes": tuple(axes), "strides": tuple(strides)}
+    attrs = {"axes": tuple(axes), "strides": tuple(strides), "dilation": tuple(dilation)}
     total = te.compute(
         windows.shape,
         lambda *i: te.sum(te.cast(wide, bordered(*windows.source(i))), axis=windows.taps),
