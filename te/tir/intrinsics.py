@@ -58,8 +58,8 @@ def _dot_pairs(x: Any, y: Any) -> Any:
 
 def _dot_quads(x: Any, y: Any) -> Any:
     x, y = np.asarray(x, np.int64), np.asarray(y, np.int64)
-    shifts = range(0, 32, 8)
-    return sum((x >> s & 0xFF) * ((y >> s & 0xFF ^ 0x80) - 0x80) for s in shifts).astype(np.int32)
+    products = [(x >> s & 0xFF) * ((y >> s & 0xFF ^ 0x80) - 0x80) for s in range(0, 32, 8)]
+    return np.sum(products, axis=0).astype(np.int32)
 
 
 for _name, _reference in {
