@@ -15,6 +15,7 @@ from tests.fuzz.compare import TOLERANCES, Finding, check, check_seed, compare_o
 from tests.fuzz.names import subgraphs
 from tests.fuzz.oracle import expected_outputs, onnxruntime_outputs, reference_outputs, unit_noise
 from tests.fuzz.schemas import exists
+from tests.resident_memory import allocated_bytes
 
 
 def test_random_graphs_give_the_oracle_s_results(graph_seeds: range) -> None:
@@ -28,6 +29,17 @@ def test_a_seed_gives_one_graph() -> None:
         assert one.model.SerializeToString() == two.model.SerializeToString()
         for a, b in zip(one.runs, two.runs, strict=True):
             assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_making_graphs_keeps_no_memory() -> None:
+    if allocated_bytes() is None:
+        pytest.skip("this system does not tell how much memory is allocated")
+    told: list[int] = []
+    for begin in (900_000, 900_060):
+        for seed in range(begin, begin + 60):
+            random_graph(seed)
+        told.append(allocated_bytes() or 0)
+    assert told[1] - told[0] < 60 * 3000  # an operator's schema takes 10,000
 
 
 def test_a_planted_fault_is_found_and_shrunk_to_its_operator(monkeypatch: pytest.MonkeyPatch) -> None:
