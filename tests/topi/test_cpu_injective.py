@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,19 @@ def test_borders_from_the_tensor(mode, borders) -> None:
     before, after = zip((0, 0), *borders, strict=True)
     got, _, _ = run(topi.nn.mirror_pad(x, before, after, mode), x, a)
     assert np.array_equal(got, np.pad(a, list(zip(before, after, strict=True)), mode=mode))
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2"] if platform.machine() == "x86_64" else ["llvm"])
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("count", [1, 16, 41])
+def test_the_larger_of_two_is_nan_where_either_is(count, kind, target) -> None:
+    values = [np.nan, np.inf, -np.inf, 1.0, -2.0, 3e4, 0.0]
+    a = np.resize(np.repeat(values, len(values)), count).astype(kind)
+    b = np.resize(values * len(values), count).astype(kind)[::-1].copy()
+    x, y = (te.placeholder((count,), kind, n) for n in "xy")
+    for ours, theirs in ((topi.maximum, np.maximum), (topi.minimum, np.minimum)):
+        out = ours(x, y)
+        built = backend.build(te.lower(schedule_for([out], Target(target)), [x, y, out]), target=Target(target))
+        result = backend.nd.empty(out.shape, kind)
+        built(backend.nd.array(a), backend.nd.array(b), result)
+        np.testing.assert_array_equal(result.numpy(), theirs(a, b))

@@ -269,17 +269,15 @@ class ExprEmitter(ConvertEmitter):
     def float_extremum(self, of: DType, ordered: str, a: str, b: str, a_is_number: bool) -> str:
         """The smaller or larger of two floats, NaN if either is.
 
-        A compare that fails on NaN chooses b, which is the processor's own min and max instruction: a NaN in b
-        survives, one in a has to be put back.
+        A compare that fails on NaN chooses b, which is the min and max instruction of x86: a NaN in b survives. One in
+        a has to be put back, which LLVM does for its own operation in a compare and a blend.
         """
+        if not a_is_number:
+            return self.intrinsic("maximum" if ordered == "ogt" else "minimum", compute_type(of), a, b, flags="nsz ")
         pure, kind = self.text.pure, register_type(compute_type(of))
         flag = register_type(dtype("bool").with_lanes(of.lanes))
         better = pure(f"fcmp {ordered} {kind} {a}, {b}")
-        chosen = pure(f"select {flag} {better}, {kind} {a}, {kind} {b}")
-        if a_is_number:
-            return chosen
-        bad = pure(f"fcmp uno {kind} {a}, {a}")
-        return pure(f"select {flag} {bad}, {kind} {a}, {kind} {chosen}")
+        return pure(f"select {flag} {better}, {kind} {a}, {kind} {b}")
 
     # Conditions
 
