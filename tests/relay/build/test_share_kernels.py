@@ -52,7 +52,7 @@ def alone(function: relay.Function, target: str, **inputs: Any) -> list[np.ndarr
     return [run(built(relay.Function(function.params, body), target), **inputs)[0] for body in function.body.fields]
 
 
-@pytest.mark.parametrize("target", ["llvm", "interp"])
+@pytest.mark.parametrize("target", ["llvm", "c", "interp"])
 def test_one_kernel_serves_several_numbers(target: str) -> None:
     function = scaled([(2.5, 0.25), (0.3, -7.5), (1e-3, 1e20)])
     lib = built(function, target)
