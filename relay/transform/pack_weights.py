@@ -139,10 +139,10 @@ class _Packer:
         outputs_first = weight.data if order == "NK" else weight.data.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
-        width = self._width(rows, units, depth, form="quads")
-        quads = self._quads(call, weight, outputs_first, order, width)
-        if quads is not None:
-            return quads.sums(DenseQuads(units=units), call)
+        if weight.dtype == "int32":
+            quads = self._quads(call, weight, outputs_first, order, self._width(rows, units, depth, form="quads"))
+            if quads is not None:
+                return quads.sums(DenseQuads(units=units), call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
         width = self._width(rows, units, depth, form="pairs" if pairs else "numbers")
         packed = self._packed(weight, outputs_first, order, width)
@@ -187,7 +187,7 @@ class _Packer:
                 return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         steps = math.prod(kernel) * group_size
-        if isinstance(op, Conv2D) and op.groups == 1:
+        if isinstance(op, Conv2D) and op.groups == 1 and weight.dtype == "int32":
             quads = self._convolution_of_quads(call, op, weight, outputs_first, rows)
             if quads is not None:
                 return quads
@@ -232,7 +232,7 @@ class _Packer:
         Where channels are no multiple of four, some are added, as long as these are a third of them at most.
         """
         found, missing = _codes_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
-        if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0 or weight.dtype != "int32":
+        if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0:
             return None
         if weight.data.min() < -128 or weight.data.max() > 127:
             return None
