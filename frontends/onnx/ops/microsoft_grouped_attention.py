@@ -137,8 +137,9 @@ class GroupedAttention:
         sink = node.get(11)
         if sink is None and node.attr_int("smooth_softmax", -1) > 0:
             sink = op.zeros((self.heads,), str(query.dtype))
-        used = [form.values(self._in_use(x), str(query.dtype)) for form, x in zip(forms, (keys, values), strict=True)]
-        result, _ = attend(query, *used, scale_of(node, query), bias, node.attr_float("softcap", 0.0), sink)
+        kind, cap = str(query.dtype), node.attr_float("softcap", 0.0)
+        used = forms[0].values(self._in_use(keys), kind), forms[1].values(self._in_use(values), kind)
+        result, _ = attend(query, *used, scale_of(node, query), bias, cap, sink)
         return [merged_heads(result), keys, values]
 
     def _cache_form(self, name: str, index: int) -> _CacheForm:
