@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 import relay
 from backend.runtime import device, graph_executor
@@ -17,7 +17,7 @@ def floats(name: str, *shape: str) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
-def branch(operator: str) -> list:
+def branch(operator: str) -> GraphProto:
     """A body that applies `operator` to what was joined outside."""
     return helper.make_graph([helper.make_node(operator, ["sum"], ["z"])], operator, [], [floats("z", "other")])
 
