@@ -127,3 +127,11 @@ def test_borders_around_transpositions(kind) -> None:
     backend.build(module, target=Target("llvm"))(backend.nd.array(a), result)
     expected = np.pad(a.transpose(0, 2, 3, 1), ((0, 0), (1, 1), (1, 2), (0, 0)), constant_values=7)
     assert np.array_equal(result.numpy(), expected)
+
+
+def test_lengths_that_are_expressions_of_sizes_have_no_squares() -> None:
+    n, k = te.size_var("n"), te.size_var("k")
+    length = n + te.maximum(k - 1, 0) - k + 1
+    x = te.placeholder((2, length, length, 32), "float32", "x")
+    out = topi.transpose(x, (0, 3, 1, 2))
+    assert "turned" not in str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import te
 from te.ir import post_order
-from te.tir import Call, FloorMod, ProducerLoad, as_int
+from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.register_transpose import square_sides
@@ -77,12 +77,13 @@ def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, exte
 def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Tensor, int, int] | None:
     """See `turnable`, with the side of the largest squares that both axes hold; None where no square fits.
 
-    Axes whose lengths are known at run time are taken to be long enough.
+    Axes whose lengths are known at run time are taken to be long enough. Of lengths that are expressions of sizes it
+    can't always be shown that tiles shifted inwards need no guards, which squares do not have.
     """
-    found = turnable(out, strided)
-    if found is None:
+    found, lengths = turnable(out, strided), (out.shape[strided], out.shape[-1])
+    if found is None or not all(isinstance(d, int | Var) for d in lengths):
         return None
-    known = [d for d in (out.shape[strided], out.shape[-1]) if isinstance(d, int)]
+    known = [d for d in lengths if isinstance(d, int)]
     fitting = [side for side in square_sides(target, found[0].dtype) if all(side <= d for d in known)]
     return (*found, fitting[0]) if fitting else None
 
