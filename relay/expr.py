@@ -158,12 +158,17 @@ class GlobalVar(Expr):
 
 @node
 class Constant(Expr):
-    """A tensor known at compile time. The array is not copied and must not be written to afterwards."""
+    """A tensor known at compile time. The array is not copied and must not be written to afterwards.
+
+    What numpy computes of arrays of no dimensions is a number, not an array; it becomes one here.
+    """
 
     data: np.ndarray[Any, Any]
     ty: TensorType = field(init=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.data, np.ndarray):
+            self.data = np.asarray(self.data)  # type: ignore[misc]
         self.ty = TensorType(self.data.shape, numpy_dtype_name(self.data.dtype))  # type: ignore[misc]
 
     def same_data(self, other: Constant, equal: StructuralEqual) -> bool:

@@ -174,3 +174,9 @@ def test_settings_and_modules_say_what_they_are():
     with pytest.raises(CompileError, match="opt_level is '3'; expected a number"):
         relay.transform.PassContext(opt_level="3")
     assert repr(relay.IRModule({"main": 1, "other": 2})) == "<IRModule of main, other>"
+
+
+def test_products_of_constants_without_dimensions_are_arrays() -> None:
+    two = np.array(2, np.float32)
+    product = relay.Constant(two * two)  # type: ignore[arg-type]
+    assert isinstance(product.data, np.ndarray) and product.shape == () and product.data == 4
