@@ -39,15 +39,20 @@ def test_operators(cuda_device, rows):
             assert_close(next(results), expected, max(row.tolerance, 4e-6))
 
 
+def follows_positions(row: Row) -> bool:
+    """Does the operator read where an input says, unchecked, as positions are made when compiling?"""
+    return row.op in ("ml.tree_ensemble", "nn.window_quads") or (row.op == "nn.dense_quads" and len(row.inputs) == 3)
+
+
 @pytest.mark.parametrize("rows", BATCHES, ids=lambda rows: f"{rows[0].op} to {rows[-1].op}")
 def test_kernels_have_no_faults(rows):
-    rows = [row for row in rows if row.op != "ml.tree_ensemble"]
+    rows = [row for row in rows if not follows_positions(row)]
     proof.check_kernels(proof.kernels_of(program(rows)[0], "sm_90"), "sm_90")
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.op == "ml.tree_ensemble"], ids=str)
-def test_walks_down_trees_have_no_faults(row):
-    """Where a walk goes and ends is in the arrays of the trees: the parameters of the only kernel, in their order."""
+@pytest.mark.parametrize("row", [row for row in ROWS if follows_positions(row)], ids=str)
+def test_reads_at_given_positions_have_no_faults(row):
+    """Where to read is in arrays of trees and tables of steps: the parameters of the only kernel, in their order."""
     (kernel,) = proof.kernels_of(program([row])[0], "sm_90")
     assert len(kernel.params) == len(row.inputs) + 1
     proof.check_kernels([kernel], "sm_90", {f"p{k}": x for k, x in enumerate(row.inputs)})

@@ -311,7 +311,7 @@ CONVOLUTION = [
     row("nn.dense_quads", quads(2, 2, 3), quads(2, 4, 8, low=-64, high=65), i32(2, 4, low=0, high=3), units=16),
     row("nn.conv2d_nhwc_quads", quads(1, 5, 6, 2), quads(2, 3, 2, 2, 8, low=-64, high=65), channels=13,
         strides=(2, 1), padding=(1, 0, 1, 1), dilation=(1, 2), border=200),
-    row("nn.window_quads", quads(2, 60), quads(2, 5, 8, low=-64, high=65), i32(2, 5, low=0, high=20), channels=13,
+    row("nn.window_quads", quads(3, 60), quads(2, 5, 8, low=-64, high=65), i32(2, 5, low=0, high=20), channels=13,
         grid=(3, 2), pitch=(12, 3), depth=4),
     row("nn.pack_panels", f32(2, 5, 3), width=4),
     row("nn.pack_panels", f32(3, 8), width=4, transpose=True),
