@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,9 @@ from backend.runtime.caches import Caches
 from backend.runtime.context import Context
 from backend.runtime.device import Device
 from backend.runtime.device_api import ALLOC_ALIGNMENT
-from backend.runtime.dtype import to_numpy
 from backend.runtime.dynamic import DynamicRunner, bind_sizes, shapes_of
 from backend.runtime.errors import ArgumentError, ArtifactError
+from backend.runtime.given import as_given, as_list, as_texts, check_type
 from backend.runtime.graph import GraphTensor
 from backend.runtime.lists import ArrayList, Value
 from backend.runtime.module import Module
@@ -35,7 +34,6 @@ from backend.runtime.profiler import NodeTiming, Report, dynamic_timings, node_t
 from backend.runtime.runners import CapturingRunner, EntryRunner, NodeRunner, OutputBuffer
 from backend.runtime.sizes import Size, size_text
 from backend.runtime.text_ports import TextPorts
-from backend.runtime.texts import as_strings
 from backend.runtime.timing import BenchmarkResult, measure
 
 __all__ = ["GraphModule", "create"]
@@ -144,7 +142,7 @@ class GraphModule:
                 kind = "a sequence" if tensor.is_list else "of strings"
                 raise ArgumentError(f"input {tensor.name!r} of model {self._graph.name!r} is {kind}; use set_input")
             given = value if isinstance(value, NDArray) else from_dlpack(value)
-            self._check(tensor, given.shape, given.dtype)
+            check_type(tensor, given.shape, given.dtype, self._graph.name)
             misplaced = given.device != self._bound.device or not given.is_contiguous
             if misplaced or (given.device.api.addressable and given.handle % ALLOC_ALIGNMENT):
                 raise ArgumentError(
@@ -198,7 +196,7 @@ class GraphModule:
             return result if out is None else result.copyto(out if isinstance(out, NDArray) else from_dlpack(out))
         if out is not None:
             target = out if isinstance(out, NDArray) else from_dlpack(out)
-            self._check(tensor, target.shape, target.dtype)
+            check_type(tensor, target.shape, target.dtype, self._graph.name)
             return self._array_of(self._graph.outputs[position]).copyto(target)
         buffer = self._outputs[position]
         if buffer is not None:
@@ -379,32 +377,18 @@ class GraphModule:
         position = self.get_input_index(key)
         tensor = self._input_tensor(position)
         if position in self._texts.inputs:
-            self._texts.set(position, self._as_texts(tensor, value))
+            self._texts.set(position, as_texts(tensor, value, self._graph.name))
             self._unset.discard(position)
         else:
             self._copy_input(position, tensor, value)
 
-    def _as_texts(self, tensor: GraphTensor, value: Any) -> Any:
-        """An input of strings as an array of them, a sequence as a list of such."""
-        place = f"input {tensor.name!r} of model {self._graph.name!r}"
-        try:
-            if not tensor.is_list:
-                strings = as_strings(value)
-                self._check(replace(tensor, dtype="string"), strings.shape, "string")
-                return strings
-            if not isinstance(value, list | tuple):
-                raise ArgumentError(f"{place}: got {type(value).__name__}; expected a list of arrays of strings")
-            return [as_strings(item) for item in value]
-        except ValueError as error:
-            raise ArgumentError(f"{place}: {error}; expected strings") from error
-
     def _copy_input(self, position: int, tensor: GraphTensor, value: Any) -> None:
         if tensor.is_list:
-            self._inputs[position] = self._as_list(tensor, value)
+            self._inputs[position] = as_list(tensor, value, self._graph.name, self.device)
             self._unset.discard(position)
             return
-        given = self._as_given(tensor, value)
-        self._check(tensor, given.shape, given.dtype)
+        given = as_given(tensor, value, self._graph.name)
+        check_type(tensor, given.shape, given.dtype, self._graph.name)
         own = self._own_inputs[position]
         assert isinstance(own, NDArray)
         if own.shape != given.shape:
@@ -413,48 +397,6 @@ class GraphModule:
         if self._inputs[position] is not own:
             self._place_input(position, own)
         self._unset.discard(position)
-
-    def _as_given(self, tensor: GraphTensor, value: Any) -> Any:
-        if isinstance(value, (NDArray, np.ndarray)):
-            return value
-        return from_dlpack(value) if hasattr(value, "__dlpack__") else self._as_array(tensor, value)
-
-    def _as_list(self, tensor: GraphTensor, value: Any) -> ArrayList:
-        """Copies of the elements of a sequence."""
-        if not isinstance(value, list | tuple):
-            raise ArgumentError(
-                f"input {tensor.name!r} of model {self._graph.name!r}: got {type(value).__name__}; expected a list of "
-                "arrays"
-            )
-        items: list[NDArray] = []
-        for number, item in enumerate(value):
-            given = self._as_given(tensor, item)
-            wanted = tensor.dtype if isinstance(given.dtype, str) else to_numpy(tensor.dtype)
-            if given.dtype != wanted:
-                place = f"element {number} of input {tensor.name!r} of model {self._graph.name!r}"
-                raise ArgumentError(f"{place}: got dtype {given.dtype}; expected {tensor.dtype}")
-            items.append(empty(given.shape, tensor.dtype, self.device).copyfrom(given))
-        return ArrayList(items)
-
-    def _as_array(self, tensor: GraphTensor, value: Any) -> npt.NDArray[Any]:
-        try:
-            return np.asarray(value, dtype=to_numpy(tensor.dtype))
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"input {tensor.name!r} of model {self._graph.name!r}: no array of numbers: {error}"
-            ) from error
-
-    def _check(self, tensor: GraphTensor, shape: tuple[int, ...], dtype: object) -> None:
-        """Refuses an array of another shape or dtype than the graph's input or output has."""
-        wanted = tensor.dtype if isinstance(dtype, str) else to_numpy(tensor.dtype)
-        fits = len(shape) == len(tensor.shape) and all(
-            not isinstance(d, int) or d == n for d, n in zip(tensor.shape, shape, strict=True)
-        )
-        if not fits or dtype != wanted:
-            raise ArgumentError(
-                f"{tensor.storage} {tensor.name!r} of model {self._graph.name!r}: got shape {shape}, dtype {dtype}; "
-                f"expected shape {tensor.shape_text}, dtype {tensor.dtype}"
-            )
 
     def _place_input(self, position: int, array: NDArray) -> None:
         self._inputs[position] = array
