@@ -41,7 +41,8 @@ class Take(OpDef):
     """Slices of x along `axis` (ONNX: Gather); shape x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:].
 
     `mode` says what a position outside does: "clip" limits it to [0, size), "wrap" takes the remainder, "numpy" counts
-    negative ones from the end and then limits, "fast" trusts the caller. (C1) indices are integers; (C2) axis is in
+    negative ones from the end and then limits, "fast" trusts the caller. An axis of size 0 gives values that mean
+    nothing, which `where` may leave out. (C1) indices are integers; (C2) axis is in
     range; (C3) the first `batch_dims` dimensions of both are equal, and come before `axis`; (C4) the mode is known.
     """
 
@@ -67,6 +68,8 @@ class Take(OpDef):
 
     def reference(self, x: Array, indices: Array) -> Array:
         axis, batch = check_axis(2, self.axis, x.ndim), self.batch_dims
+        if x.shape[axis] == 0:
+            return np.zeros((*x.shape[:axis], *indices.shape[batch:], *x.shape[axis + 1 :]), x.dtype)
         at = _inside(indices, x.shape[axis], self.mode)
         if batch == 0:
             return np.take(x, at, axis)

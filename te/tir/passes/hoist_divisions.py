@@ -16,7 +16,7 @@ from te.ir.node import Node
 from te.ir.visitor import Mutator, post_order
 from te.tir import ops
 from te.tir.analysis import contains
-from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, Max, Mod, PrimExpr, Range, Var
+from te.tir.expr import EQ, BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, Max, Mod, PrimExpr, Range, Select, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.stmt import For, IfThenElse, LetStmt, Stmt
@@ -45,6 +45,8 @@ class _Hoister(Mutator):
         self.scopes = [_Scope()]
         self.depth: dict[Var, int] = {}
         """the scope that a variable belongs to; sizes and parameters to none"""
+        self.data: set[Var] = set()
+        """variables with data that were read: they may be anything, and guards of divisions by them stay in front"""
         self.divided: set[int] = set()
         """ids of nodes with a division by a size in them"""
         for node in post_order(func.body):
@@ -67,6 +69,8 @@ class _Hoister(Mutator):
     def visit_LetStmt(self, node: LetStmt) -> Stmt:
         if id(node) not in self.divided:
             return node
+        if any(self._is_data(part) for part in post_order(node.value)):
+            self.data.add(node.var)
         return node.replace(value=self.visit(node.value), body=self._inside(node.var, node.body))
 
     def _inside(self, var: Var, body: Stmt) -> Stmt:
@@ -102,19 +106,29 @@ class _Hoister(Mutator):
             return kind(made.a, made.b)
         values, key = self.scopes[depth].values, (kind, _key(made.a), _key(made.b))
         if key not in values:
-            zero_free = self.analyzer.can_prove_less(0, node.b)
-            divisor = made.b if zero_free else Max(made.b, ops.make_const(made.dtype, 1))
             var = Var("quotient" if type(node) is FloorDiv else "remainder", made.dtype)
-            values[key] = var, kind(made.a, divisor)
+            values[key] = var, kind(made.a, self._without_zero(node.b, made.b))
             self.depth[var] = depth
         return values[key][0]
+
+    def _without_zero(self, divisor: PrimExpr, made: PrimExpr) -> PrimExpr:
+        """`made`, which is `divisor`, with 1 in the place of 0."""
+        one = ops.make_const(made.dtype, 1)
+        if self.analyzer.can_prove_less(0, divisor):
+            return made
+        if self.analyzer.can_prove_less_equal(0, divisor):
+            return Max(made, one)
+        return Select(EQ(made, ops.make_const(made.dtype, 0)), one, made)
 
     def _depth_of(self, division: PrimExpr) -> int | None:
         """The outermost scope that has all variables of a division; None for one of data, and outside of loops."""
         nodes = list(post_order(division))
-        if len(self.scopes) == 1 or any(isinstance(n, BufferLoad | Call) for n in nodes):
+        if len(self.scopes) == 1 or any(map(self._is_data, nodes)):
             return None
         return max([1, *[self.depth.get(n, 0) for n in nodes if isinstance(n, Var)]])
+
+    def _is_data(self, node: object) -> bool:
+        return isinstance(node, BufferLoad | Call) or node in self.data
 
 
 def _divides_by_size(node: object) -> bool:

@@ -14,6 +14,7 @@ from te.tir import (
     For,
     ForKind,
     IfThenElse,
+    LetStmt,
     PrimFunc,
     SizeVar,
     Var,
@@ -111,3 +112,23 @@ def test_a_fused_and_tiled_image_is_the_same(rows: int, columns: int):
         interpret(f, data.copy(), result)
     np.testing.assert_array_equal(results[0], np.pad(data, [(1, 1), (1, 1), (0, 0)]))
     np.testing.assert_array_equal(results[1], results[0])
+
+
+def test_divisions_by_data_stay_where_they_are():
+    """Data may be negative, and what guards a division by 0 is inside."""
+    a, b = decl_buffer((4,), "int32", "a"), decl_buffer((), "int32", "b")
+    d = Var("d")
+    body = LetStmt(d, BufferLoad(b, ()), loop(j, 4, BufferStore(a, floordiv(const(-6), d) + floormod(j, d), (j,))))
+    program = function(body, a, b)
+    assert text_of(hoist_divisions(program)) == text_of(program)
+
+
+def test_negative_divisors_stay_negative():
+    a = decl_buffer((8,), "int32", "a")
+    program = function(loop(j, 8, BufferStore(a, floordiv(j, n - 5), (j,))), a)
+    hoisted = hoist_divisions(program)
+    verify(hoisted)
+    for size in (2, 9):
+        got = np.zeros(8, np.int32)
+        interpret(hoisted, got, size)
+        np.testing.assert_array_equal(got, np.arange(8) // (size - 5))
