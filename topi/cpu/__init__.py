@@ -3,18 +3,20 @@
 from topi.cpu import (
     attention,
     bits,
+    channelwise,
     conv2d,
     depthwise,
     injective,
+    lrn,
     matmul,
-    normalization,
     pooling,
     reduction,
+    rows,
     stagewise,
     winograd,
 )
 
 __all__ = [
-    "attention", "bits", "conv2d", "depthwise", "injective", "matmul", "normalization", "pooling", "reduction",
-    "stagewise", "winograd",
+    "attention", "bits", "channelwise", "conv2d", "depthwise", "injective", "lrn", "matmul", "pooling", "reduction",
+    "rows", "stagewise", "winograd",
 ]  # fmt: skip

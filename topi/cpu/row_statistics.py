@@ -1,0 +1,64 @@
+"""Kernels that find out something about rows and go over them again: statistics, and what uses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.injective import vectorize_elements
+from topi.cpu.prefetch import is_streamed, prefetch_rows
+from topi.cpu.reduction import vectorize_reduction
+from topi.groups import constant_size
+from topi.registry import operations_behind
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["prefetch_next_rows", "split_at", "statistics_at", "uses_reduction"]
+
+
+def prefetch_next_rows(
+    s: te.Schedule, out: te.Tensor, busy: tuple[te.Tensor, te.IterVar], length: int, target: Target
+) -> None:
+    """Ask for the next row of large inputs, and for the place of this row's results, while a row is worked on.
+
+    A line at a time in the loop of most arithmetic, `busy`: memory is idle meanwhile. What takes a pass of its own
+    before the results are written can ask for their place too.
+    """
+    tensor, loop = busy
+    prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target)
+    if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and is_streamed(out, length, target):
+        s[tensor].prefetch_ahead(out, loop, 0)
+
+
+def statistics_at(
+    s: te.Schedule, before: list[te.ComputeOp], out: te.Tensor, row: te.IterVar, first: int, lanes: int
+) -> list[tuple[te.Tensor, te.IterVar]]:
+    """Compute what depends on reductions at the loop `row` of `out`; rows have `first` indices.
+
+    Returns the stages of whole rows with their loops over vectors.
+    """
+    rows: list[tuple[te.Tensor, te.IterVar]] = []
+    for op in before:
+        if not uses_reduction(op):
+            continue
+        result = op.output(0)
+        s[result].compute_at(s[out], row)
+        if op.reduce_axis:
+            for partial in vectorize_reduction(s, result, lanes):
+                s[partial].compute_at(s[out], row)
+        elif len(op.axis) > first:
+            loop = vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
+            rows.append((result, loop))
+    return rows
+
+
+def split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
+    """The stages that the anchor reads, and the anchor with those that read it."""
+    needed = {id(op) for op in operations_behind([anchor.output(0)])} - {id(anchor)}
+    return [op for op in stages if id(op) in needed], [op for op in stages if id(op) not in needed]
+
+
+def uses_reduction(op: te.Operation) -> bool:
+    """Is this a reduction, or computed from the result of one?"""
+    return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))

@@ -1,0 +1,55 @@
+"""Softmax and normalisations of rows on CPUs: statistics of a row, and elementwise steps with them, in one kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.across_memory import schedule_across_memory
+from topi.cpu.common import parallel
+from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.row_statistics import prefetch_next_rows, split_at, statistics_at, uses_reduction
+from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of
+from topi.registry import Rank, operations_behind, register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_rowwise"]
+
+
+@register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
+def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Statistics of a row and elementwise steps with them, one row at a time while it is in the first-level cache.
+
+    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row. A softmax or L2 norm
+    along one dimension that is not the last has rows across memory.
+    """
+    if "axis" not in anchor.attrs:
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    lanes = vector_lanes(target)
+    first = int(anchor.attrs["axis"])
+    if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
+        return schedule_across_memory(s, outs, anchor, target)
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    before, behind = split_at(stages, anchor)
+    for op in stages:
+        if op is not out.op and (op in behind or not uses_reduction(op)):
+            s[op].compute_inline()
+    axes = list(s[out].op.axis)
+    row = s[out].fuse(*axes[:first])
+    parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
+    busy = [(out, vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes))]
+    busy += statistics_at(s, before, out, row, first, lanes)
+    prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
+    return s
+
+
+def _reduces_one_axis(anchor: te.Operation) -> bool:
+    """Are the statistics behind `anchor` of one dimension?"""
+    behind = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
+    return all(len(op.reduce_axis) <= 1 for op in behind)
