@@ -229,10 +229,8 @@ class GraphModule:
 
     def get_input_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the inputs, in order; size variables by name. TVM: `get_input_info`."""
-        given = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
-        tensors = {i: self._input_tensor(i) for i in given}
-        dtypes = {t.name: "string" if i in self._texts.inputs else t.dtype for i, t in tensors.items()}
-        return {t.name: t.shape for t in tensors.values()}, dtypes
+        given = self._given_inputs()
+        return {t.name: t.shape for t, _ in given}, {t.name: dtype for t, dtype in given}
 
     def get_output_info(self) -> tuple[dict[str, tuple[Size, ...]], dict[str, str]]:
         """(name -> shape, name -> dtype) of the outputs, in order."""
@@ -514,13 +512,16 @@ class GraphModule:
     def _input_tensor(self, position: int) -> GraphTensor:
         return self._graph.tensors[self._graph.inputs[position]]
 
+    def _given_inputs(self) -> list[tuple[GraphTensor, str]]:
+        """The inputs that users give, which caches are not, with the element types that they give."""
+        positions = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
+        tensors = [(i, self._input_tensor(i)) for i in positions]
+        return [(t, "string" if i in self._texts.inputs else t.dtype) for i, t in tensors]
+
     def _signature(self) -> str:
-        given = [i for i in range(len(self._graph.inputs)) if i not in self._caches]
-        tensors = [self._input_tensor(i) for i in given]
-        dtypes = ["string" if i in self._texts.inputs else t.dtype for i, t in zip(given, tensors, strict=True)]
         return ", ".join(
             f"{t.name}: {'a list of ' if t.is_list else ''}{dtype}[{', '.join(map(size_text, t.shape))}]"
-            for t, dtype in zip(tensors, dtypes, strict=True)
+            for t, dtype in self._given_inputs()
         )
 
 

@@ -7,7 +7,7 @@ An action is prepared once from its settings, JSON values, and is then a functio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,34 +113,27 @@ def _splitter(settings: Settings) -> Callable[[str, int], list[str]]:
     return split
 
 
+def _matches(pattern: Pattern, text: str, least: int) -> Iterator[tuple[int, int]]:
+    """Where the pattern matches: behind a match of `least` characters or more, one character on behind a shorter."""
+    at = 0
+    while at <= len(text) and (match := pattern.search(text, at)) is not None:
+        yield match
+        begin, end = match
+        at = end if end - begin >= least else begin + 1
+
+
 def _tokens(pattern: Pattern, text: str, least: int) -> list[str]:
     """The matches of the pattern one after another, those that are long enough."""
-    found: list[str] = []
-    at = 0
-    while at <= len(text):
-        match = pattern.search(text, at)
-        if match is None:
-            break
-        begin, end = match
-        if end - begin >= least:
-            found.append(text[begin:end])
-            at = end
-        else:
-            at = begin + 1
-    return found
+    return [text[begin:end] for begin, end in _matches(pattern, text, least) if end - begin >= least]
 
 
 def _between(pattern: Pattern, text: str) -> list[str]:
     """What is between the matches of the pattern."""
     found: list[str] = []
     at = 0
-    while at <= len(text):
-        match = pattern.search(text, at)
-        if match is None:
-            break
-        begin, end = match
+    for begin, end in _matches(pattern, text, 1):
         found.append(text[at:begin])
-        at = end if end > begin else begin + 1
+        at = max(end, begin + 1)
     return [*found, text[at:]]
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import ClassVar, NamedTuple, cast
 
 from relay.expr import Call, Expr, Function, Tuple, Var
 from relay.op import cache as cached
 from relay.op.common import with_dim
 from relay.op.transform import Concatenate
-from relay.transform.builders import is_call_of
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
-from te.tir import SizeVar
+from te.tir import Dim, SizeVar
 
 __all__ = ["CAPACITY", "KeepCaches", "find_caches"]
 
@@ -56,23 +55,35 @@ def find_caches(module: IRModule) -> dict[str, str]:
     params = {id(p): p for p in main.params}
     found: dict[str, str] = {}
     for name, joined in zip(module.attrs.get("output_names", ()), fields, strict=False):
-        if is_call_of(joined, "concatenate"):
-            call = cast(Call, joined)
-            given = params.get(id(call.args[0]))
-            axis = call.op.axis % len(call.shape)  # type: ignore[union-attr]
-            if given is not None and len(call.args) == 2 and isinstance(given.shape[axis], SizeVar):
-                found.setdefault(given.name, name)
+        append = _append_of(joined)
+        given = append and params.get(id(append.front))
+        if append and given and isinstance(given.shape[append.axis], SizeVar):
+            found.setdefault(given.name, name)
     return found
+
+
+class _Append(NamedTuple):
+    """A tensor, the one that is appended to it, and along which dimension."""
+
+    front: Expr
+    added: Expr
+    axis: int
+
+
+def _append_of(e: Expr) -> _Append | None:
+    """What `e` appends to what, if that is what it does."""
+    if not isinstance(e, Call) or not isinstance(e.op, Concatenate) or len(e.args) != 2:
+        return None
+    front, added = e.args
+    return _Append(front, added, e.op.axis % len(e.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """The parameter that takes the place of an input, and the dimension along which it grows."""
+    """The parameter that takes the place of an input, and what a run appends to that."""
 
     param: Var
-    axis: int
-    joined: Call
-    """the input with what a run adds behind it"""
+    append: _Append
 
 
 class _Keeper:
@@ -89,17 +100,14 @@ class _Keeper:
         self.caches = {id(params[name]): self._cache(params[name], output) for name, output in caches.items()}
 
     def _cache(self, given: Var, output: str) -> _Cache:
-        joined = self.fields[self.outputs.index(output)]
         what = f"input {given.name!r} can't be a cache of output {output!r}"
-        if not is_call_of(joined, "concatenate") or len(cast(Call, joined).args) != 2:
+        append = _append_of(self.fields[self.outputs.index(output)])
+        if append is None:
             raise CompileError(f"{what}: expected the input with one tensor more behind it")
-        call = cast(Call, joined)
-        assert isinstance(call.op, Concatenate)
-        axis = call.op.axis % len(call.shape)
-        if call.args[0] is not given or not isinstance(given.shape[axis], SizeVar):
+        if append.front is not given or not isinstance(given.shape[append.axis], SizeVar):
             raise CompileError(f"{what}: expected the input, of a length known at run time only, in front")
-        roomy = TensorType(with_dim(given.shape, axis, self.capacity), given.dtype)
-        return _Cache(Var(given.name, roomy, span=given.span), axis, call)
+        roomy = TensorType(with_dim(given.shape, append.axis, self.capacity), given.dtype)
+        return _Cache(Var(given.name, roomy, span=given.span), append)
 
     def function(self) -> Function:
         """The function with its caches behind the other parameters, and without the outputs that are caches."""
@@ -110,7 +118,7 @@ class _Keeper:
         if read:
             raise CompileError(f"caches {', '.join(read)} are read before anything is appended to them")
         inputs = [p for p in self.old.params if id(p) not in self.caches]
-        records = [(c.param.name, c.axis, *[a.shape[c.axis] for a in c.joined.args]) for c in self.caches.values()]
+        records = [_record(cache) for cache in self.caches.values()]
         attrs = {**self.old.attrs, "caches": tuple(records)}
         if "bound_sizes" in attrs:
             bound: Sequence[tuple[str, int, int, str]] = attrs["bound_sizes"]  # type: ignore[assignment]
@@ -119,13 +127,16 @@ class _Keeper:
         return Function((*inputs, *[c.param for c in self.caches.values()]), result, attrs, span=self.old.span)
 
     def _append(self, e: Expr) -> Expr:
-        if not is_call_of(e, "concatenate") or id(cast(Call, e).args[0]) not in self.caches:
+        append = _append_of(e)
+        cache = append and self.caches.get(id(append.front))
+        if not append or not cache or append.axis != cache.append.axis:
             return e
-        call = cast(Call, e)
-        given, *added = call.args
-        known = self.caches[id(given)]
-        axis = call.op.axis % len(call.shape)  # type: ignore[union-attr]
-        if len(added) != 1 or axis != known.axis:
-            return e
-        whole = cached.append(known.param, added[0], given.shape[axis], axis)
-        return cached.filled(whole, call.shape[axis], axis)
+        front, added, axis = append
+        whole = cached.append(cache.param, added, front.shape[axis], axis)
+        return cached.filled(whole, e.shape[axis], axis)
+
+
+def _record(cache: _Cache) -> tuple[str, int, Dim, Dim]:
+    """(name, axis, rows before, rows added)."""
+    front, added, axis = cache.append
+    return cache.param.name, axis, front.shape[axis], added.shape[axis]

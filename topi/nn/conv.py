@@ -20,13 +20,23 @@ from topi.nn.pad import pad_spatial
 from topi.tag import ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, ceil_div, num_elements, ravel_index, unravel_index
 
-__all__ = ["conv", "conv_packed", "conv_transpose", "output_size"]
+__all__ = ["conv", "conv_packed", "conv_transpose", "kernel_axes", "output_size", "output_sizes", "taps_at"]
 
 
 def output_size(size: Dim, kernel: Dim, stride: int, dilation: int, padding: int) -> Dim:
     """Positions of a window of `kernel` taps along `size` elements with `padding` more on both sides together."""
     span = (kernel - 1) * dilation + 1
-    return as_dim((size + padding - span) // stride + 1)
+    return as_dim((size + (padding - span)) // stride + 1)
+
+
+def output_sizes(
+    sizes: Sequence[Dim], kernel: Sequence[Dim], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int]
+) -> list[Dim]:
+    """`output_size` along each of `sizes`; `padding` is what stands before them, then what stands behind."""
+    rank = len(sizes)
+    return [
+        output_size(sizes[k], kernel[k], strides[k], dilation[k], padding[k] + padding[k + rank]) for k in range(rank)
+    ]
 
 
 def _rounded(total: Tensor, dtype: str) -> Tensor:
@@ -40,11 +50,12 @@ def _sum(terms: PrimExpr, axes: Sequence[IterVar]) -> PrimExpr:
     return te.sum(terms, axis=list(axes)) if axes else terms
 
 
-def _kernel_axes(names: Sequence[str], sizes: Sequence[Dim]) -> list[IterVar]:
+def kernel_axes(names: Sequence[str], sizes: Sequence[Dim]) -> list[IterVar]:
+    """The reductions over the positions of a kernel."""
     return [te.reduce_axis((0, size), name=f"k{name.lower()}") for name, size in zip(names, sizes, strict=True)]
 
 
-def _taps(outputs: Sequence[Any], taps: Sequence[Any], strides: Sequence[int], dilation: Sequence[int]) -> list[Any]:
+def taps_at(outputs: Sequence[Any], taps: Sequence[Any], strides: Sequence[int], dilation: Sequence[int]) -> list[Any]:
     """Positions in the bordered input that kernel positions `taps` of output positions `outputs` read."""
     return [o * s + t * d for o, t, s, d in zip(outputs, taps, strides, dilation, strict=True)]
 
@@ -75,7 +86,7 @@ def conv(
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
 
-    taps = _kernel_axes(spatial, [weights[a] for a in spatial])
+    taps = kernel_axes(spatial, [weights[a] for a in spatial])
     rc = te.reduce_axis((0, weights["I"]), name="rc")
     reduced = taps if as_int(weights["I"]) == 1 else [*taps, rc]
     out_sizes: dict[str, Dim] = {"N": sizes["N"], "C": weights["O"]}
@@ -86,7 +97,7 @@ def conv(
     def body(*i: Any) -> PrimExpr:
         at = layout.axis_positions(i)
         channel = _group_channel(at["C"], outputs_per_group, groups, weights["I"], rc)
-        positions = _taps([at[a] for a in spatial], taps, strides, dilation)
+        positions = taps_at([at[a] for a in spatial], taps, strides, dilation)
         source = {"N": at["N"], "C": channel, **dict(zip(spatial, positions, strict=True))}
         inner = te.const(0) if as_int(weights["I"]) == 1 else rc
         tap = {"O": at["C"], "I": inner, **dict(zip(spatial, taps, strict=True))}
@@ -142,19 +153,15 @@ def conv_packed(
     else:
         factors = widened(weight, wide)
     padded = pad_spatial(data, spatial, padding[:rank], padding[rank:], 0)
-    sizes = [
-        output_size(data.shape[a], kernel[k], strides[k], dilation[k], padding[k] + padding[k + rank])
-        for k, a in enumerate(spatial)
-    ]
-    grid = (data.shape[0], *sizes)
+    grid = (data.shape[0], *output_sizes(data.shape[1:-1], kernel, strides, dilation, padding))
     names = "dhw"[-rank:]
-    taps = _kernel_axes(names, kernel)
+    taps = kernel_axes(names, kernel)
     rc = te.reduce_axis((0, ceil_div(group_size, 2) if pairs else group_size), name="rc")
 
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
         channel = rc if groups == 1 else c // nr * group_size + rc
-        value = padded(b, *_taps(position, taps, strides, dilation), channel)
+        value = padded(b, *taps_at(position, taps, strides, dilation), channel)
         factor = factors(c // nr, *taps, rc, c % nr)
         product = te.dot_pairs(value, factor) if pairs else te.cast(wide, value) * factor
         return te.sum(product, axis=[*taps, rc])
@@ -197,7 +204,7 @@ def conv_transpose(
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
     inputs_per_group = as_dim(sizes["C"] // groups)
-    taps = _kernel_axes(spatial, [weights[a] for a in spatial])
+    taps = kernel_axes(spatial, [weights[a] for a in spatial])
     rc = te.reduce_axis((0, inputs_per_group), name="rc")
     out_sizes: dict[str, Dim] = {"N": sizes["N"], "C": as_dim(weights["O"] * groups)}
     for k, a in enumerate(spatial):

@@ -14,7 +14,7 @@ import te
 from te import Tensor
 from te.tir import Dim, PrimExpr, as_dim
 from te.tir.ops import bitwise_or, left_shift
-from topi.nn.conv import output_size
+from topi.nn.conv import kernel_axes, output_sizes, taps_at
 from topi.nn.dense import first_columns
 from topi.nn.pad import pad_spatial
 from topi.tag import INJECTIVE
@@ -78,17 +78,13 @@ def conv2d_quads(
     _, *kernel, depth, nr = weight.shape
     around = (border * REPEATED + (1 << 31)) % (1 << 32) - (1 << 31)
     padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], around)
-    sizes = [
-        output_size(data.shape[a], kernel[a - 1], strides[a - 1], dilation[a - 1], padding[a - 1] + padding[a + 1])
-        for a in (1, 2)
-    ]
-    grid = (data.shape[0], *sizes)
-    axes = [te.reduce_axis((0, n), name=name) for name, n in zip(("kh", "kw", "rc"), (*kernel, depth), strict=True)]
+    grid = (data.shape[0], *output_sizes(data.shape[1:-1], kernel, strides, dilation, padding))
+    taps, rc = kernel_axes("hw", kernel), te.reduce_axis((0, depth), name="rc")
 
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
-        at = [o * s + t * d for o, t, s, d in zip(position, axes[:2], strides, dilation, strict=True)]
-        return te.sum(te.dot_quads(padded(b, *at, axes[2]), weight(c // nr, *axes, c % nr)), axis=axes)
+        value = padded(b, *taps_at(position, taps, strides, dilation), rc)
+        return te.sum(te.dot_quads(value, weight(c // nr, *taps, rc, c % nr)), axis=[*taps, rc])
 
     return _image(body, grid, channels, weight)
 

@@ -9,20 +9,10 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Dim, PrimExpr, as_dim
+from topi.nn.conv import output_sizes
 from topi.utils import accumulator_type, ravel_index
 
-__all__ = ["col2im", "window_counts"]
-
-
-def window_counts(
-    image: Sequence[Dim], block: Sequence[int], strides: Sequence[int], dilation: Sequence[int], padding: Sequence[int]
-) -> tuple[Dim, ...]:
-    """How many windows lie along each axis of an image; `padding` is (begin..., end...)."""
-    rank = len(image)
-    return tuple([
-        as_dim((n + (padding[a] + padding[a + rank] - dilation[a] * (block[a] - 1) - 1)) // strides[a] + 1)
-        for a, n in enumerate(image)
-    ])  # fmt: skip
+__all__ = ["col2im"]
 
 
 def col2im(
@@ -35,7 +25,7 @@ def col2im(
 ) -> Tensor:
     """Images (N, C, image...) that are the sums of their windows x (N, C * taps, windows), in row-major order."""
     rank, taps = len(image), prod(block)
-    counts = window_counts(image, block, strides, dilation, padding)
+    counts = output_sizes(image, block, strides, dilation, padding)
     ks = [te.reduce_axis((0, size), name=f"k{a}") for a, size in enumerate(block)]
     channels = as_dim(x.shape[1] // taps)
     wide = accumulator_type(x.dtype)

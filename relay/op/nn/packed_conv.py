@@ -24,7 +24,7 @@ from relay.op.common import (
 from relay.op.nn.conv import convolve
 from relay.type import TensorType, Type, dims_match
 from te.tir import as_dim
-from topi.nn.conv import output_size
+from topi.nn.conv import output_sizes
 
 __all__ = ["Conv1DNWCPacked", "Conv2DNHWCPacked", "Conv3DNDHWCPacked", "conv2d_nhwc_packed"]
 
@@ -77,10 +77,7 @@ class _Packed(OpDef):
             0 < self.channels <= blocks * nr and blocks == needed and self.channels % self.groups == 0,
             f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
         )
-        borders = [self.padding[k] + self.padding[k + rank] for k in range(rank)]
-        results = [
-            output_size(sizes[k], kernel[k], self.strides[k], self.dilation[k], borders[k]) for k in range(rank)
-        ]
+        results = output_sizes(sizes, kernel, self.strides, self.dilation, self.padding)
         taps = " x ".join(map(str, kernel))
         reaches = f"(C6) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)

@@ -14,7 +14,7 @@ from relay.op.common import Array, at_least, require
 from relay.op.nn.conv import convolve
 from relay.type import TensorType, Type, dims_match
 from te.tir import as_dim
-from topi.nn.conv import output_size
+from topi.nn.conv import output_sizes
 
 __all__ = ["Conv2DNHWCQuads", "DenseQuads", "WindowQuads", "Words"]
 
@@ -127,10 +127,7 @@ class Conv2DNHWCQuads(OpDef):
         require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
         n, *sizes, _ = data.shape
         kernel = weight.static_shape[1:3]
-        results = [
-            output_size(size, kernel[a], self.strides[a], self.dilation[a], self.padding[a] + self.padding[a + 2])
-            for a, size in enumerate(sizes)
-        ]
+        results = output_sizes(sizes, kernel, self.strides, self.dilation, self.padding)
         taps = " x ".join(map(str, kernel))
         reaches = f"(C4) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)

@@ -15,7 +15,7 @@ from relay.op.common import Array, at_least, require, require_float
 from relay.sizes import dims_match, product, quotient
 from relay.type import TensorType, shape_text
 from te.tir import Dim
-from topi.nn.unfold import window_counts
+from topi.nn.conv import output_sizes
 
 __all__ = ["Col2Im", "col2im"]
 
@@ -58,8 +58,8 @@ class Col2Im(OpDef):
         require(dims_match(x.shape[2], count), f"(C4) {x} must hold {count} windows")
         return x.with_shape((x.shape[0], channels, *self.image_shape))
 
-    def _counts(self) -> tuple[Dim, ...]:
-        return window_counts(self.image_shape, self.block_shape, self.strides, self.dilation, self.padding)
+    def _counts(self) -> list[Dim]:
+        return output_sizes(self.image_shape, self.block_shape, self.strides, self.dilation, self.padding)
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         return topi.nn.col2im(x, self.image_shape, self.block_shape, self.strides, self.dilation, self.padding)

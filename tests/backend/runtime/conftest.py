@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,3 +261,17 @@ def model(request, toy):
         return CompiledModel(graph_of(None, "toy" if request.param == "toy" else "cpu"), WEIGHTS, PythonModule())
     library = CLibrary(request.getfixturevalue("c_library"))
     return CompiledModel(graph_of("run_entry" if request.param == "entry" else None), WEIGHTS, library)
+
+
+@pytest.fixture
+def damaged() -> Callable[[Any, Sequence[Any], Any], Any]:
+    """A function from a description, the keys down to a place in it, and a value, to a copy with the value there."""
+
+    def with_value(description: Any, place: Sequence[Any], value: Any) -> Any:
+        copied = at = copy.deepcopy(description)
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] = value
+        return copied
+
+    return with_value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -127,14 +126,9 @@ def test_a_description_is_read_as_it_was_written():
         (("tensors", 0, "is_list"), "yes", "is_list"),
     ],
 )
-def test_damaged_descriptions_are_refused(place, value, message):
-    damaged = copy.deepcopy(graph())
-    at: Any = damaged
-    for key in place[:-1]:
-        at = at[key]
-    at[place[-1]] = value
+def test_damaged_descriptions_are_refused(damaged, place, value, message):
     with pytest.raises(ArtifactError) as error:
-        Graph.from_json(damaged)
+        Graph.from_json(damaged(graph(), place, value))
     assert message in str(error.value)
 
 
