@@ -364,6 +364,10 @@ class CLikeGenerator(Visitor[Any]):
     def call_bitwise_not(self, node: Call) -> str:
         return f"(({self.type_name(node.dtype)})~{self.visit(node.args[0])})"
 
+    def call_byte_pairs(self, node: Call) -> str:
+        x = self.convert(self.visit(node.args[0]), node.args[0].dtype, node.dtype)
+        return f"(({x} << 24 >> 24 & 65535) | ({x} >> 8 << 16))"
+
     def call_dot_pairs(self, node: Call) -> str:
         x, y = [self.visit(a) for a in node.args]
         return f"(({x} << 16 >> 16) * ({y} << 16 >> 16) + ({x} >> 16) * ({y} >> 16))"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from te.dtype import INT32
 from te.errors import CompileError
 from te.tir import ops
 from te.tir.expr import PrimExpr
@@ -22,6 +23,7 @@ __all__ = [
     "atan",
     "atan2",
     "atanh",
+    "byte_pairs",
     "ceil",
     "clz",
     "cos",
@@ -170,6 +172,14 @@ def _predicate(op: str, of_integers: bool, doc: str) -> Callable[[Any], PrimExpr
 isnan = _predicate("isnan", False, "Is x not a number?")
 isinf = _predicate("isinf", False, "Is x an infinity?")
 isfinite = _predicate("isfinite", True, "Is x neither infinite nor NaN?")
+
+
+def byte_pairs(x: Any) -> PrimExpr:
+    """Two signed bytes, an int16 `x`, as two numbers of 16 bits, an int32: an operand of `dot_pairs`."""
+    x = convert(x)
+    if x.dtype.element != "int16":
+        raise CompileError(f"byte_pairs takes int16 operands, got {x.dtype}")
+    return call_intrin(INT32.with_lanes(x.dtype.lanes), "byte_pairs", x)
 
 
 def dot_pairs(x: Any, y: Any) -> PrimExpr:

@@ -27,8 +27,8 @@ class ShareRecurrences(RewritePass):
         op = call.op
         if not isinstance(op, LSTM | GRU | RNN):
             return call
-        _, weight, *_ = [arg.tensor_type for arg in call.args]
-        vectors = max(weight.static_shape[-1] * weight.dtype.nbytes // self.target.vector_bytes, 1)
+        products, weight, *_ = [arg.tensor_type for arg in call.args]
+        vectors = max(weight.static_shape[-1] * products.dtype.nbytes // self.target.vector_bytes, 1)
         sums = max(self.target.vector_registers * 3 // 4 // vectors, 1)
         told = replace(op, cores=self.target.num_cores, sums=sums, vectors=vectors)
         return call if told == op else Call(told, call.args, span=call.span)

@@ -50,6 +50,11 @@ def _sigmoid(x: Any) -> Any:
     return 1.0 / (1.0 + np.exp(-x))
 
 
+def _byte_pairs(x: Any) -> Any:
+    x = np.asarray(x, np.int64)
+    return ((((x & 0xFF ^ 0x80) - 0x80) & 0xFFFF) | (x >> 8 << 16)).astype(np.int32)
+
+
 def _dot_pairs(x: Any, y: Any) -> Any:
     x, y = np.asarray(x, np.int64), np.asarray(y, np.int64)
     low, other = ((v & 0xFFFF ^ 0x8000) - 0x8000 for v in (x, y))
@@ -87,6 +92,8 @@ intrinsic("bitwise_and", 2, np.bitwise_and)
 intrinsic("bitwise_or", 2, np.bitwise_or)
 intrinsic("bitwise_xor", 2, np.bitwise_xor)
 intrinsic("bitwise_not", 1, np.bitwise_not)
+intrinsic("byte_pairs", 1, _byte_pairs,
+          doc="(x), int16 that is two signed bytes: int32 that is two signed numbers of 16 bits")  # fmt: skip
 intrinsic("dot_pairs", 2, _dot_pairs,
           doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
 intrinsic("dot_quads", 2, _dot_quads,

@@ -1,4 +1,4 @@
-"""te.dot_pairs and te.dot_quads: the same on every target, whatever the vectors, also where a sum wraps around."""
+"""te.dot_pairs, te.byte_pairs and te.dot_quads: the same on all targets, whatever the vectors, also where sums wrap."""
 
 from __future__ import annotations
 
@@ -40,6 +40,25 @@ def test_halves_are_multiplied_with_their_signs(target, lanes):
     kind = device("interp" if target == "interp" else "cpu")
     arrays = [nd.array(v, kind) for v in (x, y, np.zeros_like(x))]
     function(*arrays)
+    np.testing.assert_array_equal(arrays[2].numpy(), expected)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("lanes", [1, 4, 8, 24])
+def test_pairs_of_bytes_keep_their_signs(target, lanes):
+    n = 48 * lanes
+    octets = RNG.choice(np.array([-128, -127, -1, 0, 1, 127]), (n, 2)).astype(np.int8)
+    halves = RNG.integers(-(1 << 15), 1 << 15, (n, 2)).astype(np.int16)
+    expected = (octets.astype(np.int64) * halves).sum(1).astype(np.int32)
+    a, b = te.placeholder((n,), dtype="int16", name="a"), te.placeholder((n,), dtype="int32", name="b")
+    c = te.compute((n,), lambda i: te.dot_pairs(b[i], te.byte_pairs(a[i])), name="c")
+    s = te.create_schedule(c)
+    if lanes > 1:
+        _, inner = s[c].split(c.op.axis[0], factor=lanes)
+        s[c].vectorize(inner)
+    kind = device("interp" if target == "interp" else "cpu")
+    arrays = [nd.array(v, kind) for v in (octets.view("<i2")[:, 0], halves.view("<i4")[:, 0], expected * 0)]
+    build(s, [a, b, c], target)(*arrays)
     np.testing.assert_array_equal(arrays[2].numpy(), expected)
 
 

@@ -103,33 +103,6 @@ def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, p
     return s
 
 
-_LINES = 8
-"""Lines of weights that are made floats at a time: few enough to stay in the first-level cache beside the data."""
-
-
-@register_schedule("dense_bits", "cpu")
-def schedule_dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], B being made of codes for each tile, some lines at a time."""
-    plan = plan_product(outs[0], anchor, target)
-    return _for_any_rows(_dense_bits, outs, anchor, target, plan, outs[0].shape[:-1])
-
-
-def _dense_bits(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
-    s = te.create_schedule([out.op for out in outs])
-    weights = anchor.input_tensors[1]
-    inline_injective(s, outs, keep=[anchor, weights.op])
-    accumulator = tile_product(s, outs[0], anchor, target, plan)
-    (k,) = s[accumulator].op.reduce_axis
-    outer, inner = s[accumulator].split(k, factor=min(_LINES, weights.op.attrs["block"]))
-    s[accumulator].unroll(inner)
-    s[weights].set_scope("local")
-    s[weights].compute_at(s[accumulator], outer)
-    _, line, lane = s[weights].op.axis
-    s[weights].unroll(line)
-    vectorize_panel(s, weights, lane, panel_width(anchor), vector_lanes(target))
-    return s
-
-
 def tile_product(
     s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan
 ) -> te.Tensor:
@@ -144,17 +117,43 @@ def tile_product(
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     _tile_output(s, out, accumulator, [], row, column, plan, work, lanes)
     for weights in widened_weights(anchor):
-        if plan.apart:  # each panel once, for all rows
-            s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
-            vectorize_panel(s, weights.output(0), s[weights].op.axis[-1], panel_width(anchor), lanes)
-            if plan.tiles_of_a_panel and constant_size(weights.output(0).shape) >= _MANY_WEIGHTS:
-                stream_widened(s, accumulator, weights.output(0), plan, target)
-        else:  # one row tile is all that reads them: no copy
-            s[weights].compute_inline()
+        _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)
     if plan.tiles_of_a_panel:
         stream_panels(s, accumulator, operands(anchor)[1], plan, target)
     return accumulator
+
+
+_LINES = 8
+"""Lines of weights that are made of codes at a time: few enough to stay in the first-level cache beside the data."""
+
+
+def _place_widened(
+    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
+) -> None:
+    """Make the weights that are stored narrow: each panel once for all rows.
+
+    Where one row tile is all that reads them there is no copy, or one of the few lines that a tile reads next where
+    lines in a "block" share what their codes are scaled by.
+    """
+    block, lanes = weights.op.attrs.get("block"), vector_lanes(target)
+    *_, line, lane = s[weights].op.axis
+    if plan.apart:
+        s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
+        if block is not None:
+            s[weights].unroll(s[weights].split(line, factor=min(_LINES, block))[1])
+        if plan.tiles_of_a_panel and constant_size(weights.shape) >= _MANY_WEIGHTS:
+            stream_widened(s, accumulator, weights, plan, target)
+    elif block is None:
+        s[weights].compute_inline()
+        return
+    else:
+        outer, inner = s[accumulator].split(s[accumulator].op.reduce_axis[0], factor=min(_LINES, block))
+        s[accumulator].unroll(inner)
+        s[weights].set_scope("local")
+        s[weights].compute_at(s[accumulator], outer)
+        s[weights].unroll(line)
+    vectorize_panel(s, weights, lane, constant_size(weights.shape[-1:]), lanes)
 
 
 _MANY_WEIGHTS = 1 << 15

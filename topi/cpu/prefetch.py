@@ -99,8 +99,11 @@ def _position_in_panel(
 def stream_widened(
     s: te.Schedule, accumulator: te.Tensor, widened: te.Tensor, plan: ProductPlan, target: Target
 ) -> None:
-    """Fetch narrow weights ahead, which are widened a panel at a time: the next panel while this one is multiplied."""
-    (source,) = widened.op.input_tensors
+    """Fetch narrow weights ahead, which are widened a panel at a time: the next panel while this one is multiplied.
+
+    Of weights that are made of several tensors this is the first, their codes.
+    """
+    source = widened.op.input_tensors[0]
     *_, k = s[accumulator].op.reduce_axis
     depth, tiles = extent_of(k), plan.tiles_of_a_panel
     if not isinstance(depth, int) or not _is_worthwhile(source, target):

@@ -78,10 +78,8 @@ class Pairs:
     zero_point: int = 0
 
 
-def product_of_rows(
-    rows: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: Pairs | None = None
-) -> Tensor:
-    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`), with a tag for its schedule.
+def product_of_rows(rows: Tensor, weight: Tensor, units: int, wide: str, pairs: Pairs | None = None) -> Tensor:
+    """rows (M, K) times panels (ceil(N / NR), K, NR), summed as `wide`: (M, `units`).
 
     The columns that fill up the last panel are computed like the others, whole vectors of them, and left behind.
     """
@@ -90,7 +88,7 @@ def product_of_rows(
         rows = int16_pairs(rows, 1, zero_point=pairs.zero_point)
         factors = int16_pairs(weight, 1, "widened_weights")
     else:
-        factors = widened(weight, wide) if tag == "dense_packed" else weight
+        factors = widened(weight, wide)
     k = te.reduce_axis((0, rows.shape[1]), name="k")
 
     def body(m: Any, n: Any) -> PrimExpr:
@@ -99,7 +97,7 @@ def product_of_rows(
 
     attrs = {"block": nr, "groups": 1}
     shape = (rows.shape[0], as_dim(panels * nr))
-    return first_columns(te.compute(shape, body, name="dense", tag=tag, attrs=attrs), units)
+    return first_columns(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), units)
 
 
 def first_columns(product: Tensor, columns: Dim) -> Tensor:
@@ -114,15 +112,15 @@ def first_columns(product: Tensor, columns: Dim) -> Tensor:
 
 
 def flattened_product(
-    data: Tensor, weight: Tensor, units: int, wide: str, tag: str = "dense_packed", pairs: Pairs | None = None
+    data: Tensor, weight: Tensor, units: int, wide: str, pairs: Pairs | None = None
 ) -> Tensor:
     """`product_of_rows` with the leading dimensions of data (..., K) as rows: (..., `units`)."""
     if data.ndim == 2:
-        return product_of_rows(data, weight, units, wide, tag, pairs)
+        return product_of_rows(data, weight, units, wide, pairs)
     lead = data.shape[:-1]
     shape = (num_elements(lead), data.shape[-1])
     rows = te.compute(shape, lambda m, k: data(*unravel_index(m, lead), k), name="rows", tag=INJECTIVE)
-    result = product_of_rows(rows, weight, units, wide, tag, pairs)
+    result = product_of_rows(rows, weight, units, wide, pairs)
 
     def body(*i: Any) -> PrimExpr:
         return result(ravel_index(i[:-1], lead), i[-1])

@@ -8,7 +8,6 @@ import te
 from te import Tensor
 from te.tir import PrimExpr, as_dim, as_int
 from topi.nn.dense import first_columns, flattened_product, rounded
-from topi.tag import INJECTIVE
 from topi.utils import accumulator_type
 
 __all__ = ["dense_bits"]
@@ -18,9 +17,8 @@ def dense_bits(data: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor, uni
     """data (..., K) times weights code * scale - offset: (..., N) with N = `units`.
 
     Columns lie in panels of NR: codes (ceil(N / NR), K * bits / 8, NR) bytes, the first of those in a byte in its low
-    bits; scales and offsets (ceil(N / NR), K / block, NR) float32. The product is tagged "dense_bits", its weights are
-    a tensor of their own, (ceil(N / NR), K, NR), for the schedule to place. That of a single row is tagged
-    "dense_bits_row".
+    bits; scales and offsets (ceil(N / NR), K / block, NR) float32. The weights are a tensor of their own,
+    (ceil(N / NR), K, NR), for the schedule to place. The product of a single row is tagged "dense_bits_row".
     """
     panels, height, nr = codes.shape
     per_byte, wide = 8 // bits, accumulator_type(data.dtype)
@@ -32,9 +30,9 @@ def dense_bits(data: Tensor, codes: Tensor, scales: Tensor, offsets: Tensor, uni
         code = te.cast(wide, _code(codes, p, k, lane, bits))
         return code * te.cast(wide, scales(p, k // block, lane)) - te.cast(wide, offsets(p, k // block, lane))
 
-    attrs = {"block": block}
-    weights = te.compute((panels, height * per_byte, nr), weight, name="weights", tag=INJECTIVE, attrs=attrs)
-    return rounded(flattened_product(data, weights, units, wide, tag="dense_bits"), data.dtype)
+    shape, attrs = (panels, height * per_byte, nr), {"block": block}
+    weights = te.compute(shape, weight, name="weights", tag="widened_weights", attrs=attrs)
+    return rounded(flattened_product(data, weights, units, wide), data.dtype)
 
 
 def _code(codes: Tensor, panel: Any, k: Any, lane: Any, bits: int) -> PrimExpr:

@@ -3,7 +3,8 @@
 The input's part of the gates, X W^T + bias, is one matrix product over all steps and directions and is made before.
 What is left is the recurrence: gates = products[t] + h R^T. R is packed (D, ceil(H / NR), G, H, NR): a block of NR
 hidden units reads the panels of its G gates, keeps the sums of some gates and some entries of the batch in registers,
-applies the gates and writes its NR units. With `lengths`, step t of a batch entry counts when t < length; otherwise
+applies the gates and writes its NR units. Weights may be codes of a byte: then states are rounded to 16 bits, and two
+products at a time are summed in integers. With `lengths`, step t of a batch entry counts when t < length; otherwise
 its state stays as it is and its output is 0.
 
 Threads share the D directions where these come out even: each runs all steps of its own and waits for nobody. Else
@@ -24,6 +25,7 @@ import te
 from te import Tensor
 from te.tir import Buffer, Dim, PrimExpr, Stmt, call_intrin, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
+from te.tir.ops import bitwise_and, bitwise_or, left_shift
 from topi.loops import loop_nest
 
 __all__ = ["ACTIVATIONS", "Activation", "Gates", "gru", "lstm", "rnn"]
@@ -36,6 +38,9 @@ Activation = str | tuple[Any, ...]
 
 _FETCHED_BYTES = 8 << 20
 """Weights of a direction from which on panels are fetched ahead: measured, 4 MB stream fast enough, 16 MB don't."""
+
+_LARGEST_STATE = (1 << 15) - 1
+"""What 1, or the largest initial state, becomes where states are rounded to integers."""
 
 _IN_TURNS = 8
 """Vectors of sums that are added to in turns: they hide the latency of multiply-adds. As many entries of a batch have
@@ -126,7 +131,11 @@ class _Block:
 
 
 class _Recurrence:
-    """The loops that all recurrences share; `h` holds two copies of the hidden states, read and written in turns."""
+    """The loops that all recurrences share; `h` holds two copies of the hidden states, read and written in turns.
+
+    With weights of a byte, `depth` steps of a sum being two units each, `codes` holds copies of the states as pairs of
+    integers, and `unit` what 1 of these is (D, B).
+    """
 
     def __init__(
         self, ib: IRBuilder, products: Buffer, weights: Buffer, h0: Buffer, lengths: Buffer | None, gates: Gates
@@ -136,10 +145,17 @@ class _Recurrence:
         self.lengths = None if lengths is None else ib.buffer(lengths)
         self.steps, self.batch, _ = products.shape
         shape: list[int] = [int(d) for d in weights.shape]  # type: ignore[arg-type]
-        self.directions, self.blocks, self.gate_count, self.hidden, self.lanes = shape
+        self.directions, self.blocks, self.gate_count, self.depth, self.lanes = shape
+        self.direction_bytes = math.prod(shape[1:]) * weights.dtype.nbytes
+        self.hidden = int(h0.shape[-1])  # type: ignore[arg-type]
         self.dtype = products.dtype
         self.h = self.state("h", 2)
         self.load(self.h, h0)
+        self.codes: BufferView | None = None
+        if weights.dtype == "int16":
+            self.codes = ib.allocate("int32", (2, self.directions, self.batch, self.depth), "codes", scope="global")
+            self.unit = ib.allocate(self.dtype, (self.directions, self.batch), "unit", scope="global")
+            self._encode_first()
 
     def state(self, name: str, copies: int) -> BufferView:
         """Room for `copies` of the states, whole blocks of units."""
@@ -158,6 +174,40 @@ class _Recurrence:
         result = self.ib.buffer(out)
         with loop_nest(self.ib, (self.directions, self.batch, self.hidden), independent=True) as (d, b, j):
             result[d, b, j] = state[copy, d, b, j]
+
+    def _encode_first(self) -> None:
+        """The initial states as integers: of 16 bits, or so many that sums of their products stay within 32."""
+        ib, units = self.ib, self.blocks * self.lanes
+        largest = min(_LARGEST_STATE, ((1 << 31) - 1) // (128 * units))
+        with loop_nest(ib, (self.directions, self.batch)) as (d, b):
+            self.unit[d, b] = te.const(1, self.dtype)
+            with ib.for_range(0, self.hidden, "j") as j:
+                self.unit[d, b] = te.max(self.unit[d, b], te.abs(self.h[0, d, b, j]))
+            self.unit[d, b] = self.unit[d, b] / te.const(largest, self.dtype)
+            with ib.for_range(0, self.blocks, "block") as block:
+                self._encode(d, b, block, 0)
+
+    def _encode(self, d: Any, b: Any, block: Any, copy: Any) -> None:
+        """The states of a block as integers: the first half of its units in lower halves, the second in upper ones."""
+        assert self.codes is not None
+        half = self.lanes // 2
+        factor = self.ib.let("factor", te.const(1, self.dtype) / self.unit[d, b])
+
+        def rounded(unit: Any) -> PrimExpr:
+            value = te.cast("int32", te.round(self.h[copy, d, b, unit] * factor))
+            if self.hidden % self.lanes == 0:
+                return value
+            return te.select(unit < self.hidden, value, te.const(0, "int32"))
+
+        with self.ib.for_range(0, half, "lane", kind="vectorized") as lane:
+            first = block * self.lanes + lane
+            pair = bitwise_or(bitwise_and(rounded(first), 0xFFFF), left_shift(rounded(first + half), 16))
+            self.codes[copy, d, b, block * half + lane] = pair
+
+    def encode(self, at: _Block, b: Any) -> None:
+        """The new states of a block as integers, where these are what is multiplied."""
+        if self.codes is not None:
+            self._encode(at.direction, b, at.number, at.after)
 
     @property
     def _shared(self) -> str:
@@ -234,8 +284,7 @@ class _Recurrence:
         total = ib.allocate(self.dtype, (batch, len(gates) * self.lanes), "total", scope="global")
         rows, together = _sums_at_once(batch, len(gates), self.gates)
         tiles = batch // rows
-        direction_bytes = self.gate_count * self.hidden**2 * self.dtype.nbytes
-        fetches = rows > 1 and direction_bytes >= _FETCHED_BYTES
+        fetches = rows > 1 and self.direction_bytes >= _FETCHED_BYTES
         for first in range(0, len(gates), together):
             part = [(g, gates[g]) for g in range(first, first + together)]
             following = gates[first + together] if first + together < len(gates) else gates[0]
@@ -258,8 +307,9 @@ class _Recurrence:
         many panels from the gate `following` on are fetched.
         """
         ib, lanes, width = self.ib, self.lanes, rows * len(gates) * self.lanes
-        chains = math.gcd(max(_IN_TURNS // (self.gates.vectors * rows * len(gates)), 1), self.hidden)
-        sums = ib.allocate(self.dtype, chains * width, "sums", scope="local")
+        chains = math.gcd(max(_IN_TURNS // (self.gates.vectors * rows * len(gates)), 1), self.depth)
+        summed = self.dtype if self.codes is None else "int32"
+        sums = ib.allocate(summed, chains * width, "sums", scope="local")
         pairs = list(itertools.product(range(rows), gates))
 
         def vector() -> Any:
@@ -267,22 +317,26 @@ class _Recurrence:
 
         for start in range(0, chains * width, lanes):
             with vector() as lane:
-                sums[start + lane] = te.const(0, self.dtype)
-        with ib.for_range(0, self.hidden // chains, "k") as k:
+                sums[start + lane] = te.const(0, summed)
+        with ib.for_range(0, self.depth // chains, "k") as k:
             if progress is not None:
                 tile, tiles = progress
-                self._fetch_ahead(at, following, len(gates), (tile * self.hidden + k * chains) // tiles)
+                self._fetch_ahead(at, following, len(gates), (tile * self.depth + k * chains) // tiles)
             for chain, (n, (row, (_, gate))) in itertools.product(range(chains), enumerate(pairs)):
                 with vector() as lane:
-                    here, unit = chain * width + n * lanes + lane, k * chains + chain
-                    weight = te.cast(self.dtype, self.weights[at.direction, at.number, gate, unit, lane])
-                    sums[here] = sums[here] + source[copy, at.direction, first + row, unit] * weight
+                    here, step = chain * width + n * lanes + lane, k * chains + chain
+                    weight = self.weights[at.direction, at.number, gate, step, lane]
+                    place = (copy, at.direction, first + row, step)
+                    term = source[place] * weight if self.codes is None else te.dot_pairs(
+                        self.codes[place], te.byte_pairs(weight)
+                    )  # fmt: skip
+                    sums[here] = sums[here] + term
         for start in range(width, chains * width, lanes):
             with vector() as lane:
                 sums[start % width + lane] = sums[start % width + lane] + sums[start + lane]
         for n, (row, (place, _)) in enumerate(pairs):
             with vector() as lane:
-                total[first + row, place * lanes + lane] = sums[n * lanes + lane]
+                total[first + row, place * lanes + lane] = te.cast(self.dtype, sums[n * lanes + lane])
 
     def _fetch_ahead(self, at: _Block, gate: int, count: int, unit: Any) -> None:
         """Prefetch NR weights of `unit` in `count` panels from `gate` on; gate 0 is that of the block that follows."""
@@ -343,11 +397,10 @@ def _sums_at_once(batch: Dim, gates: int, room: Gates) -> tuple[int, int]:
 
 
 def _extern(
-    name: str, products: Tensor, weight: Tensor, inputs: Sequence[Tensor | None], states: int, fill: Any
+    name: str, products: Tensor, weight: Tensor, h0: Tensor, others: Sequence[Tensor | None], states: int, fill: Any
 ) -> tuple[Tensor, ...]:
     """The operation with results y (T, B, D, H) and `states` final states (D, B, H)."""
-    steps, batch, _ = products.shape
-    directions, _, _, hidden, _ = weight.shape
+    (steps, batch, _), (directions, _, hidden), inputs = products.shape, h0.shape, (h0, *others)
     shapes = [(steps, batch, directions, hidden), *[(directions, batch, hidden)] * states]
     given = [products, weight, *[t for t in inputs if t is not None]]
     present = [t is not None for t in inputs]
@@ -375,7 +428,8 @@ def lstm(
 ) -> tuple[Tensor, ...]:
     """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H), gates in the order input, output, forget, cell.
 
-    Weights may be int8, with `scales` (D, 4 H) that they are multiplied by.
+    Weights may be codes of a byte, with `scales` (D, 4 H) that they are multiplied by: (D, ceil(H / NR), 4, K, NR)
+    int16, of units k and k + NR / 2 of a block of the state, K being half of the units of all blocks.
 
     c' = f c + i g and h' = o act(c'); `peephole` (D, 3, H) adds p c to the input and forget gates and p c' to the
     output gate; `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'.
@@ -388,28 +442,33 @@ def lstm(
         peep = None if ins[4] is None else ib.buffer(ins[4])
         unit_scales = None if ins[6] is None else ib.buffer(ins[6])
 
-        def scaled(total: PrimExpr, gate: int, d: Any, unit: Any) -> PrimExpr:
-            return total if unit_scales is None else total * r.read(unit_scales, (d, gate * r.hidden), unit)
+        def scaled(total: PrimExpr, gate: int, d: Any, b: Any, unit: Any) -> PrimExpr:
+            if unit_scales is None:
+                return total
+            return total * (r.unit[d, b] * r.read(unit_scales, (d, gate * r.hidden), unit))
 
         def looked(value: PrimExpr, number: int, d: Any, b: Any, unit: Any) -> PrimExpr:
             return value if peep is None else value + r.read(peep, (d, number, 0), unit) * c[0, d, b, unit]
 
         with r.each_step() as step, r.each_block(step) as at:
             total, d = r.sums(r.h, at.now, at, (0, 1, 2, 3)), at.direction
-            with r.each_entry() as b, r.each_unit(at) as (lane, unit):
-                i, o, f, g = [
-                    r.product(at, b, k, unit) + scaled(total[b, k * r.lanes + lane], k, d, unit) for k in range(4)
-                ]
-                total[b, lane] = gates(0, looked(i, 0, d, b, unit))
-                i = total[b, lane]
-                f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, d, b, unit))
-                c[0, d, b, unit] = r.kept(at, b, f * c[0, d, b, unit] + i * gates(1, g), c[0, d, b, unit])
-                h = gates(0, looked(o, 1, d, b, unit)) * gates.activate(2, c[0, d, b, unit])
-                r.finish(y, at, b, unit, h)
+            with r.each_entry() as b:
+                with r.each_unit(at) as (lane, unit):
+                    i, o, f, g = [
+                        r.product(at, b, k, unit) + scaled(total[b, k * r.lanes + lane], k, d, b, unit)
+                        for k in range(4)
+                    ]
+                    total[b, lane] = gates(0, looked(i, 0, d, b, unit))
+                    i = total[b, lane]
+                    f = te.const(1, r.dtype) - i if input_forget else gates(0, looked(f, 2, d, b, unit))
+                    c[0, d, b, unit] = r.kept(at, b, f * c[0, d, b, unit] + i * gates(1, g), c[0, d, b, unit])
+                    h = gates(0, looked(o, 1, d, b, unit)) * gates.activate(2, c[0, d, b, unit])
+                    r.finish(y, at, b, unit, h)
+                r.encode(at, b)
         r.store(outs[1], r.h, r.steps % 2)
         r.store(outs[2], c, 0)
 
-    return _extern("lstm", products, weight, (h0, c0, peephole, lengths, scales), 2, fill)
+    return _extern("lstm", products, weight, h0, (c0, peephole, lengths, scales), 2, fill)
 
 
 def gru(
@@ -456,7 +515,7 @@ def gru(
                         r.finish(y, at, b, unit, mixed(new, at, b, unit))
         r.store(outs[1], r.h, r.steps % 2)
 
-    return _extern("gru", products, weight, (h0, hidden_bias, lengths), 1, fill)
+    return _extern("gru", products, weight, h0, (hidden_bias, lengths), 1, fill)
 
 
 def rnn(products: Tensor, weight: Tensor, h0: Tensor, lengths: Tensor | None, gates: Gates) -> tuple[Tensor, ...]:
@@ -471,4 +530,4 @@ def rnn(products: Tensor, weight: Tensor, h0: Tensor, lengths: Tensor | None, ga
                 r.finish(y, at, b, unit, gates(0, r.product(at, b, 0, unit) + total[b, lane]))
         r.store(outs[1], r.h, r.steps % 2)
 
-    return _extern("rnn", products, weight, (h0, lengths), 1, fill)
+    return _extern("rnn", products, weight, h0, (lengths,), 1, fill)

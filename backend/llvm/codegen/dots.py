@@ -24,6 +24,13 @@ _VNNI = {
 class DotEmitter(MemoryEmitter):
     """Emits the intrinsics in the forms that become one instruction, or the few that there are."""
 
+    def emit_byte_pairs(self, call: Call) -> str:
+        lanes = call.dtype.lanes
+        source = "i16" if lanes == 1 else f"<{lanes} x i16>"
+        octets = self.text.pure(f"bitcast {source} {self.visit(call.args[0])} to <{2 * lanes} x i8>")
+        wide = self.text.pure(f"sext <{2 * lanes} x i8> {octets} to <{2 * lanes} x i16>")
+        return self.text.pure(f"bitcast <{2 * lanes} x i16> {wide} to {_vector(lanes)}")
+
     def emit_dot_pairs(self, call: Call) -> str:
         """A product of twice the lanes, and the sum of its neighbours: the form that becomes one instruction."""
         x, y = self.visit(call.args[0]), self.visit(call.args[1])

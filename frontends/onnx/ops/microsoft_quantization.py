@@ -152,7 +152,7 @@ def q_gemm(node: OnnxNode) -> Expr:
 def dynamic_quantize_lstm(node: OnnxNode) -> list[Expr | None]:
     """LSTM with quantized weights, which are [directions, inputs, gates]; their scales and zero points are inputs 8-11.
 
-    States stay floats, where onnxruntime rounds those of each step to 8 bits: results are the more exact ones.
+    States keep 16 bits, where onnxruntime rounds those of each step to 8: results are the more exact ones.
     """
     weights: list[Expr] = []
     codes: list[Codes | None] = []

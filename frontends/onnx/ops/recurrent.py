@@ -17,6 +17,7 @@ from frontends.onnx.ops.quantization import dynamically_quantized
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Constant, Expr
+from relay.op.nn.recurrent import states_stay_small
 from relay.sizes import product
 from relay.type import shapes_match
 from topi.nn.recurrent import Activation
@@ -189,7 +190,7 @@ def _activation(node: OnnxNode, name: str, alphas: list[float], betas: list[floa
 
 
 _FEW_ENTRIES = 2
-"""Entries of a batch, at most, for which reading weights costs more than making floats of them at every use."""
+"""Entries of a batch, at most, for which reading weights costs more than what is done with them."""
 
 
 def _product_of_codes(x: Expr, weight: Expr, scales: Expr) -> Expr:
@@ -210,7 +211,8 @@ def lstm_of(node: OnnxNode, codes: tuple[Codes, Codes] | None) -> list[Expr | No
     """The LSTM of a node whose inputs 1 and 2, W and R, are those of `codes` as floats, where these are given."""
     common = _Recurrent(node, 4, ("Sigmoid", "Tanh", "Tanh"))
     of_input, of_state = (None, None) if codes is None else codes
-    if not isinstance(common.batch, int) or common.batch > _FEW_ENTRIES:
+    few = isinstance(common.batch, int) and common.batch <= _FEW_ENTRIES
+    if not few or not all(map(states_stay_small, common.activations)):
         of_state = None
     return common.outputs([
         op.nn.lstm(

@@ -15,15 +15,18 @@ import numpy as np
 
 import te
 import topi
-from relay.expr import Call, Expr, TupleGetItem
+from relay.expr import Call, Expr, TupleGetItem, const
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
+from relay.op.broadcast import bitwise_and, bitwise_or, left_shift
 from relay.op.common import Array, require, require_float, require_same_dtype
+from relay.op.elementwise import cast
+from relay.op.indexing import take
 from relay.op.nn.pad import pad
 from relay.op.transform import reshape, transpose
 from relay.type import TensorType, TupleType, Type, dims_match, shapes_match
 from topi.nn.recurrent import Activation, Gates
 
-__all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_recurrence", "rnn"]
+__all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_codes", "pack_recurrence", "rnn", "states_stay_small"]
 
 _BLOCK = 16
 """Hidden units of a block: whole vectors on every CPU, four gates of them in registers."""
@@ -44,9 +47,18 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
 """Name -> (number of parameters, function of the value and them)."""
 
 
+_AT_MOST_1 = ("sigmoid", "tanh", "softsign", "hard_sigmoid")
+"""Functions whose values are no larger than 1."""
+
+
 def _parts(activation: Activation) -> tuple[str, tuple[float, ...]]:
     """Name and parameters."""
     return (activation, ()) if isinstance(activation, str) else (activation[0], activation[1:])
+
+
+def states_stay_small(activations: Sequence[Activation]) -> bool:
+    """Are the states of an LSTM with these activations at most 1: act(o) act(c')?"""
+    return all(_parts(activations[n])[0] in _AT_MOST_1 for n in (0, -1))
 
 
 def _is_known(activation: Activation) -> bool:
@@ -160,8 +172,10 @@ class LSTM(_Recurrent):
     Gates in the order input, output, forget, cell: c' = f c + i g, h' = o act(c'). With `has_peepholes` (D, 3, H)
     follow c0, which adds p c to the input and forget gates and p c' to the output gate (rows input, output, forget).
     `input_forget` couples f = 1 - i. Activations: of the gates, of the cell gate, of c'. With `has_scales` the weights
-    are int8, and what they are multiplied by, (D, 4 H), is the last input. Constraints as for all recurrences; (C7)
-    peepholes are (D, 3, H); (C8) scales are (D, 4 H), of int8 weights.
+    are codes of a byte, two of them in an int16, (D, ceil(H / NR), 4, K, NR) (`pack_codes`), and what they are
+    multiplied by, (D, 4 H), is the last input; states are rounded to a 32,767th of 1 or of the largest initial state.
+    Constraints as for all recurrences; (C7) peepholes are (D, 3, H); (C8) scales are (D, 4 H), of int16 weights with K
+    half of the units of all blocks; (C9) with scales a state is no larger than 1, whatever its gates are.
     """
 
     activations: tuple[Activation, ...] = ("sigmoid", "tanh", "tanh")
@@ -176,9 +190,7 @@ class LSTM(_Recurrent):
     ) -> TupleType:
         self._count_extra(len(extra))
         if self.has_scales:
-            fits = weight.dtype == "int8" and shapes_match(extra[-1].shape, (len(self.reverse), 4 * weight.shape[3]))
-            require(fits and extra[-1].dtype == products.dtype, f"(C8) scales {extra[-1]} do not fit {weight}")
-            weight, extra = weight.with_dtype(products.dtype), extra[:-1]
+            weight, extra = self._of_codes(products, weight, extra[-1]), extra[:-1]
         y, state = self._check(products, weight, (h0, c0), extra)
         if self.has_peepholes:
             shape = (len(self.reverse), 3, state.shape[2])
@@ -186,6 +198,18 @@ class LSTM(_Recurrent):
                 shapes_match(extra[0].shape, shape), f"(C7) peepholes must be {state.with_shape(shape)}; got {extra[0]}"
             )
         return TupleType([y, state, state])
+
+    def _of_codes(self, products: TensorType, weight: TensorType, scales: TensorType) -> TensorType:
+        """The type of weights as floats."""
+        unfit = f"(C8) scales {scales} do not fit {weight}"
+        require(weight.is_static and weight.ndim == 5 and scales.is_static and scales.ndim == 2, unfit)
+        directions, blocks, gates, depth, lanes = weight.static_shape
+        typed = weight.dtype == "int16" and scales.dtype == products.dtype
+        require(typed and scales.static_shape[0] == directions and 2 * depth == blocks * lanes, unfit)
+        bounded = f"(C9) of the gates {self.activations} some are not of {', '.join(_AT_MOST_1)}"
+        require(states_stay_small(self.activations), bounded)
+        hidden = scales.static_shape[1] // 4
+        return TensorType((directions, blocks, gates, hidden, lanes), products.dtype)
 
     def _count_extra(self, count: int) -> None:
         expected = int(self.has_peepholes) + int(self.has_lengths) + int(self.has_scales)
@@ -200,7 +224,8 @@ class LSTM(_Recurrent):
         return topi.nn.lstm(products, weight, h0, c0, peephole, lengths, self._gates(), self.input_forget, scales)
 
     def reference(self, products: Array, weight: Array, h0: Array, c0: Array, *extra: Array) -> tuple[Array, ...]:
-        directions, hidden = weight.shape[0], weight.shape[3]
+        directions, hidden = weight.shape[0], h0.shape[2]
+        weight = _unpacked_codes(weight)[:, :, :, :hidden] if self.has_scales else weight
         peepholes = extra[0].astype(np.float64) if self.has_peepholes else np.zeros((directions, 3, hidden))
         scales = extra[-1].astype(np.float64) if self.has_scales else np.ones((directions, 4 * hidden))
         lengths = extra[int(self.has_peepholes)] if self.has_lengths else None
@@ -299,6 +324,36 @@ def pack_recurrence(weight: Expr, gates: int) -> Expr:
     return transpose(reshape(whole, (directions, gates, blocks, _BLOCK, hidden)), (0, 2, 1, 4, 3))
 
 
+def pack_codes(weight: Expr, gates: int) -> Expr:
+    """Codes (D, G * H, H), int8, packed (D, ceil(H / NR), G, K, NR) as int16; constant ones fold.
+
+    Units k and k + NR / 2 of a block of the state stand in lower and upper bytes; K is half of all blocks' units.
+    """
+    directions, _, hidden = weight.tensor_type.static_shape
+    blocks, half = -(-hidden // _BLOCK), _BLOCK // 2
+    missing = blocks * _BLOCK - hidden
+    rows = reshape(cast(weight, "int16"), (directions, gates, hidden, hidden))
+    whole = reshape(
+        pad(rows, ((0, 0), (0, 0), (0, missing), (0, missing))),
+        (directions, gates, blocks, _BLOCK, blocks, 2, half),
+    )
+    low, high = [
+        reshape(transpose(take(whole, const(part, "int32"), axis=5), (0, 2, 1, 4, 5, 3)),
+                (directions, blocks, gates, blocks * half, _BLOCK))
+        for part in range(2)
+    ]  # fmt: skip
+    return bitwise_or(bitwise_and(low, const(0xFF, "int16")), left_shift(high, const(8, "int16")))
+
+
+def _unpacked_codes(weight: Array) -> Array:
+    """Codes (D, blocks, G, 2 K, NR) from (D, blocks, G, K, NR)."""
+    lanes = weight.shape[-1]
+    low, high = ((weight & 0xFF) ^ 0x80) - 0x80, weight >> 8
+    shape = (*weight.shape[:3], weight.shape[3] * 2 // lanes, lanes // 2, lanes)
+    halves = np.stack([low.reshape(shape), high.reshape(shape)], axis=4)
+    return halves.reshape(*weight.shape[:3], -1, lanes)
+
+
 def _results(call: Call, count: int) -> tuple[TupleGetItem, ...]:
     return tuple([TupleGetItem(call, i) for i in range(count)])
 
@@ -317,13 +372,17 @@ def lstm(
     input_forget: bool = False,
     scales: Expr | None = None,
 ) -> tuple[TupleGetItem, ...]:
-    """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H) and `weight` (D, 4 H, H); see `LSTM`."""
+    """y (T, B, D, H), h and c (D, B, H) of products (T, B, D 4 H) and `weight` (D, 4 H, H); see `LSTM`.
+
+    Weights that are multiplied by `scales` (D, 4 H) are int8.
+    """
     operator = LSTM(
         activations=activations, reverse=reverse, clip=clip, has_lengths=lengths is not None,
         input_forget=input_forget, has_peepholes=peepholes is not None, has_scales=scales is not None,
     )  # fmt: skip
     extra = [e for e in (peepholes, lengths, scales) if e is not None]
-    return _results(operator(products, pack_recurrence(weight, 4), h0, c0, *extra), 3)
+    pack = pack_recurrence if scales is None else pack_codes
+    return _results(operator(products, pack(weight, 4), h0, c0, *extra), 3)
 
 
 def gru(

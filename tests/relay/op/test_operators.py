@@ -426,8 +426,10 @@ RECURRENT = [
     row("nn.lstm", *_LSTMS, f32(2, 3, 5), i64(3, 1), has_lengths=True, has_peepholes=True, reverse=_BOTH, cores=2,
         tolerance=2e-6),
     row("nn.lstm", *_LSTMS, reverse=_BOTH, cores=3, tolerance=2e-6),
-    row("nn.lstm", f32(3, 1, 40), i32(2, 2, 4, 5, 4, low=-128, high=128).astype(np.int8), f32(2, 1, 5), f32(2, 1, 5),
-        i64(2), f32(2, 20, high=0.01), has_lengths=True, has_scales=True, reverse=_BOTH, tolerance=2e-6),
+    *[row("nn.lstm", f32(3, batch, 40), i32(2, 2, 4, 4, 4, low=-(1 << 15), high=1 << 15).astype(np.int16),
+          f32(2, batch, 5, high=largest), f32(2, batch, 5), i64(*[2] * batch), f32(2, 20, low=-0.01, high=0.01),
+          has_lengths=True, has_scales=True, reverse=_BOTH, tolerance=1e-3 * largest)
+      for batch, largest in ((1, 1.0), (3, 7.0))],
     row("nn.lstm", *_LSTMS, reverse=(True, True), tolerance=2e-6),
     row("nn.gru", *_GRU, tolerance=2e-6),
     row("nn.gru", *_GRUS, reverse=_BOTH, cores=1, tolerance=2e-6),
