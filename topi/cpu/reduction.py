@@ -179,8 +179,11 @@ def schedule_across(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: T
     add_up_lines(s, accumulator, lanes)
 
 
-def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
-    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside."""
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
+    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
+
+    Returns the loop over vectors.
+    """
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
     lines, each = s[tensor].split(line, factor=_lines_at_once(extent_of(line)))
@@ -188,6 +191,7 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
     s[tensor].reorder(*data, *before, lines, vectors, each, lane)
     s[tensor].unroll(each)
     s[tensor].vectorize(lane)
+    return vectors
 
 
 def _lines_at_once(lines: te.Dim) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Dim, PrimExpr
+from topi.moments import Moments
 from topi.nn.pad import pad_spatial
 from topi.tag import BROADCAST, ELEMWISE
 from topi.utils import accumulator_type, num_elements
@@ -125,7 +126,7 @@ def instance_norm(x: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: fl
         value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row)
         return te.cast(x.dtype, value * te.cast(wide, gamma(c)) + te.cast(wide, beta(c)))
 
-    return te.compute(x.shape, body, name="instance_norm", tag="instance_norm", attrs={"axis": axis})
+    return te.compute(x.shape, body, name="instance_norm", tag="instance_norm", attrs={"axis": axis, "epsilon": epsilon})
 
 
 def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: int, epsilon: float) -> Tensor:
@@ -150,24 +151,20 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: in
     return te.compute(x.shape, body, name="group_norm", tag="group_norm", attrs=attrs)
 
 
-def group_norm_across(x: Tensor, gamma: Tensor, beta: Tensor, group_size: int, epsilon: float) -> Tensor:
-    """`group_norm` of channels in the last dimension, by sums of each channel: those of a line lie side by side.
+def group_norm_across(moments: Moments, gamma: Tensor, beta: Tensor, group_size: int, epsilon: float) -> Tensor:
+    """`group_norm` of channels in the last dimension by the moments of each channel.
 
-    Stages besides: "<name>_sum" of channels, "<name>_group" of groups, "<name>" of channels again.
+    Stages besides those of `Moments`: "<name>_group" of groups, "<name>" of channels again.
     """
+    x, wide = moments.x, moments.wide
     batch, *others, channels = x.shape
-    wide = accumulator_type(x.dtype)
     count = te.cast(wide, num_elements([*others, group_size]))
 
-    def mean_of(element: Callable[..., PrimExpr], name: str, finish: Callable[[PrimExpr], PrimExpr]) -> Tensor:
-        ks = [te.reduce_axis((0, d), name=f"k{n}") for n, d in enumerate(others)]
+    def of_groups(sums: Tensor, name: str, finish: Callable[[PrimExpr], PrimExpr]) -> Tensor:
         k = te.reduce_axis((0, group_size), name="k")
-        total = te.compute(
-            (batch, channels), lambda b, c: te.sum(element(b, *ks, c), axis=ks), name=f"{name}_sum", tag=f"{name}_sum"
-        )
         groups = te.compute(
             (batch, channels // group_size),
-            lambda b, g: te.sum(total(b, g * group_size + k), axis=k),
+            lambda b, g: te.sum(sums(b, g * group_size + k), axis=k),
             name=f"{name}_group",
             attrs={"reduces_last_axis": True},
         )
@@ -175,12 +172,9 @@ def group_norm_across(x: Tensor, gamma: Tensor, beta: Tensor, group_size: int, e
             (batch, channels), lambda b, c: finish(groups(b, c // group_size) / count), name=name, tag=ELEMWISE
         )
 
-    def distance_squared(b: Any, *i: Any) -> PrimExpr:
-        distance = te.cast(wide, x(b, *i)) - mean(b, i[-1])
-        return distance * distance
-
-    mean = mean_of(lambda *i: te.cast(wide, x(*i)), "group_norm_mean", lambda v: v)
-    scale = mean_of(distance_squared, "group_norm_scale", lambda v: te.rsqrt(v + te.const(epsilon, wide)))
+    mean = of_groups(moments.sum(), "group_norm_mean", lambda v: v)
+    squares = moments.squared_distances(mean)
+    scale = of_groups(squares, "group_norm_scale", lambda v: te.rsqrt(v + te.const(epsilon, wide)))
 
     def body(*i: Any) -> PrimExpr:
         value = (te.cast(wide, x(*i)) - mean(i[0], i[-1])) * scale(i[0], i[-1])
