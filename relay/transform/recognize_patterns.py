@@ -14,6 +14,7 @@ from relay.op.nn.activation import HardSigmoid
 from relay.pattern import Found, Pattern, PatternRule, is_constant, is_op, rewrite, wildcard
 from relay.transform.builders import array_of, reshaped
 from relay.transform.function_pass import FunctionPass
+from relay.transform.spelled_norms import NORM_RULES
 from te.ir import PassContext
 
 __all__ = ["RecognizePatterns"]
@@ -270,4 +271,5 @@ RULES: tuple[type[PatternRule], ...] = (
     SpelledMish,
     SpelledHardSwish,
     SpelledRotaryEmbedding,
+    *NORM_RULES,
 )

@@ -136,11 +136,16 @@ def group_normalized(node: OnnxNode, data: Expr, groups: int, epsilon: float) ->
     in_group = quotient(shape[1:2], (groups,)) if rank >= 2 and groups >= 1 else None
     if in_group is None:
         raise node.error(f"{groups} groups of {data.ty}", expected="a divisor of the channels")
-    grouped = reshape_to(_wide(data), (shape[0], groups, product((in_group, *shape[2:]))))
-    x = _as(_centred_and_scaled(grouped, (2,), epsilon), node[1])
     parts = node.type(1).shape[0] if node.rank(1) else 1
     if parts != groups and not dims_match(parts, shape[1]):
         raise node.error(f"a scale of {parts} elements", expected=f"{groups} or {shape[1]}")
+    parameters = [node[1], node[2]]
+    if isinstance(in_group, int) and data.dtype == node.dtype(1) and data.dtype.bits >= 32:
+        if parts == groups:
+            parameters = [op.repeat(p, in_group, axis=0) for p in parameters]
+        return op.nn.group_norm(data, *parameters, num_groups=groups, axis=1, epsilon=epsilon)
+    grouped = reshape_to(_wide(data), (shape[0], groups, product((in_group, *shape[2:]))))
+    x = _as(_centred_and_scaled(grouped, (2,), epsilon), node[1])
     in_part = in_group if parts == groups else 1
     split = reshape_to(x, (shape[0], parts, product((in_part, *shape[2:]))))
     scaled = op.add(op.multiply(split, reshape_to(node[1], (parts, 1))), reshape_to(node[2], (parts, 1)))

@@ -1,0 +1,118 @@
+"""Instance and group normalisations that exporters spell out in smaller operators: rules of `RecognizePatterns`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from relay.expr import Call, Constant, Expr
+from relay.op.base import make_call
+from relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
+from relay.transform.builders import array_of
+from relay.type import dims_match
+
+__all__ = ["NORM_RULES"]
+
+
+def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
+    """A constant as one number for each channel of `norm`; None when it is more than that."""
+    number, rank = array_of(constant), len(norm.shape)
+    axis, channels = norm.op.axis % rank, array_of(norm.args[1]).size  # type: ignore[union-attr]
+    if number.ndim > rank:
+        return None
+    shape = (1,) * (rank - number.ndim) + number.shape
+    if any(d != 1 for a, d in enumerate(shape) if a != axis) or shape[axis] not in (1, channels):
+        return None
+    return np.broadcast_to(number.reshape(-1), (channels,))
+
+
+class SpelledGroupNorm(PatternRule):
+    """reshape(instance_norm(reshape(x, [N, G, -1]), gamma, beta), shape of x) = group_norm(x, gamma', beta', G)
+
+    gamma' and beta' are those of the groups, for each channel. It is what torch writes before opset 21.
+    """
+
+    x, gamma, beta = wildcard(), is_constant(), is_constant()
+    grouped = is_op("reshape")(x)
+    norm = is_op("nn.instance_norm")(grouped, gamma, beta)
+    pattern = is_op("reshape")(norm)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, norm = found[self.x], found.call(self.norm)
+        groups, channels = norm.shape[1], x.shape[1] if len(x.shape) > 1 else None
+        plain = len(norm.shape) == 3 and norm.op.axis == 1  # type: ignore[union-attr]
+        if x.ty is not call.ty or not plain or not dims_match(norm.shape[0], x.shape[0]):
+            return None
+        if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
+            return None
+        size = channels // groups
+        parameters = [Constant(array_of(found[p]).repeat(size), span=found[p].span) for p in (self.gamma, self.beta)]
+        epsilon = norm.op.epsilon  # type: ignore[union-attr]
+        return make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=1, epsilon=epsilon)
+
+
+_CHANNEL_NORM = is_op("nn.instance_norm")(wildcard(), is_constant(), is_constant()) | is_op("nn.group_norm")(
+    wildcard(), is_constant(), is_constant()
+)
+
+
+class ScaledChannels(PatternRule):
+    """norm(x, gamma, beta) * scale = norm(x, gamma * scale, beta * scale) of channels or groups"""
+
+    norm, scale = _CHANNEL_NORM, is_constant()
+    pattern = is_op("multiply")(norm, scale)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        norm = found.call(self.norm)
+        scale = _per_channel(found[self.scale], norm)
+        if scale is None or norm.ty is not call.ty or found.shared(norm):
+            return None
+        x, *parameters = norm.args
+        scaled = [Constant(array_of(p) * scale, span=found[self.scale].span) for p in parameters]
+        return make_call(norm.op, (x, *scaled), call.span)  # type: ignore[arg-type]
+
+
+class ShiftedChannels(PatternRule):
+    """norm(x, gamma, beta) + shift = norm(x, gamma, beta + shift) of channels or groups"""
+
+    norm, shift = _CHANNEL_NORM, is_constant()
+    pattern = is_op("add")(norm, shift)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        norm = found.call(self.norm)
+        shift = _per_channel(found[self.shift], norm)
+        if shift is None or norm.ty is not call.ty or found.shared(norm):
+            return None
+        x, gamma, beta = norm.args
+        return make_call(norm.op, (x, gamma, Constant(array_of(beta) + shift, span=beta.span)), call.span)  # type: ignore[arg-type]
+
+
+class SpelledInstanceNorm(PatternRule):
+    """layer_norm(x, 1, 0) over the lines and columns behind batch and channels = instance_norm(x, 1, 0)
+
+    As a norm of rows it would read a plane of ones and one of zeros for every plane.
+    """
+
+    x = wildcard()
+    ones = is_constant(lambda c: bool((c.data == 1).all()))
+    zeros = is_constant(lambda c: not c.data.any())
+    pattern = is_op("nn.layer_norm")(x, ones, zeros)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        rank, ones = len(call.shape), array_of(found[self.ones])
+        channels = call.shape[1] if rank > 3 else None
+        if call.op.axis % rank != 2 or not isinstance(channels, int):  # type: ignore[union-attr]
+            return None
+        gamma, beta = np.ones(channels, ones.dtype), np.zeros(channels, ones.dtype)
+        epsilon = call.op.epsilon  # type: ignore[union-attr]
+        parameters = (Constant(gamma), Constant(beta))
+        return make_call("nn.instance_norm", (found[self.x], *parameters), call.span, axis=1, epsilon=epsilon)
+
+
+NORM_RULES: tuple[type[PatternRule], ...] = (
+    SpelledGroupNorm,
+    ScaledChannels,
+    ShiftedChannels,
+    SpelledInstanceNorm,
+)

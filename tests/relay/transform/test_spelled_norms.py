@@ -1,0 +1,81 @@
+"""RecognizePatterns: instance and group normalisations as exporters write them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from relay import Expr, Function, const, op, var
+from relay.interpreter import evaluate
+from relay.transform import RecognizePatterns
+from te.tir import SizeVar
+
+RNG = np.random.default_rng(4)
+
+
+def parameter(*shape: int) -> Expr:
+    return const(RNG.standard_normal(shape).astype("float32"))
+
+
+def same(before: Function, after: Function) -> None:
+    arrays = [RNG.standard_normal(p.ty.shape).astype("float32") for p in before.params]
+    np.testing.assert_allclose(evaluate(after, arrays), evaluate(before, arrays), rtol=1e-5, atol=1e-5)
+
+
+def spelled_group_norm(x: Expr, groups: int) -> Expr:
+    ones, zeros = const(np.ones(groups, "float32")), const(np.zeros(groups, "float32"))
+    normal = op.nn.instance_norm(op.reshape(x, (x.shape[0], groups, -1)), ones, zeros, epsilon=1e-6)
+    return op.reshape(normal, x.shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 12, 3, 5), (1, 12, 7), (3, 12)])
+def test_group_norm_of_reshapes(transformed, operators, shape):
+    x = var("x", shape)
+    channels = (12, *[1] * (len(shape) - 2))
+    y = op.add(op.multiply(spelled_group_norm(x, 4), parameter(*channels)), parameter(*channels))
+    before = Function((x,), y)
+    after = transformed(before, RecognizePatterns())
+    assert operators(after) == {"nn.group_norm": 1}
+    assert (after.body.op.num_groups, after.body.op.epsilon) == (4, 1e-6)
+    same(before, after)
+
+
+def test_group_norm_of_open_sides(transformed, operators):
+    x = var("x", (SizeVar("n"), 12, SizeVar("h"), SizeVar("w")))
+    y = op.multiply(spelled_group_norm(x, 3), parameter(12, 1, 1))
+    assert operators(transformed(Function((x,), y), RecognizePatterns())) == {"nn.group_norm": 1}
+
+
+def test_other_reshapes_of_instance_norms_stay(transformed):
+    ones, zeros = const(np.ones(6, "float32")), const(np.zeros(6, "float32"))
+    x = var("x", (2, 12, 3, 5))
+    for inner, outer in (((4, 6, -1), x.shape), ((2, 6, 2, 15), x.shape), ((2, 6, -1), (2, 12, 15))):
+        before = Function((x,), op.reshape(op.nn.instance_norm(op.reshape(x, inner), ones, zeros), outer))
+        assert transformed(before, RecognizePatterns()) is before
+
+
+def test_scales_and_shifts_of_channels_are_parameters(transformed, operators):
+    x, y = var("x", (2, 4, 3, 5)), var("y", (2, 3, 5, 4))
+    first = op.nn.instance_norm(x, parameter(4), parameter(4))
+    last = op.nn.group_norm(y, parameter(4), parameter(4), 2, axis=3)
+    for source, norm, shape in ((x, first, (1, 4, 1, 1)), (x, first, ()), (y, last, (4,))):
+        before = Function((source,), op.add(op.multiply(norm, parameter(*shape)), parameter(*shape)))
+        after = transformed(before, RecognizePatterns())
+        assert operators(after) == {norm.op.name: 1}
+        same(before, after)
+    for other in ((5,), (2, 1, 1, 1), (1, 2, 4, 3, 5)):
+        before = Function((x,), op.multiply(first, parameter(*other)))
+        assert transformed(before, RecognizePatterns()) is before
+    before = Function((x,), op.multiply(op.add(first, parameter(4, 1, 1)), first))
+    assert transformed(before, RecognizePatterns()) is before
+
+
+def test_instance_norm_spelled_out(transformed, operators):
+    x = var("x", (2, 4, 3, 5))
+    distance = op.subtract(x, op.mean(x, axis=(2, 3), keepdims=True))
+    total = op.add(op.mean(op.multiply(distance, distance), axis=(2, 3), keepdims=True), const(1e-5))
+    y = op.add(op.multiply(op.divide(distance, op.sqrt(total)), parameter(4, 1, 1)), parameter(4, 1, 1))
+    before = Function((x,), y)
+    after = transformed(before, RecognizePatterns())
+    assert operators(after) == {"nn.instance_norm": 1}
+    same(before, after)
