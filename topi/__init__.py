@@ -75,7 +75,7 @@ from topi.layout import Layout
 from topi.linalg import det, inverse
 from topi.packing import unpack_bits
 from topi.quantization import dequantize, quantize
-from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum
+from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum, variance
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.selection import non_max_suppression, nonzero
 from topi.sort import argsort, cumprod, cumsum, searchsorted, sort, topk
@@ -215,6 +215,7 @@ __all__ = [
     "trunc_divide",
     "trunc_mod",
     "unpack_bits",
+    "variance",
     "vision",
     "where",
     "write_rows",

@@ -14,12 +14,12 @@ from te import Tensor
 from te.dtype import DType
 from te.tir import Dim, IterVar, PrimExpr
 from topi.elementwise import elementwise
-from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
+from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE, VARIANCE
 from topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
 
 __all__ = [
     "all", "any", "arg_reducer", "argmax", "argmin", "highest", "largest_number", "lowest", "max", "mean", "min",
-    "prod", "reduced_shape", "smallest_number", "sum",
+    "prod", "reduced_shape", "smallest_number", "sum", "variance",
 ]  # fmt: skip
 
 Axis = int | Sequence[int] | None
@@ -115,6 +115,27 @@ def mean(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     return te.compute(
         total.shape, lambda *i: te.cast(x.dtype, total(*i) / te.cast(wide, count)), name="mean", tag=ELEMWISE
     )
+
+
+def variance(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The mean of the squared distance from the mean, by two passes: no cancellation.
+
+    The anchor, "variance_squares", has the attributes "axes" and "keepdims" of the sum that it is.
+    """
+    axes = normalize_axes(axis, x.ndim)
+    wide = accumulator_type(x.dtype)
+    count = te.cast(wide, num_elements([x.shape[a] for a in axes]))
+    total = _reduce(te.sum, x, axes, keepdims, "variance_sum", lambda v: te.cast(wide, v))
+    ks = _axes_of(x, axes)
+
+    def squared(*i: Any) -> PrimExpr:
+        distance = te.cast(wide, x(*_source_index(i, ks, axes, x.ndim, keepdims))) - total(*i) / count
+        return te.sum(distance * distance, axis=ks) if ks else distance * distance
+
+    attrs = {**total.op.attrs, "axes": axes, "keepdims": keepdims}
+    tag = VARIANCE if ks else ELEMWISE
+    squares = te.compute(total.shape, squared, name="variance_squares", tag=tag, attrs=attrs)
+    return te.compute(total.shape, lambda *i: te.cast(x.dtype, squares(*i) / count), name="variance", tag=ELEMWISE)
 
 
 def lowest(of: DType) -> PrimExpr:

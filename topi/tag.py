@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "BROADCAST", "COMM_REDUCE", "COMM_REDUCE_IDX", "ELEMWISE", "INJECTIVE", "PAD", "is_broadcast", "is_injective",
+    "BROADCAST", "COMM_REDUCE", "COMM_REDUCE_IDX", "ELEMWISE", "INJECTIVE", "PAD", "VARIANCE", "is_broadcast",
+    "is_injective",
 ]  # fmt: skip
 
 ELEMWISE = "elemwise"
@@ -18,6 +19,8 @@ COMM_REDUCE = "comm_reduce"
 """A commutative reduction over axes."""
 COMM_REDUCE_IDX = "comm_reduce_idx"
 """A commutative reduction of (index, value) pairs."""
+VARIANCE = "variance"
+"""A sum of squared distances from a mean, which another reduction finds."""
 
 
 def is_broadcast(tag: str) -> bool:

@@ -13,14 +13,13 @@ import topi
 from relay.errors import TypeInferenceError
 from relay.expr import Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, attributes_of_operator, register_op
-from relay.op.broadcast import multiply, subtract
 from relay.op.common import Array, check_axes, require, widened
 from relay.type import TensorType, Type
 from topi.reduction import reduced_shape
 
 __all__ = [
-    "AllOf", "AnyOf", "ArgMax", "ArgMin", "Max", "Mean", "Min", "Prod", "Sum", "all", "any", "argmax", "argmin", "max",
-    "mean", "min", "prod", "sum", "variance",
+    "AllOf", "AnyOf", "ArgMax", "ArgMin", "Max", "Mean", "Min", "Prod", "Sum", "Variance", "all", "any", "argmax",
+    "argmin", "max", "mean", "min", "prod", "sum", "variance",
 ]  # fmt: skip
 
 AxisLike = int | Sequence[int] | None
@@ -128,6 +127,16 @@ class Mean(Reduction):
         return (total / count).astype(x.dtype)
 
 
+@register_op("variance", pattern=OpPattern.COMM_REDUCE)
+class Variance(Reduction):
+    """The mean of the squared distance from the mean, of floats (TVM: `relay.variance`)."""
+
+    mixed_precision = MixedPrecision.NEVER
+    domain = ("float",)
+    define = staticmethod(topi.variance)
+    evaluate = staticmethod(np.var)
+
+
 @register_op("all", pattern=OpPattern.COMM_REDUCE)
 class AllOf(Reduction):
     """Does every bool hold?"""
@@ -228,14 +237,9 @@ prod = _helper(Prod)
 max = _helper(Max)
 min = _helper(Min)
 mean = _helper(Mean)
+variance = _helper(Variance)
 all = _helper(AllOf)
 any = _helper(AnyOf)
-
-
-def variance(data: Expr, axis: AxisLike = None, keepdims: bool = False) -> Call:
-    """The mean of the squared distance from the mean."""
-    distance = subtract(data, mean(data, axis, True))
-    return mean(multiply(distance, distance), axis, keepdims)
 
 
 def argmax(

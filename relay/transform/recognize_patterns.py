@@ -135,6 +135,28 @@ class CentredRMSNorm(PatternRule):
         return make_call("nn.layer_norm", (x, gamma, beta), call.span, axis=axis, epsilon=epsilon)
 
 
+class SpelledLayerNorm(PatternRule):
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) = layer_norm(x, 1, 0)"""
+
+    x, epsilon = wildcard(), _one_number()
+    mean = _mean_of(x)
+    variance = is_op("variance")(x).has_attr({"keepdims": True})
+    pattern = _over_root(is_op("subtract")(x, mean), variance, epsilon)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x = found[self.x]
+        axis = _last_axes(found.call(self.variance))
+        if axis is None or _last_axes(found.call(self.mean)) != axis or x.ty is not call.ty:
+            return None
+        shape = x.shape[axis:]
+        if not all(isinstance(d, int) for d in shape):
+            return None
+        one = np.ones([int(d) for d in shape], numpy_dtype(x.dtype))  # type: ignore[arg-type]
+        parameters = Constant(one), Constant(np.zeros_like(one))
+        epsilon = float(array_of(found[self.epsilon]).item())
+        return make_call("nn.layer_norm", (x, *parameters), call.span, axis=axis, epsilon=epsilon)
+
+
 class ShiftedLayerNorm(PatternRule):
     """layer_norm(x, gamma, 0) + beta = layer_norm(x, gamma, beta)"""
 
@@ -264,6 +286,7 @@ RULES: tuple[type[PatternRule], ...] = (
     SpelledRMSNorm,
     ScaledNorm,
     CentredRMSNorm,
+    SpelledLayerNorm,
     ShiftedLayerNorm,
     SpelledGelu,
     SpelledTanhGelu,

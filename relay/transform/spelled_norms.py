@@ -1,4 +1,4 @@
-"""Instance and group normalisations that exporters spell out in smaller operators: rules of `RecognizePatterns`."""
+"""Variances, instance and group norms that exporters spell out in smaller operators: rules of `RecognizePatterns`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SpelledGroupNorm(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, norm = found[self.x], found.call(self.norm)
-        groups, channels = norm.shape[1], x.shape[1] if len(x.shape) > 1 else None
+        groups, channels = norm.shape[1], next(iter(x.shape[1:]), None)
         plain = len(norm.shape) == 3 and norm.op.axis == 1  # type: ignore[union-attr]
         if x.ty is not call.ty or not plain or not dims_match(norm.shape[0], x.shape[0]):
             return None
@@ -110,9 +110,35 @@ class SpelledInstanceNorm(PatternRule):
         return make_call("nn.instance_norm", (found[self.x], *parameters), call.span, axis=1, epsilon=epsilon)
 
 
+class SpelledVariance(PatternRule):
+    """mean((x - mean(x))**2) = variance(x)"""
+
+    x = wildcard()
+    middle = is_op("mean")(x).has_attr({"keepdims": True})
+    distance = is_op("subtract")(x, middle)
+    square = is_op("power")(distance, is_constant(lambda c: bool((c.data == 2).all()))) | is_op("multiply")(
+        distance, distance
+    )
+    pattern = is_op("mean")(square)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, rank = found[self.x], len(found[self.x].shape)
+        axes, others = [sorted(_axes(mean, rank)) for mean in (call, found.call(self.middle))]
+        if axes != others or not x.dtype.is_float or found[self.square].ty is not x.ty:
+            return None
+        keepdims: bool = call.op.keepdims  # type: ignore[union-attr]
+        return make_call("variance", (x,), call.span, axis=tuple(axes), keepdims=keepdims)
+
+
+def _axes(reduction: Call, rank: int) -> list[int]:
+    axes: tuple[int, ...] | None = reduction.op.axis  # type: ignore[union-attr]
+    return list(range(rank)) if axes is None else [a % rank for a in axes]
+
+
 NORM_RULES: tuple[type[PatternRule], ...] = (
     SpelledGroupNorm,
     ScaledChannels,
     ShiftedChannels,
     SpelledInstanceNorm,
+    SpelledVariance,
 )

@@ -9,6 +9,7 @@ from topi.cpu import (
     injective,
     lrn,
     matmul,
+    moments,
     pooling,
     reduction,
     rows,
@@ -17,6 +18,6 @@ from topi.cpu import (
 )
 
 __all__ = [
-    "attention", "bits", "channelwise", "conv2d", "depthwise", "injective", "lrn", "matmul", "pooling", "reduction",
-    "rows", "stagewise", "winograd",
+    "attention", "bits", "channelwise", "conv2d", "depthwise", "injective", "lrn", "matmul", "moments", "pooling",
+    "reduction", "rows", "stagewise", "winograd",
 ]  # fmt: skip

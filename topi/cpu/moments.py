@@ -1,4 +1,4 @@
-"""Moments by parts on CPUs: the first pass brings a part into the cache, the second one asks for the next part."""
+"""Moments by parts on CPUs: the first pass over a part brings it into the cache for the second."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES, is_streamed
-from topi.cpu.reduction import add_up_lines, schedule_across, vectorize_reduction
+from topi.cpu.reduction import (
+    add_up_lines,
+    pass_across,
+    pass_along,
+    schedule_across,
+    schedule_along,
+    vectorize_reduction,
+)
+from topi.cpu.row_statistics import uses_reduction
+from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
-from topi.groups import constant_size, extent_of, likely_extent
+from topi.groups import constant_size, extent_of, inline_injective, likely_extent
+from topi.moments import Moments
+from topi.registry import Rank, register_schedule
+from topi.tag import VARIANCE
 from topi.tuning import choose
+from topi.utils import num_elements, same_dim
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backend.target import Target
     from te.tir import Dim
-    from topi.moments import Moments
 
 __all__ = ["part_sizes", "schedule_moments"]
 
@@ -29,17 +40,20 @@ _LIKELY = 64
 
 
 def part_sizes(x: te.Tensor, reduced: Sequence[int], target: Target) -> dict[int, Dim]:
-    """How many elements along each dimension of `reduced` make a part of x that an eighth of the second-level cache
-    holds: whole dimensions from the last one on, a part of the next, one element of those before."""
+    """How many elements along each dimension of `reduced` make a part of x that a quarter of the second-level cache
+    holds: whole dimensions from the last one on, a part of the next, one element of those before.
+
+    Smaller parts are slower, down to two thirds for a first-level cache: memory is read in longer pieces.
+    """
     nbytes, last = x.dtype.nbytes, x.ndim - 1
-    room = choose("part", target.cache_bytes.l2 // 8, [target.cache_bytes.l2 // n for n in (4, 16, 32)]) // nbytes
+    room = choose("part", target.cache_bytes.l2 // 4, [target.cache_bytes.l2 // n for n in (2, 8, 16)]) // nbytes
     if last not in reduced:
         room //= min(likely_extent(x.shape[last], _COLUMNS), _COLUMNS)
     sizes: dict[int, Dim] = {}
     for axis in sorted(reduced, reverse=True):
         extent = x.shape[axis]
         length = likely_extent(extent, _LIKELY)
-        if length <= max(room, 1) or not sizes and not isinstance(extent, int):
+        if length <= max(room, 1) or (not sizes and not isinstance(extent, int)):
             sizes[axis] = extent
         else:
             sizes[axis] = _even_part(length, max(room, 1)) if isinstance(extent, int) else max(room, 1)
@@ -54,7 +68,7 @@ def _even_part(length: int, most: int) -> int:
 
 
 def schedule_moments(s: te.Schedule, moments: Moments, target: Target) -> None:
-    """Every part by itself: its sum, its mean, then the distances from that, while memory brings the next part."""
+    """Every part by itself: its sum, its mean, then the distances from that."""
     parts, lanes = moments.sums, vector_lanes(target)
     *outer, last = s[parts].op.axis
     across = moments.x.ndim - 1 not in moments.sizes
@@ -73,20 +87,34 @@ def schedule_moments(s: te.Schedule, moments: Moments, target: Target) -> None:
             for partial in vectorize_reduction(s, stage, lanes):
                 s[partial].compute_at(s[parts], part)
         return
-    line = LINE_BYTES // moments.x.dtype.nbytes  # fetched ahead by whole lines
-    wide = line if block % line == 0 else lanes
-    add_up_lines(s, moments.total, wide)
+    for stage in (moments.total, moments.distance):
+        add_up_lines(s, stage, lanes)
     vectorize_elements(s, moments.mean, s[moments.mean].op.axis[-1], block, lanes)
-    busy = add_up_lines(s, moments.distance, wide)
-    if block == extent_of(moments.total.op.axis[-1]):
-        _prefetch_next_part(s, moments, busy, target)
 
 
-def _prefetch_next_part(s: te.Schedule, moments: Moments, busy: te.IterVar, target: Target) -> None:
-    """Ask in `busy`, a loop over the vectors of a part, for those of the part that comes next in memory."""
-    x, inner = moments.x, [d for a, d in enumerate(moments.x.shape) if a not in moments.sizes and a > max(moments.sizes)]
-    if not isinstance(x.op, te.PlaceholderOp) or not all(isinstance(d, int) for d in (*moments.sizes.values(), *inner)):
-        return
-    length = constant_size([*moments.sizes.values(), *inner])
-    if is_streamed(x, length, target):
-        s[moments.distance].prefetch_ahead(x, busy, -length if any(moments.turned) else length)
+@register_schedule(VARIANCE, "cpu", rank=Rank.REDUCTION)
+def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """A variance with an elementwise tail: two passes over what is in a cache, in parts where that can't be all."""
+    if len(outs) > 1:
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([outs[0].op])
+    inline_injective(s, outs, keep=[anchor])
+    x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
+    total = next(t for t in anchor.input_tensors if uses_reduction(t.op))
+    axes, out = anchor.attrs["axes"], s.outputs[0].output(0)
+    along, sizes = x.ndim - 1 in axes, part_sizes(x, axes, target)
+    if all(same_dim(sizes[a], x.shape[a]) for a in axes):
+        length = constant_size([x.shape[a] for a in axes])
+        (pass_along if along else pass_across)(s, out, (total, anchor.output(0)), length, target)
+        return s
+    moments = Moments(x, sizes, "variance", keepdims=anchor.attrs["keepdims"])
+    count = te.cast(moments.wide, num_elements([x.shape[a] for a in axes]))
+    sums = moments.sum()
+    squares = moments.squared_distances(lambda *i: sums(*i) / count)
+    s.recompute(anchor.output(0), squares)
+    schedule_moments(s, moments, target)
+    out, result = s.outputs[0].output(0), s.current(anchor.output(0))
+    combine = schedule_along if along else schedule_across
+    combine(s, s.current(sums), s.current(sums), target)
+    combine(s, out, result, target)
+    return s

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "add_up_lines", "schedule_across", "schedule_along", "schedule_reduce", "schedule_reduce_index",
-    "vectorize_reduction",
+    "add_up_lines", "pass_across", "pass_along", "schedule_across", "schedule_along", "schedule_reduce",
+    "schedule_reduce_index", "vectorize_reduction",
 ]  # fmt: skip
 
 _ACCUMULATORS = 4
@@ -179,11 +179,8 @@ def schedule_across(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: T
     add_up_lines(s, accumulator, lanes)
 
 
-def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
-    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
-
-    Returns the loop over vectors.
-    """
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
+    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside."""
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
     lines, each = s[tensor].split(line, factor=_lines_at_once(extent_of(line)))
@@ -191,7 +188,6 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
     s[tensor].reorder(*data, *before, lines, vectors, each, lane)
     s[tensor].unroll(each)
     s[tensor].vectorize(lane)
-    return vectors
 
 
 def _lines_at_once(lines: te.Dim) -> int:
@@ -221,10 +217,21 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     passes = _find_extremum(s, anchor, positions[0].output(0))
     out = s.outputs[0].output(0)
     if not along:
-        _find_across(s, out, passes, constant_size([length]), target)
+        pass_across(s, out, passes, constant_size([length]), target)
         return s
+    pass_along(s, out, passes, constant_size([length]), target)
+    return s
+
+
+def pass_along(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target) -> None:
+    """Let `passes` over rows of `length` elements, of which `out` is made, take a row at a time.
+
+    The last one asks for the next row.
+    """
+    lanes = vector_lanes(target)
+    rows = constant_size([extent_of(a) for a in s[out].op.axis])
     row = s[out].fuse(*s[out].op.axis)
-    parallel(s, out, row, _work(anchor), lanes)
+    parallel(s, out, row, rows * length * 2.0, lanes)
     partials: list[te.Tensor] = []
     for result in passes:
         s[result].set_scope("local")
@@ -232,14 +239,11 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
         partials = vectorize_reduction(s, result, lanes)
         for partial in partials:
             s[partial].compute_at(s[out], row)
-    elements = constant_size([extent_of(a) for a in (*anchor.axis, *anchor.reduce_axis)])
-    prefetch_rows(s, partials[0], s[partials[0]].op.reduce_axis[0], elements, constant_size([length]), target)
-    return s
+    if partials:
+        prefetch_rows(s, partials[0], s[partials[0]].op.reduce_axis[0], rows * length, length, target)
 
 
-def _find_across(
-    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target
-) -> None:
+def pass_across(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target) -> None:
     """Let `passes` over `length` lines, of which `out` is made, take a block of columns that stays in the cache."""
     lanes = vector_lanes(target)
     *outer, last = s[out].op.axis

@@ -27,7 +27,7 @@ _LEAST_STEPS = 16
 """Columns that a thread reduces at least in a part; less is not worth a second kernel."""
 
 
-@register_schedule(["comm_reduce", "comm_reduce_idx"], "cuda", rank=Rank.REDUCTION)
+@register_schedule(["comm_reduce", "comm_reduce_idx", "variance"], "cuda", rank=Rank.REDUCTION)
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Every reduction of the group; an elementwise operation behind the last one is computed with it."""
     if not isinstance(anchor, te.ComputeOp):
@@ -39,7 +39,11 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     main = out if alone else anchor.output(0)
     schedule_reduction(s, anchor, main, Gpu.of(target))
     for op in operations_behind(outs):
-        if op is not anchor and op is not main.op and s[op].attach != "inline":
+        if op is anchor or op is main.op or s[op].attach == "inline":
+            continue
+        if isinstance(op, te.ComputeOp) and op.reduce_axis and op.num_outputs == 1:
+            schedule_reduction(s, op, op.output(0), Gpu.of(target))
+        else:
             schedule_stage(s, op, target)
     return s
 

@@ -126,7 +126,8 @@ def instance_norm(x: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: fl
         value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row)
         return te.cast(x.dtype, value * te.cast(wide, gamma(c)) + te.cast(wide, beta(c)))
 
-    return te.compute(x.shape, body, name="instance_norm", tag="instance_norm", attrs={"axis": axis, "epsilon": epsilon})
+    attrs = {"axis": axis, "epsilon": epsilon}
+    return te.compute(x.shape, body, name="instance_norm", tag="instance_norm", attrs=attrs)
 
 
 def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: int, epsilon: float) -> Tensor:

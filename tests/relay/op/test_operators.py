@@ -195,9 +195,9 @@ TRANSFORM = [
 _SMALL = f32(2, 3, 4)
 
 REDUCE = [
-    *[row(op, _SMALL, axis=(1,)) for op in ("sum", "prod", "max", "min", "mean")],
-    *[row(op, _SMALL, axis=(0, -1), keepdims=True) for op in ("sum", "max", "mean")],
-    *[row(op, _SMALL) for op in ("sum", "max", "mean")],
+    *[row(op, _SMALL, axis=(1,)) for op in ("sum", "prod", "max", "min", "mean", "variance")],
+    *[row(op, _SMALL, axis=(0, -1), keepdims=True) for op in ("sum", "max", "mean", "variance")],
+    *[row(op, _SMALL) for op in ("sum", "max", "mean", "variance")],
     row("sum", i32(3, 4), axis=(0,)),
     row("mean", i32(3, 4), axis=(1,)),
     row("sum", f32(2, 3), axis=()),

@@ -79,3 +79,16 @@ def test_instance_norm_spelled_out(transformed, operators):
     after = transformed(before, RecognizePatterns())
     assert operators(after) == {"nn.instance_norm": 1}
     same(before, after)
+
+
+@pytest.mark.parametrize("squared", ["power", "multiply"])
+def test_variance(transformed, operators, squared: str):
+    x = var("x", (2, 4, 3, 5))
+    distance = op.subtract(x, op.mean(x, axis=(1, -1), keepdims=True))
+    square = op.power(distance, const(2.0)) if squared == "power" else op.multiply(distance, distance)
+    before = Function((x,), op.sqrt(op.mean(square, axis=(-1, 1))))
+    after = transformed(before, RecognizePatterns())
+    assert operators(after) == {"variance": 1, "sqrt": 1}
+    same(before, after)
+    before = Function((x,), op.mean(square, axis=1))
+    assert transformed(before, RecognizePatterns()) is before

@@ -1,0 +1,135 @@
+"""Variances and norms of channels by parts that a cache holds, against numpy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from topi.cpu.moments import part_sizes
+from topi.registry import schedule_for
+
+RNG = np.random.default_rng(21)
+TARGETS = [Target("llvm -num-cores=1"), Target("llvm -num-cores=16")]
+TINY = Target("llvm -num-cores=2 -l2-bytes=8192")
+"""A target whose caches hold 512 floats of a part."""
+
+CASES = [  # shape, axes
+    ((37, 77), 1), ((37, 77), 0), ((37, 77), None), ((3, 5003), 1), ((4001, 9), 0), ((131, 777), 0),
+    ((2, 6, 31, 37), (0, 2, 3)), ((2, 3, 401, 64), 2), ((70, 3, 100), (0, 2)), ((7001,), 0), ((2, 5, 31, 37), (0, 1)),
+    ((5, 3, 4), (0, 2)), ((1, 29, 31, 24), (1, 2)),
+]  # fmt: skip
+
+
+def run(out: te.Tensor, inputs, arrays, target: Target) -> np.ndarray:
+    module = te.lower(schedule_for([out], target), [*inputs, out])
+    result = backend.nd.empty([int(d) for d in out.shape], out.dtype)
+    backend.build(module, target=target)(*map(backend.nd.array, arrays), result)
+    return result.numpy()
+
+
+@pytest.mark.parametrize("target", [*TARGETS, TINY], ids=str)
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize(("shape", "axes"), CASES, ids=str)
+def test_variance(shape, axes, keepdims, target):
+    a = (RNG.standard_normal(shape) * np.linspace(0.5, 2, shape[-1]) + 3).astype("float32")
+    x = te.placeholder(shape, "float32", "x")
+    result = run(topi.variance(x, axes, keepdims), [x], [a], target)
+    np.testing.assert_allclose(result, a.astype("float64").var(axes, keepdims=keepdims), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_variance_of_other_floats(dtype):
+    a = RNG.standard_normal((3, 31, 57)).astype(dtype)
+    x = te.placeholder(a.shape, dtype, "x")
+    result = run(topi.variance(x, 1), [x], [a], TINY)
+    np.testing.assert_allclose(result, a.astype("float64").var(1), rtol=1e-3 if dtype == "float16" else 1e-12)
+
+
+def test_variance_far_from_zero():
+    """Sums of squares minus squares of sums would leave nothing of a variance of 1 around 4096."""
+    a = (RNG.standard_normal((6, 20011)) + 4096).astype("float32")
+    x, y = te.placeholder(a.shape, "float32", "x"), te.placeholder(a.T.shape, "float32", "y")
+    expected = a.astype("float64").var(1)
+    np.testing.assert_allclose(run(topi.variance(x, 1), [x], [a], TINY), expected, rtol=1e-4)
+    np.testing.assert_allclose(run(topi.variance(y, 0), [y], [np.ascontiguousarray(a.T)], TINY), expected, rtol=1e-4)
+
+
+def test_variance_with_operators_in_front_and_behind():
+    a = RNG.standard_normal((41, 50, 16)).astype("float32")
+    x = te.placeholder(a.shape, "float32", "x")
+    out = topi.sqrt(topi.variance(topi.exp(x), (0, 1), True))
+    expected = np.exp(a.astype("float64")).std((0, 1), keepdims=True)
+    np.testing.assert_allclose(run(out, [x], [a], TINY), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [(1,), (0, 2), (1, 2)], ids=str)
+def test_variance_of_open_sizes(axes):
+    n, m = te.size_var("n"), te.size_var("m")
+    x = te.placeholder((n, m, 24), "float32", "x")
+    out = topi.variance(x, axes)
+    function = backend.build(te.lower(schedule_for([out], TINY), [x, out]), target=TINY)
+    for shape in ((1, 1, 24), (3, 40, 24), (5, 333, 24)):
+        a = RNG.standard_normal(shape).astype("float32")
+        expected = a.astype("float64").var(axes)
+        result = backend.nd.empty(expected.shape, "float32")
+        function(backend.nd.array(a), result)
+        np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+CHANNELS = [((2, 9, 11, 24), 4), ((1, 40, 41, 6), 3), ((2, 37, 64), 8), ((1, 3, 1031, 16), 16), ((1, 3, 4, 5, 600), 10)]
+
+
+@pytest.mark.parametrize("target", [*TARGETS, TINY], ids=str)
+@pytest.mark.parametrize(("shape", "groups"), CHANNELS, ids=str)
+def test_norms_of_channels_in_the_last_dimension(shape, groups, target):
+    channels = shape[-1]
+    a = (RNG.standard_normal(shape) + 20).astype("float32")
+    g, b = (RNG.standard_normal(channels).astype("float32") for _ in range(2))
+    x = te.placeholder(shape, "float32", "x")
+    gamma, beta = (te.placeholder((channels,), "float32", name) for name in "gb")
+    for count, out in (
+        (groups, topi.nn.group_norm(x, gamma, beta, groups, len(shape) - 1, 1e-5)),
+        (channels, topi.nn.instance_norm(x, gamma, beta, len(shape) - 1, 1e-5)),
+    ):
+        wide = a.astype("float64").reshape(shape[0], -1, count, channels // count)
+        wide = (wide - wide.mean((1, 3), keepdims=True)) / np.sqrt(wide.var((1, 3), keepdims=True) + 1e-5)
+        result = run(out, [x, gamma, beta], [a, g, b], target)
+        np.testing.assert_allclose(result, wide.reshape(shape) * g + b, rtol=1e-4, atol=1e-4)
+
+
+def test_norm_of_channels_with_one_tensor_as_scale_and_shift():
+    a, g = RNG.standard_normal((1, 20, 30, 8)).astype("float32"), RNG.standard_normal(8).astype("float32")
+    x, gamma = te.placeholder(a.shape, "float32", "x"), te.placeholder((8,), "float32", "g")
+    out = topi.nn.instance_norm(x, gamma, gamma, 3, 1e-5)
+    expected = (a - a.mean((1, 2))) / np.sqrt(a.var((1, 2)) + 1e-5) * g + g
+    np.testing.assert_allclose(run(out, [x, gamma], [a, g], TINY), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norm_of_channels_of_open_sides():
+    h, w = te.size_var("h"), te.size_var("w")
+    x = te.placeholder((1, h, w, 12), "float32", "x")
+    gamma, beta = (te.placeholder((12,), "float32", name) for name in "gb")
+    out = topi.nn.group_norm(x, gamma, beta, 3, 3, 1e-5)
+    function = backend.build(te.lower(schedule_for([out], TINY), [x, gamma, beta, out]), target=TINY)
+    g, b = (RNG.standard_normal(12).astype("float32") for _ in range(2))
+    for shape in ((1, 1, 2, 12), (1, 17, 3, 12), (1, 5, 200, 12)):
+        a = RNG.standard_normal(shape).astype("float32")
+        wide = a.reshape(-1, 3, 4).astype("float64")
+        wide = (wide - wide.mean((0, 2), keepdims=True)) / np.sqrt(wide.var((0, 2), keepdims=True) + 1e-5)
+        result = backend.nd.empty(shape, "float32")
+        function(*map(backend.nd.array, (a, g, b)), result)
+        np.testing.assert_allclose(result.numpy(), wide.reshape(shape) * g + b, rtol=1e-4, atol=1e-4)
+
+
+def test_sizes_of_parts():
+    def sizes(shape, axes, target=TINY):
+        return part_sizes(te.placeholder(shape, "float32", "x"), axes, target)
+
+    assert sizes((2, 3, 5), (1, 2)) == {1: 3, 2: 5}  # all of it fits
+    assert sizes((2, 30, 30), (1, 2)) == {1: 15, 2: 30}  # whole lines, a number that divides them
+    assert sizes((4, 31, 30), (0, 1, 2)) == {0: 1, 1: 17, 2: 30}  # one that doesn't, where no near one does
+    assert sizes((1, 40, 40, 64), (1, 2)) == {1: 1, 2: 8}  # lines of channels
