@@ -52,7 +52,7 @@ def part_sizes(x: te.Tensor, reduced: Sequence[int], target: Target) -> dict[int
     sizes: dict[int, Dim] = {}
     for axis in sorted(reduced, reverse=True):
         extent = x.shape[axis]
-        length = likely_extent(extent, _LIKELY)
+        length = max(likely_extent(extent, _LIKELY), 1)
         if length <= max(room, 1) or (not sizes and not isinstance(extent, int)):
             sizes[axis] = extent
         else:
@@ -104,7 +104,7 @@ def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Targe
     axes, out = anchor.attrs["axes"], s.outputs[0].output(0)
     along, sizes = x.ndim - 1 in axes, part_sizes(x, axes, target)
     if all(same_dim(sizes[a], x.shape[a]) for a in axes):
-        length = constant_size([x.shape[a] for a in axes])
+        length = max(constant_size([x.shape[a] for a in axes]), 1)
         (pass_along if along else pass_across)(s, out, (total, anchor.output(0)), length, target)
         return s
     moments = Moments(x, sizes, "variance", keepdims=anchor.attrs["keepdims"])
