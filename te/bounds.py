@@ -361,7 +361,7 @@ def _extents_of(math: IndexMath, loops: Loops, relation: object) -> None:
                                     f"{relation.parent.var.name} runs {math.as_dim(parent)} times and the factor is "
                                     f"{relation.factor}; expected a constant factor")  # fmt: skip
             if relation.tail == "shift" and limit is None:
-                math.assume(parent - factor)
+                math.assume(parent - max(known or 0, relation.least))
             whole = thread is not None or relation.tail == "predicate"
             if known is not None and limit is not None and known > limit and not whole:
                 factor = number(max(limit, 1))

@@ -338,8 +338,11 @@ class IndexMath:
 
     def _nonneg_by_facts(self, p: Poly) -> bool:
         """Does p >= 0 follow from a fact, or from one of the values that an extremum in p may take?"""
-        if any((low := self.bounds(p - fact)[0]) is not None and low >= 0 for fact in self.facts):
-            return True
+        for fact in self.facts:
+            shared = {1, *[p.terms[m] // c for m, c in fact.terms.items() if m in p.terms]}
+            lows = [self.bounds(p - fact.scale(times))[0] for times in shared if times > 0]
+            if any(low is not None and low >= 0 for low in lows):
+                return True
         extrema = [m for m in p.terms if len(m) == 1 and m[0].kind in ("min", "max")]
         if not 0 < len(extrema) <= _MOST_EXTREMA:
             return False

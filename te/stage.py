@@ -31,7 +31,7 @@ class Split:
     """`parent` = `outer` * inner extent + `inner`; exactly one of `factor` (of inner) and `nparts` (of outer).
 
     With `tail` "shift" the start of the last part is moved back so that it ends with the parent; with "predicate" the
-    guard of a part that does not divide is kept in place.
+    guard of a part that does not divide is kept in place. `least`: see `Stage.split`.
     """
 
     parent: IterVar
@@ -40,6 +40,7 @@ class Split:
     factor: Dim | None
     nparts: Dim | None
     tail: str = "guard"
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,17 +121,18 @@ class Stage:
     # -- loop structure ------------------------------------------------------------------------------------------
 
     def split(
-        self, parent: IterVar, factor: Any = None, nparts: Any = None, tail: str = "guard"
+        self, parent: IterVar, factor: Any = None, nparts: Any = None, tail: str = "guard", least: int = 0
     ) -> tuple[IterVar, IterVar]:
         """Split a loop in two and give (outer, inner): the inner of extent `factor`, or the outer of `nparts`.
 
         `tail` says what becomes of a factor that does not divide the extent. "guard": iterations past the end are
         skipped by a guard, which loop partitioning takes out of the main part. "shift": the last part is moved back to
         end with the loop and computes some elements a second time, so that all parts are whole and none is guarded
-        (Halide's ShiftInwards); for data axes of a constant extent, and not where elements are updated in place by
-        several threads or from outside the part. "predicate": the guard stays where it is, for a last step so short
-        (the store of a finished tile) that a second copy of all the code around it does not pay; a factor larger than
-        the loop is kept too.
+        (Halide's ShiftInwards); for data axes, and not where elements are updated in place by several threads or from
+        outside the part. An extent known at run time that is below the factor, or below `least` where that is more, is
+        for other loops (`Schedule.when_small`): with what is known of larger ones the tests of borders can be dropped.
+        "predicate": the guard stays where it is, for a last step so short (the store of a finished tile) that a second
+        copy of all the code around it does not pay; a factor larger than the loop is kept too.
         """
         self._check_leaf("split", parent)
         self._check_plain("split", parent)
@@ -147,7 +149,7 @@ class Stage:
         inner = IterVar(None, Var(parent.var.name + ".inner", parent.dtype), parent.kind)
         by_factor = nparts is None
         factors = (size, None) if by_factor else (None, size)
-        self.relations.append(Split(parent, outer, inner, *factors, tail))
+        self.relations.append(Split(parent, outer, inner, *factors, tail, least))
         self._replace_leaves((parent,), (outer, inner))
         return outer, inner
 

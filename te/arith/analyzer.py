@@ -109,6 +109,7 @@ class Analyzer(Canonical):
         if not facts:
             yield
             return
+        facts += [undone for fact in facts if (undone := self.without_quotient(fact)) is not None]
         saved = (self._atoms, self._proved, self._pairs, self._forms, self._simple, self._ranges, self._known)
         self._ranges = dict(self._ranges)
         self._known = (*self._known, *facts)
@@ -316,6 +317,13 @@ class Analyzer(Canonical):
         k = fact.terms.get(atom, 0)
         rest = fact.without(atom)
         if var in rest.vars:
+            for extremum, c in rest.terms.items():
+                if extremum.kind in ("min", "max") and var in extremum.vars:
+                    parts = [fact.without(extremum).plus(x, c) for x in extremum.args]
+                    if (extremum.kind == "min") == (c > 0):
+                        return all(self._solve(part, var, lows, highs) for part in parts)
+                    parts.sort(key=lambda part: var not in part.vars)  # one of them is enough
+                    return self._solve(parts[0], var, lows, highs)
             undone = None if k else self.without_quotient(fact)
             return undone is not None and self._solve(undone, var, lows, highs)
         if k > 0:

@@ -7,7 +7,7 @@ are spread out. `nonnegative` is the prover: bounds first, then symbolic bounds 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 from te.arith import division
@@ -260,11 +260,19 @@ class Forms:
         if found is None:
             few = sum(_is_extremum(atom) for atom in form.terms) <= _FUEL
             found = self._proved[form.key] = self._prove(form, _FUEL) if few else self._follows(form)
+            factor = gcd(*form.terms.values())
+            if not found and factor > 1:  # 4 x + 3 >= 0 where x >= 0
+                smaller = Linear({atom: c // factor for atom, c in form.terms.items()}, int(form.const // factor))
+                found = self._proved[form.key] = self.nonnegative(smaller)
         return found
 
     def _follows(self, form: Linear) -> bool:
         """Is the value at least that of something known to be at least 0?"""
-        return any(form.plus(fact, -1).bounds()[0] >= 0 for fact in self._known)
+        for fact in self._known:
+            shared = {1, *[form.terms[atom] // c for atom, c in fact.terms.items() if atom in form.terms]}
+            if any(form.plus(fact, -times).bounds()[0] >= 0 for times in shared if times > 0):
+                return True
+        return False
 
     def _prove(self, form: Linear, fuel: int) -> bool:
         low, high = form.bounds()

@@ -8,7 +8,7 @@ import pytest
 import te
 from te.errors import LoweringError, ScheduleError
 from te.ir import DumpInstrument, PassContext
-from te.tir.interpreter import Interpreter
+from te.tir.interpreter import Interpreter, interpret
 
 RNG = np.random.default_rng(7)
 
@@ -155,6 +155,29 @@ def test_shifted_tails_of_symbolic_extents_have_a_guarded_version_for_small_ones
     assert "if likely(m - 6 >= 0)" in large and large.count("likely") == 1 and "likely" in small
     for size in (0, 1, 5, 6, 7, 12, 13):
         check_matmul(s, a, b, c, size, 9, 5)
+
+
+def test_what_is_known_of_long_shifted_loops_drops_their_tests():
+    n = te.size_var("n")
+    x = te.placeholder((n,), name="x")
+    k = te.reduce_axis((0, 3), name="k")
+    p = te.compute((n + 2,), lambda i: te.if_then_else(te.all(i >= 1, i < n + 1), x[i - 1], 0.0), name="p")
+    y = te.compute((n,), lambda i: te.sum(p[i + k], axis=k), name="y")
+    s = te.create_schedule(y)
+    s[p].compute_inline()
+    outer, inner = s[y].split(y.op.axis[0], 4, tail="shift", least=6)
+    s[y].pragma(outer, "loop_partition_hint")
+    s[y].unroll(inner)
+    s[y].unroll(k)
+    module = te.lower(s, [x, y])
+    text = str(module["main"])
+    assert "if likely(n >= 6)" in text
+    assert "if_then_else" not in text.split("else:")[0]
+    for size in (1, 2, 5, 6, 9, 12):
+        a = np.arange(1, size + 1, dtype=np.float32)
+        result = np.zeros(size, np.float32)
+        interpret(module["main"], a, result)
+        assert np.array_equal(result, np.convolve(np.pad(a, 1), np.ones(3, np.float32), "valid"))
 
 
 def test_another_schedule_for_what_is_small_to_shifted_tails():

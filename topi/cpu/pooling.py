@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import te
-from te.tir import PrimExpr, Reduce
+from te.tir import PrimExpr, Reduce, as_dim
 from te.tir.substitute import substitute
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.windows import MOST_TAPS, tile_windows
-from topi.groups import constant_size, extent_of, inline_injective
+from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_pool"]
 
+_FEW_TAPS = 9
+"""Of windows that are reduced at once where few results share what is reduced across lines."""
 _COLUMNS = 4
 """Of a tile of NHWC images: what neighbours share is little, and windows of a maximum are long code."""
 
@@ -39,9 +41,9 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
         tile_windows(s, out, local_accumulator(s, anchor, out), _COLUMNS, target)
         return s
     if len(anchor.axis) - 1 in anchor.attrs["axes"] and len(outs) == 1:
-        lines = _lines_first(s, anchor)
-        _schedule_lines(s, s.outputs[0].output(0), s[anchor].op, lines, target)
-        return s
+        if isinstance(extent_of(anchor.axis[-1]), int):
+            return _schedule_lines(outs, anchor, target)
+        return _schedule_open_lines(outs, anchor, target)
     inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if op.tag == "pad"]])
     for op in operations_behind(outs):
         if op.tag == "pad" and op is not out.op:
@@ -62,6 +64,22 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     return s
 
 
+def _schedule_open_lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Lines of a length known at run time, by schedules for less and less of it.
+
+    The first part of a line and the last, which is shifted inwards, have code of their own: of lines that are longer
+    than a part and a window it is known which of their vectors touch the border.
+    """
+    lanes, taps = vector_lanes(target), constant_size([axis.extent for axis in anchor.reduce_axis])
+    strided = anchor.attrs.get("strides", (1,))[-1] > 1
+    many = taps > _FEW_TAPS
+    s = _schedule_lines(outs, anchor, target, part=4 * lanes, share=strided or many)
+    fewer = _schedule_lines(outs, anchor, target, part=2 * lanes, share=many)
+    s.when_small(fewer)
+    fewer.when_small(_schedule_lines(outs, anchor, target, part=lanes, share=many))
+    return s
+
+
 def _lines_first(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
     """Let the anchor reduce windows across lines first, then along them, so that neighbours share the former.
 
@@ -71,8 +89,7 @@ def _lines_first(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
     *across, along = anchor.reduce_axis
     size, width = extent_of(along), extent_of(anchor.axis[-1])
     several = across and constant_size([extent_of(k) for k in across]) > 1
-    known = isinstance(size, int) and isinstance(width, int) and "dilation" in anchor.attrs
-    if not several or not known or size == 1 or anchor.attrs["dilation"][-1] != 1:
+    if not several or not isinstance(size, int) or size == 1 or anchor.attrs.get("dilation", (0,))[-1] != 1:
         return None
     stride, (whole,) = anchor.attrs["strides"][-1], anchor.body
     assert isinstance(whole, Reduce)
@@ -85,7 +102,7 @@ def _lines_first(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
         return whole.replace(source=tuple([substitute(e, at) for e in whole.source]), axis=tuple(taps))
 
     shape = [extent_of(axis) for axis in anchor.axis[:-1]]
-    lines = te.compute((*shape, (width - 1) * stride + size), line, name=f"{anchor.name}_lines")
+    lines = te.compute((*shape, as_dim((width - 1) * stride + size)), line, name=f"{anchor.name}_lines")
     k = te.reduce_axis((0, size), name="k")
 
     def window(*i: Any) -> PrimExpr:
@@ -96,17 +113,27 @@ def _lines_first(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
 
 
 def _schedule_lines(
-    s: te.Schedule, out: te.Tensor, anchor: te.Operation, lines: te.Tensor | None, target: Target
-) -> None:
+    outs: list[te.Tensor], operation: te.Operation, target: Target, part: int | None = None, share: bool = True
+) -> te.Schedule:
     """Windows that lie along the last axis: vectors of neighbouring windows, whose taps are read with the stride.
 
-    Loop partitioning cuts off the lines, and the vectors of a line, that touch the border.
+    Loop partitioning cuts off the lines, and the vectors of a line, that touch the border. Lines that are longer than
+    `part` results are computed in such parts. With `share` neighbours share what windows reduce across lines.
     """
+    s = te.create_schedule([out.op for out in outs])
+    lines = _lines_first(s, operation) if share else None
+    out, anchor = s.outputs[0].output(0), s[operation].op
     inline_injective(s, [out], keep=[anchor, *([] if lines is None else [s[lines].op])])
     accumulator, lanes = local_accumulator(s, anchor, out), vector_lanes(target)
     *outer, last = s[out].op.axis
-    taps = constant_size([axis.extent for axis in anchor.reduce_axis])
-    group, inner = s[out].split(last, factor=min(2 * lanes, constant_size([last.extent])))
+    taps, width = constant_size([axis.extent for axis in anchor.reduce_axis]), last.extent
+    if part is None:
+        at, group = s[out].split(last, nparts=1)
+    else:
+        least = part + likely_extent(extent_of(operation.reduce_axis[-1]), 1) // 2
+        at, group = s[out].split(last, factor=part, tail="shift", least=least)
+        s[out].pragma(at, "loop_partition_hint")
+    group, inner = s[out].split(group, factor=min(2 * lanes, constant_size([width] if part is None else [part])))
     s[out].vectorize(inner)
     if len(outer) > 1:
         *planes, line = outer
@@ -119,11 +146,15 @@ def _schedule_lines(
     _reduce_by_vectors(s, accumulator)
     if lines is not None:
         s[lines].set_scope("local")
-        s[lines].compute_at(s[out], outer[-1])
+        s[lines].compute_at(s[out], at)
         extent = constant_size(lines.shape[-1:])
         vectors, lane = s[lines].split(s[lines].op.axis[-1], factor=min(2 * lanes, extent))
-        s[lines].pragma(vectors, "loop_partition_hint")
+        if part is None:
+            s[lines].pragma(vectors, "loop_partition_hint")
+        else:
+            s[lines].unroll(vectors)
         _reduce_by_vectors(s, lines, [vectors], lane)
+    return s
 
 
 def _reduce_by_vectors(

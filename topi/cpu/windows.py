@@ -36,7 +36,9 @@ def tile_windows(
     width = constant_size([x.extent], default=64)
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
     columns = choose("columns", _dividing(width, columns), dict.fromkeys(sizes))
-    x_outer, x_inner = s[out].split(x, factor=columns)
+    reach = constant_size([window[-1].extent]) // 2  # what lies before the first window, at most, as a rule
+    tail = "guard" if isinstance(x.extent, int) else "shift"
+    x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
     count = constant_size([axis.extent for axis in line_axes])
     blocks = _channel_blocks(target, count, -(-constant_size([channel.extent]) // lanes))

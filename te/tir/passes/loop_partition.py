@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from te.arith import Analyzer
 from te.ir.visitor import Mutator, Visitor, post_order
 from te.tir import ops
-from te.tir.expr import And, Call, Compare, IntImm, IterVar, Not, PrimExpr, Range, Select, Var
+from te.tir.analysis import contains
+from te.tir.expr import And, Call, Compare, IntImm, IterVar, Max, Min, Not, PrimExpr, Range, Select, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.passes.simplify import simplify_stmt
@@ -19,6 +21,7 @@ from te.tir.substitute import fresh_copy
 __all__ = ["LoopPartition", "loop_partition"]
 
 _HINT = "pragma_loop_partition_hint"
+_EXTREMA = frozenset((Min, Max))
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class _GuardCollector(Visitor[None]):
         self.chosen = chosen
         self.inner: dict[Var, Range] = {}
         self.guards: list[_Guard] = []
+        self.around: list[_Guard] = []
+        """the guards around the statement, where it does nothing if one fails"""
+        self.stores: list[list[_Guard]] = []
+        """of each statement that stores: those"""
 
     def visit_For(self, node: For) -> None:
         self.inner[node.loop_var] = Range(node.min, node.extent)
@@ -47,8 +54,12 @@ class _GuardCollector(Visitor[None]):
         del self.inner[node.loop_var]
 
     def visit_IfThenElse(self, node: IfThenElse) -> None:
+        known = len(self.guards)
         self._condition(node.condition)
+        outside = self.around
+        self.around = [*outside, *self.guards[known:]]
         self.visit(node.then_case)
+        self.around = outside
         if node.else_case is not None:
             self.visit(node.else_case)
 
@@ -79,9 +90,11 @@ class _GuardCollector(Visitor[None]):
             conditions = self.chosen[node] = _choices(node)
         for condition in conditions:
             self._condition(condition)
+        self.stores.append(self.around)
 
     def visit_default(self, node: object) -> None:
         """Other statements hold no guards."""
+        self.stores.append(self.around)
 
     def _condition(self, condition: PrimExpr) -> None:
         if isinstance(condition, And):
@@ -142,6 +155,17 @@ class _Partitioner(Mutator):
             return node if body is node.body else AttrStmt(node.key, axis, node.value, body, span=node.span)
         return node.rebuild(self.visit)
 
+    def visit_IfThenElse(self, node: IfThenElse) -> Stmt:
+        copies = self.copies
+        with self.analyzer.constraint(node.condition):
+            then_case = self.visit(node.then_case)
+        if isinstance(node.condition, Call):  # likely: what is large and what is small have loops of their own
+            self.copies = copies
+        else_case = None if node.else_case is None else self.visit(node.else_case)
+        if then_case is node.then_case and else_case is node.else_case:
+            return node
+        return node.replace(then_case=then_case, else_case=else_case)
+
     def visit_For(self, node: For) -> Stmt:
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
         hinted = bool(node.annotations.get(_HINT))
@@ -153,7 +177,7 @@ class _Partitioner(Mutator):
         if node.kind is ForKind.VECTORIZED and ops.as_int(node.extent) is None:
             return node.rebuild(self.visit)
         parts = self._parts(node, hinted)
-        if parts is None or (node.kind is ForKind.VECTORIZED and len(parts) > 1):  # a mask is better than two loops
+        if parts is None or (node.kind is ForKind.VECTORIZED and not _is_vector(parts)):
             return node.rebuild(self.visit)
         if any(self._varies_by_thread(part) for part in parts) and (
             node.kind is ForKind.UNROLLED  # registers can't be indexed: a guard in each copy of the body is better
@@ -173,12 +197,14 @@ class _Partitioner(Mutator):
         self.analyzer.bind(part.loop_var, Range(part.min, part.extent))
         return part.rebuild(self.visit)
 
-    def _guards(self, var: Var, body: Stmt, hinted: bool) -> list[_Guard]:
+    def _guards(self, var: Var, body: Stmt, hinted: bool) -> tuple[list[_Guard], list[list[_Guard]]]:
+        """Those that `var` decides: all, and for each statement in the body those that it does nothing without."""
         if self.copies >= self.options.max_copies:
-            return []
+            return [], []
         collector = _GuardCollector(hinted, self.chosen)
         collector.visit(body)
-        return [g for g in collector.guards if _mentions(g.condition, (var,))]
+        deciding = [g for g in collector.guards if _mentions(g.condition, (var,))]
+        return deciding, [[g for g in around if g in deciding] for around in collector.stores] if deciding else []
 
     def _parts(self, loop: For, hinted: bool) -> list[Stmt] | None:
         """The loop before, where, and after all the guards that can be solved for its variable hold."""
@@ -186,7 +212,8 @@ class _Partitioner(Mutator):
         lows: list[PrimExpr] = []
         highs: list[PrimExpr] = []
         exact = True  # does a guard fail everywhere outside its bounds?
-        for guard in self._guards(loop.loop_var, loop.body, hinted):
+        guards, stores = self._guards(loop.loop_var, loop.body, hinted)
+        for guard in guards:
             bound = self.analyzer.deduce_bound(guard.condition, loop.loop_var, guard.inner)
             if bound is None:
                 continue
@@ -194,14 +221,14 @@ class _Partitioner(Mutator):
             high = None if bound.max is None else ops.add(bound.max, 1)
             if not self._leaves_something(loop, low, high) or self._mentions_lanes(low, high):
                 continue
-            exact = exact and not _mentions(guard.condition, guard.inner)
+            exact = exact and not _mentions(guard.condition, guard.inner) and not contains(guard.condition, _EXTREMA)
             solved.add(id(guard.condition))
             lows += [] if low is None else [low]
             highs += [] if high is None else [high]
         if not lows and not highs:
             return None
         exact = exact and not lows and all(self.analyzer.can_prove_equal(highs[0], h) for h in highs[1:])
-        return self._cut(loop, solved, lows, highs, exact)
+        return self._cut(loop, solved, lows, highs, exact, stores)
 
     def _mentions_lanes(self, *bounds: PrimExpr | None) -> bool:
         """Does a bound depend on the lane of a vectorized loop around? Such a loop could not become vectors."""
@@ -216,7 +243,13 @@ class _Partitioner(Mutator):
         return not any(self.analyzer.can_prove(e) for e in empty)
 
     def _cut(
-        self, loop: For, solved: set[int], lows: list[PrimExpr], highs: list[PrimExpr], exact: bool
+        self,
+        loop: For,
+        solved: set[int],
+        lows: list[PrimExpr],
+        highs: list[PrimExpr],
+        exact: bool,
+        stores: list[list[_Guard]],
     ) -> list[Stmt] | None:
         simplify = self.analyzer.simplify
         start, end = simplify(loop.min), simplify(ops.add(loop.min, loop.extent))
@@ -232,9 +265,29 @@ class _Partitioner(Mutator):
             return None
         hot = _Assume(solved, True).visit(loop.body)
         cold = _Assume(solved, False).visit(loop.body) if exact else loop.body
+        idle = self._idle_from(loop, stores) if highs and ops.as_int(simplify(ops.sub(end, last))) is None else None
+        if idle is not None:
+            end = simplify(ops.maximum(ops.minimum(end, idle), last))
         parts = [self._part(loop, start, first, cold), self._part(loop, first, last, hot),
                  self._part(loop, last, end, cold)]  # fmt: skip
         return [p for p in parts if not ops.is_no_op(p)]
+
+    def _idle_from(self, loop: For, stores: list[list[_Guard]]) -> PrimExpr | None:
+        """The iteration from which on nothing is stored, as far as guards tell that are the same for all statements."""
+        found: list[PrimExpr] | None = None
+        for around in stores:
+            ends: list[PrimExpr] = []
+            for guard in around:
+                condition = guard.condition
+                fails = ops.logical_not(condition.args[0] if isinstance(condition, Call) else condition)
+                bound = self.analyzer.deduce_bound(self.analyzer.simplify(fails), loop.loop_var, guard.inner)
+                if bound is not None and bound.min is not None and bound.max is None:
+                    ends.append(bound.min)
+            same = self.analyzer.can_prove_equal
+            found = ends if found is None else [e for e in found if any(same(e, other) for other in ends)]
+            if not found:
+                return None
+        return functools.reduce(ops.minimum, found) if found else None
 
     def _part(self, loop: For, start: PrimExpr, end: PrimExpr, body: Stmt) -> Stmt:
         """The iterations [start, end) of a loop with variables of their own, simplified under that range."""
@@ -255,7 +308,7 @@ class _Partitioner(Mutator):
         """
         solved: set[int] = set()
         tests: list[PrimExpr] = []
-        for guard in self._guards(var, body, hinted):
+        for guard in self._guards(var, body, hinted)[0]:
             holds = self.analyzer.worst_case(guard.condition, guard.inner)
             if holds is None or (isinstance(holds, IntImm) and not holds.value):
                 continue
@@ -276,6 +329,11 @@ class _Partitioner(Mutator):
         with self.analyzer.constraint(Not(condition)):
             else_case = self.visit(simplify_stmt(body, self.analyzer))
         return IfThenElse(condition, then_case, else_case)
+
+
+def _is_vector(parts: list[Stmt]) -> bool:
+    """Is a vectorized loop still one vector? Else a mask is better than two loops, or than scalars one by one."""
+    return all(not isinstance(part, For) or ops.as_int(part.extent) is not None for part in parts) and len(parts) <= 1
 
 
 def _needs_all_threads(body: Stmt) -> bool:

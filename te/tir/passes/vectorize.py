@@ -50,6 +50,7 @@ from te.tir.stmt import (
     Stmt,
     While,
 )  # fmt: skip
+from te.tir.substitute import substitute
 
 __all__ = ["Vectorize", "vectorize"]
 
@@ -67,11 +68,16 @@ class _LaneRewriter(Mutator):
     """Rewrites the body of one loop with its variable standing for all lanes at once.
 
     An expression that does not depend on the lane stays scalar; operators bring both sides to vectors when one is.
-    `mask` holds the lanes that are on, None for all: loads and stores under it are predicated.
+    `mask` holds the lanes that are on, None for all: loads and stores under it are predicated. Memory in `own`, which
+    no one else sees, gets room for all lanes (`own` says for how many elements): those that are off keep what is there,
+    so that it may live in registers.
     """
 
-    def __init__(self, var: Var, start: PrimExpr, lanes: int, analyzer: Analyzer) -> None:
+    def __init__(
+        self, var: Var, start: PrimExpr, lanes: int, analyzer: Analyzer, own: dict[Buffer, int] | None = None
+    ) -> None:
         self.var, self.lanes = var, lanes
+        self.own = {} if own is None else own
         self.lane = Ramp(start, ops.make_const(var.dtype, 1), lanes)
         self.analyzer = analyzer
         self.mask: PrimExpr | None = None
@@ -173,7 +179,22 @@ class _LaneRewriter(Mutator):
             indices = (*indices[:-1], self.widen(indices[-1]))
         if node.dtype.lanes > 1:
             raise _NotVectorizable
+        if predicate is None and self._has_room(buffer, indices):
+            return BufferLoad(buffer, indices, span=node.span)
         return BufferLoad(buffer, indices, self._masked(buffer, predicate), span=node.span)
+
+    def _has_room(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> bool:
+        """Are all lanes, those that are off too, elements of memory of our own, which is made larger for them?"""
+        index = indices[-1]
+        if self.mask is None or buffer not in self.own or not isinstance(index, Ramp):
+            return False
+        last = self.analyzer.const_upper(ops.add(index.base, ops.mul(index.stride, index.lanes - 1)))
+        if last is None or last >= self.own[buffer] + index.lanes or (ops.as_int(index.stride) or -1) < 0:
+            return False
+        if not self.analyzer.can_prove_less_equal(0, index.base):
+            return False
+        self.own[buffer] = max(self.own[buffer], last + 1)
+        return True
 
     def _masked(self, buffer: Buffer, predicate: PrimExpr | None) -> PrimExpr | None:
         if buffer in self.private:
@@ -247,6 +268,9 @@ class _LaneRewriter(Mutator):
         if not moves or node.predicate is not None:
             raise _NotVectorizable  # all lanes would store to one element
         value = self.widen(self.visit(node.value))
+        if self.mask is not None and self._has_room(buffer, indices):
+            value = Select(self.mask, value, BufferLoad(buffer, indices))
+            return BufferStore(buffer, value, indices, span=node.span)
         return BufferStore(buffer, value, indices, self._masked(buffer, None), span=node.span)
 
     def visit_For(self, node: For) -> Stmt:
@@ -342,9 +366,21 @@ def _without_likely(condition: PrimExpr) -> PrimExpr:
 class _LoopVectorizer(Mutator):
     def __init__(self) -> None:
         self.analyzer = Analyzer()
+        self.own: dict[Buffer, int] = {}
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
+
+    def visit_Allocate(self, node: Allocate) -> Stmt:
+        buffer, size = node.buffer, ops.as_int(node.buffer.shape[0])
+        if buffer.scope != "local" or len(buffer.shape) > 1 or buffer.strides is not None or size is None:
+            return node.rebuild(self.visit)
+        self.own[buffer] = size
+        body = self.visit(node.body)
+        if self.own[buffer] == size:
+            return node if body is node.body else node.replace(body=body)
+        wide = buffer.with_(shape=(self.own[buffer],))
+        return Allocate(wide, substitute(body, {}, {buffer: wide}), span=node.span)
 
     def visit_For(self, node: For) -> Stmt:
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
@@ -354,7 +390,7 @@ class _LoopVectorizer(Mutator):
         lanes = ops.as_int(loop.extent)
         if lanes is not None and lanes > 1:
             try:
-                return _LaneRewriter(loop.loop_var, loop.min, lanes, self.analyzer).visit(loop.body)
+                return _LaneRewriter(loop.loop_var, loop.min, lanes, self.analyzer, self.own).visit(loop.body)
             except _NotVectorizable:
                 pass
         return loop.replace(kind=ForKind.SERIAL)

@@ -249,3 +249,23 @@ def test_detect_linear():
     assert [str(c) for c in found[0]] == ["4", "n"] and str(found[1]) == "k + 3"
     assert analyzer.detect_linear(X // 2, [X]) is None
     assert analyzer.modular(X * 4 + 3) == (4, 3)
+
+
+def test_minima_are_solved_for_what_they_compare():
+    analyzer, x = Analyzer(), Var("x")
+    analyzer.bind(x, Range(0, N))
+    shifted = minimum(x * 4, N - 4) * 2
+    with analyzer.constraint(N >= 5):
+        bound = analyzer.deduce_bound(shifted >= 1, x)
+        assert bound is not None and (str(bound.min), bound.max) == ("1", None)
+    assert analyzer.deduce_bound(shifted >= 1, x) is None
+    bound = analyzer.deduce_bound(shifted + 3 < M, x)
+    assert bound is not None and (bound.min, str(bound.max)) == (None, "(m + 4) // 8 - 1")
+
+
+def test_constraints_reach_what_is_divided_and_multiplied():
+    analyzer = Analyzer()
+    with analyzer.constraint((N + 1) // 2 >= 7):
+        assert analyzer.can_prove(N >= 13)
+        assert analyzer.can_prove(4 * ((N + 1) // 2) + 3 >= 31)
+        assert not analyzer.can_prove(N >= 14)

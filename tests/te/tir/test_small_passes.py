@@ -19,6 +19,7 @@ from te.tir import (
     IterVar,
     PrimFunc,
     Range,
+    SizeVar,
     Var,
     call_intrin,
     const,
@@ -169,6 +170,43 @@ def test_tails_become_smaller_loops():
         "        B[ramp(i * 8, 1, 8)] = broadcast(1.0, 8)",
         "    B[ramp(24, 1, 6)] = broadcast(1.0, 6)",
     ]
+
+
+def test_tails_of_open_length_end_where_nothing_is_done_and_stay_vectors():
+    n, outer, tile = SizeVar("n"), Var("o"), decl_buffer((64,), name="T", scope="local")
+    b = decl_buffer((n,), name="B")
+
+    def guarded(store):
+        vector, lane = Var("i"), Var("j")
+        at, value = vector * 8 + lane, outer * 64 + vector * 8 + lane
+        return loop(vector, 8, loop(lane, 8, IfThenElse(likely(value < n), store(at, value)), ForKind.VECTORIZED))
+
+    body = seq([guarded(lambda at, _: BufferStore(tile, const(1.0), (at,))),
+                guarded(lambda at, value: BufferStore(b, BufferLoad(tile, (at,)), (value,)))])  # fmt: skip
+    nest = For(outer, const(0), floordiv(n + 63, 64), ForKind.SERIAL, Allocate(tile, body))
+    func = PrimFunc((b.data, n), nest, {b.data: b}, {"global_symbol": "main"})
+    text = str(vectorize(loop_partition(func)))
+    assert text.count("extent=(n + 7) // 8 - n // 8") == 2, "of eight vectors, the one that is not whole"
+    assert "range(n - " not in text, "no scalars"
+    for size in (0, 1, 7, 8, 63, 64, 77, 200):
+        result = np.zeros(size + 8, "float32")
+        interpret(vectorize(loop_partition(func)), result[:size], size)
+        assert (result[:size] == 1.0).all() and not result[size:].any()
+
+
+def test_lanes_that_are_off_keep_what_is_in_memory_of_their_own():
+    n, tile, b = SizeVar("n"), decl_buffer((6,), name="T", scope="local"), decl_buffer((8,), name="B")
+    first, second = loop(i, 6, BufferStore(tile, const(1.0), (i,))), Var("j")
+    masked = IfThenElse(likely(second < n), BufferStore(tile, const(2.0), (second,)))
+    third = Var("k")
+    out = IfThenElse(third < 6, BufferStore(b, BufferLoad(tile, (third,)), (third,)))
+    body = seq([first, *[loop(v, 8, s, ForKind.VECTORIZED) for v, s in ((second, masked), (third, out))]])
+    func = PrimFunc((b.data, n), Allocate(tile, body), {b.data: b}, {"global_symbol": "main"})
+    text = str(vectorize(func))
+    assert "allocate([8]" in text and "T[ramp(0, 1, 8)] = select(" in text and "T[ramp(0, 1, 8), where" not in text
+    result = np.zeros(8, "float32")
+    interpret(vectorize(func), result, 4)
+    assert result.tolist() == [2, 2, 2, 2, 1, 1, 0, 0]
 
 
 def test_guards_of_parallel_loops_get_a_fast_body():
