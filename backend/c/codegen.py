@@ -90,7 +90,8 @@ class CGenerator(CLikeGenerator):
         with self.block(""):
             self.line(f"{closure} closure_ = {{{values}}};")
             self.line("if (closure_.extent_ > 0)")
-            self.line(f"  ctx->parallel(ctx, {task}, &closure_, rc_clamp(closure_.extent_));")
+            tasks = f"rc_least(closure_.extent_, {loop.most_threads})"
+            self.line(f"  ctx->parallel(ctx, {task}, &closure_, {tasks});")
         outer, self.lines, depth, self.depth = self.lines, [], self.depth, 0
         self.in_task = True
         self.line(f"typedef struct {{ int64_t low_, extent_; {' '.join(f'{t} {n};' for t, n in fields)} }} {closure};")

@@ -39,7 +39,7 @@ static inline int64_t rc_float_bits(double x) {
   return bits;
 }
 
-static inline int32_t rc_clamp(int64_t x) { return x > INT32_MAX ? INT32_MAX : (int32_t)x; }
+static inline int32_t rc_least(int64_t x, int32_t most) { return x < most ? (int32_t)x : most; }
 
 #define RC_INTEGER(T, S) \
   static inline T rc_floordiv_##S(T a, T b) { T q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); } \

@@ -253,8 +253,10 @@ publish:
   %helpers = select i1 %capped, i32 %able, i32 %wanted
   %tasks = add i32 %helpers, 1
   %most = mul i32 %tasks, {chunks}
-  %fewer = icmp slt i32 %max_tasks, %most
-  %chunks = select i1 %fewer, i32 %max_tasks, i32 %most
+  %over = urem i32 %max_tasks, %tasks
+  %even = sub i32 %max_tasks, %over ; as many for each thread
+  %fewer = icmp slt i32 %even, %most
+  %chunks = select i1 %fewer, i32 %even, i32 %most
   store ptr %ctx, ptr @job
   store ptr %task, ptr getelementptr (%job, ptr @job, i32 0, i32 1)
   store ptr %closure, ptr getelementptr (%job, ptr @job, i32 0, i32 2)
@@ -273,8 +275,8 @@ allot:
   br i1 %allotted, label %call, label %allot
 call:
   %w = phi i32 [ 1, %allot ], [ %w.next, %called ]
-  %over = icmp sgt i32 %w, %helpers
-  br i1 %over, label %work, label %ring
+  %called.all = icmp sgt i32 %w, %helpers
+  br i1 %called.all, label %work, label %ring
 ring:
   %w64 = sext i32 %w to i64
   %box = getelementptr %mailbox, ptr @mailboxes, i64 %w64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -66,7 +67,8 @@ class BlockAttention(RewritePass):
         query, _, value = operands[:3]
         sizes = (query.shape[1], value.shape[1], query.shape[3], value.shape[3])
         known = [d if isinstance(d, int) else _UNKNOWN_POSITIONS for d in sizes]
-        queries, panel = attention_blocks(self.target, *known)
+        heads = [d for d in (query.shape[0], query.shape[2]) if isinstance(d, int)]
+        queries, panel = attention_blocks(self.target, *known, heads=math.prod(heads))
         return make_call(
             "nn.blocked_attention", operands, call.span, scale=op.scale, queries=queries, panel=panel,
             causal=op.causal, masked_value=op.masked_value, softcap=op.softcap,

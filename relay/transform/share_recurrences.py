@@ -9,6 +9,8 @@ from backend.target import Target
 from relay.expr import Call, Expr
 from relay.op.nn.recurrent import GRU, LSTM, RNN
 from relay.transform.function_pass import RewritePass
+from topi.cpu.tiling import threads_worthwhile, vector_lanes
+from topi.groups import constant_size
 
 __all__ = ["ShareRecurrences"]
 
@@ -30,5 +32,7 @@ class ShareRecurrences(RewritePass):
         products, weight, *_ = [arg.tensor_type for arg in call.args]
         vectors = max(weight.static_shape[-1] * products.dtype.nbytes // self.target.vector_bytes, 1)
         sums = max(self.target.vector_registers * 3 // 4 // vectors, 1)
-        told = replace(op, cores=self.target.num_cores, sums=sums, vectors=vectors)
+        step = 2.0 * constant_size((*weight.shape, products.shape[1]))
+        cores = min(self.target.num_cores, threads_worthwhile(step, vector_lanes(self.target)))
+        told = replace(op, cores=cores, sums=sums, vectors=vectors)
         return call if told == op else Call(told, call.args, span=call.span)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from te.ir.node import Node, node
 from te.ir.span import Span
 from te.tir.buffer import Buffer
-from te.tir.expr import ExprOperators, PrimExpr, Var
+from te.tir.expr import ExprOperators, IntImm, PrimExpr, Var
 
 __all__ = [
     "Allocate", "AssertStmt", "AttrStmt", "BufferStore", "Evaluate", "For", "ForKind", "IfThenElse", "LetStmt",
@@ -59,6 +59,18 @@ class For(Stmt):
     kind: ForKind
     body: Stmt
     annotations: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def most_threads(self) -> int:
+        """Among how many threads a parallel loop is shared at most: more would cost more than they do.
+
+        About as many as the pragma says, so that each gets as many of the iterations.
+        """
+        most: int = self.annotations.get("pragma_most_threads", 2**31 - 1)
+        if not isinstance(self.extent, IntImm):
+            return most
+        extent = max(self.extent.value, 1)
+        return -(-extent // max(round(extent / most), 1))
 
 
 @node

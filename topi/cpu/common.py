@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.tiling import group_columns, parallel_worthwhile, vector_lanes
+from topi.cpu.tiling import group_columns, parallel_worthwhile, threads_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of
+from topi.registry import operations_behind
 from topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -68,9 +69,12 @@ def local_accumulator(s: te.Schedule, anchor: te.Operation, out: te.Tensor) -> t
 
 
 def parallel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, operations: float, lanes: int) -> None:
-    """Share `axis` between threads when the kernel's `operations` are worth it."""
-    if choose("parallel", parallel_worthwhile(operations, lanes), (True, False)):
-        s[tensor].parallel(axis)
+    """Share `axis` between threads when the kernel's `operations` are worth it, between as many as they are worth."""
+    if not choose("parallel", parallel_worthwhile(operations, lanes), (True, False)):
+        return
+    s[tensor].parallel(axis)
+    if all(isinstance(d, int) for op in operations_behind([s[tensor].op.output(0)]) for d in op.output(0).shape):
+        s[tensor].pragma(axis, "most_threads", threads_worthwhile(operations, lanes))
 
 
 _SHARES = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import parallel
+from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.matmul import tile_product
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.product_plan import plan_product
@@ -29,16 +29,18 @@ def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
     return [op for op in operations_behind(outs) if op.tag == "pad" and id(op) in feeding]
 
 
-def _schedule_pad(s: te.Schedule, pad: te.Operation, lanes: int) -> None:
+def _schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
     """The bordered copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
-    result = pad.output(0)
+    result, lanes = pad.output(0), vector_lanes(target)
     *lines, w, c = s[result].op.axis
-    line = s[result].fuse(*lines) if len(lines) > 1 else w
-    parallel(s, result, line, constant_size(result.shape) * 4.0, lanes)
+    work = constant_size(result.shape) * 4.0
     if isinstance(c.extent, int) and c.extent >= lanes:
         _, c_inner = s[result].split(c, factor=lanes)
         s[result].vectorize(c_inner)
+        parallel_outer(s, result, [*lines, w], work, target)
     else:
+        line = s[result].fuse(*lines) if len(lines) > 1 else w
+        parallel(s, result, line, work, lanes)
         for axis in dict.fromkeys((line, w)):
             s[result].pragma(axis, "loop_partition_hint")
 
@@ -56,7 +58,7 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     for op in pairs:
         schedule_pairs(s, op, target)
     for pad in pads:
-        _schedule_pad(s, pad, vector_lanes(target))
+        _schedule_pad(s, pad, target)
         if anchor.attrs["groups"] > 1:  # which read a part of many pixels: their lines should not meet in the caches
             s[pad].storage_align(s[pad].op.axis[-2], SET_ELEMENTS, LINE_ELEMENTS)
     tile_product(s, outs[0], anchor, target, plan_product(outs[0], anchor, target))

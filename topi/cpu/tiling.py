@@ -25,7 +25,7 @@ __all__ = [
     "CACHE_BYTES_PER_CYCLE", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
     "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place", "shuffles_groups",
-    "spare_registers", "tile_cycles", "tile_rows", "vector_lanes",
+    "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -134,16 +134,26 @@ def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
 
 def best_tile(
     target: Target, rows: int, columns: int, steps: int, *,
-    lanes: int | None = None, vectors: int | None = None, line: int = 0, temporaries: int = 0,
+    lanes: int | None = None, vectors: int | None = None, line: int = 0, temporaries: int = 0, cores: int = 1,
 ) -> RegisterTile:  # fmt: skip
-    """The cheapest tile for an output of `rows` rows by `columns` columns.
+    """The cheapest tile for an output of `rows` rows by `columns` columns, whose tiles `cores` share.
 
     `vectors` fixes the width where the packed operand decides it already; for `line` see `tile_cycles`. `temporaries`
     are registers that a step needs besides: one where another instruction than the one that multiplies adds.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
     candidates = [t for t in _tiles(target, lanes, vectors, temporaries) if t.rows <= max(rows, 1)]
-    return min(candidates, key=lambda t: (_cost(t, rows, columns, steps, line), -t.rows * t.vectors))
+
+    def cost(tile: RegisterTile) -> float:
+        tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
+        uneven = max(cores * largest_share(tiles, cores) * _NEARLY_EVEN, 1.0)
+        return _cost(tile, rows, columns, steps, line) * uneven
+
+    return min(candidates, key=lambda tile: (cost(tile), -tile.rows * tile.vectors))
+
+
+_NEARLY_EVEN = 0.9
+"""Shares that are uneven by a tenth don't decide how wide a tile is."""
 
 
 def packed_columns(
@@ -152,7 +162,7 @@ def packed_columns(
     """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. `line`: see `tile_cycles`."""
     if columns < vector_lanes(target):
         return 1 << (columns - 1).bit_length()
-    best = best_tile(target, rows, columns, steps, line=line, temporaries=temporaries)
+    best = best_tile(target, rows, columns, steps, line=line, temporaries=temporaries, cores=target.num_cores)
     widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None, temporaries))
     return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
 
@@ -193,12 +203,12 @@ def tile_rows(
     """
     lanes = min(vector_lanes(target), panel)
     vectors = -(-panel // lanes)
+    shared = panels or 0
+    cores = min(target.num_cores, threads_worthwhile(2.0 * rows * panel * shared * steps, lanes)) if shared else 1
 
     def cost(tile: RegisterTile) -> float:
-        cycles = _cost(tile, rows, panel, steps, line)
-        if panels is None:
-            return cycles
-        return cycles * target.num_cores * largest_share(math.ceil(rows / tile.rows) * panels, target.num_cores)
+        tiles = math.ceil(rows / tile.rows) * max(shared, 1)
+        return _cost(tile, rows, panel, steps, line) * cores * largest_share(tiles, cores)
 
     tiles = list(_tiles(target, lanes, vectors, temporaries))
     best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
@@ -222,6 +232,16 @@ def parallel_worthwhile(operations: float, lanes: int) -> bool:
     return operations / lanes >= _PARALLEL_CYCLES
 
 
+_THREAD_CYCLES = 250
+"""What each thread of a parallel region costs the caller: one to call it and to hear that it is done (0.12 us on Zen 3
+where one other thread takes part). Work / threads + cost * threads is least where threads^2 = work / cost."""
+
+
+def threads_worthwhile(operations: float, lanes: int) -> int:
+    """How many threads `operations` scalar operations, done `lanes` at a time, are shared between at most."""
+    return max(math.isqrt(int(operations / lanes) // _THREAD_CYCLES), 2)
+
+
 def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpose_a: bool, transpose_b: bool) -> bool:
     """Are the rows of a product so few that its right operand had better not be packed, and is it read along memory?"""
     lanes = vector_lanes(target)
@@ -235,11 +255,13 @@ _FEW_ROWS = 4
 """Rows of a product, at most, that cost less than packing the right operand for them."""
 
 
-def attention_blocks(target: Target, queries: int, keys: int, depth: int, width: int) -> tuple[int, int]:
+def attention_blocks(
+    target: Target, queries: int, keys: int, depth: int, width: int, heads: int = 1
+) -> tuple[int, int]:
     """(rows of a block of queries, columns of a panel) for attention over `keys` keys of `depth`, values of `width`.
 
     A block's scores take about a quarter of the second-level cache, the panels passing by; its rows are whole register
-    tiles, few blocks being partial.
+    tiles, few blocks being partial, and as many as cores can share evenly, of all `heads`.
     """
     lanes = vector_lanes(target)
     panel = 2 * lanes if max(width, depth) > lanes else lanes
@@ -248,7 +270,9 @@ def attention_blocks(target: Target, queries: int, keys: int, depth: int, width:
     most = max(1, min(budget // (4 * keys), _MOST_QUERIES) // tile)
 
     def rows_computed(tiles: int) -> int:
-        return math.ceil(queries / (tiles * tile)) * (tiles * tile + _BLOCK_OVERHEAD_ROWS)
+        """On the busiest core."""
+        blocks = heads * math.ceil(queries / (tiles * tile))
+        return math.ceil(blocks / target.num_cores) * (tiles * tile + _BLOCK_OVERHEAD_ROWS)
 
     tiles = min(range(1, most + 1), key=rows_computed)
     return min(tiles * tile, queries), panel

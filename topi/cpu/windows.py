@@ -5,11 +5,13 @@ The border is never stored: the lines and columns that it touches run copies of 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.tiling import largest_share, vector_lanes
+from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.tiling import threads_worthwhile, vector_lanes
 from topi.groups import constant_size
 from topi.tuning import choose
 
@@ -41,14 +43,15 @@ def tile_windows(
     x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
     count = constant_size([axis.extent for axis in line_axes])
-    blocks = _channel_blocks(target, count, -(-constant_size([channel.extent]) // lanes))
-    shared: list[te.IterVar] = []
-    if blocks > 1:
-        block, channel_outer = s[out].split(channel_outer, nparts=blocks)
-        shared = [block]
-    s[out].reorder(*shared, *line_axes, x_outer, channel_outer, x_inner, channel_inner)
+    vectors = -(-constant_size([channel.extent]) // lanes)
+    work = 2.0 * constant_size(out.shape) * taps
+    part = _vectors_of_a_part(target, count, vectors, min(target.num_cores, threads_worthwhile(work, lanes)))
+    if part < vectors:
+        block, channel_outer = s[out].split(channel_outer, factor=part)
+        line_axes.insert(0, block)
+    s[out].reorder(*line_axes, x_outer, channel_outer, x_inner, channel_inner)
     lines = s[out].fuse(*line_axes) if len(line_axes) > 1 else line_axes[0]
-    parallel(s, out, shared[0] if shared else lines, 2.0 * constant_size(out.shape) * taps, lanes)
+    parallel(s, out, lines, work, lanes)
     s[out].pragma(lines, "loop_partition_hint")
     if width > 2 * columns:
         s[out].pragma(x_outer, "loop_partition_hint")
@@ -67,15 +70,24 @@ def tile_windows(
     s[accumulator].vectorize(tile_channel)
 
 
-def _channel_blocks(target: Target, lines: int, vectors: int) -> int:
-    """Parts of the channels that are shared between threads where there are too few lines for that; else 1.
+_EVENLY = 0.9
+"""The least that the busiest thread may do, of lines or parts of them, as a part of what it does."""
 
-    A part is of two vectors at least, so that threads seldom write the same cache line.
+
+def _vectors_of_a_part(target: Target, lines: int, vectors: int, threads: int) -> int:
+    """Vectors of a part of the channels, where `threads` share the lines of parts; all where whole lines come out even.
+
+    As many as come out nearly as even as any: neighbouring lines of a part, which read the same, are one thread's. A
+    part is a cache line at least, so that threads seldom write the same one.
     """
-    cores = target.num_cores
-    divisors = [d for d in range(1, vectors // 2 + 1) if vectors % d == 0]
-    blocks = min(divisors, key=lambda d: largest_share(d, cores), default=1)
-    return blocks if largest_share(blocks, cores) < 0.8 * largest_share(lines, cores) else 1
+    fewest = max(LINE_BYTES // target.vector_bytes, 1)
+    parts = [-(-vectors // n) for n in range(1, max(vectors // fewest, 1) + 1)]
+
+    def busiest(part: int) -> int:
+        return math.ceil(lines * math.ceil(vectors / part) / threads) * part
+
+    least = min(map(busiest, parts))
+    return next(part for part in parts if least >= _EVENLY * busiest(part))
 
 
 def _dividing(width: int, most: int) -> int:

@@ -243,7 +243,7 @@ class _Recurrence:
             with ib.for_range(0, count, "block", self._shared, independent=True) as n:
                 yield self._block(step, n // self.blocks, n % self.blocks)
         else:
-            shares = min(self.gates.cores, count)
+            shares = -(-count // -(-count // self.gates.cores))  # as many blocks each, by fewer threads if need be
             with ib.for_range(0, shares, "share", self._shared, independent=True) as share:
                 begin = ib.let("begin", share * count // shares)
                 end = ib.let("end", (share + 1) * count // shares)

@@ -33,7 +33,6 @@ STACK_BYTES = 64 * 1024
 """Scratch memory up to this size lives on the stack, as long as a function has no more than `STACK_TOTAL`."""
 STACK_TOTAL = 256 * 1024
 
-MAX_TASKS = 2**31 - 1
 MAX_UNROLLED = 4096
 """Statements that an unrolled loop may become; a larger one stays a loop."""
 
@@ -208,13 +207,13 @@ class StmtEmitter(CallEmitter):
     def _parallel_region(self, loop: For, extent: Index) -> None:
         text, limit = self.text, self.operand(extent)
         if extent.value is None:
-            self._fork(loop, extent, limit)
+            self._fork(loop, extent, str(loop.most_threads))
             return
         runs, done = text.label("region"), text.label("endregion")
         text.branch(text.pure(f"icmp sgt i64 {limit}, 0"), runs, done)
         with text.region():
             text.place(runs)
-            tasks = self.intrinsic("umin", INT64, limit, str(MAX_TASKS))
+            tasks = self.intrinsic("umin", INT64, limit, str(loop.most_threads))
             self._fork(loop, extent, text.value(f"trunc i64 {tasks} to i32"))
             text.goto(done)
         text.place(done)

@@ -44,6 +44,13 @@ def test_every_task_runs_once(threads, tasks):
         assert sorted(seen) == [(i, count) for i in range(count)]
 
 
+@pytest.mark.parametrize(("threads", "tasks", "chunks"), [(2, 9, 8), (3, 7, 6), (2, 100, 16), (4, 4, 4), (3, 2, 2)])
+def test_threads_are_allotted_as_many_chunks_each(threads, tasks, chunks):
+    seen: list[int] = []
+    run(threads, tasks, lambda c, d, i, n: seen.append(n))
+    assert seen == [chunks] * chunks
+
+
 def test_tasks_run_in_different_threads():
     together = threading.Barrier(3)
     passed: list[int] = []
