@@ -14,17 +14,20 @@ __all__ = ["LowerIntrin", "lower_intrinsics"]
 
 
 class _Expander(Mutator):
-    def __init__(self, keep: Collection[str]) -> None:
-        self.expanded = EXPANSIONS.keys() - set(keep)
+    def __init__(self, keep: Collection[str], fused: bool) -> None:
+        self.expanded, self.fused = EXPANSIONS.keys() - set(keep), fused
 
     def visit_Call(self, call: Call) -> Any:
         call = self.visit_default(call)
-        return expand(call) if call.op in self.expanded else call
+        return expand(call, self.fused) if call.op in self.expanded else call
 
 
-def lower_intrinsics(function: PrimFunc, keep: Collection[str] = ()) -> PrimFunc:
-    """`function` with calls of mathematical functions expanded, those in `keep` left alone."""
-    return function.with_body(_Expander(keep).visit(function.body))
+def lower_intrinsics(function: PrimFunc, keep: Collection[str] = (), *, fused: bool = False) -> PrimFunc:
+    """`function` with calls of mathematical functions expanded, those in `keep` left alone.
+
+    `fused`: multiply-adds of the target round once.
+    """
+    return function.with_body(_Expander(keep, fused).visit(function.body))
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class LowerIntrin(Pass):
     """Calls of mathematical functions become arithmetic (see `backend.vector_math`), those in `keep` stay."""
 
     keep: tuple[str, ...] = ()
+    fused: bool = False
 
     def run(self, module: IRModule, context: PassContext) -> IRModule:
-        return module.map_functions(lambda f: lower_intrinsics(f, self.keep) if isinstance(f, PrimFunc) else f)
+        def lowered(function: object) -> object:
+            is_loops = isinstance(function, PrimFunc)
+            return lower_intrinsics(function, self.keep, fused=self.fused) if is_loops else function
+
+        return module.map_functions(lowered)

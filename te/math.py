@@ -44,6 +44,7 @@ __all__ = [
     "isnan",
     "log",
     "log1p",
+    "log1p_fraction",
     "log2",
     "log10",
     "nearbyint",
@@ -85,6 +86,7 @@ log = _unary("log", "Natural logarithm.")
 log2 = _unary("log2", "Logarithm to base 2.")
 log10 = _unary("log10", "Logarithm to base 10.")
 log1p = _unary("log1p", "log(1 + x), exact near 0")
+log1p_fraction = _unary("log1p_fraction", "log(1 + x) of x, which is known to be within [0, 1] (or NaN)")
 sqrt = _unary("sqrt", "Square root.")
 rsqrt = _unary("rsqrt", "1 / sqrt(x)")
 fast_rsqrt = _unary("fast_rsqrt", "1 / sqrt(x) of positive normal x, off by up to 3 ulp: an estimate, improved")

@@ -69,6 +69,11 @@ def _guarded(
     def apply(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         if a.dtype.is_float or (is_const(b) and not ops.is_zero(b)):
             return divide(a, b)
+        # Named, so that no choice guards memory that is read: vectors would read it by masks, again for each choice.
+        x, y = Var("dividend", a.dtype), Var("divisor", b.dtype)
+        return Let(x, a, Let(y, b, guarded(x, y)))
+
+    def guarded(a: PrimExpr, b: PrimExpr) -> PrimExpr:
         zero, one = te.const(0, b.dtype), te.const(1, b.dtype)
         if b.dtype.is_uint:
             return te.select(b == zero, zero, divide(a, te.select(b == zero, one, b)))
@@ -144,9 +149,9 @@ def _floor_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 def _float_floor_mod(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """The exact C remainder, moved to the sign of the divisor."""
-    rest = te.fmod(a, b)
-    zero = te.const(0, a.dtype)
-    return te.select(te.all(rest != zero, (rest < zero) != (b < zero)), rest + b, rest)
+    rest, zero = Var("rest", a.dtype), te.const(0, a.dtype)
+    moved = te.select(te.all(rest != zero, (rest < zero) != (b < zero)), rest + b, rest)
+    return Let(rest, te.fmod(a, b), moved)
 
 
 add = _binary("add", ops.add, "a + b")

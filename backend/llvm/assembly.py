@@ -112,9 +112,13 @@ class FunctionText:
         """End the block with a jump."""
         self._lines.append(f"  br label %{label}")
 
-    def branch(self, condition: str, then: str, otherwise: str) -> None:
-        """End the block with a conditional jump."""
-        self._lines.append(f"  br i1 {condition}, label %{then}, label %{otherwise}")
+    def branch(self, condition: str, then: str, otherwise: str, *, likely: bool = False) -> None:
+        """End the block with a conditional jump, which nearly always goes to `then` if that is `likely`."""
+        weights = ""
+        if likely:
+            self.module.metadata["!1"] = '!{!"branch_weights", i32 2000, i32 1}'
+            weights = ", !prof !1"
+        self._lines.append(f"  br i1 {condition}, label %{then}, label %{otherwise}{weights}")
 
     @contextmanager
     def region(self) -> Generator[None]:

@@ -16,7 +16,20 @@ from backend.runtime import nd
 from backend.target import Target
 from backend.vector_math import EXPANSIONS
 from te.ir import IRModule, collect
-from te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, Var, call_intrin, const, decl_buffer, ramp
+from te.tir import (
+    BufferLoad,
+    BufferStore,
+    Call,
+    For,
+    ForKind,
+    PrimFunc,
+    Var,
+    broadcast,
+    call_intrin,
+    const,
+    decl_buffer,
+    ramp,
+)
 
 COUNT = 1 << 15
 _STATED = re.compile(r"(\w+) (\d+\.\d)")
@@ -35,6 +48,7 @@ def stated_ulp() -> dict[tuple[str, str], float]:
 STATED = stated_ulp()
 REFERENCES = {
     "exp_nonpositive": np.exp,
+    "log1p_fraction": np.log1p,
     "sigmoid": lambda x: np.where(x < 0, np.exp(x) / (1 + np.exp(x)), 1 / (1 + np.exp(-x))),
     "erf": np.vectorize(math.erf),
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -55,11 +69,11 @@ def function(op: str, dtype: str, arity: int, lanes: int, count: int) -> PrimFun
     return PrimFunc(tuple(b.data for b in everyone), body, {b.data: b for b in everyone}, {"global_symbol": "f"})
 
 
-def run(op: str, lanes: int, *args: np.ndarray) -> np.ndarray:
+def run(op: str, lanes: int, *args: np.ndarray, target: str = "llvm") -> np.ndarray:
     dtype = str(args[0].dtype)
     f = function(op, dtype, len(args), lanes, len(args[0]))
     placed, out = [nd.array(a) for a in args], nd.array(np.zeros_like(args[0]))
-    build(IRModule({"f": f}), Target("llvm"))["f"](*placed, out)
+    build(IRModule({"f": f}), Target(target))["f"](*placed, out)
     return out.numpy()
 
 
@@ -102,24 +116,36 @@ def test_the_table_states_every_function():
     assert {name for name, dtype in STATED if dtype == "float32"} == set(EXPANSIONS)
 
 
-@pytest.mark.parametrize(("op", "dtype"), [key for key in STATED if key[0] not in ("pow", "atan2")])
+OF_TWO = ("pow", "atan2", "fmod")
+
+
+def within_domain(op: str, x: np.ndarray) -> np.ndarray:
+    if op == "exp_nonpositive":
+        return -np.abs(x)
+    return np.clip(np.abs(x), 0, 1) if op == "log1p_fraction" else x
+
+
+@pytest.mark.parametrize(("op", "dtype"), [key for key in STATED if key[0] not in OF_TWO])
 def test_error_is_within_what_is_stated(op, dtype):
     if dtype == "float64" and np.finfo(np.longdouble).nmant <= 52:
         pytest.skip("needs a float type wider than float64 as reference")
-    x = samples(dtype, 1)
-    if op == "exp_nonpositive":
-        x = -np.abs(x)
+    x = within_domain(op, samples(dtype, 1))
     check(op, run(op, 8, x), (x,), STATED[op, dtype])
 
 
-@pytest.mark.parametrize("op", ["pow", "atan2"])
-def test_error_of_functions_of_two_values(op):
-    x, y = samples("float32", 2), samples("float32", 3)
+def pairs(op: str, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    x, y = samples(dtype, 2), samples(dtype, 3)
     np.random.default_rng(4).shuffle(y)
     if op == "pow":
         x[: COUNT // 2] = np.abs(x[: COUNT // 2])
         with np.errstate(invalid="ignore"):
             y[-COUNT // 8 :] = np.round(y[-COUNT // 8 :])
+    return x, y
+
+
+@pytest.mark.parametrize("op", OF_TWO)
+def test_error_of_functions_of_two_values(op):
+    x, y = pairs(op, "float32")
     check(op, run(op, 8, x, y), (x, y), STATED[op, "float32"])
     grid = [g.ravel().astype("f4") for g in np.meshgrid(SPECIAL[:24], SPECIAL[:24])]
     check(op, run(op, 8, *grid), tuple(grid), STATED[op, "float32"])
@@ -127,13 +153,45 @@ def test_error_of_functions_of_two_values(op):
 
 @pytest.mark.parametrize("op", sorted(EXPANSIONS))
 def test_scalars_and_odd_lanes_give_the_same(op):
-    arity = 2 if op in ("pow", "atan2") else 1
-    args = [np.abs(samples("float32", 5 + k))[:840] for k in range(arity)]
-    if op == "exp_nonpositive":
-        args = [-args[0]]
+    arity = 2 if op in OF_TWO else 1
+    args = [within_domain(op, np.abs(samples("float32", 5 + k))[:840]) for k in range(arity)]
     expected = run(op, 8, *args)
     for lanes in (1, 3, 7):
         np.testing.assert_allclose(run(op, lanes, *args), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["sin", "cos", "tan", "pow", "fmod", "log", "exp"])
+def test_without_fused_multiply_adds(op):
+    """Multiplying and adding round twice there: reductions must not rely on one rounding."""
+    args = pairs(op, "float32") if op in OF_TWO else (samples("float32", 1),)
+    check(op, run(op, 8, *args, target="llvm -mcpu=x86-64-v2"), args, STATED[op, "float32"] + 0.5)
+
+
+@pytest.mark.parametrize("op", ["sin", "cos", "tan"])
+def test_angles_next_to_multiples_of_a_quarter_turn(op):
+    """Where a reduction cancels most digits, near the reach of each way of reducing, too."""
+    n = np.concatenate([np.arange(-40000, 40000), np.arange(80000, 84000), 2 ** np.arange(17, 40) * 3])
+    x = np.concatenate([np.nextafter((n * (np.pi / 2)).astype("f4"), side, dtype="f4") for side in (-np.inf, np.inf)])
+    x = np.concatenate([x, (n * (np.pi / 2)).astype("f4")])
+    x = x[: len(x) // 8 * 8]
+    exact = np.longdouble(x) - np.round(x / np.longdouble(np.pi)) * np.longdouble(np.pi)
+    assert np.abs(exact).min() < 1e-4
+    check(op, run(op, 8, x), (x,), STATED[op, "float32"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
+def test_powers_of_constant_exponents(exponent, dtype):
+    x = samples(dtype, 7)[:4096]
+    buffers = [decl_buffer((len(x),), dtype, name=name) for name in "AC"]
+    i, power = Var("i"), broadcast(const(exponent, dtype), 8)
+    at = (ramp(i * 8, 1, 8),)
+    value = call_intrin(power.dtype, "pow", BufferLoad(buffers[0], at), power)
+    body = For(i, const(0), const(len(x) // 8), ForKind.SERIAL, BufferStore(buffers[1], value, at))
+    f = PrimFunc(tuple(b.data for b in buffers), body, {b.data: b for b in buffers}, {"global_symbol": "f"})
+    out = nd.array(np.zeros_like(x))
+    build(IRModule({"f": f}), Target("llvm"))["f"](nd.array(x), out)
+    check("pow", out.numpy(), (x, np.full_like(x, exponent)), 2.0)
 
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])

@@ -89,12 +89,20 @@ def silu(x: Tensor) -> Tensor:
 
 
 def mish(x: Tensor) -> Tensor:
-    """x * tanh(log(1 + exp(x)))"""
-    return _activation(lambda v: v * te.tanh(_softplus(v)), x, "mish")
+    """x * tanh(log(1 + exp(x))), which is x n / (n + 2) with n = e^x (e^x + 2)."""
+
+    def f(v: PrimExpr) -> PrimExpr:
+        e = te.exp_nonpositive(-te.abs(v))  # both sides of the fraction times e^-2x where x > 0
+        small, one = e * (e + _c(2, v)), _c(1, v) + _c(2, v) * e
+        above = te.select(v > 0, one, small)
+        below = te.select(v > 0, one + _c(2, v) * e * e, small + _c(2, v))
+        return v * (above / below)
+
+    return _activation(f, x, "mish")
 
 
 def _softplus(v: PrimExpr) -> PrimExpr:
-    return te.maximum(v, _c(0, v)) + te.log1p(te.exp(-te.abs(v)))
+    return te.maximum(v, _c(0, v)) + te.log1p_fraction(te.exp_nonpositive(-te.abs(v)))
 
 
 def softplus(x: Tensor) -> Tensor:

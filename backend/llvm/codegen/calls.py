@@ -59,7 +59,7 @@ class CallEmitter(DotEmitter):
     def _branch_value(self, call: Call, condition: str) -> str:
         text, kind = self.text, register_type(call.dtype)
         then, otherwise, done = text.label("then"), text.label("else"), text.label("join")
-        text.branch(condition, then, otherwise)
+        text.branch(condition, then, otherwise, likely=isinstance(call.args[0], Call) and call.args[0].op == "likely")
         arms: list[str] = []
         for label, side in ((then, call.args[1]), (otherwise, call.args[2])):
             text.place(label)

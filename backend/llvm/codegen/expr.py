@@ -233,7 +233,9 @@ class ExprEmitter(ConvertEmitter):
             negated = pure(f"icmp eq {kind} {y}, {minus_one}")
             unsafe = pure(f"or {flag} {by_zero}, {negated}")
         safe = pure(f"select {flag} {unsafe}, {kind} {one}, {kind} {y}")
-        if floors:
+        if of.lanes > 1 and of.bits <= 32:
+            result = self._divided_as_floats(of, is_quotient, floors, x, safe)
+        elif floors:
             result = self.floor_division(kind, is_quotient, x, safe, None)
         else:
             result = pure(f"{name} {kind} {x}, {safe}")
@@ -241,6 +243,20 @@ class ExprEmitter(ConvertEmitter):
             minus_x = pure(f"sub {kind} {zero}, {x}")
             result = pure(f"select {flag} {negated}, {kind} {minus_x}, {kind} {result}")
         return pure(f"select {flag} {by_zero}, {kind} {zero}, {kind} {result}")
+
+    def _divided_as_floats(self, of: DType, is_quotient: bool, floors: bool, x: str, y: str) -> str:
+        """Quotient or remainder of vectors of integers, for whose division processors have no instruction.
+
+        Floats with more than twice as many digits hold the operands, and a quotient that is no integer is too far from
+        the next one to be rounded to it.
+        """
+        through = dtype("float32" if of.bits <= 16 else "float64").with_lanes(of.lanes)
+        kind, pure = register_type(through), self.text.pure
+        a, b = self.convert(x, of, through), self.convert(y, of, through)
+        quotient = self.intrinsic("floor" if floors else "trunc", through, pure(f"fdiv {kind} {a}, {b}"))
+        if is_quotient:
+            return self.convert(quotient, through, of)
+        return self.convert(pure(f"fsub {kind} {a}, {pure(f'fmul {kind} {quotient}, {b}')}"), through, of)
 
     def splatted_int(self, expr: PrimExpr) -> int | None:
         """The value of an integer constant, scalar or broadcast; None when it is not constant."""

@@ -16,7 +16,22 @@ from te.ir.node import Node
 from te.ir.visitor import Mutator, post_order
 from te.tir import ops
 from te.tir.analysis import contains
-from te.tir.expr import EQ, BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, Max, Mod, PrimExpr, Range, Select, Var
+from te.tir.expr import (
+    EQ,
+    BufferLoad,
+    Call,
+    Div,
+    FloorDiv,
+    FloorMod,
+    IntImm,
+    Let,
+    Max,
+    Mod,
+    PrimExpr,
+    Range,
+    Select,
+    Var,
+)
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.stmt import For, IfThenElse, LetStmt, Stmt
@@ -46,12 +61,15 @@ class _Hoister(Mutator):
         self.depth: dict[Var, int] = {}
         """the scope that a variable belongs to; sizes and parameters to none"""
         self.data: set[Var] = set()
-        """variables with data that were read: they may be anything, and guards of divisions by them stay in front"""
+        """variables with data that were read: they may be anything, and guards of divisions by them stay in front; and
+        those that have a value in one expression only"""
         self.divided: set[int] = set()
         """ids of nodes with a division by a size in them"""
         for node in post_order(func.body):
             if _divides_by_size(node) or any(id(child) in self.divided for child in node.node_children()):
                 self.divided.add(id(node))
+            if isinstance(node, Let):
+                self.data.add(node.var)
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node.rebuild(self.visit) if id(node) in self.divided else node

@@ -133,6 +133,23 @@ def test_integer_division_has_the_right_sign(run_both, dtype, node, lanes):
         assert_same(run_both(g, a, np.zeros_like(a)))
 
 
+@pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
+def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
+    """They are divided as floats: quotients next to integers, of numbers as large as there are, must not be rounded."""
+    info = np.iinfo(dtype)
+    some = rng.integers(info.min, info.max, 2000, endpoint=True)
+    divisors = np.concatenate([some, rng.integers(1, 100, 2000), [info.max, info.min or 1, 1, 2]])
+    divisors = divisors[divisors != 0]
+    quotients = rng.integers(info.min, info.max, len(divisors), endpoint=True) // divisors
+    a = np.concatenate([rng.permutation(divisors), *[quotients * divisors + i for i in (-1, 0, 1)]])
+    b = np.tile(divisors, 4)
+    fits = (a >= info.min) & (a <= info.max) & ~((a == info.min) & (b == -1))
+    a, b = (x[fits][: fits.sum() // 8 * 8].astype(dtype) for x in (a, b))
+    f = elementwise(node, [dtype, dtype], dtype, 8, len(a))
+    assert_same(run_both(f, a, b, np.zeros_like(a)))
+
+
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("node", [Div, FloorDiv, Mod, FloorMod])
 def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes):

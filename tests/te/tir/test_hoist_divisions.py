@@ -14,6 +14,7 @@ from te.tir import (
     For,
     ForKind,
     IfThenElse,
+    Let,
     LetStmt,
     PrimFunc,
     SizeVar,
@@ -121,6 +122,14 @@ def test_divisions_by_data_stay_where_they_are():
     body = LetStmt(d, BufferLoad(b, ()), loop(j, 4, BufferStore(a, floordiv(const(-6), d) + floormod(j, d), (j,))))
     program = function(body, a, b)
     assert text_of(hoist_divisions(program)) == text_of(program)
+
+
+def test_divisions_by_what_an_expression_names_stay_in_it():
+    a, d = decl_buffer((4,), "int32", "a"), Var("d")
+    program = function(loop(j, 4, BufferStore(a, Let(d, n + j, floordiv(j, d)), (j,))), a)
+    hoisted = hoist_divisions(program)
+    verify(hoisted)
+    assert text_of(hoisted) == text_of(program)
 
 
 def test_negative_divisors_stay_negative():

@@ -1,0 +1,66 @@
+"""Mathematical functions as arithmetic: polynomials in the loop IR, for scalars and vectors of any width.
+
+A code generator without a vector library expands calls such as ``Call("exp", (x,))`` with these functions (see
+`backend.lower_intrin`), so that no loop calls a scalar library function. Each function reduces its argument to a short
+interval (Muller, *Elementary Functions*, ch. 8 and 11) and evaluates a minimax polynomial there; coefficients are
+minimax fits in 40 or 50 digits, rounded one after the other. NaN, infinities, zeros and denormals come out as IEEE 754
+says, but for results of exp_nonpositive and sigmoid that would be denormal: most of them are 0.
+
+Largest error in units in the last place, found on dense samples (tests/backend/test_vector_math.py), with fused
+multiply-add:
+
+    float32   exp 1.2   exp_nonpositive 1.2   exp2 1.2   expm1 1.7   log 1.0   log2 1.0   log10 2.0   log1p 1.5
+              log1p_fraction 1.3   pow 1.2   fmod 0.0   tanh 2.5   sigmoid 2.5   erf 4.5   sinh 1.7   cosh 1.7
+              sin 1.5   cos 1.5   tan 3.7   asin 2.5   acos 1.5   atan 2.3   atan2 2.3   asinh 1.7   acosh 1.5
+              atanh 1.7   rsqrt 1.5
+    float64   exp 1.2   exp_nonpositive 1.2   exp2 1.2   expm1 2.0   log 1.0   log2 1.2   log10 2.5   log1p 1.5
+              log1p_fraction 1.5   fmod 0.0   tanh 2.5   sigmoid 2.5   sinh 2.5   cosh 1.7   rsqrt 1.5
+
+Some functions have a short way for the arguments that are usual and a long one for all others: zeros of logarithms,
+large arguments of circular functions. A vector takes the long way if any of its lanes has to. Without fused
+multiply-adds some have only the long way.
+
+Other functions of float64 are left to the C library, but for powers of a few constant exponents. 16-bit floats are
+computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from backend.vector_math.builder import Builder
+from backend.vector_math.exponentials import cosh, erf, exp, exp2, exp_nonpositive, expm1, sigmoid, sinh, tanh
+from backend.vector_math.logarithms import acosh, asinh, atanh, log, log1p, log1p_fraction, log2, log10
+from backend.vector_math.powers import fmod, pow, rsqrt
+from backend.vector_math.trigonometry import acos, asin, atan, atan2, cos, sin, tan
+from te.dtype import dtype
+from te.tir import Call, Cast, PrimExpr
+
+__all__ = ["EXPANSIONS", "Builder", "expand"]
+
+EXPANSIONS: dict[str, Callable[..., PrimExpr]] = {
+    f.__name__: f
+    for f in (exp, exp_nonpositive, exp2, expm1, log, log2, log10, log1p, log1p_fraction, tanh, sigmoid, erf, sinh,
+              cosh, sin, cos, tan, asin, acos, atan, atan2, asinh, acosh, atanh, rsqrt, pow, fmod)
+}  # fmt: skip
+"""Intrinsic -> function of (builder, operands...)."""
+
+_FLOAT64_TOO = {
+    "exp", "exp_nonpositive", "exp2", "expm1", "log", "log2", "log10", "log1p", "log1p_fraction", "tanh", "sigmoid",
+    "sinh", "cosh", "rsqrt", "pow", "fmod",
+}  # fmt: skip
+
+
+def expand(call: Call, fused: bool = False) -> PrimExpr:
+    """A call of a function of `EXPANSIONS` as arithmetic; the call itself when its type has no expansion.
+
+    `fused`: multiply-adds of the target round once.
+    """
+    of = call.dtype
+    through = dtype("float32").with_lanes(of.lanes) if of.bits == 16 else of
+    if not through.is_float or through.bits < 32 or (through.bits == 64 and call.op not in _FLOAT64_TOO):
+        return call
+    b = Builder(through, fused)
+    operands = [b.let(a if a.dtype == through else Cast(through, a), "x") for a in call.args]
+    result = EXPANSIONS[call.op](b, *operands)
+    return b.close(result if of == through else Cast(of, result))

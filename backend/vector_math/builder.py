@@ -1,0 +1,237 @@
+"""Arithmetic in the loop IR: what the expansions of mathematical functions are written with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from te.dtype import DType, dtype
+from te.tir import (
+    Broadcast,
+    Call,
+    Cast,
+    FloatImm,
+    IntImm,
+    Let,
+    Max,
+    Min,
+    PrimExpr,
+    Var,
+    likely,
+    make_const,
+)
+
+__all__ = ["Builder", "Format"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format and the constants that reductions in it use."""
+
+    mantissa: int  # stored bits
+    bias: int
+    ln2_high: float  # ends in zero bits: a multiple by an exponent is exact
+    ln2_low: float  # positive
+    exp_low: float  # e^x is 0 below,
+    exp_high: float  # infinite above, half of it too
+    expm1_low: float  # e^x - 1 is -1 below
+    smallest: float  # normal number
+    exp: tuple[float, ...]  # (expm1(r) - r) / r^2 on |r| <= ln(2)/2
+
+    @property
+    def magic(self) -> float:
+        """Adding it rounds to an integer, which is then in the low bits."""
+        return 1.5 * 2.0**self.mantissa
+
+
+_FLOAT32 = Format(
+    23, 127, 0.693145751953125, 1.42860682030941723e-6, -104.0, 90.0, -18.0, 2.0**-126,
+    (0.5, 0.16666576266288757, 0.04166655242443085, 0.00836323294788599, 0.0013926250394433737),
+)  # fmt: skip
+_FLOAT64 = Format(
+    52, 1023, 0.69314718036912381649, 1.9082149292705877000e-10, -746.0, 711.0, -40.0, 2.0**-1022,
+    (0.5, 0.1666666666666667, 0.04166666666666667, 0.008333333333326084, 0.0013888888888883711, 0.0001984126987500228,
+     2.480158732567746e-05, 2.755725517000089e-06, 2.755727347871858e-07, 2.5105312729622103e-08,
+     2.09147553258932e-09),
+)  # fmt: skip
+
+
+@dataclass
+class Builder:
+    """Arithmetic on values of one float type; `let` names values that are used more than once.
+
+    `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way.
+    """
+
+    of: DType
+    fused: bool
+    lets: list[tuple[Var, PrimExpr]] = field(default_factory=list[tuple[Var, PrimExpr]])
+
+    @property
+    def format(self) -> Format:
+        return _FLOAT64 if self.of.bits == 64 else _FLOAT32
+
+    @property
+    def words(self) -> DType:
+        """Signed integers of the same width and lanes."""
+        return dtype(f"int{self.of.bits}").with_lanes(self.of.lanes)
+
+    def wide(self) -> Builder:
+        """The same in float64; names go to the same list."""
+        return Builder(dtype("float64").with_lanes(self.of.lanes), self.fused, self.lets)
+
+    def inner(self) -> Builder:
+        """The same with names of its own, for what only one side of a branch computes."""
+        return Builder(self.of, self.fused)
+
+    def let(self, value: PrimExpr, name: str = "t") -> Var:
+        var = Var(name, value.dtype)
+        self.lets.append((var, value))
+        return var
+
+    def number(self, x: PrimExpr) -> float | None:
+        """The constant that a value or a name stands for in all lanes, or None."""
+        value = next((value for var, value in self.lets if var is x), x)
+        while isinstance(value, Broadcast | Cast):
+            value = value.value
+        return float(value.value) if isinstance(value, FloatImm | IntImm) else None
+
+    def close(self, body: PrimExpr) -> PrimExpr:
+        """`body` inside all definitions."""
+        for var, value in reversed(self.lets):
+            body = Let(var, value, body)
+        return body
+
+    def const(self, value: float) -> PrimExpr:
+        return make_const(self.of, value)
+
+    def word(self, value: int) -> PrimExpr:
+        return make_const(self.words, value)
+
+    def fma(self, a: PrimExpr, b: PrimExpr | float, c: PrimExpr | float) -> PrimExpr:
+        """a * b + c"""
+        b = b if isinstance(b, PrimExpr) else self.const(b)
+        c = c if isinstance(c, PrimExpr) else self.const(c)
+        return Call(self.of, "fma", (a, b, c))
+
+    def unary(self, op: str, x: PrimExpr) -> PrimExpr:
+        return Call(self.of, op, (x,))
+
+    def magnitude(self, x: PrimExpr) -> Var:
+        return self.let(self.unary("fabs", x), "size")
+
+    def clamp(self, x: PrimExpr, low: float, high: float) -> Var:
+        """x within [low, high]; NaN stays NaN."""
+        return self.let(Min(Max(x, self.const(low)), self.const(high)), "x")
+
+    def is_zero(self, x: PrimExpr) -> PrimExpr:
+        equal: PrimExpr = x == self.const(0.0)
+        return equal
+
+    @property
+    def unsigned(self) -> DType:
+        """Unsigned integers of the same width and lanes."""
+        return dtype(f"uint{self.of.bits}").with_lanes(self.of.lanes)
+
+    def rank(self, x: PrimExpr, above: float = 0.0) -> PrimExpr:
+        """The bits of x as an unsigned integer, less those of `above`: what is below it, or negative, ranks highest.
+
+        Ranks order numbers from `above` to infinity, then NaN.
+        """
+        bits = Call(self.unsigned, "reinterpret", (x,))
+        return bits - Call(self.unsigned, "reinterpret", (self.const(above),)) if above else bits
+
+    def usually(
+        self, rank: PrimExpr, limit: float, then: PrimExpr, otherwise: PrimExpr, above: float = 0.0
+    ) -> PrimExpr:
+        """All lanes of `then` if every `rank` (see there) is below that of `limit`, else of `otherwise`: a branch."""
+        highest = Call(rank.dtype.element, "vector_reduce_max", (rank,)) if rank.dtype.lanes > 1 else rank
+        scalar = Builder(self.of.element, self.fused)
+        is_below = likely(highest < scalar.rank(scalar.const(limit), above))
+        return Call(then.dtype, "if_then_else", (is_below, then, otherwise))
+
+    def polynomial(self, x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
+        """c0 + c1 x + c2 x^2 + ..., by Estrin's scheme.
+
+        Horner's rule waits for each of its multiply-adds. A vector's chain would be so long that what waits behind it
+        fills the scheduler of the processor before the next vectors are begun.
+        """
+        return self._joined(x, [self.const(c) for c in coefficients])
+
+    def _joined(self, x: PrimExpr, terms: Sequence[PrimExpr]) -> PrimExpr:
+        if len(terms) <= 3:
+            result = terms[-1]
+            for term in reversed(terms[:-1]):
+                result = self.fma(result, x, term)
+            return result
+        last = len(terms) - 2 - len(terms) % 2
+        pairs = [self.fma(terms[i + 1], x, terms[i]) for i in range(0, last, 2)]
+        return self._joined(self.let(x * x, "power"), [*pairs, self._joined(x, terms[last:])])
+
+    def odd(self, x: PrimExpr, coefficients: Sequence[float]) -> PrimExpr:
+        """x + x^3 p(x^2)"""
+        square = self.let(x * x, "square")
+        return self.fma(x * square, self.polynomial(square, coefficients), x)
+
+    def bits(self, x: PrimExpr) -> PrimExpr:
+        return Call(self.words, "reinterpret", (x,))
+
+    def from_bits(self, x: PrimExpr) -> PrimExpr:
+        return Call(self.of, "reinterpret", (x,))
+
+    def with_sign_of(self, size: PrimExpr, x: PrimExpr) -> PrimExpr:
+        """`size`, not negative unless `x` is, with the sign of `x`."""
+        sign = Call(self.words, "bitwise_and", (self.bits(x), self.word(-1 << (self.of.bits - 1))))
+        return self.from_bits(Call(self.words, "bitwise_or", (self.bits(size), sign)))
+
+    # Exponents
+
+    def reduce_exp(self, x: PrimExpr, offset: int, unit: float = 1.0) -> tuple[Var, Var]:
+        """(t, r) with x = unit (n ln(2) + r); the low bits of t's are n + `offset`. `unit` is a power of two."""
+        f = self.format
+        start = f.magic + offset
+        t = self.let(self.fma(x, 1 / (unit * math.log(2)), start), "t")
+        whole = self.let(t - self.const(start), "whole")
+        return t, self.let(self.fma(whole, -unit * f.ln2_low, self.fma(whole, -unit * f.ln2_high, x)), "r")
+
+    def expm1_of_reduced(self, r: PrimExpr, unit: float = 1.0) -> PrimExpr:
+        """unit (e^(r / unit) - 1) for an r that was reduced in this unit."""
+        coefficients = [c / unit ** (i + 1) for i, c in enumerate(self.format.exp)]
+        return self.fma(self.let(r * r, "square"), self.polynomial(r, coefficients), r)
+
+    def power_of_two(self, t: PrimExpr) -> PrimExpr:
+        """2^n, whose biased exponent is in the low bits of t's."""
+        return self.from_bits(self.exponent_bits(t))
+
+    def exponent_bits(self, t: PrimExpr) -> PrimExpr:
+        """The low bits of t's where a number has its exponent."""
+        return self.in_exponent(self.bits(t))
+
+    def in_exponent(self, n: PrimExpr) -> PrimExpr:
+        """An integer where a number has its exponent."""
+        return Call(self.words, "shift_left", (n, self.word(self.format.mantissa)))
+
+    def grown(self, fraction: PrimExpr, t: PrimExpr) -> PrimExpr:
+        """(1 + fraction) 2^n, n + bias in the low bits of t's; n within what a normal number's exponent can be."""
+        power = self.let(self.power_of_two(t), "power")
+        return self.fma(power, fraction, power)
+
+    def grown_far(self, fraction: PrimExpr, t: PrimExpr) -> PrimExpr:
+        """(1 + fraction) 2^n, n + 2 bias in the low bits of t's. In two steps: it may be denormal or overflow."""
+        bits = self.let(self.exponent_bits(t), "bits")
+        word = Call(self.unsigned, "reinterpret", (bits,))
+        halved = Call(self.unsigned, "shift_right", (word, make_const(self.unsigned, 1)))
+        exponent = Call(self.words, "reinterpret", (halved,))
+        half = self.let(Call(self.words, "bitwise_and", (exponent, self.word(-1 << self.format.mantissa))), "half")
+        power = self.let(self.from_bits(half), "power")
+        return self.fma(power, fraction, power) * self.from_bits(bits - half)
+
+    # Logarithms
+
+    def split_exponent(self, x: PrimExpr) -> tuple[Var, PrimExpr]:
+        """(e, m) with x = m 2^e, sqrt(1/2) <= m < sqrt(2), for positive normal x; e is an integer."""
+        bits = self.let(self.bits(x), "bits")
+        start = self.bits(self.const(math.sqrt(0.5)))
+        e = self.let(Call(self.words, "shift_right", (bits - start, self.word(self.format.mantissa))), "e")
+        return e, self.from_bits(bits - self.in_exponent(e))

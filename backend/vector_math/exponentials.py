@@ -1,0 +1,93 @@
+"""Exponentials, and what is made of them: hyperbolic functions, the logistic function; and the error function."""
+
+from __future__ import annotations
+
+import math
+
+from backend.vector_math.builder import Builder
+from te.tir import Max, Min, PrimExpr, Select
+
+# (sinh(x) / x - 1) / x^2 in x^2, to 1
+_SINH = (0.1666666716337204, 0.008333339355885983, 0.00019838102161884308, 2.806280235745362e-06)
+# erf(x) = x P(x^2) / Q(x^2) to 4, beyond which it is 1
+_ERF_P = (1.1283791065216064, 0.1935453861951828, 0.0531015545129776, 0.0038832789286971092, 0.00028455164283514023,
+          1.9866249658662127e-06)  # fmt: skip
+_ERF_Q = (1.0, 0.5048577189445496, 0.1153499186038971, 0.01520715095102787, 0.0011855300981551409,
+          3.741776890819892e-05)  # fmt: skip
+
+
+def exp(b: Builder, x: PrimExpr) -> PrimExpr:
+    t, r = b.reduce_exp(b.clamp(x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias)
+    return b.grown_far(b.expm1_of_reduced(r), t)
+
+
+def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
+    """e^x for x <= 0, or so little above as rounding makes a difference of equals, or NaN.
+
+    Nothing overflows, so one multiplication by a power of two does. At the least exponent that power is 0 itself, and
+    so is the result: a vector with one that has to be rounded to a denormal number or to 0 takes processors more than
+    twice as long, which masked elements of a softmax would pay for every time.
+    """
+    f = b.format
+    t, r = b.reduce_exp(b.let(Max(x, b.const(-f.bias * math.log(2))), "x"), f.bias)
+    return b.grown(b.expm1_of_reduced(r), t)
+
+
+def exp2(b: Builder, x: PrimExpr) -> PrimExpr:
+    f = b.format
+    x = b.clamp(x, -float(f.bias + f.mantissa + 1), float(f.bias + 1))
+    start = b.const(f.magic + 2 * f.bias)
+    t = b.let(x + start, "t")
+    r = b.let((x - (t - start)) * b.const(math.log(2)), "r")
+    return b.grown_far(b.expm1_of_reduced(r), t)
+
+
+def expm1(b: Builder, x: PrimExpr) -> PrimExpr:
+    t, r = b.reduce_exp(b.clamp(x, b.format.expm1_low, b.format.exp_high - 1.0), b.format.bias - 1)
+    e, half_power = b.let(b.expm1_of_reduced(r), "e"), b.let(b.power_of_two(t), "p")
+    tail = b.fma(half_power, e, half_power - b.const(0.5)) * b.const(2.0)
+    return b.with_sign_of(tail, x)  # the product turns -0 into 0
+
+
+def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
+    """h / (h + 1), h = (e^2|x| - 1) / 2, with the sign of x; beyond 20 it is 1."""
+    t, r = b.reduce_exp(b.let(Min(b.magnitude(x), b.const(20.0)), "x"), b.format.bias, 0.5)
+    power = b.let(b.power_of_two(t), "p")
+    half = b.let(b.fma(power, b.expm1_of_reduced(r, 0.5), b.fma(power, 0.5, -0.5)), "h")
+    return b.with_sign_of(half / (half + b.const(1.0)), x)
+
+
+def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
+    """e / (1 + e) below 0, else 1 / (1 + e), e = exp(-|x|)."""
+    e = b.let(exp_nonpositive(b, -b.magnitude(x)), "e")
+    return Select(b.bits(x) < b.word(0), e, b.const(1.0)) / (e + b.const(1.0))
+
+
+def erf(b: Builder, x: PrimExpr) -> PrimExpr:
+    square = b.let(Min(x * x, b.const(16.0)), "square")  # beyond 4 the ratio grows from 1 on
+    ratio = x * b.polynomial(square, _ERF_P) / b.polynomial(square, _ERF_Q)
+    return Min(Max(ratio, b.const(-1.0)), b.const(1.0))
+
+
+def _half_exp(b: Builder, size: PrimExpr) -> PrimExpr:
+    """e^size / 2 for size >= 0, which may overflow though e^size / 4 does not."""
+    t, r = b.reduce_exp(b.let(Min(size, b.const(b.format.exp_high - 0.5)), "x"), b.format.bias - 2)
+    quarter = b.let(b.grown(b.expm1_of_reduced(r), t), "quarter")
+    return b.let(quarter + quarter, "e")
+
+
+def sinh(b: Builder, x: PrimExpr) -> PrimExpr:
+    size = b.magnitude(x)
+    if b.of.bits == 32:
+        near, limit = b.odd(size, _SINH), 1.0
+    else:
+        t = b.let(expm1(b, Min(size, b.const(30.0))), "t")
+        near, limit = (t + t / (t + b.const(1.0))) * b.const(0.5), 20.0
+    e = _half_exp(b, size)
+    far = e - b.const(0.25) / e
+    return b.with_sign_of(Select(size < b.const(limit), near, far), x)
+
+
+def cosh(b: Builder, x: PrimExpr) -> PrimExpr:
+    e = _half_exp(b, b.magnitude(x))
+    return e + b.const(0.25) / e

@@ -1,0 +1,141 @@
+"""Logarithms, and what is made of them: inverse hyperbolic functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+from backend.vector_math.builder import Builder
+from te.tir import Cast, PrimExpr, Select, Var
+
+# (log(1 + f) - f + f^2/2) / f^3 on [sqrt(1/2) - 1, sqrt(2) - 1]
+_LOG32 = (0.3333333134651184, -0.2499999701976776, 0.20000715553760529, -0.1666780263185501, 0.14249058067798615,
+          -0.12425687164068222, 0.11685419827699661, -0.11479733884334564, 0.06971611827611923)  # fmt: skip
+# (log((1 + s) / (1 - s)) - 2 s) / s^3 in s^2, s = f / (2 + f)
+_LOG64 = (0.666666666666667, 0.39999999999899505, 0.28571428625975487, 0.2222221113479508, 0.18182889125261723,
+          0.15331721600556042, 0.14616449685043406)  # fmt: skip
+# (log(1 + x) - x) / x^2 on [0, 1]
+_LOG1P = (-0.49999988079071045, 0.33332714438438416, -0.24988864362239838, 0.19899621605873108, -0.16135157644748688,
+          0.12479481101036072, -0.08323805034160614, 0.042113907635211945, -0.013691186904907227,
+          0.0020844400860369205)  # fmt: skip
+_LARGE = 1e9
+"""From here on the inverse hyperbolic sine and cosine of x are log(2 x)."""
+
+
+def _by_kind(b: Builder, x: PrimExpr, function: Callable[[Builder, PrimExpr, Var], PrimExpr]) -> PrimExpr:
+    """A logarithm of x, made by `function` of (e, f) with x = 2^e (1 + f), sqrt(1/2) <= 1 + f < sqrt(2).
+
+    Vectors with zeros, denormal or negative numbers, infinities and NaN take a way of their own, twice as long.
+    """
+    exponent, m = b.split_exponent(x)
+    result = b.let(function(b, b.let(Cast(b.of, exponent), "e"), b.let(m - b.const(1.0), "f")), "result")
+    rare = b.inner()
+    rank, least = b.rank(x, b.format.smallest), b.format.smallest
+    return b.usually(rank, math.inf, result, rare.close(_of_any(rare, x, function)), above=least)
+
+
+def _of_any(b: Builder, x: PrimExpr, function: Callable[[Builder, PrimExpr, Var], PrimExpr]) -> PrimExpr:
+    mantissa, zero = b.format.mantissa, b.const(0.0)
+    tiny = b.let(x < b.const(b.format.smallest), "tiny")
+    exponent, m = b.split_exponent(b.let(Select(tiny, x * b.const(2.0**mantissa), x), "normal"))
+    e = b.let(Cast(b.of, exponent) + Select(tiny, b.const(-mantissa), zero), "e")
+    result = function(b, e, b.let(m - b.const(1.0), "f"))
+    outside = Select(b.is_zero(x), b.const(-math.inf), b.const(math.nan))
+    return Select(x > zero, _finite_or_itself(b, x, result), outside)
+
+
+def _finite_or_itself(b: Builder, x: PrimExpr, result: PrimExpr) -> PrimExpr:
+    """`result` of finite x, x itself where it is infinity or NaN."""
+    return Select(x < b.const(math.inf), result, x)
+
+
+def _tail(b: Builder, f: Var) -> PrimExpr:
+    """log(1 + f) - f for a reduced f."""
+    square = b.let(f * f, "square")
+    if b.of.bits == 32:
+        return square * b.fma(f, b.polynomial(f, _LOG32), -0.5)
+    half_square = b.let(square * b.const(0.5), "h")
+    s = b.let(f / (f + b.const(2.0)), "s")
+    square = b.let(s * s, "square")
+    rest = square * b.polynomial(square, _LOG64)
+    return s * (half_square + rest) - half_square
+
+
+def _natural(b: Builder, e: PrimExpr, f: Var) -> PrimExpr:
+    """e ln(2) + log(1 + f)"""
+    tail = b.fma(e, b.format.ln2_low, _tail(b, f))
+    return b.fma(e, b.format.ln2_high, f + tail)
+
+
+def _in_base(b: Builder, e: PrimExpr, f: Var, base: float) -> PrimExpr:
+    # 1/ln(base) in two parts, the first with few bits, so that its product with a rounded f is exact.
+    whole = 1 / math.log(base)
+    high = _truncated(whole, 8 if b.of.bits == 32 else 20)
+    low = whole - high
+    tail = b.let(_tail(b, f), "tail")
+    fraction = b.fma(f, high, b.fma(tail, high, (f + tail) * b.const(low)))
+    exponent = e if base == 2.0 else e * b.const(math.log(2) / math.log(base))
+    return exponent + fraction
+
+
+def _truncated(value: float, bits: int) -> float:
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(math.floor(mantissa * 2**bits), exponent - bits)
+
+
+def log(b: Builder, x: PrimExpr) -> PrimExpr:
+    return _by_kind(b, x, _natural)
+
+
+def log2(b: Builder, x: PrimExpr) -> PrimExpr:
+    return _by_kind(b, x, partial(_in_base, base=2.0))
+
+
+def log10(b: Builder, x: PrimExpr) -> PrimExpr:
+    return _by_kind(b, x, partial(_in_base, base=10.0))
+
+
+def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
+    """With 1 + x = 2^e (1 + f), f is 2^-e x + (2^-e - 1), rounded once, whatever 1 + x lost."""
+    u = b.let(x + b.const(1.0), "u")
+    e, _ = b.split_exponent(u)
+    scale = b.let(b.from_bits(b.bits(b.const(4.0)) - b.in_exponent(e)), "scale")  # 4 * 2^-e: 2^-e may be denormal
+    f = b.let(b.fma(x * b.const(0.25), scale, b.fma(scale, 0.25, -1.0)), "f")
+    result = _finite_or_itself(b, x, _natural(b, b.let(Cast(b.of, e), "exponent"), f))
+    outside = Select(b.is_zero(u), b.const(-math.inf), b.const(math.nan))
+    return Select(b.unary("fabs", x) < b.const(1e-30), x, Select(u > b.const(0.0), result, outside))
+
+
+def log1p_fraction(b: Builder, x: PrimExpr) -> PrimExpr:
+    """log(1 + x) for 0 <= x <= 1, or NaN."""
+    if b.of.bits == 64:
+        return log1p(b, x)
+    return b.fma(b.let(x * x, "square"), b.polynomial(x, _LOG1P), x)
+
+
+def _log_of_double(b: Builder, large: PrimExpr, size: PrimExpr, rest: PrimExpr) -> PrimExpr:
+    """log(2 size) where `large`, else log(1 + rest)"""
+    logarithm = log1p(b, b.let(Select(large, size, rest), "u"))
+    return logarithm + Select(large, b.const(math.log(2)), b.const(0.0))
+
+
+def asinh(b: Builder, x: PrimExpr) -> PrimExpr:
+    size = b.magnitude(x)
+    large = b.let(size > b.const(_LARGE), "large")
+    square = b.let(size * size, "square")
+    root = b.unary("sqrt", square + b.const(1.0))
+    return b.with_sign_of(_log_of_double(b, large, size, size + square / (root + b.const(1.0))), x)
+
+
+def acosh(b: Builder, x: PrimExpr) -> PrimExpr:
+    large = b.let(x > b.const(_LARGE), "large")
+    t = b.let(x - b.const(1.0), "t")
+    result = _log_of_double(b, large, x, t + b.unary("sqrt", t * (t + b.const(2.0))))
+    return Select(x < b.const(1.0), b.const(math.nan), result)
+
+
+def atanh(b: Builder, x: PrimExpr) -> PrimExpr:
+    size = b.magnitude(x)
+    u = b.let(size * b.const(2.0) / (b.const(1.0) - size), "u")
+    return b.with_sign_of(log1p(b, u) * b.const(0.5), x)

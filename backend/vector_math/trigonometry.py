@@ -1,0 +1,131 @@
+"""Circular functions and their inverses."""
+
+from __future__ import annotations
+
+import math
+
+from backend.vector_math.builder import Builder
+from te.tir import Call, Cast, Max, Min, PrimExpr, Select, Var
+from te.tir.ops import all as all_of
+from te.tir.ops import any as any_of
+
+# (f(x) / x - 1) / x^2 in x^2: atan to 1, asin to 1/2, sin to pi/4; cos: (cos(x) - 1 + x^2/2) / x^4
+_ATAN = (-0.33333322405815125, 0.19998681545257568, -0.14257045090198517, 0.1086575910449028, -0.08009681850671768,
+         0.04891432076692581, -0.02002674713730812, 0.003866738872602582)  # fmt: skip
+_ASIN = (0.16666673123836517, 0.07498855143785477, 0.045001380145549774, 0.026554541662335396, 0.03808502480387688)
+_SIN = (-0.166666641831398, 0.008332747034728527, -0.00019587638962548226)
+_COS = (0.0416666641831398, -0.0013888301327824593, 2.4547689463361166e-05)
+_HALF_PI_PARTS = (1.57079637050628662109375, -4.371138828673793e-08, -1.7151245100058819e-15)
+"""pi/2 as a sum of numbers of float32."""
+_HALF_PI_LOW = 6.123233995736766e-17  # pi/2 - math.pi / 2
+_WIDE_PARTS = ((math.pi / 2, _HALF_PI_LOW), (1.5707963109016418, 1.5893254712295857e-08, _HALF_PI_LOW))
+"""The same in float64: for multiples that are rounded once, and of so few digits that they need no rounding."""
+_REACH, _WIDE_REACH = 2.0**17, (2.0**48, 2.0**25)
+"""How far reductions by multiples of pi/2 in float32 and in float64 go."""
+
+
+def _reduced(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
+    """(n, r) with x = n pi/2 + r, |x| < `_REACH`; n is in the low bits. The multiples must be rounded only once."""
+    t = b.let(b.fma(x, 2 / math.pi, b.format.magic), "t")
+    n, r = b.let(t - b.const(b.format.magic), "n"), x
+    for part in _HALF_PI_PARTS:
+        r = b.fma(n, -part, r)
+    return b.bits(t), b.let(r, "r")
+
+
+def _reduced_in_float64(b: Builder, x: PrimExpr) -> tuple[PrimExpr, Var]:
+    """The same for |x| < `_WIDE_REACH`, in float64."""
+    parts = _WIDE_PARTS[not b.fused]
+    w = b.wide()
+    wide = w.let(Cast(w.of, x), "wide")
+    t = w.let(w.fma(wide, 2 / math.pi, w.format.magic), "t")
+    n = w.let(t - w.const(w.format.magic), "n")
+    r: PrimExpr = wide
+    for part in parts:
+        r = w.fma(n, -part, r)
+    return Cast(b.words, w.bits(t)), b.let(Cast(b.of, r), "r")
+
+
+def _turn(b: Builder, r: Var) -> tuple[Var, Var]:
+    """The sine and the cosine of a reduced r."""
+    square = b.let(r * r, "square")
+    sine = b.let(b.fma(r * square, b.polynomial(square, _SIN), r), "sine")
+    tail = b.fma(square * square, b.polynomial(square, _COS), square * b.const(-0.5))
+    return sine, b.let(tail + b.const(1.0), "cosine")
+
+
+def sin(b: Builder, x: PrimExpr) -> PrimExpr:
+    return _by_reach(b, "sin", x)
+
+
+def cos(b: Builder, x: PrimExpr) -> PrimExpr:
+    return _by_reach(b, "cos", x)
+
+
+def tan(b: Builder, x: PrimExpr) -> PrimExpr:
+    return _by_reach(b, "tan", x)
+
+
+def _by_reach(b: Builder, op: str, x: PrimExpr) -> PrimExpr:
+    """The function for arguments as large as they are: vectors with very large ones go to the C library."""
+    size = b.magnitude(x)
+    far = b.inner() if b.fused else b
+    wide = _of_reduced(far, op, x, *_reduced_in_float64(far, x))
+    wide = far.usually(b.rank(size), _WIDE_REACH[not b.fused], wide, Call(b.of, op, (x,)))
+    if not b.fused:
+        return wide
+    return b.usually(b.rank(size), _REACH, _of_reduced(b, op, x, *_reduced(b, x)), far.close(wide))
+
+
+def _of_reduced(b: Builder, op: str, x: PrimExpr, n: PrimExpr, r: Var) -> PrimExpr:
+    sine, cosine = _turn(b, r)
+    if op == "tan":
+        odd = b.let(Call(b.words, "bitwise_and", (n, b.word(1))) != b.word(0), "odd")
+        return b.let(Select(b.is_zero(x), x, Select(odd, -cosine, sine) / Select(odd, sine, cosine)), "tangent")
+    quarter = b.let(n + b.word(1) if op == "cos" else n, "quarter")
+    odd = Call(b.words, "bitwise_and", (quarter, b.word(1))) != b.word(0)
+    sign = Call(b.words, "shift_left", (Call(b.words, "bitwise_and", (quarter, b.word(2))), b.word(30)))
+    result = b.from_bits(Call(b.words, "bitwise_xor", (b.bits(Select(odd, cosine, sine)), sign)))
+    return b.let(result if op == "cos" else Select(b.is_zero(x), x, result), op)
+
+
+def asin(b: Builder, x: PrimExpr) -> PrimExpr:
+    arc, is_near = _arc(b, x)
+    return b.with_sign_of(Select(is_near, arc, b.fma(arc, -2.0, math.pi / 2)), x)
+
+
+def acos(b: Builder, x: PrimExpr) -> PrimExpr:
+    arc, is_near = _arc(b, x)
+    inner = b.const(math.pi / 2) - b.with_sign_of(arc, x)
+    outer = Select(x < b.const(0.0), b.fma(arc, -2.0, math.pi), arc * b.const(2.0))
+    return Select(is_near, inner, outer)
+
+
+def _arc(b: Builder, x: PrimExpr) -> tuple[Var, Var]:
+    """asin(|x|) and whether |x| <= 1/2, else asin(sqrt((1 - |x|) / 2))."""
+    size = b.magnitude(x)
+    is_near = b.let(size <= b.const(0.5), "near")
+    rest = b.unary("sqrt", (b.const(1.0) - size) * b.const(0.5))
+    arc = b.let(Select(is_near, size, rest), "arc")
+    return b.let(b.odd(arc, _ASIN), "value"), is_near
+
+
+def atan(b: Builder, x: PrimExpr) -> PrimExpr:
+    size = b.magnitude(x)
+    steep = b.let(size > b.const(1.0), "steep")
+    t = b.let(Select(steep, b.const(1.0) / size, size), "t")
+    angle = b.let(b.odd(t, _ATAN), "angle")
+    return b.with_sign_of(Select(steep, b.const(math.pi / 2) - angle, angle), x)
+
+
+def atan2(b: Builder, y: PrimExpr, x: PrimExpr) -> PrimExpr:
+    """The angle of (x, y), in (-pi, pi]."""
+    width, height = b.let(b.unary("fabs", x), "width"), b.let(b.unary("fabs", y), "height")
+    steep = b.let(height > width, "steep")
+    small, large = b.let(Min(width, height), "small"), b.let(Max(width, height), "large")
+    flat = any_of(b.is_zero(large), all_of(small == b.const(math.inf), large == b.const(math.inf)))
+    ratio = Select(flat, Select(b.is_zero(large), b.const(0.0), b.const(1.0)), small / large)
+    angle = b.let(b.odd(b.let(ratio, "ratio"), _ATAN), "angle")
+    angle = b.let(Select(steep, b.const(math.pi / 2) - angle, angle), "angle")
+    behind = b.bits(x) < b.word(0)
+    return b.with_sign_of(Select(behind, b.const(math.pi) - angle, angle), y)
