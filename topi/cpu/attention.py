@@ -21,6 +21,9 @@ __all__ = ["schedule_blocked_attention"]
 
 _PREFIX = "blocked_attention_"
 
+_OF_A_BLOCK = ("queries", "score", "largest", "weight", "total", "share")
+"""What is computed for a block of queries, or for a single one."""
+
 _PACKING_COST = 4.0
 """Operations that copying an element into a panel is counted as."""
 
@@ -89,8 +92,8 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
     score, weight = stage["score"], stage["weight"]
     *_, row, column = s[score].op.axis
     _tile(s, score, stage["product"], row, column, form, constant_size([depth]), target)
-    for tensor in (stage["queries"], score, stage["largest"], weight, stage["total"]):
-        s[tensor].compute_at(s[out], block)
+    for name in _OF_A_BLOCK:
+        s[stage[name]].compute_at(s[out], block)
     for tensor in (stage["queries"], weight):
         last = s[tensor].op.axis[-1]
         vectorize_elements(s, tensor, last, extent_of(last), lanes)
@@ -117,7 +120,7 @@ def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm
     vectorize_elements(s, out, within, together, lanes)
 
     product, mixed = stage["product"], anchor.output(0)
-    for name in ("queries", "product", "score", "largest", "weight", "total"):
+    for name in ("product", *_OF_A_BLOCK):
         s[stage[name]].compute_at(s[out], row)
     for tensor in (stage["queries"], stage["score"], stage["weight"]):
         last = s[tensor].op.axis[-1]
@@ -173,15 +176,17 @@ def _pack(s: te.Schedule, panels: te.Tensor) -> None:
     *_, p, step, lane = s[panels].op.axis
     if panels.op.tag.endswith("value_panels"):
         s[panels].reorder(step, p)
+    s[panels].pragma(p, "loop_partition_hint")  # the last panel may be partial
     s[panels].vectorize(lane)
 
 
 def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> None:
-    """Each row of panels to several vectors of partial results, these to one, and that to a number."""
+    """Each row of panels to several vectors of partial results, these to one, and that to a number by halves."""
     (axis,) = s[tensor].op.reduce_axis
     extent = extent_of(axis)
     together = max(n * panel for n in (1, 2, 4) if n == 1 or (isinstance(extent, int) and extent % (n * panel) == 0))
-    for width in (together, lanes):
+    halves = [lanes >> n for n in range(lanes.bit_length() - 1)]
+    for width in dict.fromkeys((together, *halves)):
         (axis,) = s[tensor].op.reduce_axis
         _, lane = s[tensor].split(axis, factor=width)
         partial = s.rfactor(tensor, lane)
@@ -191,5 +196,6 @@ def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> No
         first, *rows = s[partial].op.axis
         s[partial].reorder(*rows, *s[partial].op.reduce_axis, first)
         s[partial].vectorize(first)
-        if width == together == lanes:
-            break
+        if width < together:
+            s[partial].unroll(s[partial].op.reduce_axis[0])
+    s[tensor].unroll(s[tensor].op.reduce_axis[0])

@@ -136,6 +136,8 @@ class _Blocked:
 
         weight = self._stage(score.shape, relative, "weight")
         total = self._stage(self.rows, lambda *i: te.sum(weight(*i, k_sum), axis=k_sum), "total")
+        one = te.const(1, self.wide)
+        share = self._stage(self.rows, lambda *i: one / te.select(total(*i) == self.zero, one, total(*i)), "share")
 
         def mix(b: Any, h: Any, s: Any, e: Any) -> PrimExpr:
             column = values(b, self._group(h), e // panel, k_out, e % panel)
@@ -145,8 +147,7 @@ class _Blocked:
         mixed = te.compute(shape, mix, name="mixed", tag="blocked_attention", attrs={"form": self.form})
 
         def normalized(b: Any, s: Any, h: Any, e: Any) -> PrimExpr:
-            divisor = te.select(total(b, h, s) == self.zero, te.const(1, self.wide), total(b, h, s))
-            return te.cast(self.query.dtype, mixed(b, h, s, e) / divisor)
+            return te.cast(self.query.dtype, mixed(b, h, s, e) * share(b, h, s))
 
         shape = (self.batch, self.length, self.heads, self.width)
         return te.compute(shape, normalized, name="attention", tag=INJECTIVE)
