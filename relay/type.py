@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from relay.errors import TypeInferenceError
-from relay.sizes import dims_equal, dims_match, normal
+from relay.sizes import dims_equal, dims_match, is_at_least, normal
 from te.dtype import DType, dtype
 from te.ir.structural import StructuralEqual
 from te.tir import Dim, PrimExpr, as_dim
@@ -202,7 +202,7 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The shape that all `shapes` broadcast to, by numpy's rule.
 
     A symbolic dimension meets 1 or itself; against any other it is an error, because it could be anything, unless an
-    `assuming` scope takes them to be equal.
+    `assuming` scope takes them to be equal, or the one that can be no more than 1 to be 1.
     Raises TypeInferenceError naming the first two dimensions that do not fit.
     """
     rank = max((len(s) for s in shapes), default=0)
@@ -212,12 +212,21 @@ def broadcast_shapes(*shapes: Sequence[Dim]) -> tuple[Dim, ...]:
             current = result[axis]
             if _is_one(current):
                 result[axis] = d
-            elif not _is_one(d) and not dims_match(current, d):
+            elif _is_one(d) or dims_equal(current, d) or _is_assumed_one(d):
+                continue
+            elif _is_assumed_one(current):
+                result[axis] = d
+            elif not dims_match(current, d):
                 listed = " and ".join(shape_text(s) for s in shapes)
                 raise TypeInferenceError(f"shapes {listed} do not broadcast: {current} against {d} on axis {axis}")
-            elif isinstance(d, int) and not _is_one(d):
+            elif isinstance(d, int):
                 result[axis] = d
     return tuple(result)
+
+
+def _is_assumed_one(d: Dim) -> bool:
+    """Is a symbolic dimension at most 1, and taken to be 1 in an `assuming` scope?"""
+    return not isinstance(d, int) and is_at_least(1, d) and dims_match(d, 1)
 
 
 def _is_one(d: Dim) -> bool:
