@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
+from te.dtype import DType
+from te.tir import Buffer, Dim, PrimExpr, Stmt, call_intrin, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
+from te.tir.ops import broadcast, ramp
 from topi.groups import constant_size
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
-from topi.utils import num_elements, unravel_index
+from topi.utils import num_elements, same_dim, unravel_index
 
 __all__ = ["argsort", "comes_before", "cumprod", "cumsum", "searchsorted", "sort", "topk"]
 
@@ -30,28 +33,149 @@ def argsort(x: Tensor, axis: int, ascending: bool = True, dtype: str = "int32") 
 
     A bottom-up merge sort of each row: O(n log n), scratch of two rows of positions.
     """
-    n = x.shape[axis]
+    return _first_positions(x, x.shape[axis], axis, ascending, dtype)
+
+
+def _first_positions(x: Tensor, count: Dim, axis: int, ascending: bool, dtype: str) -> Tensor:
+    """The first `count` positions of `argsort`. Few of many are kept in a heap while the row passes by."""
+    n, others = x.shape[axis], (*x.shape[:axis], *x.shape[axis + 1 :])
+    most = _as_part(count, n)
 
     def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         ib = ir_builder.create()
         keys, out = ib.buffer(ins[0]), ib.buffer(outs[0])
-        with loop_nest(ib, (*x.shape[:axis], *x.shape[axis + 1 :])) as at:
+        kind = "parallel" if constant_size(x.shape) >= _WORTH_SHARING else "serial"
+        with ib.for_range(0, num_elements(others), "row", kind, independent=True) as row:
+            at = unravel_index(row, others)
             before, after = at[:axis], at[axis:]
-            order = ib.allocate("int32", n, "order", scope="global")
-            merged = ib.allocate("int32", n, "merged", scope="global")
-
-            def first(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-                return comes_before(keys[(*before, a, *after)], keys[(*before, b, *after)], ascending)
-
-            with ib.for_range(0, n, "k") as k:
-                order[k] = k
-            _merge_passes(ib, n, order, merged, first)
-            with ib.for_range(0, n, "k") as k:
+            find = _select if most else _sort
+            row_keys = _Keys(keys, before, after, x.dtype, ascending)
+            order = find(ib, n, count, row_keys)
+            with ib.for_range(0, count, "k") as k:
                 out[(*before, k, *after)] = order[k]
         return ib.get()
 
     attrs = {"axis": axis, "comes_before": lambda a, b: comes_before(a, b, ascending)}
-    return te.extern(x.shape, [x], fill, name="argsort", dtype=dtype, tag="sort", attrs=attrs)
+    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    return te.extern(shape, [x], fill, name="argsort", dtype=dtype, tag="sort", attrs=attrs)
+
+
+def _as_part(count: Dim, n: Dim) -> bool:
+    """Is `count` few of `n`, as far as is known?"""
+    if isinstance(count, int) and isinstance(n, int):
+        return count * _MANY <= n
+    return not same_dim(count, n)
+
+
+_MANY = 4
+"""How many times as many a row has as positions that are wanted of it, where finding these costs less than sorting."""
+_TOGETHER = 16
+"""Elements side by side that are compared with the last of the chosen ones together, as vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """A row of what is sorted, and its order."""
+
+    buffer: BufferView
+    before: Sequence[Any]
+    after: Sequence[Any]
+    dtype: DType
+    ascending: bool
+
+    def __getitem__(self, position: Any) -> PrimExpr:
+        return self.buffer[(*self.before, position, *self.after)]
+
+    def comes_before(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+        """Must value a stand before b?"""
+        return comes_before(a, b, self.ascending)
+
+
+def _sort(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
+    """All positions of a row in order."""
+    order = ib.allocate("int32", n, "order", scope="global")
+    merged = ib.allocate("int32", n, "merged", scope="global")
+    with ib.for_range(0, n, "k") as k:
+        order[k] = k
+    _merge_passes(ib, n, order, merged, lambda a, b: keys.comes_before(keys[a], keys[b]))
+    return order
+
+
+def _select(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
+    """The first `count` positions of a row, in order.
+
+    A heap, the last of them on top, holds the first of what has passed: most elements meet a single comparison. Then
+    the top goes to the end, `count` times (heapsort).
+    """
+    room = te.max(count, 1) if not isinstance(count, int) else max(count, 1)
+    values = ib.allocate(keys.dtype, room, "values", scope="global")
+    places = ib.allocate("int32", room, "places", scope="global")
+    heap = _Heap(ib, values, places, keys.comes_before)
+    with ib.for_range(0, count, "k") as k:
+        values[k] = keys[k]
+        places[k] = k
+    with ib.for_range(0, count // 2, "k") as k:
+        parent = ib.let("parent", count // 2 - 1 - k)
+        heap.sink(parent, values[parent], places[parent], count)
+    _meet_the_rest(ib, n, count, keys, heap)
+    with ib.for_range(1, count, "k") as k:
+        end = ib.let("end", count - k)
+        value, place = ib.let("value", values[end]), ib.let("place", places[end])
+        values[end] = values[0]
+        places[end] = places[0]
+        heap.sink(0, value, place, end)
+    return places
+
+
+def _meet_the_rest(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys, heap: _Heap) -> None:
+    """Put those of the elements behind the first `count` into the heap that come before its top."""
+
+    def meet(begin: Any, end: Any) -> None:
+        with ib.for_range(begin, end, "k") as k:
+            value = ib.let("value", keys[k])
+            with ib.if_scope(keys.comes_before(value, heap.values[0])):
+                heap.sink(0, value, k, count)
+
+    if keys.after:
+        meet(count, n)
+        return
+    blocks = ib.let("blocks", (n - count) // _TOGETHER)
+    with ib.for_range(0, blocks, "block") as block:
+        begin = ib.let("begin", count + block * _TOGETHER)
+        top = broadcast(heap.values[0], _TOGETHER)
+        chosen = te.cast(f"int32x{_TOGETHER}", keys.comes_before(keys[ramp(begin, 1, _TOGETHER)], top))
+        with ib.if_scope(call_intrin("int32", "vector_reduce_max", chosen) > 0):
+            meet(begin, begin + _TOGETHER)
+    meet(count + blocks * _TOGETHER, n)
+
+
+class _Heap:
+    """A heap of values and their places in a row, the one that comes last on top; equal values by their places."""
+
+    def __init__(self, ib: IRBuilder, values: BufferView, places: BufferView, comes_before: Compare) -> None:
+        self.ib, self.values, self.places, self.comes_before = ib, values, places, comes_before
+        self.hole, self.last = ib.allocate("int32", 1, "hole"), ib.allocate("int32", 1, "last")
+
+    def _later(self, a: PrimExpr, place: Any, b: PrimExpr, other: Any) -> PrimExpr:
+        """Does `a` of `place` come after `b` of another place?"""
+        return te.any(self.comes_before(b, a), te.all(~self.comes_before(a, b), other < place))
+
+    def sink(self, at: Any, value: PrimExpr, place: Any, size: Any) -> None:
+        """Put a value where `at` is, or below, and what comes later up; the heap has `size` elements."""
+        ib, values, places, hole, last = self.ib, self.values, self.places, self.hole, self.last
+        value, place = ib.let("sunk", value), ib.let("sunk_place", place)
+        hole[0], last[0] = at, size
+        with ib.while_loop(2 * hole[0] + 1 < last[0]):
+            parent = ib.let("parent", hole[0])
+            left, right = ib.let("left", 2 * parent + 1), ib.let("right", te.min(2 * parent + 2, last[0] - 1))
+            right_later = self._later(values[right], places[right], values[left], places[left])
+            child = ib.let("child", te.if_then_else(right_later, right, left))
+            with ib.if_scope(self._later(values[child], places[child], value, place)):
+                values[parent], places[parent] = values[child], places[child]
+                hole[0] = child
+            with ib.else_scope():
+                last[0] = 0
+        values[hole[0]], places[hole[0]] = value, place
 
 
 def _merge_passes(ib: IRBuilder, n: Dim, order: BufferView, merged: BufferView, comes_before: Compare) -> None:
@@ -102,7 +226,7 @@ def sort(x: Tensor, axis: int, ascending: bool = True) -> Tensor:
 
 def topk(x: Tensor, k: Dim, axis: int, largest: bool = True, dtype: str = "int64") -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) values along `axis`, in order, and their positions; ties go to the first position."""
-    order = argsort(x, axis, ascending=not largest)
+    order = _first_positions(x, k, axis, not largest, "int32")
     values = _take_sorted(x, order, axis, k)
     positions = te.compute(values.shape, lambda *i: te.cast(dtype, order(*i)), name="positions", tag=INJECTIVE)
     return values, positions

@@ -19,6 +19,7 @@ from topi.cuda.stagewise import schedule_stage
 from topi.groups import inline_injective
 from topi.loops import loop_nest
 from topi.registry import register_schedule
+from topi.utils import same_dim
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -44,9 +45,10 @@ def schedule_sort(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 
 
 def _parallel_sort(op: te.ExternOp) -> te.ExternOp:
-    """The same positions by counting and merging."""
-    shape, axis = op.outputs[0].shape, int(op.attrs["axis"])
-    n, others = shape[axis], (*shape[:axis], *shape[axis + 1 :])
+    """The same positions by counting and merging; where the first ones are wanted, they are copied from all."""
+    shape, axis = op.inputs[0].shape, int(op.attrs["axis"])
+    n, others, wanted = shape[axis], (*shape[:axis], *shape[axis + 1 :]), op.outputs[0].shape
+    whole = same_dim(n, wanted[axis])
     known = as_int(n)
     passes = 0 if known is None else max(-(-known // _CHUNK) - 1, 0).bit_length()
 
@@ -54,7 +56,9 @@ def _parallel_sort(op: te.ExternOp) -> te.ExternOp:
         ib = ir_builder.create()
         keys = ib.buffer(ins[0])
         scratch = [ib.allocate("int32", shape, f"order{i}", scope="global") for i in range(min(passes, 2))]
-        orders = [scratch[i % 2] for i in range(passes)] + [ib.buffer(outs[0])]
+        out = ib.buffer(outs[0])
+        orders = [scratch[i % 2] for i in range(passes)]
+        orders.append(out if whole else ib.allocate("int32", shape, "sorted", scope="global"))
 
         def first(at: Sequence[PrimExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr:
             return op.attrs["comes_before"](keys[_place(at, axis, a)], keys[_place(at, axis, b)])
@@ -64,9 +68,12 @@ def _parallel_sort(op: te.ExternOp) -> te.ExternOp:
         for i in range(passes):
             with loop_nest(ib, (*others, n), independent=True) as index:
                 _merge_one(ib, index, axis, n, _CHUNK << i, orders[i], orders[i + 1], first)
+        if not whole:
+            with loop_nest(ib, wanted, independent=True) as index:
+                out[index] = orders[-1][index]
         return ib.get()
 
-    made = te.extern(shape, list(op.inputs), fill, name=op.name, dtype=str(op.outputs[0].dtype))
+    made = te.extern(wanted, list(op.inputs), fill, name=op.name, dtype=str(op.outputs[0].dtype))
     assert isinstance(made.op, te.ExternOp)
     return made.op
 

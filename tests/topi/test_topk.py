@@ -1,0 +1,67 @@
+"""The first of many in order, on CPUs: few are kept in a heap, many sorted; equal ones by position, NaN greatest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import te
+import topi
+from backend import build, nd
+from backend.runtime import device
+
+RNG = np.random.default_rng(3)
+
+
+def rows(kind, shape, dtype):
+    if kind == "equal":
+        return RNG.integers(0, 9, shape).astype(dtype)
+    x = (RNG.standard_normal(shape) * 50).astype(dtype)
+    if kind == "ordered":
+        return np.sort(x, axis=-1)
+    if kind == "nan":
+        x[..., ::7] = np.nan
+    return x
+
+
+def first(x, k, axis, largest):
+    order = np.argsort(x, axis=axis, kind="stable")
+    if largest:  # the last of equal ones comes first in what is turned: turn what is sorted, too
+        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    order = np.take(order, range(k), axis)
+    return np.take_along_axis(x, order, axis), order
+
+
+def run(x, k, axis, largest, open_size=False):
+    shape = [te.size_var("n") if open_size and a == axis % x.ndim else d for a, d in enumerate(x.shape)]
+    data = te.placeholder(shape, dtype=str(x.dtype), name="x")
+    values, places = topi.topk(data, k, axis % x.ndim, largest)
+    s = te.create_schedule([values.op, places.op])
+    f = build(s, [data, values, places], "llvm")
+    expected = first(x, k, axis, largest)
+    given = [nd.array(v, device("cpu")) for v in (x, *(np.zeros_like(e) for e in expected))]
+    f(*given)
+    for got, want in zip(given[1:], expected, strict=True):
+        np.testing.assert_array_equal(got.numpy(), want)
+
+
+@pytest.mark.parametrize("kind", ["random", "equal", "ordered", "nan"])
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(200, 1), (200, 7), (77, 19), (60, 16), (16, 4), (40, 30)])
+def test_the_first_are_those_of_a_stable_sort(kind, largest, n, k):
+    run(rows(kind, (3, n), "float32"), k, -1, largest)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float16", "float64"])
+def test_any_type(dtype):
+    run(rows("equal", (2, 100), dtype), 5, -1, True)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_any_axis_and_open_sizes(largest):
+    run(rows("random", (3, 90, 2), "float32"), 6, 1, largest)
+    run(rows("random", (2, 3, 90), "float32"), 6, 2, largest, open_size=True)
+
+
+def test_many_rows_are_shared_between_threads():
+    run(rows("random", (80, 1000), "float32"), 10, -1, True)
