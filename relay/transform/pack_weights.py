@@ -104,7 +104,7 @@ class _Packer:
         if many and wide == call.ty.dtype and isinstance(call.op, BatchMatmul):
             return self._batch_matmul(call, call.op)
         if wide is None or not isinstance(weight, Constant):
-            return call
+            return self._computed_weights(call, weight) if call.dtype == "float32" else call
         match call.op:
             case Dense():
                 return self._dense(call, weight, "NK")
@@ -180,7 +180,7 @@ class _Packer:
         channels, *kernel, group_size = outputs_first.shape
         narrow = shuffles_groups(self.target, op.groups, group_size, channels // op.groups)
         if op.groups > 1 and (group_size == 1 or (narrow and call.dtype == "float32")):
-            return _channels_last(call, op, outputs_first)
+            return _channels_last(call, op, Constant(outputs_first, span=weight.span))
         if isinstance(op, Conv2D):
             winograd = self._winograd_plan(call, op, kernel)
             if winograd is not None:
@@ -204,6 +204,28 @@ class _Packer:
             pairs=pairs,
         )  # fmt: skip
         return _with_panels(call, made, packed)
+
+    def _computed_weights(self, call: Call, weight: Expr) -> Expr:
+        """A convolution with weights that are computed at run time, which are packed there."""
+        op, known = call.op, weight.tensor_type
+        if not isinstance(op, Conv1D | Conv2D | Conv3D) or op.data_layout[-1] != "C" or not known.is_static:
+            return call
+        order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]
+        outputs_first = make_call("transpose", (weight,), call.span, axes=tuple(order))
+        channels, *kernel, group_size = outputs_first.tensor_type.static_shape
+        outputs, steps = channels // op.groups, math.prod(kernel) * group_size
+        narrow = shuffles_groups(self.target, op.groups, group_size, outputs)
+        if op.groups > 1 and (group_size == 1 or narrow):
+            return _channels_last(call, op, outputs_first)
+        rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
+        line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
+        width = self._width(rows, channels, steps, line) if op.groups == 1 else group_panel(self.target, outputs)
+        panels = Call(PackPanels(width=width), (reshaped(outputs_first, (op.groups, outputs, steps)),), span=call.span)
+        packed = reshaped(panels, (op.groups * -(-outputs // width), *kernel, group_size, width))
+        made = _PACKED[op.rank](
+            strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
+        )  # fmt: skip
+        return Call(made, (call.args[0], packed), span=call.span)
 
     def _convolution_of_quads(
         self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, rows: int
@@ -413,7 +435,11 @@ def _interval(e: Expr) -> tuple[int, int] | None:
             return None
 
 
-def _channels_last(call: Call, op: Conv1D | Conv2D | Conv3D, weight: Array) -> Call:
+def _channels_last(call: Call, op: Conv1D | Conv2D | Conv3D, weight: Expr) -> Call:
     """A depthwise convolution with weights (KH, KW, I, C), so that vectors run along the channels."""
-    moved = Constant(np.ascontiguousarray(np.moveaxis(weight, 0, -1)), span=call.args[1].span)
+    if isinstance(weight, Constant):
+        moved: Expr = Constant(np.ascontiguousarray(np.moveaxis(weight.data, 0, -1)), span=weight.span)
+    else:
+        rank = len(weight.shape)
+        moved = make_call("transpose", (weight,), call.span, axes=(*range(1, rank), 0))
     return Call(op.replace(kernel_layout=f"{op.data_layout[1:-1]}IO"), (call.args[0], moved), span=call.span)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, reshape_to, transposed
+from frontends.onnx.ops.common import counted, require_rank, reshape_to, transposed
 from frontends.onnx.ops.fourier_at_run_time import dft_at_run_time, resized
 from frontends.onnx.registry import converter
 from relay import op
@@ -63,8 +63,13 @@ def _dft(node: OnnxNode, axis: int) -> Expr:
 
 @converter("STFT", since=17)
 def stft(node: OnnxNode) -> Expr:
-    """Transforms of windowed frames of signals [batch, length, parts]: [batch, frames, bins, 2]."""
-    _, extent, parts = node.type(0).shape
+    """Transforms of windowed frames of signals [batch, length, parts]: [batch, frames, bins, 2].
+
+    Exporters leave the one part of real signals out: [batch, length].
+    """
+    require_rank(node, 0, 2, 3)
+    signal = op.expand_dims(node[0], 2) if node.rank(0) == 2 else node[0]
+    _, extent, parts = signal.shape
     step = node.constant_ints(1, "the frame step")[0]
     given = node.constant_or_none(3, "the frame length")
     window = node.get(2)
@@ -77,7 +82,7 @@ def stft(node: OnnxNode) -> Expr:
         raise node.error(f"frames of {length} every {step} of a signal of {extent}, {parts} parts")
     count = add_sizes(floor_divide(add_sizes(extent, product((-1, length))), step), 1)
     first = op.multiply(op.reshape(counted(count, "int32"), (count, 1)), const(step, "int32"))
-    frames = op.take(node[0], op.add(first, counted(length, "int32")), axis=1, mode="fast")
+    frames = op.take(signal, op.add(first, counted(length, "int32")), axis=1, mode="fast")
     if window is not None:
         frames = op.multiply(frames, op.expand_dims(window, 1))
     return _transformed(node, frames, length, False, onesided)
