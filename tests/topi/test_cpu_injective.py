@@ -91,3 +91,22 @@ def test_the_larger_of_two_is_nan_where_either_is(count, kind, target) -> None:
         result = backend.nd.empty(out.shape, kind)
         built(backend.nd.array(a), backend.nd.array(b), result)
         np.testing.assert_array_equal(result.numpy(), theirs(a, b))
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric", "wrap"])
+@pytest.mark.parametrize("widths", [(1, 1), (3, 0), (0, 2), (5, 9)], ids=str)
+def test_borders_of_lines_of_any_length(mode, widths):
+    n = te.size_var("n")
+    before, after = widths
+    x = te.placeholder((2, n), "float32", "x")
+    if mode == "constant":
+        out = topi.nn.pad(x, (0, before), (0, after), 7.0)
+    else:
+        out = topi.nn.mirror_pad(x, (0, before), (0, after), mode)
+    module = backend.build(te.lower(schedule_for([out], TARGET), [x, out]), target=TARGET)
+    for size in (1, 2, 4, 9, 31, 40, 64, 77):
+        a = np.random.default_rng(size).standard_normal((2, size)).astype("float32")
+        result = backend.nd.empty((2, before + size + after), "float32")
+        module(backend.nd.array(a), result)
+        expected = np.pad(a, ((0, 0), widths), mode=mode, **({"constant_values": 7.0} if mode == "constant" else {}))
+        np.testing.assert_array_equal(result.numpy(), expected)

@@ -115,9 +115,10 @@ def _has_borders(out: te.Tensor) -> bool:
 def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> list[te.IterVar]:
     """Vectors of the last axis; loop partitioning cuts off those at borders, so that the others need no tests."""
     *outer, last = s[out].op.axis
-    vectors, inner = s[out].split(last, factor=2 * lanes)
+    tail = "guard" if isinstance(last.extent, int) else "shift"
+    vectors, inner = s[out].split(last, factor=2 * lanes, tail=tail, least=4 * lanes)
     s[out].vectorize(inner)
-    for axis in (*outer, vectors):
+    for axis in (*outer, vectors, inner):
         s[out].pragma(axis, "loop_partition_hint")
     return [*outer, vectors]
 

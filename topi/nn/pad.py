@@ -56,17 +56,18 @@ def mirror_pad(x: Tensor, before: Sequence[int], after: Sequence[int], mode: str
 def _source(position: PrimExpr, size: Dim, before: int, after: int, mode: str) -> PrimExpr:
     """The position within [0, size) that stands at `position` of the endless continuation.
 
-    Borders that are no wider than the tensor are chosen apart, so that a schedule can cut them off.
+    Borders are chosen apart, so that a schedule can cut them off.
     """
+    twice = 1 if mode == "symmetric" else 0
     if mode == "edge":
         low, high = 0, size - 1
-    elif not isinstance(size, int) or max(before, after) > size - (mode == "reflect"):
-        return _continued(position, size, mode) if before or after else position
     elif mode == "wrap":
         low, high = position + size, position - size
     else:
-        twice = 1 if mode == "symmetric" else 0
         low, high = -twice - position, 2 * size - 2 + twice - position
+    if mode != "edge":
+        wide = size < max(before, after) + (mode == "reflect")
+        low, high = [te.select(wide, _continued(position, size, mode), end) for end in (low, high)]
     inside = te.select(position < size, position, high) if after else position
     return te.select(position >= 0, inside, low) if before else inside
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import counted
 from frontends.onnx.ops.shape import take_ranges
 from frontends.onnx.registry import converter
-from frontends.onnx.tensors import check_computed
 from relay import op
-from relay.expr import Constant, Expr, const
+from relay.expr import Expr, const
 from relay.sizes import add_sizes, is_at_least, larger, product
 from te.tir import Dim
 
@@ -74,16 +71,10 @@ def _pad(node: OnnxNode, pads: Sequence[int], fill: float, axes: Sequence[int], 
     grown = {axis: amounts for axis, amounts in grown.items() if amounts != (0, 0)}
     if not grown:
         return x
-    if mode == "constant":
-        return op.nn.pad(x, tuple(grown.get(axis, (0, 0)) for axis in range(len(shape))), fill, "constant")
-    for axis, (before, after) in grown.items():
-        extent = x.tensor_type.static_shape[axis]
-        check_computed((before + extent + after,), node.where)
-        if extent == 0:
-            raise node.error(f"axis {axis} is empty and can't be continued by mode {mode!r}")
-        index = np.pad(np.arange(extent, dtype=np.int64), (before, after), mode=mode)  # type: ignore[call-overload]
-        x = op.take(x, Constant(index), axis=axis, mode="fast")
-    return x
+    empty = [axis for axis in grown if x.shape[axis] == 0]
+    if empty and mode != "constant":
+        raise node.error(f"axis {empty[0]} is empty and can't be continued by mode {mode!r}")
+    return op.nn.pad(x, tuple(grown.get(axis, (0, 0)) for axis in range(len(shape))), fill, mode)
 
 
 def _pad_symbolic(node: OnnxNode, widths: Widths, fill: float, mode: str) -> Expr:

@@ -11,7 +11,7 @@ from te.arith import Analyzer
 from te.ir.visitor import Mutator, Visitor, post_order
 from te.tir import ops
 from te.tir.analysis import contains
-from te.tir.expr import And, Call, Compare, IntImm, IterVar, Max, Min, Not, PrimExpr, Range, Select, Var
+from te.tir.expr import And, BufferLoad, Call, Compare, IntImm, IterVar, Max, Min, Not, PrimExpr, Range, Select, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.passes.simplify import simplify_stmt
@@ -177,14 +177,15 @@ class _Partitioner(Mutator):
         if node.kind is ForKind.VECTORIZED and ops.as_int(node.extent) is None:
             return node.rebuild(self.visit)
         parts = self._parts(node, hinted)
-        if parts is None or (node.kind is ForKind.VECTORIZED and not _is_vector(parts)):
+        if parts is None or (node.kind is ForKind.VECTORIZED and not _are_vectors(parts, node)):
             return node.rebuild(self.visit)
         if any(self._varies_by_thread(part) for part in parts) and (
             node.kind is ForKind.UNROLLED  # registers can't be indexed: a guard in each copy of the body is better
             or _needs_all_threads(node.body)
         ):
             return node.rebuild(self.visit)
-        self.copies += len(parts) - 1
+        if node.kind is not ForKind.VECTORIZED:
+            self.copies += len(parts) - 1
         return ops.seq([self._inside(part) for part in parts])
 
     def _varies_by_thread(self, part: Stmt) -> bool:
@@ -331,9 +332,20 @@ class _Partitioner(Mutator):
         return IfThenElse(condition, then_case, else_case)
 
 
-def _is_vector(parts: list[Stmt]) -> bool:
-    """Is a vectorized loop still one vector? Else a mask is better than two loops, or than scalars one by one."""
-    return all(not isinstance(part, For) or ops.as_int(part.extent) is not None for part in parts) and len(parts) <= 1
+def _are_vectors(parts: list[Stmt], loop: For) -> bool:
+    """Are the parts of a vectorized loop worth having? A mask is better than two loops, or than scalars one by one.
+
+    But where an index is chosen by the lane, elements would be gathered one by one.
+    """
+    known = all(not isinstance(part, For) or ops.as_int(part.extent) is not None for part in parts)
+    return known and (len(parts) <= 1 or any(_chooses_place(n, loop.loop_var) for n in post_order(loop.body)))
+
+
+def _chooses_place(node: object, var: Var) -> bool:
+    """Is it a load whose index is one or another, as `var` decides?"""
+    return isinstance(node, BufferLoad) and any(
+        isinstance(n, Select) and _mentions(n.condition, (var,)) for n in post_order(node.indices)
+    )
 
 
 def _needs_all_threads(body: Stmt) -> bool:
