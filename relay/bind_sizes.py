@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from relay.container_type import ContainerType, with_sizes
+from relay.container_type import ContainerType
 from relay.expr import Call, Expr, Function, Tuple, Var
 from relay.op.base import OpDef
 from relay.sizes import assuming, evaluate
@@ -14,7 +14,10 @@ from te.ir import post_order
 from te.tir import Dim, PrimExpr
 from te.tir import Var as SizeVariable
 
-__all__ = ["bind_operator", "bind_sizes", "bound_outputs", "results_of", "sizes_of_inputs"]
+__all__ = ["bind_operator", "bind_sizes", "bound_outputs", "results_of", "sizes_of_inputs", "with_dims"]
+
+Replace = Callable[[PrimExpr], Dim]
+"""A size known at run time -> what stands in its place."""
 
 
 def bind_sizes(function: Function, sizes: Mapping[str, Dim]) -> Function:
@@ -22,22 +25,35 @@ def bind_sizes(function: Function, sizes: Mapping[str, Dim]) -> Function:
 
     Variables that stay keep their place in the attributes "bound_sizes" and "size_checks" (see `relay.build.dynamic`).
     """
-    params = tuple([Var(p.name, _replaced_type(p.ty, sizes), span=p.span) for p in function.params])
+    return with_dims(function, _by_name(sizes))
+
+
+def _by_name(sizes: Mapping[str, Dim]) -> Replace:
+    return lambda d: evaluate(d, sizes)
+
+
+def with_dims(function: Function, replace: Replace) -> Function:
+    """`function` with every size of its parameters and operators that is known at run time replaced; types follow."""
+    params = tuple([Var(p.name, _replaced_type(p.ty, replace), span=p.span) for p in function.params])
     done: dict[int, Expr] = {id(old): new for old, new in zip(function.params, params, strict=True)}
     attrs = dict(function.attrs)
     if "size_checks" in attrs:
-        attrs["size_checks"] = tuple((evaluate(a, sizes), evaluate(b, sizes), s) for a, b, s in attrs["size_checks"])
+        attrs["size_checks"] = tuple((_dim(a, replace), _dim(b, replace), s) for a, b, s in attrs["size_checks"])
     with assuming():  # what was assumed of the model holds for this one
         for e in cast("list[Expr]", list(post_order(function.body))):
             if id(e) not in done:
-                done[id(e)] = _bound(e, sizes, done)
+                done[id(e)] = _bound(e, replace, done)
     return Function(params, done[id(function.body)], attrs, span=function.span)
 
 
-def _bound(e: Expr, sizes: Mapping[str, Dim], done: Mapping[int, Expr]) -> Expr:
+def _dim(d: Dim, replace: Replace) -> Dim:
+    return d if isinstance(d, int) else replace(d)
+
+
+def _bound(e: Expr, replace: Replace, done: Mapping[int, Expr]) -> Expr:
     """An expression of which all below it is `done`."""
     if isinstance(e, Call) and isinstance(e.op, OpDef):
-        op = bind_operator(e.op, sizes)
+        op = _with_attributes(e.op, replace)
         if op is not e.op:
             return Call(op, tuple([done[id(a)] for a in e.args]), span=e.span)
     return e.rebuild(lambda child: done.get(id(child), child))
@@ -45,30 +61,34 @@ def _bound(e: Expr, sizes: Mapping[str, Dim], done: Mapping[int, Expr]) -> Expr:
 
 def bind_operator(op: OpDef, sizes: Mapping[str, Dim]) -> OpDef:
     """The operator with size variables in its attributes, types and functions among them, replaced; itself without."""
-    changed = {name: _replaced(value, sizes) for name, value in op.attributes().items()}
+    return _with_attributes(op, _by_name(sizes))
+
+
+def _with_attributes(op: OpDef, replace: Replace) -> OpDef:
+    changed = {name: _replaced(value, replace) for name, value in op.attributes().items()}
     changed = {name: value for name, value in changed.items() if value is not getattr(op, name)}
     return op.replace(**changed) if changed else op
 
 
-def _replaced(value: Any, sizes: Mapping[str, Dim]) -> Any:
+def _replaced(value: Any, replace: Replace) -> Any:
     """A type or an attribute with size variables replaced; the very same object without any."""
     if isinstance(value, tuple):
-        parts = tuple([_replaced(v, sizes) for v in value])
+        parts = tuple([_replaced(v, replace) for v in value])
         return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
     if isinstance(value, PrimExpr):
-        return evaluate(value, sizes)
+        return replace(value)
     if isinstance(value, Function):
-        return bind_sizes(value, sizes)
-    return _replaced_type(value, sizes) if isinstance(value, Type) else value
+        return with_dims(value, replace)
+    return _replaced_type(value, replace) if isinstance(value, Type) else value
 
 
-def _replaced_type(ty: Type, sizes: Mapping[str, Dim]) -> Type:
+def _replaced_type(ty: Type, replace: Replace) -> Type:
     if isinstance(ty, TensorType):
-        return ty.with_shape([evaluate(d, sizes) for d in ty.shape])
+        return ty.with_shape([_dim(d, replace) for d in ty.shape])
     if isinstance(ty, ContainerType):
-        return with_sizes(ty, sizes)
+        return ty.mapped(lambda d: _dim(d, replace))
     assert isinstance(ty, TupleType)
-    return TupleType([_replaced_type(f, sizes) for f in ty.fields])
+    return TupleType([_replaced_type(f, replace) for f in ty.fields])
 
 
 def bound_outputs(function: Function) -> list[tuple[str, Expr, int]]:

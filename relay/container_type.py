@@ -10,18 +10,18 @@ but a `TupleType`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, cast
 from weakref import WeakValueDictionary
 
 from relay.errors import TypeInferenceError
-from relay.sizes import dims_equal, evaluate
+from relay.sizes import dims_equal
 from relay.type import TensorType, Type
 from te.dtype import DType
 from te.ir.structural import StructuralEqual
 from te.tir import Dim
 
-__all__ = ["NOTHING", "ContainerType", "ElementType", "OptionalType", "SequenceType", "join", "with_sizes"]
+__all__ = ["NOTHING", "ContainerType", "ElementType", "OptionalType", "SequenceType", "join"]
 
 
 class ElementType(Type):
@@ -161,8 +161,3 @@ def _joined_elements(a: ElementType, b: ElementType) -> ElementType:
     pairs = zip(a.shape, b.shape, strict=True)
     same = [d if d is not None and e is not None and dims_equal(d, e) else None for d, e in pairs]
     return ElementType(same, a.dtype)
-
-
-def with_sizes(ty: ContainerType, sizes: Mapping[str, Dim]) -> ContainerType:
-    """The type with size variables replaced by name."""
-    return ty.mapped(lambda d: evaluate(d, sizes))

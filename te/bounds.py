@@ -360,8 +360,9 @@ def _extents_of(math: IndexMath, loops: Loops, relation: object) -> None:
                 raise ScheduleError(f"stage {loops.stage.name}: split with tail='shift': loop "
                                     f"{relation.parent.var.name} runs {math.as_dim(parent)} times and the factor is "
                                     f"{relation.factor}; expected a constant factor")  # fmt: skip
-            if relation.tail == "shift" and limit is None:
-                math.assume(parent - max(known or 0, relation.least))
+            least = max(known or 0, relation.least)
+            if relation.tail == "shift" and limit is None and least > 1:
+                math.assume(parent - least)
             whole = thread is not None or relation.tail == "predicate"
             if known is not None and limit is not None and known > limit and not whole:
                 factor = number(max(limit, 1))
@@ -427,7 +428,7 @@ def _values_of(math: IndexMath, loops: Loops, relation: object) -> None:
     if isinstance(relation, Split):
         inner_extent = extents[relation.inner]
         start = values[relation.outer] * inner_extent
-        if relation.tail == "shift":
+        if relation.tail == "shift" and inner_extent.const != 1:
             last = extents[relation.parent] - inner_extent
             start = math.minimum(start, last) if math.nonneg(last) else start
         value = math.merge(start + values[relation.inner])

@@ -418,7 +418,7 @@ class DynamicRunner:
 
     def _bind_node(self, node: GraphNode) -> Callable[[], object]:
         arrays = [self.array(i) for i in (*node.inputs, *node.outputs, *node.scratch)]
-        sizes = [self.sizes[name] for name in node.sizes]
+        sizes = [evaluate(size, self.sizes) for size in node.sizes]
         return self._function(node.func).bind(*arrays, *sizes, context=self._context)
 
     def _function(self, name: str) -> PackedFunc:

@@ -87,7 +87,7 @@ class GraphNode:
     """One kernel call: function `func` of the module on the input tensors, the output tensors, then those of scratch.
 
     `ops` and `sources` say which operators and which nodes of the imported model it computes; `flops` and `bytes` what
-    that takes. `sizes` are the size variables that the function takes after its tensors.
+    that takes. `sizes` are the sizes that the function takes after its tensors.
     """
 
     name: str
@@ -99,7 +99,7 @@ class GraphNode:
     sources: tuple[str, ...]
     flops: int
     bytes: int
-    sizes: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +333,7 @@ def _tensor(record: Record, arena_bytes: int, sizes: Sequence[str]) -> GraphTens
 
 def _node(record: Record, last: int, sizes: Sequence[str]) -> GraphNode:
     record.only("name", "func", "inputs", "outputs", "scratch", "ops", "sources", "flops", "bytes", "sizes")
-    taken = record.strings("sizes") if "sizes" in record.value else ()
-    if not set(taken) <= set(sizes):
-        raise damaged(f"{record.where}.sizes", list(taken), f"size variables among {list(sizes)}")
+    taken = record.get("sizes", list) if "sizes" in record.value else []
     return GraphNode(
         name=record.get("name", str),
         func=record.get("func", str),
@@ -346,7 +344,7 @@ def _node(record: Record, last: int, sizes: Sequence[str]) -> GraphNode:
         sources=record.strings("sources"),
         flops=record.number("flops"),
         bytes=record.number("bytes"),
-        sizes=taken,
+        sizes=read_shape(taken, f"{record.where}.sizes", sizes),
     )
 
 

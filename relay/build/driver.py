@@ -192,7 +192,7 @@ def build(
         for part in graph.all_graphs():
             for node in part.nodes:
                 own = kernels[node.workload.name].sizes
-                node.sizes = tuple([node.names[name].name if name in node.names else name for name in own])
+                node.sizes = tuple([node.names[name] for name in own])
         for part in graph.all_graphs():
             entries += _plan(part, kernels, target.device_kind == "cpu", len(entries))
     with report.step("compile"):

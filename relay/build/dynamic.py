@@ -115,7 +115,7 @@ class _Rounds:
 
     def _needs(self, node: GraphNode) -> set[str]:
         numbers = (*node.inputs, *node.outputs)
-        return {*node.sizes, *size_variables(self.graph.tensors[i].shape for i in numbers)}
+        return set(size_variables([node.sizes, *[self.graph.tensors[i].shape for i in numbers]]))
 
     def _run_ready(self, left: list[GraphNode]) -> list[GraphNode]:
         """Take over the nodes that can run now; gives the others."""
@@ -169,7 +169,8 @@ class _Rounds:
 def _sizes_from_outside(graph: ExecutionGraph) -> set[str]:
     """The size variables that a graph, or one inside it, mentions, and that nothing in it gives."""
     nodes = [*graph.nodes, *graph.control_nodes]
-    mentioned = {v for node in nodes for v in (*node.sizes, *_variables(graph, (*node.inputs, *node.outputs)))}
+    mentioned = set(size_variables(node.sizes for node in nodes))
+    mentioned.update(*[_variables(graph, (*node.inputs, *node.outputs)) for node in nodes])
     mentioned.update(_variables(graph, graph.outputs))
     for control in graph.control_nodes:
         mentioned.update(*map(_sizes_from_outside, control.graphs))

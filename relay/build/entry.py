@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from relay.build.graph import ExecutionGraph, GraphNode
 from te.dtype import HANDLE, INT32, dtype
-from te.tir import Evaluate, IntImm, PrimExpr, PrimFunc, Stmt, StringImm, Var, call_intrin, cast, const, seq
+from te.tir import (
+    Binary,
+    Cast,
+    Dim,
+    Evaluate,
+    IntImm,
+    PrimExpr,
+    PrimFunc,
+    Stmt,
+    StringImm,
+    Var,
+    call_intrin,
+    cast,
+    const,
+    seq,
+)  # fmt: skip
 
 __all__ = ["ENTRY_NAME", "make_dynamic_entry", "make_entry"]
 
@@ -46,13 +61,21 @@ def make_dynamic_entry(graph: ExecutionGraph, number: int, first: int, last: int
     def address(tensor: int) -> PrimExpr:
         return call_intrin("handle", "load_at", table, const(graph.base_of(tensor) * _POINTER_BYTES, "int64"))
 
-    def size(name: str) -> PrimExpr:
-        offset = const(graph.sizes.index(name) * _POINTER_BYTES, "int64")
-        return cast(INT32, call_intrin("int64", "load_at", sizes, offset))
+    def value(size: Dim) -> PrimExpr:
+        """A size in 64 bits."""
+        if isinstance(size, Var):
+            offset = const(graph.sizes.index(size.name) * _POINTER_BYTES, "int64")
+            return call_intrin("int64", "load_at", sizes, offset)
+        if isinstance(size, Binary):
+            return size.__class__(value(size.a), value(size.b))
+        if isinstance(size, Cast):
+            return value(size.value)
+        assert isinstance(size, int | IntImm)
+        return const(int(size), "int64")
 
     calls: list[Stmt] = []
     for node in graph.nodes[first:last]:
-        arguments = [*map(address, (*node.inputs, *node.outputs)), *map(size, node.sizes)]
+        arguments = [*map(address, (*node.inputs, *node.outputs)), *[cast(INT32, value(size)) for size in node.sizes]]
         calls.append(Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *arguments)))
     attrs = {"global_symbol": f"{ENTRY_NAME}_{number}", "packed_api": False}
     return PrimFunc((table, sizes), seq(calls), {}, attrs)

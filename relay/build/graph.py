@@ -29,7 +29,6 @@ from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.ir import Span
 from te.tir import Dim
-from te.tir import Var as SizeVariable
 
 __all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "add_workspaces", "last_reads", "make_graph",
            "place_handed_on", "place_outputs", "place_tensors", "reuse_inputs"]  # fmt: skip
@@ -77,8 +76,8 @@ class GraphTensor:
 class GraphNode:
     """One kernel call; the last `scratch` of its outputs are memory that nobody reads after it.
 
-    The kernel takes the values of the size variables `sizes` after its tensors. `names` has the graph's size variables
-    by the names that the workload has for them.
+    The kernel takes the values of `sizes` after its tensors. `names` has what the workload's size variables stand for,
+    sizes of the graph, by their names.
     """
 
     workload: Workload
@@ -86,8 +85,8 @@ class GraphNode:
     outputs: list[int]
     sources: list[str]
     scratch: int = 0
-    sizes: tuple[str, ...] = ()
-    names: Mapping[str, SizeVariable] = field(default_factory=dict[str, SizeVariable])
+    sizes: tuple[Dim, ...] = ()
+    names: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
 
 
 @dataclass
@@ -262,7 +261,7 @@ class ExecutionGraph:
             "sources": node.sources,
             "flops": node.workload.flops,
             "bytes": node.workload.nbytes,
-            **({"sizes": list(node.sizes)} if node.sizes else {}),
+            **({"sizes": [size_to_json(size) for size in node.sizes]} if node.sizes else {}),
         }
 
 
@@ -293,7 +292,7 @@ class _Numbering:
         self.graph = ExecutionGraph(inputs=[], attrs=function.attrs, params={} if params is None else params)
         self.values: dict[int, Value] = {}
         self.workloads: dict[str, Workload] = {}
-        self.by_function: dict[int, tuple[Workload, Mapping[str, SizeVariable]]] = {}
+        self.by_function: dict[int, tuple[Workload, Mapping[str, Dim]]] = {}
         self.own_sizes = OwnSizes()
         self.params_by_data: dict[int, int] = {}
         for i, param in enumerate(function.params):
@@ -371,8 +370,8 @@ class _Numbering:
         self.graph.control_nodes.append(ControlNode(op, inputs, outputs, label, graphs))
         return tuple(outputs) if isinstance(call.ty, TupleType) else outputs[0]
 
-    def workload(self, function: Function) -> tuple[Workload, Mapping[str, SizeVariable]]:
-        """What to compile for a function, and the graph's size variables by their names there."""
+    def workload(self, function: Function) -> tuple[Workload, Mapping[str, Dim]]:
+        """What to compile for a function, and the graph's sizes by their names there."""
         known = self.by_function.get(id(function))
         if known is None:
             renamed, names = self.own_sizes.rename(function)

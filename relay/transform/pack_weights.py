@@ -33,7 +33,7 @@ from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuads, WindowQuads, Words
 from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.op.qnn import flipped, unflipped
 from relay.op.transform import Reshape, StridedSlice, Transpose
-from relay.sizes import product
+from relay.sizes import LIKELY_SIDE, likely, product
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
@@ -285,13 +285,15 @@ class _Packer:
         return self.plans[shape]
 
     def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:
+        sides = call.shape[1:3]
+        known = all(isinstance(side, int) for side in sides)
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
         if key not in self.packed:
             panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel)
             self.packed[key] = Constant(panels, span=weight.span)
         made = Conv2DNHWCWinograd(
             tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups,
-            dilation=op.dilation[0],
+            dilation=op.dilation[0], likely_sides=() if known else tuple([likely(d, LIKELY_SIDE) for d in sides]),
         )  # fmt: skip
         return Call(made, (call.args[0], self.packed[key]), span=call.span)
 

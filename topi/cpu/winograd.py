@@ -17,7 +17,7 @@ from te.tir import as_int
 from topi.cpu.common import panel_width, parallel, vectorize_panel
 from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
-from topi.groups import constant_size, extent_of, inline_injective, likely_extent
+from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind, register_schedule
 from topi.utils import ravel_index, unravel_index
 
@@ -79,9 +79,11 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
 
 
 def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
-    images, lines, columns = [likely_extent(d, _LIKELY_SIDE if axis else 1) for axis, d in enumerate(out.shape[:3])]
+    images, *sides = out.shape[:3]
+    likely = anchor.attrs["likely_sides"] or (_LIKELY_SIDE, _LIKELY_SIDE)
+    lines, columns = [d if isinstance(d, int) else max(side, 1) for d, side in zip(sides, likely, strict=True)]
     inputs, outputs = constant_size([anchor.input_tensors[1].shape[3]]), constant_size([out.shape[3]])
-    attrs = anchor.attrs
+    attrs, images = anchor.attrs, images if isinstance(images, int) else 1
     shape = WinogradShape(
         images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"], attrs["dilation"]
     )
@@ -89,7 +91,7 @@ def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
 
 
 _LIKELY_SIDE = 256
-"""Lines and columns of the image that a model is given, where they are known at run time."""
+"""Lines and columns of the result, where they are known at run time and nobody says what they are likely to be."""
 
 
 def _tile_output(

@@ -141,8 +141,9 @@ def _past_the_end(size: Dim, tile: int) -> int:
 
 
 def conv2d_nhwc_winograd(
-    data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1
-) -> Tensor:
+    data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1,
+    likely_sides: Sequence[int] = (),
+) -> Tensor:  # fmt: skip
     """Convolution with stride 1 of NHWC `data` by F(tile x tile, kernel x kernel).
 
     Every `dilation`-th line and column is an image of its own, with tiles of its own, on which the filter is not
@@ -152,7 +153,8 @@ def conv2d_nhwc_winograd(
     filter, in panels of NR outputs, which belong to one group. The stages are tagged "winograd_columns" and
     "winograd_input" (the two halves of the input transform, (A, A, tiles, I)), "conv2d_nhwc_winograd" (the products,
     (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the output transform, (tile, tile, tiles,
-    O)). Tiles are numbered line by line, image by image.
+    O)). Tiles are numbered line by line, image by image. `likely_sides`, the lines and columns to schedule for where
+    they are known at run time, are an attribute.
     """
     matrices = winograd_matrices(tile, kernel)
     size = tile + kernel - 1
@@ -166,7 +168,8 @@ def conv2d_nhwc_winograd(
     padded = pad_spatial(data, (1, 2), padding[:2], after, 0)
     grid = (n, dilation, dilation, lines, columns)
     tiles = num_elements(grid)
-    attrs = {"tile": tile, "kernel": kernel, "groups": groups, "dilation": dilation}
+    attrs = {"tile": tile, "kernel": kernel, "groups": groups, "dilation": dilation,
+             "likely_sides": likely_sides}  # fmt: skip
 
     def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
         return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)

@@ -28,7 +28,8 @@ class Conv2DNHWCWinograd(OpDef):
     each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right).
     (C1) tile and kernel_size are a pair that is offered, padding has 4 numbers, dilation is at least 1; (C2) both
     inputs have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels
-    don't cross groups; (C5) the kernel fits into the padded input. TVM:
+    don't cross groups; (C5) the kernel fits into the padded input. `likely_sides` are the lines and columns of the
+    result for which it is scheduled where they are known at run time. TVM:
     `nn.contrib_conv2d_winograd_without_weight_transform`.
     """
 
@@ -37,6 +38,7 @@ class Conv2DNHWCWinograd(OpDef):
     padding: tuple[int, ...] = (0, 0, 0, 0)
     groups: int = 1
     dilation: int = 1
+    likely_sides: tuple[int, ...] = ()
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         valid = self.tile in WINOGRAD_FILTERS.get(self.kernel_size, ()) and len(self.padding) == 4
@@ -61,7 +63,7 @@ class Conv2DNHWCWinograd(OpDef):
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return topi.nn.conv2d_nhwc_winograd(
-            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation
+            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, self.likely_sides
         )
 
     def reference(self, data: Array, weight: Array) -> Array:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 import relay
 from backend.runtime import device, graph_executor
+from backend.runtime.artifact import CompiledModel
 from relay import op
 from relay.build.own_sizes import OwnSizes
-from relay.sizes import smaller
-from te.tir import SizeVar
+from relay.sizes import normal, smaller
+from te.tir import Dim, SizeVar
 
 RNG = np.random.default_rng(5)
 
@@ -33,6 +36,69 @@ def test_a_function_of_known_sizes_stays_as_it_is() -> None:
     function = relay.Function((x,), op.nn.relu(x))
     renamed, names = OwnSizes().rename(function)
     assert renamed is function and not names
+
+
+def bent(*shape: Dim) -> relay.Function:
+    x = relay.var("x", shape)
+    return relay.Function((x,), op.nn.relu(x))
+
+
+def test_a_formula_is_one_size_where_its_variable_is_not_mentioned_by_itself() -> None:
+    samples, batch = SizeVar("samples"), SizeVar("batch")
+    frames = normal((samples + 240) // 320 - 1)
+    renamed, names = OwnSizes().rename(bent(batch, frames, 8))
+    assert str(renamed) == str(OwnSizes().rename(bent(SizeVar("n"), SizeVar("m"), 8))[0])
+    assert names == {"#0": batch, "#1": frames}
+
+
+@pytest.mark.parametrize(
+    ("frames", "own"),
+    [(lambda n: n * 12, "#0*12"), (lambda n: n // 4 * 4, "#0*4"), (lambda n: 100 // n, "100 // #0"),
+     (lambda n: n % 7, "#0 % 7")],
+)  # fmt: skip
+def test_a_size_keeps_what_is_known_of_its_factors_and_divisors(frames: Callable[[SizeVar], Dim], own: str) -> None:
+    renamed, _ = OwnSizes().rename(bent(normal(frames(SizeVar("n")))))
+    assert str(renamed.params[0].tensor_type.shape[0]).replace(" * ", "*") == own
+
+
+def test_a_variable_that_is_mentioned_by_itself_stays() -> None:
+    n = SizeVar("n")
+    x, y = relay.var("x", (n, 4)), relay.var("y", (normal(n // 2), 4))
+    _, names = OwnSizes().rename(relay.Function((x, y), op.concatenate([x, y], axis=0)))
+    assert names == {"#0": n}
+
+
+def test_sizes_of_results_follow_from_the_formula() -> None:
+    n = SizeVar("n")
+    x = relay.var("x", (1, 4, normal((n + 1) // 2)))
+    function = relay.Function((x,), op.nn.max_pool1d(x, pool_size=2, strides=2))
+    renamed, names = OwnSizes().rename(function)
+    assert names == {"#0": normal((n + 1) // 2)}
+    assert str(renamed.body.tensor_type.shape[2]) == "#0 // 2"
+
+
+@pytest.mark.parametrize("target", ["llvm", "interp"])
+def test_layers_of_one_kind_share_a_kernel_that_is_given_what_their_formulas_come_to(target: str) -> None:
+    n = SizeVar("n")
+    x = relay.var("x", (1, 4, n))
+    layers = [x]
+    for _ in range(3):
+        layers.append(op.nn.max_pool1d(layers[-1], pool_size=3, strides=2, padding=(1, 1)))
+    lib = relay.build(relay.Function((x,), layers[-1]), target=target)
+    assert lib.build_report.kernels == 1 and lib.build_report.nodes == 3
+    if target == "llvm":
+        lib = CompiledModel.from_bytes(lib.to_bytes())
+    executor = graph_executor.GraphModule(lib["default"](device(lib.graph.device, 0)))
+    for length in (1, 2, 7, 64, 133):
+        data = RNG.standard_normal((1, 4, length), dtype=np.float32)
+        executor.set_input("x", data)
+        executor.run()
+        expected = data
+        for _ in range(3):
+            padded = np.pad(expected, ((0, 0), (0, 0), (1, 2)), constant_values=-np.inf)
+            lines = -(-expected.shape[2] // 2)
+            expected = np.stack([padded[:, :, k : k + 2 * lines : 2][:, :, :lines] for k in range(3)]).max(0)
+        np.testing.assert_array_equal(executor.get_output(0).numpy(), expected)
 
 
 @pytest.mark.parametrize("target", ["llvm", "interp"])
