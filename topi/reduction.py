@@ -1,7 +1,7 @@
 """Reductions over axes (TVM: `topi.reduction`).
 
-`axis`: an int, a tuple of them, or None for all; negative ones count from the back. Sums of narrow floats are kept in
-float32.
+`axis`: an int, a tuple of them, or None for all; negative ones count from the back. Sums and extrema of narrow floats
+are kept in float32.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ def prod(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 def max(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The largest value; NaN if any is NaN."""
-    return _reduce(te.max, x, axis, keepdims, "max")
+    return _widened(te.max, x, axis, keepdims, "max")
 
 
 def min(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The smallest value; NaN if any is NaN."""
-    return _reduce(te.min, x, axis, keepdims, "min")
+    return _widened(te.min, x, axis, keepdims, "min")
 
 
 _all = te.comm_reducer(te.all, lambda _: te.const(True), name="all")
@@ -206,7 +206,9 @@ def _arg_reduce(
         return reducer((position, x(*_source_index(i, ks, axes, x.ndim, keepdims))), axis=ks)
 
     shape = reduced_shape(x.shape, axes, keepdims)
-    attrs = {"reduces_last_axis": axes == (x.ndim - 1,), "largest": largest, "last": select_last_index}
+    trailing = axes == tuple(range(x.ndim - len(axes), x.ndim))
+    attrs = {"reduces_last_axis": x.ndim - 1 in axes, "reduces_trailing_axes": trailing, "axes": axes,
+             "keepdims": keepdims, "largest": largest, "last": select_last_index}  # fmt: skip
     indices, _ = te.compute(shape, body, name=name, tag=COMM_REDUCE_IDX, attrs=attrs)
     return elementwise(lambda v: v, indices, f"{name}_index")
 

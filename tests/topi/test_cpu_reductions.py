@@ -79,6 +79,57 @@ def test_position_of_an_extremum_along_memory(dtype, kind, last):
     check(doubled, [x], [a], 2 * wanted, TARGETS[1])
 
 
+def positions(a: np.ndarray, axes: tuple[int, ...], kind: str, last: bool) -> np.ndarray:
+    """Row-major positions within `axes`, the first (last) ones."""
+    kept = [i for i in range(a.ndim) if i not in axes]
+    rows = a.transpose((*kept, *axes)).reshape([*[a.shape[i] for i in kept], -1])
+    find = getattr(np, kind)
+    return rows.shape[-1] - 1 - find(rows[..., ::-1], -1) if last else find(rows, -1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((3, 5003), (1,)), ((4001, 40), (0,)), ((31, 77), (0, 1)), ((5, 31, 77), (1, 2)), ((7, 31, 77), (0, 1)),
+     ((70, 3, 41), (0, 2)), ((500, 10), (1,)), ((20, 9, 21), (2,)), ((2, 3, 5), (1, 2))],
+    ids=str,
+)  # fmt: skip
+def test_position_of_an_extremum_by_parts(shape, axes, kind, last):
+    small = Target("llvm -num-cores=2 -l2-bytes=8192")
+    a = RNG.integers(0, 900, shape).astype("float32")
+    holes = a.copy()
+    holes.reshape(-1)[RNG.integers(0, a.size, 9)] = np.nan
+    x = te.placeholder(shape, "float32", "x")
+    index = getattr(topi, kind)(x, axes, False, last, "int64")
+    for array in (a, holes):
+        check(index, [x], [array], positions(array, axes, kind, last), small)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_position_of_an_extremum_among_rows_of_open_number(axis):
+    n = te.size_var("n")
+    x = te.placeholder((n, 700, 24), "float32", "x")
+    out = topi.argmax(x, axis)
+    target = Target("llvm -num-cores=2 -l2-bytes=8192")
+    function = backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)
+    for rows in (1, 3):
+        a = RNG.integers(0, 900, (rows, 700, 24)).astype("float32")
+        result = backend.nd.empty(a.argmax(axis).shape, "int64")
+        function(backend.nd.array(a), result)
+        np.testing.assert_array_equal(result.numpy(), a.argmax(axis))
+
+
+@pytest.mark.parametrize("shape", [(300, 7), (40, 9, 3), (5, 2, 2, 2), (33, 23)], ids=str)
+@pytest.mark.parametrize("kind", ["sum", "max", "prod"])
+def test_short_rows_are_reduced_together(kind, shape):
+    a = RNG.standard_normal(shape).astype("float32")
+    x = te.placeholder(shape, "float32", "x")
+    for keepdims in (False, True):
+        expected = getattr(np, kind)(a, -1, keepdims=keepdims)
+        check(getattr(topi, kind)(x, -1, keepdims), [x], [a], expected, TARGETS[0])
+
+
 @pytest.mark.parametrize(
     ("shape", "axis"), [((7, 1000), 1), ((7, 77), 1), ((3, 5, 49), 2), ((4, 3, 9, 13), (2, 3))], ids=str
 )

@@ -6,6 +6,7 @@ from topi.cpu import (
     channelwise,
     conv2d,
     depthwise,
+    extremum,
     injective,
     lrn,
     matmul,
@@ -18,6 +19,6 @@ from topi.cpu import (
 )
 
 __all__ = [
-    "attention", "bits", "channelwise", "conv2d", "depthwise", "injective", "lrn", "matmul", "moments", "pooling",
-    "reduction", "rows", "stagewise", "winograd",
+    "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective", "lrn", "matmul", "moments",
+    "pooling", "reduction", "rows", "stagewise", "winograd",
 ]  # fmt: skip

@@ -56,7 +56,8 @@ def _schedule_last(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
     x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
     parameters = [t for t in anchor.input_tensors if len(t.shape) == 1]  # one tensor may serve as both
     gamma, beta = parameters[0], parameters[-1]
-    moments = Moments(x, part_sizes(x, range(1, x.ndim - 1), target), "group_norm")
+    sizes = part_sizes(x.shape, x.dtype.nbytes, range(1, x.ndim - 1), target)
+    moments = Moments(x, sizes, "group_norm")
     group_size = anchor.attrs.get("group_size", 1)
     s.recompute(anchor.output(0), group_norm_across(moments, gamma, beta, group_size, anchor.attrs["epsilon"]))
     out = s.outputs[0].output(0)

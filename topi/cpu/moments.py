@@ -39,19 +39,22 @@ _LIKELY = 64
 """What a length that is known at run time is taken to be."""
 
 
-def part_sizes(x: te.Tensor, reduced: Sequence[int], target: Target) -> dict[int, Dim]:
-    """How many elements along each dimension of `reduced` make a part of x that a quarter of the second-level cache
-    holds: whole dimensions from the last one on, a part of the next, one element of those before.
+def part_sizes(
+    shape: Sequence[Dim], nbytes: int, reduced: Sequence[int], target: Target, share: int = 4
+) -> dict[int, Dim]:
+    """How many elements along each dimension of `reduced` make a part of a tensor of `shape`, elements of `nbytes`.
 
-    Smaller parts are slower, down to two thirds for a first-level cache: memory is read in longer pieces.
+    Whole dimensions from the last one on, a part of the next, one element of those before: what one of `share` parts of
+    the second-level cache holds. Smaller ones are slower, down to two thirds for a first-level cache, where nothing is
+    fetched ahead.
     """
-    nbytes, last = x.dtype.nbytes, x.ndim - 1
-    room = choose("part", target.cache_bytes.l2 // 4, [target.cache_bytes.l2 // n for n in (2, 8, 16)]) // nbytes
+    last = len(shape) - 1
+    room = choose("part", target.cache_bytes.l2 // share, [target.cache_bytes.l2 // n for n in (2, 4, 8, 16)]) // nbytes
     if last not in reduced:
-        room //= min(likely_extent(x.shape[last], _COLUMNS), _COLUMNS)
+        room //= min(likely_extent(shape[last], _COLUMNS), _COLUMNS)
     sizes: dict[int, Dim] = {}
     for axis in sorted(reduced, reverse=True):
-        extent = x.shape[axis]
+        extent = shape[axis]
         length = max(likely_extent(extent, _LIKELY), 1)
         if length <= max(room, 1) or (not sizes and not isinstance(extent, int)):
             sizes[axis] = extent
@@ -102,7 +105,7 @@ def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Targe
     x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
     total = next(t for t in anchor.input_tensors if uses_reduction(t.op))
     axes, out = anchor.attrs["axes"], s.outputs[0].output(0)
-    along, sizes = x.ndim - 1 in axes, part_sizes(x, axes, target)
+    along, sizes = x.ndim - 1 in axes, part_sizes(x.shape, x.dtype.nbytes, axes, target)
     if all(same_dim(sizes[a], x.shape[a]) for a in axes):
         length = max(constant_size([x.shape[a] for a in axes]), 1)
         (pass_along if along else pass_across)(s, out, (total, anchor.output(0)), length, target)

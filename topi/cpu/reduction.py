@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import te
-from te.tir import PrimExpr
-from te.tir.substitute import substitute
-from topi.cpu.common import parallel
+from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.prefetch import prefetch_rows
-from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import parallel_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
-from topi.reduction import largest_number, smallest_number
-from topi.registry import Rank, operations_behind, register_schedule
+from topi.registry import Rank, register_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_up_lines", "pass_across", "pass_along", "schedule_across", "schedule_along", "schedule_reduce",
-    "schedule_reduce_index", "vectorize_reduction",
+    "vectorize_reduction",
 ]  # fmt: skip
 
 _ACCUMULATORS = 4
@@ -32,8 +28,10 @@ _LINES = 8
 """Lines that a reduction across memory takes at once: partial results are loaded and stored once for all of them."""
 _BLOCK = 1024
 """Elements of a line that a reduction across memory keeps partial results of, in the first-level cache."""
+_FEW_VECTORS = 3
+"""Rows are shorter than so many vectors where neighbouring rows are reduced together."""
 _SMALLEST_BLOCK = 256
-"""Shorter pieces of lines are not streamed well: cores share the lines rather than their columns then."""
+"""Elements of a line that several passes across memory take at least: shorter pieces are not streamed well."""
 
 
 def _reduces_last_axis(op: te.Operation) -> bool:
@@ -115,8 +113,13 @@ def _work(op: te.Operation) -> float:
 
 def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
     """The reduction `result` with its tail `out`, which may be the same: every line is summed up by itself."""
-    lanes, work = vector_lanes(target), _work(s[result].op)
+    lanes, work = _lanes_along(s[result].op, target), _work(s[result].op)
     axes = list(s[out].op.axis)
+    if rows_are_short(s[result].op, out, target):
+        local = s.cache_write(result, "local") if s[result].op is s[out].op else result
+        assert isinstance(local, te.Tensor)
+        reduce_rows_together(s, out, [local], work, target)
+        return
     rows = constant_size([extent_of(a) for a in axes])
     shared = _share_reduction(s, result, work, rows, target)
     if shared is not None:
@@ -142,16 +145,55 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
             s[partial].compute_at(s[out], row)
 
 
+def _lanes_along(op: te.Operation, target: Target) -> int:
+    """Elements of the vectors in which `op` reduces rows: fewer than fit where rows are shorter than two of them."""
+    extents = [extent_of(a) for a in op.reduce_axis]
+    length = constant_size(extents if op.attrs.get("reduces_trailing_axes", False) else extents[-1:])
+    lanes = vector_lanes(target, op.output(0).dtype.nbytes)
+    while length < 2 * lanes > 2 * vector_lanes(target):
+        lanes //= 2
+    return lanes
+
+
+def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> bool:
+    """Are the rows that `op` reduces a few vectors short, and enough for vectors of results `out`?"""
+    lanes, length = vector_lanes(target), constant_size([extent_of(a) for a in op.reduce_axis])
+    rows = [d for d in out.shape if d != 1][-1:]
+    return 0 < length < _FEW_VECTORS * lanes and all(isinstance(d, int) and d >= lanes for d in rows) and bool(rows)
+
+
+def reduce_rows_together(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, target: Target
+) -> None:
+    """Let `passes` over short rows, of which `out` is made, take neighbouring rows as a vector.
+
+    What such a vector reads lies in steps of a row; that costs less than adding up the lanes of a vector for each row.
+    """
+    axes, lanes = list(s[out].op.axis), vector_lanes(target, max(4, *[t.dtype.nbytes for t in passes]))
+    position = max(n for n, axis in enumerate(axes) if extent_of(axis) != 1)
+    vectors, lane = s[out].split(axes[position], factor=lanes, tail="shift")
+    s[out].reorder(*axes[:position], vectors, *axes[position + 1 :], lane)
+    s[out].vectorize(lane)
+    group = parallel_outer(s, out, [*axes[:position], vectors], work, target)[-1]
+    for result in passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], group)
+        data = list(s[result].op.axis)
+        s[result].reorder(*s[result].op.reduce_axis, *data[:position], *data[position + 1 :], data[position])
+        for axis in s[result].op.reduce_axis:
+            s[result].unroll(axis)
+        s[result].vectorize(data[position])
+
+
 def schedule_across(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
     """The reduction `result` with its tail `out`, which may be the same: lines are added up, several at a time.
 
-    Partial results of a part of a line stay in the first-level cache while the reduction passes over the lines.
+    Partial results of a part of a line stay in the first-level cache while the reduction passes over the lines. Where
+    lines are few and short, cores share the lines rather than their columns: memory is read in long pieces.
     """
-    lanes, work = vector_lanes(target), _work(s[result].op)
+    lanes, work, block = vector_lanes(target, result.dtype.nbytes), _work(s[result].op), _BLOCK
     shape = [extent_of(a) for a in s[out].op.axis]
     outer_size, columns = constant_size(shape[:-1]), constant_size(shape[-1:])
-    share = -(-columns * outer_size // (target.num_cores * 2 * lanes)) * 2 * lanes
-    block = min(_BLOCK, max(share, _SMALLEST_BLOCK))
     shared = _share_reduction(s, result, work, outer_size * -(-columns // block), target)
     if shared is not None:
         for tensor in {id(s[t].op): t for t in (result, out)}.values():
@@ -179,8 +221,11 @@ def schedule_across(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: T
     add_up_lines(s, accumulator, lanes)
 
 
-def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
-    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside."""
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
+    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
+
+    Returns the loop over vectors.
+    """
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
     lines, each = s[tensor].split(line, factor=_lines_at_once(extent_of(line)))
@@ -188,6 +233,7 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
     s[tensor].reorder(*data, *before, lines, vectors, each, lane)
     s[tensor].unroll(each)
     s[tensor].vectorize(lane)
+    return vectors
 
 
 def _lines_at_once(lines: te.Dim) -> int:
@@ -197,32 +243,6 @@ def _lines_at_once(lines: te.Dim) -> int:
     return next((n for n in range(_LINES, 3, -1) if lines % n == 0), min(lines, _LINES))
 
 
-@register_schedule("comm_reduce_idx", "cpu")
-def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The position of an extremum by two passes over a line, the second one while it is in the cache.
-
-    The first finds the extremum, the second where it is: both keep vectors, and take a few instructions for each, where
-    pairs of a value and its position take many. Across memory a block of neighbouring lines is taken together.
-    """
-    lanes = vector_lanes(target)
-    length, last = extent_of(anchor.reduce_axis[-1]), constant_size([extent_of(a) for a in outs[0].op.axis[-1:]])
-    along = anchor.attrs.get("reduces_last_axis", False)
-    worthwhile = isinstance(length, int) and (length >= 4 * lanes if along else last >= lanes)
-    positions = [op for op in operations_behind(outs) if anchor.output(0) in op.input_tensors]
-    if not worthwhile or not outs[0].op.axis or len(outs) > 1 or len(positions) != 1 or len(anchor.reduce_axis) > 1:
-        return schedule_stagewise(outs, anchor, target)
-    assert isinstance(anchor, te.ComputeOp)
-    s = te.create_schedule([outs[0].op])
-    inline_injective(s, outs, keep=[anchor])
-    passes = _find_extremum(s, anchor, positions[0].output(0))
-    out = s.outputs[0].output(0)
-    if not along:
-        pass_across(s, out, passes, constant_size([length]), target)
-        return s
-    pass_along(s, out, passes, constant_size([length]), target)
-    return s
-
-
 def pass_along(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target) -> None:
     """Let `passes` over rows of `length` elements, of which `out` is made, take a row at a time.
 
@@ -230,6 +250,9 @@ def pass_along(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], leng
     """
     lanes = vector_lanes(target)
     rows = constant_size([extent_of(a) for a in s[out].op.axis])
+    if rows_are_short(s[passes[-1]].op, out, target):
+        reduce_rows_together(s, out, passes, rows * length * 2.0, target)
+        return
     row = s[out].fuse(*s[out].op.axis)
     parallel(s, out, row, rows * length * 2.0, lanes)
     partials: list[te.Tensor] = []
@@ -261,38 +284,3 @@ def pass_across(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], len
         s[result].set_scope("local")
         s[result].compute_at(s[out], group)
         add_up_lines(s, result, lanes)
-
-
-def _find_extremum(s: te.Schedule, anchor: te.ComputeOp, position: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
-    """Let `position`, a copy of the anchor's first result, find the extremum and then the first (last) place of it.
-
-    Places of NaN lie beyond all others, so that a NaN is found before any number. Returns the two reductions.
-    """
-    largest, last = anchor.attrs["largest"], anchor.attrs["last"]
-    value, length = anchor.body[0].source[1], extent_of(anchor.reduce_axis[0])  # type: ignore[attr-defined]
-
-    def element(i: Sequence[Any], k: te.IterVar) -> PrimExpr:
-        at = {axis.var: v for axis, v in zip(anchor.axis, i, strict=True)}
-        found = substitute(value, {**at, anchor.reduce_axis[0].var: k.var})
-        return te.cast("float32", found) if found.dtype.is_float and found.dtype.bits < 32 else found
-
-    k = te.reduce_axis((0, length), name="k")
-    extreme = largest_number if largest else smallest_number
-    best = te.compute(position.shape, lambda *i: extreme(element(i, k), axis=k), name=f"{anchor.name}_value")
-    j = te.reduce_axis((0, length), name="k")
-
-    def place(*i: Any) -> PrimExpr:
-        x = element(i, j)
-        at = te.select(x == best(*i), j.var, -1 if last else length)
-        at = te.select(te.isnan(x), j.var + length if last else j.var - length, at) if x.dtype.is_float else at
-        return (te.max if last else te.min)(at, axis=j)
-
-    where = te.compute(position.shape, place, name=f"{anchor.name}_place")
-
-    def plain(*i: Any) -> PrimExpr:
-        at = where(*i)
-        found = te.select(at >= length, at - length, at) if last else te.select(at < 0, at + length, at)
-        return te.cast(position.dtype, found)
-
-    s.recompute(position, te.compute(position.shape, plain, name=position.op.name, tag=position.op.tag))
-    return s.current(best), s.current(where)
