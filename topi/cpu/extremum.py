@@ -48,6 +48,8 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     pairs of a value and its position take many. Across memory a block of neighbouring lines is taken together. What no
     cache holds is taken in parts, among whose extrema the same is done.
     """
+    if "axes" not in anchor.attrs:  # of windows
+        return schedule_stagewise(outs, anchor, target)
     lanes = vector_lanes(target)
     extents = [extent_of(axis) for axis in anchor.reduce_axis]
     length, last = constant_size(extents), constant_size([extent_of(a) for a in outs[0].op.axis[-1:]])
