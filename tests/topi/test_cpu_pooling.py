@@ -90,3 +90,33 @@ def test_pool_of_images_of_any_sides(case, kind, channels):
         result = backend.nd.empty(expected.shape, "float32")
         module(backend.nd.array(a), result)
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize("case", [OPEN_CASES[i] for i in (0, 1, 3, 5)], ids=str)
+def test_pool_positions(case, column_major, known):
+    kernel, strides, dilation, padding, ceil_mode = case
+    height, width = (19, 37) if known else (te.size_var("h"), te.size_var("w"))
+    x = te.placeholder((2, 3, height, width), "float32", "x")
+    outs = topi.nn.max_pool_with_argmax(x, (2, 3), kernel, strides, dilation, padding, ceil_mode, column_major)
+    module = backend.build(te.lower(schedule_for(list(outs), TARGET), [x, *outs]), target=TARGET)
+    for side, other in [(19, 37)] if known else [(19, 37), (5, 6), (8, 83)]:
+        a = RNG.integers(-4, 4, (2, 3, side, other)).astype("float32")  # many are equal
+        a[0, 1, 3, 2] = a[1, 2, 4, 5] = np.nan
+        places = np.arange(a.size).reshape(2, 3, side, other)
+        if column_major:
+            places = np.arange(a.size).reshape(2, 3, other, side).transpose(0, 1, 3, 2)
+        spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
+        room = [n + padding[k] + padding[k + 2] - spans[k] for k, n in enumerate((side, other))]
+        counts = [r // s + 1 for r, s in zip(room, strides, strict=True)]
+        shape = (2, *counts, 3)
+        moved = [np.moveaxis(v, 1, 3) for v in (a, places.astype("float64"))]
+        values = windows(moved[0], kernel, strides, dilation, padding, shape, -np.inf)
+        where = windows(moved[1], kernel, strides, dilation, padding, shape, -1)
+        best, first = values.max(0), ((values == values.max(0)) | np.isnan(values)) & (where >= 0)
+        expected = np.take_along_axis(where, first.argmax(0)[None], 0)[0]
+        results = [backend.nd.empty((2, 3, *counts), kind) for kind in ("float32", "int64")]
+        module(backend.nd.array(a), *results)
+        np.testing.assert_array_equal(np.moveaxis(results[0].numpy(), 1, 3), best)
+        np.testing.assert_array_equal(np.moveaxis(results[1].numpy(), 1, 3), expected.astype("int64"))

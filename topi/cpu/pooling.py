@@ -64,6 +64,25 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     return s
 
 
+@register_schedule("pool_positions", "cpu")
+def schedule_pool_positions(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The largest value of each window, then the first tap that has it: two passes over an image, both of vectors."""
+    lanes, known = vector_lanes(target), isinstance(extent_of(anchor.axis[-1]), int)
+
+    def parts_of(part: int | None) -> te.Schedule:
+        s = te.create_schedule([out.op for out in outs])
+        pool = next(op for op in anchor.input_tensors if op.op.tag == "pool").op
+        inline_injective(s, outs, keep=[anchor, pool])
+        for out, operation in zip(outs, (pool, anchor), strict=True):
+            _tile_lines(s, s.current(out), operation, None, target, part)
+        return s
+
+    s = parts_of(None if known else 2 * lanes)
+    if not known:
+        s.when_small(parts_of(lanes))
+    return s
+
+
 def _schedule_open_lines(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Lines of a length known at run time, by schedules for less and less of it.
 
@@ -115,22 +134,31 @@ def _lines_first(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
 def _schedule_lines(
     outs: list[te.Tensor], operation: te.Operation, target: Target, part: int | None = None, share: bool = True
 ) -> te.Schedule:
-    """Windows that lie along the last axis: vectors of neighbouring windows, whose taps are read with the stride.
-
-    Loop partitioning cuts off the lines, and the vectors of a line, that touch the border. Lines that are longer than
-    `part` results are computed in such parts. With `share` neighbours share what windows reduce across lines.
-    """
+    """Windows that lie along the last axis. With `share` neighbours share what windows reduce across lines."""
     s = te.create_schedule([out.op for out in outs])
     lines = _lines_first(s, operation) if share else None
     out, anchor = s.outputs[0].output(0), s[operation].op
     inline_injective(s, [out], keep=[anchor, *([] if lines is None else [s[lines].op])])
+    _tile_lines(s, out, anchor, lines, target, part)
+    return s
+
+
+def _tile_lines(
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, lines: te.Tensor | None, target: Target, part: int | None
+) -> None:
+    """Vectors of neighbouring windows, whose taps are read with the stride, of `lines` where there are.
+
+    Loop partitioning cuts off the lines, and the vectors of a line, that touch the border. Lines that are longer than
+    `part` results are computed in such parts.
+    """
+    window = anchor.reduce_axis
     accumulator, lanes = local_accumulator(s, anchor, out), vector_lanes(target)
     *outer, last = s[out].op.axis
-    taps, width = constant_size([axis.extent for axis in anchor.reduce_axis]), last.extent
+    taps, width = constant_size([axis.extent for axis in window]), extent_of(last)
     if part is None:
         at, group = s[out].split(last, nparts=1)
     else:
-        least = part + likely_extent(extent_of(operation.reduce_axis[-1]), 1) // 2
+        least = part + likely_extent(extent_of(window[-1]), 1) // 2  # half a window lies in front, at most, as a rule
         at, group = s[out].split(last, factor=part, tail="shift", least=least)
         s[out].pragma(at, "loop_partition_hint")
     group, inner = s[out].split(group, factor=min(2 * lanes, constant_size([width] if part is None else [part])))
@@ -154,7 +182,6 @@ def _schedule_lines(
         else:
             s[lines].unroll(vectors)
         _reduce_by_vectors(s, lines, [vectors], lane)
-    return s
 
 
 def _reduce_by_vectors(

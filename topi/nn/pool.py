@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,8 @@ import te
 from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int, convert
 from topi.nn.pad import pad_spatial
-from topi.reduction import arg_reducer, lowest
-from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE
-from topi.utils import accumulator_type, ravel_index
+from topi.tag import COMM_REDUCE, ELEMWISE
+from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
 __all__ = ["adaptive_pool", "avg_pool", "lp_pool", "max_pool", "max_pool_with_argmax", "pooled_size"]
 
@@ -134,28 +134,34 @@ def max_pool_with_argmax(
     """The largest value of each window, and where it lies in the whole of x (int64), the first among equal ones.
 
     x is (N, C, spatial...) in row-major order; `column_major` counts the spatial axes with the first running fastest.
+    The first NaN is larger than all. Two passes over a window: one for the value, one for the first tap that has it.
     """
     windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
+    values = max_pool(x, axes, kernel, strides, dilation, padding, ceil_mode)
     bordered = windows.bordered(float("-inf") if x.dtype.is_float else x.dtype.min_value())
-    order = list(reversed(axes)) if column_major else list(axes)
-    never = te.max_value("int64")
+    count = math.prod(kernel)
 
-    def body(*i: Any) -> Any:
+    def tap(*i: Any) -> PrimExpr:
         source = windows.source(i)
-        at = list(i)
-        inside = list[PrimExpr]()
+        value, largest = bordered(*source), values(*i)
+        found = value == largest if not x.dtype.is_float else te.any(value == largest, te.isnan(value))
         for k, a in enumerate(axes):
-            at[a] = source[a] - windows.begin[k]
-            inside.extend([at[a] >= 0, at[a] < x.shape[a]])
-        position = ravel_index([te.cast("int64", v) for v in (at[0], at[1], *[at[a] for a in order])],
-                               [x.shape[a] for a in (0, 1, *order)])  # fmt: skip
-        return _argmax((te.select(te.all(*inside), position, never), bordered(*source)), axis=windows.taps)
+            at = source[a] - windows.begin[k]
+            found = te.all(found, at >= 0, at < x.shape[a])
+        number = ravel_index(windows.taps, kernel)
+        return te.min(te.select(found, number, te.const(count - 1, "int32")), axis=windows.taps)
 
-    positions, values = te.compute(windows.shape, body, name="max_pool_with_argmax", tag=COMM_REDUCE_IDX)
-    return values, positions
+    taps = te.compute(windows.shape, tap, name="first_largest", tag="pool_positions")
+    order = list(reversed(range(len(axes)))) if column_major else list(range(len(axes)))
 
+    def position(*i: Any) -> PrimExpr:
+        at = unravel_index(taps(*i), kernel)
+        places = [i[a] * strides[k] + at[k] * dilation[k] - windows.begin[k] for k, a in enumerate(axes)]
+        plane = te.cast("int64", ravel_index(i[:2], x.shape[:2]))
+        inside = ravel_index([places[k] for k in order], [x.shape[axes[k]] for k in order])
+        return plane * num_elements([x.shape[a] for a in axes]) + te.cast("int64", inside)
 
-_argmax = arg_reducer(lambda a, b: a >= b, lowest, last=False, name="argmax")
+    return values, te.compute(windows.shape, position, name="positions", tag=ELEMWISE)
 
 
 def avg_pool(

@@ -174,7 +174,8 @@ class MaxPoolWithArgmax(_Pool):
         values, _ = pool.windows(x, lowest)
         places, _ = pool.windows(positions, np.iinfo(np.int64).max)
         best = values.max(_kernel_axes(values), keepdims=True)
-        found = np.where(values == best, places, np.iinfo(np.int64).max).min(_kernel_axes(values))
+        largest = (values == best) | (values != values)
+        found = np.where(largest, places, np.iinfo(np.int64).max).min(_kernel_axes(values))
         return values.max(_kernel_axes(values)), found
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
