@@ -26,6 +26,7 @@ from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ControlNode, ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
 from relay.build.lower import Workload, lower
+from relay.build.own_sizes import sizes_of
 from relay.build.parts import PartsReport
 from relay.build.process import compiling
 from relay.build.records import current_records
@@ -308,7 +309,7 @@ def _lower_all(
             kernel = lower(workload, builder.target, config)
             note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes).to_json()
             builder.add(kernel.function, key, note)
-        variables = size_variables(p.tensor_type.shape for p in workload.function.params)
+        variables = sizes_of(workload.function)
         notes[workload.name] = _Note.from_json(note, variables)
     return notes
 

@@ -142,6 +142,8 @@ CASES = [
          {"weight": np.abs(floats(5))}, {"ignore_index": 2}, kinds={"target": "int64"}),
     Case("STFT", {"x": ("n", "t", 1)}, ({"n": 1, "t": 16}, {"n": 2, "t": 21}),
          {"step": ints(3).reshape(()), "window": np.abs(floats(8))}),
+    Case("STFT", {"x": ("n", "t")}, ({"n": 1, "t": 16}, {"n": 2, "t": 21}),
+         {"step": ints(3).reshape(()), "window": np.abs(floats(8))}, name="of real signals without parts"),
     Case("GridSample", {**IMAGE, "grid": ("n", "a", "b", 2)},
          ({"n": 1, "h": 5, "w": 4, "a": 3, "b": 2}, {"n": 2, "h": 1, "w": 6, "a": 2, "b": 5}),
          attrs={"padding_mode": "reflection", "mode": "cubic", "align_corners": 1}, name="reflected"),
@@ -257,6 +259,26 @@ def test_sizes_computed_one_by_one_share_memory_that_is_large_enough():
     for a, b in ((1, 3000), (2000, 5)):
         (y,) = run({"counts": ints(a, b), "x": np.zeros(1, np.float32)})
         np.testing.assert_allclose(y, np.arange(1, b + 1, dtype=np.float32) * a, rtol=1e-5)
+
+
+def test_lines_of_a_slice_that_ends_at_1_are_repeated_as_one_line_is():
+    """As exporters have graph networks: messages [m, 3] are expanded to min(n, 1) lines of a tensor of nodes [n, 3]."""
+    nodes = [
+        helper.make_node("Slice", ["x", "zero", "one", "zero"], ["first"]),
+        helper.make_node("Shape", ["first"], ["line"]),
+        helper.make_node("Expand", ["messages", "line"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "messages", [helper.make_tensor_value_info("x", 1, ["n", 3]),
+                            helper.make_tensor_value_info("messages", 1, ["m", 3])],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(ints(0), "zero"), numpy_helper.from_array(ints(1), "one")],
+    )  # fmt: skip
+    run = compiled(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))[0])
+    for n, m in ((4, 7), (1, 1), (2, 1)):
+        messages = RNG.standard_normal((m, 3), dtype=np.float32)
+        (y,) = run({"x": np.zeros((n, 3), np.float32), "messages": messages})
+        np.testing.assert_array_equal(y, messages)
 
 
 def test_lengths_that_the_model_computes_are_those_of_its_convolutions():
