@@ -215,13 +215,13 @@ def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
     return clock() - start
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_program(cases: Callable[[int], Iterator[Case]], doc: str, megabytes: str, rounds: int) -> None:
+    """Measure cases and print a table of them, by the arguments of the command line."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--megabytes", default="8,128", help="sizes, with commas")
+    parser.add_argument("--megabytes", default=megabytes, help="sizes, with commas")
     parser.add_argument("--only", default="", help="cases whose name holds this")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=rounds)
     args = parser.parse_args()
     sizes = [int(float(size) * 1e6) for size in args.megabytes.split(",")]
     print("| kernel |" + "".join(f" {size / 1e6:.0f} MB, GB/s | copy | share |" for size in sizes))
@@ -234,4 +234,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(cases, __doc__ or "", "8,128", 9)

@@ -14,6 +14,7 @@ from backend.target import Target
 from relay.analysis import evaluation_order, users
 from relay.build.in_place import in_place_inputs
 from relay.build.load_scalars import load_scalars
+from relay.build.merge_dimensions import merge_dimensions
 from relay.build.own_sizes import sizes_of
 from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
@@ -179,7 +180,8 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     CompileError with the group's operators and where they came from.
     """
     try:
-        inputs, outputs = to_tensors(workload.function)
+        merges = "cpu" in target.keys
+        inputs, outputs = to_tensors(merge_dimensions(workload.function) if merges else workload.function)
         with config if config is not None else Config():
             function, workspaces = _first_that_fits(workload, inputs, outputs, target)
     except CompileError as error:

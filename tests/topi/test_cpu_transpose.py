@@ -13,7 +13,7 @@ import topi
 from backend.target import Target
 from te.dtype import dtype
 from te.tir import Var
-from topi.cpu.register_transpose import square_sides, turned
+from topi.cpu.register_transpose import block_of, turned, vectors_turned
 from topi.cpu.transpose import strided_axis
 from topi.registry import schedule_for
 
@@ -46,17 +46,18 @@ def test_small_inputs_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "lanes"), [("float32", 4), ("float32", 8), ("float32", 16), ("int8", 16), ("int8", 4), ("float16", 8),
-                        ("int16", 16), ("float64", 2), ("int64", 8)])  # fmt: skip
-def test_shuffles_turn_a_square(kind: str, lanes: int) -> None:
-    rows = [Var("row", dtype(f"{kind}x{lanes}")) for _ in range(lanes)]
-    values = {id(row): np.arange(lanes) + lanes * i for i, row in enumerate(rows)}
+    ("kind", "lanes"), [("float32", 4), ("float32", 8), ("float32", 16), ("int8", 16), ("int8", 4), ("int8", 32),
+                        ("int8", 64), ("float16", 8), ("int16", 16), ("float64", 2), ("int64", 8)])  # fmt: skip
+def test_shuffles_turn_a_tile(kind: str, lanes: int) -> None:
+    block = block_of(lanes, dtype(kind))
+    rows = [Var("row", dtype(f"{kind}x{block}")) for _ in range(lanes)]
+    values = {id(row): np.arange(block) + block * i for i, row in enumerate(rows)}
     definitions, columns = turned(rows)
     for variable, shuffle in definitions:
         both = np.concatenate([values[id(v)] for v in shuffle.vectors])
         values[id(variable)] = both[list(shuffle.indices)]
-    assert np.array_equal([values[id(c)] for c in columns], np.arange(lanes * lanes).reshape(lanes, lanes).T)
-    assert len(definitions) == lanes * (lanes.bit_length() - 1)
+    assert np.array_equal([values[id(c)] for c in columns], np.arange(lanes * block).reshape(lanes, block).T)
+    assert len(definitions) == lanes - block + block * (block.bit_length() - 1)
 
 
 CASES = [
@@ -66,12 +67,13 @@ CASES = [
 ]  # fmt: skip
 
 
-def test_squares_fit_into_the_registers() -> None:
+def test_tiles_are_as_high_as_vectors_are_long() -> None:
     v2, v3 = Target("llvm -mcpu=x86-64-v2"), Target("llvm -mcpu=haswell")
-    assert [square_sides(v3, dtype(kind)) for kind in ("float32", "int8", "float16", "int64")] == [
-        [8, 4], [16, 8, 4], [8, 4], [4]]  # fmt: skip
-    assert square_sides(v2, dtype("float64")) == [2]
-    assert square_sides(v3, dtype("bool")) == square_sides(v3, dtype("float8_e4m3fn")) == []
+    assert [vectors_turned(v3, dtype(kind)) for kind in ("float32", "int8", "float16", "int64")] == [
+        [8, 4], [32, 16, 8, 4], [16, 8, 4], [4]]  # fmt: skip
+    assert [block_of(32, dtype("int8")), block_of(8, dtype("float32")), block_of(4, dtype("int8"))] == [16, 4, 4]
+    assert vectors_turned(v2, dtype("float64")) == [2]
+    assert vectors_turned(v3, dtype("bool")) == vectors_turned(v3, dtype("float8_e4m3fn")) == []
 
 
 def test_narrow_elements_are_turned_and_widened() -> None:
@@ -99,6 +101,30 @@ def test_transpositions(shape, axes, kind, target) -> None:
     result = backend.nd.empty(out.shape, kind)
     backend.build(module, target=Target(target))(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), expected)
+
+
+LARGE = {
+    "whole lines": ((320, 150), (1, 0)), "short lines": ((33, 1600), (1, 0)), "powers of two": ((256, 2048), (1, 0)),
+    "few rows": ((1024, 40), (1, 0)), "planes": ((2, 6, 256, 33), (0, 3, 1, 2)), "batch": ((9, 256, 70), (0, 2, 1)),
+    "odd lines": ((333, 190), (1, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float16", "float32", "int64"])
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("processor", ["x86-64-v2", "haswell"] if platform.machine() == "x86_64" else ["generic"])
+def test_transpositions_beyond_the_caches(name, kind, processor) -> None:
+    shape, axes = LARGE[name]
+    target = Target(f"llvm -mcpu={processor} -l2-bytes=49152 -l3-bytes=49152" if processor != "generic" else "llvm")
+    a = (np.arange(np.prod(shape)) * 7919 % 251).reshape(shape).astype(kind)
+    x = te.placeholder(shape, kind, "x")
+    out = topi.add(topi.transpose(x, axes), te.compute((1,), lambda i: te.const(1, kind), tag="elemwise"))
+    module = te.lower(schedule_for([out], target), [x, out])
+    result = backend.nd.empty(out.shape, kind)
+    backend.build(module, target=target)(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), np.transpose(a, axes) + np.array(1, kind))
+    packed = "T_add.local" in str(module) or "add.local" in str(module)
+    assert packed == (name != "odd lines") or processor == "generic"
 
 
 @pytest.mark.parametrize("axes", [(0, 2, 3, 1), (0, 3, 1, 2)], ids=str)

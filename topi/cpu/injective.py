@@ -11,7 +11,7 @@ from te.ir import post_order
 from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
-from topi.cpu.register_transpose import square_sides
+from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
 from topi.groups import constant_size, extent_of, inline_injective, is_injective
@@ -75,16 +75,20 @@ def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, exte
 
 
 def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Tensor, int, int] | None:
-    """See `turnable`, with the side of the largest squares that both axes hold; None where no square fits.
+    """See `turnable`, with the length of the longest vectors that the axes hold a tile of; None where none fits.
 
     Axes whose lengths are known at run time are taken to be long enough. Of lengths that are expressions of sizes it
-    can't always be shown that tiles shifted inwards need no guards, which squares do not have.
+    can't always be shown that tiles shifted inwards need no guards, which these do not have.
     """
-    found, lengths = turnable(out, strided), (out.shape[strided], out.shape[-1])
-    if found is None or not all(isinstance(d, int | Var) for d in lengths):
+    found, rows, columns = turnable(out, strided), out.shape[strided], out.shape[-1]
+    if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)):
         return None
-    known = [d for d in lengths if isinstance(d, int)]
-    fitting = [side for side in square_sides(target, found[0].dtype) if all(side <= d for d in known)]
+
+    def fits(lanes: int) -> bool:
+        needed = ((rows, block_of(lanes, found[0].dtype)), (columns, lanes))
+        return all(length <= d for d, length in needed if isinstance(d, int))
+
+    fitting = [lanes for lanes in vectors_turned(target, found[0].dtype) if fits(lanes)]
     return (*found, fitting[0]) if fitting else None
 
 

@@ -1,9 +1,10 @@
-"""Transposition in registers: a square of vectors is loaded by rows, turned by shuffles, and used by columns.
+"""Transposition in registers: a tile is loaded by rows, turned by shuffles, and used by columns.
 
 Where an output's vectors lie across the memory of an input, each vector would take as many loads as it has lanes. A
-square tile of the input, as many rows as a vector has lanes, is loaded by whole vectors instead. Shuffles within
-lanes of 128 bits turn blocks (4 x 4 elements of 4 bytes, 16 x 16 bytes), then shuffles of whole 128-bit lanes put the
-blocks in place: log2(lanes) for each vector, of the kinds that AVX2, AVX-512 and NEON have one instruction for.
+tile of the input, as many rows as a vector has lanes, of 128 bits each, is loaded by rows instead. Rows a block apart
+are joined in one register, which AVX has loads for; shuffles within lanes of 128 bits then turn the blocks side by side
+(4 x 4 elements of 4 bytes, 16 x 16 bytes): log2(block) for each vector, of the kinds that SSE, AVX2, AVX-512 and NEON
+have one instruction for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import te
+from te.dtype import dtype as as_dtype
 from te.tir import Buffer, BufferLoad, BufferStore, LetStmt, PrimExpr, Ramp, Shuffle, Stmt, Var, const, seq
 from topi.cpu.tiling import vector_lanes
 
@@ -20,28 +22,29 @@ if TYPE_CHECKING:
     from backend.target import Target
     from te.dtype import DType
 
-__all__ = ["square_sides", "transpose_in_registers", "turn", "turned"]
+__all__ = ["block_of", "transpose_in_registers", "turn", "turned", "vectors_turned"]
 
 _BLOCK_BYTES = 16
 """A 128-bit lane, within which any shuffle is one instruction."""
-_SMALLEST_SIDE = 4
+_SHORTEST = 4
 
 
-def square_sides(target: Target, dtype: DType) -> list[int]:
-    """Sides of the squares of `dtype` that are turned in registers, longest first; none for types that aren't.
-
-    A square fills half of the registers, or takes blocks of 128 bits where these are more: of bytes.
-    """
+def vectors_turned(target: Target, dtype: DType) -> list[int]:
+    """Lengths of the vectors of `dtype` that tiles are turned into, longest first; none for types that aren't."""
     if dtype.bits % 8 or (dtype.is_float and dtype.bits == 8):  # others are not held as they are stored
         return []
-    most = min(vector_lanes(target, dtype.nbytes), max(target.vector_registers // 2, _BLOCK_BYTES // dtype.nbytes))
-    return [1 << p for p in range(most.bit_length() - 1, 0, -1) if 1 << p >= min(_SMALLEST_SIDE, most)]
+    most = vector_lanes(target, dtype.nbytes)
+    return [1 << p for p in range(most.bit_length() - 1, 0, -1) if 1 << p >= min(_SHORTEST, most)]
+
+
+def block_of(lanes: int, dtype: DType) -> int:
+    """Columns of a tile that is turned into vectors of `lanes`: as many elements as a 128-bit lane has."""
+    return min(lanes, _BLOCK_BYTES // dtype.nbytes)
 
 
 def turned(rows: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
-    """The columns of a square of n = 2, 4, 8... vectors of n lanes each, and what is to be defined for them."""
-    n = len(rows)
-    block = min(n, _BLOCK_BYTES // rows[0].dtype.element.nbytes)
+    """The columns of a tile, and what is to be defined for them. Rows are a power of two, no fewer than columns."""
+    block = rows[0].dtype.lanes
     definitions: list[tuple[Var, PrimExpr]] = []
 
     def shuffle(a: PrimExpr, b: PrimExpr, indices: Sequence[int]) -> Var:
@@ -50,34 +53,25 @@ def turned(rows: Sequence[PrimExpr]) -> tuple[list[tuple[Var, PrimExpr]], list[P
         definitions.append((variable, value))
         return variable
 
+    blocks: list[Sequence[PrimExpr]] = [rows[first : first + block] for first in range(0, len(rows), block)]
+    while len(blocks) > 1:
+        lanes = 2 * blocks[0][0].dtype.lanes
+        pairs = zip(blocks[::2], blocks[1::2], strict=True)
+        blocks = [[shuffle(a, b, range(lanes)) for a, b in zip(*pair, strict=True)] for pair in pairs]
+    (tile,), n = blocks, len(rows)
     halves = [range(first, first + block // 2) for first in (0, block // 2)]
     interleaved = [[s + i + other for s in range(0, n, block) for i in half for other in (0, n)] for half in halves]
-    blocks: list[Sequence[PrimExpr]] = []
-    for g in range(0, n, block):
-        square: Sequence[PrimExpr] = rows[g : g + block]
-        for _ in range(block.bit_length() - 1):  # each moves a bit of the row's number into the column's and back
-            pairs = zip(square[: block // 2], square[block // 2 :], strict=True)
-            square = [shuffle(a, b, picks) for a, b in pairs for picks in interleaved]
-        blocks.append(square)
-    # blocks[g][k]: in its 128-bit lane l, column l * block + k of rows g * block ...
-    lanes = n // block
-    distance = 1
-    while distance < lanes:
-        for g in [g for g in range(lanes) if not g & distance]:
-            keep, take = blocks[g], blocks[g | distance]
-            pick = [(i, (i // block) & distance) for i in range(n)]
-            a = [n + i - distance * block if odd else i for i, odd in pick]
-            b = [n + i if odd else i + distance * block for i, odd in pick]
-            blocks[g] = [shuffle(x, y, a) for x, y in zip(keep, take, strict=True)]
-            blocks[g | distance] = [shuffle(x, y, b) for x, y in zip(keep, take, strict=True)]
-        distance *= 2
-    return definitions, [blocks[c // block][c % block] for c in range(n)]
+    for _ in range(block.bit_length() - 1):  # each moves a bit of the row's number into the column's and back
+        pairs = zip(tile[: block // 2], tile[block // 2 :], strict=True)
+        tile = [shuffle(a, b, picks) for a, b in pairs for picks in interleaved]
+    return definitions, list(tile)
 
 
 @cache
 def turn(lanes: int, ndim: int, position: int, dtype: str) -> te.TensorIntrin:
-    """T[..., r, c] = source[..., c at `position`, ..., r], both `lanes` long, all other dimensions 1."""
-    shape = [lanes if i in (position, ndim - 1) else 1 for i in range(ndim)]
+    """T[..., r, c] = source[..., c at `position`, ..., r], for `lanes` c and a block of r; all other dimensions 1."""
+    block = block_of(lanes, as_dtype(dtype))
+    shape = [lanes if i == position else block if i == ndim - 1 else 1 for i in range(ndim)]
     source = te.placeholder(shape, dtype, name="source")
     rest = [i for i in range(ndim) if i not in (position, ndim - 1)]
 
@@ -85,18 +79,19 @@ def turn(lanes: int, ndim: int, position: int, dtype: str) -> te.TensorIntrin:
         at = {position: i[-1], ndim - 1: i[-2], **dict(zip(rest, i, strict=False))}
         return source(*[at[d] for d in range(ndim)])
 
-    tile = te.compute((*[1] * len(rest), lanes, lanes), element, name="turned")
+    tile = te.compute((*[1] * len(rest), block, lanes), element, name="turned")
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        def index(buffer: Buffer, row: int, axis: int) -> tuple[PrimExpr, ...]:
+        def index(buffer: Buffer, row: int, axis: int, length: int) -> tuple[PrimExpr, ...]:
             last = len(buffer.shape) - 1
-            return tuple([Ramp(const(0), const(1), lanes) if i == last else const(row if i == axis else 0)
+            return tuple([Ramp(const(0), const(1), length) if i == last else const(row if i == axis else 0)
                           for i in range(last + 1)])  # fmt: skip
 
-        loads = [BufferLoad(inputs[0], index(inputs[0], i, position)) for i in range(lanes)]
+        loads = [BufferLoad(inputs[0], index(inputs[0], i, position, block)) for i in range(lanes)]
         rows = [Var("row", load.dtype) for load in loads]
         definitions, columns = turned(rows)
-        body = seq([BufferStore(outputs[0], c, index(outputs[0], i, ndim - 2)) for i, c in enumerate(columns)])
+        stores = [BufferStore(outputs[0], c, index(outputs[0], i, ndim - 2, lanes)) for i, c in enumerate(columns)]
+        body = seq(stores)
         for variable, value in reversed([*zip(rows, loads, strict=True), *definitions]):
             body = LetStmt(variable, value, body)
         return body
@@ -109,7 +104,8 @@ def transpose_in_registers(
 ) -> tuple[te.Tensor, te.IterVar]:
     """A copy of `tensor` for `readers` with its dimensions `position` and last as the last two, the other way round.
 
-    Attach it where multiples of `lanes` of both are read. Also returns its loop over squares along `position`.
+    Attach it where multiples of `lanes` of the first and of a block of the last are read. Also returns its loop over
+    tiles along `position`.
     """
     ndim = len(tensor.shape)
     rest = [i for i in range(ndim) if i not in (position, ndim - 1)]
@@ -122,7 +118,7 @@ def transpose_in_registers(
     shape = [tensor.shape[d] for d in order]
     copy = s.cache_tiled(tensor, "local", readers, shape, element, lambda *i: [i[d] for d in order])
     *_, row, column = s[copy].op.axis
-    row_outer, row = s[copy].split(row, factor=lanes)
+    row_outer, row = s[copy].split(row, factor=block_of(lanes, tensor.dtype))
     outer, inner = s[copy].split(column, factor=lanes)
     s[copy].reorder(row_outer, outer, row, inner)
     s[copy].unroll(outer)

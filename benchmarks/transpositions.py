@@ -1,0 +1,156 @@
+"""Transpositions as models have them, against copies of as many bytes measured in turn in the same run.
+
+    python -m benchmarks.transpositions [--threads 1] [--megabytes 128] [--only "uint8"] [--rounds 5]
+
+Types of one to eight bytes; matrices whose lines are pages, odd, or whole cache lines; images to and from channels
+last; heads of attention; batches of small matrices; windows, blocks and groups; elementwise work in front and behind.
+As `benchmarks.bandwidth` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+import relay
+from benchmarks.bandwidth import Case, run_program
+from relay.expr import Expr, Var
+from te.dtype import dtype as as_dtype
+
+_CHANNELS = (1, 3, 32, 64, 80, 96, 255)
+_SQUARES = ((64, 64), (49, 49), (128, 64), (49, 32))
+
+
+def cases(nbytes: int) -> Iterator[Case]:
+    """Every case at about `nbytes` read and written in all."""
+
+    def case(
+        name: str, kind: str, build: Callable[[Expr], Expr], count: Callable[[int], Sequence[int]], share: float = 0.5
+    ) -> Case:
+        """`count` makes the input's shape of its number of elements, which take that share of the bytes."""
+        x = Var("x", relay.TensorType(tuple(count(int(nbytes * share) // as_dtype(kind).nbytes)), kind))
+        return Case(f"{name}, {kind}", relay.Function((x,), build(x)))
+
+    def turned(name: str, kind: str, axes: Sequence[int], count: Callable[[int], Sequence[int]]) -> Case:
+        return case(name, kind, lambda x: relay.transpose(x, tuple(axes)), count)
+
+    for kind in ("int8", "bool", "float16", "bfloat16", "float32", "int64"):
+        yield turned("lines of 2500", kind, (1, 0), lambda n: (n // 2500 // 64 * 64, 2500))
+        yield turned("lines of 2501 to odd ones", kind, (1, 0), lambda n: (n // 2501 // 64 * 64 + 1, 2501))
+        yield turned("lines of pages to pages", kind, (1, 0), lambda n: (n // 4096 // 1024 * 1024, 4096))
+    for kind in ("uint8", "float16", "float32"):
+        for c in _CHANNELS[1:]:
+            yield turned(f"NCHW to NHWC, {c} channels", kind, (0, 2, 3, 1), lambda n, c=c: (1, c, *_sides(n // c)))
+            yield turned(f"NHWC to NCHW, {c} channels", kind, (0, 3, 1, 2), lambda n, c=c: (1, *_sides(n // c), c))
+        for b, h, d in ((4, 12, 64), (1, 6, 80)):
+            yield turned(f"{h} heads of {d}", kind, (0, 2, 1, 3), lambda n, s=(b, h, d): _heads(n, *s))
+            yield turned(f"{h} heads of {d}, turned", kind, (0, 2, 3, 1), lambda n, s=(b, h, d): _heads(n, *s))
+        for r, c in _SQUARES:
+            yield turned(f"matrices of {r} x {c}", kind, (0, 2, 1), lambda n, r=r, c=c: (n // r // c, r, c))
+        yield turned("(N, 197, 768)", kind, (0, 2, 1), lambda n: (n // 197 // 768, 197, 768))
+        yield case("depth to space", kind, _depth_to_space, lambda n: (1, 64, *_sides(n // 64)))
+        yield case("pixel shuffle", kind, _pixel_shuffle, lambda n: (1, 64, *_sides(n // 64)))
+        yield case("space to depth", kind, _space_to_depth, lambda n: (1, 64, *_sides(n // 64)))
+        yield case("channel shuffle", kind, _channel_shuffle, lambda n: (1, 64, *_sides(n // 64)))
+        yield case("channel shuffle, NHWC", kind, _last_shuffle, lambda n: (1, *_sides(n // 64), 64))
+        yield case("windows of 7 x 7", kind, _windows, lambda n: (n // 56 // 56 // 96, 56, 56, 96))
+        yield case("windows joined", kind, _joined, lambda n: (n // 56 // 56 // 96 * 64, 49, 96))
+        yield case("query, key, value", kind, _apart, lambda n: (n // 49 // 288, 49, 3, 3, 32))
+        yield case("patches", kind, _patches, lambda n: (n // 3 // 224 // 224, 3, 224, 224))
+    yield case("image to planes, scaled", "uint8", _scaled, lambda n: (1, *_sides(n // 3), 3), 0.2)
+    yield case("planes to image, scaled", "uint8", _unscaled, lambda n: (1, 3, *_sides(n // 3)), 0.2)
+    yield case("widened", "uint8", lambda x: relay.cast(relay.transpose(x), "float32"), _matrix, 0.2)
+    yield case("narrowed", "float32", lambda x: relay.cast(relay.transpose(x), "float16"), _matrix, 2 / 3)
+    yield case("relu in front", "float32", lambda x: relay.transpose(relay.nn.relu(x)), _matrix)
+    yield case("gelu behind", "float32", lambda x: relay.nn.gelu(relay.transpose(x)), _matrix)
+    yield case("bias of channels, to NHWC", "float32", _biased, lambda n: (1, 64, *_sides(n // 64)))
+
+
+def _sides(area: int) -> tuple[int, int]:
+    """An image's sides: multiples of 8, no powers of two."""
+    side = max(int(area**0.5) // 8 * 8, 8)
+    return side, side - 8 if side & (side - 1) == 0 and side > 8 else side
+
+
+def _matrix(elements: int) -> tuple[int, int]:
+    return elements // 2500 // 64 * 64, 2500
+
+
+def _heads(elements: int, batch: int, heads: int, depth: int) -> tuple[int, ...]:
+    return batch, elements // batch // heads // depth, heads, depth
+
+
+def _shape(x: Expr) -> tuple[int, ...]:
+    return x.ty.shape  # type: ignore[union-attr]
+
+
+def _depth_to_space(x: Expr) -> Expr:
+    n, c, h, w = _shape(x)
+    blocks = relay.transpose(relay.reshape(x, (n, 2, 2, c // 4, h, w)), (0, 3, 4, 1, 5, 2))
+    return relay.reshape(blocks, (n, c // 4, 2 * h, 2 * w))
+
+
+def _pixel_shuffle(x: Expr) -> Expr:
+    n, c, h, w = _shape(x)
+    blocks = relay.transpose(relay.reshape(x, (n, c // 4, 2, 2, h, w)), (0, 1, 4, 2, 5, 3))
+    return relay.reshape(blocks, (n, c // 4, 2 * h, 2 * w))
+
+
+def _space_to_depth(x: Expr) -> Expr:
+    n, c, h, w = _shape(x)
+    blocks = relay.transpose(relay.reshape(x, (n, c, h // 2, 2, w // 2, 2)), (0, 3, 5, 1, 2, 4))
+    return relay.reshape(blocks, (n, 4 * c, h // 2, w // 2))
+
+
+def _channel_shuffle(x: Expr) -> Expr:
+    n, c, h, w = _shape(x)
+    return relay.reshape(relay.transpose(relay.reshape(x, (n, 4, c // 4, h, w)), (0, 2, 1, 3, 4)), (n, c, h, w))
+
+
+def _last_shuffle(x: Expr) -> Expr:
+    n, h, w, c = _shape(x)
+    return relay.reshape(relay.transpose(relay.reshape(x, (n, h, w, 4, c // 4)), (0, 1, 2, 4, 3)), (n, h, w, c))
+
+
+def _windows(x: Expr) -> Expr:
+    n, h, w, c = _shape(x)
+    parts = relay.transpose(relay.reshape(x, (n, h // 7, 7, w // 7, 7, c)), (0, 1, 3, 2, 4, 5))
+    return relay.reshape(parts, (-1, 49, c))
+
+
+def _joined(x: Expr) -> Expr:
+    n, _, c = _shape(x)
+    parts = relay.transpose(relay.reshape(x, (n // 64, 8, 8, 7, 7, c)), (0, 1, 3, 2, 4, 5))
+    return relay.reshape(parts, (n // 64, 56, 56, c))
+
+
+def _apart(x: Expr) -> Expr:
+    return relay.transpose(x, (2, 0, 3, 1, 4))
+
+
+def _patches(x: Expr) -> Expr:
+    n, c, h, w = _shape(x)
+    parts = relay.transpose(relay.reshape(x, (n, c, h // 16, 16, w // 16, 16)), (0, 2, 4, 3, 5, 1))
+    return relay.reshape(parts, (n, h * w // 256, 256 * c))
+
+
+def _scaled(x: Expr) -> Expr:
+    planes = relay.cast(relay.transpose(x, (0, 3, 1, 2)), "float32")
+    return relay.divide(relay.subtract(planes, _per_channel(3, 116.0)), _per_channel(3, 58.0))
+
+
+def _unscaled(x: Expr) -> Expr:
+    return relay.multiply(relay.cast(relay.transpose(x, (0, 2, 3, 1)), "float32"), relay.const(np.float32(1 / 255)))
+
+
+def _biased(x: Expr) -> Expr:
+    return relay.nn.relu(relay.transpose(relay.add(x, _per_channel(64, 0.5)), (0, 2, 3, 1)))
+
+
+def _per_channel(channels: int, first: float) -> Expr:
+    return relay.const((first + np.arange(channels, dtype=np.float32)).reshape(channels, 1, 1))
+
+
+if __name__ == "__main__":
+    run_program(cases, __doc__ or "", "128", 5)

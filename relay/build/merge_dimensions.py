@@ -1,0 +1,133 @@
+"""Kernels that transpose, with neighbouring dimensions that stay neighbours made one.
+
+To the code NCHW to NHWC is a matrix of channels by pixels for each image, whatever the sides of images are: its lines
+are long, whole vectors, and often whole cache lines, and fewer numbers index them. Memory doesn't change, so nobody
+outside of the kernel knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from relay.analysis import evaluation_order
+from relay.expr import Call, Constant, Expr, Function, Var
+from relay.op.base import OpPattern
+from relay.op.transform import Transpose
+from relay.type import TensorType
+from te.tir import Dim
+
+__all__ = ["merge_dimensions"]
+
+
+def merge_dimensions(function: Function) -> Function:
+    """A primitive function that does the same to the same memory, of as few dimensions as can be.
+
+    Only of transpositions, and of what is elementwise before or after them; others are returned as they are.
+    """
+    exprs = list(evaluation_order(function.body))
+    if "strides" in function.attrs or not any(map(_transposes, exprs)) or not all(map(_is_followed, exprs)):
+        return function
+    tensors = _tensors(exprs, function.body)
+    shape = function.body.tensor_type.shape
+    groups = [] if tensors is None else _groups(shape, list(tensors.values()))
+    if tensors is None or not 0 < len(groups) < len(shape):
+        return function
+    made: dict[int, Expr] = {}
+    for e in exprs:
+        made[id(e)] = _merged(e, groups, tensors, made)
+    params = [made[id(p)] for p in function.params if id(p) in made]
+    if len(params) < len(function.params) or not isinstance(made[id(function.body)], Call):
+        return function
+    return Function(tuple([p for p in params if isinstance(p, Var)]), made[id(function.body)], function.attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A value with as many dimensions as the result has, of which they are `places`; sizes of 1 in front added."""
+
+    places: tuple[int, ...]
+    sizes: tuple[Dim, ...]
+
+    def size(self, place: int) -> Dim:
+        """How long it is along a dimension of the result."""
+        return self.sizes[self.places.index(place)]
+
+    def has_in_order(self, first: int, second: int, lasting: Sequence[int]) -> bool:
+        """Are these two neighbours, if those not `lasting` are left out, or does it repeat along both?"""
+        if self.size(first) == 1 or self.size(second) == 1:
+            return self.size(first) == self.size(second)
+        own = [place for place in self.places if place in lasting]
+        return own.index(second) == own.index(first) + 1
+
+    def order(self, groups: Sequence[Sequence[int]]) -> list[int]:
+        """The groups, by their numbers, as they lie in this value."""
+        return sorted(range(len(groups)), key=lambda g: self.places.index(groups[g][0]))
+
+    def shape(self, groups: Sequence[Sequence[int]]) -> tuple[Dim, ...]:
+        """The sizes of the groups, in that order."""
+        return tuple([_product([self.size(place) for place in groups[g]]) for g in self.order(groups)])
+
+
+def _product(sizes: Sequence[Dim]) -> Dim:
+    known = [d for d in sizes if isinstance(d, int)]
+    return math.prod(known) if len(known) == len(sizes) else sizes[0]
+
+
+def _transposes(e: Expr) -> bool:
+    return isinstance(e, Call) and isinstance(e.op, Transpose)
+
+
+def _is_followed(e: Expr) -> bool:
+    if isinstance(e, Constant):
+        return e.data.ndim == 0
+    if not isinstance(e, Call):
+        return isinstance(e, Var) and isinstance(e.ty, TensorType)
+    follows = e.operator.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(e.operator.attributes())
+    return follows or _transposes(e)
+
+
+def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:
+    """Every value by its expression's id; None where one is read in two orders."""
+    rank = body.tensor_type.ndim
+    found = {id(body): _Tensor(tuple(range(rank)), body.tensor_type.shape)}
+    for e in reversed(exprs):
+        for arg in e.args if isinstance(e, Call) else ():
+            places = found[id(e)].places
+            if isinstance(e, Call) and isinstance(e.op, Transpose):
+                added = rank - len(e.op.axes)
+                behind = [places[added + e.op.axes.index(d)] for d in range(len(e.op.axes))]
+                places = (*places[:added], *behind)
+            tensor = _Tensor(places, (*(1,) * (rank - arg.tensor_type.ndim), *arg.tensor_type.shape))
+            if found.setdefault(id(arg), tensor).places != tensor.places:
+                return None
+    return found
+
+
+def _groups(shape: Sequence[Dim], tensors: Sequence[_Tensor]) -> list[list[int]]:
+    """The dimensions of the result that are not 1, in groups that become one each."""
+    lasting = [d for d, size in enumerate(shape) if size != 1]
+    groups: list[list[int]] = []
+    for d in lasting:
+        last = groups[-1][-1] if groups else d
+        known = isinstance(shape[d], int) and isinstance(shape[last], int)
+        if last != d and known and all(t.has_in_order(last, d, lasting) for t in tensors):
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    return groups
+
+
+def _merged(e: Expr, groups: list[list[int]], tensors: dict[int, _Tensor], made: dict[int, Expr]) -> Expr:
+    tensor = tensors[id(e)]
+    if isinstance(e, Var):
+        return Var(e.name, TensorType(tensor.shape(groups), e.tensor_type.dtype))
+    if not isinstance(e, Call):
+        return e
+    args = [made[id(a)] for a in e.args]
+    if not isinstance(e.op, Transpose):
+        return Call(e.op, tuple(args), span=e.span)
+    before = tensors[id(e.args[0])].order(groups)
+    axes = tuple([before.index(g) for g in tensor.order(groups)])
+    return args[0] if axes == tuple(range(len(axes))) else Transpose(axes=axes)(args[0], span=e.span)
