@@ -30,6 +30,8 @@ of narrower types, of which the rest is then found in the second-level cache."""
 _LONG_BYTES = 256
 """Of an output's line from which tiles follow it, not the input's, where memory is streamed: what is then written to
 each line before the next."""
+_SHARES = 4
+"""Tiles for each core, at least, that balance what single ones take."""
 _RUN_BYTES = 2048
 """Of an output's line that tiles then take before they move on along the input's lines."""
 _AHEAD = 64
@@ -116,7 +118,7 @@ def tile_turned(
         s[copy].prefetch_ahead(tensor, lines, _AHEAD * constant_size(tensor.shape[position + 1 :]))
         s[out].prefetch_ahead(out, along, width)
     else:
-        tiles, group, row, column = _along_the_input(s, out, number, line_of_input, width, block)
+        tiles, group, row, column = _along_the_input(s, out, number, line_of_input, width, block, target.num_cores)
     s[out].unroll(row)
     s[out].vectorize(column)
     s[copy].compute_at(s[out], group)
@@ -168,6 +170,7 @@ class _PackedTiles:
         if columns * out.dtype.nbytes % LINE_BYTES or columns * out.dtype.nbytes < _LONG_BYTES:
             return None
         width = (LINE_BYTES if shared and height <= _FEW_LINES else _LONG_BYTES) // out.dtype.nbytes
+        width = max(width, lanes)
         run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
         ahead = min(_AHEAD, max(l2 // power, block)) * apart
         return _PackedTiles(out, number, tensor, position, lanes, height, width, run, ahead, shared)
@@ -233,19 +236,24 @@ def _along_the_output(
 
 
 def _along_the_input(
-    s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, block: int
+    s: te.Schedule, out: te.Tensor, number: int, line: int, width: int, block: int, cores: int
 ) -> tuple[list[te.IterVar], te.IterVar, te.IterVar, te.IterVar]:
     """A cache line of the output's lines, tiles of which follow the input's lines, whole cache lines (`line` elements).
 
-    Returns the loops outside of them, and those over them: groups of `block` rows, rows, columns.
+    So many that `cores` get an even share each. Returns the loops outside of them, and those over them: groups of
+    `block` rows, rows, columns.
     """
     axes = list(s[out].op.axis)
     rows = extent_of(axes[number])
     row_outer: list[te.IterVar] = []
     row_inner = axes[number]
     most = _ROWS if number == len(axes) - 2 else max(_PLANES, line)
-    if isinstance(rows, int) and rows > most:
-        parts = -(-rows // most)
+    others = constant_size([*out.shape[:number], *out.shape[number + 1 : -1]])
+    others *= -(-constant_size(out.shape[-1:]) // width)
+    parts = 1
+    if isinstance(rows, int):
+        parts = max(-(-rows // most), min(-(-_SHARES * cores // others), rows // block))
+    if isinstance(rows, int) and parts > 1:
         part, row_inner = s[out].split(row_inner, factor=-(-rows // parts // block) * block, tail="shift")
         row_outer = [part]
     group, row = s[out].split(row_inner, factor=block, tail="shift")
