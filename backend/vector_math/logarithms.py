@@ -98,6 +98,16 @@ def log10(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
     """With 1 + x = 2^e (1 + f), f is 2^-e x + (2^-e - 1), rounded once, whatever 1 + x lost."""
+    u, least = b.let(x + b.const(1.0), "u"), b.format.smallest
+    e, _ = b.split_exponent(u)
+    scale = b.let(b.from_bits(b.bits(b.const(1.0)) - b.in_exponent(e)), "scale")
+    f = b.let(b.fma(x, scale, scale - b.const(1.0)), "f")
+    result = b.let(b.with_sign_of(_natural(b, b.let(Cast(b.of, e), "exponent"), f), x), "result")
+    rare = b.inner()
+    return b.usually(b.rank(u, least), 0.25 / least, result, rare.close(_log1p_of_any(rare, x)), above=least)
+
+
+def _log1p_of_any(b: Builder, x: PrimExpr) -> PrimExpr:
     u = b.let(x + b.const(1.0), "u")
     e, _ = b.split_exponent(u)
     scale = b.let(b.from_bits(b.bits(b.const(4.0)) - b.in_exponent(e)), "scale")  # 4 * 2^-e: 2^-e may be denormal
