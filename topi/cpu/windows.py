@@ -70,8 +70,9 @@ def tile_windows(
     s[accumulator].vectorize(tile_channel)
 
 
-_EVENLY = 0.9
-"""The least that the busiest thread may do, of lines or parts of them, as a part of what it does."""
+_EVENLY = 0.85
+"""The least that the busiest thread may do, of lines or parts of them, as a part of what it does. Two cores had better
+do three and four of seven lines: parts of a line are slower than that."""
 
 
 def _vectors_of_a_part(target: Target, lines: int, vectors: int, threads: int) -> int:
