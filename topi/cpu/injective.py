@@ -63,9 +63,10 @@ def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
 
 
 def _has_chains(ops: Sequence[te.Operation]) -> bool:
-    """Is a mathematical function computed, which is a chain of many operations?"""
+    """Is a mathematical function computed, which is a chain of many operations, but no power, which has too many?"""
     bodies = [op.body for op in ops if isinstance(op, te.ComputeOp)]
-    return any(isinstance(e, Call) and e.op in EXPANSIONS for body in bodies for e in post_order(body))
+    called = {e.op for body in bodies for e in post_order(body) if isinstance(e, Call)}
+    return "pow" not in called and not called.isdisjoint(EXPANSIONS)
 
 
 def vectorize_elements(
