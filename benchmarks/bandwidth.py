@@ -126,8 +126,10 @@ def cases(nbytes: int) -> Iterator[Case]:
 
 
 def _elementwise(case: Callable[..., Case], one: int) -> Iterator[Case]:
-    """Elementwise operators whose arithmetic, or whose types, are more than a load and a store; logarithms and powers of
-    absolute values."""
+    """Elementwise operators whose arithmetic, or whose types, are more than a load and a store.
+
+    Logarithms and powers are those of absolute values.
+    """
     functions = (relay.exp, relay.tanh, relay.sin, relay.atan, relay.sinh, nn.silu, nn.mish, nn.softplus, nn.hard_swish)
     for function in functions:
         yield case(function.__name__, function, (one,))
