@@ -280,6 +280,7 @@ class _Recurrence:
         """A state times the panels of `gates` of one block: for each entry of the batch, NR sums for each gate.
 
         Some entries and gates at a time, as many sums as stay in registers: a weight that is read serves all entries.
+        Of a batch whose size is not known, entries that are left over are by themselves, with all of their gates.
         """
         ib, batch = self.ib, self.batch
         total = ib.allocate(self.dtype, (batch, len(gates) * self.lanes), "total", scope="global")
@@ -295,6 +296,9 @@ class _Recurrence:
             if isinstance(batch, int) and batch % rows:
                 rest = batch % rows
                 self._sum_tile(total, source, copy, at, batch - rest, rest, part, following, None)
+        if not isinstance(batch, int) and rows > 1:
+            with ib.for_range(tiles * rows, batch, "entry", independent=True) as entry:
+                self._sum_tile(total, source, copy, at, entry, 1, list(enumerate(gates)), gates[0], None)
         return total
 
     def _sum_tile(
@@ -384,10 +388,11 @@ def _sums_at_once(batch: Dim, gates: int, room: Gates) -> tuple[int, int]:
 
     An entry by itself reads each weight once, and has all of its gates at once.
     """
-    if not isinstance(batch, int) or batch == 1:
-        return 1, gates
-
     entries_per_weight, sums = max(_IN_TURNS // room.vectors, 1), room.sums
+    if not isinstance(batch, int):
+        batch = entries_per_weight
+    if batch == 1:
+        return 1, gates
 
     def cost(tile: tuple[int, int]) -> tuple[int, int]:
         rows, together = tile
