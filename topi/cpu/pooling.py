@@ -9,10 +9,12 @@ from te.tir import PrimExpr, Reduce, as_dim
 from te.tir.substitute import substitute
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.injective import vectorize_elements
+from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.windows import MOST_TAPS, tile_windows
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.registry import operations_behind, register_schedule
+from topi.tag import PAD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,7 +124,9 @@ def _lines_first(s: te.Schedule, anchor: te.Operation) -> te.Tensor | None:
         return whole.replace(source=tuple([substitute(e, at) for e in whole.source]), axis=tuple(taps))
 
     shape = [extent_of(axis) for axis in anchor.axis[:-1]]
-    lines = te.compute((*shape, as_dim((width - 1) * stride + size)), line, name=f"{anchor.name}_lines")
+    extent = as_dim((width - 1) * stride + size)
+    attrs = {"stride": anchor.attrs["strides"][-2]}
+    lines = te.compute((*shape, extent), line, name=f"{anchor.name}_lines", attrs=attrs)
     k = te.reduce_axis((0, size), name="k")
 
     def window(*i: Any) -> PrimExpr:
@@ -179,10 +183,27 @@ def _tile_lines(
         extent = constant_size(lines.shape[-1:])
         vectors, lane = s[lines].split(s[lines].op.axis[-1], factor=min(2 * lanes, extent))
         if part is None:
+            _fetch_next_lines(s, lines, vectors, target)
             s[lines].pragma(vectors, "loop_partition_hint")
         else:
             s[lines].unroll(vectors)
         _reduce_by_vectors(s, lines, [vectors], lane)
+
+
+def _fetch_next_lines(s: te.Schedule, lines: te.Tensor, vectors: te.IterVar, target: Target) -> None:
+    """Ask for the lines of an image that the next windows reach: those that come after are computed meanwhile."""
+    (source,) = lines.op.input_tensors
+    image = source.op.input_tensors[0] if source.op.tag == PAD else source
+    stride, last = lines.op.attrs["stride"], len(image.shape) - 1
+    if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, constant_size(image.shape[-1:]), target):
+        return
+    for line in range(stride):
+        for element in range(0, 2 * vector_lanes(target), LINE_BYTES // image.dtype.nbytes):
+
+            def ahead(*i: Any, line: int = line, element: int = element) -> Sequence[Any]:
+                return (*i[: last - 1], (i[last - 1] + 1) * stride + line, i[last] + element)
+
+            s[lines].prefetch_line(image, vectors, ahead)
 
 
 def _reduce_by_vectors(
