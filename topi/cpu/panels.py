@@ -28,7 +28,8 @@ def panels_by_rows(width: int, lanes: int, name: str) -> PrimFunc:
     rows = te.placeholder((panels, width, chunks * CHUNK), "float32", name="rows")
     packed = te.compute((panels, chunks * CHUNK, width), lambda p, k, j: rows(p, j, k), name="packed")
     s = te.create_schedule(packed.op)
-    turned, _ = transpose_in_registers(s, rows, [packed.op], 1, lanes)
+    turned, _, vectors = transpose_in_registers(s, rows, [packed.op], 1, lanes)
+    s[turned].unroll(vectors)
     panel, k, j = s[packed].op.axis
     chunk, within = s[packed].split(k, factor=CHUNK)
     group, step = s[packed].split(within, factor=lanes)
@@ -63,7 +64,8 @@ def winograd_panels(tile: int, kernel: int, width: int, lanes: int, name: str) -
 
     packed = te.compute((panels, size, size, chunks * lanes, width), element, name="packed")
     s = te.create_schedule(packed.op)
-    turned, _ = transpose_in_registers(s, filters, [halfway.op], 1, lanes)
+    turned, _, vectors = transpose_in_registers(s, filters, [halfway.op], 1, lanes)
+    s[turned].unroll(vectors)
     s[halfway].set_scope("local")
     p, a, b, i, j = s[packed].op.axis
     chunk, step = s[packed].split(i, factor=lanes)

@@ -101,11 +101,11 @@ def turn(lanes: int, ndim: int, position: int, dtype: str) -> te.TensorIntrin:
 
 def transpose_in_registers(
     s: te.Schedule, tensor: te.Tensor, readers: Sequence[te.Operation], position: int, lanes: int
-) -> tuple[te.Tensor, te.IterVar]:
+) -> tuple[te.Tensor, te.IterVar, te.IterVar]:
     """A copy of `tensor` for `readers` with its dimensions `position` and last as the last two, the other way round.
 
-    Attach it where multiples of `lanes` of the first and of a block of the last are read. Also returns its loop over
-    tiles along `position`.
+    Attach it where at least `lanes` of the first and a block of the last are read. Also returns its loops over tiles
+    along the last, and inside of it along `position`.
     """
     ndim = len(tensor.shape)
     rest = [i for i in range(ndim) if i not in (position, ndim - 1)]
@@ -118,9 +118,8 @@ def transpose_in_registers(
     shape = [tensor.shape[d] for d in order]
     copy = s.cache_tiled(tensor, "local", readers, shape, element, lambda *i: [i[d] for d in order])
     *_, row, column = s[copy].op.axis
-    row_outer, row = s[copy].split(row, factor=block_of(lanes, tensor.dtype))
-    outer, inner = s[copy].split(column, factor=lanes)
-    s[copy].reorder(row_outer, outer, row, inner)
-    s[copy].unroll(outer)
+    blocks, row = s[copy].split(row, factor=block_of(lanes, tensor.dtype), tail="shift")
+    vectors, inner = s[copy].split(column, factor=lanes, tail="shift")
+    s[copy].reorder(blocks, vectors, row, inner)
     s[copy].tensorize(row, turn(lanes, ndim, position, str(tensor.dtype)))
-    return copy, outer
+    return copy, blocks, vectors

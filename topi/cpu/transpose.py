@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import te
 from te.ir import post_order
 from te.tir import IterVar, Var, as_int
 from topi.cpu.accesses import only_variable, reads
+from topi.cpu.packed_tiles import PackedTiles
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import block_of, transpose_in_registers
 from topi.groups import constant_size, extent_of
@@ -28,20 +28,13 @@ _PLANES = 16
 """As many where results lie in planes apart, so that few streams are written at once: a line of float32, a part of one
 of narrower types, of which the rest is then found in the second-level cache."""
 _LONG_BYTES = 256
-"""Of an output's line from which tiles follow it, not the input's, where memory is streamed: what is then written to
-each line before the next."""
+"""Of an output's line from which tiles follow it, not the input's, where memory is streamed."""
 _SHARES = 4
 """Tiles for each core, at least, that balance what single ones take."""
 _RUN_BYTES = 2048
 """Of an output's line that tiles then take before they move on along the input's lines."""
 _AHEAD = 64
 """Lines of the input that are then asked for in advance."""
-_SHARED_BYTES = 512
-"""Lines of the input that are multiples of this apart share few sets of the caches: they are read whole at once."""
-_STRIPS = 4
-"""Of the input's lines that are asked for in advance where tiles take up whole lines of the output."""
-_FEW_LINES = 16
-"""Lines of the output at most that are then written a cache line at a time, since fewer lines of the input fit in."""
 
 
 def strided_axis(out: te.Tensor) -> int | None:
@@ -103,11 +96,12 @@ def tile_turned(
     streamed = constant_size(out.shape) * (tensor.dtype.nbytes + out.dtype.nbytes) > max(caches.l2, caches.l3)
     known = isinstance(columns, int) and isinstance(rows, int)
     if streamed and known:
-        packed = _PackedTiles.of(out, number, tensor, position, lanes, target)
+        packed = PackedTiles.of(out, number, tensor, position, lanes, target)
         if packed is not None:
             return packed.apply(s)
     readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
-    copy, lines = transpose_in_registers(s, tensor, readers, position, lanes)
+    copy, _, vectors = transpose_in_registers(s, tensor, readers, position, lanes)
+    s[copy].unroll(vectors)
     block = block_of(lanes, tensor.dtype)
     line_of_input, line = LINE_BYTES // tensor.dtype.nbytes, LINE_BYTES // out.dtype.nbytes
     width = next(w for w in (max(line, lanes), 2 * lanes, lanes) if not isinstance(columns, int) or w <= columns)
@@ -115,7 +109,7 @@ def tile_turned(
         planes = number < len(out.shape) - 2
         strip = max(min(line_of_input, _PLANES) if planes else line_of_input, block)
         tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, block)
-        s[copy].prefetch_ahead(tensor, lines, _AHEAD * constant_size(tensor.shape[position + 1 :]))
+        s[copy].prefetch_ahead(tensor, vectors, _AHEAD * constant_size(tensor.shape[position + 1 :]))
         s[out].prefetch_ahead(out, along, width)
     else:
         tiles, group, row, column = _along_the_input(s, out, number, line_of_input, width, block, target.num_cores)
@@ -123,96 +117,6 @@ def tile_turned(
     s[out].vectorize(column)
     s[copy].compute_at(s[out], group)
     return tiles
-
-
-@dataclass(frozen=True, slots=True)
-class _PackedTiles:
-    """Tiles of `height` parts of the output's lines, `width` elements each, that leave the cache by whole cache lines.
-
-    They are made of strips of the input's lines. Where the output's lines are short, tiles take up whole ones, and lie
-    in memory as one piece.
-    """
-
-    out: te.Tensor
-    number: int
-    tensor: te.Tensor
-    position: int
-    lanes: int
-    height: int
-    width: int
-    run: int
-    ahead: int
-    lines_first: bool
-
-    @staticmethod
-    def of(
-        out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int, target: Target
-    ) -> _PackedTiles | None:
-        """None where the output is neither in one piece nor its lines whole cache lines.
-
-        A cache line of each of the input's lines is read at a time. Where lines begin anywhere it is a part of two,
-        so that as many lines are read before the next strip as the second-level cache keeps the second ones of. Lines
-        that are apart by powers of two share few sets of the caches: fewer of them are asked for in advance, and those
-        of bytes, of which a tile takes most, are first copied.
-        """
-        rows, columns = extent_of(out.op.axis[number]), extent_of(out.op.axis[-1])
-        assert isinstance(rows, int) and isinstance(columns, int)
-        apart, l2 = constant_size(tensor.shape[position + 1 :]), target.cache_bytes.l2
-        power = apart * tensor.dtype.nbytes & -apart * tensor.dtype.nbytes
-        shared, block = power >= _SHARED_BYTES, block_of(lanes, tensor.dtype)
-        height = min(LINE_BYTES // tensor.dtype.nbytes, rows)
-        if number == len(out.shape) - 2 and height * columns * out.dtype.nbytes <= l2 // 16:
-            lines_first = shared and tensor.dtype.nbytes == 1
-            strips = 1 if shared and not lines_first else _STRIPS
-            height = min(height * _STRIPS // strips, rows)
-            ahead = height * strips
-            return _PackedTiles(out, number, tensor, position, lanes, height, columns, columns, ahead, lines_first)
-        if columns * out.dtype.nbytes % LINE_BYTES or columns * out.dtype.nbytes < _LONG_BYTES:
-            return None
-        width = (LINE_BYTES if shared and height <= _FEW_LINES else _LONG_BYTES) // out.dtype.nbytes
-        width = max(width, lanes)
-        run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
-        ahead = min(_AHEAD, max(l2 // power, block)) * apart
-        return _PackedTiles(out, number, tensor, position, lanes, height, width, run, ahead, shared)
-
-    def apply(self, s: te.Schedule) -> list[te.IterVar]:
-        """Schedule the output; returns the loops outside of a tile, outermost first."""
-        out, number = self.out, self.number
-        packed = s.cache_write(out, "local")
-        assert isinstance(packed, te.Tensor)
-        axes = s[out].op.axis
-        strip, row = s[out].split(axes[number], factor=self.height, tail="shift")
-        run, within = s[out].split(axes[-1], factor=self.run, tail="shift")
-        part, column = s[out].split(within, factor=self.width, tail="shift")
-        tiles = [*axes[:number], *axes[number + 1 : -1], run, strip]
-        s[out].reorder(*tiles, part, row, column)
-        if self.width == self.run:
-            column = s[out].fuse(row, column)
-        _, column = s[out].split(column, factor=LINE_BYTES // out.dtype.nbytes)
-        s[out].vectorize(column)
-        s[packed].compute_at(s[out], part)
-        self._pack(s, packed)
-        return tiles
-
-    def _pack(self, s: te.Schedule, packed: te.Tensor) -> None:
-        number, tensor, block = self.number, self.tensor, block_of(self.lanes, self.tensor.dtype)
-        readers = [op for op in operations_behind([packed]) if tensor in op.input_tensors]
-        axes = s[packed].op.axis
-        tile, column = s[packed].split(axes[-1], factor=self.lanes, tail="shift")
-        group, row = s[packed].split(axes[number], factor=block, tail="shift")
-        s[packed].reorder(*axes[:number], *axes[number + 1 : -1], tile, group, row, column)
-        if self.lines_first:
-            lines = s.cache_read(tensor, "local", readers)
-            s[lines].compute_at(s[packed], tile)
-            s[lines].vectorize(s[lines].op.axis[-1])
-            s[lines].prefetch_ahead(tensor, s[lines].op.axis[self.position], self.ahead)
-            copy, _ = transpose_in_registers(s, lines, readers, self.position, self.lanes)
-        else:
-            copy, each = transpose_in_registers(s, tensor, readers, self.position, self.lanes)
-            s[copy].prefetch_ahead(tensor, each, self.ahead + block - 1)
-        s[copy].compute_at(s[packed], group)
-        s[packed].unroll(row)
-        s[packed].vectorize(column)
 
 
 def _along_the_output(
