@@ -2,8 +2,9 @@
 
 A cache lives in the user's cache folder, readable by its owner only. Entries are found by a hash of their key and hold
 the whole key, which is compared, and a hash of their value; a damaged or foreign entry counts as absent. Writing goes
-to a temporary file that takes the entry's place at once, so that readers see whole entries only. Past its size limit
-the cache drops the entries unused for longest. No failure of the cache ever fails a compilation.
+to a temporary file that takes the entry's place at once, so that readers see whole entries only, and processes may
+share a cache. Past its size limit the cache drops the entries unused for longest. No failure of the cache, such as a
+full disk or a folder that can't be written, ever fails a compilation.
 
 `RELAYC_CACHE_DIR` names another folder; "off" (or "0") turns caching off.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import zlib
 from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
@@ -27,6 +29,8 @@ __all__ = ["DiskCache", "default_cache", "has_source_version", "source_version"]
 
 _VARIABLE = "RELAYC_CACHE_DIR"
 _LIMIT_BYTES = 1 << 30
+_CHECKS = 16
+"""How often the size is looked at while as many bytes are written as the limit allows."""
 _HEADER = struct.Struct("<8s32sQQ")  # magic, sha256 of key and value, their sizes
 _MAGIC = b"RLYCACH1"
 _PACKAGES = ("te", "backend", "topi", "relay")
@@ -40,7 +44,6 @@ class DiskCache:
         self.limit = limit
         self.hits = 0
         self.misses = 0
-        self._written = 0
 
     def get(self, key: str) -> bytes | None:
         """The value stored under `key`, or None."""
@@ -67,10 +70,34 @@ class DiskCache:
             path.parent.mkdir(exist_ok=True, mode=0o700)
             with replacing(path, private=True) as file:
                 file.write(_encode(key.encode(), value))
-            self._written += len(value)
-            if self._written > self.limit // 16:
-                self._written = 0
+            if self._is_time_to_trim(key, len(value)):
                 self._trim()
+
+    def usage(self) -> tuple[int, int]:
+        """(Number of entries, their bytes.)"""
+        sizes = [size for _, size, _ in self._entries()]
+        return len(sizes), sum(sizes)
+
+    def clear(self) -> None:
+        """Remove all entries. Raises OSError for one that can't be removed."""
+        for _, _, path in self._entries():
+            path.unlink(missing_ok=True)
+
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        """(Time of last use, bytes, path) of every entry; other processes may remove some meanwhile."""
+        found: list[tuple[float, int, Path]] = []
+        for path in self.folder.glob("??/*"):
+            with suppress(FileNotFoundError):
+                stat = path.stat()
+                found.append((stat.st_mtime, stat.st_size, path))
+        return found
+
+    def _is_time_to_trim(self, key: str, size: int) -> bool:
+        """Is the size to be looked at after this entry? By the hash of its key, as often as its bytes ask for.
+
+        A process that writes little has its share in this, and needs to know nothing of the others.
+        """
+        return zlib.crc32(key.encode()) * self.limit < (size * _CHECKS << 32)
 
     def _path(self, key: str) -> Path:
         name = hashlib.sha256(key.encode()).hexdigest()
@@ -82,13 +109,13 @@ class DiskCache:
 
         try:
             with FileLock(self.folder / "lock", timeout=0):
-                entries = [(path.stat(), path) for path in self.folder.glob("??/*")]
-                total = sum(stat.st_size for stat, _ in entries)
+                entries = self._entries()
+                total = sum([size for _, size, _ in entries])
                 if total <= self.limit:
                     return
-                for stat, path in sorted(entries, key=lambda e: e[0].st_mtime):
+                for _, size, path in sorted(entries):
                     path.unlink(missing_ok=True)
-                    total -= stat.st_size
+                    total -= size
                     if total <= self.limit * 3 // 4:
                         return
         except Timeout:

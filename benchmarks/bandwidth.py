@@ -24,6 +24,7 @@ from backend.runtime import device, graph_executor
 from relay.build.lower import tensor_types
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
+from relay.op.common import numpy_dtype
 
 nn = relay.nn
 _CHANNELS = 64
@@ -69,6 +70,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("chain of 8", _chain, (one,))
     yield case("sigmoid", relay.sigmoid, (one,))
     yield case("gelu", nn.gelu, (one,))
+    yield from _elementwise(case, one)
     yield case("bias, NHWC", lambda x: relay.add(x, weight(_CHANNELS)), image)
     yield case("bias, NCHW", lambda x: relay.add(x, weight(_CHANNELS, 1, 1)), nchw)
     yield case("softmax", nn.softmax, rows)
@@ -123,6 +125,40 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("lrn, NCHW", lambda x: nn.lrn(x, 5, 1), nchw)
 
 
+def _elementwise(case: Callable[..., Case], one: int) -> Iterator[Case]:
+    """Elementwise operators whose arithmetic, or whose types, are more than a load and a store.
+
+    Logarithms and powers are those of absolute values.
+    """
+    functions = (relay.exp, relay.tanh, relay.sin, relay.atan, relay.sinh, nn.silu, nn.mish, nn.softplus, nn.hard_swish)
+    for function in functions:
+        yield case(function.__name__, function, (one,))
+    yield case("gelu by tanh", lambda x: nn.gelu(x, True), (one,))
+    for function in (relay.log, relay.log1p):
+        yield case(function.__name__, lambda x, function=function: function(relay.abs(x)), (one,))
+    third = one * 2 // 3
+    yield case("sine and cosine", lambda x: relay.Tuple([relay.sin(x), relay.cos(x)]), (third,))
+    yield case("x ** 0.3", lambda x: relay.power(relay.abs(x), relay.const(np.float32(0.3))), (one,))
+    yield case("x ** 3", lambda x: relay.power(x, relay.const(np.float32(3))), (one,))
+    yield case("x ** y", lambda x, y: relay.power(relay.abs(x), y), (third,), (third,))
+    yield case("a / b", relay.divide, (third,), (third,))
+    yield case("remainder", relay.trunc_mod, (third,), (third,))
+    yield case("a / b, int32", relay.divide, (third,), (third,), dtype="int32")
+    yield case("a / b, int64", relay.divide, (third // 2,), (third // 2,), dtype="int64")
+    yield case("a + b, int64", relay.add, (third // 2,), (third // 2,), dtype="int64")
+    yield case("where a < b", lambda a, b: relay.where(relay.less(a, b), a, b), (third,), (third,))
+    yield case("x > 0, bool", lambda x: relay.greater(x, relay.const(np.float32(0))), (one * 8 // 5,))
+    for source, target, size in (("float32", "float16", 6), ("bfloat16", "float32", 6), ("int64", "float32", 12)):
+        yield case(f"{source} to {target}", lambda x, t=target: relay.cast(x, t), (8 * one // size,), dtype=source)
+    for function in (nn.relu, relay.exp, relay.sigmoid):
+        yield case(f"{function.__name__}, float16", function, (2 * one,), dtype="float16")
+    scale, zero = relay.const(np.float32(0.05)), relay.const(np.uint8(3))
+    quantize, dequantize = relay.op.qnn.quantize, relay.op.qnn.dequantize
+    yield case("quantize", lambda x: quantize(x, scale, zero, 0), (one * 8 // 5,))
+    fake = lambda x: quantize(nn.relu(dequantize(x, scale, zero, 0)), scale, zero, 0)  # noqa: E731
+    yield case("relu of uint8", fake, (4 * one,), dtype="uint8")
+
+
 def _chain(x: Expr) -> Expr:
     for i in range(8):
         x = relay.multiply(x, relay.const(np.float32(1.01))) if i % 2 else relay.add(x, relay.const(np.float32(0.1)))
@@ -171,13 +207,16 @@ def _pool(operator: Callable[..., Expr], x: Expr, window: int) -> Expr:
     return operator(x, (window, window), (2, 2), padding=padding, layout="NHWC")
 
 
+def _values(random: np.random.Generator, of: relay.TensorType) -> np.ndarray[Any, Any]:
+    if not of.dtype.is_float:
+        return random.integers(1, 100, of.static_shape).astype(str(of.dtype))
+    return random.standard_normal(of.static_shape, dtype=np.float32).astype(numpy_dtype(str(of.dtype)))
+
+
 def compiled(case: Case, threads: int) -> graph_executor.GraphModule:
     """The case, compiled, its inputs set, its results checked."""
     random = np.random.default_rng(0)
-    feeds = [
-        random.standard_normal(p.tensor_type.static_shape, dtype=np.float32).astype(str(p.tensor_type.dtype))
-        for p in case.function.params
-    ]
+    feeds = [_values(random, p.tensor_type) for p in case.function.params]
     module = graph_executor.GraphModule(relay.build(case.function, "llvm")["default"](device("cpu", 0)), threads)
     for param, array in zip(case.function.params, feeds, strict=True):
         module.set_input(param.name, array)

@@ -24,6 +24,7 @@ from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
 from te.tir.passes.inject_software_pipeline import InjectSoftwarePipeline
 from te.tir.passes.inject_virtual_thread import InjectVirtualThread
 from te.tir.passes.loop_partition import LoopPartition
+from te.tir.passes.overlap_iterations import OverlapIterations
 from te.tir.passes.remove_no_op import RemoveNoOp
 from te.tir.passes.rewrite_unsafe_select import RewriteUnsafeSelect
 from te.tir.passes.simplify import Simplify
@@ -126,6 +127,7 @@ def lowering_passes() -> tuple[Pass, ...]:
         InjectVirtualThread(),
         InjectDoubleBuffer(),
         InjectSoftwarePipeline(),
+        OverlapIterations(),
         LoopPartition(),
         HoistIfThenElse(),
         Vectorize(),

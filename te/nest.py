@@ -8,14 +8,13 @@ start. A reduction starts its elements just outside its first reduce loop and up
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from te.bounds import Bounds, Guard, Loops, guard_expr
 from te.errors import LoweringError, ScheduleError
 from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from te.poly import Poly, number
 from te.rewrite import map_reads
-from te.stage import MAX_LANES, Prefetch, Split, Stage
+from te.stage import MAX_LANES, Prefetch, PrefetchedLine, Split, Stage
 from te.tensor import Tensor
 from te.tensorize import TensorizedLoops
 from te.tir import ops
@@ -315,8 +314,8 @@ class _StageNest:
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
-        for tensor, indices in attrs.prefetched_lines:
-            body = seq(self._line_ahead(leaf, tensor, indices), body)
+        for wanted in attrs.prefetched_lines:
+            body = seq(self._line_ahead(leaf, wanted), body)
         return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
 
     def _prefetch(self, leaf: IterVar, wanted: Prefetch) -> Stmt:
@@ -351,17 +350,19 @@ class _StageNest:
                 body = For(var, ops.const(0), self.math.expr(count), ForKind.UNROLLED if few else ForKind.SERIAL, body)
         return body
 
-    def _line_ahead(self, leaf: IterVar, tensor: Tensor, indices: Callable[..., Sequence[Any]]) -> Stmt:
-        """Touch the cache line that `indices` makes of where the stage's axes begin in an iteration of `leaf`."""
+    def _line_ahead(self, leaf: IterVar, line: PrefetchedLine) -> Stmt:
+        """Touch the cache line that its indices make of where the stage's axes begin in an iteration of `leaf`."""
+        schedule, tensor = self.nests.bounds.schedule, line.tensor
+        tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
         inside = frozenset([v.var for v in self.leaves[self.positions[leaf.var] + 1 :]])
         first = []
         for axis in self.stage.op.root_axes:
             interval = self.math.relax(self.values[axis.var], inside)
             first.append(number(0) if interval is None else interval.lo)
-        chosen = indices(*map(self.math.expr, first))
+        chosen = line.indices(*map(self.math.expr, first))
         wanted = [self.math.poly(convert(i), {}) for i in chosen]
         inside = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, tensor.shape, strict=True)]
-        return self._touch(tensor, inside, written=False)
+        return self._touch(tensor, inside, line.written)
 
     def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool) -> Stmt:
         place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))

@@ -20,7 +20,7 @@ from te.tir.stmt import ForKind
 if TYPE_CHECKING:
     from te.tensor_intrin import TensorIntrin
 
-__all__ = ["Fuse", "LoopAttrs", "Prefetch", "Relation", "Singleton", "Split", "Stage"]
+__all__ = ["Fuse", "LoopAttrs", "Prefetch", "PrefetchedLine", "Relation", "Singleton", "Split", "Stage"]
 
 MAX_LANES = 1024
 """The longest loop that `vectorize` accepts."""
@@ -71,6 +71,15 @@ class Prefetch:
     elements: Dim
 
 
+@dataclass(frozen=True, slots=True)
+class PrefetchedLine:
+    """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`."""
+
+    tensor: Tensor
+    indices: Callable[..., Sequence[Any]]
+    written: bool
+
+
 @dataclass(slots=True)
 class LoopAttrs:
     """What a schedule says of one loop."""
@@ -80,7 +89,7 @@ class LoopAttrs:
     intrin: TensorIntrin | None = None
     pragmas: dict[str, Any] = field(default_factory=dict)
     prefetches: list[Prefetch] = field(default_factory=list)
-    prefetched_lines: list[tuple[Tensor, Callable[..., Sequence[Any]]]] = field(default_factory=list)
+    prefetched_lines: list[PrefetchedLine] = field(default_factory=list)
     align: tuple[int, int] | None = None
 
 
@@ -316,19 +325,22 @@ class Stage:
             raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements)))
 
-    def prefetch_line(self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]]) -> None:
+    def prefetch_line(
+        self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False
+    ) -> None:
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
 
         ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
         the reduction last) has in the iteration. An index past the end stands for the last one.
-        The tensor may also be one that an input is computed from.
+        The tensor may also be one that an input is computed from, or an argument of the function that will be `written`
+        soon.
         """
         self._check_leaf("prefetch_line", axis)
         behind = [source for t in self.op.input_tensors for source in t.op.input_tensors]
-        if tensor not in (*self.op.input_tensors, *behind):
+        if not written and tensor not in (*self.op.input_tensors, *behind):
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append((tensor, indices))
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(PrefetchedLine(tensor, indices, written))
 
     def storage_align(self, axis: IterVar, factor: int, offset: int = 0) -> None:
         """Pad the dimension's stride in storage so that stride = offset modulo factor (elements)."""

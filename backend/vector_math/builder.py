@@ -185,6 +185,11 @@ class Builder:
         sign = Call(self.words, "bitwise_and", (self.bits(x), self.word(-1 << (self.of.bits - 1))))
         return self.from_bits(Call(self.words, "bitwise_or", (self.bits(size), sign)))
 
+    def turned_by_sign_of(self, x: PrimExpr, by: PrimExpr) -> PrimExpr:
+        """x where `by` is not negative, else -x."""
+        sign = Call(self.words, "bitwise_and", (self.bits(by), self.word(-1 << (self.of.bits - 1))))
+        return self.from_bits(Call(self.words, "bitwise_xor", (self.bits(x), sign)))
+
     # Exponents
 
     def reduce_exp(self, x: PrimExpr, offset: int, unit: float = 1.0) -> tuple[Var, Var]:

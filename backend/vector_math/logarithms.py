@@ -16,9 +16,8 @@ _LOG32 = (0.3333333134651184, -0.2499999701976776, 0.20000715553760529, -0.16667
 _LOG64 = (0.666666666666667, 0.39999999999899505, 0.28571428625975487, 0.2222221113479508, 0.18182889125261723,
           0.15331721600556042, 0.14616449685043406)  # fmt: skip
 # (log(1 + x) - x) / x^2 on [0, 1]
-_LOG1P = (-0.49999988079071045, 0.33332714438438416, -0.24988864362239838, 0.19899621605873108, -0.16135157644748688,
-          0.12479481101036072, -0.08323805034160614, 0.042113907635211945, -0.013691186904907227,
-          0.0020844400860369205)  # fmt: skip
+_LOG1P = (-0.4999993145465851, 0.333304762840271, -0.24958248436450958, 0.19693760573863983, -0.15350909531116486,
+          0.10673291236162186, -0.057595446705818176, 0.020169047638773918, -0.0033108105417340994)  # fmt: skip
 _LARGE = 1e9
 """From here on the inverse hyperbolic sine and cosine of x are log(2 x)."""
 
@@ -98,6 +97,16 @@ def log10(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
     """With 1 + x = 2^e (1 + f), f is 2^-e x + (2^-e - 1), rounded once, whatever 1 + x lost."""
+    u, least = b.let(x + b.const(1.0), "u"), b.format.smallest
+    e, _ = b.split_exponent(u)
+    scale = b.let(b.from_bits(b.bits(b.const(1.0)) - b.in_exponent(e)), "scale")
+    f = b.let(b.fma(x, scale, scale - b.const(1.0)), "f")
+    result = b.let(b.with_sign_of(_natural(b, b.let(Cast(b.of, e), "exponent"), f), x), "result")
+    rare = b.inner()
+    return b.usually(b.rank(u, least), 0.25 / least, result, rare.close(_log1p_of_any(rare, x)), above=least)
+
+
+def _log1p_of_any(b: Builder, x: PrimExpr) -> PrimExpr:
     u = b.let(x + b.const(1.0), "u")
     e, _ = b.split_exponent(u)
     scale = b.let(b.from_bits(b.bits(b.const(4.0)) - b.in_exponent(e)), "scale")  # 4 * 2^-e: 2^-e may be denormal

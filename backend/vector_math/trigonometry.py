@@ -70,23 +70,24 @@ def _by_reach(b: Builder, op: str, x: PrimExpr) -> PrimExpr:
     """The function for arguments as large as they are: vectors with very large ones go to the C library."""
     size = b.magnitude(x)
     far = b.inner() if b.fused else b
-    wide = _of_reduced(far, op, x, *_reduced_in_float64(far, x))
+    wide = _of_reduced(far, op, x, *_reduced_in_float64(far, size))
     wide = far.usually(b.rank(size), _WIDE_REACH[not b.fused], wide, Call(b.of, op, (x,)))
     if not b.fused:
         return wide
-    return b.usually(b.rank(size), _REACH, _of_reduced(b, op, x, *_reduced(b, x)), far.close(wide))
+    return b.usually(b.rank(size), _REACH, _of_reduced(b, op, x, *_reduced(b, size)), far.close(wide))
 
 
 def _of_reduced(b: Builder, op: str, x: PrimExpr, n: PrimExpr, r: Var) -> PrimExpr:
+    """The function of x with |x| = n pi/2 + r. Odd ones take its sign, that of 0, too."""
     sine, cosine = _turn(b, r)
     if op == "tan":
         odd = b.let(Call(b.words, "bitwise_and", (n, b.word(1))) != b.word(0), "odd")
-        return b.let(Select(b.is_zero(x), x, Select(odd, -cosine, sine) / Select(odd, sine, cosine)), "tangent")
+        return b.let(b.turned_by_sign_of(Select(odd, -cosine, sine) / Select(odd, sine, cosine), x), op)
     quarter = b.let(n + b.word(1) if op == "cos" else n, "quarter")
     odd = Call(b.words, "bitwise_and", (quarter, b.word(1))) != b.word(0)
     sign = Call(b.words, "shift_left", (Call(b.words, "bitwise_and", (quarter, b.word(2))), b.word(30)))
     result = b.from_bits(Call(b.words, "bitwise_xor", (b.bits(Select(odd, cosine, sine)), sign)))
-    return b.let(result if op == "cos" else Select(b.is_zero(x), x, result), op)
+    return b.let(result if op == "cos" else b.turned_by_sign_of(result, x), op)
 
 
 def asin(b: Builder, x: PrimExpr) -> PrimExpr:

@@ -352,5 +352,22 @@ def doctor() -> None:
         out.print(f"{mark}  {finding.subject:<{width}}  {finding.text}", soft_wrap=True)
 
 
+@app.command()
+@guarded
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="remove what is in it; tuning records stay")] = False,
+) -> None:
+    """Say what the cache of compiled code holds, and where it is: what was compiled once is found there again."""
+    found = import_module("backend.cache").default_cache()
+    if found is None:
+        out.print("the cache is off (RELAYC_CACHE_DIR=off)")
+        return
+    count, size = found.usage()
+    if clear:
+        found.clear()
+    held = f"{count} entries, {size / 1e6:.1f} MB of at most {found.limit / 1e6:.0f} MB"
+    out.print(f"{found.folder}: {'removed ' if clear else ''}{held}", soft_wrap=True)
+
+
 if __name__ == "__main__":
     app()

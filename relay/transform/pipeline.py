@@ -76,6 +76,7 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         *in_half,
         CombineParallelDense(),
         ConvertLayout(),
+        RecognizePatterns(),  # norms over channels, which are the last dimension now
         *arrange,
         FoldConstant(),
         SimplifyExpr(),

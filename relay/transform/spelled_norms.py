@@ -9,7 +9,7 @@ import numpy as np
 from relay.expr import Call, Constant, Expr
 from relay.op.base import make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, wildcard
-from relay.transform.builders import array_of
+from relay.transform.builders import array_of, reshaped
 from relay.type import dims_match
 
 __all__ = ["NORM_RULES"]
@@ -28,28 +28,37 @@ def _per_channel(constant: Expr, norm: Call) -> np.ndarray[Any, Any] | None:
 
 
 class SpelledGroupNorm(PatternRule):
-    """reshape(instance_norm(reshape(x, [N, G, -1]), gamma, beta), shape of x) = group_norm(x, gamma', beta', G)
+    """instance_norm(reshape(x, [N, G, -1]), gamma, beta) = reshape(group_norm(x, gamma', beta', G), [N, G, -1])
 
-    gamma' and beta' are those of the groups, for each channel. It is what torch writes before opset 21.
+    gamma' and beta' are those of the groups, for each channel. It is what torch writes before opset 21, with a reshape
+    back and the scales of channels behind it, and whatever has been moved between.
     """
 
     x, gamma, beta = wildcard(), is_constant(), is_constant()
-    grouped = is_op("reshape")(x)
-    norm = is_op("nn.instance_norm")(grouped, gamma, beta)
-    pattern = is_op("reshape")(norm)
+    pattern = is_op("nn.instance_norm")(is_op("reshape")(x), gamma, beta)
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        x, norm = found[self.x], found.call(self.norm)
-        groups, channels = norm.shape[1], next(iter(x.shape[1:]), None)
-        plain = len(norm.shape) == 3 and norm.op.axis == 1  # type: ignore[union-attr]
-        if x.ty is not call.ty or not plain or not dims_match(norm.shape[0], x.shape[0]):
+        x, op = found[self.x], call.op
+        groups, channels = call.shape[1], next(iter(x.shape[1:]), None)
+        plain = len(call.shape) == 3 and op.axis == 1  # type: ignore[union-attr]
+        if not plain or not dims_match(call.shape[0], x.shape[0]):
             return None
         if not isinstance(groups, int) or not isinstance(channels, int) or channels % groups:
             return None
-        size = channels // groups
+        size, epsilon = channels // groups, op.epsilon  # type: ignore[union-attr]
         parameters = [Constant(array_of(found[p]).repeat(size), span=found[p].span) for p in (self.gamma, self.beta)]
-        epsilon = norm.op.epsilon  # type: ignore[union-attr]
-        return make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=1, epsilon=epsilon)
+        norm = make_call("nn.group_norm", (x, *parameters), call.span, num_groups=groups, axis=1, epsilon=epsilon)
+        return reshaped(norm, call.shape)
+
+
+class RestoredShape(PatternRule):
+    """reshape(reshape(norm, ...), shape of norm) = norm"""
+
+    norm = is_op("nn.group_norm")(wildcard(), wildcard(), wildcard())
+    pattern = is_op("reshape")(is_op("reshape")(norm))
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        return found[self.norm] if found[self.norm].ty is call.ty else None
 
 
 _CHANNEL_NORM = is_op("nn.instance_norm")(wildcard(), is_constant(), is_constant()) | is_op("nn.group_norm")(
@@ -137,6 +146,7 @@ def _axes(reduction: Call, rank: int) -> list[int]:
 
 NORM_RULES: tuple[type[PatternRule], ...] = (
     SpelledGroupNorm,
+    RestoredShape,
     ScaledChannels,
     ShiftedChannels,
     SpelledInstanceNorm,

@@ -54,6 +54,7 @@ from te.tir.expr import (
     Var,
 )  # fmt: skip
 from te.tir.intrinsics import INTRINSICS
+from te.tir.substitute import substitute
 
 __all__ = ["Canonical"]
 
@@ -344,6 +345,8 @@ class Canonical(Forms):
 
     def _value_let(self, expr: Let) -> PrimExpr:
         value = self.simplify(expr.value)
+        if isinstance(value, IntImm | FloatImm):
+            return self.simplify(substitute(expr.body, {expr.var: value}))
         body = self.simplify(expr.body)
         return expr if value is expr.value and body is expr.body else Let(expr.var, value, body)
 

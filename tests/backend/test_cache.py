@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +63,55 @@ def test_the_least_recently_used_go_first(tmp_path):
     left = [i for i in range(40) if cache.get(f"key {i}") is not None]
     assert 0 in left and 39 in left and len(left) <= 22
     assert sum(p.stat().st_size for p in tmp_path.glob("??/*")) <= 110_000
+
+
+def test_many_processes_that_write_little_keep_to_the_limit(tmp_path):
+    for i in range(300):
+        DiskCache(tmp_path, limit=50_000).put(f"key {i}", bytes(500))
+    count, size = DiskCache(tmp_path, limit=50_000).usage()
+    assert 50 < count < 120 and size < 75_000
+
+
+def test_entries_that_vanish_are_passed_over(tmp_path, monkeypatch):
+    cache = DiskCache(tmp_path)
+    for i in range(5):
+        cache.put(f"key {i}", b"value")
+    stat = Path.stat
+
+    def gone(path, **kwargs):
+        if path == cache._path("key 3"):
+            raise FileNotFoundError(path)
+        return stat(path, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert cache.usage()[0] == 4
+
+
+def test_clearing_leaves_other_files_of_the_folder(tmp_path):
+    cache = DiskCache(tmp_path)
+    cache.put("key", b"value")
+    (tmp_path / "tuning.json").write_text("{}")
+    cache.clear()
+    assert cache.get("key") is None and cache.usage() == (0, 0)
+    assert (tmp_path / "tuning.json").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path):
+    """As far as a process can be told: it may write files of 1000 bytes."""
+    program = """
+import resource, sys
+from pathlib import Path
+from backend.cache import DiskCache
+cache = DiskCache(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+cache.put("large", bytes(5000))
+cache.put("small", bytes(500))
+print(cache.get("large"), len(cache.get("small")))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    assert done.stdout.split() == ["None", "500"]
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [DiskCache(tmp_path)._path("small")]
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path):

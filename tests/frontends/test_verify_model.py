@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
 
 import te
+from backend.cache import DiskCache
 from frontends.cli.main import app
 from frontends.onnx.verify import Comparison, _first_cut, departure, verify
 from relay.op.elementwise import Tanh
@@ -211,3 +212,14 @@ def test_doctor_says_whether_the_cache_is_kept(tmp_path: Path, monkeypatch: pyte
         (line,) = [line for line in CliRunner().invoke(app, ["doctor"]).output.splitlines() if "  cache  " in line]
         assert line.startswith(mark) and text in line
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_cache_says_what_it_holds_and_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(tmp_path))
+    DiskCache(tmp_path).put("key", bytes(2_000_000))
+    said = CliRunner().invoke(app, ["cache"]).output
+    assert str(tmp_path) in said.replace("\n", "") and "1 entries, 2.0 MB" in said
+    assert CliRunner().invoke(app, ["cache", "--clear"]).exit_code == 0
+    assert "0 entries" in CliRunner().invoke(app, ["cache"]).output
+    monkeypatch.setenv("RELAYC_CACHE_DIR", "off")
+    assert "off" in CliRunner().invoke(app, ["cache"]).output

@@ -2,45 +2,147 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.reduction import add_up_lines
+from topi.cpu.merged_columns import merge_columns
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once
 from topi.cpu.row_statistics import prefetch_next_rows, split_at, uses_reduction
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind
+from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from backend.target import Target
 
 __all__ = ["schedule_across_memory"]
 
 _PAGE_BYTES = 4096
+_MOST_STRIPS = 32
+"""Strips that a thread works on one after the other, of which the first is not overlapped with another."""
+_SHARES = 16
+"""Parts of the work for each core that balance what single ones take."""
+_STRIPS_AHEAD = 4
+"""How far ahead is asked for what a strip reads and writes: further drives out what is at hand."""
 
 
 def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Rows across memory: neighbouring rows together, as many as keep a block in the second-level cache.
-
-    Every stage passes over the lines of the block, vectors of neighbouring rows innermost.
-    """
-    inline_injective(s, outs, keep=[anchor, *[op for op in operations_behind(outs) if uses_reduction(op)]])
-    out, lanes = outs[0], vector_lanes(target)
+    """Rows across memory: neighbouring rows together, every stage passing over the lines of them."""
     axis = int(anchor.attrs["axis"])
-    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp) and uses_reduction(op)]
-    before, behind = split_at(stages, anchor)
+    anchor = merge_columns(s, anchor, axis)
+    outs = [op.output(0) for op in s.outputs]
+    before, behind = split_at([op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)], anchor)
+    inline_injective(s, outs, keep=[anchor, *[op for op in before if uses_reduction(op)]])
+    out = outs[0]
+    before = [op for op in before if uses_reduction(op)]
     for op in behind:
         if op is not out.op:
             s[op].compute_inline()
-    *outer, last = s[out].op.axis
-    block = _strip_columns(out, axis, target)
-    part, within = s[out].split(last, factor=block, tail="shift" if isinstance(extent_of(last), int) else "guard")
-    s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)
-    group = s[out].fuse(*outer[:axis], *outer[axis + 1 :], part)
-    parallel(s, out, group, constant_size(out.shape) * element_cost(stages), lanes)
+    work = constant_size(out.shape) * element_cost([*before, *behind])
+    if _fits_in_strips(out, axis, target):
+        _schedule_strips(s, out, axis, before, work, target)
+    else:
+        _schedule_blocks(s, out, axis, before, work, target)
+    return s
+
+
+def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
+    """Are strips of neighbouring rows so short that they stay in the first-level cache, and are there two at least?
+
+    Elements of a row that are whole pages apart share the sets of caches: few of them stay there.
+    """
+    if not all(isinstance(d, int) for d in out.shape):
+        return False
+    columns, length = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
+    width = _strip_width(out, target)
+    kept = length * width * max(out.dtype.nbytes, 4)
+    apart = columns * out.dtype.nbytes
+    return columns >= 2 * width and kept <= target.cache_bytes.l1 // 2 and apart % _PAGE_BYTES != 0
+
+
+def _strip_width(out: te.Tensor, target: Target) -> int:
+    """Columns of a strip: whole lines of the result, two vectors at least."""
+    return max(LINE_BYTES // out.dtype.nbytes, 2 * vector_lanes(target))
+
+
+def _schedule_strips(
+    s: te.Schedule, out: te.Tensor, axis: int, before: list[te.ComputeOp], work: float, target: Target
+) -> None:
+    """A cache line of each row at a time: a strip stays in the first-level cache, statistics stay in registers.
+
+    Results of a strip are stored while the next one is read for the first time: arithmetic of neither waits for memory.
+    """
+    lanes, width = vector_lanes(target), _strip_width(out, target)
+    outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
+    columns = constant_size(out.shape[axis + 1 :])
+    strips = constant_size(out.shape[:axis]) * columns // width
+    count = max(2, min(_MOST_STRIPS, strips // (_SHARES * target.num_cores), columns // width))
+    part, within = s[out].split(last, factor=count * width, tail="shift")
+    strip, column = s[out].split(within, factor=width)
+    lines, each = s[out].split(outer[axis], factor=lines_at_once(extent_of(outer[axis])))
+    s[out].reorder(*outer[:axis], part, strip, lines, each, column)
+    s[out].unroll(each)
+    s[out].pragma(strip, "overlap_iterations")
+    parallel(s, out, s[out].fuse(*outer[:axis], part), work, lanes)
+    _vectorize_strip(s, out, column, width)
+    busy, row = out, each
+    for op in before:
+        result = op.output(0)
+        if op.reduce_axis:
+            for stage in add_up_in_registers(s, result, lanes):
+                s[stage].compute_at(s[out], strip)
+        else:
+            s[result].compute_at(s[out], strip)
+            _vectorize_strip(s, result, op.axis[-1], width)
+            busy, row = (result, op.axis[axis]) if len(op.axis) > axis + 1 else (busy, row)
+    if is_streamed(out, width, target):
+        _prefetch_strips(s, busy, row, out, axis, width)
+
+
+def _prefetch_strips(s: te.Schedule, stage: te.Tensor, row: te.IterVar, out: te.Tensor, axis: int, width: int) -> None:
+    """Ask in the loop `row` of `stage` for what strips further on read, of inputs of their shape, and write."""
+    sizes = [constant_size([d]) for d in out.shape[axis + 1 :]]
+    own = [constant_size([extent_of(a)]) for a in s[stage].op.axis[axis + 1 :]]
+
+    def place(ahead: int) -> Callable[..., Sequence[Any]]:
+        def indices(*i: Any) -> Sequence[Any]:
+            column = ravel_index(i[axis + 1 : axis + 1 + len(own)], own)
+            return (*i[: axis + 1], *unravel_index(column + ahead, sizes))
+
+        return indices
+
+    for line in range(0, width, LINE_BYTES // out.dtype.nbytes):
+        wanted = place(_STRIPS_AHEAD * width + line)
+        for tensor in inputs_of(s[stage].op):
+            if tuple(tensor.shape) == tuple(out.shape):
+                s[stage].prefetch_line(tensor, row, wanted)
+        s[stage].prefetch_line(out, row, wanted, written=True)
+
+
+def _vectorize_strip(s: te.Schedule, tensor: te.Tensor, column: te.IterVar, width: int) -> None:
+    """Run the columns of a strip as one vector."""
+    _, lane = s[tensor].split(column, factor=width)
+    s[tensor].vectorize(lane)
+
+
+def _schedule_blocks(
+    s: te.Schedule, out: te.Tensor, axis: int, before: list[te.ComputeOp], work: float, target: Target
+) -> None:
+    """As many neighbouring rows as keep a block in the second-level cache, vectors of them innermost."""
+    lanes = vector_lanes(target)
+    outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
+    known = all(isinstance(d, int) for d in out.shape[axis + 1 :])
+    block = _block_columns(out, axis, target)
+    part, within = s[out].split(last, factor=block, tail="shift" if known else "guard")
+    s[out].reorder(*outer[:axis], part, outer[axis], within)
+    group = s[out].fuse(*outer[:axis], part)
+    parallel(s, out, group, work, lanes)
     vectorize_elements(s, out, within, block, lanes)
     for op in before:
         result = op.output(0)
@@ -50,21 +152,19 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
         else:
             busy = vectorize_elements(s, result, op.axis[-1], block, lanes)
             prefetch_next_rows(s, out, (result, busy), block, target)
-    return s
 
 
-def _strip_columns(out: te.Tensor, axis: int, target: Target) -> int:
+def _block_columns(out: te.Tensor, axis: int, target: Target) -> int:
     """Neighbouring rows along `axis`, across memory, that are worked on together: as evenly as they can be divided.
 
     Two cache lines of each where what is read, kept, written and fetched ahead leaves half of the first-level cache
     free, an eighth of the second-level cache otherwise. Elements of a row that are whole pages apart share the sets of
     caches, which few lines fit in: there the lines are long, so that they are done with quickly.
     """
-    length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[-1:])
+    length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
     nbytes, caches = max(out.dtype.nbytes, 4), target.cache_bytes
     line = LINE_BYTES // nbytes
-    apart = constant_size(out.shape[axis + 1 :]) * nbytes
-    if apart % _PAGE_BYTES == 0:
+    if columns * nbytes % _PAGE_BYTES == 0:
         most = max(caches.l2 // 8 // (length * nbytes), 8 * line)
     elif 4 * length * 2 * LINE_BYTES <= caches.l1 // 2:
         most = 2 * line

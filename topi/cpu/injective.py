@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import te
+from backend.vector_math import EXPANSIONS
 from te.ir import post_order
 from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
@@ -25,6 +26,9 @@ __all__ = ["element_cost", "schedule_injective", "vectorize_elements"]
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
+_VECTORS, _VECTORS_OF_CHAINS = 2, 4
+"""Vectors that are computed step by step, and of mathematical functions: what waits for the steps before fills the
+scheduler of the processor. Four took 5 to 20 % less time than two for most functions, one took more."""
 
 
 def element_cost(ops: Sequence[te.Operation]) -> float:
@@ -58,8 +62,17 @@ def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
     return first
 
 
-def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, extent: te.Dim, lanes: int) -> te.IterVar:
-    """Vectorise `axis` of `tensor`, two vectors at a time where it is long enough; returns what is left of it outside.
+def _has_chains(ops: Sequence[te.Operation]) -> bool:
+    """Is a mathematical function computed, which is a chain of many operations, but no power, which has too many?"""
+    bodies = [op.body for op in ops if isinstance(op, te.ComputeOp)]
+    called = {e.op for body in bodies for e in post_order(body) if isinstance(e, Call)}
+    return "pow" not in called and not called.isdisjoint(EXPANSIONS)
+
+
+def vectorize_elements(
+    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, extent: te.Dim, lanes: int, vectors: int = _VECTORS
+) -> te.IterVar:
+    """Vectorise `axis` of `tensor`, some vectors at a time where it is long enough; returns what is left of it outside.
 
     A last partial group of a long axis is shifted inwards: it computes a few elements twice instead of testing each.
     """
@@ -67,6 +80,8 @@ def vectorize_elements(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, exte
         outer, inner = s[tensor].split(axis, factor=lanes)
     elif extent >= lanes:
         factor = 2 * lanes if extent >= 4 * lanes else lanes
+        if extent >= 8 * vectors * lanes or extent % (vectors * lanes) == 0:
+            factor = vectors * lanes
         outer, inner = s[tensor].split(axis, factor=factor, tail="shift")
     else:
         outer, inner = s[tensor].split(axis, nparts=1)
@@ -140,7 +155,8 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
     """The schedule, and whether it has squares turned in registers along axes whose lengths are known at run time."""
     s, counted = te.create_schedule([out.op for out in outs]), False
     inline_injective(s, outs)
-    cost = element_cost([op for op in operations_behind(outs) if is_injective(op)])
+    injective = [op for op in operations_behind(outs) if is_injective(op)]
+    cost, vectors = element_cost(injective), _VECTORS_OF_CHAINS if _has_chains(injective) else _VECTORS
     for out in {id(o.op): o for o in outs}.values():
         lanes = vector_lanes(target, max(out.dtype.nbytes, 4))
         axes = list(s[out].op.axis)
@@ -164,7 +180,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             if period is not None:
                 repeat, axes[-1] = s[out].split(axes[-1], factor=period)
                 outer, extent = [*outer, repeat], period
-            last = vectorize_elements(s, out, axes[-1], extent, lanes)
+            last = vectorize_elements(s, out, axes[-1], extent, lanes, vectors)
             tiles = [*outer, last] if strided is None else tile_strided(s, out, strided, last)
         parallel_outer(s, out, tiles, work, target)
     return s, counted

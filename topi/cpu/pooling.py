@@ -25,8 +25,9 @@ __all__ = ["schedule_pool"]
 
 _FEW_TAPS = 9
 """Of windows that are reduced at once where few results share what is reduced across lines."""
-_COLUMNS = 4
-"""Of a tile of NHWC images: what neighbours share is little, and windows of a maximum are long code."""
+_VECTORS = 4
+"""Of channels in a tile of NHWC images, which is one column wide: memory is read in order then, which is worth more
+than what neighbouring columns share (twice as fast as 4 columns of one vector where images exceed the caches)."""
 
 
 @register_schedule("pool", "cpu")
@@ -40,7 +41,7 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     lanes = vector_lanes(target)
     if tuple(anchor.attrs["axes"]) == (1, 2) and len(anchor.axis) == 4 and len(outs) == 1:
         inline_injective(s, outs, keep=[anchor])
-        tile_windows(s, out, local_accumulator(s, anchor, out), _COLUMNS, target)
+        tile_windows(s, out, local_accumulator(s, anchor, out), 1, target, vectors=_VECTORS)
         return s
     if len(anchor.axis) - 1 in anchor.attrs["axes"] and len(outs) == 1:
         if isinstance(extent_of(anchor.axis[-1]), int):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from topi.cpu.product_plan import ProductPlan
 
-__all__ = ["LINE_BYTES", "is_streamed", "prefetch_rows", "stream_panels", "stream_widened"]
+__all__ = ["LINE_BYTES", "inputs_of", "is_streamed", "prefetch_rows", "stream_panels", "stream_widened"]
 
 LINE_BYTES = 64
 """A cache line."""
@@ -47,12 +47,12 @@ def prefetch_rows(
 
     Those that it reads through elementwise operations, which are inlined, too.
     """
-    for tensor in _inputs_of(s[stage].op):
+    for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, length, target):
             s[stage].prefetch_ahead(tensor, loop, length)
 
 
-def _inputs_of(op: te.Operation) -> list[te.Tensor]:
+def inputs_of(op: te.Operation) -> list[te.Tensor]:
     """The inputs that an operation reads itself, and those of its shape that elementwise ones in front read for it."""
     found = [t for t in op.input_tensors if isinstance(t.op, te.PlaceholderOp)]
     pending = [t for t in op.input_tensors if tuple(t.shape) == tuple(op.output(0).shape) and is_broadcast(t.op.tag)]

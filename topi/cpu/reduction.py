@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "add_up_lines", "pass_across", "pass_along", "schedule_across", "schedule_along", "schedule_reduce",
-    "vectorize_reduction",
+    "add_up_in_registers", "add_up_lines", "lines_at_once", "pass_across", "pass_along", "schedule_across",
+    "schedule_along", "schedule_reduce", "vectorize_reduction",
 ]  # fmt: skip
 
 _ACCUMULATORS = 4
@@ -228,7 +228,7 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
     """
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
-    lines, each = s[tensor].split(line, factor=_lines_at_once(extent_of(line)))
+    lines, each = s[tensor].split(line, factor=lines_at_once(extent_of(line)))
     vectors, lane = s[tensor].split(column, factor=lanes)
     s[tensor].reorder(*data, *before, lines, vectors, each, lane)
     s[tensor].unroll(each)
@@ -236,7 +236,39 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
     return vectors
 
 
-def _lines_at_once(lines: te.Dim) -> int:
+def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
+    """A reduction across memory of a few vectors of columns, whose results stay in registers; the stages that it takes.
+
+    An addition takes some cycles: those of every second line have a result of their own, to hide that.
+    """
+    stages, line = [tensor], s[tensor].op.reduce_axis[-1]
+    apart = lines_at_once(extent_of(line))
+    if len(s[tensor].op.reduce_axis) == 1 and s[tensor].op.num_outputs == 1 and apart % 2 == 0:
+        _, half = s[tensor].split(line, factor=2)
+        halves = s.rfactor(tensor, half)
+        assert isinstance(halves, te.Tensor)
+        s[tensor].unroll(s[tensor].op.reduce_axis[0])
+        stages.insert(0, halves)
+        apart //= 2
+    for stage in stages:
+        *data, column = s[stage].op.axis
+        vectors, lane = s[stage].split(column, factor=lanes)
+        s[stage].unroll(vectors)
+        s[stage].vectorize(lane)
+        if stage is stages[0]:
+            *before, line = s[stage].op.reduce_axis
+            lines, each = s[stage].split(line, factor=apart)
+            s[stage].reorder(*before, lines, each, *data, vectors, lane)
+            s[stage].unroll(each)
+            for axis in data:
+                s[stage].unroll(axis)
+        else:
+            (over,) = s[stage].op.reduce_axis
+            s[stage].reorder(*data, over, vectors, lane)
+    return stages
+
+
+def lines_at_once(lines: te.Dim) -> int:
     """A number of lines that divides all of them where there is one, and hides the latency of additions."""
     if not isinstance(lines, int):
         return _LINES

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
+from te.ir import post_order
+from te.tir import Binary, Call, Select
 from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = ["schedule_rowwise"]
+
+_CALL_COST = 16
+"""Operations that a transcendental function is counted as."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
@@ -37,16 +42,43 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return schedule_across_memory(s, outs, anchor, target)
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     before, behind = split_at(stages, anchor)
+    kept = [op for op in before if _is_worth_keeping(op, stages, out, first, target)]
     for op in stages:
-        if op is not out.op and (op in behind or not uses_reduction(op)):
+        if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
     axes = list(s[out].op.axis)
     row = s[out].fuse(*axes[:first])
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
     busy = [(out, vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes))]
+    for op in kept:
+        s[op].compute_at(s[out], row)
+        vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
     busy += statistics_at(s, before, out, row, first, lanes)
     prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
+
+
+def _is_worth_keeping(op: te.Operation, stages: list[te.ComputeOp], out: te.Tensor, first: int, target: Target) -> bool:
+    """Should a row of what is read for statistics be computed once, not in each pass that reads it?
+
+    A store and loads from the first-level cache cost more than an addition, and less than whatever takes longer.
+    """
+    if not isinstance(op, te.ComputeOp) or uses_reduction(op) or tuple(op.output(0).shape) != tuple(out.shape):
+        return False
+    passes = [reader for reader in stages if uses_reduction(reader) and op.output(0) in reader.input_tensors]
+    row = constant_size(out.shape[first:]) * op.output(0).dtype.nbytes
+    fits = all(isinstance(d, int) for d in out.shape[first:]) and row <= target.cache_bytes.l1 // 4
+    cost = sum([_operations(o) for o in operations_behind([op.output(0)])])
+    return len(passes) > 1 and (cost > 1 if fits else cost >= _CALL_COST)
+
+
+def _operations(op: te.Operation) -> int:
+    """Roughly the instructions for an element, without loads."""
+    nodes = list(post_order(op.body)) if isinstance(op, te.ComputeOp) else []
+    choices = [e for e in nodes if isinstance(e, Select)]
+    calls = [e for e in nodes if isinstance(e, Call)]
+    values = [e for e in nodes if isinstance(e, Binary) and e.dtype.is_float]
+    return len(values) + 2 * len(choices) + _CALL_COST * len(calls)
 
 
 def _reduces_one_axis(anchor: te.Operation) -> bool:

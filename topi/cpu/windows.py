@@ -12,7 +12,7 @@ import te
 from topi.cpu.common import parallel
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.tiling import threads_worthwhile, vector_lanes
-from topi.groups import constant_size
+from topi.groups import constant_size, extent_of
 from topi.tuning import choose
 
 if TYPE_CHECKING:
@@ -25,13 +25,22 @@ MOST_TAPS = 27
 
 
 def tile_windows(
-    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, columns: int, target: Target, unrolled: int = MOST_TAPS
+    s: te.Schedule,
+    out: te.Tensor,
+    accumulator: te.Tensor,
+    columns: int,
+    target: Target,
+    unrolled: int = MOST_TAPS,
+    vectors: int = 1,
 ) -> None:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
-    What pads the input is inlined. Windows, or lines of them, of up to `unrolled` taps are unrolled.
+    Tiles are of up to `vectors` vectors of channels. What pads the input is inlined. Windows, or lines of them, of up
+    to `unrolled` taps are unrolled.
     """
+    channels = constant_size([extent_of(s[out].op.axis[-1])])
     lanes = vector_lanes(target)
+    lanes *= next((n for n in (4, 2) if n <= vectors and channels % (n * lanes) == 0), 1)
     window = s[accumulator].op.reduce_axis
     taps = constant_size([axis.extent for axis in window])
     *line_axes, x, channel = s[out].op.axis
@@ -39,7 +48,7 @@ def tile_windows(
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
     columns = choose("columns", _dividing(width, columns), dict.fromkeys(sizes))
     reach = constant_size([window[-1].extent]) // 2  # what lies before the first window, at most, as a rule
-    tail = "guard" if isinstance(x.extent, int) else "shift"
+    tail = "guard" if columns == 1 or isinstance(x.extent, int) else "shift"
     x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
     count = constant_size([axis.extent for axis in line_axes])
@@ -70,8 +79,9 @@ def tile_windows(
     s[accumulator].vectorize(tile_channel)
 
 
-_EVENLY = 0.9
-"""The least that the busiest thread may do, of lines or parts of them, as a part of what it does."""
+_EVENLY = 0.85
+"""The least that the busiest thread may do, of lines or parts of them, as a part of what it does. Two cores had better
+do three and four of seven lines: parts of a line are slower than that."""
 
 
 def _vectors_of_a_part(target: Target, lines: int, vectors: int, threads: int) -> int:

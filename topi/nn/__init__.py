@@ -21,6 +21,7 @@ from topi.nn.blocked_attention import blocked_attention
 from topi.nn.conv import conv, conv_packed, conv_transpose
 from topi.nn.dense import Pairs, batch_matmul, batch_matmul_packed, bias_add, dense, dense_packed, pack_panels
 from topi.nn.dense_bits import dense_bits
+from topi.nn.embedding import embedding_bag
 from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, layer_norm, lrn, rms_norm
 from topi.nn.pad import mirror_pad, pad
 from topi.nn.pool import adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
@@ -34,7 +35,8 @@ from topi.nn.winograd import conv2d_nhwc_winograd
 __all__ = [
     "Pairs", "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_matmul_packed", "batch_norm",
     "bias_add", "blocked_attention", "celu", "col2im", "conv", "conv2d_nhwc_winograd", "conv2d_quads", "conv_packed",
-    "conv_transpose", "dense", "dense_bits", "dense_packed", "dense_quads", "elu", "gelu", "group_norm", "gru",
+    "conv_transpose", "dense", "dense_bits", "dense_packed", "dense_quads", "elu", "embedding_bag", "gelu",
+    "group_norm", "gru",
     "hard_sigmoid", "hard_swish", "instance_norm", "l2_normalize", "layer_norm", "leaky_relu", "log_softmax",
     "lp_pool", "lrn", "lstm", "max_pool", "max_pool_with_argmax", "mirror_pad", "mish", "pack_panels", "pad", "prelu",
     "relu", "rms_norm", "rnn", "rotary_embedding", "selu", "silu", "softmax", "softplus", "softsign",

@@ -10,6 +10,7 @@ from onnx import GraphProto
 from frontends.onnx.containers import joined_type, value_type
 from frontends.onnx.errors import NothingInsideError, UnsupportedOperatorError, ValueNeededError
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops.bags import embedding_bags
 from frontends.onnx.ops.common import is_one_as_size
 from frontends.onnx.ops.flow import (
     Body,
@@ -141,8 +142,12 @@ def _outside(d: Dim, e: Dim) -> bool:
 def loop(node: OnnxNode) -> Sequence[Expr]:
     """Body inputs: iteration, condition, carried values; its outputs: condition, carried values, scanned values.
 
-    A short loop whose course is known is unrolled, as is one whose values change their rank; others run at run time.
+    A short loop whose course is known is unrolled, as is one whose values change their rank; others run at run time,
+    but for embedding bags, which are an operator.
     """
+    bags = embedding_bags(node)
+    if bags is not None:
+        return [bags]
     trips, condition = node.known_value(0), node.known_value(1)
     count = None if trips is None else int(trips.reshape(-1)[0])
     if count is not None and count <= UNROLLED and (node.get(1) is None or condition is not None):

@@ -28,6 +28,7 @@ from relay.op.nn.conv import (
 )
 from relay.op.nn.dense import batch_matmul, batch_matmul_packed, dense, dense_packed, matmul, pack_panels
 from relay.op.nn.dense_bits import dense_bits
+from relay.op.nn.embedding import embedding_bag
 from relay.op.nn.norm import (
     batch_norm,
     group_norm,
@@ -96,6 +97,7 @@ __all__ = [
     "dense_packed",
     "depth_to_space",
     "elu",
+    "embedding_bag",
     "gelu",
     "global_avg_pool2d",
     "global_max_pool2d",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -66,6 +69,59 @@ def test_a_second_compile_lowers_and_compiles_nothing(work: Counter[str]) -> Non
     work.clear()
     np.testing.assert_array_equal(result(model()), first)
     assert not work
+
+
+def test_damaged_entries_are_compiled_anew_and_mended(work: Counter[str], tmp_path: Path) -> None:
+    first = result(model())
+    entries = [path for path in tmp_path.glob("??/*") if path.is_file()]
+    for i, path in enumerate(entries):
+        data = bytearray(path.read_bytes())
+        data[len(data) * (i + 1) // (len(entries) + 1)] ^= 0x10
+        path.write_bytes(data[: len(data) - i % 2])
+    work.clear()
+    np.testing.assert_array_equal(result(model()), first)
+    assert work["lowered"] > 0
+    work.clear()
+    np.testing.assert_array_equal(result(model()), first)
+    assert not work
+
+
+def test_processes_share_a_cache(tmp_path: Path) -> None:
+    """Started at once, they compile the same kernels beside each other; what they leave serves a third."""
+    program = """
+import sys
+import numpy as np, relay
+from backend.runtime import device, graph_executor
+x = relay.var("x", (4, 64))
+w = relay.const(np.arange(64 * 32, dtype=np.float32).reshape(32, 64) % 7)
+y = relay.op.nn.softmax(relay.op.nn.relu(relay.op.nn.dense(x, w)))
+for _ in range(2):
+    lib = relay.build(relay.Function((x,), y), "llvm")
+executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+executor.set_input("x", np.ones((4, 64), np.float32))
+executor.run()
+print(executor.get_output(0).numpy().tobytes().hex())
+"""
+    environment = {**os.environ, "RELAYC_CACHE_DIR": str(tmp_path)}
+    command, root = [sys.executable, "-c", program], Path(__file__).parents[3]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=root) for _ in range(2)]
+    results = {process.communicate()[0] for process in both}
+    assert [process.returncode for process in both] == [0, 0] and len(results) == 1
+    entries = sorted(tmp_path.glob("??/*"))
+    assert entries and not [path for path in entries if path.name.startswith(".")]
+    third = subprocess.run(command, capture_output=True, env=environment, cwd=root, check=True)
+    assert {third.stdout} == results and sorted(tmp_path.glob("??/*")) == entries
+
+
+@pytest.mark.parametrize("obstacle", ["a file in the way", "a folder of another"])
+def test_without_a_place_for_the_cache_models_compile_all_the_same(
+    obstacle: str, work: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "cache" if obstacle == "a file in the way" else Path("/proc/relayc")
+    monkeypatch.setenv("RELAYC_CACHE_DIR", str(folder))
+    np.testing.assert_array_equal(result(model()), result(model()))
+    assert work["lowered"] > 0
 
 
 def test_other_weights_take_the_same_code_and_give_their_own_result(work: Counter[str]) -> None:

@@ -248,6 +248,9 @@ INDEXING = [
     row("sort", f32(2, 9)),
     row("sort", f32(6, 2), axis=0, is_ascend=False),
     row("sort", f32(1)),
+    *[row("nn.embedding_bag", f32(5, columns), i64(0, 4, -1, 2, 2, 3, 9, -7), i64(0, 2, 2, -3, 9),
+          i64(2, 2, 5, 9, 12), *factors, mode=mode)
+      for columns, factors, mode in ((3, (), "sum"), (70, (f32(8),), "sum"), (4, (), "mean"), (9, (), "max"))],
     row("topk", i32(2, 9, low=0, high=5), k=4),
     row("topk", f32(6, 2), k=3, axis=0, is_ascend=True, dtype="int64"),
     row("cumsum", f32(3, 4), axis=1, dtype="float32"),

@@ -160,3 +160,14 @@ def test_the_work_of_the_pipeline_is_linear_in_the_operators():
     few, many = calls(100), calls(400)
     assert few > 1000
     assert many < 5 * few
+
+
+def test_norms_over_the_channels_of_images_are_norms_of_rows(transformed):
+    """Recognised once channels are the last dimension."""
+    x = var("x", (1, 8, 6, 6))
+    image = nn.conv2d(x, weights(8, 8, 1, 1))
+    distance = op.subtract(image, op.mean(image, axis=1, keepdims=True))
+    total = op.add(op.mean(op.multiply(distance, distance), axis=1, keepdims=True), const(1e-6))
+    normal = op.multiply(op.divide(distance, op.sqrt(total)), op.reshape(positive(8), (8, 1, 1)))
+    function = Function((x,), nn.conv2d(normal, weights(8, 8, 1, 1)))
+    assert ["nn.layer_norm"] in kernels(transformed(function, *default_pipeline(3, CPU)))

@@ -7,7 +7,7 @@ import pytest
 
 from relay import Expr, Function, const, op, var
 from relay.interpreter import evaluate
-from relay.transform import RecognizePatterns
+from relay.transform import RecognizePatterns, SimplifyExpr
 from te.tir import SizeVar
 
 RNG = np.random.default_rng(4)
@@ -46,11 +46,22 @@ def test_group_norm_of_open_sides(transformed, operators):
     assert operators(transformed(Function((x,), y), RecognizePatterns())) == {"nn.group_norm": 1}
 
 
+def test_group_norm_behind_which_something_was_moved(transformed, operators):
+    """Elementwise operators move in front of the reshape back."""
+    x, ones, zeros = var("x", (2, 12, 3, 5)), const(np.ones(6, "float32")), const(np.zeros(6, "float32"))
+    normal = op.nn.instance_norm(op.reshape(x, (2, 6, -1)), ones, zeros)
+    before = Function((x,), op.reshape(op.sigmoid(normal), x.shape))
+    after = transformed(before, RecognizePatterns())
+    assert operators(after) == {"nn.group_norm": 1, "reshape": 2, "sigmoid": 1}
+    assert operators(transformed(after, SimplifyExpr())) == {"nn.group_norm": 1, "sigmoid": 1}
+    same(before, after)
+
+
 def test_other_reshapes_of_instance_norms_stay(transformed):
-    ones, zeros = const(np.ones(6, "float32")), const(np.zeros(6, "float32"))
-    x = var("x", (2, 12, 3, 5))
-    for inner, outer in (((4, 6, -1), x.shape), ((2, 6, 2, 15), x.shape), ((2, 6, -1), (2, 12, 15))):
-        before = Function((x,), op.reshape(op.nn.instance_norm(op.reshape(x, inner), ones, zeros), outer))
+    x, ones, zeros = var("x", (2, 12, 3, 5)), const(np.ones(6, "float32")), const(np.zeros(6, "float32"))
+    nine = const(np.ones(9, "float32"))
+    for shape, parameters in (((4, 6, -1), (ones, zeros)), ((2, 6, 2, 15), (ones, zeros)), ((2, 9, -1), (nine, nine))):
+        before = Function((x,), op.nn.instance_norm(op.reshape(x, shape), *parameters))
         assert transformed(before, RecognizePatterns()) is before
 
 

@@ -1,0 +1,67 @@
+"""Iterations whose end runs beside the beginning of the next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import te
+from te.ir import collect
+from te.tir import For, IfThenElse, PrimFunc
+from te.tir.block_interpreter import BlockInterpreter
+from te.tir.passes.overlap_iterations import OVERLAP
+
+ROWS, COLUMNS = 6, 20
+
+
+def _centred(strip: int, *, tail: str = "guard", marked: bool = True, apart: bool = True) -> PrimFunc:
+    """x less the mean of its column, strips of columns at a time; the mean lies `apart` from the sum."""
+    x = te.placeholder((ROWS, COLUMNS), name="x")
+    k = te.reduce_axis((0, ROWS), name="k")
+    total = te.compute((COLUMNS,), lambda j: te.sum(x(k, j), axis=k), name="total")
+    mean = te.compute((COLUMNS,), lambda j: total(j) / ROWS, name="mean")
+    y = te.compute((ROWS, COLUMNS), lambda i, j: x(i, j) - mean(j), name="y")
+    s = te.create_schedule(y.op)
+    if not apart:
+        s[mean].compute_inline()
+    outer, inner = s[y].split(y.op.axis[1], factor=strip, tail=tail)
+    s[y].reorder(outer, y.op.axis[0], inner)
+    if apart:
+        s[mean].compute_at(s[y], outer)
+    s[total].compute_at(s[y], outer)
+    s[total].reorder(k, total.op.axis[0])
+    if marked:
+        s[y].pragma(outer, "overlap_iterations")
+    return te.lower(s, [x, y])["main"]
+
+
+def _check(func: PrimFunc) -> None:
+    x = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype("float32")
+    y = np.full_like(x, np.nan)
+    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (x, y))
+    np.testing.assert_allclose(y, x - x.mean(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("strip", "tail"), [(4, "guard"), (5, "guard"), (10, "guard"), (8, "shift"), (7, "shift")])
+def test_overlapping_iterations_compute_the_same(strip: int, tail: str) -> None:
+    func = _centred(strip, tail=tail)
+    _check(func)
+    assert len(collect(func.body, IfThenElse)) == 1
+    assert len(collect(func.body, For)) > len(collect(_centred(strip, tail=tail, marked=False).body, For))
+
+
+def test_nothing_is_left_of_the_mark() -> None:
+    func = _centred(4)
+    assert all(OVERLAP not in loop.annotations for loop in collect(func.body, For))
+
+
+def test_a_single_iteration_stays_as_it_is() -> None:
+    func = _centred(COLUMNS)
+    _check(func)
+    assert not collect(func.body, IfThenElse)
+
+
+def test_an_end_that_reads_what_the_beginning_writes_is_not_overlapped() -> None:
+    func = _centred(4, apart=False)
+    _check(func)
+    assert not collect(func.body, IfThenElse)

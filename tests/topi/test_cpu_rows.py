@@ -1,0 +1,61 @@
+"""Softmax and norms of rows: what is computed in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import relay
+import te
+import topi
+from backend.runtime import device, graph_executor
+from backend.target import Target
+from relay.expr import Expr, Var
+from relay.interpreter import evaluate
+from te.ir import collect
+from te.tir import Allocate, PrimFunc
+from topi.registry import schedules_for
+
+CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
+MASK = relay.const(np.tril(np.ones((40, 40), bool)))
+
+
+def _lowered(front: Callable[[te.Tensor], te.Tensor], columns: int) -> PrimFunc:
+    x = te.placeholder((64, columns), name="x")
+    y = topi.nn.softmax(front(x), 1)
+    return te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]
+
+
+def _masked(x: Var) -> Expr:
+    return relay.where(MASK, x, relay.const(np.float32(-1e9)))
+
+
+@pytest.mark.parametrize("operator", [relay.nn.softmax, relay.nn.log_softmax, relay.nn.l2_normalize])
+@pytest.mark.parametrize("front", [_masked, relay.tanh, relay.nn.gelu])
+def test_rows_of_what_is_computed_are_right(
+    operator: Callable[..., Expr], front: Callable[[Var], Expr]
+) -> None:
+    x = Var("x", relay.TensorType((3, 40, 40), "float32"))
+    program = relay.Function((x,), operator(front(x), axis=-1))
+    data = np.random.default_rng(0).standard_normal((3, 40, 40), dtype=np.float32)
+    module = graph_executor.GraphModule(relay.build(program, "llvm")["default"](device("cpu", 0)), 2)
+    module.set_input("x", data)
+    module.run()
+    np.testing.assert_allclose(module.get_output(0).numpy(), evaluate(program, [data]), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("columns", [100, 50_000])
+def test_functions_in_front_of_a_softmax_are_computed_once(columns: int) -> None:
+    kept = _rows_kept(_lowered(topi.tanh, columns))
+    assert kept == 2  # with the exponentials
+
+
+def test_an_addition_in_front_of_a_softmax_is_computed_in_each_pass() -> None:
+    assert _rows_kept(_lowered(lambda x: topi.add(x, x), 100)) == 1
+
+
+def _rows_kept(func: PrimFunc) -> int:
+    """Buffers of whole rows."""
+    return len([a for a in collect(func.body, Allocate) if a.buffer.shape[0] >= 100])
