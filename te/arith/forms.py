@@ -92,14 +92,18 @@ class Forms:
             return a.shifted(b.const * factor)
         total = a.plus(b, factor)
         for atom in total.terms:
-            if atom.kind == "//" or atom.kind == "%":
+            if atom.kind == "//" or atom.kind == "%" or atom.kind == "*":
                 return self._fuse(total)
         return total
 
     def _fuse(self, total: Linear) -> Linear:
-        """x//c*c + x%c = x, and x - x//c*c = x%c, k times over; repeated until nothing fits"""
+        """x//c*c + x%c = x, and x - x//c*c = x%c, k times over, the first also y times; repeated until nothing fits"""
         for atom, k in total.terms.items():
-            if atom.kind == "%":
+            if atom.kind == "*":
+                fused = self._fuse_product(total, atom, k)
+                if fused is not None:
+                    return fused
+            elif atom.kind == "%":
                 x, c = atom.args
                 whole = self.floordiv(x, c).scaled(c) if isinstance(c, int) else self._symbolic_multiple(x, c)
                 if _holds(total, whole, k):
@@ -110,6 +114,19 @@ class Forms:
                     rest = total.without(atom).plus(x, k // c)
                     return self.add(rest, self.floormod(x, c), -k // c)
         return total
+
+    def _fuse_product(self, total: Linear, product: Atom, k: int) -> Linear | None:
+        """x//c*c*y + x%c*y = x*y, k times over"""
+        for n, atom in enumerate(product.args):
+            if atom.kind != "%":
+                continue
+            x, c = atom.args
+            y = Linear({self._product((*product.args[:n], *product.args[n + 1 :])): 1}, 0)
+            whole = self.floordiv(x, c).scaled(c) if isinstance(c, int) else self._symbolic_multiple(x, c)
+            whole = self.multiply(whole, y)
+            if _holds(total, whole, k):
+                return self.add(total.without(product).plus(whole, -k), self.multiply(x, y), k)
+        return None
 
     def _symbolic_multiple(self, x: Linear, m: Linear) -> Linear:
         """x // m * m"""

@@ -173,6 +173,8 @@ def test_constraints_are_used_soundly(a, b, expr):
         (X // 4 * 4 + X % 4, "i"),
         (N // 8 * 8 + N // 4 % 2 * 4 + N % 4, "n"),
         (N - N // 4 * 4, "n % 4"),
+        (K // M // N * N * M + K // M % N * M + K % M, "k"),
+        (((K // M // N + J) * N + K // M % N) * M + K % M, "k + j * m * n"),
         (N // 2 // 4, "n // 8"),
         (N % 12 % 4, "n % 4"),
         ((N * 4 + J) // 4, "n"),
