@@ -101,6 +101,38 @@ def test_norms_of_channels_in_the_last_dimension(shape, groups, target):
         np.testing.assert_allclose(result, wide.reshape(shape) * g + b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("groups", [1, 3, 6])
+def test_norms_of_planes_that_no_cache_holds(groups):
+    a = (RNG.standard_normal((2, 6, 61, 67)) + 20).astype("float32")
+    g, b = (RNG.standard_normal(6).astype("float32") for _ in range(2))
+    x = te.placeholder(a.shape, "float32", "x")
+    gamma, beta = (te.placeholder((6,), "float32", name) for name in "gb")
+    wide = a.astype("float64").reshape(2, groups, -1)
+    wide = (wide - wide.mean(2, keepdims=True)) / np.sqrt(wide.var(2, keepdims=True) + 1e-5)
+    expected = wide.reshape(a.shape) * g.reshape(6, 1, 1) + b.reshape(6, 1, 1)
+    outs = [topi.nn.group_norm(x, gamma, beta, groups, 1, 1e-5)]
+    outs += [topi.nn.instance_norm(x, gamma, beta, 1, 1e-5)] if groups == 6 else []
+    for out in outs:
+        np.testing.assert_allclose(run(out, [x, gamma, beta], [a, g, b], TINY), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shift", ["none", "own", "the scale"])
+@pytest.mark.parametrize("shape", [(2, 3, 41, 43), (1, 7, 31, 64), (5, 5003)], ids=str)
+def test_layer_norm_of_rows_that_no_cache_holds(shape, shift):
+    rows, reduced = shape[:1], shape[1:]
+    a = (RNG.standard_normal(shape) + 20).astype("float32")
+    g, b = (RNG.standard_normal(reduced).astype("float32") for _ in range(2))
+    x = te.placeholder(shape, "float32", "x")
+    gamma, beta = (te.placeholder(reduced, "float32", name) for name in "gb")
+    chosen = {"none": None, "own": beta, "the scale": gamma}[shift]
+    out = topi.nn.relu(topi.nn.layer_norm(x, gamma, chosen, 1, 1e-5))
+    wide = a.astype("float64").reshape(*rows, -1)
+    wide = ((wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)).reshape(shape) * g
+    expected = np.maximum(wide + {"none": 0.0, "own": b, "the scale": g}[shift], 0)
+    result = run(out, [x, gamma, beta] if shift == "own" else [x, gamma], [a, g, b][: 3 if shift == "own" else 2], TINY)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_norm_of_channels_with_one_tensor_as_scale_and_shift():
     a, g = RNG.standard_normal((1, 20, 30, 8)).astype("float32"), RNG.standard_normal(8).astype("float32")
     x, gamma = te.placeholder(a.shape, "float32", "x"), te.placeholder((8,), "float32", "g")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import parallel
+from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.reduction import (
     add_up_lines,
@@ -15,7 +15,7 @@ from topi.cpu.reduction import (
     schedule_along,
     vectorize_reduction,
 )
-from topi.cpu.row_statistics import uses_reduction
+from topi.cpu.row_statistics import inline_others, uses_reduction, work_behind
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from backend.target import Target
     from te.tir import Dim
 
-__all__ = ["part_sizes", "schedule_moments"]
+__all__ = ["exceeds_caches", "part_sizes", "schedule_by_moments", "schedule_moments", "schedule_variance"]
 
 _COLUMNS = 512
 """Elements of a line that partial results are kept of at once, where lines are added up."""
+_SHARE_OF_LAST = 2
+"""Rows up to such a part of the last cache are found there again."""
 _LIKELY = 64
 """What a length that is known at run time is taken to be."""
 
@@ -93,6 +95,34 @@ def schedule_moments(s: te.Schedule, moments: Moments, target: Target) -> None:
     for stage in (moments.total, moments.distance):
         add_up_lines(s, stage, lanes)
     vectorize_elements(s, moments.mean, s[moments.mean].op.axis[-1], block, lanes)
+
+
+def exceeds_caches(row: int, rows: int, target: Target) -> bool:
+    """Would several passes over each of `rows` rows of `row` bytes read memory again, or leave cores without work?"""
+    l2, l3 = target.cache_bytes.l2, target.cache_bytes.l3
+    return row > max(l3 // _SHARE_OF_LAST, l2) or (row > l2 and rows < target.num_cores)
+
+
+def schedule_by_moments(
+    s: te.Schedule, result: te.Tensor, norm: te.Tensor, moments: Moments, target: Target
+) -> te.Schedule:
+    """Compute the normalisation `result` by `norm`, which is made of `moments`: one pass for them, one for the rest."""
+    s.recompute(result, norm)
+    out, lanes = s.outputs[0].output(0), vector_lanes(target)
+    before = inline_others(s, out, s.current(result).op)
+    schedule_moments(s, moments, target)
+    for op in before:
+        statistic = op.output(0)
+        if s[op].attach != "root" or not uses_reduction(op) or op.num_outputs > 1 or not op.axis:
+            continue
+        if op.reduce_axis and not op.attrs.get("reduces_last_axis", False):
+            schedule_across(s, statistic, statistic, target)
+        elif not op.reduce_axis:
+            vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
+    *lines, last = s[out].op.axis
+    vectors = vectorize_elements(s, out, last, extent_of(last), lanes)
+    parallel_outer(s, out, [*lines, vectors], work_behind(out), target)
+    return s
 
 
 @register_schedule(VARIANCE, "cpu", rank=Rank.REDUCTION)

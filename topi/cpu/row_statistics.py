@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.prefetch import is_streamed, prefetch_rows
 from topi.cpu.reduction import vectorize_reduction
 from topi.groups import constant_size
@@ -14,7 +14,7 @@ from topi.registry import operations_behind
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["prefetch_next_rows", "split_at", "statistics_at", "uses_reduction"]
+__all__ = ["inline_others", "prefetch_next_rows", "split_at", "statistics_at", "uses_reduction", "work_behind"]
 
 
 def prefetch_next_rows(
@@ -51,6 +51,21 @@ def statistics_at(
             loop = vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
             rows.append((result, loop))
     return rows
+
+
+def inline_others(s: te.Schedule, out: te.Tensor, anchor: te.Operation) -> list[te.ComputeOp]:
+    """Inline what comes behind the anchor, and what comes before its statistics. Returns the stages before it."""
+    stages = [op for op in operations_behind([out]) if isinstance(op, te.ComputeOp)]
+    before, behind = split_at(stages, anchor)
+    for op in stages:
+        if op is not out.op and (op in behind or not uses_reduction(op)):
+            s[op].compute_inline()
+    return before
+
+
+def work_behind(out: te.Tensor) -> float:
+    """Scalar operations of a kernel whose stages all have the elements of `out`, roughly."""
+    return constant_size(out.shape) * element_cost(operations_behind([out]))
 
 
 def split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:

@@ -10,10 +10,13 @@ from te.tir import Binary, Call, Select
 from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
 from topi.cpu.row_statistics import prefetch_next_rows, split_at, statistics_at, uses_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
+from topi.moments import Moments
+from topi.nn.norm import layer_norm_by_moments
 from topi.registry import Rank, operations_behind, register_schedule
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     out = outs[0]
     lanes = vector_lanes(target)
     first = int(anchor.attrs["axis"])
+    if anchor.tag == "layer_norm" and len(outs) == 1 and _rows_exceed_caches(anchor.output(0), first, target):
+        return _schedule_by_moments(s, anchor, first, target)
     if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
         return schedule_across_memory(s, outs, anchor, target)
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
@@ -56,6 +61,19 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     busy += statistics_at(s, before, out, row, first, lanes)
     prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
+
+
+def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> bool:
+    length, known = constant_size(rows.shape[first:]) * rows.dtype.nbytes, all(isinstance(d, int) for d in rows.shape)
+    return known and exceeds_caches(length, constant_size(rows.shape[:first]), target)
+
+
+def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
+    x, *parameters = [t for t in anchor.input_tensors if not uses_reduction(t.op)]
+    beta = parameters[-1] if anchor.attrs["shifted"] else None  # one tensor may serve as both
+    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, range(first, x.ndim), target), "layer_norm")
+    norm = layer_norm_by_moments(moments, parameters[0], beta, first, anchor.attrs["epsilon"])
+    return schedule_by_moments(s, anchor.output(0), norm, moments, target)
 
 
 def _is_worth_keeping(op: te.Operation, stages: list[te.ComputeOp], out: te.Tensor, first: int, target: Target) -> bool:

@@ -6,7 +6,7 @@ Stages: "<name>_mean", "<name>_variance" (mean of the squared distance from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import te
@@ -18,7 +18,8 @@ from topi.tag import BROADCAST, ELEMWISE
 from topi.utils import accumulator_type, num_elements
 
 __all__ = [
-    "batch_norm", "group_norm", "group_norm_across", "instance_norm", "l2_normalize", "layer_norm", "lrn", "rms_norm",
+    "batch_norm", "group_norm", "group_norm_by_moments", "instance_norm", "l2_normalize", "layer_norm",
+    "layer_norm_by_moments", "lrn", "rms_norm",
 ]  # fmt: skip
 
 _LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
@@ -82,6 +83,20 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, axis: int, epsilon
     """
     rows, reduced = x.shape[:axis], x.shape[axis:]
     mean, scale = _standardized(x, rows, reduced, lambda i, ks: (*i, *ks), epsilon, "layer_norm", trailing=True)
+    attrs = {"axis": axis, "epsilon": epsilon, "shifted": beta is not None}
+    return _standardized_rows(x, gamma, beta, axis, mean, scale, attrs)
+
+
+def _standardized_rows(
+    x: Tensor,
+    gamma: Tensor,
+    beta: Tensor | None,
+    axis: int,
+    mean: Tensor,
+    scale: Tensor,
+    attrs: Mapping[str, Any] | None = None,
+) -> Tensor:
+    """The anchor of a layer normalisation, from the statistics of rows."""
     wide = mean.dtype
 
     def body(*i: Any) -> PrimExpr:
@@ -89,7 +104,7 @@ def layer_norm(x: Tensor, gamma: Tensor, beta: Tensor | None, axis: int, epsilon
         value = (te.cast(wide, x(*i)) - mean(*row)) * scale(*row) * te.cast(wide, gamma(*column))
         return te.cast(x.dtype, value if beta is None else value + te.cast(wide, beta(*column)))
 
-    return te.compute(x.shape, body, name="layer_norm", tag="layer_norm", attrs={"axis": axis})
+    return te.compute(x.shape, body, name="layer_norm", tag="layer_norm", attrs=attrs)
 
 
 def rms_norm(x: Tensor, gamma: Tensor, axis: int, epsilon: float) -> Tensor:
@@ -152,14 +167,16 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: in
     return te.compute(x.shape, body, name="group_norm", tag="group_norm", attrs=attrs)
 
 
-def group_norm_across(moments: Moments, gamma: Tensor, beta: Tensor, group_size: int, epsilon: float) -> Tensor:
-    """`group_norm` of channels in the last dimension by the moments of each channel.
+def group_norm_by_moments(
+    moments: Moments, gamma: Tensor, beta: Tensor, axis: int, group_size: int, epsilon: float
+) -> Tensor:
+    """`group_norm` by the moments of each channel.
 
     Stages besides those of `Moments`: "<name>_group" of groups, "<name>" of channels again.
     """
     x, wide = moments.x, moments.wide
-    batch, *others, channels = x.shape
-    count = te.cast(wide, num_elements([*others, group_size]))
+    batch, channels = x.shape[0], x.shape[axis]
+    count = te.cast(wide, num_elements([*[d for a, d in enumerate(x.shape) if a not in (0, axis)], group_size]))
 
     def of_groups(sums: Tensor, name: str, finish: Callable[[PrimExpr], PrimExpr]) -> Tensor:
         k = te.reduce_axis((0, group_size), name="k")
@@ -178,10 +195,23 @@ def group_norm_across(moments: Moments, gamma: Tensor, beta: Tensor, group_size:
     scale = of_groups(squares, "group_norm_scale", lambda v: te.rsqrt(v + te.const(epsilon, wide)))
 
     def body(*i: Any) -> PrimExpr:
-        value = (te.cast(wide, x(*i)) - mean(i[0], i[-1])) * scale(i[0], i[-1])
-        return te.cast(x.dtype, value * te.cast(wide, gamma(i[-1])) + te.cast(wide, beta(i[-1])))
+        value = (te.cast(wide, x(*i)) - mean(i[0], i[axis])) * scale(i[0], i[axis])
+        return te.cast(x.dtype, value * te.cast(wide, gamma(i[axis])) + te.cast(wide, beta(i[axis])))
 
     return te.compute(x.shape, body, name="group_norm", tag="group_norm")
+
+
+def layer_norm_by_moments(
+    moments: Moments, gamma: Tensor, beta: Tensor | None, axis: int, epsilon: float
+) -> Tensor:
+    """`layer_norm` over dimensions `axis` and later ones by their moments."""
+    x, wide = moments.x, moments.wide
+    count = te.cast(wide, num_elements(x.shape[axis:]))
+    sums, rows = moments.sum(), x.shape[:axis]
+    mean = te.compute(rows, lambda *i: sums(*i) / count, name="layer_norm_mean", tag=ELEMWISE)
+    squares = moments.squared_distances(mean)
+    variance = te.compute(rows, lambda *i: squares(*i) / count, name="layer_norm_variance", tag=ELEMWISE)
+    return _standardized_rows(x, gamma, beta, axis, mean, _inverse_deviation(variance, epsilon, "layer_norm"))
 
 
 def batch_norm(
