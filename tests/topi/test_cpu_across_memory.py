@@ -15,7 +15,7 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import BufferStore, Call, For, IfThenElse, PrimFunc, as_int
+from te.tir import BufferStore, Call, For, IfThenElse, PrimFunc, SizeVar, as_int
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
@@ -88,3 +88,17 @@ def test_planes_have_no_ends_of_lines() -> None:
     assert [as_int(call.args[2]) for call in touched] == [1, 0] or [as_int(c.args[2]) for c in touched] == [0, 1]
     stores = [s for s in collect(func.body, BufferStore) if s.buffer.name == "softmax"]
     assert stores and all(s.value.dtype.lanes == 16 for s in stores)
+
+
+def test_planes_of_sizes_known_at_run_time_are_right() -> None:
+    shape = (2, 5, *[SizeVar(name) for name in ("height", "width")])
+    x = Var("x", relay.TensorType(shape, "float32"))
+    program = relay.Function((x,), relay.nn.softmax(x, axis=1))
+    built = relay.build(program, "llvm")
+    for height, width in ((3, 4), (17, 40)):
+        data = np.random.default_rng(0).standard_normal((2, 5, height, width), dtype=np.float32)
+        module = graph_executor.GraphModule(built["default"](device("cpu", 0)), 2)
+        module.set_input("x", data)
+        module.run()
+        wanted = np.exp(data) / np.exp(data).sum(1, keepdims=True)
+        np.testing.assert_allclose(module.get_output(0).numpy(), wanted, rtol=1e-5)

@@ -10,7 +10,7 @@ from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.merged_columns import merge_columns
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once
-from topi.cpu.row_statistics import prefetch_next_rows, split_at, uses_reduction
+from topi.cpu.row_statistics import split_at, uses_reduction
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind
@@ -45,15 +45,17 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
         if op is not out.op:
             s[op].compute_inline()
     work = constant_size(out.shape) * element_cost([*before, *behind])
-    if _fits_in_strips(out, axis, target):
+    merged = len(anchor.axis) == axis + 2
+    if merged and _fits_in_strips(out, axis, target):
         _schedule_strips(s, out, axis, before, work, target)
     else:
-        _schedule_blocks(s, out, axis, before, work, target)
+        columns = s[out].op.axis[axis + 1 if merged else -1 :]
+        _schedule_blocks(s, out, axis, columns, before, work, target)
     return s
 
 
 def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
-    """Are strips of neighbouring rows so short that they stay in the first-level cache, and are there two at least?
+    """Are there two strips at least, so short that they and the next ones stay in the second-level cache?
 
     Elements of a row that are whole pages apart share the sets of caches: few of them stay there.
     """
@@ -63,7 +65,7 @@ def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
     width = _strip_width(out, target)
     kept = length * width * max(out.dtype.nbytes, 4)
     apart = columns * out.dtype.nbytes
-    return columns >= 2 * width and kept <= target.cache_bytes.l1 // 2 and apart % _PAGE_BYTES != 0
+    return columns >= 2 * width and kept <= target.cache_bytes.l2 // 10 and apart % _PAGE_BYTES != 0
 
 
 def _strip_width(out: te.Tensor, target: Target) -> int:
@@ -102,27 +104,31 @@ def _schedule_strips(
             _vectorize_strip(s, result, op.axis[-1], width)
             busy, row = (result, op.axis[axis]) if len(op.axis) > axis + 1 else (busy, row)
     if is_streamed(out, width, target):
-        _prefetch_strips(s, busy, row, out, axis, width)
+        _prefetch_columns(s, busy, row, out, axis, width, _STRIPS_AHEAD * width)
 
 
-def _prefetch_strips(s: te.Schedule, stage: te.Tensor, row: te.IterVar, out: te.Tensor, axis: int, width: int) -> None:
-    """Ask in the loop `row` of `stage` for what strips further on read, of inputs of their shape, and write."""
+def _prefetch_columns(
+    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, out: te.Tensor, axis: int, width: int, ahead: int
+) -> None:
+    """Ask in each iteration of `loop`, `width` columns of one line, for those `ahead` that will be read and written.
+
+    Inputs of the results' shape only: others are small.
+    """
     sizes = [constant_size([d]) for d in out.shape[axis + 1 :]]
     own = [constant_size([extent_of(a)]) for a in s[stage].op.axis[axis + 1 :]]
 
-    def place(ahead: int) -> Callable[..., Sequence[Any]]:
+    def place(further: int) -> Callable[..., Sequence[Any]]:
         def indices(*i: Any) -> Sequence[Any]:
             column = ravel_index(i[axis + 1 : axis + 1 + len(own)], own)
-            return (*i[: axis + 1], *unravel_index(column + ahead, sizes))
+            return (*i[: axis + 1], *unravel_index(column + further, sizes))
 
         return indices
 
     for line in range(0, width, LINE_BYTES // out.dtype.nbytes):
-        wanted = place(_STRIPS_AHEAD * width + line)
         for tensor in inputs_of(s[stage].op):
             if tuple(tensor.shape) == tuple(out.shape):
-                s[stage].prefetch_line(tensor, row, wanted)
-        s[stage].prefetch_line(out, row, wanted, written=True)
+                s[stage].prefetch_line(tensor, loop, place(ahead + line))
+        s[stage].prefetch_line(out, loop, place(ahead + line), written=True)
 
 
 def _vectorize_strip(s: te.Schedule, tensor: te.Tensor, column: te.IterVar, width: int) -> None:
@@ -132,16 +138,16 @@ def _vectorize_strip(s: te.Schedule, tensor: te.Tensor, column: te.IterVar, widt
 
 
 def _schedule_blocks(
-    s: te.Schedule, out: te.Tensor, axis: int, before: list[te.ComputeOp], work: float, target: Target
-) -> None:
-    """As many neighbouring rows as keep a block in the second-level cache, vectors of them innermost."""
-    lanes = vector_lanes(target)
-    outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
-    known = all(isinstance(d, int) for d in out.shape[axis + 1 :])
-    block = _block_columns(out, axis, target)
-    part, within = s[out].split(last, factor=block, tail="shift" if known else "guard")
-    s[out].reorder(*outer[:axis], part, outer[axis], within)
-    group = s[out].fuse(*outer[:axis], part)
+    s: te.Schedule, out: te.Tensor, axis: int, columns: Sequence[te.IterVar], before: list[te.ComputeOp],
+    work: float, target: Target,
+) -> None:  # fmt: skip
+    """As many neighbouring rows, along the last dimensions `columns`, as keep a block in the second-level cache."""
+    lanes, sizes = vector_lanes(target), [extent_of(a) for a in columns]
+    outer = s[out].op.axis[: -len(columns)]
+    known, block = all(isinstance(d, int) for d in sizes), _block_columns(out, axis, constant_size(sizes), target)
+    part, within = s[out].split(s[out].fuse(*columns), factor=block, tail="shift" if known else "guard")
+    s[out].reorder(*outer[:axis], *outer[axis + 1 :], part, outer[axis], within)
+    group = s[out].fuse(*outer[:axis], *outer[axis + 1 :], part)
     parallel(s, out, group, work, lanes)
     vectorize_elements(s, out, within, block, lanes)
     for op in before:
@@ -151,21 +157,22 @@ def _schedule_blocks(
             add_up_lines(s, result, lanes)
         else:
             busy = vectorize_elements(s, result, op.axis[-1], block, lanes)
-            prefetch_next_rows(s, out, (result, busy), block, target)
+            if len(outer) == axis + 1 and known and block >= 4 * lanes and is_streamed(out, block, target):
+                _prefetch_columns(s, result, busy, out, axis, 2 * lanes, block)
 
 
-def _block_columns(out: te.Tensor, axis: int, target: Target) -> int:
-    """Neighbouring rows along `axis`, across memory, that are worked on together: as evenly as they can be divided.
+def _block_columns(out: te.Tensor, axis: int, columns: int, target: Target) -> int:
+    """How many of `columns` neighbouring rows along `axis` are worked on together: as evenly as they can be divided.
 
     Two cache lines of each where what is read, kept, written and fetched ahead leaves half of the first-level cache
     free, an eighth of the second-level cache otherwise. Elements of a row that are whole pages apart share the sets of
-    caches, which few lines fit in: there the lines are long, so that they are done with quickly.
+    caches, which few lines fit in: half a kilobyte of each is done with quickly, and memory likes it as well as more.
     """
-    length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
+    length, apart = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
     nbytes, caches = max(out.dtype.nbytes, 4), target.cache_bytes
     line = LINE_BYTES // nbytes
-    if columns * nbytes % _PAGE_BYTES == 0:
-        most = max(caches.l2 // 8 // (length * nbytes), 8 * line)
+    if apart * nbytes % _PAGE_BYTES == 0:
+        most = 8 * line
     elif 4 * length * 2 * LINE_BYTES <= caches.l1 // 2:
         most = 2 * line
     else:
