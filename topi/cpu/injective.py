@@ -26,6 +26,8 @@ __all__ = ["element_cost", "schedule_injective", "vectorize_elements"]
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
+_ACROSS_COST = 5
+"""Operations that an element counts as, at least, which is read across memory."""
 _VECTORS, _VECTORS_OF_CHAINS = 2, 4
 """Vectors that are computed step by step, and of mathematical functions: what waits for the steps before fills the
 scheduler of the processor. Four took 5 to 20 % less time than two for most functions, one took more."""
@@ -169,6 +171,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             extent = constant_size([a.extent for a in axes[first:]])
             axes = [*axes[:first], s[out].fuse(*axes[first:])]
         strided = strided_axis(out) if len(axes) > 1 else None
+        work *= 1 if strided is None else max(1, _ACROSS_COST / cost)
         source = None if strided is None or not squares else _turned_source(out, strided, target)
         if strided is not None and source is not None:
             counted = counted or not all(isinstance(out.shape[a], int) for a in (strided, -1))
