@@ -9,6 +9,7 @@ from te.bounds import Bounds
 from te.errors import LoweringError
 from te.ir.depth import deep_trees
 from te.ir.module import IRModule
+from te.ir.structural import structural_equal
 from te.ir.transform import Pass, Sequential
 from te.ir.visitor import post_order
 from te.nest import schedule_to_loops
@@ -17,7 +18,7 @@ from te.tensor import Tensor
 from te.tir.buffer import Buffer, decl_buffer
 from te.tir.expr import Dim, PrimExpr, SizeVar, Var
 from te.tir.function import PrimFunc
-from te.tir.ops import likely, logical_and
+from te.tir.ops import likely, logical_and, seq
 from te.tir.passes.flatten import Flatten
 from te.tir.passes.hoist_if_then_else import HoistIfThenElse
 from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
@@ -31,7 +32,7 @@ from te.tir.passes.simplify import Simplify
 from te.tir.passes.storage_rewrite import StorageRewrite
 from te.tir.passes.unroll import Unroll
 from te.tir.passes.vectorize import Vectorize
-from te.tir.stmt import IfThenElse, Stmt
+from te.tir.stmt import Allocate, IfThenElse, SeqStmt, Stmt
 from te.tir.substitute import Substitution, fresh_copy, substitute
 
 __all__ = ["lower", "lowering_passes", "schedule_to_function"]
@@ -85,7 +86,33 @@ def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:
         small = _loops(schedule.small, arguments)
     else:
         small = schedule_to_loops(Bounds(normalized, assume_large=False), buffers)
-    return IfThenElse(likely(functools.reduce(logical_and, large)), body, fresh_copy(small))
+    return _either(likely(functools.reduce(logical_and, large)), body, small)
+
+
+def _either(condition: PrimExpr, large: Stmt, small: Stmt) -> Stmt:
+    """`large` where the condition holds, else `small`; what both do first is done once, before the test."""
+    (buffers, first, rest), (others, begin, end) = _beginning(large), _beginning(small)
+    if not rest or not end or not structural_equal(_allocated(buffers, first), _allocated(others, begin)):
+        return IfThenElse(condition, large, fresh_copy(small))
+    same = dict(zip(others, buffers, strict=True))
+    end = substitute(seq(end), {other.data: buffer.data for other, buffer in same.items()}, same)
+    return _allocated(buffers, seq(first, _either(condition, seq(rest), end)))
+
+
+def _beginning(stmt: Stmt) -> tuple[list[Buffer], Stmt, list[Stmt]]:
+    """The memory that a program allocates for itself, its first step and those that follow."""
+    buffers: list[Buffer] = []
+    while isinstance(stmt, Allocate):
+        buffers.append(stmt.buffer)
+        stmt = stmt.body
+    first, *rest = stmt.stmts if isinstance(stmt, SeqStmt) else (stmt,)
+    return buffers, first, rest
+
+
+def _allocated(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
+    for buffer in reversed(buffers):
+        body = Allocate(buffer, body)
+    return body
 
 
 def _with_sizes(func: PrimFunc) -> PrimFunc:

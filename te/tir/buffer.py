@@ -50,11 +50,12 @@ class Buffer:
         return Buffer(current.pop("name"), current.pop("shape"), current.pop("dtype"), **current)
 
     def structural_equal_to(self, other: Any, equal: StructuralEqual) -> bool:
-        """The same buffer, or one bound at the same place with equal type, shape and scope."""
+        """The same buffer, or one bound at the same place with equal type, shape, strides and scope."""
         if self is other:
             return True
         same = self.dtype == other.dtype and self.scope == other.scope
-        return same and equal.same_definition(self, other) and equal(self.shape, other.shape)
+        same = same and equal.same_definition(self, other) and equal(self.shape, other.shape)
+        return same and equal(self.strides or (), other.strides or ())
 
     def __repr__(self) -> str:
         return self.name

@@ -202,6 +202,31 @@ def test_another_schedule_for_what_is_small_to_shifted_tails():
         check_matmul(s, a, b, c, size, 9, 5)
 
 
+@pytest.mark.parametrize("length", [1, 2, 5, 11])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_what_all_schedules_begin_with_is_done_before_their_tests(length, aligned):
+    n = te.var("n")
+    a = te.placeholder((n, 3), name="A")
+    b = te.compute((n, 3), lambda i, j: a[i, j] + 1.0, name="B")
+    c = te.compute((n, 3), lambda i, j: b[i, j] * b[i, 2 - j], name="C")
+
+    def by(factor, gap=0):
+        s = te.create_schedule(c.op)
+        s[c].split(c.op.axis[0], factor=factor, tail="shift")
+        if gap:
+            s[b].storage_align(b.op.axis[0], gap, 0)
+        return s
+
+    s, half = by(8), by(4, gap=16 if aligned else 0)
+    s.when_small(half)
+    half.when_small(by(1, gap=16 if aligned else 0))
+    text = str(te.lower(s, [a, c], simple_mode=True))
+    assert text.count(" + 1.0") == (2 if aligned else 1) and text.count("    C[") == 3, text
+    x, y = RNG.random((length, 3), dtype=np.float32), np.full((length, 3), np.nan, np.float32)
+    run(te.lower(s, [a, c]), x, y)
+    np.testing.assert_allclose(y, (x + 1) * (x + 1)[:, ::-1], rtol=1e-6)
+
+
 def test_symbolic_sizes():
     m, n, k = te.var("m"), te.var("n"), te.var("k")
     a, b, c = matmul(m, n, k)
