@@ -110,3 +110,25 @@ def test_borders_of_lines_of_any_length(mode, widths):
         module(backend.nd.array(a), result)
         expected = np.pad(a, ((0, 0), widths), mode=mode, **({"constant_values": 7.0} if mode == "constant" else {}))
         np.testing.assert_array_equal(result.numpy(), expected)
+
+
+def test_lines_that_are_resampled_are_computed_once():
+    x, a = values(2, 3, 9, 40)
+    table = (np.arange(60) * 40 // 60).astype("int64")
+    places = te.placeholder((60,), "int64", "places")
+    shape = (2, 3, 8, 40)
+    halves = te.compute(shape, lambda n, c, y, w: x[n, c, y, w] * 0.5 + x[n, c, y + 1, w] * 0.5, tag="injective")
+    near = topi.take(halves, places, 3, mode="fast")
+    next_one = te.compute((60,), lambda i: te.min(places[i] + 1, te.const(39, "int64")), tag="injective")
+    far = topi.take(halves, next_one, 3, mode="fast")
+    out = te.compute(near.shape, lambda *i: near[i] * 0.25 + far[i] * 0.75, tag="elemwise")
+    module = te.lower(schedule_for([out], TARGET), [x, places, out])
+    assert "allocate([40]" in str(module), "a line of the halves"
+    result = backend.nd.empty(out.shape, "float32")
+    backend.build(module, target=TARGET)(backend.nd.array(a), backend.nd.array(table), result)
+    lines = (a[:, :, :-1] + a[:, :, 1:]) / 2
+    expected = lines[..., table] * 0.25 + lines[..., np.minimum(table + 1, 39)] * 0.75
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-6)
+    copied = topi.take(te.compute(x.shape, lambda *i: x[i], tag="injective"), places, 3, mode="fast")
+    text = str(te.lower(schedule_for([copied], TARGET), [x, places, copied]))
+    assert "allocate" not in text, "what is only moved is read where it is"

@@ -12,6 +12,7 @@ from te.ir import post_order
 from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
+from topi.cpu.line_buffer import buffer_line, shared_line
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
@@ -156,7 +157,8 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
 def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) -> tuple[te.Schedule, bool]:
     """The schedule, and whether it has squares turned in registers along axes whose lengths are known at run time."""
     s, counted = te.create_schedule([out.op for out in outs]), False
-    inline_injective(s, outs)
+    lines = {id(out.op): line for out in outs if len(outs) == 1 and (line := shared_line(out)) is not None}
+    inline_injective(s, outs, keep=[line.op for line in lines.values()])
     injective = [op for op in operations_behind(outs) if is_injective(op)]
     cost, vectors = element_cost(injective), _VECTORS_OF_CHAINS if _has_chains(injective) else _VECTORS
     for out in {id(o.op): o for o in outs}.values():
@@ -176,6 +178,11 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
         if strided is not None and source is not None:
             counted = counted or not all(isinstance(out.shape[a], int) for a in (strided, -1))
             tiles = tile_turned(s, out, strided, *source, target)
+        elif id(out.op) in lines:
+            tiles = _vectorize_between_borders(s, out, lanes)[:-1]
+            *_, around = parallel_outer(s, out, tiles, work, target)
+            buffer_line(s, lines[id(out.op)], out, around, target)
+            continue
         elif strided is None and constant_size([extent]) >= 4 * lanes and _has_borders(out):
             tiles = _vectorize_between_borders(s, out, lanes)
         else:

@@ -1,0 +1,80 @@
+"""Lines that are computed once and read at other places than their own: what enlarges and reduces images along memory.
+
+Each element of a line serves several results, by several taps. Inlined into them all it would be computed, and its
+parts gathered, as often.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from te.ir import post_order
+from te.tir import Binary, ProducerLoad, as_int
+from topi.cpu.tiling import vector_lanes
+from topi.groups import extent_of, is_injective
+from topi.registry import operations_behind
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["buffer_line", "shared_line"]
+
+_MOST_BYTES = 1 << 14
+"""Of a line: half of a first-level cache, at least."""
+_LEAST_OPERATIONS = 2
+"""Of arithmetic in an element that is worth keeping."""
+
+
+def shared_line(out: te.Tensor) -> te.Tensor | None:
+    """The tensor of which each line of `out` reads the same line, at places of its own; it takes arithmetic.
+
+    Everything injective behind `out` is taken as inlined. None where there is none, or where there are several.
+    """
+    found: list[te.Tensor] = []
+    if isinstance(out.op, te.ComputeOp) and is_injective(out.op) and out.ndim > 1:
+        _collect(out.op, found)
+    line = found[0] if found and all(t is found[0] for t in found) else None
+    if line is None or not isinstance(line.shape[-1], int) or not isinstance(out.shape[-1], int):
+        return None
+    return line if line.shape[-1] * line.dtype.nbytes <= _MOST_BYTES and _is_worth_keeping(line) else None
+
+
+def _collect(op: te.ComputeOp, found: list[te.Tensor], moved: bool = False) -> None:
+    """Add the results of arithmetic that `op`, through what moves elements within lines only, reads of the same line.
+
+    Those that it reads at its own places are looked through, unless `op` itself is read at others (`moved`).
+    """
+    for load in [e for e in post_order(op.body) if isinstance(e, ProducerLoad)]:
+        producer, index = load.producer.op, load.indices
+        if not isinstance(producer, te.ComputeOp) or not is_injective(producer) or len(index) != len(op.axis):
+            continue
+        places = zip(index, op.axis, strict=True)
+        same = [i is axis.var or (extent_of(axis) == 1 and as_int(i) == 0) for i, axis in places]
+        if not all(same[:-1]):
+            continue
+        elsewhere = moved or not same[-1]
+        if elsewhere and _computes(producer):
+            found.append(load.producer)
+        else:
+            _collect(producer, found, elsewhere)
+
+
+def _computes(op: te.ComputeOp) -> int:
+    """Operations on numbers in an element, those on places apart."""
+    return sum(isinstance(e, Binary) and e.dtype.is_float for e in post_order(op.body))
+
+
+def _is_worth_keeping(line: te.Tensor) -> bool:
+    """Does an element take so much arithmetic that it is worth keeping?"""
+    behind = [op for op in operations_behind([line]) if isinstance(op, te.ComputeOp) and is_injective(op)]
+    return sum(_computes(op) for op in behind if op.output(0).ndim == line.ndim) >= _LEAST_OPERATIONS
+
+
+def buffer_line(s: te.Schedule, line: te.Tensor, out: te.Tensor, at: te.IterVar, target: Target) -> None:
+    """Compute what loop `at` of `out` reads of `line` before it is read, by vectors."""
+    s[line].set_scope("local")
+    s[line].compute_at(s[out], at)
+    vectors, lane = s[line].split(s[line].op.axis[-1], factor=2 * vector_lanes(target))
+    s[line].vectorize(lane)
+    s[line].pragma(vectors, "loop_partition_hint")
