@@ -137,7 +137,7 @@ def _elementwise(case: Callable[..., Case], one: int) -> Iterator[Case]:
     for function in (relay.log, relay.log1p):
         yield case(function.__name__, lambda x, function=function: function(relay.abs(x)), (one,))
     third = one * 2 // 3
-    yield case("sine and cosine", lambda x: relay.Tuple([relay.sin(x), relay.cos(x)]), (third,))
+    yield case("sine and cosine", lambda x: relay.Tuple((relay.sin(x), relay.cos(x))), (third,))
     yield case("x ** 0.3", lambda x: relay.power(relay.abs(x), relay.const(np.float32(0.3))), (one,))
     yield case("x ** 3", lambda x: relay.power(x, relay.const(np.float32(3))), (one,))
     yield case("x ** y", lambda x, y: relay.power(relay.abs(x), y), (third,), (third,))

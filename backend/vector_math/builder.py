@@ -200,10 +200,13 @@ class Builder:
         whole = self.let(t - self.const(start), "whole")
         return t, self.let(self.fma(whole, -unit * f.ln2_low, self.fma(whole, -unit * f.ln2_high, x)), "r")
 
-    def expm1_of_reduced(self, r: PrimExpr, unit: float = 1.0) -> PrimExpr:
-        """unit (e^(r / unit) - 1) for an r that was reduced in this unit."""
+    def grown_expm1(self, power: PrimExpr, r: PrimExpr, rest: PrimExpr, unit: float = 1.0) -> PrimExpr:
+        """power unit (e^(r / unit) - 1) + rest, for an r that was reduced in this unit.
+
+        Two terms of the series are added to `rest` while the polynomial for all others is still evaluated.
+        """
         coefficients = [c / unit ** (i + 1) for i, c in enumerate(self.format.exp)]
-        return self.fma(self.let(r * r, "square"), self.polynomial(r, coefficients), r)
+        return self.fma(self.polynomial(r, coefficients), self.let(r * r, "square") * power, self.fma(power, r, rest))
 
     def power_of_two(self, t: PrimExpr) -> PrimExpr:
         """2^n, whose biased exponent is in the low bits of t's."""
@@ -217,20 +220,14 @@ class Builder:
         """An integer where a number has its exponent."""
         return Call(self.words, "shift_left", (n, self.word(self.format.mantissa)))
 
-    def grown(self, fraction: PrimExpr, t: PrimExpr) -> PrimExpr:
-        """(1 + fraction) 2^n, n + bias in the low bits of t's; n within what a normal number's exponent can be."""
-        power = self.let(self.power_of_two(t), "power")
-        return self.fma(power, fraction, power)
-
-    def grown_far(self, fraction: PrimExpr, t: PrimExpr) -> PrimExpr:
-        """(1 + fraction) 2^n, n + 2 bias in the low bits of t's. In two steps: it may be denormal or overflow."""
+    def power_in_two(self, t: PrimExpr) -> tuple[Var, PrimExpr]:
+        """Two factors of 2^n, n + 2 bias in the low bits of t's: products with it may be denormal or overflow."""
         bits = self.let(self.exponent_bits(t), "bits")
         word = Call(self.unsigned, "reinterpret", (bits,))
         halved = Call(self.unsigned, "shift_right", (word, make_const(self.unsigned, 1)))
         exponent = Call(self.words, "reinterpret", (halved,))
         half = self.let(Call(self.words, "bitwise_and", (exponent, self.word(-1 << self.format.mantissa))), "half")
-        power = self.let(self.from_bits(half), "power")
-        return self.fma(power, fraction, power) * self.from_bits(bits - half)
+        return self.let(self.from_bits(half), "power"), self.from_bits(bits - half)
 
     # Logarithms
 

@@ -18,7 +18,8 @@ _ERF_Q = (1.1365649700164795, 0.5738035440444946, 0.13110268115997314, 0.0172839
 
 def exp(b: Builder, x: PrimExpr) -> PrimExpr:
     t, r = b.reduce_exp(b.clamp(x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias)
-    return b.grown_far(b.expm1_of_reduced(r), t)
+    first, second = b.power_in_two(t)
+    return b.grown_expm1(first, r, first) * second
 
 
 def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -30,7 +31,8 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     """
     f = b.format
     t, r = b.reduce_exp(b.let(Max(x, b.const(-f.bias * math.log(2))), "x"), f.bias)
-    return b.grown(b.expm1_of_reduced(r), t)
+    power = b.let(b.power_of_two(t), "power")
+    return b.grown_expm1(power, r, power)
 
 
 def exp2(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -39,13 +41,14 @@ def exp2(b: Builder, x: PrimExpr) -> PrimExpr:
     start = b.const(f.magic + 2 * f.bias)
     t = b.let(x + start, "t")
     r = b.let((x - (t - start)) * b.const(math.log(2)), "r")
-    return b.grown_far(b.expm1_of_reduced(r), t)
+    first, second = b.power_in_two(t)
+    return b.grown_expm1(first, r, first) * second
 
 
 def expm1(b: Builder, x: PrimExpr) -> PrimExpr:
     t, r = b.reduce_exp(b.clamp(x, b.format.expm1_low, b.format.exp_high - 1.0), b.format.bias - 1)
-    e, half_power = b.let(b.expm1_of_reduced(r), "e"), b.let(b.power_of_two(t), "p")
-    tail = b.fma(half_power, e, half_power - b.const(0.5)) * b.const(2.0)
+    half_power = b.let(b.power_of_two(t), "p")
+    tail = b.grown_expm1(half_power, r, half_power - b.const(0.5)) * b.const(2.0)
     return b.with_sign_of(tail, x)  # the product turns -0 into 0
 
 
@@ -53,7 +56,7 @@ def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
     """h / (h + 1), h = (e^2|x| - 1) / 2, with the sign of x; beyond 20 it is 1."""
     t, r = b.reduce_exp(b.let(Min(b.magnitude(x), b.const(20.0)), "x"), b.format.bias, 0.5)
     power = b.let(b.power_of_two(t), "p")
-    half = b.let(b.fma(power, b.expm1_of_reduced(r, 0.5), b.fma(power, 0.5, -0.5)), "h")
+    half = b.let(b.grown_expm1(power, r, b.fma(power, 0.5, -0.5), 0.5), "h")
     return b.with_sign_of(half / (half + b.const(1.0)), x)
 
 
@@ -72,7 +75,8 @@ def erf(b: Builder, x: PrimExpr) -> PrimExpr:
 def _half_exp(b: Builder, size: PrimExpr) -> PrimExpr:
     """e^size / 2 for size >= 0, which may overflow though e^size / 4 does not."""
     t, r = b.reduce_exp(b.let(Min(size, b.const(b.format.exp_high - 0.5)), "x"), b.format.bias - 2)
-    quarter = b.let(b.grown(b.expm1_of_reduced(r), t), "quarter")
+    power = b.let(b.power_of_two(t), "power")
+    quarter = b.let(b.grown_expm1(power, r, power), "quarter")
     return b.let(quarter + quarter, "e")
 
 

@@ -63,6 +63,10 @@ def _tail(b: Builder, f: Var) -> PrimExpr:
 
 def _natural(b: Builder, e: PrimExpr, f: Var) -> PrimExpr:
     """e ln(2) + log(1 + f)"""
+    if b.of.bits == 32:
+        square = b.let(f * f, "square")
+        rest = b.fma(square, -0.5, e * b.const(b.format.ln2_low))  # while the polynomial is still evaluated
+        return b.fma(e, b.format.ln2_high, f + b.fma(b.polynomial(f, _LOG32), square * f, rest))
     tail = b.fma(e, b.format.ln2_low, _tail(b, f))
     return b.fma(e, b.format.ln2_high, f + tail)
 

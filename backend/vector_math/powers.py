@@ -78,7 +78,8 @@ def _power(b: Builder, x: PrimExpr, y: PrimExpr) -> tuple[Var, Var]:
     start = b.const(b.format.magic + b.format.bias)
     t = b.let(z + start, "t")
     r = b.let((z - (t - start)) + z_low, "r")
-    return z, b.let(b.grown(r * b.polynomial(r, _EXP2), t), "power")
+    power = b.let(b.power_of_two(t), "power")
+    return z, b.let(b.fma(b.polynomial(r, _EXP2), r * power, power), "result")
 
 
 def _log2_of_reduced(b: Builder, m: Var) -> tuple[Var, PrimExpr]:
