@@ -95,8 +95,12 @@ class _Stage:
         self._kind_of = np.array(kind_of, np.intp)
         self._count = len(slots)
         self.buffers = [i for i in tensors if graph.tensors[i].storage in ("output", "own")]
+        self.owners = [i for i in self.buffers if _owner(graph, graph.tensors[i]) == i]
+        """of these the ones that others lie in, or none does"""
         self.variables = sorted({v for i in owners for d in graph.tensors[i].shape for v in variables(d)})
         self.arena: NDArray | None = None
+        self.placed: dict[str, int] | None = None
+        """the sizes that the tensors have their addresses for"""
         self.layouts: dict[tuple[int, ...], tuple[np.ndarray[Any, Any], int]] = {}
 
     def layout(self, sizes: dict[str, int]) -> tuple[np.ndarray[Any, Any], int]:
@@ -114,6 +118,12 @@ class _Stage:
                 self.layouts.pop(next(iter(self.layouts)))
             found = self.layouts[key] = ((ends - slots)[self._slot_of], total)
         return found
+
+
+def _owner(graph: Graph, tensor: GraphTensor) -> int:
+    """The tensor in whose buffer one lies that is an output, or in memory of its own."""
+    place = int(tensor.place)
+    return graph.outputs[place] if tensor.storage == "output" else place
 
 
 def _nbytes(shape: tuple[Any, ...], dtype: str, sizes: dict[str, int]) -> int:
@@ -150,6 +160,10 @@ class DynamicRunner:
         self._stages = self._make_stages()
         self._places = {i: (stage, k) for stage in self._stages.values() for k, i in enumerate(stage.tensors)}
         self._inputs: list[Value] = []
+        self._lying_in: dict[int, list[int]] = {}
+        for index, tensor in enumerate(graph.tensors):
+            if tensor.storage in ("output", "own"):
+                self._lying_in.setdefault(_owner(graph, tensor), []).append(index)
         self._buffers: dict[int, OutputBuffer] = {}
         """the memory of outputs, and of what lists may hold on to, by the tensor whose it is"""
         self._functions: dict[str, PackedFunc] = {}
@@ -212,11 +226,7 @@ class DynamicRunner:
 
     def _home(self, tensor: GraphTensor) -> GraphTensor:
         """The tensor in whose buffer a tensor lies, else the tensor itself."""
-        return self._graph.tensors[self._owner(tensor)] if tensor.storage in ("output", "own") else tensor
-
-    def _owner(self, tensor: GraphTensor) -> int:
-        place = int(tensor.place)
-        return self._graph.outputs[place] if tensor.storage == "output" else place
+        return self._graph.tensors[_owner(self._graph, tensor)] if tensor.storage in ("output", "own") else tensor
 
     def _entry(self, name: str) -> Any:
         entry = self._module.get_function(name, query_imports=True)
@@ -259,8 +269,9 @@ class DynamicRunner:
             else:
                 self._control(step, record)
         self._place(len(graph.steps))
-        kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
-        self._values = {index: value for index, value in self._values.items() if index in kept}
+        if self._values:
+            kept = {int(graph.tensors[i].place) for i in graph.outputs if graph.tensors[i].storage == "value"}
+            self._values = {index: value for index, value in self._values.items() if index in kept}
 
     def _bound_sizes(self, shapes: list[tuple[int, ...]], inherited: Mapping[str, int] | None) -> dict[str, int]:
         """`bind_sizes`, of which a loop's body remembers the last: its values seldom change their shapes."""
@@ -283,19 +294,24 @@ class DynamicRunner:
         stage = self._stages.get(number)
         if stage is None:
             return
+        if stage.placed == self.sizes:
+            for index in stage.owners:
+                if self._buffers[index].renew():
+                    self._addresses[self._lying_in[index]] = self._buffers[index].array.handle
+            return
         offsets, total = stage.layout(self.sizes)
         if stage.arena is None or stage.arena.nbytes < total:
             grown = 0 if stage.arena is None else stage.arena.nbytes + stage.arena.nbytes // 4
             stage.arena = empty((max(total, grown),), "uint8", self._device)
         self._addresses[stage.numbers] = offsets + stage.arena.handle
-        for index in stage.buffers:
-            if self._owner(self._graph.tensors[index]) == index:
-                self._place_buffer(index, renew=True)
+        for index in stage.owners:
+            self._place_buffer(index, renew=True)
         for index in stage.buffers:
             self._place_buffer(index)
+        stage.placed = dict(self.sizes)
 
     def _place_buffer(self, index: int, renew: bool = False) -> None:
-        owner = self._owner(self._graph.tensors[index])
+        owner = _owner(self._graph, self._graph.tensors[index])
         home = self._graph.tensors[owner]
         shape = tuple([evaluate(d, self.sizes) for d in home.shape])
         buffer = self._buffers.get(owner)
@@ -439,7 +455,7 @@ class DynamicRunner:
             return self._inputs[int(tensor.place)] if tensor.storage == "input" else self._values[int(tensor.place)]
         if tensor.storage not in ("output", "own"):
             return self.array(index)
-        owner = self._owner(tensor)
+        owner = _owner(self._graph, tensor)
         lent = self._buffers[owner].lend()
         shape = tuple([evaluate(d, self.sizes) for d in tensor.shape])
         return lent if owner == index else lent._create_view(shape, tensor.dtype)
@@ -461,7 +477,7 @@ class DynamicRunner:
         elif tensor.storage == "value":
             home = self._values[int(tensor.place)]
         else:
-            home = self._buffers[self._owner(tensor)].array
+            home = self._buffers[_owner(self._graph, tensor)].array
         assert isinstance(home, NDArray), "kernels take no lists"
         return home if (home.shape, home.dtype) == (shape, tensor.dtype) else home._create_view(shape, tensor.dtype)
 
