@@ -130,6 +130,8 @@ def test_the_busiest_core_gets_little_more_than_its_share(
         operations = max(workload.flops, workload.nbytes / 4) / LANES
         if operations >= WORTH_SHARING * max(cores, 4):
             assert counted.imbalance <= 1.35, (workload.name, str(workload.function.body.ty))
+        elif counted.busiest == counted.every:  # too little for two threads
+            continue
         ideal += operations * counted.fair / counted.every
         taken += operations * counted.busiest / counted.every
     assert ideal / taken >= 0.9, f"{ideal / taken:.2f} of {cores} cores are busy"

@@ -57,6 +57,19 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("width", [3, 7, 14, 28])
+def test_mathematical_functions_behind_it_are_of_fewer_columns_at_a_time(width):
+    x, w = te.placeholder((1, 9, width, 24), "float32", "x"), te.placeholder((3, 3, 1, 24), "float32", "w")
+    out = topi.nn.conv(x, w, (1, 1), (1, 1, 1, 1), (1, 1), 24, "NHWC", "HWIO")
+    last = te.compute(out.shape, lambda *i: te.sigmoid(out(*i)), name="sigmoid", tag="elemwise")
+    a, b = (RNG.standard_normal(t.shape).astype("float32") for t in (x, w))
+    result = backend.nd.empty(last.shape, "float32")
+    module = te.lower(schedule_for([last], TARGET), [x, w, last])
+    backend.build(module, target=TARGET)(backend.nd.array(a), backend.nd.array(b), result)
+    plain = expected(a, b.reshape(3, 3, 24, 1), (1, 1), (1, 1, 1, 1), (1, 1))
+    np.testing.assert_allclose(result.numpy(), 1 / (1 + np.exp(-plain)), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_depthwise(case):
     shape, kernel, multiplier, strides, padding, dilation = case

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,8 @@ from backend.runtime import device, graph_executor
 from relay.build.graph import make_graph
 from relay.build.lower import lower
 from relay.op.base import make_call
-from te.ir import IRModule
+from te.ir import IRModule, collect
+from te.tir import For
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
 
@@ -117,3 +120,27 @@ def test_long_reductions_are_done_by_parts_which_stay_in_the_cache(rows: int, by
     result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data, added)[0].numpy()
     expected = np.maximum(np.exp(data.astype(np.float64)) @ weight.T.astype(np.float64) + added, 0)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("activation", [relay.nn.relu, relay.nn.gelu, relay.sigmoid])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 16), (5, 40), (64, 96), (197, 48)])
+def test_functions_behind_a_product_are_of_some_rows_of_a_tile_at_a_time(
+    activation: Callable[[relay.Expr], relay.Expr], rows: int, columns: int
+):
+    rng = np.random.default_rng(rows)
+    weight, data = (rng.standard_normal(shape, dtype=np.float32) for shape in ((columns, 32), (rows, 32)))
+    x = relay.var("x", (rows, 32))
+    function = relay.Function((x,), activation(relay.nn.dense(x, relay.const(weight))))
+    result = graph_executor.GraphModule(relay.build(function)["default"](device("cpu", 0)))(data)[0].numpy()
+    np.testing.assert_allclose(result, relay.interpreter.evaluate(function, [data]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tile_is_written_out_but_for_mathematical_functions():
+    loops: list[int] = []
+    for activation in (relay.nn.relu, relay.nn.gelu):
+        x, weight = relay.var("x", (96, 32)), relay.const(np.zeros((64, 32), np.float32))
+        function = relay.Function((x,), activation(relay.nn.dense(x, weight)))
+        optimized = relay.optimize(IRModule({"main": function}), HASWELL)
+        (node,) = make_graph(optimized["main"]).nodes
+        loops.append(len(collect(lower(node.workload, HASWELL).function.body, For)))
+    assert loops[1] == loops[0] + 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator
+from topi.cpu.injective import has_chains_behind
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import shuffles_groups
 from topi.cpu.windows import tile_windows
@@ -30,7 +31,8 @@ def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target:
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs, keep=[anchor])
     accumulator = local_accumulator(s, anchor, outs[0])
-    tile_windows(s, outs[0], accumulator, target.vector_registers // 2, target, _UNROLLED)
+    chains = has_chains_behind(outs[0], anchor)
+    tile_windows(s, outs[0], accumulator, target.vector_registers // 2, target, _UNROLLED, chains=chains)
     return s
 
 

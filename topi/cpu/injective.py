@@ -23,7 +23,7 @@ from topi.tag import PAD
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["element_cost", "schedule_injective", "vectorize_elements"]
+__all__ = ["element_cost", "has_chains_behind", "schedule_injective", "vectorize_elements"]
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
@@ -70,6 +70,12 @@ def _has_chains(ops: Sequence[te.Operation]) -> bool:
     bodies = [op.body for op in ops if isinstance(op, te.ComputeOp)]
     called = {e.op for body in bodies for e in post_order(body) if isinstance(e, Call)}
     return "pow" not in called and not called.isdisjoint(EXPANSIONS)
+
+
+def has_chains_behind(out: te.Tensor, anchor: te.Operation) -> bool:
+    """Are mathematical functions computed of the result of `anchor`, on the way to `out`?"""
+    before = {id(op) for op in operations_behind([anchor.output(0)])}
+    return _has_chains([op for op in operations_behind([out]) if id(op) not in before])
 
 
 def vectorize_elements(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_panel
+from topi.cpu.injective import has_chains_behind
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels, stream_widened
 from topi.cpu.product_parts import sum_by_parts
@@ -31,9 +32,11 @@ __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_de
 
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
-    column: te.IterVar, plan: ProductPlan, work: float, lanes: int,
+    column: te.IterVar, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
 ) -> None:  # fmt: skip
     """Tile `row` x `column` of the output as planned; the accumulator is computed tile by tile.
+
+    Where `chains` of operations follow, they are of some rows of a tile at a time.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
     the panel loop apart, so that its guard can be peeled off: inside the blocks of rows, which are shared between
@@ -63,6 +66,8 @@ def _tile_output(
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
+    if chains:
+        _, row_inner = s[out].split(row_inner, factor=_rows_at_once(plan, lanes))
     s[out].unroll(row_inner)
     vectorize_panel(s, out, column_inner, plan.width, lanes)
 
@@ -71,6 +76,16 @@ def _tile_output(
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
     vectorize_panel(s, accumulator, n, plan.width, lanes)
+
+
+_CHAINS = 4
+"""Vectors of mathematical functions that are computed together: all of a tile push each other out of the registers."""
+
+
+def _rows_at_once(plan: ProductPlan, lanes: int) -> int:
+    """Rows of a tile whose vectors are as many as are computed together."""
+    most = max(_CHAINS * lanes // plan.width, 1)
+    return max(n for n in range(1, most + 1) if plan.height % n == 0)
 
 
 @register_schedule("dense_packed", "cpu")
@@ -115,7 +130,7 @@ def tile_product(
     *row_axes, column = s[out].op.axis
     row = s[out].fuse(*row_axes)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
-    _tile_output(s, out, accumulator, [], row, column, plan, work, lanes)
+    _tile_output(s, out, accumulator, [], row, column, plan, work, lanes, chains=has_chains_behind(out, anchor))
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)
@@ -199,7 +214,8 @@ def _batch_matmul_packed(
     accumulator = local_accumulator(s, anchor, out)
     *batch, row, column = s[out].op.axis
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
-    _tile_output(s, out, accumulator, list(batch), row, column, plan, work, vector_lanes(target))
+    chains = has_chains_behind(out, anchor)
+    _tile_output(s, out, accumulator, list(batch), row, column, plan, work, vector_lanes(target), chains=chains)
     return s
 
 
