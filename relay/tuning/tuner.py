@@ -41,9 +41,7 @@ _GRAPH_SHARE = 0.4
 """Of the time, for the parameters of graph passes."""
 _MOST_ALTERNATIVES = 12
 """Values of one parameter that are tried: those next to the cost model's."""
-_MODEL_ROUNDS = 11
-_TOLERANCE = 1.01
-"""A tuned model slower than this times the model as it was loses its findings."""
+_MODEL_ROUNDS = 15
 
 
 class Bench(Protocol):
@@ -314,7 +312,7 @@ class _Search:
             after.append(timers[1]())
         self.report.seconds_before, self.report.seconds_after = statistics.median(before), statistics.median(after)
         ratio = statistics.median([b / a for a, b in zip(before, after, strict=True)])
-        if ratio > _TOLERANCE:
+        if ratio > 1.0:
             self.report.dropped = True
             if self.report.path is not None:
                 found = [replace(finding.record, values={}) for finding in self.report.findings]
