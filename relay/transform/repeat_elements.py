@@ -17,10 +17,12 @@ from relay.transform.builders import array_of
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
 
-__all__ = ["RepeatElements"]
+__all__ = ["RepeatElements", "times_and_first"]
 
 _MOST_TIMES = 16
 """Elements are repeated at most so often by images that are enlarged."""
+_REACH = 2
+"""Elements away, at most, from where a result lies: those that a cubic filter covers."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ class TakeRepeated(PatternRule):
         extent = x.shape[-1] if x.shape else None
         if op.axis not in (-1, len(x.shape) - 1) or op.batch_dims or indices.ndim != 1 or not isinstance(extent, int):
             return None
-        counted = _times_and_first(indices, extent)
+        counted = times_and_first(indices, extent)
         if counted is None:
             return None
         (times, first), out, last = counted, len(indices), len(x.shape) - 1
-        before, after = int(first < 0), max(-(-(out + first) // times) - extent, 0)
+        before, after = max(-(first // times), 0), max(-(-(out + first) // times) - extent, 0)
         widths = tuple([(before, after) if a == last else (0, 0) for a in range(last + 1)])
 
         def made(operator: OpDef, argument: Expr) -> Expr:
@@ -68,13 +70,13 @@ class TakeRepeated(PatternRule):
         return made(StridedSlice(begin=(start,), end=(start + out,), strides=(1,), axes=(last,)), repeated)
 
 
-def _times_and_first(indices: np.ndarray, extent: int) -> tuple[int, int] | None:
+def times_and_first(indices: np.ndarray, extent: int) -> tuple[int, int] | None:
     """(times, first) where element i is (first + i) // times, or the nearest end of `extent` elements."""
     times, rest = divmod(len(indices), extent) if extent else (0, 1)
     if rest or not 2 <= times <= _MOST_TIMES:
         return None
     i = np.arange(len(indices))
-    for first in range(-times, times + 1):
+    for first in range(-_REACH * times, _REACH * times + 1):
         if np.array_equal(indices, np.clip((i + first) // times, 0, extent - 1)):
             return times, first
     return None

@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import relay
+from backend.runtime import device, graph_executor
+from frontends.onnx import from_onnx
 from frontends.onnx.ops.resample import Resampling, resample
+from relay.interpreter import evaluate
 
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -56,3 +61,42 @@ def test_nearest(coordinates: str, nearest: str) -> None:
         x = np.arange(extent, dtype=np.float32)
         expected = reference(x, out, mode="nearest", coordinate_transformation_mode=coordinates, nearest_mode=nearest)
         np.testing.assert_array_equal(apply(x, Resampling("nearest", coordinates, nearest), out), expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "coordinates", "nearest", "scale"),
+    [
+        ("nearest", "asymmetric", "floor", 2),
+        ("nearest", "asymmetric", "round_prefer_ceil", 3),
+        ("nearest", "half_pixel", "round_prefer_floor", 2),
+        ("nearest", "pytorch_half_pixel", "ceil", 4),
+        ("linear", "half_pixel", "floor", 2),
+        ("linear", "asymmetric", "floor", 4),
+        ("linear", "pytorch_half_pixel", "floor", 3),
+        ("cubic", "half_pixel", "floor", 2),
+    ],
+)
+def test_whole_scales_of_images_of_any_sides_repeat_elements(
+    mode: str, coordinates: str, nearest: str, scale: int
+) -> None:
+    def model(sides: list[object]) -> onnx.ModelProto:
+        attrs = {"mode": mode, "coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
+        scales = numpy_helper.from_array(np.array([1, 1, scale, scale], np.float32), "scales")
+        graph = helper.make_graph(
+            [helper.make_node("Resize", ["x", "", "scales"], ["y"], **attrs)],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, *sides])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [scales],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+    module, params = from_onnx(model(["height", "width"]))
+    assert "take(" not in str(module)
+    lib = relay.build(module, target="llvm", params=params)
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for sides in ((1, 2), (5, 7), (9, 40)):
+        x = np.random.default_rng(0).random((1, 3, *sides), np.float32)
+        (y,) = executor(x)
+        expected = evaluate(from_onnx(model(list(sides)))[0]["main"], [x])
+        np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5, atol=1e-6)

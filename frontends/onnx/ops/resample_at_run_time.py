@@ -7,22 +7,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from frontends.onnx.ops.common import counted, float_const
-from frontends.onnx.ops.resample import Resampling
+from frontends.onnx.ops.resample import Resampling, resample
 from relay import op
 from relay.expr import Expr, const
+from relay.transform.repeat_elements import times_and_first
 from te.tir import Dim
 
-__all__ = ["FilterAtRunTime", "TapsAtRunTime", "filter_at_run_time", "real", "resample_at_run_time", "scaled"]
+__all__ = [
+    "FilterAtRunTime", "Repeated", "TapsAtRunTime", "filter_at_run_time", "real", "repeated_positions",
+    "resample_at_run_time", "scaled",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Indices that repeat each position: element i is (first + i) // times, or the nearest end of the axis."""
+
+    times: int
+    first: int
 
 
 @dataclass(frozen=True, slots=True)
 class TapsAtRunTime:
     """For each tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `Taps`."""
 
-    indices: Sequence[Expr]
+    indices: Sequence[Expr | Repeated]
     weights: Sequence[Expr]
     outside: Expr
 
@@ -75,6 +87,21 @@ def resample_at_run_time(
             total = op.add(total, weight)
         weights = [op.divide(weight, total) for weight in weights]
     return TapsAtRunTime(indices, weights, outside)
+
+
+_PERIODIC = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn")
+"""Coordinates that have the same part of a position every `scale` elements, where that is a whole number."""
+_SAMPLE = 8
+"""Elements of an axis that is enlarged to see how."""
+
+
+def repeated_positions(how: Resampling, scale: float) -> list[Repeated] | None:
+    """The indices of all taps of an axis that is made `scale` times as long, if they repeat each position as often."""
+    if how.coordinates not in _PERIODIC or how.antialias or scale < 2 or not float(scale).is_integer():
+        return None
+    sample = resample(replace(how, exclude_outside=False), _SAMPLE, _SAMPLE * int(scale), scale)
+    found = [times_and_first(indices, _SAMPLE) for indices in sample.indices]
+    return None if None in found else [Repeated(*pair) for pair in found if pair is not None]
 
 
 def filter_at_run_time(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
 
@@ -15,9 +15,11 @@ from frontends.onnx.ops.common import float_const, transposed
 from frontends.onnx.ops.resample import Resampling, Taps, output_extent, resample
 from frontends.onnx.ops.resample_at_run_time import (
     FilterAtRunTime,
+    Repeated,
     TapsAtRunTime,
     filter_at_run_time,
     real,
+    repeated_positions,
     resample_at_run_time,
     scaled,
 )
@@ -26,7 +28,7 @@ from frontends.onnx.tensors import check_computed
 from relay import op
 from relay.expr import Constant, Expr, const
 from relay.op.common import at_least
-from relay.sizes import dims_equal, floor_divide, is_at_least, product, smaller
+from relay.sizes import add_sizes, dims_equal, floor_divide, is_at_least, product, smaller
 from te.tir import Dim
 
 MAX_TAPS = 8
@@ -119,7 +121,7 @@ def _resampled(
                 node.check_equal(smaller(extent, 1), 1, "resizing an empty tensor")
             width = _width(node, how, scale)
             if isinstance(width, int) and width <= MAX_TAPS:
-                taps = resample_at_run_time(how, extent, out, scale, region)
+                taps = _taps_at_run_time(how, extent, out, scale, region)
             else:
                 taps = filter_at_run_time(how, extent, out, scale, width, region)
             off = taps.outside if roi else None
@@ -128,6 +130,18 @@ def _resampled(
             mask = op.reshape(off, [out if i == axis else 1 for i in range(len(shape))])
             outside = mask if outside is None else op.logical_or(outside, mask)
     return x, outside
+
+
+def _taps_at_run_time(
+    how: Resampling, extent: Dim, out: Dim, scale: float | Expr, region: tuple[float, float]
+) -> TapsAtRunTime:
+    taps = resample_at_run_time(how, extent, out, scale, region)
+    if isinstance(scale, Expr) or not dims_equal(out, product((extent, int(scale)))):
+        return taps
+    repeated = repeated_positions(how, scale)
+    if repeated is None or len(repeated) != len(taps.indices):
+        return taps
+    return replace(taps, indices=repeated)
 
 
 def _width(node: OnnxNode, how: Resampling, scale: float | Expr) -> Dim:
@@ -265,7 +279,7 @@ def _along(node: OnnxNode, x: Expr, axis: int, taps: _AnyTaps, how: Resampling) 
         covered = op.take(x, taps.indices, axis=axis, mode="fast")
         return op.sum(op.multiply(covered, op.cast(op.reshape(taps.weights, shape), x.dtype)), axis=(axis + 1,))
     if how.mode == "nearest":
-        return op.take(x, _as_expr(taps.indices[0]), axis=axis, mode="fast")
+        return _taken(x, taps.indices[0], axis)
     extent = x.shape[axis]
     if isinstance(taps, Taps) and isinstance(extent, int) and len(taps.indices) > MAX_TAPS:
         return _by_matrix(node, x, axis, taps, extent)
@@ -276,12 +290,25 @@ def _as_expr(values: np.ndarray | Expr) -> Expr:
     return values if isinstance(values, Expr) else Constant(values)
 
 
+def _taken(x: Expr, indices: np.ndarray | Expr | Repeated, axis: int) -> Expr:
+    """Elements of `x` along an axis: where each is repeated as often, what computes their places is known to passes."""
+    if not isinstance(indices, Repeated):
+        return op.take(x, _as_expr(indices), axis=axis, mode="fast")
+    times, first, out = indices.times, indices.first, product((x.shape[axis], indices.times))
+    before, after = max(-(first // times), 0), max(-(-first // times), 0)
+    if before or after:
+        widths = [(before, after) if a == axis else (0, 0) for a in range(len(x.shape))]
+        x = op.nn.pad(x, widths, 0, "edge")
+    whole, start = op.repeat(x, times, axis), first + before * times
+    return op.strided_slice(whole, (start,), (add_sizes(out, start),), (1,), axes=(axis,)) if before or after else whole
+
+
 def _by_taps(x: Expr, axis: int, taps: Taps | TapsAtRunTime) -> Expr:
     total: Expr | None = None
     for indices, weights in zip(taps.indices, taps.weights, strict=True):
         column = _as_expr(weights)
         column = op.reshape(column, [column.shape[0] if i == axis else 1 for i in range(len(x.shape))])
-        term = op.multiply(op.take(x, _as_expr(indices), axis=axis, mode="fast"), op.cast(column, x.dtype))
+        term = op.multiply(_taken(x, indices, axis), op.cast(column, x.dtype))
         total = term if total is None else op.add(total, term)
     assert total is not None, "every output of a resampling has a tap"
     return total
