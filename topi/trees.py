@@ -1,13 +1,21 @@
-"""Ensembles of decision trees."""
+"""Ensembles of decision trees.
+
+A step down a tree waits for the node, then for the feature that it asks for. Eight walks are made side by side, which
+wait together: of eight rows down one tree, or, of rows that are left over, down eight trees.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Buffer, PrimExpr, Stmt, ir_builder
+from te.tir import Buffer, PrimExpr, Stmt, as_int, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
+from te.tir.ops import bitwise_or
 
 __all__ = ["COMPARISONS", "LEAF", "NODE_FIELDS", "tree_ensemble"]
 
@@ -25,7 +33,8 @@ LEAF = len(COMPARISONS)
 """The mode of a leaf."""
 
 NODE_FIELDS = ("mode", "feature", "if_true", "if_false", "missing_is_true", "first_weight", "last_weight")
-"""Columns of the table of nodes; a leaf's weights are those from `first_weight` up to, not including, `last_weight`."""
+"""Columns of the table of nodes; a leaf's weights are those from `first_weight` up to, not including, `last_weight`. It
+asks for feature 0, and leads to itself."""
 
 _MODE, _FEATURE, _TRUE, _FALSE, _MISSING, _FIRST, _LAST = range(len(NODE_FIELDS))
 
@@ -54,25 +63,55 @@ def tree_ensemble(
         features, table, limits, leaf_targets, leaf_weights, starts = (ib.buffer(b) for b in ins)
         out = ib.buffer(outs[0])
         empty = {"sum": 0.0, "min": float("inf"), "max": float("-inf")}[aggregate]
-        with ib.for_range(0, rows, "n", kind="parallel") as n:
+        trees = as_int(roots.shape[0])
+        assert trees is not None, "the roots of an ensemble are counted when it is imported"
+
+        def clear(n: Any) -> None:
             with ib.for_range(0, num_targets, "t") as t:
                 out[n, t] = te.const(empty, weights.dtype)
-            with ib.for_range(0, roots.shape[0], "tree") as tree:
-                at = ib.allocate("int32", 1, "at")
-                at[0] = starts[tree]
-                _descend(ib, features, table, limits, at, n, modes)
-                with ib.for_range(table[at[0], _FIRST], table[at[0], _LAST], "k") as k:
+
+        def walk(walks: Sequence[tuple[Any, Any]]) -> None:
+            at = ib.allocate("int32", len(walks), "at")
+            for place, (_, tree) in enumerate(walks):
+                at[place] = starts[tree]
+            _descend(ib, features, table, limits, at, [n for n, _ in walks], modes)
+            for place, (n, _) in enumerate(walks):
+                with ib.for_range(table[at[place], _FIRST], table[at[place], _LAST], "k") as k:
                     target = ib.let("target", leaf_targets[k])
                     out[n, target] = _COMBINE[aggregate](out[n, target], leaf_weights[k])
+
+        def finish(n: Any) -> None:
             if aggregate != "sum":
                 with ib.for_range(0, num_targets, "t") as t:
                     untouched = out[n, t] == te.const(empty, weights.dtype)
                     out[n, t] = te.if_then_else(untouched, te.const(0.0, weights.dtype), out[n, t])
+
+        blocks = rows // _ROWS
+        with ib.for_range(0, blocks, "block", kind="parallel") as block:
+            begin = ib.let("begin", block * _ROWS)
+            with ib.for_range(0, _ROWS, "n") as n:
+                clear(begin + n)
+            with ib.for_range(0, trees, "tree") as tree, ib.for_range(0, _ROWS // _TOGETHER, "group") as group:
+                walk([(begin + group * _TOGETHER + n, tree) for n in range(_TOGETHER)])
+            with ib.for_range(0, _ROWS, "n") as n:
+                finish(begin + n)
+        with ib.for_range(blocks * _ROWS, rows, "n", kind="parallel") as n:
+            clear(n)
+            with ib.for_range(0, trees // _TOGETHER, "group") as group:
+                walk([(n, group * _TOGETHER + tree) for tree in range(_TOGETHER)])
+            if trees % _TOGETHER:
+                walk([(n, tree) for tree in range(trees // _TOGETHER * _TOGETHER, trees)])
+            finish(n)
         return ib.get()
 
     inputs = [x, nodes, splits, targets, weights, roots]
     return te.extern((rows, num_targets), inputs, fill, name="tree_ensemble", dtype=weights.dtype, tag="default")
 
+
+_TOGETHER = 8
+"""Walks that are made side by side."""
+_ROWS = 32
+"""Rows that pass down a tree before the next one: it stays in the first-level cache meanwhile."""
 
 _COMBINE: dict[str, Callable[[PrimExpr, PrimExpr], PrimExpr]] = {
     "sum": lambda a, b: a + b,
@@ -87,17 +126,25 @@ def _descend(
     nodes: BufferView,
     splits: BufferView,
     at: BufferView,
-    n: PrimExpr,
+    rows: Sequence[Any],
     modes: Sequence[int],
 ) -> None:
-    """Walk from node `at` to a leaf."""
-    with ib.while_loop(nodes[at[0], _MODE] < LEAF):
-        node = ib.let("node", at[0])
-        value = ib.let("value", features[n, nodes[node, _FEATURE]])
-        split = ib.let("split", splits[node])
-        holds = COMPARISONS[modes[0]](value, split)
-        for mode in modes[1:]:
-            asked = nodes[node, _MODE] == mode
-            holds = te.any(te.all(asked, COMPARISONS[mode](value, split)), te.all(~asked, holds))
-        missing = te.all(te.isnan(value), nodes[node, _MISSING] != 0) if value.dtype.is_float else te.const(False)
-        at[0] = te.if_then_else(te.any(holds, missing), nodes[node, _TRUE], nodes[node, _FALSE])
+    """Walk with each of `rows` from its node of `at` to a leaf, where it waits for the others."""
+    going = ib.allocate("int32", 1, "going")
+    going[0] = 1
+    with ib.while_loop(going[0] > 0):
+        going[0] = 0
+        for place, n in enumerate(rows):
+            node = ib.let("node", at[place])
+            kind = ib.let("mode", nodes[node, _MODE])
+            value = ib.let("value", features[n, nodes[node, _FEATURE]])
+            split = ib.let("split", splits[node])
+            asked = [(mode, te.cast("int32", COMPARISONS[mode](value, split))) for mode in modes]
+            answers = [a if len(modes) == 1 else a * te.cast("int32", kind == mode) for mode, a in asked]
+            holds = ib.let("holds", functools.reduce(operator.add, answers))
+            column = _FALSE - holds  # where the next node stands: a jump would be guessed, and wrong every other time
+            if value.dtype.is_float:
+                known = _FALSE - te.max(holds, nodes[node, _MISSING])
+                column = te.select(te.isnan(value), known, column)
+            at[place] = nodes[node, column]
+            going[0] = bitwise_or(going[0], te.cast("int32", kind < LEAF))

@@ -43,9 +43,10 @@ class _Forest:
         first = len(self.targets)
         self.targets.extend(target for target, _ in weights)
         self.weights.extend(weight for _, weight in weights)
-        self.nodes.append([LEAF, 0, 0, 0, 0, first, len(self.targets)])
+        number = len(self.nodes)
+        self.nodes.append([LEAF, 0, number, number, 0, first, len(self.targets)])
         self.splits.append(0.0)
-        return len(self.nodes) - 1
+        return number
 
     def scores(self, node: OnnxNode, x: Expr, num_targets: int, aggregate: str) -> Expr:
         """The aggregated weights of the leaves that the rows of `x` reach: [N, num_targets]."""

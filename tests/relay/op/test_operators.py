@@ -480,7 +480,7 @@ EMPTY = [
 ]
 
 _TREES = np.array(  # x[0] <= 0.5 ? (x[1] > -0.25 ? leaf : leaf) : leaf, and a tree that is a leaf
-    [[0, 0, 1, 2, 1, 0, 0], [3, 1, 3, 4, 0, 0, 0], [6, 0, 0, 0, 0, 0, 1], [6, 0, 0, 0, 0, 1, 2], [6, 0, 0, 0, 0, 2, 4]],
+    [[0, 0, 1, 2, 1, 0, 0], [3, 1, 3, 4, 0, 0, 0], [6, 0, 2, 2, 0, 0, 1], [6, 0, 3, 3, 0, 1, 2], [6, 0, 4, 4, 0, 2, 4]],
     np.int32,
 )
 _FOREST = (
@@ -514,8 +514,8 @@ SPECIAL = [
     row("ml.pairwise_coupling", f32(5, 3, low=0.05, high=0.95), classes=3, tolerance=1e-4),
     row("ml.pairwise_coupling", f32(5, 10, low=0.05, high=0.95), classes=5, tolerance=1e-4),
     *[
-        row("ml.tree_ensemble", f32(5, 2, low=-1), *_FOREST, num_targets=2, aggregate=a, modes=(0, 3))
-        for a in ("sum", "min", "max")
+        row("ml.tree_ensemble", f32(count, 2, low=-1), *_FOREST, num_targets=2, aggregate=a, modes=(0, 3))
+        for count, a in ((5, "sum"), (70, "min"), (5, "max"))
     ],
     row("ml.tree_ensemble", np.array([[np.nan, 0], [0, np.nan]], np.float32), *_FOREST, num_targets=3, modes=(0, 3)),
     *[
