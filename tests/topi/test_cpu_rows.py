@@ -15,7 +15,7 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import Allocate, PrimFunc
+from te.tir import Allocate, Compare, PrimFunc
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
@@ -59,3 +59,12 @@ def test_an_addition_in_front_of_a_softmax_is_computed_in_each_pass() -> None:
 def _rows_kept(func: PrimFunc) -> int:
     """Buffers of whole rows."""
     return len([a for a in collect(func.body, Allocate) if a.buffer.shape[0] >= 100])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_largest_of_narrow_numbers_is_found_among_wide_ones(dtype: str) -> None:
+    x = te.placeholder((64, 100), dtype, name="x")
+    y = topi.nn.softmax(x, 1)
+    func = te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]
+    compared = [e for e in collect(func.body, Compare) if e.a.dtype.is_float]
+    assert compared and all(e.a.dtype.bits == 32 for e in compared)

@@ -11,6 +11,7 @@ from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
+from topi.cpu.prefetch import is_streamed
 from topi.cpu.row_statistics import prefetch_next_rows, split_at, statistics_at, uses_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
@@ -54,7 +55,8 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     axes = list(s[out].op.axis)
     row = s[out].fuse(*axes[:first])
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
-    busy = [(out, vectorize_elements(s, out, axes[-1], axes[-1].extent, lanes))]
+    whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else lanes
+    busy = [(out, vectorize_elements(s, out, axes[-1], axes[-1].extent, max(lanes, whole_lines)))]
     for op in kept:
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)

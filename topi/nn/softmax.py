@@ -18,7 +18,8 @@ __all__ = ["log_softmax", "softmax"]
 def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     """The largest number of each row along `axis`, exp(x - largest), and its sum (rows: the other dimensions).
 
-    A NaN need not be the largest: it makes the sum NaN whatever is subtracted.
+    A NaN need not be the largest: it makes the sum NaN whatever is subtracted. Narrow numbers are converted first:
+    processors that can't compare them would convert the largest so far, too, each time.
     """
     wide = accumulator_type(x.dtype)
     rows = (*x.shape[:axis], *x.shape[axis + 1 :])
@@ -26,13 +27,13 @@ def _row_stages(x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     k_sum = te.reduce_axis((0, x.shape[axis]), name="k")
     largest = te.compute(
         rows,
-        lambda *i: largest_number(x(*i[:axis], k_max, *i[axis:]), axis=k_max),
+        lambda *i: largest_number(te.cast(wide, x(*i[:axis], k_max, *i[axis:])), axis=k_max),
         name="softmax_max",
         tag="softmax_max",
     )
     scaled = te.compute(
         x.shape,
-        lambda *i: te.exp_nonpositive(te.cast(wide, x(*i)) - te.cast(wide, largest(*_row(i, axis)))),
+        lambda *i: te.exp_nonpositive(te.cast(wide, x(*i)) - largest(*_row(i, axis))),
         name="softmax_exp",
         tag="softmax_exp",
     )
@@ -65,7 +66,7 @@ def log_softmax(x: Tensor, axis: int) -> Tensor:
 
     def body(*i: Any) -> PrimExpr:
         row = _row(i, axis)
-        shifted = te.cast(wide, x(*i)) - te.cast(wide, largest(*row))
+        shifted = te.cast(wide, x(*i)) - largest(*row)
         return te.cast(x.dtype, shifted - logarithm(*row))
 
     return te.compute(x.shape, body, name="log_softmax", tag="softmax", attrs={"axis": axis, "log": True})
