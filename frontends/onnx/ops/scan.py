@@ -1,4 +1,4 @@
-"""Scan: unrolled where it is short, else a loop that the executor runs over the positions."""
+"""Scan: unrolled where it is short, at once where no state changes, else a loop that the executor runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import transposed
 from frontends.onnx.ops.control import MAX_ITERATIONS, UNROLLED, stacked
 from frontends.onnx.ops.flow import counted_loop, loop_variables, may_be_ones, settled_body, unsettled
+from frontends.onnx.ops.scan_at_once import at_once
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr, Function, Var, const
@@ -89,6 +90,11 @@ def _at_run_time(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
     slices = [x.tensor_type.with_shape([d for a, d in enumerate(x.shape) if a != axis])
               for x, axis in zip(form.scanned, form.in_axes, strict=True)]  # fmt: skip
     settled = settled_body(node, form.body, form.states, after=[Var(f"slice{k}", ty) for k, ty in enumerate(slices)])
+    whole = [_in_front(x, axis, backwards)
+             for x, axis, backwards in zip(form.scanned, form.in_axes, form.backwards_in, strict=True)]  # fmt: skip
+    known = at_once(settled.function, states, [*form.states, *whole, *settled.outside], form.length)
+    if known is not None:
+        return [*known[:states], *(_placed(node, form, k, x) for k, x in enumerate(known[states:]))]
     types = [ty for ty in settled.types if isinstance(ty, TensorType)]
     if len(types) < len(settled.types):
         raise node.error("a body that gives sequences or optional values", expected="tensors")
@@ -99,6 +105,12 @@ def _at_run_time(node: OnnxNode, form: _Scan) -> Sequence[Expr]:
     body = _loop_body(form, settled.function)
     fields = counted_loop(form.length, form.states, [*form.scanned, *settled.outside], body, results)
     return [*fields[:states], *(_placed(node, form, k, x) for k, x in enumerate(fields[states:]))]
+
+
+def _in_front(x: Expr, axis: int, backwards: int) -> Expr:
+    """A scanned input with its positions along the first axis, in the order in which they come."""
+    moved = transposed(x, (axis, *[a for a in range(len(x.shape)) if a != axis]))
+    return op.reverse(moved, axis=0) if backwards else moved
 
 
 def _loop_body(form: _Scan, function: Function) -> Function:

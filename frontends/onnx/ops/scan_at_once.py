@@ -1,0 +1,66 @@
+"""Scans whose states stay as they are: their body is computed of all slices at once, along a dimension in front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from relay import op
+from relay.analysis import evaluation_order
+from relay.expr import Call, Constant, Expr, Function, Tuple
+from relay.op.base import OpDef, OpPattern
+from relay.op.reduce import Reduction
+from relay.sizes import dims_equal
+from relay.type import TensorType
+from te.tir import Dim
+
+__all__ = ["at_once"]
+
+_HARMLESS = {"dtype", "a_min", "a_max"}
+"""Attributes of elementwise operators that don't name a dimension."""
+
+
+def at_once(function: Function, states: int, values: Sequence[Expr], length: Dim) -> list[Expr] | None:
+    """What `function`, a scan's body of states, slices and others, gives: the states, then all that it stacks.
+
+    `values` are those of its parameters, slices along a first dimension of `length`. None where a state changes, or
+    where an operator is neither elementwise nor a reduction: pairwise distances are of this form.
+    """
+    body = function.body
+    assert isinstance(body, Tuple)
+    kept = all(a is b for a, b in zip(body.fields[:states], function.params[:states], strict=True))
+    slices = [x for x, p in zip(values, function.params, strict=True) if len(x.shape) > len(p.tensor_type.shape)]
+    if not kept or not slices:
+        return None
+    made: dict[int, Expr] = {}
+    for param, value in zip(function.params, values, strict=True):
+        made[id(param)] = value if any(value is x for x in slices) else op.expand_dims(value, 0)
+    for e in evaluation_order(body):
+        if id(e) in made or isinstance(e, Tuple):
+            continue
+        result = op.expand_dims(e, 0) if isinstance(e, Constant) else _of_call(e, made)
+        if result is None:
+            return None
+        made[id(e)] = result
+    return [*values[:states], *[_repeated(made[id(e)], length) for e in body.fields[states:]]]
+
+
+def _of_call(e: Expr, made: Mapping[int, Expr]) -> Expr | None:
+    """A call, of arguments that have a dimension in front; None where it can't be told what it does with it."""
+    if not isinstance(e, Call) or not isinstance(e.op, OpDef) or not isinstance(e.ty, TensorType):
+        return None
+    args = tuple([made[id(a)] for a in e.args])
+    ranks = [len(a.shape) for a in e.args]
+    if isinstance(e.op, Reduction):
+        axes = tuple([a + 1 for a in e.op.axes(ranks[0])])
+        return Call(e.op.replace(axis=axes), args, span=e.span)
+    if type(e.op).pattern not in (OpPattern.ELEMWISE, OpPattern.BROADCAST) or not set(e.op.attributes()) <= _HARMLESS:
+        return None
+    most = max(ranks)
+    pairs = zip(args, ranks, strict=True)
+    wide = tuple([op.expand_dims(a, 1, most - rank) if rank < most else a for a, rank in pairs])
+    return Call(e.op, wide, span=e.span)
+
+
+def _repeated(x: Expr, length: Dim) -> Expr:
+    """What no slice was needed for is the same at all positions."""
+    return x if dims_equal(x.shape[0], length) else op.broadcast_to(x, (length, *x.shape[1:]))
