@@ -80,6 +80,8 @@ class MemoryEmitter(ExprEmitter):
         if ramp is None:
             index = load.indices[-1]
             block = self._load_block(buffer, index, of) if mask is None else None
+            if block is None and mask is None:
+                block = self._load_pieces(buffer, self.as_lanes(index), of)
             return self._gather(buffer, index, of, mask) if block is None else block
         base, stride = ramp
         if mask is not None:
@@ -142,7 +144,8 @@ class MemoryEmitter(ExprEmitter):
             second = self.load(buffer, Index(base.value, base.constant + start, base.factor), of)
             picks = [2 * i if i < half else lanes + 2 * i - start for i in range(lanes)]
             return self._permute(first, second, picks, of)
-        return self._load_lanes(buffer, base, Index(None, stride, 0), of)
+        pieces = self._load_pieces(buffer, (base, [stride * i for i in range(lanes)]), of)
+        return self._load_lanes(buffer, base, Index(None, stride, 0), of) if pieces is None else pieces
 
     def _permute(self, first: str, second: str | None, picks: list[int], of: DType) -> str:
         kind = register_type(of)
@@ -171,6 +174,30 @@ class MemoryEmitter(ExprEmitter):
         if count == 1:
             return self.splat(block, of)
         return self._permute(block, None, [pick - first for pick in picks], of.with_lanes(count))
+
+    def _load_pieces(self, buffer: Buffer, spread: tuple[Index, list[int]] | None, of: DType) -> str | None:
+        """Elements that lie in few pieces of memory, each loaded as vectors; None where they are too many for that.
+
+        What lies between two that are wanted is part of the buffer, too.
+        """
+        if spread is None:
+            return None
+        base, offsets = spread
+        lanes, pieces = of.lanes, _pieces(offsets, of)
+        if not pieces:
+            return None
+        value, missing = "poison", set(range(lanes))
+        for first, count in pieces:
+            piece = self.load(buffer, Index(base.value, base.constant + first, base.factor), of.with_lanes(count))
+            if count == 1:
+                piece = self.splat(piece, of)
+            elif count < lanes:
+                widened = [*range(count), *[0] * (lanes - count)]
+                piece = self._permute(piece, None, widened, of.with_lanes(count))
+            here = {i for i in missing if first <= offsets[i] < first + count}
+            picks = [lanes + offsets[i] - first if i in here else i for i in range(lanes)]
+            value, missing = self._permute(value, piece, picks, of), missing - here
+        return value
 
     def _load_lanes(self, buffer: Buffer, base: Index, stride: Index, of: DType) -> str:
         return self.pack([self.load(buffer, at, of.element) for at in self._lane_indices(base, stride, of.lanes)], of)
@@ -406,6 +433,28 @@ class MemoryEmitter(ExprEmitter):
                 ramp, scale = self.as_ramp(vector), self.index(factor.value)
                 return None if ramp is None else (self.product(ramp[0], scale), self.product(ramp[1], scale))
         return None
+
+
+_FEWEST_LANES = 8
+"""Of vectors worth loading by pieces: scalar loads of fewer elements are as quick."""
+
+
+def _pieces(offsets: list[int], of: DType) -> list[tuple[int, int]]:
+    """First offset and length of the vectors to load elements at known `offsets` by; none where there are too many.
+
+    Elements of one or two bytes may have others between them, of which shuffles of bytes choose.
+    """
+    lanes, gap = of.lanes, 4 if element_bytes(of.element) <= 2 else 1
+    wanted = sorted(set(offsets))
+    starts = [i for i, offset in enumerate(wanted) if i == 0 or offset - wanted[i - 1] > gap]
+    found: list[tuple[int, int]] = []
+    for start, end in zip(starts, [*starts[1:], len(wanted)], strict=True):
+        low, high = wanted[start], wanted[end - 1] + 1
+        whole = (high - low) // lanes * lanes
+        found += [(first, lanes) for first in range(low, low + whole, lanes)]
+        if high - low > whole:
+            found.append((high - lanes, lanes) if whole else (low, high - low))
+    return found if lanes >= _FEWEST_LANES and len(found) * 4 <= max(lanes, 8) else []
 
 
 def _memory_suffix(of: DType) -> str:

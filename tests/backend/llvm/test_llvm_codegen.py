@@ -283,7 +283,28 @@ def test_elements_of_one_aligned_vector_are_shuffled(run_both, extent):
     f = make(loop(extent // 8, body), a, c)
     assert_same(run_both(f, sample("float32", extent), np.zeros(40, "float32")))
     text = build(IRModule({"f": f}), Target("llvm")).get_source("raw-ll")
-    assert ("llvm.masked.gather" in text) == (extent == 39)
+    assert "llvm.masked.gather" not in text
+
+
+PIECES = {
+    "every third": lambda lane: lane * 3, "every fourth": lambda lane: lane * 4 + 1,
+    "two lines": lambda lane: lane % 2 * 70 + lane // 2, "three lines": lambda lane: lane % 3 * 66 + lane // 3,
+    "backwards": lambda lane: (15 - lane) % 2 * 70 + (15 - lane) // 2, "pairs": lambda lane: lane // 2 * 3 + lane % 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "bool"])
+def test_elements_of_few_pieces_of_memory(run_both, name, dtype):
+    lanes = 24 if name == "three lines" else 16
+    last = max(map(PIECES[name], range(lanes)))
+    a, c = decl_buffer((2 * lanes + last + 1,), dtype, name="A"), decl_buffer((3 * lanes,), dtype, name="C")
+    f = make(loop(3, lambda i: BufferStore(c, BufferLoad(a, (PIECES[name](ramp(0, 1, lanes)) + i * lanes,)),
+                                           (ramp(i * lanes, 1, lanes),))), a, c)  # fmt: skip
+    assert_same(run_both(f, sample(dtype, 2 * lanes + last + 1), np.zeros(3 * lanes, sample(dtype, 1).dtype)))
+    if dtype == "int8":
+        text = build(IRModule({"f": f}), Target("llvm")).get_source("raw-ll")
+        assert "shufflevector" in text and "gather" not in text and "insertelement" not in text
 
 
 @pytest.mark.parametrize("lanes", [3, 4, 8])
