@@ -61,6 +61,23 @@ def test_shuffles_turn_a_tile(kind: str, lanes: int) -> None:
     assert len(definitions) == lanes - block + block * (block.bit_length() - 1)
 
 
+INTERLEAVED = [((3, 200), (1, 0)), ((2, 7, 40), (0, 2, 1)), ((5, 33), (1, 0)), ((200, 3), (1, 0)), ((50, 4), (1, 0)),
+               ((2, 3, 9, 64), (0, 2, 3, 1))]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
+@pytest.mark.parametrize(("shape", "axes"), INTERLEAVED, ids=str)
+def test_few_lines_are_interleaved(shape, axes, kind) -> None:
+    a = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(kind)
+    x = te.placeholder(shape, kind, "x")
+    out = topi.transpose(x, axes)
+    result = backend.nd.empty(out.shape, kind)
+    backend.build(te.lower(schedule_for([out], Target("llvm")), [x, out]), target=Target("llvm"))(
+        backend.nd.array(a), result
+    )
+    assert np.array_equal(result.numpy(), a.transpose(axes))
+
+
 CASES = [
     ((40, 33), (1, 0)), ((8, 8), (1, 0)), ((7, 30), (1, 0)), ((2, 16, 9, 11), (0, 2, 3, 1)),
     ((1, 24, 8, 8), (0, 2, 3, 1)), ((2, 9, 70, 24), (0, 3, 1, 2)), ((3, 20, 4, 12), (0, 2, 1, 3)),

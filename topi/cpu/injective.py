@@ -27,6 +27,8 @@ __all__ = ["element_cost", "has_chains_behind", "schedule_injective", "vectorize
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
+_SHORT = 8
+"""Elements of a last axis across memory that are interleaved rather than put together one by one."""
 _ACROSS_COST = 5
 """Operations that an element counts as, at least, which is read across memory."""
 _VECTORS, _VECTORS_OF_CHAINS = 2, 4
@@ -116,6 +118,12 @@ def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Ten
     return (*found, fitting[0]) if fitting else None
 
 
+def _is_short(out: te.Tensor) -> bool:
+    """Is the last axis so short that vectors reach over several places of the one before it?"""
+    rows, columns = out.shape[-2:]
+    return isinstance(rows, int) and isinstance(columns, int) and columns <= _SHORT <= rows
+
+
 def _period(out: te.Tensor) -> int | None:
     """What the last axis of `out` is taken modulo wherever it is read by, if that divides it: see `tile`."""
     op = out.op
@@ -189,6 +197,11 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             *_, around = parallel_outer(s, out, tiles, work, target)
             buffer_line(s, lines[id(out.op)], out, around, target)
             continue
+        elif strided == len(axes) - 2 and _is_short(out):
+            *outer, _, _ = axes
+            joined = s[out].fuse(*axes[-2:])
+            extent, short = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])
+            tiles = [*outer, vectorize_elements(s, out, joined, extent, lanes * short)]
         elif strided is None and constant_size([extent]) >= 4 * lanes and _has_borders(out):
             tiles = _vectorize_between_borders(s, out, lanes)
         else:
