@@ -24,7 +24,8 @@ __all__ = ["merge_dimensions"]
 def merge_dimensions(function: Function) -> Function:
     """A primitive function that does the same to the same memory, of as few dimensions as can be.
 
-    Only of transpositions, and of what is elementwise before or after them; others are returned as they are.
+    Only of transpositions, and of what is elementwise before or after them; others are returned as they are. Flags that
+    are moved, and nothing else, are moved as bytes.
     """
     exprs = list(evaluation_order(function.body))
     if "strides" in function.attrs or not any(map(_transposes, exprs)) or not all(map(_is_followed, exprs)):
@@ -32,11 +33,12 @@ def merge_dimensions(function: Function) -> Function:
     tensors = _tensors(exprs, function.body)
     shape = function.body.tensor_type.shape
     groups = [] if tensors is None else _groups(shape, list(tensors.values()))
-    if tensors is None or not 0 < len(groups) < len(shape):
+    flags = function.body.tensor_type.dtype.is_bool and all(isinstance(e, Var) or _transposes(e) for e in exprs)
+    if tensors is None or not 0 < len(groups) < len(shape) + flags:
         return function
     made: dict[int, Expr] = {}
     for e in exprs:
-        made[id(e)] = _merged(e, groups, tensors, made)
+        made[id(e)] = _merged(e, groups, tensors, made, "uint8" if flags else None)
     params = [made[id(p)] for p in function.params if id(p) in made]
     if len(params) < len(function.params) or not isinstance(made[id(function.body)], Call):
         return function
@@ -119,10 +121,12 @@ def _groups(shape: Sequence[Dim], tensors: Sequence[_Tensor]) -> list[list[int]]
     return groups
 
 
-def _merged(e: Expr, groups: list[list[int]], tensors: dict[int, _Tensor], made: dict[int, Expr]) -> Expr:
+def _merged(
+    e: Expr, groups: list[list[int]], tensors: dict[int, _Tensor], made: dict[int, Expr], dtype: str | None
+) -> Expr:
     tensor = tensors[id(e)]
     if isinstance(e, Var):
-        return Var(e.name, TensorType(tensor.shape(groups), e.tensor_type.dtype))
+        return Var(e.name, TensorType(tensor.shape(groups), dtype or e.tensor_type.dtype))
     if not isinstance(e, Call):
         return e
     args = [made[id(a)] for a in e.args]

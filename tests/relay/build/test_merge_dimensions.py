@@ -70,6 +70,20 @@ def test_a_tensor_read_in_two_orders_stays() -> None:
     assert merged(y, x)[0] == [(4, 4, 5)]
 
 
+def test_flags_are_moved_as_bytes() -> None:
+    x = relay.var("x", shape=(4, 5), dtype="bool")
+    changed = merge_dimensions(relay.Function((x,), relay.transpose(x, (1, 0))))
+    assert str(changed.params[0].tensor_type.dtype) == "uint8"
+    moved = relay.Function((x,), relay.transpose(x, (1, 0)))
+    inverted = relay.Function((x,), relay.logical_not(relay.transpose(x, (1, 0))))
+    assert merge_dimensions(inverted) is inverted
+    flags = np.random.default_rng(0).random((4, 5)) < 0.5
+    module = graph_executor.GraphModule(relay.build(moved, "llvm")["default"](device("cpu", 0)))
+    module.set_input("x", flags)
+    module.run()
+    assert np.array_equal(module.get_output(0).numpy(), flags.T)
+
+
 def test_others_are_left_alone() -> None:
     x = var("x", 2, 3, 4)
     assert merged(relay.nn.relu(x), x)[0] == [(2, 3, 4)]
