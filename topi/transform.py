@@ -11,10 +11,11 @@ from typing import Any
 import te
 from te import Tensor
 from te.tir import Buffer, Dim, PrimExpr, Stmt, as_dim, as_int, convert, ir_builder
+from topi.groups import constant_size
 from topi.layout import Layout
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
-from topi.utils import matching_parts, normalize_axis, ravel_index, unravel_index
+from topi.utils import matching_parts, normalize_axis, num_elements, ravel_index, unravel_index
 
 __all__ = [
     "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform", "one_hot", "repeat", "reshape",
@@ -71,6 +72,9 @@ def concatenate(inputs: Sequence[Tensor], axis: int) -> Tensor:
     shape = (*inputs[0].shape[:axis], starts[-1], *inputs[0].shape[axis + 1 :])
     if len(inputs) > _MOST_OPEN_PARTS and as_int(starts[-1]) is None:
         return _joined(inputs, axis, shape)
+    known = all(as_int(d) is not None for d in shape[axis:])
+    if known and len(inputs) > _MOST_PARTS and constant_size(shape[axis:]) <= _NARROW * len(inputs):
+        return _joined_by_rows(inputs, axis, shape)
 
     def body(*i: Any) -> PrimExpr:
         result = inputs[0](*i)
@@ -83,6 +87,30 @@ def concatenate(inputs: Sequence[Tensor], axis: int) -> Tensor:
 
 _MOST_OPEN_PARTS = 4
 """Inputs of sizes known at run time that an element is looked for in: each is a comparison with a sum of sizes."""
+
+
+_MOST_PARTS, _NARROW = 16, 16
+"""Inputs that an element is looked for in, at most, where on average they have so few elements in a row."""
+_WORTH_SHARING = 1 << 16
+"""Elements from which threads share the rows."""
+
+
+def _joined_by_rows(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor:
+    """As `concatenate`, of many narrow inputs: row by row, a piece of each."""
+
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        out, parts = ib.buffer(outs[0]), [ib.buffer(x) for x in ins]
+        kind = "parallel" if constant_size(shape) >= _WORTH_SHARING else "serial"
+        with ib.for_range(0, num_elements(shape[:axis]), "row", kind, independent=True) as row:
+            lead, start = unravel_index(row, shape[:axis]), 0
+            for x, part in zip(ins, parts, strict=True):
+                with loop_nest(ib, x.shape[axis:], independent=True) as i:
+                    out[(*lead, start + i[0], *i[1:])] = part[(*lead, *i)]
+                start += constant_size([x.shape[axis]])
+        return ib.get()
+
+    return te.extern(shape, inputs, fill, name="concatenate", dtype=inputs[0].dtype, tag="default")
 
 
 def _joined(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor:

@@ -160,6 +160,7 @@ TRANSFORM = [
     row("expand_dims", f32(2, 3), axis=-1),
     row("squeeze", f32(1, 3, 1)),
     row("squeeze", f32(1, 3, 1), axis=(-1,)),
+    row("concatenate", *[f32(3, 1 + k % 3, 2) for k in range(18)], axis=1),
     row("concatenate", f32(2, 3), f32(2, 1), f32(2, 2), axis=1),
     row("concatenate", f32(2, 3), f32(4, 3), axis=-2),
     row("concatenate", f32(2, 3)),
