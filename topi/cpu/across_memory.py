@@ -26,7 +26,7 @@ __all__ = ["schedule_across_memory"]
 _PAGE_BYTES = 4096
 _MOST_STRIPS = 32
 """Strips that a thread works on one after the other, of which the first is not overlapped with another."""
-_SHARES = 16
+_SHARES = 8
 """Parts of the work for each core that balance what single ones take."""
 _STRIPS_AHEAD = 4
 """How far ahead is asked for what a strip reads and writes: further drives out what is at hand."""
@@ -57,15 +57,17 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
 def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
     """Are there two strips at least, so short that they and the next ones stay in the second-level cache?
 
-    Elements of a row that are whole pages apart share the sets of caches: few of them stay there.
+    Rows that are one block in that cache already lie in order there. Elements of a row that are whole pages apart share
+    the sets of caches: few of them stay there.
     """
     if not all(isinstance(d, int) for d in out.shape):
         return False
     columns, length = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
     width = _strip_width(out, target)
+    if columns < 2 * width or _block_columns(out, axis, columns, target) == columns:
+        return False
     kept = length * width * max(out.dtype.nbytes, 4)
-    apart = columns * out.dtype.nbytes
-    return columns >= 2 * width and kept <= target.cache_bytes.l2 // 10 and apart % _PAGE_BYTES != 0
+    return kept <= target.cache_bytes.l2 // 10 and columns * out.dtype.nbytes % _PAGE_BYTES != 0
 
 
 def _strip_width(out: te.Tensor, target: Target) -> int:
@@ -83,8 +85,10 @@ def _schedule_strips(
     lanes, width = vector_lanes(target), _strip_width(out, target)
     outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
     columns = constant_size(out.shape[axis + 1 :])
-    strips = constant_size(out.shape[:axis]) * columns // width
-    count = max(2, min(_MOST_STRIPS, strips // (_SHARES * target.num_cores), columns // width))
+    strips = columns // width
+    share = constant_size(out.shape[:axis]) * strips // (_SHARES * target.num_cores)
+    parts = -(-strips // max(2, min(_MOST_STRIPS, share)))
+    count = max(2, -(-strips // parts))
     part, within = s[out].split(last, factor=count * width, tail="shift")
     strip, column = s[out].split(within, factor=width)
     lines, each = s[out].split(outer[axis], factor=lines_at_once(extent_of(outer[axis])))
