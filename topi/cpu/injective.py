@@ -23,7 +23,7 @@ from topi.tag import PAD
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["element_cost", "has_chains_behind", "schedule_injective", "vectorize_elements"]
+__all__ = ["element_cost", "functions_behind", "schedule_injective", "vectorize_elements"]
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
@@ -74,10 +74,11 @@ def _has_chains(ops: Sequence[te.Operation]) -> bool:
     return "pow" not in called and not called.isdisjoint(EXPANSIONS)
 
 
-def has_chains_behind(out: te.Tensor, anchor: te.Operation) -> bool:
-    """Are mathematical functions computed of the result of `anchor`, on the way to `out`?"""
+def functions_behind(out: te.Tensor, anchor: te.Operation) -> set[str]:
+    """The mathematical functions that are computed of the result of `anchor`, on the way to `out`."""
     before = {id(op) for op in operations_behind([anchor.output(0)])}
-    return _has_chains([op for op in operations_behind([out]) if id(op) not in before])
+    bodies = [op.body for op in operations_behind([out]) if id(op) not in before and isinstance(op, te.ComputeOp)]
+    return {e.op for body in bodies for e in post_order(body) if isinstance(e, Call) and e.op in EXPANSIONS}
 
 
 def vectorize_elements(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_panel
-from topi.cpu.injective import has_chains_behind
+from topi.cpu.injective import functions_behind
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels, stream_widened
 from topi.cpu.product_parts import sum_by_parts
@@ -130,7 +130,7 @@ def tile_product(
     *row_axes, column = s[out].op.axis
     row = s[out].fuse(*row_axes)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
-    _tile_output(s, out, accumulator, [], row, column, plan, work, lanes, chains=has_chains_behind(out, anchor))
+    _tile_output(s, out, accumulator, [], row, column, plan, work, lanes, chains=bool(functions_behind(out, anchor)))
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)
@@ -214,7 +214,7 @@ def _batch_matmul_packed(
     accumulator = local_accumulator(s, anchor, out)
     *batch, row, column = s[out].op.axis
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
-    chains = has_chains_behind(out, anchor)
+    chains = bool(functions_behind(out, anchor))
     _tile_output(s, out, accumulator, list(batch), row, column, plan, work, vector_lanes(target), chains=chains)
     return s
 

@@ -33,12 +33,11 @@ def tile_windows(
     unrolled: int = MOST_TAPS,
     vectors: int = 1,
     *,
-    chains: bool = False,
+    divide: bool = True,
 ) -> None:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
-    Half as many where `chains` of operations follow the reduction: they take turns, and have numbers of their own to
-    keep in registers.
+    Of a number that divides the width where one is near, if `divide`; else of as many as that.
     Tiles are of up to `vectors` vectors of channels. What pads the input is inlined. Windows, or lines of them, of up
     to `unrolled` taps are unrolled.
     """
@@ -50,7 +49,7 @@ def tile_windows(
     *line_axes, x, channel = s[out].op.axis
     width = constant_size([x.extent], default=64)
     sizes = [_dividing(width, most) for most in range(1, min(width, target.vector_registers - 2) + 1)]
-    likely = min(columns // 2, width) if chains else _dividing(width, columns)
+    likely = _dividing(width, columns) if divide else min(columns, width)
     columns = choose("columns", likely, dict.fromkeys((*sizes, likely)))
     reach = constant_size([window[-1].extent]) // 2  # what lies before the first window, at most, as a rule
     tail = "guard" if columns == 1 or isinstance(x.extent, int) else "shift"
