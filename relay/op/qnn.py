@@ -81,8 +81,11 @@ class Dequantize(OpDef):
         return topi.dequantize(data, scale, zero_point, self.axis)
 
     def reference(self, data: Array, scale: Array, zero_point: Array) -> Array:
-        centred = data.astype(np.float32) - _along(zero_point, self.axis, data.ndim).astype(np.float32)
-        return centred * _along(scale, self.axis, data.ndim)
+        values = data.astype(np.float32)
+        if zero_point.any():
+            values -= _along(zero_point, self.axis, data.ndim).astype(np.float32)
+        values *= _along(scale, self.axis, data.ndim)
+        return values
 
 
 def _along(x: Array, axis: int, rank: int) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from relay.expr import Call, Expr
+from relay.expr import Call, Constant, Expr
 from relay.op import broadcast
 from relay.op.qnn import Dequantize, Quantize, dequantized, quantized
 from relay.transform.builders import reshaped
@@ -24,8 +24,8 @@ class CanonicalizeQuantization(RewritePass):
     opt_level: ClassVar[int] = 0
 
     def rewrite(self, call: Call) -> Expr:
-        if not isinstance(call.op, Quantize | Dequantize):
-            return call
+        if not isinstance(call.op, Quantize | Dequantize) or all(isinstance(a, Constant) for a in call.args):
+            return call  # of constants a constant, computed as a whole
         scale, zero = (_along(e, call.op.axis, len(call.shape)) for e in call.args[1:])
         if isinstance(call.op, Dequantize):
             return dequantized(call.args[0], scale, zero)
