@@ -14,20 +14,22 @@ __all__ = ["LowerIntrin", "lower_intrinsics"]
 
 
 class _Expander(Mutator):
-    def __init__(self, keep: Collection[str], fused: bool) -> None:
-        self.expanded, self.fused = EXPANSIONS.keys() - set(keep), fused
+    def __init__(self, keep: Collection[str], fused: bool, lookups: bool) -> None:
+        self.expanded, self.fused, self.lookups = EXPANSIONS.keys() - set(keep), fused, lookups
 
     def visit_Call(self, call: Call) -> Any:
         call = self.visit_default(call)
-        return expand(call, self.fused) if call.op in self.expanded else call
+        return expand(call, self.fused, self.lookups) if call.op in self.expanded else call
 
 
-def lower_intrinsics(function: PrimFunc, keep: Collection[str] = (), *, fused: bool = False) -> PrimFunc:
+def lower_intrinsics(
+    function: PrimFunc, keep: Collection[str] = (), *, fused: bool = False, lookups: bool = False
+) -> PrimFunc:
     """`function` with calls of mathematical functions expanded, those in `keep` left alone.
 
-    `fused`: multiply-adds of the target round once.
+    `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from 8 words by lane.
     """
-    return function.with_body(_Expander(keep, fused).visit(function.body))
+    return function.with_body(_Expander(keep, fused, lookups).visit(function.body))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class Compiler:
     def emit(self, functions: Iterable[PrimFunc]) -> EmittedModule:
         """LLVM assembly of lowered functions."""
         lowered = [fold_lanes(hoist_divisions(lower_narrow_types(f))) for f in functions]
-        expanded = [lower_intrinsics(f, fused=self.target.has_fma) for f in lowered]
+        fused, lookups = self.target.has_fma, {"avx2", "fma"} <= self.target.features
+        expanded = [lower_intrinsics(f, fused=fused, lookups=lookups) for f in lowered]
         return emit_module(expanded, self._code_machine())
 
     def _code_machine(self) -> Machine:

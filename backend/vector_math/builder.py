@@ -61,11 +61,13 @@ _FLOAT64 = Format(
 class Builder:
     """Arithmetic on values of one float type; `let` names values that are used more than once.
 
-    `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way.
+    `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way. `lookups`: vectors
+    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane.
     """
 
     of: DType
     fused: bool
+    lookups: bool
     lets: list[tuple[Var, PrimExpr]] = field(default_factory=list[tuple[Var, PrimExpr]])
 
     @property
@@ -79,11 +81,11 @@ class Builder:
 
     def wide(self) -> Builder:
         """The same in float64; names go to the same list."""
-        return Builder(dtype("float64").with_lanes(self.of.lanes), self.fused, self.lets)
+        return Builder(dtype("float64").with_lanes(self.of.lanes), self.fused, self.lookups, self.lets)
 
     def inner(self) -> Builder:
         """The same with names of its own, for what only one side of a branch computes."""
-        return Builder(self.of, self.fused)
+        return Builder(self.of, self.fused, self.lookups)
 
     def let(self, value: PrimExpr, name: str = "t") -> Var:
         var = Var(name, value.dtype)
@@ -147,7 +149,7 @@ class Builder:
     ) -> PrimExpr:
         """All lanes of `then` if every `rank` (see there) is below that of `limit`, else of `otherwise`: a branch."""
         highest = Call(rank.dtype.element, "vector_reduce_max", (rank,)) if rank.dtype.lanes > 1 else rank
-        scalar = Builder(self.of.element, self.fused)
+        scalar = Builder(self.of.element, self.fused, self.lookups)
         is_below = likely(highest < scalar.rank(scalar.const(limit), above))
         return Call(then.dtype, "if_then_else", (is_below, then, otherwise))
 
@@ -211,6 +213,14 @@ class Builder:
     def power_of_two(self, t: PrimExpr) -> PrimExpr:
         """2^n, whose biased exponent is in the low bits of t's."""
         return self.from_bits(self.exponent_bits(t))
+
+    def looks_up(self) -> bool:
+        """Is `lookup` one instruction for values of this type?"""
+        return self.lookups and self.of.bits == 32 and self.of.lanes % 8 == 0
+
+    def lookup(self, index: PrimExpr, words: Sequence[int]) -> PrimExpr:
+        """The word of 8 that the last three bits of each lane of `index` say."""
+        return Call(self.words, "lookup", (index, *[make_const(self.words.element, word) for word in words]))
 
     def exponent_bits(self, t: PrimExpr) -> PrimExpr:
         """The low bits of t's where a number has its exponent."""

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 
-from backend.vector_math.builder import Builder
-from te.tir import Max, Min, PrimExpr, Select
+import numpy as np
 
+from backend.vector_math.builder import Builder
+from te.tir import Call, Max, Min, PrimExpr, Select
+
+_EIGHTHS = tuple([int(np.float32(2 ** (j / 8)).view(np.int32)) - (j << 20) for j in range(8)])
+"""2^(j/8), less j where the bits of n = 8k + j bring it when k is brought to the exponent."""
+_EXP_OF_EIGHTH = (1.0, 0.5000645518302917, 0.16666898131370544)
+"""expm1(r) / r on |r| <= ln(2)/16"""
 # (sinh(x) / x - 1) / x^2 in x^2, to 1
 _SINH = (0.1666666716337204, 0.008333339355885983, 0.00019838102161884308, 2.806280235745362e-06)
 # erf(x) = x P(x^2) / Q(x^2) to 4, beyond which it is 1
@@ -30,9 +36,21 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
     twice as long, which masked elements of a softmax would pay for every time.
     """
     f = b.format
-    t, r = b.reduce_exp(b.let(Max(x, b.const(-f.bias * math.log(2))), "x"), f.bias)
+    x = b.let(Max(x, b.const(-f.bias * math.log(2))), "x")
+    if b.looks_up():
+        return _exp_by_eighths(b, x)
+    t, r = b.reduce_exp(x, f.bias)
     power = b.let(b.power_of_two(t), "power")
     return b.grown_expm1(power, r, power)
+
+
+def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
+    """e^x = 2^k 2^(j/8) e^r: what is left for the polynomial is so small that two terms fewer will do."""
+    t, r = b.reduce_exp(x, 0, 1 / 8)
+    n = b.let(b.bits(t), "n")
+    exponent = Call(b.words, "shift_left", (n, b.word(b.format.mantissa - 3)))
+    power = b.let(b.from_bits(exponent + b.lookup(n, _EIGHTHS)), "power")
+    return b.fma(b.polynomial(r, _EXP_OF_EIGHTH), r * power, power)
 
 
 def exp2(b: Builder, x: PrimExpr) -> PrimExpr:

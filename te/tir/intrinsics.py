@@ -67,6 +67,10 @@ def _dot_quads(x: Any, y: Any) -> Any:
     return np.sum(products, axis=0).astype(np.int32)
 
 
+def _lookup(index: Any, *values: Any) -> Any:
+    return np.asarray(values, np.int32)[np.asarray(index) & 7]
+
+
 for _name, _reference in {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
     "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": _rsqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
@@ -100,6 +104,7 @@ intrinsic("dot_pairs", 2, _dot_pairs,
           doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
 intrinsic("dot_quads", 2, _dot_quads,
           doc="(x, y), int32 that are four bytes: unsigned by signed, added, two within 16 bits")  # fmt: skip
+intrinsic("lookup", 9, _lookup, doc="(x, 8 constants), int32 lanes: the constant that the last three bits of x say")
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
 intrinsic("reinterpret", 1, doc="the same bits as another type of the same width")

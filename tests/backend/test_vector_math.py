@@ -155,16 +155,33 @@ def test_error_of_functions_of_two_values(op):
 def test_scalars_and_odd_lanes_give_the_same(op):
     arity = 2 if op in OF_TWO else 1
     args = [within_domain(op, np.abs(samples("float32", 5 + k))[:840]) for k in range(arity)]
-    expected = run(op, 8, *args)
+    expected, least = run(op, 8, *args), np.finfo("f4").smallest_normal
     for lanes in (1, 3, 7):
-        np.testing.assert_allclose(run(op, lanes, *args), expected, rtol=1e-6)
+        np.testing.assert_allclose(run(op, lanes, *args), expected, rtol=1e-6, atol=least)
 
 
-@pytest.mark.parametrize("op", ["sin", "cos", "tan", "pow", "fmod", "log", "exp"])
+@pytest.mark.parametrize("op", ["sin", "cos", "tan", "pow", "fmod", "log", "exp", "exp_nonpositive"])
 def test_without_fused_multiply_adds(op):
     """Multiplying and adding round twice there: reductions must not rely on one rounding."""
-    args = pairs(op, "float32") if op in OF_TWO else (samples("float32", 1),)
+    args = pairs(op, "float32") if op in OF_TWO else (within_domain(op, samples("float32", 1)),)
     check(op, run(op, 8, *args, target="llvm -mcpu=x86-64-v2"), args, STATED[op, "float32"] + 0.5)
+
+
+@pytest.mark.parametrize(("cpu", "lanes", "instruction"), [
+    ("haswell", 8, r"vperm(d|ps)\s.*%ymm"), ("haswell", 24, r"vperm(d|ps)\s.*%ymm"),
+    ("skylake-avx512", 16, r"vperm(d|ps)\s.*%zmm"), ("haswell", 4, None), ("haswell", 1, None), ("x86-64-v2", 8, None),
+])  # fmt: skip
+def test_eighths_of_powers_of_two_are_looked_up_by_lane(cpu, lanes, instruction):
+    """Where vectors have an instruction for it; a polynomial of more terms does without."""
+    f = function("exp_nonpositive", "float32", 1, lanes, 48)
+    text = build(IRModule({"f": f}), Target(f"llvm -mcpu={cpu}")).get_source("asm")
+    assert bool(re.search(instruction or r"perm(d|ps)\s", text)) == (instruction is not None)
+
+
+@pytest.mark.parametrize("lanes", [16, 24, 4])
+def test_exponentials_of_other_numbers_of_lanes(lanes):
+    x = within_domain("exp_nonpositive", samples("float32", 6))[: COUNT // 48 * 48]
+    check("exp_nonpositive", run("exp_nonpositive", lanes, x), (x,), STATED["exp_nonpositive", "float32"])
 
 
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])

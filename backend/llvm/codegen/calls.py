@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backend.llvm.codegen.dots import DotEmitter
+from backend.llvm.codegen.lookups import LookupEmitter
 from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
 from te.dtype import INT32, DType, dtype
 from te.errors import CompileError
@@ -35,7 +36,7 @@ _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shi
 _REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_reduce_min": "min"}
 
 
-class CallEmitter(DotEmitter):
+class CallEmitter(LookupEmitter):
     """Emits `Call` expressions."""
 
     def visit_Call(self, call: Call) -> str:
@@ -366,7 +367,7 @@ def _string(expr: PrimExpr, call: Call) -> str:
 
 _TABLE: dict[str, Callable[[CallEmitter, Call], str]] = {
     name.removeprefix("emit_"): emit
-    for part in (DotEmitter, CallEmitter)
+    for part in (DotEmitter, LookupEmitter, CallEmitter)
     for name, emit in vars(part).items()
     if name.startswith("emit_")
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backend.llvm.codegen.memory import MemoryEmitter
+from backend.llvm.codegen.parts import PartEmitter, word_vector
 from te.tir import Add, Call, PrimExpr
 
 __all__ = ["DotEmitter"]
@@ -21,7 +21,7 @@ _VNNI = {
 """By lanes of int32: features of which one set makes vpdpbusd an instruction."""
 
 
-class DotEmitter(MemoryEmitter):
+class DotEmitter(PartEmitter):
     """Emits the intrinsics in the forms that become one instruction, or the few that there are."""
 
     def emit_byte_pairs(self, call: Call) -> str:
@@ -29,7 +29,7 @@ class DotEmitter(MemoryEmitter):
         source = "i16" if lanes == 1 else f"<{lanes} x i16>"
         octets = self.text.pure(f"bitcast {source} {self.visit(call.args[0])} to <{2 * lanes} x i8>")
         wide = self.text.pure(f"sext <{2 * lanes} x i8> {octets} to <{2 * lanes} x i16>")
-        return self.text.pure(f"bitcast <{2 * lanes} x i16> {wide} to {_vector(lanes)}")
+        return self.text.pure(f"bitcast <{2 * lanes} x i16> {wide} to {word_vector(lanes)}")
 
     def emit_dot_pairs(self, call: Call) -> str:
         """A product of twice the lanes, and the sum of its neighbours: the form that becomes one instruction."""
@@ -55,15 +55,8 @@ class DotEmitter(MemoryEmitter):
         total = None if onto is None else self.visit(onto)
         if not widths or lanes % min(widths):
             value = self._sum_of_parts(self._product_of_parts(x, y, lanes, 4, "zext", "sext"), lanes, 4)
-            return value if total is None else self.text.pure(f"add {_vector(lanes)} {total}, {value}")
-        parts: list[tuple[str, int]] = []
-        begin = 0
-        while begin < lanes:
-            width = max(w for w in widths if w <= lanes - begin)
-            operands = [None if v is None else self._part(v, lanes, begin, width) for v in (total, x, y)]
-            parts.append((self._instruction(width, *operands), width))  # type: ignore[arg-type]
-            begin += width
-        return self._joined(parts)
+            return value if total is None else self.text.pure(f"add {word_vector(lanes)} {total}, {value}")
+        return self.by_parts(lanes, widths, [x, y] if total is None else [x, y, total], self._instruction)
 
     def _widths(self) -> list[int]:
         """Lanes of the vectors that there are instructions for."""
@@ -73,8 +66,8 @@ class DotEmitter(MemoryEmitter):
     def _has_vnni(self, width: int) -> bool:
         return any(needed <= self.machine.features for needed in _VNNI[width])
 
-    def _instruction(self, width: int, total: str | None, x: str, y: str) -> str:
-        kind, module = _vector(width), self.text.module
+    def _instruction(self, width: int, x: str, y: str, total: str | None = None) -> str:
+        kind, module = word_vector(width), self.text.module
         if self._has_vnni(width):
             name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
             module.declare(name, kind, ", ".join([kind] * 3))
@@ -89,38 +82,9 @@ class DotEmitter(MemoryEmitter):
         value = self.text.pure(f"call {kind} @{add}({words} {products}, {words} splat (i16 1))")
         return value if total is None else self.text.pure(f"add {kind} {total}, {value}")
 
-    def _part(self, value: str, lanes: int, begin: int, width: int) -> str:
-        """Some lanes of a vector of int32."""
-        if lanes == width:
-            return value
-        kind, picks = _vector(lanes), ", ".join([f"i32 {i}" for i in range(begin, begin + width)])
-        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{width} x i32> <{picks}>")
-
-    def _joined(self, parts: list[tuple[str, int]]) -> str:
-        """Vectors of int32 as one."""
-        value, lanes = parts[0]
-        for other, width in parts[1:]:
-            widened = self._spread(other, width, max(width, lanes))
-            before = self._spread(value, lanes, max(width, lanes))
-            both = max(width, lanes)
-            picks = ", ".join([f"i32 {i}" for i in (*range(lanes), *range(both, both + width))])
-            kind = _vector(both)
-            value = self.text.pure(
-                f"shufflevector {kind} {before}, {kind} {widened}, <{lanes + width} x i32> <{picks}>"
-            )
-            lanes += width
-        return value
-
-    def _spread(self, value: str, lanes: int, width: int) -> str:
-        """A vector with more lanes, of any value."""
-        if lanes == width:
-            return value
-        kind, picks = _vector(lanes), ", ".join([f"i32 {i if i < lanes else 0}" for i in range(width)])
-        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{width} x i32> <{picks}>")
-
     def _product_of_parts(self, x: str, y: str, lanes: int, parts: int, *signs: str) -> str:
         """The products of the fields of int32s, `parts` in each, as int32."""
-        kind, bits, wide = _vector(lanes), 32 // parts, f"<{parts * lanes} x i32>"
+        kind, bits, wide = word_vector(lanes), 32 // parts, f"<{parts * lanes} x i32>"
         fields = f"<{parts * lanes} x i{bits}>"
         extended = [
             self.text.pure(f"{sign} {fields} {self.text.pure(f'bitcast {kind} {v} to {fields}')} to {wide}")
@@ -130,7 +94,7 @@ class DotEmitter(MemoryEmitter):
 
     def _sum_of_parts(self, product: str, lanes: int, parts: int) -> str:
         """Sums of `parts` neighbours each."""
-        wide, kind = f"<{parts * lanes} x i32>", _vector(lanes)
+        wide, kind = f"<{parts * lanes} x i32>", word_vector(lanes)
         if lanes == 1:
             terms = [self.text.pure(f"extractelement {wide} {product}, i64 {i}") for i in range(parts)]
         else:
@@ -142,7 +106,3 @@ class DotEmitter(MemoryEmitter):
         for term in terms[1:]:
             total = self.text.pure(f"add {kind} {total}, {term}")
         return total
-
-
-def _vector(lanes: int) -> str:
-    return "i32" if lanes == 1 else f"<{lanes} x i32>"
