@@ -102,7 +102,8 @@ class CLikeGenerator(Visitor[Any]):
         self.lines: list[str] = []
         self.depth = 0
         self.names: dict[Var, str] = {}
-        self.taken: set[str] = set(self.keywords)
+        functions = {name + suffix for name in self.float_calls.values() for suffix in ("", "f")}
+        self.taken: set[str] = {*self.keywords, *functions}
         self.pointers: dict[Var, str] = {}  # declared types of pointers to buffers, where they are not void*
         self.vectors: set[Var] = set()  # variables that hold a vector, as an array
         self.lane = ""  # name or number of the lane being printed; "" outside vectors

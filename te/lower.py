@@ -20,6 +20,7 @@ from te.tir.expr import Dim, PrimExpr, SizeVar, Var
 from te.tir.function import PrimFunc
 from te.tir.ops import likely, logical_and, seq
 from te.tir.passes.flatten import Flatten
+from te.tir.passes.hoist_allocations import HoistAllocations
 from te.tir.passes.hoist_if_then_else import HoistIfThenElse
 from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
 from te.tir.passes.inject_software_pipeline import InjectSoftwarePipeline
@@ -161,6 +162,7 @@ def lowering_passes() -> tuple[Pass, ...]:
         Unroll(),
         Simplify(),
         RemoveNoOp(),
+        HoistAllocations(),
         StorageRewrite(),
     )
 

@@ -29,8 +29,9 @@ _REACH = 2
 class RepeatElements(FunctionPass):
     """take(x, [(first + i) // times]) = strided_slice(repeat(pad(x), times)) along the last dimension.
 
-    Images whose lines are enlarged by whole numbers: positions that are computed are read as vectors, numbers in memory
-    one by one. Other dimensions are left alone: there a position is one for many elements.
+    And take(x, [first + i * step]) = strided_slice(x). Images whose lines are enlarged or reduced by whole numbers:
+    positions that are computed are read as vectors, numbers in memory one by one. Other dimensions are left alone:
+    there a position is one for many elements.
     """
 
     opt_level: ClassVar[int] = 2
@@ -40,7 +41,7 @@ class RepeatElements(FunctionPass):
 
 
 class TakeRepeated(PatternRule):
-    """take(x, indices), where these count up evenly and stop at the ends of x"""
+    """take(x, indices), where these count up evenly, each several times or some left out, and stop at the ends of x"""
 
     x, indices = wildcard(), is_constant()
     pattern = is_op("take")(x, indices)
@@ -51,9 +52,11 @@ class TakeRepeated(PatternRule):
         extent = x.shape[-1] if x.shape else None
         if op.axis not in (-1, len(x.shape) - 1) or op.batch_dims or indices.ndim != 1 or not isinstance(extent, int):
             return None
-        counted = times_and_first(indices, extent)
+        counted, step = times_and_first(indices, extent), _step(indices)
         if counted is None:
-            return None
+            first, last = (int(indices[0]), int(indices[-1])) if step else (0, 0)
+            even = StridedSlice(begin=(first,), end=(last + 1,), strides=(step,), axes=(len(x.shape) - 1,))
+            return make_call(even, (x,), call.span) if step and first >= 0 and last < extent else None
         (times, first), out, last = counted, len(indices), len(x.shape) - 1
         before, after = max(-(first // times), 0), max(-(-(out + first) // times) - extent, 0)
         widths = tuple([(before, after) if a == last else (0, 0) for a in range(last + 1)])
@@ -68,6 +71,12 @@ class TakeRepeated(PatternRule):
         if start == 0 and repeated.shape[-1] == out:
             return repeated
         return made(StridedSlice(begin=(start,), end=(start + out,), strides=(1,), axes=(last,)), repeated)
+
+
+def _step(indices: np.ndarray) -> int:
+    """By how much each index is larger than the one before it: 2 or more; else 0."""
+    steps = np.diff(indices)
+    return int(steps[0]) if len(steps) and steps[0] >= 2 and (steps == steps[0]).all() else 0
 
 
 def times_and_first(indices: np.ndarray, extent: int) -> tuple[int, int] | None:

@@ -29,15 +29,17 @@ _LEAST_OPERATIONS = 2
 def shared_line(out: te.Tensor) -> te.Tensor | None:
     """The tensor of which each line of `out` reads the same line, at places of its own; it takes arithmetic.
 
-    Everything injective behind `out` is taken as inlined. None where there is none, or where there are several.
+    Lines whose length is known at run time are taken to be short. Everything injective behind `out` is taken as
+    inlined. None where there is none, or where there are several.
     """
     found: list[te.Tensor] = []
     if isinstance(out.op, te.ComputeOp) and is_injective(out.op) and out.ndim > 1:
         _collect(out.op, found)
     line = found[0] if found and all(t is found[0] for t in found) else None
-    if line is None or not isinstance(line.shape[-1], int) or not isinstance(out.shape[-1], int):
+    if line is None or not _is_worth_keeping(line):
         return None
-    return line if line.shape[-1] * line.dtype.nbytes <= _MOST_BYTES and _is_worth_keeping(line) else None
+    length = line.shape[-1]
+    return line if not isinstance(length, int) or length * line.dtype.nbytes <= _MOST_BYTES else None
 
 
 def _collect(op: te.ComputeOp, found: list[te.Tensor], moved: bool = False) -> None:
@@ -75,6 +77,7 @@ def buffer_line(s: te.Schedule, line: te.Tensor, out: te.Tensor, at: te.IterVar,
     """Compute what loop `at` of `out` reads of `line` before it is read, by vectors."""
     s[line].set_scope("local")
     s[line].compute_at(s[out], at)
-    vectors, lane = s[line].split(s[line].op.axis[-1], factor=2 * vector_lanes(target))
+    tail = "guard" if isinstance(line.shape[-1], int) else "shift"
+    vectors, lane = s[line].split(s[line].op.axis[-1], factor=2 * vector_lanes(target), tail=tail)
     s[line].vectorize(lane)
     s[line].pragma(vectors, "loop_partition_hint")

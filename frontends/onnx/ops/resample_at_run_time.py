@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from frontends.onnx.ops.common import counted, float_const
 from frontends.onnx.ops.resample import Resampling, resample
 from relay import op
@@ -17,8 +19,8 @@ from relay.transform.repeat_elements import times_and_first
 from te.tir import Dim
 
 __all__ = [
-    "FilterAtRunTime", "Repeated", "TapsAtRunTime", "filter_at_run_time", "real", "repeated_positions",
-    "resample_at_run_time", "scaled",
+    "FilterAtRunTime", "Repeated", "Strided", "TapsAtRunTime", "filter_at_run_time", "real", "repeated_positions",
+    "resample_at_run_time", "scaled", "strided_positions",
 ]  # fmt: skip
 
 
@@ -31,10 +33,18 @@ class Repeated:
 
 
 @dataclass(frozen=True, slots=True)
+class Strided:
+    """Indices that skip positions evenly: element i is first + i * step, always within the axis."""
+
+    step: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class TapsAtRunTime:
     """For each tap `indices` int64[out] and `weights` float64[out] (none: 1); `outside` bool[out] as in `Taps`."""
 
-    indices: Sequence[Expr | Repeated]
+    indices: Sequence[Expr | Repeated | Strided]
     weights: Sequence[Expr]
     outside: Expr
 
@@ -102,6 +112,18 @@ def repeated_positions(how: Resampling, scale: float) -> list[Repeated] | None:
     sample = resample(replace(how, exclude_outside=False), _SAMPLE, _SAMPLE * int(scale), scale)
     found = [times_and_first(indices, _SAMPLE) for indices in sample.indices]
     return None if None in found else [Repeated(*pair) for pair in found if pair is not None]
+
+
+def strided_positions(how: Resampling, scale: float) -> list[Strided] | None:
+    """The indices of all taps of an axis that is made `scale` times as long, if they skip positions evenly."""
+    step = round(1 / scale) if how.coordinates in _PERIODIC and scale < 1 else 0
+    if step < 2 or step * scale != 1.0:
+        return None
+    sample = resample(replace(how, exclude_outside=False), _SAMPLE * step, _SAMPLE, scale)
+    found = [Strided(step, int(indices[0])) for indices in sample.indices]
+    even = step * np.arange(_SAMPLE)
+    same = [np.array_equal(tap.first + even, indices) for tap, indices in zip(found, sample.indices, strict=True)]
+    return found if all(same) and all(tap.first < step for tap in found) else None
 
 
 def filter_at_run_time(

@@ -16,12 +16,14 @@ from frontends.onnx.ops.resample import Resampling, Taps, output_extent, resampl
 from frontends.onnx.ops.resample_at_run_time import (
     FilterAtRunTime,
     Repeated,
+    Strided,
     TapsAtRunTime,
     filter_at_run_time,
     real,
     repeated_positions,
     resample_at_run_time,
     scaled,
+    strided_positions,
 )
 from frontends.onnx.registry import converter
 from frontends.onnx.tensors import check_computed
@@ -136,12 +138,14 @@ def _taps_at_run_time(
     how: Resampling, extent: Dim, out: Dim, scale: float | Expr, region: tuple[float, float]
 ) -> TapsAtRunTime:
     taps = resample_at_run_time(how, extent, out, scale, region)
-    if isinstance(scale, Expr) or not dims_equal(out, product((extent, int(scale)))):
+    if isinstance(scale, Expr):
         return taps
-    repeated = repeated_positions(how, scale)
-    if repeated is None or len(repeated) != len(taps.indices):
-        return taps
-    return replace(taps, indices=repeated)
+    known: Sequence[Repeated | Strided] | None = None
+    if scale > 1 and dims_equal(out, product((extent, int(scale)))):
+        known = repeated_positions(how, scale)
+    elif scale < 1 and dims_equal(out, floor_divide(extent, round(1 / scale))):
+        known = strided_positions(how, scale)
+    return taps if known is None or len(known) != len(taps.indices) else replace(taps, indices=known)
 
 
 def _width(node: OnnxNode, how: Resampling, scale: float | Expr) -> Dim:
@@ -290,8 +294,11 @@ def _as_expr(values: np.ndarray | Expr) -> Expr:
     return values if isinstance(values, Expr) else Constant(values)
 
 
-def _taken(x: Expr, indices: np.ndarray | Expr | Repeated, axis: int) -> Expr:
-    """Elements of `x` along an axis: where each is repeated as often, what computes their places is known to passes."""
+def _taken(x: Expr, indices: np.ndarray | Expr | Repeated | Strided, axis: int) -> Expr:
+    """Elements of `x` along an axis: of even ones passes know how their places are computed."""
+    if isinstance(indices, Strided):
+        last = product((floor_divide(x.shape[axis], indices.step), indices.step))
+        return op.strided_slice(x, (indices.first,), (last,), (indices.step,), axes=(axis,))
     if not isinstance(indices, Repeated):
         return op.take(x, _as_expr(indices), axis=axis, mode="fast")
     times, first, out = indices.times, indices.first, product((x.shape[axis], indices.times))

@@ -174,7 +174,7 @@ class _LaneRewriter(Mutator):
         buffer, indices, moves = self._element(node.buffer, node.indices)
         predicate = None if node.predicate is None else self.visit(node.predicate)
         if not moves and predicate is node.predicate:
-            if self.mask is None:
+            if self.mask is None or (predicate is None and can_not_fault(node, self.analyzer)):
                 return node if indices == node.indices else BufferLoad(buffer, indices)
             indices = (*indices[:-1], self.widen(indices[-1]))
         if node.dtype.lanes > 1:

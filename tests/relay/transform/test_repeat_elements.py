@@ -39,9 +39,20 @@ def test_neighbours_of_linear_resizes_are_repeated_from_within_a_border(times) -
     assert changed(np.clip(low + 1, 0, EXTENT - 1)) == ["strided_slice", "repeat", "nn.pad"]
 
 
+@pytest.mark.parametrize("indices", [[0, 2, 4], [1, 3, 5], [1, 4], [0, 5]], ids=str)
+def test_what_skips_elements_evenly_is_a_slice(indices) -> None:
+    assert changed(np.array(indices)) == ["strided_slice"]
+
+
+def test_filters_that_reach_further_repeat_from_within_wider_borders() -> None:
+    low = np.floor((np.arange(2 * EXTENT) + 0.5) / 2 - 0.5).astype(np.int64)
+    for offset in (-1, 2):
+        assert changed(np.clip(low + offset, 0, EXTENT - 1)) == ["strided_slice", "repeat", "nn.pad"]
+
+
 @pytest.mark.parametrize(
     "indices",
-    [[0, 0, 1, 1, 2, 2], [5, 4, 3, 2, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 5], [0] * 12, [0, 2, 4]],
+    [[0, 0, 1, 1, 2, 2], [5, 4, 3, 2, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 5], [0] * 12, [0, 2, 5], [1]],
     ids=str,
 )
 def test_other_positions_stay(indices) -> None:

@@ -32,6 +32,7 @@ from te.tir import (
 from te.tir.interpreter import InterpreterError, interpret
 from te.tir.ops import all as all_of
 from te.tir.ops import floordiv, likely
+from te.tir.passes.hoist_allocations import hoist_allocations
 from te.tir.passes.hoist_if_then_else import hoist_if_then_else
 from te.tir.passes.inject_double_buffer import inject_double_buffer
 from te.tir.passes.inject_virtual_thread import inject_virtual_thread
@@ -317,3 +318,19 @@ def test_a_chain_of_conditions_masks_only_reads_that_may_leave_their_buffer():
     interpret(vectorize(func), data, result)
     following = np.append(data[1:], np.float32(-1))
     np.testing.assert_array_equal(result, (data > 0) & (data < 1.5) & (following > 0))
+
+
+def test_memory_of_open_size_is_taken_once_for_all_iterations():
+    n, b = SizeVar("n"), decl_buffer((8,), name="B")
+    line, tile = decl_buffer((n,), name="line", scope="local"), decl_buffer((4,), name="tile", scope="local")
+    body = Allocate(line, Allocate(tile, BufferStore(b, const(1.0), (i,))))
+    own = decl_buffer((i + 1,), name="own", scope="local")
+    func = function(loop(j, 2, loop(i, 8, Allocate(own, body)), ForKind.PARALLEL), b)
+    assert lines(hoist_allocations(func)) == [
+        "    for j in parallel(2):",
+        '        line = allocate([n], "float32", scope="local")',
+        "        for i in range(8):",
+        '            own = allocate([i + 1], "float32", scope="local")',
+        '            tile = allocate([4], "float32", scope="local")',
+        "            B[i] = 1.0",
+    ]
