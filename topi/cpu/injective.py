@@ -27,8 +27,9 @@ __all__ = ["element_cost", "functions_behind", "schedule_injective", "vectorize_
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
-_SHORT = 8
-"""Elements of a last axis across memory that are interleaved rather than put together one by one."""
+_FEWEST, _SHORT = 4, 8
+"""Elements of a last axis across memory that are interleaved, rather than turned, and rather than put together one by
+one."""
 _ACROSS_COST = 5
 """Operations that an element counts as, at least, which is read across memory."""
 _VECTORS, _VECTORS_OF_CHAINS = 2, 4
@@ -119,10 +120,10 @@ def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Ten
     return (*found, fitting[0]) if fitting else None
 
 
-def _is_short(out: te.Tensor) -> bool:
-    """Is the last axis so short that vectors reach over several places of the one before it?"""
+def _is_short(out: te.Tensor, most: int) -> bool:
+    """Has the last axis `most` elements, and the one before it more, so that vectors may reach over places of both?"""
     rows, columns = out.shape[-2:]
-    return isinstance(rows, int) and isinstance(columns, int) and columns <= _SHORT <= rows
+    return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
 
 
 def _period(out: te.Tensor) -> int | None:
@@ -190,19 +191,19 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
         strided = strided_axis(out) if len(axes) > 1 else None
         work *= 1 if strided is None else max(1, _ACROSS_COST / cost)
         source = None if strided is None or not squares else _turned_source(out, strided, target)
-        if strided is not None and source is not None:
+        if strided == len(axes) - 2 and _is_short(out, _FEWEST if source is not None else _SHORT):
+            *outer, _, _ = axes
+            joined = s[out].fuse(*axes[-2:])
+            extent, short = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])
+            tiles = [*outer, vectorize_elements(s, out, joined, extent, lanes * short)]
+        elif strided is not None and source is not None:
             counted = counted or not all(isinstance(out.shape[a], int) for a in (strided, -1))
-            tiles = tile_turned(s, out, strided, *source, target)
+            tiles = tile_turned(s, out, strided, *source, target, vectors * lanes)
         elif id(out.op) in lines:
             tiles = _vectorize_between_borders(s, out, lanes)[:-1]
             *_, around = parallel_outer(s, out, tiles, work, target)
             buffer_line(s, lines[id(out.op)], out, around, target)
             continue
-        elif strided == len(axes) - 2 and _is_short(out):
-            *outer, _, _ = axes
-            joined = s[out].fuse(*axes[-2:])
-            extent, short = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])
-            tiles = [*outer, vectorize_elements(s, out, joined, extent, lanes * short)]
         elif strided is None and constant_size([extent]) >= 4 * lanes and _has_borders(out):
             tiles = _vectorize_between_borders(s, out, lanes)
         else:

@@ -81,8 +81,11 @@ class PackedTiles:
             return turn.of_long_lines(height, rows, columns, target)
         return None
 
-    def apply(self, s: te.Schedule) -> list[te.IterVar]:
-        """Schedule the output; returns the loops outside of a tile, outermost first."""
+    def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
+        """Schedule the output; returns the loops outside of a tile, outermost first.
+
+        So many elements are computed `at_once`, at least a cache line of them and at most what a tile has of a line.
+        """
         out, number, tensor = self.out, self.number, self.tensor
         assert isinstance(out.op, te.ComputeOp)
         axes = out.op.axis
@@ -93,7 +96,9 @@ class PackedTiles:
         s[out].reorder(*tiles, part, row, column)
         if self.width == self.run and all(read is tensor for read, _ in reads(out.op)):
             column = s[out].fuse(row, column)
-        _, column = s[out].split(column, factor=LINE_BYTES // out.dtype.nbytes, tail="shift")
+        line = LINE_BYTES // out.dtype.nbytes
+        vector = at_once if at_once % line == 0 and at_once <= self.width else line
+        _, column = s[out].split(column, factor=vector, tail="shift")
         s[out].vectorize(column)
         readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
         source = s.cache_read(tensor, "local", readers) if self.lines_first else tensor

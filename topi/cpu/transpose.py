@@ -84,12 +84,20 @@ def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
 
 
 def tile_turned(
-    s: te.Schedule, out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int, target: Target
+    s: te.Schedule,
+    out: te.Tensor,
+    number: int,
+    tensor: te.Tensor,
+    position: int,
+    lanes: int,
+    target: Target,
+    at_once: int,
 ) -> list[te.IterVar]:
     """Tiles of axis `number` by the last axis, whose part of `tensor` is turned in registers.
 
     Vectors have `lanes` elements; the axes take up at least one and a block, or their lengths are known at run time,
-    and another schedule is for what is shorter. Returns the loops outside of a tile, outermost first.
+    and another schedule is for what is shorter. So many elements of the output are best computed `at_once`. Returns the
+    loops outside of a tile, outermost first.
     """
     columns, rows = [extent_of(s[out].op.axis[a]) for a in (-1, number)]
     caches = target.cache_bytes
@@ -98,7 +106,7 @@ def tile_turned(
     if streamed and known:
         packed = PackedTiles.of(out, number, tensor, position, lanes, target)
         if packed is not None:
-            return packed.apply(s)
+            return packed.apply(s, at_once)
     readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
     copy, _, vectors = transpose_in_registers(s, tensor, readers, position, lanes)
     s[copy].unroll(vectors)
