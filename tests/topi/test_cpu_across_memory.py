@@ -15,7 +15,7 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import BufferStore, Call, For, IfThenElse, PrimFunc, SizeVar, as_int
+from te.tir import Allocate, BufferStore, Call, For, IfThenElse, PrimFunc, SizeVar, as_int
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
@@ -102,3 +102,14 @@ def test_planes_of_sizes_known_at_run_time_are_right() -> None:
         module.run()
         wanted = np.exp(data) / np.exp(data).sum(1, keepdims=True)
         np.testing.assert_allclose(module.get_output(0).numpy(), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 20, 17, 19), (64, 1000)])
+def test_functions_in_front_of_strips_are_computed_once(shape: tuple[int, ...]) -> None:
+    x = te.placeholder(shape, name="x")
+    y = topi.nn.softmax(topi.tanh(x), len(shape) // 3)
+    func = te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]
+    rows = shape[len(shape) // 3]
+    assert len([a for a in collect(func.body, Allocate) if a.buffer.shape == (rows * 16,)]) == 2
+    for operator in (relay.nn.softmax, relay.nn.log_softmax, relay.nn.l2_normalize):
+        _check(lambda x, f=operator: f(relay.tanh(x), axis=len(shape) // 3), *shape, tolerance=2e-5)

@@ -10,7 +10,7 @@ from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.merged_columns import merge_columns
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once
-from topi.cpu.row_statistics import split_at, uses_reduction
+from topi.cpu.row_statistics import is_worth_keeping, split_at, uses_reduction
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind
@@ -37,10 +37,11 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
     axis = int(anchor.attrs["axis"])
     anchor = merge_columns(s, anchor, axis)
     outs = [op.output(0) for op in s.outputs]
-    before, behind = split_at([op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)], anchor)
-    inline_injective(s, outs, keep=[anchor, *[op for op in before if uses_reduction(op)]])
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    before, behind = split_at(stages, anchor)
+    before = [op for op in before if uses_reduction(op) or is_worth_keeping(op, stages, anchor, near=False)]
+    inline_injective(s, outs, keep=[anchor, *before])
     out = outs[0]
-    before = [op for op in before if uses_reduction(op)]
     for op in behind:
         if op is not out.op:
             s[op].compute_inline()

@@ -8,7 +8,7 @@ from typing import Any
 import te
 from te.rewrite import map_reads
 from te.tir import IterVar, PrimExpr, ProducerLoad, Range, Var
-from topi.cpu.row_statistics import uses_reduction
+from topi.cpu.row_statistics import is_worth_keeping, uses_reduction
 from topi.registry import operations_behind
 from topi.utils import ravel_index, unravel_index
 
@@ -26,9 +26,10 @@ def merge_columns(s: te.Schedule, anchor: te.Operation, axis: int) -> te.Operati
     if len(shape) < 2 or len(sizes) < len(shape):
         return anchor
     merged: dict[te.Tensor, te.Tensor] = {}
-    for op in operations_behind([anchor.output(0)]):
-        if uses_reduction(op):
-            if not isinstance(op, te.ComputeOp) or op.num_outputs > 1 or not _reads_own(op, merged, len(sizes)):
+    ops = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
+    for op in ops:
+        if uses_reduction(op) or is_worth_keeping(op, ops, anchor, near=False):
+            if op.num_outputs > 1 or not _reads_own(op, merged, len(sizes)):
                 return anchor
             merged[op.output(0)] = _merged(op, merged, sizes).output(0)
     flat = merged[anchor.output(0)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
+from te.ir import post_order
+from te.tir import Binary, Call, Select
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.prefetch import is_streamed, prefetch_rows
 from topi.cpu.reduction import vectorize_reduction
@@ -12,9 +14,17 @@ from topi.groups import constant_size
 from topi.registry import operations_behind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.target import Target
 
-__all__ = ["inline_others", "prefetch_next_rows", "split_at", "statistics_at", "uses_reduction", "work_behind"]
+__all__ = [
+    "inline_others", "is_worth_keeping", "prefetch_next_rows", "split_at", "statistics_at", "uses_reduction",
+    "work_behind",
+]  # fmt: skip
+
+_CALL_COST = 16
+"""Operations that a transcendental function is counted as."""
 
 
 def prefetch_next_rows(
@@ -77,3 +87,26 @@ def split_at(stages: list[te.ComputeOp], anchor: te.Operation) -> tuple[list[te.
 def uses_reduction(op: te.Operation) -> bool:
     """Is this a reduction, or computed from the result of one?"""
     return any(isinstance(o, te.ComputeOp) and o.reduce_axis for o in operations_behind([op.output(0)]))
+
+
+def is_worth_keeping(op: te.Operation, stages: Sequence[te.ComputeOp], anchor: te.Operation, *, near: bool) -> bool:
+    """Should what is read for the anchor's statistics be computed once for a row, not in each pass that reads it?
+
+    A store and loads from the first-level cache, `near`, cost more than an addition and less than anything longer.
+    Elsewhere, or where indices are taken apart, only functions are worth it.
+    """
+    own_shape = tuple(op.output(0).shape) == tuple(anchor.output(0).shape)
+    if not isinstance(op, te.ComputeOp) or uses_reduction(op) or not own_shape:
+        return False
+    passes = [reader for reader in stages if uses_reduction(reader) and op.output(0) in reader.input_tensors]
+    cost = sum([_operations(o) for o in operations_behind([op.output(0)])])
+    return len(passes) > 1 and cost > (1 if near else _CALL_COST - 1)
+
+
+def _operations(op: te.Operation) -> int:
+    """Roughly the instructions for an element, without loads."""
+    nodes = list(post_order(op.body)) if isinstance(op, te.ComputeOp) else []
+    choices = [e for e in nodes if isinstance(e, Select)]
+    calls = [e for e in nodes if isinstance(e, Call)]
+    values = [e for e in nodes if isinstance(e, Binary) and e.dtype.is_float]
+    return len(values) + 2 * len(choices) + _CALL_COST * len(calls)

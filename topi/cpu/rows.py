@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from te.ir import post_order
-from te.tir import Binary, Call, Select
 from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
 from topi.cpu.prefetch import is_streamed
-from topi.cpu.row_statistics import prefetch_next_rows, split_at, statistics_at, uses_reduction
+from topi.cpu.row_statistics import is_worth_keeping, prefetch_next_rows, split_at, statistics_at, uses_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = ["schedule_rowwise"]
-
-_CALL_COST = 16
-"""Operations that a transcendental function is counted as."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
@@ -48,7 +43,9 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return schedule_across_memory(s, outs, anchor, target)
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     before, behind = split_at(stages, anchor)
-    kept = [op for op in before if _is_worth_keeping(op, stages, out, first, target)]
+    row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
+    near = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
+    kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
     for op in stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
@@ -76,29 +73,6 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, targe
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, range(first, x.ndim), target), "layer_norm")
     norm = layer_norm_by_moments(moments, parameters[0], beta, first, anchor.attrs["epsilon"])
     return schedule_by_moments(s, anchor.output(0), norm, moments, target)
-
-
-def _is_worth_keeping(op: te.Operation, stages: list[te.ComputeOp], out: te.Tensor, first: int, target: Target) -> bool:
-    """Should a row of what is read for statistics be computed once, not in each pass that reads it?
-
-    A store and loads from the first-level cache cost more than an addition, and less than whatever takes longer.
-    """
-    if not isinstance(op, te.ComputeOp) or uses_reduction(op) or tuple(op.output(0).shape) != tuple(out.shape):
-        return False
-    passes = [reader for reader in stages if uses_reduction(reader) and op.output(0) in reader.input_tensors]
-    row = constant_size(out.shape[first:]) * op.output(0).dtype.nbytes
-    fits = all(isinstance(d, int) for d in out.shape[first:]) and row <= target.cache_bytes.l1 // 4
-    cost = sum([_operations(o) for o in operations_behind([op.output(0)])])
-    return len(passes) > 1 and (cost > 1 if fits else cost >= _CALL_COST)
-
-
-def _operations(op: te.Operation) -> int:
-    """Roughly the instructions for an element, without loads."""
-    nodes = list(post_order(op.body)) if isinstance(op, te.ComputeOp) else []
-    choices = [e for e in nodes if isinstance(e, Select)]
-    calls = [e for e in nodes if isinstance(e, Call)]
-    values = [e for e in nodes if isinstance(e, Binary) and e.dtype.is_float]
-    return len(values) + 2 * len(choices) + _CALL_COST * len(calls)
 
 
 def _reduces_one_axis(anchor: te.Operation) -> bool:
