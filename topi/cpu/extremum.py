@@ -34,7 +34,7 @@ __all__ = ["schedule_reduce_index"]
 
 _COLUMNS = 512
 """Elements of a line whose extrema are found together, where lines lie across memory."""
-_SHARE_ALONG, _SHARE_ACROSS = 16, 4
+_SHARE_ALONG, _SHARE_ACROSS = 16, 2
 """Which part of the second-level cache is worked on while the next one arrives: a larger one in pieces of lines."""
 _MOST = 1 << 30
 """Positions, at most: there is as much room for those of NaN on either side."""

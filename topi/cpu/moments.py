@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["exceeds_caches", "part_sizes", "schedule_by_moments", "schedule_moments", "schedule_variance"]
 
-_COLUMNS = 512
+_COLUMNS = 1024
 """Elements of a line that partial results are kept of at once, where lines are added up."""
 _SHARE_OF_LAST = 2
 """Rows up to such a part of the last cache are found there again."""
@@ -42,15 +42,16 @@ _LIKELY = 64
 
 
 def part_sizes(
-    shape: Sequence[Dim], nbytes: int, reduced: Sequence[int], target: Target, share: int = 4
+    shape: Sequence[Dim], nbytes: int, reduced: Sequence[int], target: Target, share: int | None = None
 ) -> dict[int, Dim]:
     """How many elements along each dimension of `reduced` make a part of a tensor of `shape`, elements of `nbytes`.
 
     Whole dimensions from the last one on, a part of the next, one element of those before: what one of `share` parts of
-    the second-level cache holds. Smaller ones are slower, down to two thirds for a first-level cache, where nothing is
-    fetched ahead.
+    the second-level cache holds, a quarter of it, or half where lines lie across memory. Smaller ones are slower, down
+    to two thirds for a first-level cache, where nothing is fetched ahead.
     """
     last = len(shape) - 1
+    share = (4 if last in reduced else 2) if share is None else share
     room = choose("part", target.cache_bytes.l2 // share, [target.cache_bytes.l2 // n for n in (2, 4, 8, 16)]) // nbytes
     if last not in reduced:
         room //= min(likely_extent(shape[last], _COLUMNS), _COLUMNS)
@@ -72,12 +73,18 @@ def _even_part(length: int, most: int) -> int:
     return divisor if 4 * divisor >= most else most
 
 
+def _even_block(columns: int, lanes: int) -> int:
+    """Whole vectors of a line that is longer than what partial results are kept of, as evenly as it can be divided."""
+    return -(-columns // -(-columns // _COLUMNS) // (2 * lanes)) * 2 * lanes
+
+
 def schedule_moments(s: te.Schedule, moments: Moments, target: Target) -> None:
     """Every part by itself: its sum, its mean, then the distances from that."""
     parts, lanes = moments.sums, vector_lanes(target)
     *outer, last = s[parts].op.axis
     across = moments.x.ndim - 1 not in moments.sizes
-    block = min(constant_size([extent_of(last)]), _COLUMNS) if across else 1
+    columns = constant_size([extent_of(last)])
+    block = columns if columns <= _COLUMNS else _even_block(columns, lanes)
     if across:
         tail = "shift" if isinstance(extent_of(last), int) else "guard"
         last, within = s[parts].split(last, factor=block, tail=tail)
