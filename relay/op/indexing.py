@@ -233,8 +233,9 @@ class ScatterND(OpDef):
 
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:
         result = x.copy()
+        places = [_inside(p, x.shape[k], "numpy") for k, p in enumerate(indices)]
         for index in np.ndindex(*indices.shape[1:]):
-            at = tuple([int(_inside(p[index], x.shape[k], "numpy")) for k, p in enumerate(indices)])
+            at = tuple([int(p[index]) for p in places])
             result[at] = _REDUCTIONS[self.reduction](result[at], updates[index])
         return result
 
