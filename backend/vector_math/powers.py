@@ -116,15 +116,17 @@ def _power_in_float64(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 def fmod(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
     """x - trunc(x / y) y, exactly, with the sign of x.
 
-    A quotient that was rounded up to an integer is one too large. Vectors with quotients that have more digits than the
-    type (or none: infinities and NaN) go to the C library.
+    A quotient that was rounded up to an integer is one too large, and one by a reciprocal, which fast math allows, may
+    be one too small. Vectors with quotients that have more digits than the type (or none: infinities and NaN) go to the
+    C library.
     """
     if b.of.bits == 64 and not b.fused:
         return Call(b.of, "fmod", (x, y))
     quotient = b.let(b.unary("fabs", x / y), "quotient")
     whole, size, divisor = b.unary("trunc", quotient), b.magnitude(x), b.let(b.unary("fabs", y), "divisor")
     rest = b.let(_exact_rest(b, whole, size, divisor), "rest")
-    rest = b.with_sign_of(Select(rest < b.const(0.0), rest + divisor, rest), x)
+    rest = b.let(Select(rest < b.const(0.0), rest + divisor, rest), "rest")
+    rest = b.with_sign_of(Select(rest >= divisor, rest - divisor, rest), x)
     result = b.let(Select(divisor == b.const(math.inf), x, rest), "result")
     # Infinite numbers have quotients that are none or infinite, unless they are divisors.
     return b.usually(b.rank(quotient), 2.0 ** (b.format.mantissa - 1), result, Call(b.of, "fmod", (x, y)))

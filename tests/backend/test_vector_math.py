@@ -184,6 +184,18 @@ def test_exponentials_of_other_numbers_of_lanes(lanes):
     check("exp_nonpositive", run("exp_nonpositive", lanes, x), (x,), STATED["exp_nonpositive", "float32"])
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -fast-math=arcp"])
+def test_remainders_of_multiples_are_zero(target):
+    """Quotients next to integers, which rounding or a reciprocal moves to the other side."""
+    random = np.random.default_rng(8)
+    y = random.uniform(1e-3, 10, 4096).astype("f4")
+    multiple = y * random.integers(1, 1 << 20, 4096).astype("f4")
+    x = np.concatenate([multiple, np.nextafter(multiple, np.inf, dtype="f4"), np.nextafter(multiple, 0, dtype="f4")])
+    y = np.tile(y, 3)
+    np.testing.assert_array_equal(run("fmod", 8, x, y, target=target), np.fmod(x, y))
+    np.testing.assert_array_equal(run("fmod", 8, -x, y, target=target), np.fmod(-x, y))
+
+
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])
 def test_angles_next_to_multiples_of_a_quarter_turn(op):
     """Where a reduction cancels most digits, near the reach of each way of reducing, too."""
