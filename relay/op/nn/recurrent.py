@@ -29,7 +29,8 @@ from topi.nn.recurrent import Activation, Gates
 __all__ = ["GRU", "LSTM", "RNN", "gru", "lstm", "pack_codes", "pack_recurrence", "rnn", "states_stay_small"]
 
 _BLOCK = 16
-"""Hidden units of a block: whole vectors on every CPU, four gates of them in registers."""
+"""Hidden units of a block: whole vectors on every CPU, four gates of them in registers. Half of it where the last block
+would be half empty."""
 
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Array]]] = {
     "sigmoid": (0, lambda x: 1 / (1 + np.exp(-x))),
@@ -318,10 +319,11 @@ class RNN(_Recurrent):
 def pack_recurrence(weight: Expr, gates: int) -> Expr:
     """Weights (D, G * H, H) packed (D, ceil(H / NR), G, H, NR) for the recurrences; constant weights fold."""
     directions, _, hidden = weight.tensor_type.static_shape
-    blocks = -(-hidden // _BLOCK)
+    lanes = _BLOCK // 2 if 0 < hidden % _BLOCK <= _BLOCK // 2 else _BLOCK
+    blocks = -(-hidden // lanes)
     rows = reshape(weight, (directions, gates, hidden, hidden))
-    whole = pad(rows, ((0, 0), (0, 0), (0, blocks * _BLOCK - hidden), (0, 0)))
-    return transpose(reshape(whole, (directions, gates, blocks, _BLOCK, hidden)), (0, 2, 1, 4, 3))
+    whole = pad(rows, ((0, 0), (0, 0), (0, blocks * lanes - hidden), (0, 0)))
+    return transpose(reshape(whole, (directions, gates, blocks, lanes, hidden)), (0, 2, 1, 4, 3))
 
 
 def pack_codes(weight: Expr, gates: int) -> Expr:
