@@ -63,4 +63,4 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, target: Target) -
     others = [a for a in range(1, x.ndim) if a != axis]
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, others, target), "group_norm")
     norm = group_norm_by_moments(moments, gamma, beta, axis, group_size, anchor.attrs["epsilon"])
-    return schedule_by_moments(s, anchor.output(0), norm, moments, target)
+    return schedule_by_moments(s, anchor.output(0), norm, moments, 2 if axis == 1 else axis, target)

@@ -111,9 +111,12 @@ def exceeds_caches(row: int, rows: int, target: Target) -> bool:
 
 
 def schedule_by_moments(
-    s: te.Schedule, result: te.Tensor, norm: te.Tensor, moments: Moments, target: Target
+    s: te.Schedule, result: te.Tensor, norm: te.Tensor, moments: Moments, first: int, target: Target
 ) -> te.Schedule:
-    """Compute the normalisation `result` by `norm`, which is made of `moments`: one pass for them, one for the rest."""
+    """Compute the normalisation `result` by `norm`, which is made of `moments`: one pass for them, one for the rest.
+
+    Dimensions from `first` on are passed over as one: what is stored past the caches begins with whole cache lines.
+    """
     s.recompute(result, norm)
     out, lanes = s.outputs[0].output(0), vector_lanes(target)
     before = inline_others(s, out, s.current(result).op)
@@ -126,9 +129,11 @@ def schedule_by_moments(
             schedule_across(s, statistic, statistic, target)
         elif not op.reduce_axis:
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
-    *lines, last = s[out].op.axis
-    vectors = vectorize_elements(s, out, last, extent_of(last), lanes)
-    parallel_outer(s, out, [*lines, vectors], work_behind(out), target)
+    axes = list(s[out].op.axis)
+    length = constant_size([extent_of(axis) for axis in axes[first:]])
+    last = s[out].fuse(*axes[first:]) if first < len(axes) - 1 else axes[-1]
+    vectors = vectorize_elements(s, out, last, length if first < len(axes) - 1 else extent_of(last), lanes)
+    parallel_outer(s, out, [*axes[:first], vectors], work_behind(out), target)
     return s
 
 

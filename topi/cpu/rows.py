@@ -72,7 +72,7 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, targe
     beta = parameters[-1] if anchor.attrs["shifted"] else None  # one tensor may serve as both
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, range(first, x.ndim), target), "layer_norm")
     norm = layer_norm_by_moments(moments, parameters[0], beta, first, anchor.attrs["epsilon"])
-    return schedule_by_moments(s, anchor.output(0), norm, moments, target)
+    return schedule_by_moments(s, anchor.output(0), norm, moments, first, target)
 
 
 def _reduces_one_axis(anchor: te.Operation) -> bool:
