@@ -122,8 +122,8 @@ def test_transpositions(shape, axes, kind, target) -> None:
 
 
 LARGE = {
-    "whole lines": ((320, 150), (1, 0)), "short lines": ((33, 1600), (1, 0)), "powers of two": ((256, 2048), (1, 0)),
-    "few rows": ((1024, 40), (1, 0)), "planes": ((2, 6, 256, 33), (0, 3, 1, 2)), "batch": ((9, 256, 70), (0, 2, 1)),
+    "whole lines": ((320, 160), (1, 0)), "short lines": ((33, 1600), (1, 0)), "powers of two": ((256, 2048), (1, 0)),
+    "few rows": ((2048, 40), (1, 0)), "planes": ((2, 6, 256, 33), (0, 3, 1, 2)), "batch": ((9, 256, 70), (0, 2, 1)),
     "odd lines": ((333, 190), (1, 0)),
 }  # fmt: skip
 

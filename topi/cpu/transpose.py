@@ -27,7 +27,7 @@ _ROWS = 256
 _PLANES = 16
 """As many where results lie in planes apart, so that few streams are written at once: a line of float32, a part of one
 of narrower types, of which the rest is then found in the second-level cache."""
-_LONG_BYTES = 256
+_LONG_BYTES = 1024
 """Of an output's line from which tiles follow it, not the input's, where memory is streamed."""
 _SHARES = 4
 """Tiles for each core, at least, that balance what single ones take."""
@@ -101,9 +101,10 @@ def tile_turned(
     """
     columns, rows = [extent_of(s[out].op.axis[a]) for a in (-1, number)]
     caches = target.cache_bytes
-    streamed = constant_size(out.shape) * (tensor.dtype.nbytes + out.dtype.nbytes) > max(caches.l2, caches.l3)
+    size, largest = constant_size(out.shape), max(caches.l2, caches.l3)
+    streamed = size * (tensor.dtype.nbytes + out.dtype.nbytes) > largest
     known = isinstance(columns, int) and isinstance(rows, int)
-    if streamed and known:
+    if known and size * out.dtype.nbytes > largest:  # what is smaller is not stored past the caches
         packed = PackedTiles.of(out, number, tensor, position, lanes, target)
         if packed is not None:
             return packed.apply(s, at_once)
