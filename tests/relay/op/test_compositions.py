@@ -60,8 +60,8 @@ def test_python_numbers_take_the_other_side_s_type() -> None:
 def test_pack_recurrence() -> None:
     weight = ramp(2, 2 * 5, 5)
     packed = evaluate(lambda v: relay.nn.pack_recurrence(v, 2), weight)
-    assert packed.shape == (2, 1, 2, 5, 16)
-    for d, gate, k, unit in np.ndindex(2, 2, 5, 16):
+    assert packed.shape == (2, 1, 2, 5, 8)
+    for d, gate, k, unit in np.ndindex(2, 2, 5, 8):
         assert packed[d, 0, gate, k, unit] == (weight[d, gate * 5 + unit, k] if unit < 5 else 0)
 
 
