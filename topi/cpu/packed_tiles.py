@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from te.tir import Dim
 
-__all__ = ["PackedTiles"]
+__all__ = ["PackedTiles", "power_of_two"]
 
 _LINE_PARTS = 4
 """Cache lines that are written of each of the output's lines in a tile."""
@@ -131,7 +131,7 @@ class _Turn:
 
     def of_whole_lines(self, height: int, rows: int, columns: int) -> PackedTiles:
         """Strips of all the input's lines; wider ones, and fewer, where these share sets of the caches."""
-        shared = _power_of_two(self.tensor, self.tensor.shape[self.position + 1 :]) >= _SHARED_BYTES
+        shared = power_of_two(self.tensor, self.tensor.shape[self.position + 1 :]) >= _SHARED_BYTES
         lines_first = shared and self.tensor.dtype.nbytes == 1  # tiles of bytes have the most lines
         strips = 1 if shared and not lines_first else _STRIPS
         height = min(height * _STRIPS // strips, rows)
@@ -143,11 +143,11 @@ class _Turn:
         These are a part of the next strip where lines begin anywhere.
         """
         behind, l2 = self.tensor.shape[self.position + 1 :], target.cache_bytes.l2
-        apart, power = constant_size(behind), _power_of_two(self.tensor, behind)
+        apart, power = constant_size(behind), power_of_two(self.tensor, behind)
         parts, shared = _LINE_PARTS, power >= _SHARED_BYTES
         if rows == apart and rows * self.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES:
             height, parts = rows, _PARTS_OF_WHOLE_ROWS
-        if _power_of_two(self.out, self.out.shape[self.number + 1 :]) >= _PAGE:
+        if power_of_two(self.out, self.out.shape[self.number + 1 :]) >= _PAGE:
             parts = _PARTS_APART
         if shared and height <= _FEW_ROWS:
             parts = 1
@@ -157,7 +157,7 @@ class _Turn:
         return self.tiles(height, width, run, ahead, shared)
 
 
-def _power_of_two(tensor: te.Tensor, behind: Sequence[Dim]) -> int:
+def power_of_two(tensor: te.Tensor, behind: Sequence[Dim]) -> int:
     """The largest power of two that divides the bytes between neighbours along a dimension, given those behind it."""
     apart = constant_size(behind) * tensor.dtype.nbytes
     return apart & -apart

@@ -8,7 +8,7 @@ import te
 from te.ir import post_order
 from te.tir import IterVar, Var, as_int
 from topi.cpu.accesses import only_variable, reads
-from topi.cpu.packed_tiles import PackedTiles
+from topi.cpu.packed_tiles import PackedTiles, power_of_two
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import block_of, transpose_in_registers
 from topi.groups import constant_size, extent_of
@@ -109,16 +109,27 @@ def tile_turned(
         if packed is not None:
             return packed.apply(s, at_once)
     readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
-    copy, _, vectors = transpose_in_registers(s, tensor, readers, position, lanes)
+    along_output = streamed and known and columns * out.dtype.nbytes >= _LONG_BYTES
+    apart = power_of_two(tensor, tensor.shape[position + 1 :])
+    lines_first = along_output and caches.l2 // apart < 2 * _AHEAD  # few lines are in the same sets
+    source = s.cache_read(tensor, "local", readers) if lines_first else tensor
+    copy, _, vectors = transpose_in_registers(s, source, readers, position, lanes)
     s[copy].unroll(vectors)
     block = block_of(lanes, tensor.dtype)
     line_of_input, line = LINE_BYTES // tensor.dtype.nbytes, LINE_BYTES // out.dtype.nbytes
     width = next(w for w in (max(line, lanes), 2 * lanes, lanes) if not isinstance(columns, int) or w <= columns)
-    if streamed and known and columns * out.dtype.nbytes >= _LONG_BYTES:
+    if along_output:
+        assert isinstance(columns, int)
         planes = number < len(out.shape) - 2
         strip = max(min(line_of_input, _PLANES) if planes else line_of_input, block)
         tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, block)
-        s[copy].prefetch_ahead(tensor, vectors, _AHEAD * constant_size(tensor.shape[position + 1 :]))
+        ahead = _AHEAD * constant_size(tensor.shape[position + 1 :])
+        if lines_first:  # the rest of them would be gone when a part has been used
+            s[source].compute_at(s[out], along)
+            s[source].vectorize(s[source].op.axis[-1])
+            s[source].prefetch_ahead(tensor, s[source].op.axis[position], ahead)
+        else:
+            s[copy].prefetch_ahead(tensor, vectors, ahead)
         s[out].prefetch_ahead(out, along, width)
     else:
         tiles, group, row, column = _along_the_input(s, out, number, line_of_input, width, block, target.num_cores)
