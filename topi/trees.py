@@ -1,7 +1,8 @@
 """Ensembles of decision trees.
 
 A step down a tree waits for the node, then for the feature that it asks for. Eight walks are made side by side, which
-wait together: of eight rows down one tree, or, of rows that are left over, down eight trees.
+wait together: of eight rows down one tree, or, of rows that are left over, down eight trees. GPUs have other threads to
+wait with: a row each.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def tree_ensemble(
     """
     rows = x.shape[0]
 
-    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def fill(ins: Sequence[Buffer], outs: Sequence[Buffer], *, side_by_side: bool = True) -> Stmt:
         ib = ir_builder.create()
         features, table, limits, leaf_targets, leaf_weights, starts = (ib.buffer(b) for b in ins)
         out = ib.buffer(outs[0])
@@ -86,6 +87,13 @@ def tree_ensemble(
                     untouched = out[n, t] == te.const(empty, weights.dtype)
                     out[n, t] = te.if_then_else(untouched, te.const(0.0, weights.dtype), out[n, t])
 
+        if not side_by_side:
+            with ib.for_range(0, rows, "n", kind="parallel") as n:
+                clear(n)
+                with ib.for_range(0, trees, "tree") as tree:
+                    walk([(n, tree)])
+                finish(n)
+            return ib.get()
         blocks = rows // _ROWS
         with ib.for_range(0, blocks, "block", kind="parallel") as block:
             begin = ib.let("begin", block * _ROWS)
@@ -105,7 +113,10 @@ def tree_ensemble(
         return ib.get()
 
     inputs = [x, nodes, splits, targets, weights, roots]
-    return te.extern((rows, num_targets), inputs, fill, name="tree_ensemble", dtype=weights.dtype, tag="default")
+    attrs = {"for_threads": functools.partial(fill, side_by_side=False)}
+    return te.extern(
+        (rows, num_targets), inputs, fill, name="tree_ensemble", dtype=weights.dtype, tag="default", attrs=attrs
+    )
 
 
 _TOGETHER = 8

@@ -9,7 +9,7 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import te
 from te.ir import Mutator, collect
@@ -44,7 +44,7 @@ from te.tir import (
 from topi.cuda.cost import Gpu
 from topi.groups import constant_size
 
-__all__ = ["schedule_extern"]
+__all__ = ["rewritten", "schedule_extern"]
 
 
 def schedule_extern(s: te.Schedule, op: te.ExternOp, gpu: Gpu, by: te.ExternOp | None = None) -> None:
@@ -59,6 +59,14 @@ def schedule_extern(s: te.Schedule, op: te.ExternOp, gpu: Gpu, by: te.ExternOp |
     mapping: dict[te.Tensor, te.Tensor] = {}
     s.set_op(s[op], new, mapping)
     s.replace_tensors(mapping, s.stages)
+
+
+def rewritten(op: te.ExternOp, fill: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt]) -> te.ExternOp:
+    """The operation with other loops; of one result."""
+    out = op.outputs[0]
+    made = te.extern(out.shape, list(op.inputs), fill, name=op.name, dtype=str(out.dtype))
+    assert isinstance(made.op, te.ExternOp)
+    return made.op
 
 
 def _is_independent(stmt: Stmt) -> bool:

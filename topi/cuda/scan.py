@@ -7,7 +7,7 @@ scatter are known to differ in their target, each element looks for the updates 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from te.tir import EQ, Buffer, PrimExpr, Stmt, Var, as_int, ir_builder
 from te.tir.ir_builder import IRBuilder
 from te.tir.ops import match_types
 from topi.cuda.cost import Gpu
-from topi.cuda.extern import schedule_extern
+from topi.cuda.extern import rewritten, schedule_extern
 from topi.cuda.stagewise import schedule_stage
 from topi.groups import constant_size, inline_injective
 from topi.indexing import SCATTER_REDUCTIONS
@@ -49,13 +49,6 @@ def schedule_scan(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     return s
 
 
-def _rewritten(op: te.ExternOp, fill: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt]) -> te.ExternOp:
-    out = op.outputs[0]
-    made = te.extern(out.shape, list(op.inputs), fill, name=op.name, dtype=str(out.dtype))
-    assert isinstance(made.op, te.ExternOp)
-    return made.op
-
-
 # -- running sums
 
 
@@ -65,8 +58,8 @@ def _scan(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
     length = as_int(shape[axis])
     lines = constant_size([*shape[:axis], *shape[axis + 1 :]])
     if length is None or length <= gpu.limits.warp or lines >= gpu.processors * gpu.limits.warp:
-        return _rewritten(op, lambda ins, outs: _scan_lines(op, ins, outs))
-    return _rewritten(op, lambda ins, outs: _scan_passes(op, length, ins, outs))
+        return rewritten(op, lambda ins, outs: _scan_lines(op, ins, outs))
+    return rewritten(op, lambda ins, outs: _scan_passes(op, length, ins, outs))
 
 
 def _scan_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -125,8 +118,8 @@ def _scatter(op: te.ExternOp, gpu: Gpu) -> te.ExternOp:
     lines = constant_size([d for i, d in enumerate(updates) if i not in ordered])
     looks = constant_size(op.outputs[0].shape) * steps
     if lines >= gpu.processors * gpu.limits.warp or looks > _MOST_LOOKS:
-        return _rewritten(op, lambda ins, outs: _scatter_lines(op, ins, outs))
-    return _rewritten(op, lambda ins, outs: _scatter_looking(op, ins, outs))
+        return rewritten(op, lambda ins, outs: _scatter_lines(op, ins, outs))
+    return rewritten(op, lambda ins, outs: _scatter_looking(op, ins, outs))
 
 
 def _scatter_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:

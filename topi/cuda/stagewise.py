@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cuda.common import launch, thread_axis
 from topi.cuda.cost import Gpu
-from topi.cuda.extern import schedule_extern
+from topi.cuda.extern import rewritten, schedule_extern
 from topi.cuda.injective import schedule_elements
 from topi.groups import constant_size, inline_injective
 from topi.registry import Rank, register_schedule
@@ -38,7 +38,8 @@ def schedule_stage(s: te.Schedule, op: te.Operation, target: Target) -> None:
     if isinstance(op, te.PlaceholderOp):
         return
     if isinstance(op, te.ExternOp):
-        schedule_extern(s, op, Gpu.of(target))
+        fill = op.attrs.get("for_threads")  # loops that suit threads, where those of CPUs don't
+        schedule_extern(s, op, Gpu.of(target), None if fill is None else rewritten(op, fill))
     elif not isinstance(op, te.ComputeOp):
         s[op].env_threads([te.thread_axis((0, 1), "blockIdx.x"), thread_axis(1)])
     elif op.reduce_axis or op.num_outputs > 1:
