@@ -61,6 +61,20 @@ def test_shuffles_turn_a_tile(kind: str, lanes: int) -> None:
     assert len(definitions) == lanes - block + block * (block.bit_length() - 1)
 
 
+@pytest.mark.parametrize("twice", [True, False], ids=["with itself", "with another"])
+def test_tiles_do_not_reach_over_what_is_joined(twice) -> None:
+    """A tile of the result may want more lanes than one of the joined tensors has."""
+    x, y = te.placeholder((1, 4, 6, 6), "float32", "x"), te.placeholder((1, 4, 1, 1), "float32", "y")
+    other = x if twice else topi.broadcast_to(y, (1, 4, 6, 6))
+    out = topi.transpose(topi.concatenate([x, other], 1), (0, 2, 3, 1))
+    arrays = [np.random.default_rng(k).random(t.shape, np.float32) for k, t in enumerate((x, y))]
+    second = arrays[0] if twice else np.broadcast_to(arrays[1], x.shape)
+    result = backend.nd.empty(out.shape)
+    function = backend.build(te.lower(schedule_for([out], Target("llvm")), [x, y, out]), target=Target("llvm"))
+    function(*[backend.nd.array(a) for a in arrays], result)
+    np.testing.assert_array_equal(result.numpy(), np.concatenate([arrays[0], second], 1).transpose(0, 2, 3, 1))
+
+
 INTERLEAVED = [((3, 200), (1, 0)), ((2, 7, 40), (0, 2, 1)), ((5, 33), (1, 0)), ((200, 3), (1, 0)), ((50, 4), (1, 0)),
                ((2, 3, 9, 64), (0, 2, 3, 1))]  # fmt: skip
 

@@ -62,8 +62,8 @@ def strided_axis(out: te.Tensor) -> int | None:
 def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     """The input along axis `number` of `out` and its dimension along the last axis, if it can be turned in registers.
 
-    Reads across memory must be the same everywhere in the group, and without borders: squares there would reach over
-    what is read.
+    Reads across memory must be the same everywhere in the group, and without borders, nor seams with what it is joined
+    with: tiles there would reach over what is read.
     """
     op = out.op
     assert isinstance(op, te.ComputeOp)
@@ -78,6 +78,9 @@ def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
         others = [e for i, e in enumerate(index[:-1]) if i not in along]
         mixed = any(v in (row, column) for v in post_order(others) if isinstance(v, Var))
         if len(along) != 1 or mixed or found not in (None, (tensor, along[0])):
+            return None
+        ends = ((tensor.shape[along[0]], out.shape[-1]), (tensor.shape[-1], out.shape[number]))
+        if any(isinstance(d, int) and isinstance(whole, int) and d < whole for d, whole in ends):
             return None
         found = (tensor, along[0])
     return found

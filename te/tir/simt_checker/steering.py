@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from te.ir.node import Node
 from te.ir.visitor import post_order
-from te.tir.expr import BufferLoad, Call, Let, PrimExpr, Var
+from te.tir.expr import BufferLoad, Call, Let, Logical, PrimExpr, Var
 from te.tir.stmt import AttrStmt, BufferStore, For, IfThenElse, LetStmt, While
 
 __all__ = ["Steering", "find_steering"]
@@ -80,6 +80,8 @@ def _roots(node: Node) -> Iterator[PrimExpr]:
             yield node.value
         case Call() if node.op == "if_then_else":
             yield node.args[0]
+        case Logical() if any(isinstance(n, BufferLoad) for n in post_order(node.b)):
+            yield node.a
         case Call() if node.op == "async_copy":
             yield node.args[3]
         case _:
