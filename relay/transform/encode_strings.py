@@ -71,9 +71,10 @@ def _flat(ty: Type) -> list[Type]:
 
 
 def _expressions(function: Function) -> Iterator[Expr]:
-    """The expressions of a function and of those inside of its operators."""
+    """The expressions of a function and of those inside of its operators, and parameters that nothing uses."""
     waiting = [function]
     while waiting:
+        yield from waiting[-1].params
         for e in cast("list[Expr]", list(post_order(waiting.pop()))):
             yield e
             if isinstance(e, Call) and isinstance(e.op, OpDef):

@@ -137,6 +137,16 @@ def test_runs_know_nothing_of_each_other(first, second):
 _ENCODER = compiled(Tuple((strings.concat(X, Y), strings.index(strings.concat(X, Y), NAMES))))
 
 
+def test_strings_that_nothing_reads():
+    x, y = relay.Var("x", relay.TensorType((2,), "string")), relay.Var("y", relay.TensorType((2,), "float32"))
+    lib = relay.build(relay.Function((x, y), relay.nn.relu(y)), "llvm")
+    model = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    assert model.get_input_info()[1] == {"x": "string", "y": "float32"}
+    model.set_input(x=np.array(["a", "b"], object), y=np.array([-1, 2], np.float32))
+    model.run()
+    np.testing.assert_array_equal(model.get_output(0).numpy(), [0, 2])
+
+
 def test_an_output_keeps_its_strings():
     module, _ = _ENCODER
     (before, _) = module(["a"], ["b"])
