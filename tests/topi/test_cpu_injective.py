@@ -41,6 +41,14 @@ def test_borders(before, after, width) -> None:
         assert any("x[ramp" in line and "where=" not in line and "select" not in line for line in text.splitlines())
 
 
+def test_one_element_that_takes_arithmetic_for_a_line() -> None:
+    """It is no line that is read at other places than its own."""
+    x, a = values(1, 1)
+    one = te.compute((1, 1), lambda i, j: (x[i, j] - 3.0) * 2.0 + 5.0, name="one", tag="elemwise")
+    got, _, _ = run(topi.broadcast_to(one, (1, 3)), x, a)
+    assert np.array_equal(got, np.broadcast_to((a - 3) * 2 + 5, (1, 3)))
+
+
 def test_joined_tensors_and_borders_decide_lane_by_lane() -> None:
     x, a = values(3, 70)
     got, _, _ = run(topi.concatenate([topi.nn.pad(x, (0, 1), (0, 0), 7.0), topi.nn.relu(x)], 1), x, a)

@@ -184,7 +184,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             continue
         work = constant_size(out.shape) * cost
         extent = axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
-        if _is_flat(outs):
+        if not lines and _is_flat(outs):
             first = _first_without_gaps(outs)
             extent = constant_size([a.extent for a in axes[first:]])
             axes = [*axes[:first], s[out].fuse(*axes[first:])]

@@ -14,6 +14,7 @@ from te.tir import Binary, ProducerLoad, as_int
 from topi.cpu.tiling import vector_lanes
 from topi.groups import extent_of, is_injective
 from topi.registry import operations_behind
+from topi.utils import same_dim
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -36,7 +37,7 @@ def shared_line(out: te.Tensor) -> te.Tensor | None:
     if isinstance(out.op, te.ComputeOp) and is_injective(out.op) and out.ndim > 1:
         _collect(out.op, found)
     line = found[0] if found and all(t is found[0] for t in found) else None
-    if line is None or not _is_worth_keeping(line):
+    if line is None or same_dim(line.shape[-1], 1) or not _is_worth_keeping(line):
         return None
     length = line.shape[-1]
     return line if not isinstance(length, int) or length * line.dtype.nbytes <= _MOST_BYTES else None
