@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import Dim, IterVar, PrimExpr
 from te.tir.substitute import substitute
-from topi.cpu.common import parallel
-from topi.cpu.injective import vectorize_elements
-from topi.cpu.moments import part_sizes
+from topi.cpu.moments import part_by_part, part_sizes
 from topi.cpu.reduction import (
     add_up_lines,
     pass_across,
@@ -224,18 +222,11 @@ class _Search:
     ) -> None:
         """Both passes over a part, the second of which has arithmetic enough to ask for the next part meanwhile."""
         lanes = vector_lanes(target)
-        *outer, last = s[parts].op.axis
-        block = 1 if self.along else min(constant_size([extent_of(last)]), _COLUMNS)
-        if not self.along:
-            tail = "shift" if isinstance(extent_of(last), int) else "guard"
-            last, within = s[parts].split(last, factor=block, tail=tail)
-            vectorize_elements(s, parts, within, block, lanes)
-        part = s[parts].fuse(*outer, last)
-        parallel(s, parts, part, constant_size(self.shape) * 4.0, lanes)
+        block = 1 if self.along else min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
+        columns = None if self.along else block
+        part = part_by_part(s, parts, passes, columns, constant_size(self.shape), target)
         loops: dict[te.Tensor, te.IterVar] = {}
         for stage in passes:
-            s[stage].set_scope("local")
-            s[stage].compute_at(s[parts], part)
             if not self.along:
                 loops = {stage: add_up_lines(s, stage, lanes)}
                 continue

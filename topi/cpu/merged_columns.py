@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import te
@@ -60,10 +61,7 @@ def _reads_own(op: te.ComputeOp, merged: dict[te.Tensor, te.Tensor], count: int)
 def _merged(op: te.ComputeOp, merged: dict[te.Tensor, te.Tensor], sizes: Sequence[int]) -> te.ComputeOp:
     """The operation with its last dimensions, of `sizes`, as one."""
     count = len(sizes)
-    size = 1
-    for d in sizes:
-        size *= d
-    column = IterVar(Range(0, size), Var("column"), "data")
+    column = IterVar(Range(0, prod(sizes)), Var("column"), "data")
     places = unravel_index(column.var, sizes)
     values = {axis.var: place for axis, place in zip(op.axis[-count:], places, strict=True)}
 

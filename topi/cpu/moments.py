@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from te.tir import Dim
 
-__all__ = ["exceeds_caches", "part_sizes", "schedule_by_moments", "schedule_moments", "schedule_variance"]
+__all__ = ["exceeds_caches", "part_by_part", "part_sizes", "schedule_by_moments", "schedule_variance"]
 
 _COLUMNS = 1024
 """Elements of a line that partial results are kept of at once, where lines are added up."""
@@ -78,22 +78,35 @@ def _even_block(columns: int, lanes: int) -> int:
     return -(-columns // -(-columns // _COLUMNS) // (2 * lanes)) * 2 * lanes
 
 
-def schedule_moments(s: te.Schedule, moments: Moments, target: Target) -> None:
-    """Every part by itself: its sum, its mean, then the distances from that."""
-    parts, lanes = moments.sums, vector_lanes(target)
+def part_by_part(
+    s: te.Schedule, parts: te.Tensor, stages: Sequence[te.Tensor], block: int | None, elements: int, target: Target
+) -> te.IterVar:
+    """Compute `stages`, of which `parts` is made, for each part of `elements` in all; returns the loop over parts.
+
+    `block`: so many columns are taken together, where lines lie across memory.
+    """
+    lanes = vector_lanes(target)
     *outer, last = s[parts].op.axis
-    across = moments.x.ndim - 1 not in moments.sizes
-    columns = constant_size([extent_of(last)])
-    block = columns if columns <= _COLUMNS else _even_block(columns, lanes)
-    if across:
+    if block is not None:
         tail = "shift" if isinstance(extent_of(last), int) else "guard"
         last, within = s[parts].split(last, factor=block, tail=tail)
         vectorize_elements(s, parts, within, block, lanes)
     part = s[parts].fuse(*outer, last)
-    parallel(s, parts, part, constant_size(moments.x.shape) * 4.0, lanes)
-    for stage in (moments.total, moments.mean, moments.distance):
+    parallel(s, parts, part, elements * 4.0, lanes)
+    for stage in stages:
         s[stage].set_scope("local")
         s[stage].compute_at(s[parts], part)
+    return part
+
+
+def _schedule_moments(s: te.Schedule, moments: Moments, target: Target) -> None:
+    """Every part by itself: its sum, its mean, then the distances from that."""
+    parts, lanes = moments.sums, vector_lanes(target)
+    across = moments.x.ndim - 1 not in moments.sizes
+    columns = constant_size([extent_of(s[parts].op.axis[-1])])
+    block = columns if columns <= _COLUMNS else _even_block(columns, lanes)
+    stages = (moments.total, moments.mean, moments.distance)
+    part = part_by_part(s, parts, stages, block if across else None, constant_size(moments.x.shape), target)
     if not across:
         for stage in (moments.total, moments.distance):
             for partial in vectorize_reduction(s, stage, lanes):
@@ -120,7 +133,7 @@ def schedule_by_moments(
     s.recompute(result, norm)
     out, lanes = s.outputs[0].output(0), vector_lanes(target)
     before = inline_others(s, out, s.current(result).op)
-    schedule_moments(s, moments, target)
+    _schedule_moments(s, moments, target)
     for op in before:
         statistic = op.output(0)
         if s[op].attach != "root" or not uses_reduction(op) or op.num_outputs > 1 or not op.axis:
@@ -157,7 +170,7 @@ def schedule_variance(outs: list[te.Tensor], anchor: te.Operation, target: Targe
     sums = moments.sum()
     squares = moments.squared_distances(lambda *i: sums(*i) / count)
     s.recompute(anchor.output(0), squares)
-    schedule_moments(s, moments, target)
+    _schedule_moments(s, moments, target)
     out, result = s.outputs[0].output(0), s.current(anchor.output(0))
     combine = schedule_along if along else schedule_across
     combine(s, s.current(sums), s.current(sums), target)
