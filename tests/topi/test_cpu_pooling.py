@@ -46,8 +46,9 @@ def test_pool(case, kind, channels):
     a = RNG.standard_normal(shape).astype("float32")
     stored = np.ascontiguousarray(np.moveaxis(a, 3, channels))
     x = te.placeholder(stored.shape, "float32", "x")
-    arguments = (x, (1, 2) if channels == 3 else (2, 3), kernel, strides, dilation, padding, ceil_mode)
-    out = topi.nn.max_pool(*arguments) if kind == "max" else topi.nn.avg_pool(*arguments, False)
+    axes = (1, 2) if channels == 3 else (2, 3)
+    covers = topi.nn.Windows(axes, kernel, strides, dilation, padding, ceil_mode)
+    out = topi.nn.max_pool(x, covers) if kind == "max" else topi.nn.avg_pool(x, covers, count_include_pad=False)
     module = te.lower(schedule_for([out], TARGET), [x, out])
     result = backend.nd.empty(out.shape, "float32")
     backend.build(module, target=TARGET)(backend.nd.array(stored), result)
@@ -76,8 +77,9 @@ def test_pool_of_images_of_any_sides(case, kind, channels):
     height, width = te.size_var("h"), te.size_var("w")
     shape = (1, height, width, 12) if channels == 3 else (2, 3, height, width)
     x = te.placeholder(shape, "float32", "x")
-    arguments = (x, (1, 2) if channels == 3 else (2, 3), kernel, strides, dilation, padding, ceil_mode)
-    out = topi.nn.max_pool(*arguments) if kind == "max" else topi.nn.avg_pool(*arguments, False)
+    axes = (1, 2) if channels == 3 else (2, 3)
+    covers = topi.nn.Windows(axes, kernel, strides, dilation, padding, ceil_mode)
+    out = topi.nn.max_pool(x, covers) if kind == "max" else topi.nn.avg_pool(x, covers, count_include_pad=False)
     module = backend.build(te.lower(schedule_for([out], TARGET), [x, out]), target=TARGET)
     for side, other in ((7, 9), (9, 17), (40, 24), (6, 41), (5, 70), (8, 83)):
         a = RNG.standard_normal([{height: side, width: other}.get(d, d) for d in shape]).astype("float32")
@@ -99,7 +101,9 @@ def test_pool_positions(case, column_major, known):
     kernel, strides, dilation, padding, ceil_mode = case
     height, width = (19, 37) if known else (te.size_var("h"), te.size_var("w"))
     x = te.placeholder((2, 3, height, width), "float32", "x")
-    outs = topi.nn.max_pool_with_argmax(x, (2, 3), kernel, strides, dilation, padding, ceil_mode, column_major)
+    outs = topi.nn.max_pool_with_argmax(
+        x, topi.nn.Windows((2, 3), kernel, strides, dilation, padding, ceil_mode), column_major
+    )
     module = backend.build(te.lower(schedule_for(list(outs), TARGET), [x, *outs]), target=TARGET)
     for side, other in [(19, 37)] if known else [(19, 37), (5, 6), (8, 83)]:
         a = RNG.integers(-4, 4, (2, 3, side, other)).astype("float32")  # many are equal

@@ -25,9 +25,9 @@ def test_pooling(run_cuda, channels_last, channels, size, pad):
     given = np.ascontiguousarray(np.moveaxis(a, 1, 3)) if channels_last else a
     axes = (1, 2) if channels_last else (2, 3)
     x = te.placeholder(given.shape, "float32", "x")
-    attributes = (axes, (3, 3), (2, 2), (1, 1), (pad,) * 4, False)
-    (largest,) = run_cuda([x], [topi.nn.relu(topi.nn.max_pool(x, *attributes))], given)
-    (mean,) = run_cuda([x], [topi.nn.avg_pool(x, *attributes, True)], given)
+    covers = topi.nn.Windows(axes, (3, 3), (2, 2), (1, 1), (pad,) * 4)
+    (largest,) = run_cuda([x], [topi.nn.relu(topi.nn.max_pool(x, covers))], given)
+    (mean,) = run_cuda([x], [topi.nn.avg_pool(x, covers, count_include_pad=True)], given)
     expected_max = np.maximum(windows(a, 3, 2, pad, -np.inf).max(-1), 0)
     expected_mean = windows(a, 3, 2, pad, 0).mean(-1)
     if channels_last:

@@ -24,7 +24,7 @@ from topi.nn.dense_bits import dense_bits
 from topi.nn.embedding import embedding_bag
 from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, layer_norm, lrn, rms_norm
 from topi.nn.pad import mirror_pad, pad
-from topi.nn.pool import adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
+from topi.nn.pool import Windows, adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
 from topi.nn.quads import conv2d_quads, dense_quads, window_quads, words
 from topi.nn.recurrent import gru, lstm, rnn
 from topi.nn.rotary import rotary_embedding
@@ -33,7 +33,7 @@ from topi.nn.unfold import col2im
 from topi.nn.winograd import conv2d_nhwc_winograd
 
 __all__ = [
-    "Pairs", "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_matmul_packed", "batch_norm",
+    "Pairs", "Windows", "adaptive_pool", "attention", "avg_pool", "batch_matmul", "batch_matmul_packed", "batch_norm",
     "bias_add", "blocked_attention", "celu", "col2im", "conv", "conv2d_nhwc_winograd", "conv2d_quads", "conv_packed",
     "conv_transpose", "dense", "dense_bits", "dense_packed", "dense_quads", "elu", "embedding_bag", "gelu",
     "group_norm", "gru",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import te
@@ -13,216 +14,198 @@ from topi.nn.pad import pad_spatial
 from topi.tag import COMM_REDUCE, ELEMWISE
 from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
-__all__ = ["adaptive_pool", "avg_pool", "lp_pool", "max_pool", "max_pool_with_argmax", "pooled_size"]
+__all__ = ["Windows", "adaptive_pool", "avg_pool", "lp_pool", "max_pool", "max_pool_with_argmax"]
 
 
-def pooled_size(size: Dim, kernel: int, stride: int, dilation: int, begin: int, end: int, ceil_mode: bool) -> Dim:
-    """Windows along a dimension. With `ceil_mode` a last window that sticks out counts, if it starts inside."""
-    room = size + (begin + end - (kernel - 1) * dilation - 1)
-    if not ceil_mode:
-        return as_dim(room // stride + 1)
-    known = as_int(as_dim(room))
-    if known is None:
-        windows = (room + (stride - 1)) // stride + 1
-        if stride + end <= (kernel - 1) * dilation + 1:  # then the last one always starts inside
-            return as_dim(windows)
-        return as_dim(te.minimum(windows, (size + (begin + stride - 1)) // stride))
-    windows = -(-known // stride) + 1
-    return windows - 1 if (windows - 1) * stride >= known + (kernel - 1) * dilation + 1 - end else windows
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a pooling, along the dimensions `axes` of its input; one number of each kind for each of them.
+
+    `padding` is (begin..., end...). With `ceil_mode` a last window that sticks out counts, if it starts inside.
+    """
+
+    axes: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    ceil_mode: bool = False
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        return self.padding[: len(self.axes)]
+
+    @property
+    def end(self) -> tuple[int, ...]:
+        return self.padding[len(self.axes) :]
+
+    def reach(self, k: int) -> int:
+        """How many elements a window covers along its dimension `k`, those between its taps included."""
+        return (self.kernel[k] - 1) * self.dilation[k] + 1
+
+    def count(self, k: int, size: Dim) -> Dim:
+        """Windows along dimension `k` of the windows, where the input has `size` elements."""
+        begin, end, stride, reach = self.begin[k], self.end[k], self.strides[k], self.reach(k)
+        room = size + (begin + end - reach)
+        if not self.ceil_mode:
+            return as_dim(room // stride + 1)
+        known = as_int(as_dim(room))
+        if known is None:
+            windows = (room + (stride - 1)) // stride + 1
+            if stride + end <= reach:  # then the last one always starts inside
+                return as_dim(windows)
+            return as_dim(te.minimum(windows, (size + (begin + stride - 1)) // stride))
+        windows = -(-known // stride) + 1
+        return windows - 1 if (windows - 1) * stride >= known + reach - end else windows
+
+    def pooled(self, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+        """The shape of the result for an input of `shape`."""
+        sizes = list(shape)
+        for k, a in enumerate(self.axes):
+            sizes[a] = self.count(k, shape[a])
+        return tuple(sizes)
 
 
-class _Windows:
-    """The windows of a pooling: output shape, reduce axes, and where a tap of a window lies."""
+class _Taps:
+    """The windows over a tensor: output shape, reduce axes, and where a tap of a window lies."""
 
-    def __init__(
-        self,
-        x: Tensor,
-        axes: Sequence[int],
-        kernel: Sequence[int],
-        strides: Sequence[int],
-        dilation: Sequence[int],
-        padding: Sequence[int],
-        ceil_mode: bool,
-    ) -> None:
-        rank = len(axes)
-        self.x, self.axes, self.kernel, self.strides, self.dilation = x, axes, kernel, strides, dilation
-        self.begin, self.end = padding[:rank], padding[rank:]
-        self.ceil_mode = ceil_mode
-        shape = list(x.shape)
-        for k, a in enumerate(axes):
-            shape[a] = pooled_size(
-                x.shape[a], kernel[k], strides[k], dilation[k], self.begin[k], self.end[k], ceil_mode
-            )
-        self.shape = tuple(shape)
-        self.taps = [te.reduce_axis((0, size), name=f"k{k}") for k, size in enumerate(kernel)]
+    def __init__(self, x: Tensor, windows: Windows) -> None:
+        self.x, self.windows = x, windows
+        self.shape = windows.pooled(x.shape)
+        self.axes = [te.reduce_axis((0, size), name=f"k{k}") for k, size in enumerate(windows.kernel)]
+        self.attrs = {"axes": windows.axes, "strides": windows.strides, "dilation": windows.dilation}
 
     def bordered(self, value: float) -> Tensor:
         """The input with borders of `value`, wide enough for windows that stick out."""
-        after: list[int] = []
-        for k, a in enumerate(self.axes):
-            windows, size = as_int(self.shape[a]), as_int(self.x.shape[a])
-            needed = self.end[k] + (self.strides[k] - 1 if self.ceil_mode else 0)
-            if windows is not None and size is not None:
-                last = (windows - 1) * self.strides[k] + (self.kernel[k] - 1) * self.dilation[k] + 1
-                needed = max(0, last - size - self.begin[k])
+        spec, after = self.windows, list[int]()
+        for k, a in enumerate(spec.axes):
+            count, size = as_int(self.shape[a]), as_int(self.x.shape[a])
+            needed = spec.end[k] + (spec.strides[k] - 1 if spec.ceil_mode else 0)
+            if count is not None and size is not None:
+                needed = max(0, (count - 1) * spec.strides[k] + spec.reach(k) - size - spec.begin[k])
             after.append(needed)
-        return pad_spatial(self.x, self.axes, self.begin, after, value)
+        return pad_spatial(self.x, spec.axes, spec.begin, after, value)
 
     def source(self, i: Sequence[Any]) -> list[Any]:
         """The index into the bordered input of the current tap of window `i`."""
-        at = list(i)
-        for a, tap, s, d in zip(self.axes, self.taps, self.strides, self.dilation, strict=True):
+        at, spec = list(i), self.windows
+        for a, tap, s, d in zip(spec.axes, self.axes, spec.strides, spec.dilation, strict=True):
             at[a] = i[a] * s + tap * d
         return at
 
-    def count(self, i: Sequence[Any], include_pad: bool) -> PrimExpr:
+    def inside(self, i: Sequence[Any], include_pad: bool) -> PrimExpr:
         """How many taps of window `i` lie inside the input (or inside it with its padding)."""
-        total = convert(1)
-        for k, a in enumerate(self.axes):
-            begin, end = (self.begin[k], self.end[k]) if include_pad else (0, 0)
-            size, stride, step = self.x.shape[a], self.strides[k], self.dilation[k]
-            start = i[a] * stride - self.begin[k]
-            if self._always_inside(k, a, begin, end):
-                total = total * self.kernel[k]
+        total, spec = convert(1), self.windows
+        for k, a in enumerate(spec.axes):
+            begin, end = (spec.begin[k], spec.end[k]) if include_pad else (0, 0)
+            size, stride, step = self.x.shape[a], spec.strides[k], spec.dilation[k]
+            start = i[a] * stride - spec.begin[k]
+            if self._always_inside(k, begin, end):
+                total = total * spec.kernel[k]
                 continue
             first = te.maximum((-begin - start + (step - 1)) // step, 0)
-            last = te.minimum((size + end - 1 - start) // step, self.kernel[k] - 1)
+            last = te.minimum((size + end - 1 - start) // step, spec.kernel[k] - 1)
             total = total * (last - first + 1)
         return total
 
-    def _always_inside(self, k: int, axis: int, begin: int, end: int) -> bool:
-        windows, size = as_int(self.shape[axis]), as_int(self.x.shape[axis])
-        if windows is None or size is None:
+    def _always_inside(self, k: int, begin: int, end: int) -> bool:
+        spec, axis = self.windows, self.windows.axes[k]
+        count, size = as_int(self.shape[axis]), as_int(self.x.shape[axis])
+        if count is None or size is None:
             return False
-        last = (windows - 1) * self.strides[k] - self.begin[k] + (self.kernel[k] - 1) * self.dilation[k]
-        return self.begin[k] <= begin and last < size + end
+        last = (count - 1) * spec.strides[k] - spec.begin[k] + spec.reach(k) - 1
+        return spec.begin[k] <= begin and last < size + end
 
 
-def max_pool(
-    x: Tensor,
-    axes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-) -> Tensor:
-    """The largest value of each window along `axes`; padding (begin..., end...) never wins."""
-    windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
-    lowest = float("-inf") if x.dtype.is_float else x.dtype.min_value()
-    bordered = windows.bordered(lowest)
-    attrs = {"axes": tuple(axes), "strides": tuple(strides), "dilation": tuple(dilation)}
+def max_pool(x: Tensor, windows: Windows) -> Tensor:
+    """The largest value of each window; padding never wins."""
+    taps = _Taps(x, windows)
+    bordered = taps.bordered(_lowest_number(x))
     return te.compute(
-        windows.shape,
-        lambda *i: te.max(bordered(*windows.source(i)), axis=windows.taps),
+        taps.shape,
+        lambda *i: te.max(bordered(*taps.source(i)), axis=taps.axes),
         name="max_pool",
         tag="pool",
-        attrs=attrs,
+        attrs=taps.attrs,
     )
 
 
-def max_pool_with_argmax(
-    x: Tensor,
-    axes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    column_major: bool,
-) -> tuple[Tensor, Tensor]:
+def max_pool_with_argmax(x: Tensor, windows: Windows, column_major: bool) -> tuple[Tensor, Tensor]:
     """The largest value of each window, and where it lies in the whole of x (int64), the first among equal ones.
 
     x is (N, C, spatial...) in row-major order; `column_major` counts the spatial axes with the first running fastest.
     The first NaN is larger than all. Two passes over a window: one for the value, one for the first tap that has it.
     """
-    windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
-    values = max_pool(x, axes, kernel, strides, dilation, padding, ceil_mode)
-    bordered = windows.bordered(float("-inf") if x.dtype.is_float else x.dtype.min_value())
+    taps, values, axes, kernel = _Taps(x, windows), max_pool(x, windows), windows.axes, windows.kernel
+    bordered = taps.bordered(_lowest_number(x))
     count = math.prod(kernel)
 
-    def tap(*i: Any) -> PrimExpr:
-        source = windows.source(i)
+    def number(*i: Any) -> PrimExpr:
+        source = taps.source(i)
         value, largest = bordered(*source), values(*i)
         found = value == largest if not x.dtype.is_float else te.any(value == largest, te.isnan(value))
         for k, a in enumerate(axes):
             at = source[a] - windows.begin[k]
             found = te.all(found, at >= 0, at < x.shape[a])
-        number = ravel_index(windows.taps, kernel)
-        return te.min(te.select(found, number, te.const(count - 1, "int32")), axis=windows.taps)
+        tap = ravel_index(taps.axes, kernel)
+        return te.min(te.select(found, tap, te.const(count - 1, "int32")), axis=taps.axes)
 
-    taps = te.compute(windows.shape, tap, name="first_largest", tag="pool_positions")
+    first = te.compute(taps.shape, number, name="first_largest", tag="pool_positions")
     order = list(reversed(range(len(axes)))) if column_major else list(range(len(axes)))
 
     def position(*i: Any) -> PrimExpr:
-        at = unravel_index(taps(*i), kernel)
-        places = [i[a] * strides[k] + at[k] * dilation[k] - windows.begin[k] for k, a in enumerate(axes)]
+        at = unravel_index(first(*i), kernel)
+        places = [
+            i[a] * windows.strides[k] + at[k] * windows.dilation[k] - windows.begin[k] for k, a in enumerate(axes)
+        ]
         plane = te.cast("int64", ravel_index(i[:2], x.shape[:2]))
         inside = ravel_index([places[k] for k in order], [x.shape[axes[k]] for k in order])
         return plane * num_elements([x.shape[a] for a in axes]) + te.cast("int64", inside)
 
-    return values, te.compute(windows.shape, position, name="positions", tag=ELEMWISE)
+    return values, te.compute(taps.shape, position, name="positions", tag=ELEMWISE)
 
 
-def avg_pool(
-    x: Tensor,
-    axes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-) -> Tensor:
-    """The mean of each window along `axes`; padding counts as zeros with `count_include_pad`, not at all without."""
-    windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
-    bordered = windows.bordered(0)
+def avg_pool(x: Tensor, windows: Windows, count_include_pad: bool) -> Tensor:
+    """The mean of each window; padding counts as zeros with `count_include_pad`, not at all without."""
+    taps = _Taps(x, windows)
+    bordered = taps.bordered(0)
     wide = accumulator_type(x.dtype)
-    attrs = {"axes": tuple(axes), "strides": tuple(strides), "dilation": tuple(dilation)}
     total = te.compute(
-        windows.shape,
-        lambda *i: te.sum(te.cast(wide, bordered(*windows.source(i))), axis=windows.taps),
+        taps.shape,
+        lambda *i: te.sum(te.cast(wide, bordered(*taps.source(i))), axis=taps.axes),
         name="pool_sum",
         tag="pool",
-        attrs=attrs,
+        attrs=taps.attrs,
     )
 
     def mean(*i: Any) -> PrimExpr:
-        count = te.cast(wide, windows.count(i, count_include_pad))
-        known = as_int(windows.count(i, count_include_pad))
-        exact = total.dtype.is_float and known is not None
-        return te.cast(x.dtype, total(*i) * te.const(1 / known, wide) if exact and known else total(*i) / count)
+        inside = taps.inside(i, count_include_pad)
+        known = as_int(inside)
+        if total.dtype.is_float and known:
+            return te.cast(x.dtype, total(*i) * te.const(1 / known, wide))
+        return te.cast(x.dtype, total(*i) / te.cast(wide, inside))
 
-    return te.compute(windows.shape, mean, name="avg_pool", tag=ELEMWISE)
+    return te.compute(taps.shape, mean, name="avg_pool", tag=ELEMWISE)
 
 
-def lp_pool(
-    x: Tensor,
-    axes: Sequence[int],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    p: int,
-) -> Tensor:
+def lp_pool(x: Tensor, windows: Windows, p: int) -> Tensor:
     """(sum of |x|^p over each window)^(1/p)"""
-    windows = _Windows(x, axes, kernel, strides, dilation, padding, ceil_mode)
-    bordered = windows.bordered(0)
+    taps = _Taps(x, windows)
+    bordered = taps.bordered(0)
     wide = accumulator_type(x.dtype)
 
     def power(*i: Any) -> PrimExpr:
-        value = te.abs(te.cast(wide, bordered(*windows.source(i))))
-        return te.sum(_integer_power(value, p), axis=windows.taps)
+        value = te.abs(te.cast(wide, bordered(*taps.source(i))))
+        return te.sum(_integer_power(value, p), axis=taps.axes)
 
-    total = te.compute(windows.shape, power, name="pool_sum", tag="pool", attrs={"axes": tuple(axes)})
+    total = te.compute(taps.shape, power, name="pool_sum", tag="pool", attrs=taps.attrs)
 
     def root(*i: Any) -> PrimExpr:
         value = total(*i)
         result = value if p == 1 else te.sqrt(value) if p == 2 else te.power(value, te.const(1 / p, wide))
         return te.cast(x.dtype, result)
 
-    return te.compute(windows.shape, root, name="lp_pool", tag=ELEMWISE)
+    return te.compute(taps.shape, root, name="lp_pool", tag=ELEMWISE)
 
 
 def _integer_power(value: PrimExpr, p: int) -> PrimExpr:
@@ -230,6 +213,10 @@ def _integer_power(value: PrimExpr, p: int) -> PrimExpr:
     for _ in range(p - 1):
         result = result * value
     return result
+
+
+def _lowest_number(x: Tensor) -> float:
+    return float("-inf") if x.dtype.is_float else x.dtype.min_value()
 
 
 def adaptive_pool(x: Tensor, axes: Sequence[int], output_size: Sequence[int], mode: str) -> Tensor:
@@ -245,7 +232,7 @@ def adaptive_pool(x: Tensor, axes: Sequence[int], output_size: Sequence[int], mo
         widest: Dim = x.shape[a] if size is None else max(_end(o, size, n) - o * size // n for o in range(n))
         taps.append(te.reduce_axis((0, widest), name=f"k{k}"))
     wide = accumulator_type(x.dtype) if mode == "avg" else x.dtype
-    identity = te.const(0, wide) if mode == "avg" else _lowest(x)
+    identity = te.const(0, wide) if mode == "avg" else te.const(_lowest_number(x), x.dtype)
 
     def window(i: Sequence[Any]) -> tuple[list[Any], list[PrimExpr], PrimExpr]:
         at, inside, count = list(i), list[PrimExpr](), convert(1)
@@ -276,7 +263,3 @@ def adaptive_pool(x: Tensor, axes: Sequence[int], output_size: Sequence[int], mo
 
 def _end(o: Any, size: Any, n: int) -> Any:
     return ((o + 1) * size + n - 1) // n
-
-
-def _lowest(x: Tensor) -> PrimExpr:
-    return te.const(float("-inf"), x.dtype) if x.dtype.is_float else te.min_value(x.dtype)

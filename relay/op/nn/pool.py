@@ -17,7 +17,7 @@ from relay.op.nn.windows import window_view
 from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from topi.layout import Layout
-from topi.nn.pool import pooled_size
+from topi.nn.pool import Windows
 
 __all__ = [
     "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool", "LpPool", "MaxPool", "MaxPoolWithArgmax", "adaptive_avg_pool1d",
@@ -61,8 +61,7 @@ class _Pool(OpDef):
     ceil_mode: bool = False
 
     def infer(self, x: TensorType) -> TensorType:
-        axes = spatial_axes(1, self.layout, x.ndim)
-        rank = len(axes)
+        rank = len(spatial_axes(1, self.layout, x.ndim))
         counts = [len(v) for v in (self.pool_size, self.strides, self.dilation, self.padding)]
         positive = (
             min((*self.pool_size, *self.strides, *self.dilation), default=1) >= 1 and min(self.padding, default=0) >= 0
@@ -70,21 +69,17 @@ class _Pool(OpDef):
         given = f"{self.pool_size}, strides {self.strides}, dilation {self.dilation} and padding {self.padding}"
         needed = f"{rank}, {rank}, {rank} and {2 * rank} numbers, padding of 0 or more, the others of 1 or more"
         require(counts == [rank, rank, rank, 2 * rank] and positive, f"(C2) pool_size {given} need {needed}")
-        shape = list(x.shape)
-        for k, a in enumerate(axes):
-            begin, end = self.padding[k], self.padding[k + rank]
-            size = pooled_size(
-                x.shape[a], self.pool_size[k], self.strides[k], self.dilation[k], begin, end, self.ceil_mode
-            )
-            room = f"dimension {a} of {x} padded by {begin} and {end}"
-            require(at_least(size, 1), f"(C3) {room} holds no window of {self.pool_size[k]}")
-            shape[a] = size
+        spec = self.spec(x.ndim)
+        shape = spec.pooled(x.shape)
+        for k, a in enumerate(spec.axes):
+            room = f"dimension {a} of {x} padded by {spec.begin[k]} and {spec.end[k]}"
+            require(at_least(shape[a], 1), f"(C3) {room} holds no window of {self.pool_size[k]}")
         return x.with_shape(shape)
 
-    def arguments(self, ndim: int) -> tuple[Ints, Ints, Ints, Ints, Ints, bool]:
-        """The arguments that all pooling computes take after the input."""
+    def spec(self, ndim: int) -> Windows:
+        """The windows over an input of `ndim` dimensions."""
         axes = spatial_axes(1, self.layout, ndim)
-        return axes, self.pool_size, self.strides, self.dilation, self.padding, self.ceil_mode
+        return Windows(axes, self.pool_size, self.strides, self.dilation, self.padding, self.ceil_mode)
 
     def windows(
         self, x: Array, fill: float, out: tuple[int, ...] | None = None
@@ -138,7 +133,7 @@ class MaxPool(_Pool):
     """The largest value of each window (ONNX: MaxPool; TVM: nn.max_pool1d/2d/3d); padding never wins."""
 
     def compute(self, x: te.Tensor) -> te.Tensor:
-        return topi.nn.max_pool(x, *self.arguments(x.ndim))
+        return topi.nn.max_pool(x, self.spec(x.ndim))
 
     def reference(self, x: Array) -> Array:
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
@@ -162,7 +157,7 @@ class MaxPoolWithArgmax(_Pool):
         return TupleType([values, values.with_dtype("int64")])
 
     def compute(self, x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
-        return topi.nn.max_pool_with_argmax(x, *self.arguments(x.ndim), self.column_major)
+        return topi.nn.max_pool_with_argmax(x, self.spec(x.ndim), self.column_major)
 
     def reference(self, x: Array) -> tuple[Array, Array]:
         lowest = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
@@ -196,7 +191,7 @@ class AvgPool(_Pool):
         return super().infer(x)
 
     def compute(self, x: te.Tensor) -> te.Tensor:
-        return topi.nn.avg_pool(x, *self.arguments(x.ndim), self.count_include_pad)
+        return topi.nn.avg_pool(x, self.spec(x.ndim), self.count_include_pad)
 
     def reference(self, x: Array) -> Array:
         windows, back = self.windows(x.astype(np.float64), 0)
@@ -227,7 +222,7 @@ class LpPool(_Pool):
         return super().infer(x)
 
     def compute(self, x: te.Tensor) -> te.Tensor:
-        return topi.nn.lp_pool(x, *self.arguments(x.ndim), self.p)
+        return topi.nn.lp_pool(x, self.spec(x.ndim), self.p)
 
     def reference(self, x: Array) -> Array:
         windows, back = self.windows(np.abs(x.astype(np.float64)) ** self.p, 0)
