@@ -53,39 +53,42 @@ __all__ = [
 Attrs = Mapping[str, Any]
 
 
+OPERATIONS: dict[str, Callable[..., Any]] = {}
+"""By name, looked up when used: `relay.op.broadcast` puts arithmetic here, `relay.printer` what writes text."""
+
+
 class ExprOperators:
-    """Python operators on expressions; `relay.op.broadcast` installs their meaning."""
+    """Python operators on expressions."""
 
     __slots__ = ()
     __array_ufunc__: ClassVar[None] = None  # an array on the left leaves the operation to us, too
-    _operators: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __add__(self, other: Any) -> Call:
-        return self._operators["add"](self, other)
+        return OPERATIONS["add"](self, other)
 
     def __radd__(self, other: Any) -> Call:
-        return self._operators["add"](other, self)
+        return OPERATIONS["add"](other, self)
 
     def __sub__(self, other: Any) -> Call:
-        return self._operators["subtract"](self, other)
+        return OPERATIONS["subtract"](self, other)
 
     def __rsub__(self, other: Any) -> Call:
-        return self._operators["subtract"](other, self)
+        return OPERATIONS["subtract"](other, self)
 
     def __mul__(self, other: Any) -> Call:
-        return self._operators["multiply"](self, other)
+        return OPERATIONS["multiply"](self, other)
 
     def __rmul__(self, other: Any) -> Call:
-        return self._operators["multiply"](other, self)
+        return OPERATIONS["multiply"](other, self)
 
     def __truediv__(self, other: Any) -> Call:
-        return self._operators["divide"](self, other)
+        return OPERATIONS["divide"](self, other)
 
     def __rtruediv__(self, other: Any) -> Call:
-        return self._operators["divide"](other, self)
+        return OPERATIONS["divide"](other, self)
 
     def __neg__(self) -> Call:
-        return self._operators["negative"](self, None)
+        return OPERATIONS["negative"](self, None)
 
 
 @node
@@ -128,7 +131,7 @@ class Expr(ExprOperators, Node):
         return all(equal(getattr(self, name), getattr(other, name)) for name in self.data_fields)
 
     def __str__(self) -> str:
-        return self._operators["text"](self, None)
+        return OPERATIONS["text"](self, None)
 
     __repr__ = __str__
 
@@ -240,7 +243,7 @@ class Function(Expr):
 
     def global_text(self, name: str) -> str:
         """The text of this function as the function `name` of a module."""
-        return self._operators["global_text"](self, name)
+        return OPERATIONS["global_text"](self, name)
 
     def __call__(self, *args: Expr, span: Span | None = None) -> Call:
         return Call(self, args, span=span)

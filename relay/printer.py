@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from relay.analysis import Scope, evaluation_order, scopes
-from relay.expr import Call, Constant, Expr, ExprOperators, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var
+from relay.expr import OPERATIONS, Call, Constant, Expr, Function, GlobalVar, If, Let, Tuple, TupleGetItem, Var
 from relay.op.base import OpDef
 from te.ir import IRModule
 from te.tir import PrimExpr
@@ -238,5 +238,5 @@ def _global_text(function: Any, name: str) -> str:
     return _Printer(_type_comment).global_function(name, function)
 
 
-ExprOperators._operators["text"] = _text
-ExprOperators._operators["global_text"] = _global_text
+OPERATIONS["text"] = _text
+OPERATIONS["global_text"] = _global_text

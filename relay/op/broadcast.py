@@ -11,7 +11,7 @@ import numpy as np
 import te
 import topi
 from relay.errors import TypeInferenceError
-from relay.expr import Call, Expr, ExprOperators
+from relay.expr import OPERATIONS, Call, Expr
 from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, as_expr, require, require_same_dtype, widened
 from relay.op.elementwise import negative
@@ -447,7 +447,7 @@ def _operator(function: Callable[[Expr, Expr], Call]) -> Callable[[Any, Any], Ca
     return apply
 
 
-ExprOperators._operators.update(
+OPERATIONS.update(
     add=_operator(add), subtract=_operator(subtract), multiply=_operator(multiply), divide=_operator(divide),
     negative=lambda x, _: negative(x),
 )  # fmt: skip

@@ -66,35 +66,41 @@ _CHANNEL_NORM = is_op("nn.instance_norm")(wildcard(), is_constant(), is_constant
 )
 
 
-class ScaledChannels(PatternRule):
-    """norm(x, gamma, beta) * scale = norm(x, gamma * scale, beta * scale) of channels or groups"""
+class _FoldedIntoChannels(PatternRule):
+    """Base of rules that fold a number for each channel or group, behind a norm, into the norm's parameters."""
 
-    norm, scale = _CHANNEL_NORM, is_constant()
-    pattern = is_op("multiply")(norm, scale)
+    norm = _CHANNEL_NORM
+    number = is_constant()
 
-    def replace(self, call: Call, found: Found) -> Expr | None:
-        norm = found.call(self.norm)
-        scale = _per_channel(found[self.scale], norm)
-        if scale is None or norm.ty is not call.ty or found.shared(norm):
-            return None
-        x, *parameters = norm.args
-        scaled = [Constant(array_of(p) * scale, span=found[self.scale].span) for p in parameters]
-        return make_call(norm.op, (x, *scaled), call.span)  # type: ignore[arg-type]
-
-
-class ShiftedChannels(PatternRule):
-    """norm(x, gamma, beta) + shift = norm(x, gamma, beta + shift) of channels or groups"""
-
-    norm, shift = _CHANNEL_NORM, is_constant()
-    pattern = is_op("add")(norm, shift)
+    def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
+        """The parameters of the norm with `number`, one for each channel or group, in them."""
+        raise NotImplementedError
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         norm = found.call(self.norm)
-        shift = _per_channel(found[self.shift], norm)
-        if shift is None or norm.ty is not call.ty or found.shared(norm):
+        number = _per_channel(found[self.number], norm)
+        if number is None or norm.ty is not call.ty or found.shared(norm):
             return None
         x, gamma, beta = norm.args
-        return make_call(norm.op, (x, gamma, Constant(array_of(beta) + shift, span=beta.span)), call.span)  # type: ignore[arg-type]
+        return make_call(norm.op, (x, *self.parameters(number, gamma, beta)), call.span)  # type: ignore[arg-type]
+
+
+class ScaledChannels(_FoldedIntoChannels):
+    """norm(x, gamma, beta) * scale = norm(x, gamma * scale, beta * scale) of channels or groups"""
+
+    pattern = is_op("multiply")(_FoldedIntoChannels.norm, _FoldedIntoChannels.number)
+
+    def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
+        return [Constant(array_of(p) * number, span=p.span) for p in (gamma, beta)]
+
+
+class ShiftedChannels(_FoldedIntoChannels):
+    """norm(x, gamma, beta) + shift = norm(x, gamma, beta + shift) of channels or groups"""
+
+    pattern = is_op("add")(_FoldedIntoChannels.norm, _FoldedIntoChannels.number)
+
+    def parameters(self, number: np.ndarray[Any, Any], gamma: Expr, beta: Expr) -> list[Expr]:
+        return [gamma, Constant(array_of(beta) + number, span=beta.span)]
 
 
 class SpelledInstanceNorm(PatternRule):

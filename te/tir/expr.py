@@ -26,6 +26,7 @@ from te.dtype import BOOL, DType, dtype
 from te.ir.node import Node, node
 from te.ir.span import Span
 from te.ir.structural import StructuralEqual
+from te.tir.operators import OPERATIONS, ExprOperators
 
 if TYPE_CHECKING:
     from te.tir.buffer import Buffer
@@ -36,106 +37,6 @@ __all__ = [
     "Logical", "Max", "Min", "Mod", "Mul", "Not", "Or", "PrimExpr", "ProducerLoad", "Ramp", "Range", "Reduce",
     "Select", "Shuffle", "SizeVar", "StringImm", "Sub", "Var",
 ]  # fmt: skip
-
-
-class ExprOperators:
-    """Python operators on expressions; `te.tir.ops` installs their meaning (see `install_operators`)."""
-
-    __slots__ = ()
-    _ops: ClassVar[dict[str, Any]] = {}
-
-    def __add__(self, other: Any) -> PrimExpr:
-        return self._ops["add"](self, other)
-
-    def __radd__(self, other: Any) -> PrimExpr:
-        return self._ops["add"](other, self)
-
-    def __sub__(self, other: Any) -> PrimExpr:
-        return self._ops["sub"](self, other)
-
-    def __rsub__(self, other: Any) -> PrimExpr:
-        return self._ops["sub"](other, self)
-
-    def __mul__(self, other: Any) -> PrimExpr:
-        return self._ops["mul"](self, other)
-
-    def __rmul__(self, other: Any) -> PrimExpr:
-        return self._ops["mul"](other, self)
-
-    def __truediv__(self, other: Any) -> PrimExpr:
-        return self._ops["div"](self, other)
-
-    def __rtruediv__(self, other: Any) -> PrimExpr:
-        return self._ops["div"](other, self)
-
-    def __floordiv__(self, other: Any) -> PrimExpr:
-        return self._ops["floordiv"](self, other)
-
-    def __rfloordiv__(self, other: Any) -> PrimExpr:
-        return self._ops["floordiv"](other, self)
-
-    def __mod__(self, other: Any) -> PrimExpr:
-        return self._ops["floormod"](self, other)
-
-    def __rmod__(self, other: Any) -> PrimExpr:
-        return self._ops["floormod"](other, self)
-
-    def __neg__(self) -> PrimExpr:
-        return self._ops["neg"](self)
-
-    def __lshift__(self, other: Any) -> PrimExpr:
-        return self._ops["left_shift"](self, other)
-
-    def __rshift__(self, other: Any) -> PrimExpr:
-        return self._ops["right_shift"](self, other)
-
-    def __and__(self, other: Any) -> PrimExpr:
-        return self._ops["bitwise_and"](self, other)
-
-    def __rand__(self, other: Any) -> PrimExpr:
-        return self._ops["bitwise_and"](other, self)
-
-    def __or__(self, other: Any) -> PrimExpr:
-        return self._ops["bitwise_or"](self, other)
-
-    def __ror__(self, other: Any) -> PrimExpr:
-        return self._ops["bitwise_or"](other, self)
-
-    def __xor__(self, other: Any) -> PrimExpr:
-        return self._ops["bitwise_xor"](self, other)
-
-    def __invert__(self) -> PrimExpr:
-        return self._ops["bitwise_not"](self)
-
-    def __lt__(self, other: Any) -> PrimExpr:
-        return self._ops["less"](self, other)
-
-    def __le__(self, other: Any) -> PrimExpr:
-        return self._ops["less_equal"](self, other)
-
-    def __gt__(self, other: Any) -> PrimExpr:
-        return self._ops["greater"](self, other)
-
-    def __ge__(self, other: Any) -> PrimExpr:
-        return self._ops["greater_equal"](self, other)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._ops["equal"](self, other)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._ops["not_equal"](self, other)
-
-    __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"the symbolic expression {self} has no truth value while the program is being built; "
-            "use te.if_then_else, te.all or te.any in place of if, and, or"
-        )
-
-    def astype(self, to: str) -> PrimExpr:
-        """This value cast to type `to`."""
-        return self._ops["cast"](to, self)
 
 
 @node
@@ -150,7 +51,7 @@ class PrimExpr(ExprOperators, Node):
         def dtype(self) -> DType: ...
 
     def __str__(self) -> str:
-        return self._ops["text"](self)
+        return OPERATIONS["text"](self)
 
     __repr__ = __str__
     __eq__ = ExprOperators.__eq__

@@ -9,7 +9,8 @@ from typing import Any
 from te.ir.node import Node, node
 from te.ir.span import Span
 from te.tir.buffer import Buffer
-from te.tir.expr import ExprOperators, Var
+from te.tir.expr import Var
+from te.tir.operators import OPERATIONS
 from te.tir.stmt import Stmt
 
 __all__ = ["PrimFunc"]
@@ -46,6 +47,6 @@ class PrimFunc(Node):
         return self if self.attrs.get(key) is value else self.replace(attrs={**self.attrs, key: value})
 
     def __str__(self) -> str:
-        return ExprOperators._ops["text"](self)
+        return OPERATIONS["text"](self)
 
     __repr__ = __str__

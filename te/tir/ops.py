@@ -31,7 +31,6 @@ from te.tir.expr import (
     Compare,
     Dim,
     Div,
-    ExprOperators,
     FloatImm,
     FloorDiv,
     FloorMod,
@@ -50,6 +49,7 @@ from te.tir.expr import (
     Sub,
 )  # fmt: skip
 from te.tir.intrinsics import INTRINSICS
+from te.tir.operators import OPERATIONS
 from te.tir.stmt import Evaluate, SeqStmt, Stmt
 
 __all__ = [
@@ -562,7 +562,7 @@ def bitwise_not(a: Value) -> PrimExpr:
     return logical_not(a) if a.dtype.is_bool else Call(a.dtype, "bitwise_not", (a,))
 
 
-ExprOperators._ops.update(
+OPERATIONS.update(
     add=add, sub=sub, mul=mul, div=div, floordiv=floordiv, floormod=floormod, neg=neg, left_shift=left_shift,
     right_shift=right_shift, bitwise_and=bitwise_and, bitwise_or=bitwise_or, bitwise_xor=bitwise_xor,
     bitwise_not=bitwise_not, less=less, less_equal=less_equal, greater=greater, greater_equal=greater_equal,

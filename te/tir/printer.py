@@ -24,7 +24,6 @@ from te.tir.expr import (
     Cast,
     Compare,
     Div,
-    ExprOperators,
     FloatImm,
     FloorMod,
     IntImm,
@@ -47,6 +46,7 @@ from te.tir.expr import (
     Var,
 )  # fmt: skip
 from te.tir.function import PrimFunc
+from te.tir.operators import OPERATIONS
 from te.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -353,4 +353,4 @@ def text(node: Any) -> str:
     return printer.expr(node) if isinstance(node, PrimExpr) else printer.lines(node)
 
 
-ExprOperators._ops["text"] = text
+OPERATIONS["text"] = text

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from te.ir.node import Node, node
 from te.ir.span import Span
 from te.tir.buffer import Buffer
-from te.tir.expr import ExprOperators, IntImm, PrimExpr, Var
+from te.tir.expr import IntImm, PrimExpr, Var
+from te.tir.operators import OPERATIONS
 
 __all__ = [
     "Allocate", "AssertStmt", "AttrStmt", "BufferStore", "Evaluate", "For", "ForKind", "IfThenElse", "LetStmt",
@@ -42,7 +43,7 @@ class Stmt(Node):
     span: Span | None = field(default=None, kw_only=True)
 
     def __str__(self) -> str:
-        return ExprOperators._ops["text"](self)
+        return OPERATIONS["text"](self)
 
     __repr__ = __str__
 
