@@ -1,135 +1,33 @@
-"""Sequences and optional values of which only a run says how many elements they have, from ONNX to results.
-
-The graphs are those that torch's TorchScript exporter writes for lists. Oracles: onnx's reference implementation, and
-onnxruntime where it is installed.
-"""
+"""Sequences of which only a run says how many elements they have, from ONNX to results."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
-from onnx import GraphProto, ModelProto, TensorProto, helper
-from onnx.reference import ReferenceEvaluator
+from onnx import TensorProto, helper
 
 import relay
 from backend.runtime import device, graph_executor, lists
-from backend.runtime.artifact import CompiledModel
 from backend.runtime.errors import ArgumentError
 from frontends.onnx import OnnxImportError, UnsupportedOperatorError, from_onnx
-from frontends.onnx.containers import assembled
-
-FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-GOES_ON = helper.make_node("Identity", ["goes_on"], ["goes_on_next"])
-
-
-def info(name, shape=None, kind=FLOAT):
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def sequence(name, shape=None, kind=FLOAT):
-    return helper.make_tensor_sequence_value_info(name, kind, shape)
-
-
-def optional(name, of_sequence=False):
-    tensor = helper.make_tensor_type_proto(FLOAT, None)
-    held = helper.make_sequence_type_proto(tensor) if of_sequence else tensor
-    return helper.make_value_info(name, helper.make_optional_type_proto(held))
-
-
-def constant(name, value):
-    value = np.asarray(value)
-    kind = {"f": FLOAT, "i": INT64, "b": BOOL}[value.dtype.kind]
-    return helper.make_tensor(name, kind, value.shape, value.reshape(-1))
-
-
-def body(nodes, carried, results, initializers=()) -> GraphProto:
-    """A loop's body, which always goes on."""
-    return helper.make_graph(
-        [GOES_ON, *nodes], "body", [info("i", [], INT64), info("goes_on", [], BOOL), *carried],
-        [info("goes_on_next", [], BOOL), *results], list(initializers),
-    )  # fmt: skip
-
-
-def model_of(nodes, inputs, outputs, initializers=()) -> ModelProto:
-    graph = helper.make_graph(nodes, "lists", inputs, outputs, [*initializers, constant("always", True)])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
-class Compiled:
-    """A model compiled, saved and loaded again; called with arrays it gives arrays, lists of them and None."""
-
-    def __init__(self, model: ModelProto, target: str = "llvm") -> None:
-        mod, _ = from_onnx(model)
-        self.forms = mod.attrs.get("output_forms")
-        self.library = CompiledModel.from_bytes(relay.build(mod, target=target).to_bytes())
-        self.executor = graph_executor.GraphModule(self.library["default"](device("cpu", 0)))
-
-    def __call__(self, *inputs):
-        results = [_plain(x) for x in self.executor(*inputs)]
-        return results if self.forms is None else [assembled(form, results) for form in self.forms]
-
-
-def _plain(value):
-    return [_plain(item) for item in value] if isinstance(value, list) else value.numpy()
-
-
-def assert_same(given, expected):
-    if isinstance(expected, list):
-        assert isinstance(given, list) and len(given) == len(expected)
-        for a, b in zip(given, expected, strict=True):
-            assert_same(a, b)
-    elif expected is None:
-        assert given is None
-    else:
-        assert given.dtype == expected.dtype and given.shape == expected.shape
-        np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-6)
-
-
-def onnxruntime():
-    """The module, where it is installed."""
-    try:
-        return import_module("onnxruntime")
-    except ImportError:
-        return None
-
-
-def check(model: ModelProto, *runs, expected=None):
-    """The compiled model agrees with the oracles on each of `runs`, tuples of inputs; gives the compiled model.
-
-    `expected` computes the outputs where onnx's reference can't.
-    """
-    compiled = Compiled(model)
-    names = [value.name for value in model.graph.input]
-    oracles = [ReferenceEvaluator(model).run] if expected is None else [lambda _, given: expected(**given)]
-    ort = onnxruntime()
-    if ort is not None:
-        oracles.append(ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run)
-    for inputs in runs:
-        results = compiled(*inputs)
-        for oracle in oracles:
-            assert_same(results, list(oracle(None, dict(zip(names, inputs, strict=True)))))
-    return compiled
-
-
-def appending(nodes, row="row", initializers=()) -> GraphProto:
-    """list.append(row) in each iteration, `row` computed by `nodes`."""
-    append = helper.make_node("SequenceInsert", ["list", row], ["longer"], name="append")
-    return body([*nodes, append], [sequence("list")], [sequence("longer")], initializers)
-
-
-EMPTY = helper.make_node("SequenceEmpty", [], ["empty"], dtype=FLOAT)
-TRIPS = info("trips", [], INT64)
-
-
-def n(value):
-    return np.array(value, np.int64)
-
-
-def f(*shape, seed=0):
-    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
-
+from tests.frontends.sequence_models import (
+    BOOL,
+    EMPTY,
+    FLOAT,
+    INT64,
+    TRIPS,
+    Compiled,
+    appending,
+    assert_same,
+    body,
+    check,
+    constant,
+    f,
+    info,
+    model_of,
+    n,
+    sequence,
+)
 
 # lists that loops make ----------------------------------------------------------------------------------------------
 
@@ -431,96 +329,6 @@ def test_a_filter():
     model = model_of([EMPTY, loop], [TRIPS, info("x", ["t", 3])], [sequence("all")],
                      [constant("zero", np.float32(0)), constant("most", 4)])  # fmt: skip
     check(model, (n(10), f(10, 3)), (n(3), f(3, 3)), (n(2), -np.abs(f(2, 3))))
-
-
-# optional values ----------------------------------------------------------------------------------------------------
-
-
-def choosing(then_nodes, then_out, else_nodes, else_out, result):
-    """Nodes of an If between two optional values."""
-    none = helper.make_node("Optional", [], ["none"], type=helper.make_tensor_type_proto(FLOAT, None))
-    then = helper.make_graph(then_nodes, "then", [], [then_out])
-    other = helper.make_graph([none, *else_nodes], "else", [], [else_out])
-    return helper.make_node("If", ["c"], [result], then_branch=then, else_branch=other, name="choose")
-
-
-def test_an_optional_value_that_a_branch_gives():
-    some = [helper.make_node("Neg", ["x"], ["m"]), helper.make_node("Optional", ["m"], ["some"])]
-    get = helper.make_graph([helper.make_node("OptionalGetElement", ["o"], ["g"])], "then", [], [info("g")])
-    zeros = helper.make_graph([helper.make_node("Sub", ["x", "x"], ["z"])], "else", [], [info("z")])
-    nodes = [
-        choosing(some, optional("some"), [], optional("none"), "o"),
-        helper.make_node("OptionalHasElement", ["o"], ["has"]),
-        helper.make_node("If", ["has"], ["y"], then_branch=get, else_branch=zeros, name="get"),
-    ]
-    outputs = [info("has", [], BOOL), info("y"), optional("o")]
-    compiled = Compiled(model_of(nodes, [info("c", [], BOOL), info("x", ["n"])], outputs))
-    x = f(3)
-    has, y, o = compiled(np.array(True), x)
-    assert bool(has)
-    assert_same([y, o], [-x, -x])
-    has, y, o = compiled(np.array(False), x)
-    assert not bool(has) and o is None
-    assert_same(y, np.zeros_like(x))
-
-
-def test_the_element_of_an_absent_value_is_an_error():
-    some = [helper.make_node("Optional", ["x"], ["some"])]
-    nodes = [
-        choosing(some, optional("some"), [], optional("none"), "o"),
-        helper.make_node("OptionalGetElement", ["o"], ["y"], name="unwrap"),
-    ]
-    compiled = Compiled(model_of(nodes, [info("c", [], BOOL), info("x", ["n"])], [info("y")]))
-    assert_same(compiled(np.array(True), f(3)), [f(3)])
-    with pytest.raises(ArgumentError, match="OptionalGetElement 'unwrap': the optional value has no element"):
-        compiled(np.array(False), f(3))
-
-
-def test_an_optional_value_carried_by_a_loop():
-    """`best = None; for row in x: if best is None or row.sum() > best.sum(): best = row`."""
-    compare = helper.make_graph(
-        [
-            helper.make_node("OptionalGetElement", ["best"], ["old"]),
-            helper.make_node("ReduceSum", ["old"], ["old_sum"], keepdims=0),
-            helper.make_node("Greater", ["sum", "old_sum"], ["larger"]),
-        ],
-        "then", [], [info("larger", [], BOOL)],
-    )  # fmt: skip
-    yes = helper.make_graph([helper.make_node("Identity", ["true"], ["t"])], "else", [], [info("t", [], BOOL)])
-    take = helper.make_graph([helper.make_node("Optional", ["row"], ["taken"])], "then", [], [optional("taken")])
-    keep = helper.make_graph([helper.make_node("Identity", ["best"], ["kept"])], "else", [], [optional("kept")])
-    nodes = [
-        helper.make_node("Gather", ["x", "i"], ["row"]),
-        helper.make_node("ReduceSum", ["row"], ["sum"], keepdims=0),
-        helper.make_node("OptionalHasElement", ["best"], ["has"]),
-        helper.make_node("If", ["has"], ["better"], then_branch=compare, else_branch=yes),
-        helper.make_node("If", ["better"], ["next"], then_branch=take, else_branch=keep),
-    ]
-    graph = body(nodes, [optional("best")], [optional("next")], [constant("true", True)])
-    none = helper.make_node("Optional", [], ["none"], type=helper.make_tensor_type_proto(FLOAT, None))
-    loop = helper.make_node("Loop", ["trips", "always", "none"], ["y"], body=graph, name="best")
-    compiled = Compiled(model_of([none, loop], [TRIPS, info("x", ["t", 3])], [optional("y")]))
-    x = f(20, 3)
-    assert_same(compiled(n(20), x), [x[x.sum(1).argmax()]])
-    assert compiled(n(0), x) == [None]
-
-
-def test_an_optional_sequence():
-    some = [helper.make_node("SequenceConstruct", ["x", "x"], ["xs"]), helper.make_node("Optional", ["xs"], ["some"])]
-    nodes = [
-        choosing(some, optional("some", True), [], optional("none", True), "o"),
-        helper.make_node("OptionalHasElement", ["o"], ["has"]),
-    ]
-    get = helper.make_graph(
-        [helper.make_node("OptionalGetElement", ["o"], ["g"]), helper.make_node("SequenceLength", ["g"], ["len"])],
-        "then", [], [info("len", [], INT64)],
-    )  # fmt: skip
-    none = helper.make_graph([], "else", [], [info("zero", [], INT64)], [constant("zero", 0)])
-    nodes.append(helper.make_node("If", ["has"], ["length"], then_branch=get, else_branch=none))
-    outputs = [info("length", [], INT64), optional("o", True)]
-    compiled = Compiled(model_of(nodes, [info("c", [], BOOL), info("x", ["n"])], outputs))
-    assert_same(compiled(np.array(True), f(3)), [n(2), [f(3), f(3)]])
-    assert_same(compiled(np.array(False), f(3)), [n(0), None])
 
 
 # faults -------------------------------------------------------------------------------------------------------------
