@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import te
 from te import Tensor
 from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
+from topi.tag import ELEMWISE
+from topi.utils import accumulator_type
 
-__all__ = ["roi_align"]
+__all__ = ["roi_align", "weighted_pixels"]
 
 
 def roi_align(
@@ -130,3 +133,28 @@ def _pool_bin(
     if mode == "avg":
         with ib.for_range(0, channels, "c") as c:
             out[r, c, py, px] = out[r, c, py, px] / te.cast(dtype, te.maximum(count, 1))
+
+
+def weighted_pixels(
+    x: Tensor, positions: Tensor, weights: Tensor | None = None, channels_last: bool = True
+) -> Tensor:
+    """Sums over t of the pixels at ``positions[n, t, m]`` of image n, times ``weights[n, t, m]``: (N, M, C).
+
+    x is (N, P, C), positions and weights are (N, T, M). A negative position adds nothing; others are trusted to be less
+    than P. Without `channels_last` x is (N, C, P), and the result (N, C, M). Without weights all count as they are.
+    """
+    taps, wide = te.reduce_axis((0, positions.shape[1]), name="t"), accumulator_type(x.dtype)
+
+    def body(n: Any, i: Any, j: Any) -> PrimExpr:
+        m, c = (i, j) if channels_last else (j, i)
+        at = te.cast("int32", positions(n, taps, m))
+        value = te.cast(wide, x(n, at, c) if channels_last else x(n, c, at))
+        value = value if weights is None else value * te.cast(wide, weights(n, taps, m))
+        return te.sum(te.if_then_else(at >= 0, value, te.const(0, wide)), axis=taps)
+
+    count = positions.shape[2]
+    shape = (x.shape[0], count, x.shape[2]) if channels_last else (*x.shape[:2], count)
+    total = te.compute(shape, body, name="weighted_pixels", tag="default")
+    if wide == x.dtype:
+        return total
+    return te.compute(shape, lambda *i: te.cast(x.dtype, total(*i)), name="rounded", tag=ELEMWISE)

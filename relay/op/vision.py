@@ -13,7 +13,7 @@ from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, require, require_float
 from relay.type import TensorType, dims_match, shapes_match
 
-__all__ = ["RoiAlign", "roi_align"]
+__all__ = ["RoiAlign", "WeightedPixels", "roi_align", "weighted_pixels"]
 
 
 @register_op("vision.roi_align", pattern=OpPattern.OPAQUE)
@@ -109,3 +109,46 @@ def roi_align(
         mode=mode,
     )
     return op(data, rois, batch_indices)
+
+
+@register_op("vision.weighted_pixels", pattern=OpPattern.OUT_FUSABLE)
+class WeightedPixels(OpDef):
+    """Sums of weighted pixels, which is what sampling between pixels is: (N, M, C).
+
+    x is (N, P, C), positions and weights (N, T, M): result m of image n is the sum over t of the pixels at
+    ``positions[n, t, m]``, times ``weights[n, t, m]``. A negative position adds nothing; others are trusted to be less
+    than P. Without weights all count as they are; without `channels_last` x is (N, C, P), and the result (N, C, M).
+    (C1) x has three dimensions and floats as elements; (C2) positions are integers of three dimensions, of as many
+    images; (C3) weights have their shape and the type of x.
+    """
+
+    mixed_precision = MixedPrecision.NEVER
+
+    channels_last: bool = True
+
+    def infer(self, x: TensorType, positions: TensorType, *weights: TensorType) -> TensorType:
+        require_float(1, x)
+        require(x.ndim == 3, f"(C1) x must have three dimensions; got {x}")
+        fits = positions.dtype.is_integral and positions.ndim == 3 and dims_match(positions.shape[0], x.shape[0])
+        require(fits, f"(C2) {positions} are not positions in {x}")
+        fits = all(w.dtype == x.dtype and shapes_match(w.shape, positions.shape) for w in weights) and len(weights) < 2
+        require(fits, f"(C3) {', '.join(map(str, weights))} are not the weights of {positions} in {x}")
+        images, count = x.shape[0], positions.shape[2]
+        return x.with_shape((images, count, x.shape[2]) if self.channels_last else (images, x.shape[1], count))
+
+    def compute(self, x: te.Tensor, positions: te.Tensor, *weights: te.Tensor) -> te.Tensor:
+        return topi.vision.weighted_pixels(x, positions, *weights, channels_last=self.channels_last)
+
+    def reference(self, x: Array, positions: Array, *weights: Array) -> Array:
+        rows = (x if self.channels_last else x.swapaxes(1, 2)).astype(np.float64)
+        read = np.stack([image[at] for image, at in zip(rows, positions, strict=True)])  # n t m c
+        for factors in weights:
+            read = read * factors[..., None]
+        total = np.where(positions[..., None] >= 0, read, 0.0).sum(1)
+        return (total if self.channels_last else total.swapaxes(1, 2)).astype(x.dtype)
+
+
+def weighted_pixels(data: Expr, positions: Expr, weights: Expr | None = None, channels_last: bool = True) -> Call:
+    """Sums of the pixels of `data` at positions (N, T, M), times their weights; see `WeightedPixels`."""
+    given = () if weights is None else (weights,)
+    return WeightedPixels(channels_last=channels_last)(data, positions, *given)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import counted, reshape_to
-from frontends.onnx.ops.grid import Axis, sampled
+from frontends.onnx.ops.common import counted, reshape_to, transposed
+from frontends.onnx.ops.grid import Axis, Points, sample_points
 from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
@@ -38,24 +38,55 @@ def deform_conv(node: OnnxNode) -> Expr:
     fits = fits and shapes_match(node.type(2).shape[:2], (batch, sets * taps * len(kernel)))
     if outputs is None or of_a_set is None or not fits:
         raise node.error(f"{groups} groups, {sets} sets of offsets")
-    count, images = product(out), product((batch, sets))
-    dtype = str(node.dtype(0))
-    offsets = op.cast(reshape_to(node[2], (images, taps, len(kernel), count)), dtype)
+    count, dtype = product(out), str(node.dtype(0))
+    places = (batch, product((count, taps, sets)))
+
+    def by_result(x: Expr) -> Expr:
+        """[batch, sets, taps, count] with what belongs to a result side by side."""
+        return reshape_to(transposed(x, (0, 3, 2, 1)), places)
+
+    offsets = op.cast(reshape_to(node[2], (batch, sets, taps, len(kernel), count)), dtype)
     pixels: list[Expr] = []
     for axis in range(len(kernel)):
-        moved = op.squeeze(op.strided_slice(offsets, (axis,), (axis + 1,), axes=(2,)), axis=(2,))
-        fixed = op.cast(_positions(window, kernel, axis, out), dtype)
-        pixels.append(reshape_to(op.add(moved, fixed), (images, product((taps, count)))))
-    flat = reshape_to(node[0], (images, of_a_set, product(spatial)))
-    columns = sampled(flat, [Axis(extent, "zeros", True) for extent in spatial], pixels, "linear")
+        moved = op.squeeze(op.strided_slice(offsets, (axis,), (axis + 1,), axes=(3,)), axis=(3,))
+        pixels.append(by_result(op.add(moved, op.cast(_positions(window, kernel, axis, out), dtype))))
+    points = sample_points([Axis(extent, "zeros", True) for extent in spatial], pixels, "linear")
+    weights = points.weights
+    assert weights is not None, "of linear interpolation"
     mask = node.get(4)
     if mask is not None:
-        columns = op.multiply(columns, reshape_to(op.cast(mask, dtype), (images, 1, product((taps, count)))))
-    columns = reshape_to(columns, (batch, groups, product((depth, taps)), count))
-    weights = reshape_to(node[1], (1, groups, outputs, product((depth, taps))))
-    result = reshape_to(op.nn.matmul(weights, columns), (batch, filters, *out))
+        mask = by_result(op.cast(reshape_to(mask, (batch, sets, taps, count)), dtype))
+        weights = op.multiply(weights, op.expand_dims(mask, 1))
+    images = transposed(node[0], (0, *range(2, 2 + len(kernel)), 1))
+    rows = reshape_to(images, (batch, product((*spatial, sets)), of_a_set))
+    columns = op.vision.weighted_pixels(rows, _rows_of_sets(points, product((count, taps)), sets), weights)
+    filters_last = transposed(reshape_to(node[1], (groups, outputs, depth, taps)), (0, 1, 3, 2))
+    result = _products(reshape_to(columns, (batch, count, taps, groups, depth)), filters_last)
     bias = node.get(3)
-    return result if bias is None else op.add(result, reshape_to(bias, (filters, *[1] * len(out))))
+    result = result if bias is None else op.add(result, bias)
+    return reshape_to(transposed(result, (0, 2, 1)), (batch, filters, *out))
+
+
+def _products(columns: Expr, filters: Expr) -> Expr:
+    """What windows see [batch, count, taps, groups, depth] by filters [groups, outputs, taps, depth]: [batch, count,
+    groups * outputs]."""
+    batch, count, taps, groups, depth = columns.shape
+    outputs, steps = filters.shape[1], product((taps, depth))
+    if groups == 1:
+        return op.nn.dense(reshape_to(columns, (batch, count, steps)), reshape_to(filters, (outputs, steps)))
+    lines = reshape_to(transposed(columns, (0, 3, 1, 2, 4)), (batch, groups, count, steps))
+    result = op.nn.batch_matmul(lines, reshape_to(filters, (1, groups, outputs, steps)))
+    return reshape_to(transposed(result, (0, 2, 1, 3)), (batch, count, product((groups, outputs))))
+
+
+def _rows_of_sets(points: Points, count: Dim, sets: int) -> Expr:
+    """The pixels [batch, corners, count * sets] as rows of images whose pixels hold a row of channels for each set."""
+    if sets == 1:
+        return points.marked()
+    shape = points.pixels.shape
+    first = reshape_to(op.multiply(points.pixels, const(sets, "int32")), (*shape[:2], count, sets))
+    rows = reshape_to(op.add(first, Constant(np.arange(sets, dtype=np.int32))), shape)
+    return Points(rows, None, points.valid).marked()
 
 
 def _positions(window: Window, kernel: Sequence[int], axis: int, out: Sequence[Dim]) -> Expr:

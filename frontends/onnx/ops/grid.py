@@ -18,10 +18,12 @@ from relay.sizes import add_sizes, floor_divide, is_at_least, larger, product
 from relay.type import dims_match, shapes_match
 from te.tir import Dim
 
-__all__ = ["Axis", "sampled"]
+__all__ = ["Axis", "Points", "sample_points", "sampled"]
 
 CUBIC = -0.75
 """Parameter of the cubic kernel."""
+_TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+"""Pixels along each axis that a sample is made of, by mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +99,59 @@ def grid_sample(node: OnnxNode) -> Expr:
 def sampled(flat: Expr, axes: Sequence[Axis], pixels: Sequence[Expr], mode: str) -> Expr:
     """Images [N, C, all pixels] at positions [N, count], in pixels along each axis: [N, C, count].
 
-    `mode`: "nearest", "linear" or "cubic".
+    `mode`: "nearest", "linear" or "cubic". Several pixels of many channels are read channel by channel: vectors of
+    them lie side by side once the channels are last.
     """
-    rank, count = len(axes), pixels[0].shape[1]
+    points = sample_points(axes, pixels, mode)
+    channels = flat.shape[1]
+    if mode == "nearest" or (isinstance(channels, int) and channels < _MANY_CHANNELS):
+        return op.vision.weighted_pixels(flat, points.marked(), points.weights, channels_last=False)
+    rows = transposed(flat, (0, 2, 1))
+    return transposed(op.vision.weighted_pixels(rows, points.marked(), points.weights), (0, 2, 1))
+
+
+_MANY_CHANNELS = 8
+"""Channels from which on it is worth the while to have them last: those of a vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Where results lie between pixels: `pixels` around each [N, taps, count], their `weights` (None: 1 for the only
+    one), and which of them lie inside of the image (None: all)."""
+
+    pixels: Expr
+    weights: Expr | None
+    valid: Expr | None
+
+    def marked(self) -> Expr:
+        """The pixels, -1 for those outside."""
+        return self.pixels if self.valid is None else op.where(self.valid, self.pixels, const(-1, "int32"))
+
+
+def sample_points(axes: Sequence[Axis], pixels: Sequence[Expr], mode: str) -> Points:
+    """The pixels around positions [N, count] along each axis. `mode`: "nearest", "linear" or "cubic"."""
+    rank, (batch, count) = len(axes), pixels[0].shape
     index: Expr | None = None
     weight: Expr | None = None
     valid: Expr | None = None
+    taps = 1
     for at, (axis, x) in enumerate(zip(axes, pixels, strict=True)):
-        taps, weights = _taps(axis, x, mode)
-        pixel, inside = axis.pixel(taps)
-        batch, size = taps.shape[:2]
+        places, weights = _taps(axis, x, mode)
+        pixel, inside = axis.pixel(places)
+        size = _TAPS[mode]
         shape = (batch, *[size if k == at else 1 for k in range(rank)], count)
+        taps *= size
         pixel = reshape_to(pixel, shape)
         extent = op.sizes((axis.extent,), (), "int32")
         index = pixel if index is None else op.add(op.multiply(index, extent), pixel)
         weight = _combined(op.multiply, weight, None if weights is None else reshape_to(weights, shape))
         valid = _combined(op.logical_and, valid, None if inside is None else reshape_to(inside, shape))
     assert index is not None, "an image has a spatial axis"
-    value = op.take(flat, index, axis=2, batch_dims=1, mode="fast")
-    if weight is not None:
-        value = op.multiply(value, op.expand_dims(weight, 1))
-    if valid is not None:
-        value = op.where(op.expand_dims(valid, 1), value, float_const(0.0, value))
-    return op.sum(value, axis=tuple(range(2, 2 + rank)))
+
+    def flat(x: Expr | None) -> Expr | None:
+        return None if x is None else reshape_to(x, (batch, taps, count))
+
+    return Points(reshape_to(index, (batch, taps, count)), flat(weight), flat(valid))
 
 
 def _combined(function: Callable[[Expr, Expr], Expr], a: Expr | None, b: Expr | None) -> Expr | None:

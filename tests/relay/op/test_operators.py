@@ -524,6 +524,10 @@ SPECIAL = [
             half_pixel=half, tolerance=1e-5)
         for mode, ratio, half in (("avg", 2, True), ("avg", 0, False), ("max", 0, True))
     ],
+    row("vision.weighted_pixels", f32(2, 9, 20), i32(2, 4, 7, low=-1), f32(2, 4, 7), tolerance=1e-5),
+    row("vision.weighted_pixels", f32(2, 3, 9), i32(2, 4, 21, low=-1), f32(2, 4, 21), channels_last=False,
+        tolerance=1e-5),
+    row("vision.weighted_pixels", f32(1, 3, 9), i32(1, 1, 21, low=-1), channels_last=False),
     row("nn.col2im", f32(2, 12, 9), image_shape=(4, 4), block_shape=(2, 2), strides=(1, 1), dilation=(1, 1),
         padding=(0, 0, 0, 0)),
     row("nn.col2im", f32(1, 12, 4), image_shape=(5, 5), block_shape=(2, 3), strides=(2, 1), dilation=(1, 2),
