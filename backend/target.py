@@ -7,6 +7,8 @@ device its code runs on, and the attributes that the kind declares. It can be wr
     Target({"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 8})
     Target('{"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 8}')
 
+Underscores in the names of options stand for dashes, as TVM spells some of them: `max_num_threads`.
+
 The parser of a kind fills in what was not said, so that a target holds explicit values only: printed on one machine it
 means the same on another. Schedules and code generators read the target and never a live device. TVM: `tvm.target`.
 
@@ -21,17 +23,16 @@ import difflib
 import importlib
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from backend.runtime.device import Device
 from backend.runtime.device import device as find_device
 from te.errors import CompileError
 
-__all__ = ["AttrOption", "CacheBytes", "Target", "TargetError", "TargetKind", "list_target_kinds",
+__all__ = ["AttrOption", "CacheBytes", "Target", "TargetAttrs", "TargetError", "TargetKind", "list_target_kinds",
            "register_target_kind", "target_kind"]  # fmt: skip
 
 Attrs = dict[str, Any]
@@ -114,7 +115,7 @@ class TargetKind:
         self, name: str, type: type, default: Any = None, doc: str = "", *, derived: bool = False
     ) -> TargetKind:
         """Declare an option (see `AttrOption`); gives the kind itself, so that calls chain."""
-        if name in self.options:
+        if self.declared(name) is not None:
             raise TargetError(f"target kind {self.name!r} has an option {name!r} already")
         self.options[name] = AttrOption(name, type, default, doc, derived)
         return self
@@ -138,9 +139,14 @@ class TargetKind:
         """The attributes that a live device gives a target of this kind."""
         return self._device_query(device) if self._device_query is not None else {}
 
+    def declared(self, name: str) -> AttrOption | None:
+        """The option called `name`, with dashes or underscores; None when there is none."""
+        spellings = (name, name.replace("_", "-"), name.replace("-", "_"))
+        return next((self.options[s] for s in spellings if s in self.options), None)
+
     def option(self, name: str) -> AttrOption:
-        """The option called `name`. Raises TargetError listing the known ones."""
-        found = self.options.get(name)
+        """The option called `name`, as `declared`. Raises TargetError listing the known ones."""
+        found = self.declared(name)
         if found is None:
             close = difflib.get_close_matches(name, self.options, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
@@ -151,11 +157,15 @@ class TargetKind:
     def resolve(self, given: Mapping[str, Any]) -> Attrs:
         """The attributes given, checked, with defaults and what the parser fills in; None values dropped."""
         attrs = {name: o.default for name, o in self.options.items() if o.default is not None}
+        checked: Attrs = {}
         for name, value in given.items():
             option = self.option(name)
             if option.derived:
                 raise TargetError(f"option {name!r} of target kind {self.name!r} follows from others; leave it out")
-            attrs[name] = option.check(value)
+            if option.name in checked:
+                raise TargetError(f"a target of kind {self.name!r} gives option {option.name!r} twice")
+            checked[option.name] = option.check(value)
+        attrs |= checked
         if self._parser is not None:
             attrs = {n: self.option(n).check(v) for n, v in self._parser(attrs).items() if v is not None}
         return attrs
@@ -204,6 +214,31 @@ def target_kind(name: str) -> TargetKind:
     return _kinds[name]
 
 
+class TargetAttrs(Mapping[str, Any]):
+    """The attributes of a target by the names of its options, dashes or underscores: read-only."""
+
+    __slots__ = ("_kind", "_values")
+
+    def __init__(self, kind: TargetKind, values: Attrs) -> None:
+        self._kind = kind
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self._values:
+            return self._values[name]
+        option = self._kind.declared(name)
+        return self._values[name if option is None else option.name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
 class Target:
     """What to compile for: see the module's text. Immutable; equal targets hash alike.
 
@@ -227,7 +262,7 @@ class Target:
         host = own_host if host is None else host
         keys = self.kind.option("keys").check(given.pop("keys", []))
         self.keys = tuple(dict.fromkeys((*keys, *self.kind.default_keys)))
-        self.attrs = MappingProxyType(self.kind.resolve(given))
+        self.attrs = TargetAttrs(self.kind, self.kind.resolve(given))
         self.host = None if host is None else Target(host)
         self._tokens: list[Token[Target | None]] = []
 
@@ -325,7 +360,7 @@ class Target:
 
     def with_attrs(self, **changes: Any) -> Target:
         """The same target with attributes changed; underscores in names stand for dashes."""
-        renamed = {name.replace("_", "-"): value for name, value in changes.items()}
+        renamed = {self.kind.option(name).name: value for name, value in changes.items()}
         return Target({**self.to_dict(), **renamed})
 
     # -- the current target, live devices
@@ -399,7 +434,7 @@ def _parse_words(text: str) -> dict[str, Any]:
         option = kind.option(name)
         if not separator and option.type is not bool:
             raise TargetError(f"target {text!r}: option -{name} wants a value: -{name}=...")
-        if name in form:
+        if option.name in form:
             raise TargetError(f"target {text!r} gives option -{name} twice")
-        form[name] = option.read(value)
+        form[option.name] = option.read(value)
     return form

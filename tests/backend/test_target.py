@@ -43,6 +43,25 @@ def test_every_form_round_trips(text):
     assert Target(target) == target
 
 
+def test_underscores_stand_for_dashes():
+    target = Target('{"kind": "cuda", "max_num_threads": 512}')
+    assert target == Target("cuda -max-num-threads=512") == Target("cuda -max_num_threads=512")
+    assert target.attrs["max_num_threads"] == target.attrs["max-num-threads"] == target.get("max_num_threads") == 512
+    assert "max_num_threads" in target.attrs and "max_threads" not in target.attrs
+    assert target.get("max_threads", 7) == 7
+    with pytest.raises(KeyError):
+        target.attrs["max_threads"]
+
+
+def test_options_declared_with_underscores():
+    kind = register_target_kind("test_underscored", device="cpu").add_attr_option("vector_lanes", int, 8)
+    assert Target("test_underscored -vector-lanes=4").attrs == {"vector_lanes": 4}
+    assert Target("test_underscored").attrs["vector-lanes"] == 8
+    assert Target("test_underscored").with_attrs(vector_lanes=2).get("vector-lanes") == 2
+    with pytest.raises(TargetError, match="has an option 'vector-lanes' already"):
+        kind.add_attr_option("vector-lanes", int)
+
+
 def test_avx512_processor():
     target = Target(SKYLAKE_X)
     assert (target.vector_bytes, target.vector_registers, target.num_cores) == (64, 32, 8)
@@ -127,6 +146,8 @@ def test_the_architecture_follows_from_the_processor(mcpu, architecture):
         ("llvm -num-cores", ["wants a value"]),
         ("llvm haswell", ["'haswell' is no option", "-name=value"]),
         ("llvm -mcpu=haswell -mcpu=skylake", ["-mcpu twice"]),
+        ("llvm -num-cores=2 -num_cores=2", ["-num_cores twice"]),
+        ({"kind": "llvm", "num-cores": 2, "num_cores": 2}, ["'num-cores' twice"]),
         ("llvm -mcpu='", ["can't be split"]),
         ('{"kind": "llvm"', ["looks like JSON"]),
         ('{"mcpu": "haswell"}', ["names no kind"]),
