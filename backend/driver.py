@@ -149,6 +149,8 @@ def _lowered(inputs: Schedule | PrimFunc | IRModule, args: Sequence[Any] | None,
         if args is None:
             raise CompileError("build of a schedule wants its arguments: build(s, [A, B, C], target)")
         module = lower(inputs, args, name=name)
+    elif not isinstance(inputs, PrimFunc | IRModule):
+        raise CompileError(f"build of a {type(inputs).__name__}; expected a schedule, a loop function or a module")
     elif args is not None:
         raise CompileError(f"build of a {type(inputs).__name__} takes no argument list: its functions have parameters")
     elif isinstance(inputs, PrimFunc):

@@ -187,7 +187,10 @@ def create_schedule(ops: Operation | Tensor | Sequence[Operation | Tensor]) -> S
 
     Raises ScheduleError for an output that is an input.
     """
-    given = [ops] if isinstance(ops, Operation | Tensor) else list(ops)
+    given = list(ops) if isinstance(ops, Sequence) else [ops]
+    for op in given:
+        if not isinstance(op, Operation | Tensor):
+            raise ScheduleError(f"create_schedule of {op!r}; expected operations, or their tensors")
     outputs = list(dict.fromkeys([o.op if isinstance(o, Tensor) else o for o in given]))
     if not outputs:
         raise ScheduleError("create_schedule needs at least one output operation")

@@ -150,6 +150,8 @@ class Stage:
         size = as_dim(factor if nparts is None else nparts)
         if isinstance(size, int) and size <= 0:
             raise self._error("split", f"of {parent.var.name} by {size}; the factor must be at least 1")
+        if isinstance(size, PrimExpr) and not size.dtype.is_integral:
+            raise self._error("split", f"of {parent.var.name} by {size}, a {size.dtype}; expected an integer")
         if tail not in ("guard", "shift", "predicate"):
             raise self._error("split", f'with tail={tail!r}; expected "guard", "shift" or "predicate"')
         if tail == "shift" and (parent.kind != "data" or factor is None):
@@ -266,6 +268,8 @@ class Stage:
     def bind(self, ivar: IterVar, thread_ivar: IterVar) -> None:
         """Run the iterations of a loop on a thread axis, one thread each."""
         self._check_leaf("bind", ivar)
+        if not isinstance(thread_ivar, IterVar):
+            raise self._error("bind", f"of {ivar.var.name} to {thread_ivar!r}; expected an axis: te.thread_axis(tag)")
         if thread_ivar.kind != "thread":
             raise self._error("bind", f"of {ivar.var.name} to {thread_ivar.var.name}, a {thread_ivar.kind} axis; "
                               "expected one made by te.thread_axis")  # fmt: skip

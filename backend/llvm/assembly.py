@@ -7,8 +7,11 @@ stands on every path to here is not written again, so the text stays short howev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+
+from te.errors import CompileError
 
 __all__ = ["FunctionText", "ModuleText"]
 
@@ -62,6 +65,8 @@ class FunctionText:
     """The body of one function: instructions are appended to the current block."""
 
     def __init__(self, module: ModuleText, name: str, signature: str) -> None:
+        if not re.fullmatch(r"[A-Za-z_$.][\w$.]*", name, re.ASCII):
+            raise CompileError(f"function name {name!r}: LLVM code has letters, digits, '_', '$' and '.' in names")
         self.module = module
         self.name = name
         self.block = "entry"

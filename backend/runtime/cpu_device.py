@@ -37,6 +37,7 @@ class CPUDeviceAPI(DeviceAPI):
         self._free = libc.free
         self._free.argtypes = [ctypes.c_void_p]
         self._free.restype = None
+        self._spaces: set[int] = set()  # handles that are out
         self._advise = getattr(libc, "madvise", None)
         if self._advise is not None:
             self._advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -52,6 +53,7 @@ class CPUDeviceAPI(DeviceAPI):
         address = ctypes.c_void_p()
         if self._memalign(ctypes.byref(address), max(alignment, ALLOC_ALIGNMENT), max(nbytes, 1)) or not address.value:
             raise DeviceError(f"out of memory: can't allocate {nbytes} bytes aligned to {alignment} on {device}")
+        self._spaces.add(address.value)
         self._ask_for_huge_pages(address.value, nbytes)
         return address.value
 
@@ -67,6 +69,9 @@ class CPUDeviceAPI(DeviceAPI):
         self._advise(begin, (address + nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE, advice)
 
     def free_data_space(self, device: Device, handle: int) -> None:
+        if handle not in self._spaces:
+            raise DeviceError(f"can't free {handle:#x} on {device}: no data space that was allocated and not freed yet")
+        self._spaces.remove(handle)
         self._free(handle)
 
     def copy_data_from_to(

@@ -23,7 +23,12 @@ WORKSPACE_PAGE = 4096  # bytes; workspace requests are rounded up to it
 
 
 def check_allocation(device: Device, nbytes: int, alignment: int, most: int | None = None) -> None:
-    """Raises `DeviceError` for a size or an alignment that can't be; `most` is the largest alignment of the device."""
+    """Raises `DeviceError` for a size or an alignment that can't be; `most` is the largest alignment of the device.
+
+    Sizes that no address space holds are refused here: the C interfaces of devices would take them modulo 2**64.
+    """
+    if nbytes >= 1 << 63:
+        raise DeviceError(f"out of memory: can't allocate {nbytes} bytes aligned to {alignment} on {device}")
     if nbytes < 0 or alignment < 1 or alignment & (alignment - 1) or (most is not None and alignment > most):
         limit = "" if most is None else f" up to {most}"
         raise DeviceError(
@@ -67,7 +72,10 @@ class DeviceAPI(abc.ABC):
 
     @abc.abstractmethod
     def free_data_space(self, device: Device, handle: int) -> None:
-        """Frees a handle of `alloc_data_space`."""
+        """Frees a handle of `alloc_data_space`; what a device does with another one is its own affair.
+
+        The CPU raises `DeviceError`.
+        """
 
     def alloc_workspace(self, device: Device, nbytes: int) -> int:
         """Allocates scratch of an operator, freed in the reverse order by the same thread.

@@ -73,6 +73,8 @@ def check_type(tensor: GraphTensor, shape: tuple[int, ...], dtype: object, model
 
 
 def _as_array(tensor: GraphTensor, value: Any, model: str) -> npt.NDArray[Any]:
+    if value is None:
+        raise ArgumentError(f"{_place(tensor, model)}: got None; expected an array or numbers")
     try:
         return np.asarray(value, dtype=to_numpy(tensor.dtype))
     except (TypeError, ValueError) as error:

@@ -403,13 +403,12 @@ class GraphModule:
 
     def _output_position(self, key: int | str) -> int:
         names = [self._graph.tensors[index].name for index in self._graph.outputs]
-        if isinstance(key, str):
-            key = names.index(key) if key in names else -1
-        if not 0 <= key < len(names):
+        position = (names.index(key) if key in names else -1) if isinstance(key, str) else key
+        if not 0 <= position < len(names):
             raise ArgumentError(
                 f"model {self._graph.name!r} has no output {key!r}. Its {len(names)} outputs are: {names}"
             )
-        return key
+        return position
 
     def _output_buffer(self, position: int) -> OutputBuffer | None:
         """The memory of an output; None for one that lies elsewhere."""

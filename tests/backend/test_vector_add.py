@@ -10,6 +10,7 @@ import pytest
 import backend
 import te
 from backend.runtime import ArgumentError
+from te.errors import CompileError
 
 TARGETS = ["llvm", pytest.param("c", marks=pytest.mark.skipif(not shutil.which("cc"), reason="needs cc")), "interp"]
 
@@ -110,3 +111,15 @@ def test_time_evaluator():
     arrays = [backend.nd.array(np.zeros(64, "float32")) for _ in range(3)]
     result = fadd.time_evaluator("main", backend.device("cpu"), number=5, repeat=3)(*arrays)
     assert len(result.results) == 3 and 0 < result.min <= result.median <= result.max < 1
+
+
+def test_what_build_does_not_take():
+    a = te.placeholder((4,), name="A")
+    b = te.compute((4,), lambda i: a[i] + 1.0, name="B")
+    for inputs, text in ((None, "build of a NoneType; expected a schedule"), (b, "build of a Tensor; expected")):
+        with pytest.raises(CompileError, match=text):
+            backend.build(inputs, [a, b], "llvm")
+    with pytest.raises(CompileError, match="wants its arguments"):
+        backend.build(te.create_schedule(b.op), target="llvm")
+    with pytest.raises(CompileError, match=r"function name 'two words\(\);': LLVM code has letters"):
+        backend.build(te.create_schedule(b.op), [a, b], "llvm", name="two words();")

@@ -361,6 +361,9 @@ def stages():
         (lambda s, a, c, d, e: s.rfactor(d, d.op.axis[0]), "is no reduction"),
         (lambda s, a, c, d, e: s.rfactor(c, c.op.axis[0]), "expected a reduce axis"),
         (lambda s, a, c, d, e: s[te.compute((3,), lambda i: i)], "its stages are: A, B, C, D, E"),
+        (lambda s, a, c, d, e: s[d].split(d.op.axis[0], "2"), "expected an integer"),
+        (lambda s, a, c, d, e: s[d].bind(d.op.axis[0], "threadIdx.x"), r"expected an axis: te\.thread_axis"),
+        (lambda s, a, c, d, e: te.create_schedule(None), "create_schedule of None; expected operations"),
     ],
 )
 def test_misused_primitives_say_what_and_what_to_do(misuse, message):

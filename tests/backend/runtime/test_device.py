@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.runtime import Device, DeviceError, cpu, device, get_device_api, register_device_kind
+from backend.runtime import Device, DeviceError, cpu, device, get_device_api, nd, register_device_kind
 from backend.runtime.device_api import WORKSPACE_PAGE
 
 
@@ -73,9 +73,21 @@ def test_data_space_is_aligned(nbytes, alignment):
     api.free_data_space(cpu(), handle)
 
 
+def test_memory_is_freed_once():
+    api = get_device_api("cpu")
+    handle = api.alloc_data_space(cpu(), 64)
+    api.free_data_space(cpu(), handle)
+    for wrong in (handle, 12345):
+        with pytest.raises(DeviceError, match=f"can't free {wrong:#x} on cpu:0"):
+            api.free_data_space(cpu(), wrong)
+
+
 def test_an_impossible_allocation_is_an_error():
-    with pytest.raises(DeviceError, match="out of memory: can't allocate"):
-        get_device_api("cpu").alloc_data_space(cpu(), 1 << 60)
+    for nbytes in (1 << 60, 1 << 64, (1 << 70) + 8):
+        with pytest.raises(DeviceError, match=f"out of memory: can't allocate {nbytes} bytes"):
+            get_device_api("cpu").alloc_data_space(cpu(), nbytes)
+    with pytest.raises(DeviceError, match="out of memory"):
+        nd.empty((1 << 32, 1 << 32), "uint8")
     with pytest.raises(DeviceError, match=r"aligned to 48 on cpu:0: expected 0 bytes or more, and a power of 2$"):
         get_device_api("cpu").alloc_data_space(cpu(), 64, 48)
 

@@ -85,6 +85,7 @@ def test_what_the_executor_says_of_itself(executor):
         ("x", nd.array(X.astype("i4")), r"dtype int32; expected"),
         ("x", [[1, 2], [3]], r"input 'x' of model 'small': no array of numbers"),
         ("x", "text", r"no array of numbers"),
+        ("x", None, r"input 'x' of model 'small': got None; expected an array"),
         ("x", 1.0, r"got shape \(\), dtype float32"),
     ],
 )
@@ -103,7 +104,7 @@ def test_an_input_never_set_is_named(executor):
 def test_unknown_outputs_are_refused(fast):
     fast.run(x=X)
     for key in ("z", 1, -1):
-        with pytest.raises(ArgumentError, match=r"has no output .* outputs are: \['y'\]"):
+        with pytest.raises(ArgumentError, match=rf"has no output {key!r}\. .* outputs are: \['y'\]"):
             fast.get_output(key)
 
 
