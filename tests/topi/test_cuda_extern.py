@@ -112,3 +112,20 @@ def test_scratch_of_an_iteration_becomes_a_part_for_each_thread(run_cuda, steps)
     out = te.extern((40, 6), [x], fill, name="out", dtype="float32", tag="default")
     (result,) = run_cuda([x], [out], a)
     np.testing.assert_array_equal(result, a[:, ::-1] + a)
+
+
+@pytest.mark.parametrize(("block", "stride", "dilation", "pad"), [((3, 2), 2, 1, 1), ((2, 2), 1, 2, 0)])
+def test_overlapping_windows_are_added_pixel_by_pixel(run_cuda, block, stride, dilation, pad):
+    image = (7, 9)
+    counts = [(n + 2 * pad - dilation * (k - 1) - 1) // stride + 1 for n, k in zip(image, block, strict=True)]
+    columns = few(2, 3, *block, *counts)
+    given = columns.reshape(2, -1, counts[0] * counts[1])
+    x = te.placeholder(given.shape, "float32", "x")
+    result = topi.nn.col2im(x, image, block, (stride,) * 2, (dilation,) * 2, (pad,) * 4)
+    (found,) = run_cuda([x], [result], given)
+    expected = np.zeros((2, 3, *[n + 2 * pad for n in image]), np.float32)
+    for i, j in np.ndindex(*block):
+        rows, cols = (slice(k * dilation, k * dilation + (n - 1) * stride + 1, stride)
+                      for k, n in zip((i, j), counts, strict=True))  # fmt: skip
+        expected[:, :, rows, cols] += columns[:, :, i, j]
+    np.testing.assert_array_equal(found, expected[:, :, pad : pad + image[0], pad : pad + image[1]])

@@ -28,7 +28,7 @@ _CONVOLUTIONS = [
     if layout[-1] != "c" or suffix
 ]
 _OTHERS = [
-    "attention", "default", "dense", "recurrent", "scan", "scatter", "sort",
+    "attention", "col2im", "default", "dense", "recurrent", "scan", "scatter", "sort",
 ]  # fmt: skip
 
 

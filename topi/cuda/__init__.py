@@ -1,5 +1,6 @@
 """Schedules for NVIDIA GPUs. Importing the package registers them."""
 
-from topi.cuda import attention, depthwise, pooling, products, reduction, rowwise, scan, sort, stagewise
+from topi.cuda import attention, depthwise, pooling, products, reduction, rowwise, scan, sort, stagewise, unfold
 
-__all__ = ["attention", "depthwise", "pooling", "products", "reduction", "rowwise", "scan", "sort", "stagewise"]
+__all__ = ["attention", "depthwise", "pooling", "products", "reduction", "rowwise", "scan", "sort", "stagewise",
+           "unfold"]  # fmt: skip

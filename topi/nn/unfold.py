@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Dim, PrimExpr, as_dim
+from te.dtype import DType
+from te.tir import EQ, Buffer, Dim, PrimExpr, Stmt, as_dim, convert, ir_builder
+from te.tir.ir_builder import BufferView, IRBuilder
+from topi.groups import constant_size
+from topi.loops import loop_nest
 from topi.nn.conv import output_sizes
-from topi.utils import accumulator_type, ravel_index
+from topi.utils import accumulator_type, num_elements, ravel_index, unravel_index
 
 __all__ = ["col2im"]
+
+_PARALLEL_WORK = 1 << 16
+"""Elements of windows from which on several threads share the lines of the images."""
+_FEW_TAPS = 9
+"""Taps along a line whose additions are written out."""
+_TOGETHER = 8
+"""Strides up to which the phases of a line are put together in one loop, by vectors."""
 
 
 def col2im(
@@ -23,24 +36,143 @@ def col2im(
     dilation: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    """Images (N, C, image...) that are the sums of their windows x (N, C * taps, windows), in row-major order."""
-    rank, taps = len(image), prod(block)
+    """Images (N, C, image...) that are the sums of their windows x (N, C * taps, windows), in row-major order.
+
+    Line by line: what all windows have at a tap lies side by side, and so it does in a line whose pixels are sorted by
+    their place in a stride. Attribute "by_element" holds the loops for devices of many threads.
+    """
     counts = output_sizes(image, block, strides, dilation, padding)
-    ks = [te.reduce_axis((0, size), name=f"k{a}") for a, size in enumerate(block)]
-    channels = as_dim(x.shape[1] // taps)
-    wide = accumulator_type(x.dtype)
+    windows = _Windows(tuple(image), tuple(block), tuple(strides), tuple(dilation), tuple(padding), tuple(counts))
+    shape = (x.shape[0], as_dim(x.shape[1] // windows.taps), *image)
+    wide = te.const(0, accumulator_type(x.dtype)).dtype
 
-    def body(n: Any, c: Any, *i: Any) -> PrimExpr:
-        windows, inside = list[PrimExpr](), list[PrimExpr]()
-        for a in range(rank):
-            start = i[a] + padding[a] - ks[a] * dilation[a]  # of the window whose tap k lies at i, in pixels
-            window = start // strides[a]
-            windows.append(window)
-            inside.extend([start >= 0, window < counts[a]])
-            if strides[a] > 1:
-                inside.append(start % strides[a] == 0)
-        column = x(n, c * taps + ravel_index(ks, block), ravel_index(windows, counts))
-        return te.sum(te.if_then_else(te.all(*inside), te.cast(wide, column), te.const(0, wide)), axis=ks)
+    def by_lines(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        columns, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+        kind = "parallel" if constant_size(x.shape) >= _PARALLEL_WORK else "serial"
+        with ib.for_range(0, num_elements(shape[:-1]), "line", kind, independent=True) as line:
+            at = unravel_index(line, shape[:-1])
+            _write_line(ib, out, at, _sum_line(ib, columns, at, windows, wide), windows)
+        return ib.get()
 
-    total = te.compute((x.shape[0], channels, *image), body, name="col2im", tag="default")
-    return total if wide == x.dtype else te.compute(total.shape, lambda *i: te.cast(x.dtype, total(*i)), name="rounded")
+    def by_element(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+        ib = ir_builder.create()
+        columns, out = ib.buffer(ins[0]), ib.buffer(outs[0])
+        with loop_nest(ib, shape, independent=True) as at:
+            total = ib.allocate(str(wide), 1, "total")
+            total[0] = te.const(0, wide)
+            with loop_nest(ib, block, "k") as k, ib.if_scope(windows.cover(at, k)):
+                total[0] = total[0] + te.cast(wide, columns[windows.column(at, k)])
+            out[at] = total[0]
+        return ib.get()
+
+    attrs = {"by_element": by_element}
+    return te.extern(shape, [x], by_lines, name="col2im", dtype=x.dtype, tag="col2im", attrs=attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Windows over an image, `counts` of them along each axis; `padding` is (begin..., end...)."""
+
+    image: tuple[Dim, ...]
+    block: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    counts: tuple[Dim, ...]
+
+    @property
+    def taps(self) -> int:
+        return prod(self.block)
+
+    def _start(self, axis: int, pixel: Any, tap: Any) -> PrimExpr:
+        """Where the window whose `tap` lies at a pixel starts, counted from the first one."""
+        return convert(pixel + self.padding[axis] - tap * self.dilation[axis])
+
+    def meets(self, axis: int, pixel: Any, tap: Any) -> PrimExpr:
+        """Is there a window whose `tap` lies at a pixel, along one axis?"""
+        start, stride = self._start(axis, pixel, tap), self.strides[axis]
+        return te.all(start >= 0, start < self.counts[axis] * stride, EQ(start % stride, te.const(0)))
+
+    def cover(self, at: Sequence[Any], taps: Sequence[Any]) -> PrimExpr:
+        """Is there a window whose `taps` lie at the pixel ``at`` (n, c, ...)?"""
+        return te.all(*[self.meets(axis, at[2 + axis], k) for axis, k in enumerate(taps)])
+
+    def column(self, at: Sequence[Any], taps: Sequence[Any], last: Any = None) -> tuple[Any, Any, Any]:
+        """Where x holds what the pixel ``at`` (n, c, ...) is at `taps`; `last`: the window along the last axis."""
+        first = [self._start(a, at[2 + a], k) // self.strides[a] for a, k in enumerate(taps[: len(at) - 2])]
+        window = first if last is None else [*first, last]
+        return at[0], at[1] * self.taps + ravel_index(taps, self.block), ravel_index(window, self.counts)
+
+
+def _sum_line(
+    ib: IRBuilder, columns: BufferView, at: Sequence[Any], windows: _Windows, wide: DType
+) -> BufferView:
+    """The line (n, c, ...) of all images: its pixels, those of the padding too, by their place in a stride."""
+    stride, reach, rank = windows.strides[-1], (windows.block[-1] - 1) * windows.dilation[-1], len(windows.image)
+    needed = (windows.image[-1] + (windows.padding[rank - 1] + stride - 1)) // stride
+    length = as_dim(te.max(windows.counts[-1] + reach // stride, needed))
+    sums = ib.allocate(str(wide), (stride, length), "sums", scope="global")
+    with loop_nest(ib, (stride, length)) as i:
+        sums[i] = te.const(0, wide)
+    with ExitStack() as scopes:
+        taps: list[Any] = []
+        for axis in range(rank - 1):
+            taps.append(scopes.enter_context(ib.for_range(0, windows.block[axis], f"k{axis}")))
+            scopes.enter_context(ib.if_scope(windows.meets(axis, at[2 + axis], taps[axis])))
+        _add_lines(ib, sums, windows, lambda k, w: te.cast(wide, columns[windows.column(at, [*taps, k], w)]))
+    return sums
+
+
+def _add_lines(
+    ib: IRBuilder, sums: BufferView, windows: _Windows, value: Callable[[Any, Any], PrimExpr]
+) -> None:
+    """Add ``value(k, w)``, what window w has at tap k of the last axis, for all of both.
+
+    Few taps are added together where all of them have a window: each sum is read and written once.
+    """
+    stride, step, size, count = windows.strides[-1], windows.dilation[-1], windows.block[-1], windows.counts[-1]
+
+    def add(tap: Any, begin: Any, end: Any) -> None:
+        phase, ahead = ib.let("phase", tap * step % stride), ib.let("ahead", tap * step // stride)
+        with ib.for_range(begin, end, "window") as w:
+            sums[phase, ahead + w] = sums[phase, ahead + w] + value(tap, w)
+
+    if size > _FEW_TAPS:
+        with ib.for_range(0, size, "k") as k:
+            add(k, 0, count)
+        return
+    for phase in range(stride):
+        taps = [(k, k * step // stride) for k in range(size) if k * step % stride == phase]
+        reach = max((ahead for _, ahead in taps), default=0)
+        for k, ahead in taps:
+            add(te.const(k), 0, te.min(reach - ahead, count))
+        with ib.for_range(reach, te.max(count, reach), "i") as i:
+            total = sums[phase, i]
+            for k, ahead in taps:
+                total = total + value(te.const(k), i - ahead)
+            sums[phase, i] = total
+        for k, ahead in taps:
+            begin = te.max(count, reach) - ahead
+            add(te.const(k), begin, te.max(count, begin))
+
+
+def _write_line(ib: IRBuilder, out: BufferView, at: Sequence[Any], sums: BufferView, windows: _Windows) -> None:
+    """Write the pixels of the line (n, c, ...) in their order: whole strides together, then what lies beside them."""
+    stride, width, begin = windows.strides[-1], windows.image[-1], windows.padding[len(windows.image) - 1]
+    first = -begin % stride
+    strides = te.max((width - first) // stride, 0)
+
+    def one_by_one(start: Any, end: Any) -> None:
+        with ib.for_range(start, end, "i") as i:
+            out[(*at, i)] = sums[(i + begin) % stride, (i + begin) // stride]
+
+    one_by_one(0, te.min(first, width))
+    with ib.for_range(0, strides, "q") as q:
+        if stride <= _TOGETHER:
+            for phase in range(stride):
+                out[(*at, first + q * stride + phase)] = sums[phase, q + (first + begin) // stride]
+        else:
+            with ib.for_range(0, stride, "phase") as phase:
+                out[(*at, first + q * stride + phase)] = sums[phase, q + (first + begin) // stride]
+    one_by_one(te.min(first + strides * stride, width), width)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import bordered, float_const, reshape_to, zeros
+from frontends.onnx.ops.common import bordered, float_const, reshape_to, transposed, zeros
 from frontends.onnx.ops.window import Window, read_window
 from frontends.onnx.registry import converter
 from relay import op
@@ -92,16 +92,20 @@ def max_unpool(node: OnnxNode) -> Expr:
 
 @converter("Col2Im", since=18)
 def col2im(node: OnnxNode) -> Expr:
+    """The sum of windows [N, C * taps, windows] where they overlap; windows side by side are only moved."""
     image, block = node.sizes(1, "the image's shape"), node.constant_ints(2, "the block's shape")
     rank = len(image)
-    return op.nn.col2im(
-        node[0],
-        image,
-        block,
-        strides=node.attr_ints("strides", (1,) * rank),
-        dilation=node.attr_ints("dilations", (1,) * rank),
-        padding=node.attr_ints("pads", (0,) * (2 * rank)),
-    )
+    strides, dilations = node.attr_ints("strides", (1,) * rank), node.attr_ints("dilations", (1,) * rank)
+    pads = node.attr_ints("pads", (0,) * (2 * rank))
+    added = op.nn.col2im(node[0], image, block, strides=strides, dilation=dilations, padding=pads)
+    counts = [size // n for size, n in zip(image, block, strict=True) if isinstance(size, int) and size % n == 0]
+    beside = tuple(block) == tuple(strides) and all(d == 1 for d in dilations) and not any(pads)
+    if not beside or len(counts) < rank:
+        return added
+    batch, channels = added.shape[:2]
+    laid = reshape_to(node[0], (batch, channels, *block, *counts))
+    order = [0, 1, *[axis for a in range(rank) for axis in (2 + rank + a, 2 + a)]]
+    return reshape_to(transposed(laid, order), added.shape)
 
 
 @converter("AveragePool", since=1)

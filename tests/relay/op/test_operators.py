@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -532,6 +533,17 @@ SPECIAL = [
         padding=(0, 0, 0, 0)),
     row("nn.col2im", f32(1, 12, 4), image_shape=(5, 5), block_shape=(2, 3), strides=(2, 1), dilation=(1, 2),
         padding=(0, 1, 0, 0), tolerance=1e-5),
+    *[
+        row("nn.col2im", f32(2, 2 * prod(block), count), image_shape=image, block_shape=block, strides=strides,
+            dilation=dilation, padding=padding, tolerance=1e-5)
+        for image, block, strides, dilation, padding, count in (
+            ((9, 11), (3, 3), (2, 2), (1, 1), (1, 0, 1, 1), 25),
+            ((30,), (4,), (3,), (2,), (2, 3), 10),
+            ((40,), (12,), (10,), (1,), (0, 5), 4),
+            ((3, 4, 9), (2, 2, 2), (1, 1, 1), (1, 2, 3), (0, 0, 1, 1, 0, 0), 42),
+            ((7, 3), (1, 3), (2, 1), (1, 1), (0, 1, 0, 1), 12),
+        )
+    ],
     row("nn.max_pool_with_argmax", i32(2, 2, 5, 5), **_WINDOW),
     *[
         row("unpack_bits", np.arange(37, 37 + nbytes, dtype=np.uint8), newshape=shape, dtype=kind)
