@@ -8,7 +8,9 @@ and waits. Workers are started when a region first wants them and stay.
 
 Each thread has a share of the region, always the same, so that it finds in its cache what it wrote there in the region
 before. The share is cut into chunks: a thread that is done with its own goes on with those that another has not begun,
-which the system may have interrupted or never let run. Nobody waits for a worker that has not begun at all.
+which the system may have interrupted or never let run. Nobody waits for a worker that has not begun at all. Threads
+keep to cores of their own, and regions do without a worker that other programs keep interrupting
+(`backend.llvm.pool_places`).
 
 Only one region runs at a time: a second one, nested or from another thread, runs serially in its caller. After a fork
 the child starts its own workers. Where there is no futex (other systems than Linux) every region runs serially.

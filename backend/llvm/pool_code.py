@@ -6,6 +6,8 @@ from functools import lru_cache
 
 import llvmlite.binding as llvm
 
+from backend.llvm.pool_places import PLACES, place_constants
+
 __all__ = ["pool_object", "pool_source"]
 
 MAX_WORKERS = 255
@@ -53,9 +55,10 @@ define void @relayc_forget_workers() { ret void }
 # A mailbox holds IDLE (0), RUN (1), BUSY (2) or, with its worker in the futex, ASLEEP (-1). The job is written before
 # any mailbox is set to RUN and stays until every worker that took it (RUN to BUSY) has counted itself out of @pending;
 # the caller takes it back (RUN to IDLE) from workers that the system has not let run. Beside it lies the number of the
-# next chunk of the thread's share, which whoever takes a chunk counts up. The first mailbox is the caller's.
+# next chunk of the thread's share, which whoever takes a chunk counts up, and what `PLACES` knows of the thread. The
+# first mailbox is the caller's.
 _POOL = """
-%mailbox = type {{ i32, i32, [30 x i32] }}
+%mailbox = type {{ i32, i32, i32, i32, i32, i32, i64, i64, [22 x i32] }}
 %job = type {{ ptr, ptr, ptr, i32, i32 }} ; ctx, task, closure, threads, chunks
 @mailboxes = internal global [{slots} x %mailbox] zeroinitializer, align 128
 @job = internal global %job zeroinitializer, align 128
@@ -149,6 +152,7 @@ entry:
   %id64 = ptrtoint ptr %argument to i64
   %id = trunc i64 %id64 to i32
   %box = getelementptr %mailbox, ptr @mailboxes, i64 %id64
+  call void @introduce(i64 %id64)
   br label %wait
 wait:
   br label %spin
@@ -170,12 +174,17 @@ asleep:
   call void @sleep(ptr %box, i32 -1)
   %now = load atomic i32, ptr %box acquire, align 4
   %still = icmp eq i32 %now, -1
-  br i1 %still, label %asleep, label %run
+  br i1 %still, label %asleep, label %awake
+awake: ; if too late for the region, so because somebody sits there
+  %early = call i1 @sit(i32 %id)
+  call void @count_interruptions(i64 %id64)
+  br label %run
 run:
   %take = cmpxchg ptr %box, i32 1, i32 2 acquire monotonic
   %taken = extractvalue {{ i32, i1 }} %take, 1
   br i1 %taken, label %work, label %wait
 work:
+  %apart = call i1 @sit(i32 %id)
   call void @participate(i32 %id)
   store atomic i32 0, ptr %box release, align 4
   %left = atomicrmw sub ptr @pending, i32 1 seq_cst
@@ -186,6 +195,7 @@ tell:
   %someone = icmp ne i32 %anyone, 0
   br i1 %someone, label %rouse, label %wait
 rouse:
+  call void @tell_interruptions(i64 %id64)
   call void @wake(ptr @pending)
   br label %wait
 }}
@@ -257,10 +267,11 @@ publish:
   %even = sub i32 %max_tasks, %over ; as many for each thread
   %fewer = icmp slt i32 %even, %most
   %chunks = select i1 %fewer, i32 %even, i32 %most
+  %s = call i1 @sit(i32 0)
   store ptr %ctx, ptr @job
   store ptr %task, ptr getelementptr (%job, ptr @job, i32 0, i32 1)
   store ptr %closure, ptr getelementptr (%job, ptr @job, i32 0, i32 2)
-  store i32 %tasks, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
+  store atomic i32 %tasks, ptr getelementptr (%job, ptr @job, i32 0, i32 3) monotonic, align 4
   store i32 %chunks, ptr getelementptr (%job, ptr @job, i32 0, i32 4)
   store atomic i32 %helpers, ptr @pending release, align 4
   br label %allot
@@ -272,17 +283,56 @@ allot:
   store atomic i32 %first, ptr %counter monotonic, align 4
   %t.next = add i32 %t, 1
   %allotted = icmp eq i32 %t.next, %tasks
-  br i1 %allotted, label %call, label %allot
+  br i1 %allotted, label %seated, label %allot
+seated:
+  %crowd = load atomic i32, ptr @crowded monotonic, align 4
+  %apart = icmp eq i32 %crowd, 0
+  br i1 %apart, label %placed, label %separate
+separate:
+  call void @spread()
+  br label %placed
+placed:
+  %any = load i32, ptr @benched
+  %complete = icmp eq i32 %any, 0
+  br i1 %complete, label %call, label %look.at.clock
+look.at.clock:
+  %time = call i64 @now()
+  store i32 0, ptr @benched
+  br label %call
 call:
-  %w = phi i32 [ 1, %allot ], [ %w.next, %called ]
+  %w = phi i32 [ 1, %placed ], [ 1, %look.at.clock ], [ %w.next, %called ]
+  %moment = phi i64 [ 0, %placed ], [ %time, %look.at.clock ], [ %moment, %called ]
   %called.all = icmp sgt i32 %w, %helpers
   br i1 %called.all, label %work, label %ring
 ring:
   %w64 = sext i32 %w to i64
   %box = getelementptr %mailbox, ptr @mailboxes, i64 %w64
+  br i1 %complete, label %summon, label %ask
+ask:
+  %p.until = getelementptr %mailbox, ptr %box, i64 0, i32 6
+  %until = load i64, ptr %p.until
+  %benched = icmp sgt i64 %until, %moment
+  br i1 %benched, label %pass.over, label %come.back
+come.back:
+  store i64 %moment, ptr %p.until
+  br label %summon
+pass.over:
+  store i32 1, ptr @benched
+  %one.less = atomicrmw sub ptr @pending, i32 1 seq_cst
+  br label %called
+summon:
   %was = atomicrmw xchg ptr %box, i32 1 seq_cst
   %slept = icmp eq i32 %was, -1
-  br i1 %slept, label %rouse, label %called
+  br i1 %slept, label %meet, label %called
+meet: ; it would wake where the caller runs
+  %place = getelementptr %mailbox, ptr @mailboxes, i64 %w64, i32 2
+  %there = load atomic i32, ptr %place monotonic, align 4
+  %here = load atomic i32, ptr getelementptr (%mailbox, ptr @mailboxes, i64 0, i32 2) monotonic, align 4
+  %same = icmp eq i32 %there, %here
+  br i1 %same, label %part, label %rouse
+part:
+  call void @spread()
+  br label %rouse
 rouse:
   call void @wake(ptr %box)
   br label %called
@@ -291,9 +341,15 @@ called:
   br label %call
 work:
   call void @participate(i32 0)
-  br label %join
+  br i1 %complete, label %join, label %stand.in
+stand.in: ; for those on the bench
+  %b = phi i32 [ 1, %work ], [ %b.next, %stand.in ]
+  call void @drain(i32 %b)
+  %b.next = add i32 %b, 1
+  %stood.in = icmp sgt i32 %b.next, %helpers
+  br i1 %stood.in, label %join, label %stand.in
 join:
-  %round = phi i32 [ 0, %work ], [ %next, %joining ], [ %next, %dismissed ]
+  %round = phi i32 [ 0, %work ], [ 0, %stand.in ], [ %next, %joining ], [ %next, %dismissed ]
   %left = load atomic i32, ptr @pending acquire, align 4
   %finished = icmp eq i32 %left, 0
   br i1 %finished, label %release, label %again
@@ -327,6 +383,7 @@ absent:
 dismissed:
   br label %join
 doze:
+  %before.nap = call i64 @now()
   store atomic i32 1, ptr @waiting seq_cst, align 4
   br label %nap
 nap:
@@ -338,6 +395,12 @@ nod:
   br label %nap
 up:
   store atomic i32 0, ptr @waiting seq_cst, align 4
+  %after.nap = call i64 @now()
+  %nap.time = sub i64 %after.nap, %before.nap
+  %late = icmp sgt i64 %nap.time, {late}
+  br i1 %late, label %complain, label %release
+complain:
+  call void @bench(i32 %helpers, i64 %after.nap)
   br label %release
 release:
   store atomic i32 0, ptr @busy release, align 4
@@ -352,10 +415,14 @@ define i32 @relayc_worker_count() {{
 ; In the child of a fork there are no workers, whatever the parent was doing.
 define void @relayc_forget_workers() {{
   call void @llvm.memset.p0.i64(ptr @mailboxes, i8 0, i64 {mailbox_bytes}, i1 false)
+  call void @llvm.memset.p0.i64(ptr @seats, i8 0, i64 {seat_bytes}, i1 false)
   store i32 0, ptr @workers
   store i32 0, ptr @pending
   store i32 0, ptr @waiting
   store i32 0, ptr @busy
+  store i32 0, ptr @crowded
+  store i32 0, ptr @calm
+  store i32 0, ptr @benched
   ret void
 }}
 """
@@ -373,9 +440,9 @@ def pool_source(system: str, machine: str) -> str:
         return _MEMORY + _SERIAL
     declare_pause, pause = _PAUSE[machine]
     slots = MAX_WORKERS + 1
-    pool = _POOL.format(
+    pool = (_POOL + PLACES).format(
         declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, patience=PATIENCE, chunks=CHUNKS,
-        slots=slots, mailbox_bytes=slots * 128,
+        slots=slots, mailbox_bytes=slots * 128, **place_constants(machine),
     )  # fmt: skip
     return _MEMORY + pool
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import pytest
 
-from backend.llvm import pool, pool_code
+from backend.llvm import pool, pool_code, pool_places
 from backend.llvm.linking import link, process_triple
 from backend.runtime.context import Context
 
@@ -51,7 +51,13 @@ def test_threads_are_allotted_as_many_chunks_each(threads, tasks, chunks):
     assert seen == [chunks] * chunks
 
 
+def leave_the_bench() -> None:
+    """Waits until workers that were interrupted take part again."""
+    time.sleep(pool_places.LONGEST_BENCH / 1e9)
+
+
 def test_tasks_run_in_different_threads():
+    leave_the_bench()
     together = threading.Barrier(3)
     passed: list[int] = []
     run(3, 3, lambda c, d, i, n: passed.append(together.wait(30)))
@@ -62,6 +68,7 @@ def test_others_do_what_a_thread_has_not_begun():
     """The worker stays in its first chunk until the caller has done all others."""
     done: Counter[bool] = Counter()
     caller = threading.get_native_id()
+    leave_the_bench()
     begun, others_done = threading.Event(), threading.Event()
 
     def chunk(_ctx, _data, _i, _n):

@@ -1,0 +1,132 @@
+"""Where the pool's threads run: which workers stay on the bench, and for how long; which leave a core to others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+
+import llvmlite.binding as llvm
+import pytest
+
+from backend.llvm import pool, pool_places
+from backend.llvm.linking import link, process_triple
+from backend.llvm.pool_code import pool_source
+from backend.runtime.context import Context
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere regions run serially")
+
+Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
+Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Task, ctypes.c_void_p, ctypes.c_int32)
+
+
+class Mailbox(ctypes.Structure):
+    _fields_ = (
+        ("state", ctypes.c_int32), ("next", ctypes.c_int32), ("place", ctypes.c_int32), ("number", ctypes.c_int32),
+        ("interrupted", ctypes.c_int32), ("interruptions", ctypes.c_int32),
+        ("until", ctypes.c_int64), ("span", ctypes.c_int64), ("rest", ctypes.c_byte * 88),
+    )  # fmt: skip
+
+
+class OpenPool:
+    """A pool of its own, whose inside can be called and seen."""
+
+    def __init__(self) -> None:
+        source = pool_source("linux", process_triple().split("-")[0])
+        source = source.replace("internal ", "").replace("private ", "")
+        source += "define ptr @mailboxes_address() { ret ptr @mailboxes }\n"
+        source += "define void @set_benched() { store i32 1, ptr @benched ret void }\n"
+        machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
+        image = link([machine.emit_object(llvm.parse_assembly(source))])
+        self.parallel = Parallel(image.address("relayc_parallel"))
+        self.bench = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int64)(image.address("bench"))
+        self.set_benched = ctypes.CFUNCTYPE(None)(image.address("set_benched"))
+        address = ctypes.CFUNCTYPE(ctypes.c_void_p)(image.address("mailboxes_address"))()
+        self.mailboxes = (Mailbox * 8).from_address(address)
+        image.keep()
+        self.context = Context()
+
+    def run(self, threads: int, tasks: int, body) -> None:
+        self.context._ctx.num_threads = threads
+        self.parallel(self.context.address, Task(body), None, tasks)
+
+
+@pytest.fixture(scope="module")
+def open_pool() -> OpenPool:
+    return OpenPool()
+
+
+def test_a_worker_that_is_interrupted_again_stays_on_the_bench_for_twice_as_long(open_pool):
+    box = open_pool.mailboxes[7]
+    now, spans = 10**12, []
+    for _ in range(8):
+        box.interrupted = 1
+        open_pool.bench(7, now)
+        assert box.until == now + box.span
+        assert box.interrupted == 0
+        spans.append(box.span)
+        now = box.until + pool_places.FORGET // 2
+    first, longest = pool_places.FIRST_BENCH, pool_places.LONGEST_BENCH
+    assert spans == [min(first << n, longest) for n in range(8)]
+    box.interrupted = 1
+    open_pool.bench(7, box.until + pool_places.FORGET + 1)
+    assert box.span == first
+
+
+def test_a_worker_that_was_not_interrupted_does_not_go_to_the_bench(open_pool):
+    open_pool.bench(7, 10**15)
+    assert open_pool.mailboxes[7].until < 10**15
+
+
+def test_others_do_the_share_of_a_worker_on_the_bench_until_it_comes_back(open_pool):
+    threads = 4
+    open_pool.run(threads, threads, lambda c, d, i, n: None)
+    boxes = open_pool.mailboxes[1:threads]
+    for box in boxes[1:]:
+        box.until = time.monotonic_ns() + 10**12
+    open_pool.set_benched()
+    numbers = {box.number for box in boxes[1:]}
+    for _ in range(20):
+        seen: list[tuple[int, int]] = []
+        open_pool.run(threads, 20, lambda c, d, i, n: seen.append((i, threading.get_native_id())))  # noqa: B023
+        assert sorted(i for i, _ in seen) == list(range(20))
+        assert not numbers & {thread for _, thread in seen}
+    for box in boxes:
+        box.until = time.monotonic_ns() - 1
+    together = threading.Barrier(threads)
+    open_pool.run(threads, threads, lambda c, d, i, n: together.wait(30))
+    assert together.broken is False
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_worker_leaves_the_core_of_its_caller(open_pool):
+    """Put beside the caller, it is sent elsewhere by one of the regions that follow."""
+    allowed, core_of_this_thread = os.sched_getaffinity(0), ctypes.CDLL(None).sched_getcpu
+    open_pool.run(2, 2, lambda c, d, i, n: None)
+    worker = open_pool.mailboxes[1].number
+    try:
+        for _ in range(200):  # the system may move the caller: then they aren't beside each other
+            here = core_of_this_thread()
+            os.sched_setaffinity(worker, {here})
+            for _ in range(3):
+                open_pool.run(2, 2, lambda c, d, i, n: time.sleep(0.001))
+            if here not in os.sched_getaffinity(worker):
+                return
+        raise AssertionError("the worker stayed")
+    finally:
+        os.sched_setaffinity(worker, allowed)
+
+
+def test_more_threads_than_cores_stay_where_they_are():
+    """There is no vacant core to send them to: each chunk once all the same, region after region."""
+    threads = len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 4
+    context = Context()
+    context._ctx.num_threads = threads
+    for _ in range(pool_places.CALM + 20):
+        seen: list[int] = []
+        Parallel(pool.parallel_address())(
+            context.address, Task(lambda c, d, i, n, seen=seen: seen.append(i)), None, threads
+        )
+        assert sorted(seen) == list(range(threads))
