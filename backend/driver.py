@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from backend import options as options  # declares what contexts may say
 from backend.packed_api import make_host_function, make_kernel
 from backend.runtime.errors import RegistryError
 from backend.runtime.module import Module

@@ -17,6 +17,7 @@ from backend.cuda.runtime import CUDAModule
 from backend.cuda.target import STATIC_SHARED_BYTES, CudaLimits
 from backend.cuda.verify import verify_launch
 from backend.kernels import DeviceFunction, function_record, split_kernels
+from backend.options import fast_math
 from backend.target import Target
 from te.errors import CompileError
 from te.ir import IRModule, Pass, PassContext, Sequential
@@ -29,9 +30,6 @@ from te.tir.passes.narrow_types import LowerNarrowTypes
 from te.tir.passes.thread_sync import ThreadSync
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
-
-PassContext.declare_option("cuda.fast_math", False, "approximate division, square root and functions on CUDA devices")
-PassContext.declare_option("cuda.line_info", False, "lines of the CUDA text in machine code, for NVIDIA's profilers")
 
 
 def device_passes(target: Target) -> tuple[Pass, ...]:
@@ -124,15 +122,14 @@ def emit(module: IRModule, target: Target) -> Source:
     refused = verify(functions, target)
     if refused:
         raise CompileError("kernels that can't be launched on " + target.get("model") + ":\n  " + "\n  ".join(refused))
-    return generate_source(functions, bool(PassContext.current().option("cuda.fast_math")))
+    return generate_source(functions, fast_math("cuda"))
 
 
 def assemble(sources: Sequence[Source], target: Target) -> CUDAModule:
     """The module of all functions, compiled as one translation unit. Raises CompileError with the compiler's words."""
     text = "\n\n".join([prelude(), *[source.text for source in sources]]) + "\n"
     arch = target.get("arch")
-    option = PassContext.current().option
-    flags = compile_flags(arch, option("cuda.fast_math"), option("cuda.line_info"))
+    flags = compile_flags(arch, fast_math("cuda"), PassContext.current().option("cuda.line_info"))
     image = compile_source(text, arch, flags)
     functions = {name: record for source in sources for name, record in source.functions.items()}
     launches = [launch for source in sources for launch in source.launches]

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from backend.llvm.compiler import CompileQueue
 from backend.llvm.pool_code import pool_object
 from backend.llvm.runtime import LLVMModule, ObjectCode
+from backend.options import fast_math
 from backend.runtime.errors import ModuleError
 from backend.target import Target
 from te.errors import CompileError
@@ -15,6 +16,9 @@ from te.ir import IRModule
 from te.tir import PrimFunc
 
 __all__ = ["Builder", "build"]
+
+_FAST_MATH = ("arcp", "contract", "nsz")
+"""What the option "llvm.fast_math" adds to a target's flags. Infinities and NaN stay: masks are made of them."""
 
 
 class Builder:
@@ -25,6 +29,8 @@ class Builder:
     """
 
     def __init__(self, target: Target) -> None:
+        if fast_math("llvm"):
+            target = target.with_attrs(fast_math=sorted({*target.get("fast-math", ()), *_FAST_MATH}))
         self._target = target
         self._queue = CompileQueue(target)
         self._parts: list[Future[ObjectCode] | ObjectCode] = []

@@ -52,7 +52,9 @@ Shape = Annotated[
 InPrecision = Annotated[
     Precision, typer.Option("--precision", help="half precision: weights and most values; sums stay float32")
 ]
-OptLevel = Annotated[int, typer.Option("--opt-level", "-O", min=0, max=4, help="0: as written; 3: everything exact")]
+OptLevel = Annotated[
+    int, typer.Option("--opt-level", "-O", min=0, max=4, help="0: as written; 3: all passes; 4: fast math too")
+]
 Input = Annotated[
     list[str] | None,
     typer.Option("--input", "-i", help="file.npz or file.json, values by input name; or name=file.npy; repeatable"),

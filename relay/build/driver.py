@@ -136,7 +136,8 @@ def optimize(
         bound = bind_params_by_name(module["main"], params)
         module = module.with_functions({**module.functions, "main": bound})
     context, target = PassContext.current(), Target(target)
-    passes = default_pipeline(context.opt_level, target, context.option("relay.ToMixedPrecision.dtype"))
+    mixed_precision = context.option("relay.ToMixedPrecision.dtype")
+    passes = default_pipeline(context.opt_level, target, mixed_precision, context.required_pass)
     config = Config.current() or current_records().graph_config(target)
     if "size_checks" not in module["main"].attrs:
         with config:
@@ -292,7 +293,7 @@ def _lower_all(
     """Hand every kernel to `builder`, those compiled before from its cache; gives what they ask for, by name."""
     context = PassContext.current()
     options = sorted(item for item in context.config.items() if item[0] != "relay.tuning.records")
-    settings = repr((context.opt_level, options, sorted(context.disabled_pass)))
+    settings = repr((context.opt_level, options, sorted(context.disabled_pass), sorted(context.required_pass)))
     records = current_records()
     notes: dict[str, _Note] = {}
     schedules_known = all(map(has_source_version, registered_schedules(builder.target)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from backend.target import Target
 from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
@@ -36,11 +38,13 @@ from te.ir import Pass
 __all__ = ["default_pipeline"]
 
 
-def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") -> tuple[Pass, ...]:
+def default_pipeline(
+    opt_level: int, target: Target, mixed_precision: str = "", required: Collection[str] = ()
+) -> tuple[Pass, ...]:
     """Every pass from the imported graph to fused functions, for one target, in order.
 
-    Passes above `opt_level` are left out; `PassContext` may force or disable more by name. With `mixed_precision`,
-    "float16" or "bfloat16", float32 models are converted once normalisations are folded into weights.
+    Passes above `opt_level` are left out but for those named in `required`; `PassContext` may disable more. With
+    `mixed_precision`, "float16" or "bfloat16", float32 models are converted once normalisations are folded into weights.
     """
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
     arrange: tuple[Pass, ...] = ()
@@ -84,4 +88,4 @@ def default_pipeline(opt_level: int, target: Target, mixed_precision: str = "") 
         PackNarrowConstants(),
         FuseOps(moves_into_products="gpu" in target.keys),
     )
-    return tuple([p for p in passes if p.opt_level <= opt_level])
+    return tuple([p for p in passes if p.opt_level <= opt_level or p.name in required])

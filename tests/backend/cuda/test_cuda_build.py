@@ -190,8 +190,11 @@ def test_fast_mathematics_is_an_option():
     exact = built(s, [a, b])
     with PassContext(config={"cuda.fast_math": True}):
         fast = built(s, [a, b])
+    with PassContext(opt_level=4):
+        fast_by_level = built(s, [a, b])
 
     def count(module):
         return sum(instruction_counts(module.get_source("sass"))["f_kernel0"].values())
 
     assert count(fast) < count(exact) / 2
+    assert count(fast_by_level) == count(fast)

@@ -13,7 +13,7 @@ from backend.runtime import nd
 from backend.target import Target
 from te.dtype import dtype as dtype_of
 from te.errors import CompileError
-from te.ir import IRModule
+from te.ir import IRModule, PassContext
 from te.tir import (
     Add,
     Allocate,
@@ -581,3 +581,18 @@ def test_fast_math_flags_are_the_targets():
     assert "fdiv nnan arcp" in module.get_source("raw-ll")
     with pytest.raises(CompileError, match="flags reassoc can't be used"):
         build(IRModule({"f": f}), Target("llvm -fast-math=reassoc"))
+
+
+def test_fast_math_is_an_option_of_the_context():
+    f = elementwise(lambda a, b: a / b, ["float32"] * 2, "float32", 4, 64)
+
+    def text(target: str) -> str:
+        return build(IRModule({"f": f}), Target(target)).get_source("raw-ll")
+
+    with PassContext(config={"llvm.fast_math": True}):
+        assert "fdiv arcp contract nnan nsz " in text("llvm -fast-math=nnan")
+    with PassContext(opt_level=4):
+        assert "fdiv arcp contract nsz " in text("llvm")
+    with PassContext(opt_level=4, config={"llvm.fast_math": False}):
+        assert "fdiv <4 x float>" in text("llvm")
+    assert "fdiv <4 x float>" in text("llvm")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
+import relay
 from backend.target import Target
 from relay import Call, Expr, Function, IRModule, const, op, var
 from relay.analysis import evaluation_order
 from relay.op import nn
-from relay.transform import CanonicalizeOps, FuseOps, PackWeights, Sequential, default_pipeline
+from relay.transform import CanonicalizeOps, FuseOps, PackWeights, PassContext, Sequential, default_pipeline
 
 CPU = Target("llvm -mcpu=haswell")
 
@@ -125,6 +127,17 @@ def test_low_levels_keep_operators_apart(transformed):
     x = var("x", (2, 3))
     after = transformed(Function((x,), nn.relu(op.tanh(x))), CanonicalizeOps(), FuseOps())
     assert kernels(after) == [["tanh", "nn.relu"]]
+
+
+def test_contexts_force_passes_and_forbid_them():
+    module = IRModule.from_expr(Function((x := var("x", (4,)),), op.add(x, op.add(const(1.0), const(2.0)))))
+
+    def constants(**settings: Any) -> int:
+        with PassContext(**settings):
+            return str(relay.optimize(module, CPU)).count("float32(3.0)")
+
+    assert constants(opt_level=0) == constants(opt_level=3, disabled_pass=["FoldConstant"]) == 0
+    assert constants(opt_level=0, required_pass=["FoldConstant"]) == constants(opt_level=3) == 1
 
 
 def chain(pairs: int) -> IRModule:
