@@ -1,4 +1,4 @@
-"""Options of `PassContext` that code generators read, declared here to be known before a generator is loaded."""
+"""Options of `PassContext` that code generators read, declared here to be known before one is loaded."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from backend.runtime.threads import num_threads
 from backend.target import Target
 from te.errors import CompileError
 
-__all__ = ["Finding", "examine"]
+__all__ = ["Finding", "examine", "version"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,14 @@ def examine() -> list[Finding]:
         _guarded("cuda device", _cuda_device),
         _oracle(),
     ]
+
+
+def version() -> str:
+    """The name and version of the compiler, as installed."""
+    try:
+        return f"relayc {metadata.version('relayc')}"
+    except metadata.PackageNotFoundError:
+        return "relayc, not installed: run from its sources"
 
 
 def _package(name: str) -> Finding:

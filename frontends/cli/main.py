@@ -70,9 +70,18 @@ Records = Annotated[
 Seed = Annotated[int, typer.Option("--seed", min=0, help="seed of --fill random")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(import_module("frontends.cli.doctor").version())
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     traceback: Annotated[bool, typer.Option("--traceback", help="on an error, show the Python traceback")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end")
+    ] = False,
 ) -> None:
     """A deep-learning compiler: ONNX models to native code.
 

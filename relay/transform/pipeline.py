@@ -44,7 +44,7 @@ def default_pipeline(
     """Every pass from the imported graph to fused functions, for one target, in order.
 
     Passes above `opt_level` are left out but for those named in `required`; `PassContext` may disable more. With
-    `mixed_precision`, "float16" or "bfloat16", float32 models are converted once normalisations are folded into weights.
+    `mixed_precision`, "float16" or "bfloat16", float32 models are converted once norms are folded into weights.
     """
     in_half: tuple[Pass, ...] = (ToMixedPrecision(mixed_precision),) if mixed_precision else ()
     arrange: tuple[Pass, ...] = ()

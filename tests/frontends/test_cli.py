@@ -287,3 +287,8 @@ def test_the_elements_of_a_sequence_are_listed_and_written(tmp_path):
     assert result.exit_code == 0, result.output
     assert "parts[0]: float32[1, 3]" in result.output and "parts[1]: float32[1, 3]" in result.output
     assert np.load(written)["parts[1]"].tolist() == [[3, 4, 5]]
+
+
+def test_the_version_is_told() -> None:
+    result = runner.invoke(app, ["--version"])
+    assert result.exit_code == 0 and result.stdout.startswith("relayc") and len(result.stdout.splitlines()) == 1
