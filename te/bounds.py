@@ -17,7 +17,7 @@ from te.index import IndexMath
 from te.ir.visitor import post_order
 from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
 from te.poly import Interval, Poly, number
-from te.stage import Fuse, Split, Stage
+from te.stage import Fuse, Split, SplitLines, Stage
 from te.tensor import Tensor
 from te.tir import ops
 from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Var
@@ -344,6 +344,9 @@ def derive_loops(
         _launch(math, loops, thread, thread, None, running)
     for relation in reversed(stage.relations):
         _values_of(math, loops, relation)
+    for relation in stage.relations:
+        if isinstance(relation, SplitLines):  # where a row lies in memory is known once the other axes are
+            _values_of_lines(math, loops, relation)
     _root_guards(math, loops, starts)
     return loops
 
@@ -373,6 +376,10 @@ def _extents_of(math: IndexMath, loops: Loops, relation: object) -> None:
             extents[relation.outer], extents[relation.inner] = parts, math.ceildiv(parent, parts)
     elif isinstance(relation, Fuse):
         extents[relation.fused] = extents[relation.outer] * extents[relation.inner]
+    elif isinstance(relation, SplitLines):
+        width, length = relation.width, relation.length
+        extents[relation.tile] = math.ceildiv(extents[relation.parent] - length, number(width))
+        extents[relation.line], extents[relation.element] = number(width // length + 2), number(length)
     else:
         extents[relation.axis] = number(1)  # type: ignore[attr-defined]
 
@@ -442,6 +449,24 @@ def _values_of(math: IndexMath, loops: Loops, relation: object) -> None:
         else:
             values[relation.outer] = math.floordiv(fused, inner_extent)
             values[relation.inner] = math.floormod(fused, inner_extent)
+
+
+def _values_of_lines(math: IndexMath, loops: Loops, lines: SplitLines) -> None:
+    """A line begins where memory has one, no later than the tile and a line: but for ends of rows, at its multiples."""
+    values, extents, length = loops.values, loops.extents, number(lines.length)
+    tile, line, width = values[lines.tile], values[lines.line], number(lines.width)
+    row = number(0)
+    for axis in loops.stage.op.axis:
+        row = row * extents[axis] + (number(0) if axis is lines.parent else values[axis])
+    start = math.minimum(tile * width, extents[lines.parent] - width - length)
+    past = math.floormod(row + start, length)
+    within = math.minimum(math.maximum(line * length - past, number(0)), width)
+    values[lines.parent] = math.merge(start + within + values[lines.element])
+    first = math.maximum(number(1) - tile, number(0))
+    last = math.maximum(tile + 2 - extents[lines.tile], number(0))
+    for value in (line + first - 1, number(lines.width // lines.length) + last - line):
+        if not math.nonneg(value):
+            loops.guards.append(Guard(value, None, of_reduce_axis=False, likely=False))
 
 
 def _require(

@@ -437,7 +437,9 @@ class IndexMath:
         if atom.kind == "select":
             return self.union(a, b)
         choose = self.minimum if atom.kind == "min" else self.maximum
-        return Interval(choose(a.lo, b.lo), self.maximum(a.span, b.span))
+        lo, span = choose(a.lo, b.lo), self.maximum(a.span, b.span)
+        between = choose(a.lo + a.span, b.lo + b.span) - lo
+        return Interval(lo, between if between.const is not None and self.nonneg(span - between) else span)
 
     def _remainder_range(self, atom: Atom) -> Interval | None:
         return Interval(Poly({}), atom.args[1] - 1) if atom.kind == "%" and atom.args[1].const else None

@@ -20,7 +20,7 @@ from te.tir.stmt import ForKind
 if TYPE_CHECKING:
     from te.tensor_intrin import TensorIntrin
 
-__all__ = ["Fuse", "LoopAttrs", "Prefetch", "PrefetchedLine", "Relation", "Singleton", "Split", "Stage"]
+__all__ = ["Fuse", "LoopAttrs", "Prefetch", "PrefetchedLine", "Relation", "Singleton", "Split", "SplitLines", "Stage"]
 
 MAX_LANES = 1024
 """The longest loop that `vectorize` accepts."""
@@ -59,7 +59,22 @@ class Singleton:
     axis: IterVar
 
 
-Relation = Split | Fuse | Singleton
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitLines:
+    """`parent`, an operation's last axis, is made of tiles of `width` elements and of lines of `length`.
+
+    See `Stage.split_lines`.
+    """
+
+    parent: IterVar
+    tile: IterVar
+    line: IterVar
+    element: IterVar
+    width: int
+    length: int
+
+
+Relation = Split | Fuse | Singleton | SplitLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +178,33 @@ class Stage:
         self.relations.append(Split(parent, outer, inner, *factors, tail, least))
         self._replace_leaves((parent,), (outer, inner))
         return outer, inner
+
+    def split_lines(self, width: int, length: int) -> tuple[IterVar, IterVar, IterVar]:
+        """Split the last axis of an output and give (tile, line, element): lines begin at multiples of `length`.
+
+        Those of memory, wherever the other axes put the row: so whole cache lines of results are written, and at once,
+        whose rows are no multiples of them. A tile computes `width` elements of a row, those of lines that begin in its
+        first `length` or after; what it reads is of `width` + `length` elements, whatever the row. The first tile of a
+        row begins with the row itself, and the last one ends with it, by lines of `length` that are no lines of memory.
+        Lines may be computed twice, as with `tail` "shift" of `split`.
+
+        For rows of a known length of `width` + `length` at least; `width` is a multiple of `length`.
+        """
+        parent = self.op.root_axes[-1]
+        self._check_leaf("split_lines", parent)
+        self._check_plain("split_lines", parent)
+        known = all(isinstance(d, int) for d in self.op.output(0).shape)
+        if not self.is_output or parent.kind != "data" or not known or self.op.attrs.get("strides") is not None:
+            raise self._error("split_lines", "of what is no compact output of a known shape, without reductions")
+        columns = self.op.output(0).shape[-1]
+        if width % length or not isinstance(columns, int) or columns < width + length:
+            raise self._error("split_lines", f"of rows of {columns} in tiles of {width} and lines of {length}; "
+                              "expected tiles of whole lines, and rows of a tile and a line at least")  # fmt: skip
+        names = ("tile", "line", "element")
+        tile, line, element = [IterVar(None, Var(f"{parent.var.name}.{n}", parent.dtype), "data") for n in names]
+        self.relations.append(SplitLines(parent, tile, line, element, width, length))
+        self._replace_leaves((parent,), (tile, line, element))
+        return tile, line, element
 
     def fuse(self, *axes: IterVar) -> IterVar:
         """One loop over several adjacent ones, given outermost first; fusing none gives a loop of one iteration."""

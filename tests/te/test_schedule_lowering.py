@@ -118,6 +118,43 @@ def test_shifted_tails_need_no_guard():
     check_matmul(s, a, b, c, 14, 9, 5)
 
 
+def turned_by_lines(rows, columns, width, length):
+    a = te.placeholder((columns, rows), name="a")
+    b = te.compute((rows, columns), lambda i, j: a[j, i], name="b")
+    s = te.create_schedule(b)
+    tile, line, element = s[b].split_lines(width, length)
+    group, row = s[b].split(b.op.axis[0], factor=2, tail="shift")
+    s[b].reorder(group, tile, row, line, element)
+    s[b].unroll(line)
+    s[b].vectorize(element)
+    copy = s.cache_read(a, "local", [b.op])
+    s[copy].compute_at(s[b], tile)
+    return s, a, b
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "width", "length"),
+    [(5, 12, 8, 4), (3, 13, 8, 4), (4, 37, 8, 4), (7, 41, 16, 8), (2, 64, 16, 8), (9, 100, 32, 16)],
+)  # fmt: skip
+def test_lines_begin_where_memory_has_them(rows, columns, width, length):
+    s, a, b = turned_by_lines(rows, columns, width, length)
+    module = te.lower(s, [a, b], simple_mode=True)
+    x = RNG.random((columns, rows), dtype=np.float32)
+    result = np.full((rows, columns), np.nan, np.float32)
+    run(module, x, result)
+    np.testing.assert_array_equal(result, x.T)
+    assert f"allocate([{width + length}, 2]" in str(module)
+
+
+def test_lines_are_those_of_compact_results_of_known_length():
+    s, *_ = turned_by_lines(5, 12, 8, 4)
+    with pytest.raises(ScheduleError, match="tiles of whole lines"):
+        turned_by_lines(5, 11, 8, 4)
+    copy = next(stage for stage in s.stages if stage.attach == "at")
+    with pytest.raises(ScheduleError, match="no compact output"):
+        copy.split_lines(8, 4)
+
+
 def test_shifted_tails_refuse_what_would_compute_twice():
     a, b, c = matmul(14, 9, 5)
     s = te.create_schedule(c)

@@ -26,6 +26,8 @@ __all__ = ["PackedTiles", "power_of_two"]
 
 _LINE_PARTS = 4
 """Cache lines that are written of each of the output's lines in a tile."""
+_FEWEST_PARTS = 8
+"""Cache lines that the output's lines have at least where they are no whole ones."""
 _PARTS_OF_WHOLE_ROWS = 2
 """As many where tiles take up the input's lines whole, so that it is read in order."""
 _PARTS_APART = 8
@@ -34,8 +36,8 @@ _WHOLE_ROW_BYTES = 512
 """Lines of the input are taken whole up to this."""
 _SHARED_BYTES, _PAGE = 512, 4096
 """Lines that are multiples of these apart share few sets, of the caches and of what memory works on at once."""
-_FEW_ROWS = 16
-"""Lines of the output at most that are written one cache line at a time where the caches hold few of the input's."""
+_FEW_ROWS, _PARTS_OF_FEW_ROWS = 16, 2
+"""As many of so few lines of the output at most, where the caches hold few of the input's."""
 _STRIPS = 4
 """Strips that are asked for in advance where tiles take up whole lines of the output."""
 _AHEAD = 64
@@ -48,7 +50,8 @@ class PackedTiles:
 
     `tensor` is turned into vectors of `lanes`, its dimension `position` lies along the last axis of `out`. What lies
     `ahead` elements further on in it is asked for; or whole lines of it are copied first (`lines_first`), where a
-    cache could not keep the rest of them while a part is used.
+    cache could not keep the rest of them while a part is used. Lines of `out` that are no whole cache lines are
+    computed from where one begins in memory (`as_in_memory`), a cache line further on than the others at most.
     """
 
     out: te.Tensor
@@ -61,12 +64,13 @@ class PackedTiles:
     run: int
     ahead: int
     lines_first: bool = False
+    as_in_memory: bool = False
 
     @staticmethod
     def of(
         out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int, target: Target
     ) -> PackedTiles | None:
-        """None where the output is neither in one piece nor its lines whole cache lines."""
+        """None where the output is neither in one piece nor its lines whole cache lines, nor long."""
         rows, columns = extent_of(out.op.axis[number]), extent_of(out.op.axis[-1])
         assert isinstance(rows, int) and isinstance(columns, int)
         height, line = min(LINE_BYTES // tensor.dtype.nbytes, rows), columns * out.dtype.nbytes
@@ -77,7 +81,7 @@ class PackedTiles:
                 return turn.tiles(rows, columns, columns, rows * columns)
             if height * line <= target.cache_bytes.l2 // 16:
                 return turn.of_whole_lines(height, rows, columns)
-        if line % LINE_BYTES == 0 and line >= _LINE_PARTS * LINE_BYTES:
+        if line >= (_LINE_PARTS if line % LINE_BYTES == 0 else _FEWEST_PARTS) * LINE_BYTES:
             return turn.of_long_lines(height, rows, columns, target)
         return None
 
@@ -90,15 +94,23 @@ class PackedTiles:
         assert isinstance(out.op, te.ComputeOp)
         axes = out.op.axis
         strip, row = s[out].split(axes[number], factor=self.height, tail="shift")
-        run, within = s[out].split(axes[-1], factor=self.run, tail="shift")
-        part, column = s[out].split(within, factor=self.width, tail="shift")
-        tiles = [*axes[:number], *axes[number + 1 : -1], run, strip]
-        s[out].reorder(*tiles, part, row, column)
-        if self.width == self.run and all(read is tensor for read, _ in reads(out.op)):
-            column = s[out].fuse(row, column)
         line = LINE_BYTES // out.dtype.nbytes
-        vector = at_once if at_once % line == 0 and at_once <= self.width else line
-        _, column = s[out].split(column, factor=vector, tail="shift")
+        if self.as_in_memory:
+            tile, each, column = s[out].split_lines(self.width, line)
+            run, part = s[out].split(tile, factor=max(self.run // self.width, 1), tail="shift")
+            s[out].unroll(each)
+            columns = [each, column]
+        else:
+            run, within = s[out].split(axes[-1], factor=self.run, tail="shift")
+            part, column = s[out].split(within, factor=self.width, tail="shift")
+            columns = [column]
+        tiles = [*axes[:number], *axes[number + 1 : -1], run, strip]
+        s[out].reorder(*tiles, part, row, *columns)
+        if not self.as_in_memory:
+            if self.width == self.run and all(read is tensor for read, _ in reads(out.op)):
+                column = s[out].fuse(row, column)
+            vector = at_once if at_once % line == 0 and at_once <= self.width else line
+            _, column = s[out].split(column, factor=vector, tail="shift")
         s[out].vectorize(column)
         readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
         source = s.cache_read(tensor, "local", readers) if self.lines_first else tensor
@@ -124,10 +136,12 @@ class _Turn:
     position: int
     lanes: int
 
-    def tiles(self, height: int, width: int, run: int, ahead: int, lines_first: bool = False) -> PackedTiles:
+    def tiles(
+        self, height: int, width: int, run: int, ahead: int, lines_first: bool = False, as_in_memory: bool = False
+    ) -> PackedTiles:
         """Tiles of such sizes."""
         out, number, tensor, position, lanes = self.out, self.number, self.tensor, self.position, self.lanes
-        return PackedTiles(out, number, tensor, position, lanes, height, width, run, ahead, lines_first)
+        return PackedTiles(out, number, tensor, position, lanes, height, width, run, ahead, lines_first, as_in_memory)
 
     def of_whole_lines(self, height: int, rows: int, columns: int) -> PackedTiles:
         """Strips of all the input's lines; wider ones, and fewer, where these share sets of the caches."""
@@ -144,17 +158,22 @@ class _Turn:
         """
         behind, l2 = self.tensor.shape[self.position + 1 :], target.cache_bytes.l2
         apart, power = constant_size(behind), power_of_two(self.tensor, behind)
-        parts, shared = _LINE_PARTS, power >= _SHARED_BYTES
-        if rows == apart and rows * self.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES:
-            height, parts = rows, _PARTS_OF_WHOLE_ROWS
-        if power_of_two(self.out, self.out.shape[self.number + 1 :]) >= _PAGE:
+        line = LINE_BYTES // self.out.dtype.nbytes
+        as_in_memory, shared = columns % line != 0, power >= _SHARED_BYTES
+        whole_rows = rows == apart and rows * self.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
+        height = rows if whole_rows else height
+        if as_in_memory:  # of which one more is turned, so few would be many in vain
+            parts = _LINE_PARTS
+        elif shared and height <= _FEW_ROWS:
+            parts = _PARTS_OF_FEW_ROWS
+        elif power_of_two(self.out, self.out.shape[self.number + 1 :]) >= _PAGE:
             parts = _PARTS_APART
-        if shared and height <= _FEW_ROWS:
-            parts = 1
-        width = min(max(parts * LINE_BYTES // self.out.dtype.nbytes, self.lanes), columns)
+        else:
+            parts = _PARTS_OF_WHOLE_ROWS if whole_rows else _LINE_PARTS
+        width = min(max(parts * line, self.lanes), columns)
         run = min(max(l2 // (16 * LINE_BYTES) // width, 1) * width, columns)
         ahead = min(_AHEAD, max(l2 // power, block_of(self.lanes, self.tensor.dtype))) * apart
-        return self.tiles(height, width, run, ahead, shared)
+        return self.tiles(height, width, run, ahead, shared, as_in_memory)
 
 
 def power_of_two(tensor: te.Tensor, behind: Sequence[Dim]) -> int:

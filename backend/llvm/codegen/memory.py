@@ -13,7 +13,7 @@ from typing import Any
 
 from backend.llvm.codegen.expr import ExprEmitter
 from backend.llvm.codegen.index import Index
-from backend.llvm.codegen.streaming import LINE_BYTES
+from backend.llvm.codegen.streaming import LINE_BYTES, divides
 from backend.llvm.types import element_bytes, memory_type, register_type, suffix
 from te.dtype import DType, dtype
 from te.errors import CompileError
@@ -303,7 +303,7 @@ class MemoryEmitter(ExprEmitter):
             return
         base, stride = ramp
         if stride.value is None and stride.constant == 1:
-            self._store_contiguous(buffer, base, value, of, mask)
+            self._store_contiguous(buffer, base, value, of, mask, store.indices[-1])
         elif mask is not None:
             self._scatter(self._ramp_addresses(buffer, base, stride, lanes), value, of, mask)
         else:
@@ -330,9 +330,13 @@ class MemoryEmitter(ExprEmitter):
         self.text.goto(done)
         self.text.place(done)
 
-    def _store_contiguous(self, buffer: Buffer, base: Index, value: str, of: DType, mask: str | None) -> None:
+    def _store_contiguous(
+        self, buffer: Buffer, base: Index, value: str, of: DType, mask: str | None, index: PrimExpr
+    ) -> None:
         kind, address, align = memory_type(of), self.address(buffer, base), self.align_of(buffer, base)
         if mask is None:
+            if align % LINE_BYTES and buffer.data in self.streamed and isinstance(index, Ramp):
+                align = LINE_BYTES if divides(LINE_BYTES // element_bytes(of.element), index.base) else align
             hint = self._streaming_hint(buffer, of, align)
             self.text.effect(f"store {kind} {value}, ptr {address}, align {align}{hint}")
             return

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from backend.llvm.types import element_bytes
 from te.ir import collect
-from te.tir import Buffer, BufferLoad, BufferStore, Call, PrimFunc, Var
+from te.ir.structural import structural_equal
+from te.tir import Add, Buffer, BufferLoad, BufferStore, Call, FloorMod, IntImm, Mul, PrimExpr, PrimFunc, Sub, Var
 
-__all__ = ["LINE_BYTES", "streamed_buffers"]
+__all__ = ["LINE_BYTES", "divides", "streamed_buffers"]
 
 LINE_BYTES = 64
 """What is stored at once is a multiple of this, and so are the addresses."""
@@ -40,3 +41,37 @@ def _nbytes(buffer: Buffer) -> int:
 def _covers_lines(store: BufferStore) -> bool:
     lanes = store.indices[-1].dtype.lanes
     return lanes * element_bytes(store.buffer.dtype) % LINE_BYTES == 0
+
+
+def divides(number: int, index: PrimExpr) -> bool:
+    """Is the index a multiple of the number, whatever its variables are? What is subtracted is often its remainder."""
+    constant, terms = _remainder(index, number)
+    return constant % number == 0 and not terms
+
+
+Terms = list[tuple[PrimExpr, int]]
+
+
+def _remainder(index: PrimExpr, number: int) -> tuple[int, Terms]:
+    """A constant and terms with factors, whose sum has the remainder of `index` when it is divided by the number."""
+    if isinstance(index, IntImm):
+        return index.value, []
+    if isinstance(index, Add | Sub):
+        sign = 1 if isinstance(index, Add) else -1
+        (constant, terms), (other, others) = _remainder(index.a, number), _remainder(index.b, number)
+        return constant + sign * other, _sum(terms, others, sign, number)
+    if isinstance(index, Mul) and isinstance(index.b, IntImm):
+        constant, terms = _remainder(index.a, number)
+        return constant * index.b.value, _sum([], terms, index.b.value, number)
+    if isinstance(index, FloorMod) and isinstance(index.b, IntImm) and index.b.value % number == 0:
+        return _remainder(index.a, number)
+    return 0, [(index, 1)]
+
+
+def _sum(terms: Terms, others: Terms, scale: int, number: int) -> Terms:
+    total = list(terms)
+    for term, factor in others:
+        place = next((i for i, (known, _) in enumerate(total) if structural_equal(known, term)), len(total))
+        known = total[place][1] if place < len(total) else 0
+        total[place : place + 1] = [(term, (known + scale * factor) % number)]
+    return [(term, factor) for term, factor in total if factor]

@@ -7,6 +7,7 @@ import pytest
 
 import backend
 import te
+from backend.llvm.codegen.streaming import divides
 from backend.llvm.compiler import Compiler
 from backend.target import Target
 from te.tir import decl_buffer
@@ -58,6 +59,35 @@ def test_whole_lines_of_large_results_go_past_the_caches():
     main, twin = text.split("define void @f(")[1], text.split("define void @f(")[0]
     assert twin.count("!nontemporal") == 1 and twin.count("fence seq_cst") == 2  # of the twin and of its parallel body
     assert "@f.streaming(ptr %ctx, ptr %p0, ptr %p1)" in main and "!nontemporal" not in main.split("\n}")[0]
+
+
+def by_lines(columns: int) -> tuple[te.Schedule, list[te.Tensor]]:
+    """2 a + 1 by lines as they are in memory, four of them for a tile of a row."""
+    a = te.placeholder((ROWS, columns), name="a")
+    c = te.compute((ROWS, columns), lambda i, j: a[i, j] * 2.0 + 1.0, name="c")
+    s = te.create_schedule(c)
+    _, line, element = s[c].split_lines(64, 16)
+    s[c].unroll(line)
+    s[c].vectorize(element)
+    return s, [a, c]
+
+
+def test_lines_of_rows_that_begin_anywhere_go_past_the_caches():
+    s, arguments = by_lines(COLUMNS + 5)
+    twin = assembly(s, arguments, SMALL_CACHES).split("define void @f(")[0]
+    assert twin.count("!nontemporal") == 4
+    function = backend.build(te.lower(s, arguments), target=SMALL_CACHES)
+    x = np.random.default_rng(0).standard_normal((ROWS, COLUMNS + 5), dtype=np.float32)
+    result = at(0, np.zeros_like(x))
+    function(backend.nd.array(x), backend.nd.from_dlpack(result))
+    np.testing.assert_array_equal(result, x * np.float32(2) + np.float32(1))
+
+
+def test_what_leaves_no_remainder_is_known_by_what_is_subtracted():
+    i, j = te.var("i"), te.var("j")
+    begin = i * 37 + te.min(j * 8, 21)
+    assert divides(16, begin - begin % 16 + 32) and divides(8, begin - begin % 16 + 8) and divides(4, i * 12 - j * 4)
+    assert not divides(16, begin - begin % 16 + 8) and not divides(16, begin - begin % 8) and not divides(2, begin)
 
 
 @pytest.mark.parametrize(
