@@ -20,6 +20,7 @@ from te.tir.expr import Dim, PrimExpr, SizeVar, Var
 from te.tir.function import PrimFunc
 from te.tir.ops import likely, logical_and, seq
 from te.tir.passes.flatten import Flatten
+from te.tir.passes.fuse_loops import FuseLoops
 from te.tir.passes.hoist_allocations import HoistAllocations
 from te.tir.passes.hoist_if_then_else import HoistIfThenElse
 from te.tir.passes.inject_double_buffer import InjectDoubleBuffer
@@ -155,6 +156,7 @@ def lowering_passes() -> tuple[Pass, ...]:
         InjectVirtualThread(),
         InjectDoubleBuffer(),
         InjectSoftwarePipeline(),
+        FuseLoops(),
         OverlapIterations(),
         LoopPartition(),
         HoistIfThenElse(),

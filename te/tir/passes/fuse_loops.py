@@ -1,0 +1,166 @@
+"""Loops that follow each other and go over the same parts of memory become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from te.arith import Analyzer
+from te.ir.visitor import Mutator, collect
+from te.tir import ops
+from te.tir.buffer import Buffer
+from te.tir.expr import BufferLoad, Call, PrimExpr, Range, Var
+from te.tir.function import PrimFunc
+from te.tir.passes.base import FunctionPass
+from te.tir.stmt import Allocate, BufferStore, For, ForKind, SeqStmt, Stmt
+from te.tir.substitute import substitute
+
+__all__ = ["FUSE", "FuseLoops", "are_independent", "can_run_as_one", "fuse_loops", "run_alike", "statements_of"]
+
+FUSE = "pragma_fuse_with_next"
+"""Annotation of loops that may become one with the next loop marked so in the same sequence."""
+
+
+def run_alike(a: Stmt, b: Stmt) -> bool:
+    """Are they serial loops over the same values?"""
+    if not isinstance(a, For) or not isinstance(b, For) or a.kind is not ForKind.SERIAL or b.kind is not a.kind:
+        return False
+    bounds = [ops.as_int(e) for e in (a.min, a.extent, b.min, b.extent)]
+    return None not in bounds and bounds[:2] == bounds[2:]
+
+
+def are_independent(stmts: Sequence[Stmt], other: Stmt) -> bool:
+    """Does none write what the other reads or writes?"""
+    return not _shared(stmts, other)
+
+
+def can_run_as_one(first: For, second: For) -> bool:
+    """Does every iteration of two loops that run alike touch a part of its own of the memory that one of them writes?
+
+    Then an iteration of the second needs no more of the first than the same iteration.
+    """
+    return all(
+        _part(first, buffer) is not None and _part(first, buffer) == _part(second, buffer)
+        for buffer in _shared([first], second)
+    )
+
+
+def statements_of(stmt: Stmt, allocated: list[Buffer]) -> Iterator[Stmt]:
+    """The statements of a sequence in order; the memory that it takes is added to `allocated`."""
+    if isinstance(stmt, Allocate):
+        allocated.append(stmt.buffer)
+        yield from statements_of(stmt.body, allocated)
+    elif isinstance(stmt, SeqStmt):
+        for s in stmt.stmts:
+            yield from statements_of(s, allocated)
+    else:
+        yield stmt
+
+
+def _shared(stmts: Sequence[Stmt], other: Stmt) -> set[Var]:
+    """The pointers of buffers that one side writes and the other reads or writes."""
+    reads, writes = _accessed(stmts)
+    other_reads, other_writes = _accessed([other])
+    return writes & (other_reads | other_writes) | reads & other_writes
+
+
+def _accessed(stmts: Sequence[Stmt]) -> tuple[set[Var], set[Var]]:
+    """The pointers of buffers that are read, and of those that are written. To ask for memory is to do neither."""
+    reads = {load.buffer.data for s in stmts for load in _loads(s)}
+    return reads, {store.buffer.data for s in stmts for store in collect(s, BufferStore)}
+
+
+def _loads(stmt: Stmt) -> list[BufferLoad]:
+    asked = {e for call in collect(stmt, Call) if call.op == "prefetch" for e in collect(call, BufferLoad)}
+    return [load for load in collect(stmt, BufferLoad) if load not in asked]
+
+
+def _part(loop: For, pointer: Var) -> int | None:
+    """S, if every iteration i of a loop touches elements from S i to S (i + 1) only; None if that is not known."""
+    analyzer, found = Analyzer(), set[int | None]()
+    for inner in collect(loop.body, For):
+        analyzer.bind(inner.loop_var, Range(inner.min, inner.extent))
+    for access in (*_loads(loop.body), *collect(loop.body, BufferStore)):
+        if access.buffer.data is pointer:
+            found.add(_stride(access.indices, loop.loop_var, analyzer))
+    return found.pop() if len(found) == 1 else None
+
+
+def _stride(indices: Sequence[PrimExpr], var: Var, analyzer: Analyzer) -> int | None:
+    if len(indices) != 1:
+        return None
+    first, second = (substitute(indices[0], {var: ops.const(n)}) for n in (0, 1))
+    stride = ops.as_int(analyzer.simplify(second - first))
+    if stride is None or stride <= 0:
+        return None
+    low, high = analyzer.const_bounds(analyzer.simplify(indices[0] - var * stride))
+    return stride if low >= 0 and high < stride else None
+
+
+class _Fuser(Mutator):
+    def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
+        return node
+
+    def visit_For(self, node: For) -> Stmt:
+        new = node.rebuild(self.visit)
+        return new.replace(body=_with_fused(new.body))
+
+
+def _with_fused(body: Stmt) -> Stmt:
+    """The body of a loop or function, with the marked loops of its sequence joined."""
+    allocated: list[Buffer] = []
+    stmts = list(statements_of(body, allocated))
+    if not any(_is_marked(s) for s in stmts):
+        return body
+    result = ops.seq(*[_unmarked(s) for s in _fused(stmts)])
+    for buffer in reversed(allocated):
+        result = Allocate(buffer, result)
+    return result
+
+
+def _fused(stmts: Sequence[Stmt]) -> list[Stmt]:
+    result: list[Stmt] = []
+    for stmt in stmts:
+        at = next((i for i, s in enumerate(result) if _is_marked(s)), None)
+        if at is not None and _is_marked(stmt) and _fits(result[at], result[at + 1 :], stmt):
+            result[at] = _joined(result[at], stmt)
+        else:
+            result.append(stmt)
+    return result
+
+
+def _is_marked(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and FUSE in stmt.annotations
+
+
+def _fits(first: Stmt, between: Sequence[Stmt], second: Stmt) -> bool:
+    assert isinstance(first, For) and isinstance(second, For)
+    return run_alike(first, second) and are_independent(between, second) and can_run_as_one(first, second)
+
+
+def _joined(first: Stmt, second: Stmt) -> For:
+    assert isinstance(first, For) and isinstance(second, For)
+    return first.replace(body=ops.seq(first.body, substitute(second.body, {second.loop_var: first.loop_var})))
+
+
+def _unmarked(stmt: Stmt) -> Stmt:
+    if not isinstance(stmt, For):
+        return stmt
+    return stmt.replace(annotations={key: value for key, value in stmt.annotations.items() if key != FUSE})
+
+
+def fuse_loops(func: PrimFunc) -> PrimFunc:
+    """The function with marked loops joined: see `FuseLoops`."""
+    return func.with_body(_with_fused(_Fuser().visit(func.body)))
+
+
+@dataclass(frozen=True)
+class FuseLoops(FunctionPass):
+    """Loops of a sequence with the pragma "fuse_with_next" become one, where that changes nothing.
+
+    They run over the same values, and what one writes and another touches lies in parts of memory of which each
+    iteration has its own. What stands in between touches none of it. Buffers must be flat.
+    """
+
+    def function(self, func: PrimFunc) -> PrimFunc:
+        return fuse_loops(func)
