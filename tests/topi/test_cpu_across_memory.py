@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +20,31 @@ from te.tir import Allocate, BufferStore, Call, For, IfThenElse, PrimFunc, SizeV
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
+SMALL_CACHES = "llvm -l2-bytes=65536 -l3-bytes=65536"
 
 
-def _lowered(shape: tuple[int, ...], axis: int) -> PrimFunc:
+def _lowered(shape: tuple[int, ...], axis: int, target: Target = CPU) -> PrimFunc:
     x = te.placeholder(shape, name="x")
     y = topi.nn.softmax(x, axis)
-    return te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]
+    return te.lower(next(iter(schedules_for([y], target))), [x, y])["main"]
 
 
-def _check(function: Callable[[Var], Expr], *shape: int, dtype: str = "float32", tolerance: float = 2e-6) -> None:
-    x = Var("x", relay.TensorType(shape, dtype))
-    program = relay.Function((x,), function(x))
+def _check(
+    function: Callable[[Var], Expr], *shape: int, dtype: str = "float32", tolerance: float = 2e-6, target: str = "llvm"
+) -> None:
     data = (np.random.default_rng(0).standard_normal(shape) * 5).astype(dtype)
-    module = graph_executor.GraphModule(relay.build(program, "llvm")["default"](device("cpu", 0)), 2)
+    found, wanted = _results(function, data, target)
+    np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def _results(function: Callable[[Var], Expr], data: np.ndarray[Any, Any], target: str) -> tuple[Any, Any]:
+    """What `function` makes of `data`, compiled, and by its definition."""
+    x = Var("x", relay.TensorType(data.shape, str(data.dtype)))
+    program = relay.Function((x,), function(x))
+    module = graph_executor.GraphModule(relay.build(program, target)["default"](device("cpu", 0)), 2)
     module.set_input("x", data)
     module.run()
-    np.testing.assert_allclose(module.get_output(0).numpy(), evaluate(program, [data]), rtol=tolerance, atol=tolerance)
+    return module.get_output(0).numpy(), evaluate(program, [data])
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,51 @@ def test_strips_of_other_types_are_right(dtype: str, tolerance: float) -> None:
     _check(lambda x: relay.nn.softmax(x, axis=1), 2, 20, 17, 19, dtype=dtype, tolerance=tolerance)
 
 
+PARTS = [
+    ((1000, 700), 0),
+    ((2, 97, 24, 24), 1),  # no number of rows divides them all
+    ((50, 2051), 0),  # columns that neither strips divide nor lines
+    ((2, 44, 64, 64), 1),  # rows of which elements are whole pages apart
+]
+
+
+@pytest.mark.parametrize(("shape", "axis"), PARTS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("float16", 2e-3), ("float64", 1e-12)])
+def test_rows_in_parts_are_right(shape: tuple[int, ...], axis: int, dtype: str, tolerance: float) -> None:
+    _check(lambda x: relay.nn.softmax(x, axis=axis), *shape, dtype=dtype, tolerance=tolerance, target=SMALL_CACHES)
+
+
+@pytest.mark.parametrize("shape", [(600, 1040), (601, 1039)])
+def test_what_is_computed_around_rows_in_parts_is_right(shape: tuple[int, ...]) -> None:
+    def around(x: Var) -> Expr:
+        return nn.relu(relay.subtract(nn.softmax(relay.tanh(x), axis=0), relay.const(np.float32(1e-3))))
+
+    nn = relay.nn
+    _check(around, *shape, tolerance=1e-5, target=SMALL_CACHES)
+
+
+def test_parts_of_nothing_but_minus_infinity_count_as_nothing() -> None:
+    """Columns: such parts first and last, one element at all, minus infinity throughout, infinity, NaN."""
+    data = np.random.default_rng(0).standard_normal((600, 1024), dtype=np.float32)
+    data[:100, 0] = data[500:, 0] = data[:300, 1] = data[301:, 1] = data[:, 2] = -np.inf
+    data[7, 3], data[599, 4] = np.inf, np.nan
+    found, _ = _results(lambda x: relay.nn.softmax(x, axis=0), data, SMALL_CACHES)
+    usual = np.exp(data[:, [0, 1, *range(5, 1024)]].astype(np.float64))
+    np.testing.assert_allclose(found[:, [0, 1, *range(5, 1024)]], usual / usual.sum(0), rtol=1e-5)
+    assert np.isnan(found[:, [2, 4]]).all()
+    assert np.isnan(found[7, 3])
+
+
+def test_parts_are_read_once_and_stored_while_the_next_strip_is_read() -> None:
+    """Beside the loop over parts that reads a strip, the results of the one before: all four in one iteration."""
+    func = _lowered((1000, 1600), 0, Target("llvm -mcpu=x86-64-v3 -num-cores=2 -l2-bytes=65536"))
+    (either,) = collect(func.body, IfThenElse)
+    beside = either.then_case
+    assert isinstance(beside, For) and as_int(beside.extent) == 40
+    stored = [store.buffer.name for store in collect(beside, BufferStore)]
+    assert list(dict.fromkeys(stored)) == ["softmax", "softmax_part_max", "softmax_part_exp", "softmax_part_sum"]
+
+
 def test_what_is_computed_around_a_softmax_of_planes_is_right() -> None:
     scale = relay.const(np.linspace(0.5, 1.5, 19, dtype=np.float32))
     bias = relay.const(np.linspace(-1, 1, 20, dtype=np.float32).reshape(20, 1, 1))
@@ -82,7 +137,7 @@ def test_a_strip_is_stored_while_the_next_one_is_read() -> None:
 
 def test_planes_have_no_ends_of_lines() -> None:
     """Strips go across lines of the image: each is a whole vector, at places without divisions but in prefetches."""
-    func = _lowered((4, 150, 120, 120), 1)
+    func = _lowered((4, 39, 120, 120), 1)
     touched = [call for call in collect(func.body, Call) if call.op == "prefetch"]
     assert len(touched) == 2
     assert [as_int(call.args[2]) for call in touched] == [1, 0] or [as_int(c.args[2]) for c in touched] == [0, 1]

@@ -8,26 +8,26 @@ import te
 from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.merged_columns import merge_columns
-from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once
 from topi.cpu.row_statistics import is_worth_keeping, split_at, uses_reduction
+from topi.cpu.softmax_parts import softmax_by_parts
+from topi.cpu.strips import PAGE_BYTES, are_pages_apart, are_whole_lines, prefetch_columns, split_into_strips
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind
-from topi.utils import ravel_index, unravel_index
+from topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from backend.target import Target
 
 __all__ = ["schedule_across_memory"]
 
-_PAGE_BYTES = 4096
-_MOST_STRIPS = 32
-"""Strips that a thread works on one after the other, of which the first is not overlapped with another."""
-_SHARES = 8
-"""Parts of the work for each core that balance what single ones take."""
+_FEWEST_ROWS_OF_PARTS = 40
+_LEAST_BYTES_OF_PARTS = 2048
+"""Parts of fewer rows, or in fewer strips, have more in common than of their own."""
 _STRIPS_AHEAD = 4
 """How far ahead is asked for what a strip reads and writes: further drives out what is at hand."""
 
@@ -47,12 +47,28 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
             s[op].compute_inline()
     work = constant_size(out.shape) * element_cost([*before, *behind])
     merged = len(anchor.axis) == axis + 2
-    if merged and _fits_in_strips(out, axis, target):
+    largest = next((op for op in before if op.tag == "softmax_max"), None)
+    if merged and largest is not None and not anchor.attrs.get("log") and _is_worth_parts(out, axis, target):
+        kept = any(not uses_reduction(op) for op in before)
+        softmax_by_parts(s, anchor, largest, kept, work, target)
+    elif merged and _fits_in_strips(out, axis, target):
         _schedule_strips(s, out, axis, before, work, target)
     else:
         columns = s[out].op.axis[axis + 1 if merged else -1 :]
         _schedule_blocks(s, out, axis, columns, before, work, target)
     return s
+
+
+def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
+    """Are there too many rows for strips to stay in caches, or does what is read in parts go past these anyway?"""
+    if not all(isinstance(d, int) for d in out.shape):
+        return False
+    length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
+    if length < _FEWEST_ROWS_OF_PARTS or columns * out.dtype.nbytes < _LEAST_BYTES_OF_PARTS:
+        return False
+    if not _fits_in_strips(out, axis, target) and not are_pages_apart(out, axis):
+        return True
+    return constant_size(out.shape) * out.dtype.nbytes > max(target.cache_bytes) and are_whole_lines(out, axis)
 
 
 def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
@@ -68,7 +84,7 @@ def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
     if columns < 2 * width or _block_columns(out, axis, columns, target) == columns:
         return False
     kept = length * width * max(out.dtype.nbytes, 4)
-    return kept <= target.cache_bytes.l2 // 10 and columns * out.dtype.nbytes % _PAGE_BYTES != 0
+    return kept <= target.cache_bytes.l2 // 10 and columns * out.dtype.nbytes % PAGE_BYTES != 0
 
 
 def _strip_width(out: te.Tensor, target: Target) -> int:
@@ -84,19 +100,9 @@ def _schedule_strips(
     Results of a strip are stored while the next one is read for the first time: arithmetic of neither waits for memory.
     """
     lanes, width = vector_lanes(target), _strip_width(out, target)
-    outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
-    columns = constant_size(out.shape[axis + 1 :])
-    strips = columns // width
-    share = constant_size(out.shape[:axis]) * strips // (_SHARES * target.num_cores)
-    parts = -(-strips // max(2, min(_MOST_STRIPS, share)))
-    count = max(2, -(-strips // parts))
-    part, within = s[out].split(last, factor=count * width, tail="shift")
-    strip, column = s[out].split(within, factor=width)
-    lines, each = s[out].split(outer[axis], factor=lines_at_once(extent_of(outer[axis])))
-    s[out].reorder(*outer[:axis], part, strip, lines, each, column)
+    strip, row, column = split_into_strips(s, out, axis, width, work, target)
+    _, each = s[out].split(row, factor=lines_at_once(extent_of(row)))
     s[out].unroll(each)
-    s[out].pragma(strip, "overlap_iterations")
-    parallel(s, out, s[out].fuse(*outer[:axis], part), work, lanes)
     _vectorize_strip(s, out, column, width)
     busy, row = out, each
     for op in before:
@@ -109,31 +115,19 @@ def _schedule_strips(
             _vectorize_strip(s, result, op.axis[-1], width)
             busy, row = (result, op.axis[axis]) if len(op.axis) > axis + 1 else (busy, row)
     if is_streamed(out, width, target):
-        _prefetch_columns(s, busy, row, out, axis, width, _STRIPS_AHEAD * width)
+        _prefetch_ahead(s, busy, row, out, axis, width, _STRIPS_AHEAD * width)
 
 
-def _prefetch_columns(
+def _prefetch_ahead(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, out: te.Tensor, axis: int, width: int, ahead: int
 ) -> None:
-    """Ask in each iteration of `loop`, `width` columns of one line, for those `ahead` that will be read and written.
-
-    Inputs of the results' shape only: others are small.
-    """
-    sizes = [constant_size([d]) for d in out.shape[axis + 1 :]]
+    """Ask in each iteration of `loop`, `width` columns of one line, for those `ahead` that will be read and written."""
     own = [constant_size([extent_of(a)]) for a in s[stage].op.axis[axis + 1 :]]
 
-    def place(further: int) -> Callable[..., Sequence[Any]]:
-        def indices(*i: Any) -> Sequence[Any]:
-            column = ravel_index(i[axis + 1 : axis + 1 + len(own)], own)
-            return (*i[: axis + 1], *unravel_index(column + further, sizes))
+    def place(*i: Any) -> tuple[Any, Any]:
+        return i[axis], ravel_index(i[axis + 1 : axis + 1 + len(own)], own) + ahead
 
-        return indices
-
-    for line in range(0, width, LINE_BYTES // out.dtype.nbytes):
-        for tensor in inputs_of(s[stage].op):
-            if tuple(tensor.shape) == tuple(out.shape):
-                s[stage].prefetch_line(tensor, loop, place(ahead + line))
-        s[stage].prefetch_line(out, loop, place(ahead + line), written=True)
+    prefetch_columns(s, stage, loop, out, axis, width, place)
 
 
 def _vectorize_strip(s: te.Schedule, tensor: te.Tensor, column: te.IterVar, width: int) -> None:
@@ -163,7 +157,7 @@ def _schedule_blocks(
         else:
             busy = vectorize_elements(s, result, op.axis[-1], block, lanes)
             if len(outer) == axis + 1 and known and block >= 4 * lanes and is_streamed(out, block, target):
-                _prefetch_columns(s, result, busy, out, axis, 2 * lanes, block)
+                _prefetch_ahead(s, result, busy, out, axis, 2 * lanes, block)
 
 
 def _block_columns(out: te.Tensor, axis: int, columns: int, target: Target) -> int:
@@ -176,7 +170,7 @@ def _block_columns(out: te.Tensor, axis: int, columns: int, target: Target) -> i
     length, apart = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
     nbytes, caches = max(out.dtype.nbytes, 4), target.cache_bytes
     line = LINE_BYTES // nbytes
-    if apart * nbytes % _PAGE_BYTES == 0:
+    if apart * nbytes % PAGE_BYTES == 0:
         most = 8 * line
     elif 4 * length * 2 * LINE_BYTES <= caches.l1 // 2:
         most = 2 * line

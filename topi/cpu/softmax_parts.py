@@ -1,0 +1,116 @@
+"""Softmax of long rows across memory: strips of columns, a few rows at a time while the first-level cache has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from te.tir import PrimExpr, Reduce
+from te.tir.substitute import substitute
+from topi.cpu.prefetch import LINE_BYTES, is_streamed
+from topi.cpu.strips import are_pages_apart, are_whole_lines, prefetch_columns, split_into_strips
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, inline_injective
+from topi.softmax_parts import SoftmaxParts
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["softmax_by_parts"]
+
+_VECTORS = 4
+"""Of columns that are worked on together: their statistics stay in registers."""
+_FEWEST_ROWS = 4
+"""Of a part: for each there is one exponential more."""
+
+
+def softmax_by_parts(
+    s: te.Schedule, anchor: te.Operation, largest: te.ComputeOp, keep: bool, work: float, target: Target
+) -> None:
+    """Compute `anchor`, a softmax along its last dimension but one, by parts of rows, strips of columns at a time.
+
+    `largest` is its stage for the largest number of a row; `keep` what that reads for the other passes.
+    """
+    shape = anchor.output(0).shape
+    axis = len(shape) - 2
+    (maximum,) = largest.body
+    assert isinstance(maximum, Reduce)
+    (source,), (k,) = maximum.source, largest.reduce_axis
+
+    def element(*i: Any) -> PrimExpr:
+        row = zip(largest.axis, (*i[:axis], *i[axis + 1 :]), strict=True)
+        return substitute(source, {**{own.var: v for own, v in row}, k.var: i[axis]})
+
+    sizes = tuple([constant_size([d]) for d in shape])
+    lines, most = _strip(s.outputs[0].output(0), axis)
+    parts = SoftmaxParts(element, sizes, _rows_of_a_part(sizes[axis], most), anchor.output(0).dtype, keep=keep)
+    s.recompute(anchor.output(0), parts.result)
+    out, lanes = s.outputs[0].output(0), vector_lanes(target)
+    stages = (*_passes(parts), parts.largest, parts.power, parts.total, parts.share)
+    inline_injective(s, [out], keep=[t.op for t in stages])
+    block = _VECTORS * lanes
+    width = -(-lines * LINE_BYTES // out.dtype.nbytes // block) * block
+    strip, row, column = split_into_strips(s, out, axis, width, work, target)
+    s[out].split(row, factor=parts.size)
+    _, lane = s[out].split(column, factor=block)
+    s[out].vectorize(lane)
+    for tensor in stages:
+        s[tensor].compute_at(s[out], strip)
+        _vectorize(s, tensor, lanes)
+    for tensor in _passes(parts):
+        s[tensor].pragma(tensor.op.axis[axis], "fuse_with_next")
+    if is_streamed(out, width, target):
+        _prefetch_rows(s, out, parts, width, block)
+
+
+def _passes(parts: SoftmaxParts) -> list[te.Tensor]:
+    """What is done for a part of the rows before the next one."""
+    first = [] if parts.values is None else [parts.values]
+    return [*first, parts.largest_of_part, parts.exponentials, parts.sum_of_part]
+
+
+def _strip(out: te.Tensor, axis: int) -> tuple[int, int]:
+    """Cache lines of each row in a strip, and the most rows of a part.
+
+    Few rows whole pages apart fit in the caches. Memory is read in longer pieces then, and where lines of the result
+    can't be stored past the caches.
+    """
+    if are_pages_apart(out, axis):
+        return 8, 10
+    return (2, 32) if are_whole_lines(out, axis) else (16, 16)
+
+
+def _rows_of_a_part(rows: int, most: int) -> int:
+    return max([n for n in range(_FEWEST_ROWS, most + 1) if rows % n == 0], default=most)
+
+
+def _vectorize(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
+    """A few vectors of columns together, all rows of them before the next ones."""
+    *data, column = s[tensor].op.axis
+    block, column = s[tensor].split(column, factor=_VECTORS * lanes)
+    if not s[tensor].op.reduce_axis:
+        *data, row = data
+        s[tensor].reorder(*data, block, row, column)
+        s[tensor].vectorize(column)
+        return
+    vectors, lane = s[tensor].split(column, factor=lanes)
+    s[tensor].reorder(*data, block, *s[tensor].op.reduce_axis, vectors, lane)
+    s[tensor].unroll(vectors)
+    s[tensor].vectorize(lane)
+
+
+def _prefetch_rows(s: te.Schedule, out: te.Tensor, parts: SoftmaxParts, width: int, block: int) -> None:
+    """Ask for what the next part will read and write while there is arithmetic: rows of this strip or the next one's.
+
+    Where rows begin anywhere a strip's last line is the one that is new.
+    """
+    axis, rows = parts.axis, parts.rows
+    end = 0 if are_whole_lines(out, axis) else LINE_BYTES // out.dtype.nbytes - 1
+    busy = parts.values or parts.exponentials
+
+    def ahead(*i: Any) -> tuple[Any, Any]:
+        row = (i[axis] + 1) * parts.size + i[axis + 1]
+        over = row >= rows
+        return te.select(over, row - rows, row), te.select(over, i[-1] + (width + end), i[-1] + end)
+
+    prefetch_columns(s, busy, busy.op.axis[axis + 1], out, axis, block, ahead)

@@ -1,0 +1,81 @@
+"""Strips of columns: a few cache lines of each row that lies across memory, and where they lie in tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from topi.cpu.common import parallel
+from topi.cpu.prefetch import LINE_BYTES, inputs_of
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size
+from topi.utils import unravel_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backend.target import Target
+
+__all__ = ["PAGE_BYTES", "are_pages_apart", "are_whole_lines", "prefetch_columns", "split_into_strips"]
+
+PAGE_BYTES = 4096
+_MOST_STRIPS = 32
+"""Strips that a thread works on one after the other, of which the first is not overlapped with another."""
+_SHARES = 8
+"""Parts of the work for each core that balance what single ones take."""
+
+
+def are_pages_apart(out: te.Tensor, axis: int) -> bool:
+    """Are neighbours along `axis` whole pages apart? They share the sets of caches: few of them stay there."""
+    return constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes % PAGE_BYTES == 0
+
+
+def are_whole_lines(out: te.Tensor, axis: int) -> bool:
+    """Do the columns behind every index along `axis` begin with a cache line?"""
+    return constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes % LINE_BYTES == 0
+
+
+def split_into_strips(
+    s: te.Schedule, out: te.Tensor, axis: int, width: int, work: float, target: Target
+) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
+    """Strips of `width` columns, those behind `axis`, as the iterations of a loop; some of them in parallel.
+
+    Returns that loop, the one over rows, and the one over the columns of a strip. The next strip is read for the first
+    time while the results of one are stored: arithmetic of neither waits for memory.
+    """
+    outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
+    strips = constant_size(out.shape[axis + 1 :]) // width
+    share = constant_size(out.shape[:axis]) * strips // (_SHARES * target.num_cores)
+    parts = -(-strips // max(2, min(_MOST_STRIPS, share)))
+    count = max(2, -(-strips // parts))
+    part, within = s[out].split(last, factor=count * width, tail="shift")
+    strip, column = s[out].split(within, factor=width)
+    s[out].reorder(*outer[:axis], part, strip, outer[axis], column)
+    s[out].pragma(strip, "overlap_iterations")
+    parallel(s, out, s[out].fuse(*outer[:axis], part), work, vector_lanes(target))
+    return strip, outer[axis], column
+
+
+def prefetch_columns(
+    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, out: te.Tensor, axis: int, width: int,
+    place: Callable[..., tuple[Any, Any]],
+) -> None:  # fmt: skip
+    """Ask in each iteration of `loop` for `width` columns that will be read and written.
+
+    ``place(*i)``: the row and the first column of them, from what `Stage.prefetch_line` gives. Inputs of the results'
+    shape only: others are small.
+    """
+    sizes, line = [constant_size([d]) for d in out.shape[axis + 1 :]], LINE_BYTES // out.dtype.nbytes
+
+    def further(by: int) -> Callable[..., Sequence[Any]]:
+        def indices(*i: Any) -> Sequence[Any]:
+            row, column = place(*i)
+            return (*i[:axis], row, *unravel_index(column + by, sizes))
+
+        return indices
+
+    for first in range(0, width, line):
+        for tensor in inputs_of(s[stage].op):
+            if tuple(tensor.shape) == tuple(out.shape):
+                s[stage].prefetch_line(tensor, loop, further(first))
+        s[stage].prefetch_line(out, loop, further(first), written=True)
