@@ -1,4 +1,7 @@
-"""The first of many in order, on CPUs: few are kept in a heap, many sorted; equal ones by position, NaN greatest."""
+"""The first of many in order, on CPUs: few are kept in order, more in a heap, many sorted.
+
+Equal ones are in order of their positions, NaN is the greatest.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ def run(x, k, axis, largest, open_size=False):
 
 @pytest.mark.parametrize("kind", ["random", "equal", "ordered", "nan"])
 @pytest.mark.parametrize("largest", [False, True])
-@pytest.mark.parametrize(("n", "k"), [(200, 1), (200, 7), (77, 19), (60, 16), (16, 4), (40, 30)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(200, 1), (200, 3), (200, 7), (77, 19), (600, 128), (600, 129), (60, 16), (16, 4), (40, 30)]
+)
 def test_the_first_are_those_of_a_stable_sort(kind, largest, n, k):
     run(rows(kind, (3, n), "float32"), k, -1, largest)
 
