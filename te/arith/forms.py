@@ -74,6 +74,8 @@ class Forms:
             variables = x.vars if isinstance(divisor, int) else x.vars | divisor.vars
             bounds = _quotient_bounds(x, divisor) if kind == "//" else _remainder_bounds(x, divisor)
             found = self._atom(key, kind, (x, divisor), node(self.render(x, dtype), right), bounds, variables, x.data)
+            if kind == "%" and isinstance(divisor, Linear) and divisor.bounds()[0] >= 0:  # a divisor is not 0
+                found.upper = divisor.shifted(-1)
         return Linear({found: 1}, 0)
 
     def dtype_of(self, *forms: Linear | int) -> DType:

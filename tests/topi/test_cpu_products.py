@@ -14,7 +14,8 @@ from backend.runtime import device, graph_executor
 from relay.build.graph import make_graph
 from relay.build.lower import lower
 from relay.op.base import make_call
-from te.ir import IRModule, collect
+from relay.op.nn.conv import convolve
+from te.ir import IRModule, PassContext, collect
 from te.tir import For
 
 HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
@@ -76,6 +77,25 @@ def test_rows_counted_at_run_time_are_not_tested_one_by_one():
     text = loops_of(te.size_var("n"))
     assert text.count("else:") == 2
     assert text.count("if likely(") == 2, "which tile, and nothing inside"
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_fewer_pixels_than_a_tile_has_are_computed_one_by_one(stride: int):
+    height, width = te.size_var("h"), te.size_var("w")
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((32, 8, 3, 3), dtype=np.float32)
+    x = relay.var("x", shape=(1, 8, height, width))
+    function = relay.Function((x,), relay.nn.conv2d(x, relay.const(weight), strides=stride, padding=1))
+    with PassContext(config={"relay.winograd": "off"}):
+        optimized = relay.optimize(IRModule({"main": function}), HASWELL)
+        executor = graph_executor.GraphModule(relay.build(function)["default"](device("cpu", 0)))
+    workloads = [node.workload for node in make_graph(optimized["main"]).nodes]
+    (text,) = [str(lower(w, HASWELL).function) for w in workloads if "nn.conv2d_nhwc_packed" in w.operators]
+    assert text.count('scope="local"') == 2, "a tile of several pixels, and one of a single one"
+    for size in ((1, 1), (2, 1), (1, 3), (2, 2), (5, 7)):
+        data = rng.standard_normal((1, 8, *size), dtype=np.float32)
+        expected = convolve(data, weight, (stride, stride), (1, 1, 1, 1), (1, 1), 1)
+        np.testing.assert_allclose(executor(data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("transpose_a", "transpose_b"), [(False, False), (False, True), (True, False)])

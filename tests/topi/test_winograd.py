@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 import relay
+import te
 from backend.runtime import device, graph_executor
 from backend.target import Target
 from relay import Function, IRModule, const, op, var
+from relay.build.graph import make_graph
+from relay.build.lower import lower
 from relay.op import nn
 from relay.op.nn.conv import convolve as exact_convolution
 from te.errors import CompileError
-from te.ir import PassContext
+from te.ir import PassContext, collect
+from te.tir import BufferLoad
 from topi.cpu.winograd_plan import WinogradShape, plan_winograd, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
@@ -87,6 +91,19 @@ def test_dilated_filters_are_not_dilated_on_every_so_many_lines(shape: tuple[int
 def test_the_same_bits_for_any_number_of_threads(shape: tuple[int, ...]):
     one, two, three = (convolve("auto", shape, 64, threads)[1] for threads in (1, 2, 3))
     assert np.array_equal(one, two) and np.array_equal(one, three)
+
+
+@pytest.mark.parametrize("line", [28, te.size_var("w")], ids=["known", "open"])
+def test_elements_of_a_tile_are_read_at_one_place_each(line: te.Dim):
+    x = var("x", (1, 64, 28, line))
+    y = nn.conv2d(x, const(np.ones((64, 64, 3, 3), np.float32)), padding=1)
+    with PassContext(config={"relay.winograd": "f4"}):
+        optimized = relay.optimize(IRModule({"main": Function((x,), y)}), HASWELL)
+    workloads = [node.workload for node in make_graph(optimized["main"]).nodes]
+    (kernel,) = [lower(w, HASWELL).function for w in workloads if "nn.conv2d_nhwc_winograd" in w.operators]
+    reads = [e for e in collect(kernel.body, BufferLoad) if e.buffer.name == "p0"]
+    copies = 1 if isinstance(line, int) else 2
+    assert len(reads) == 6 * copies, "of each line of a tile one, in the loops for whole blocks and for less"
 
 
 def test_the_option_turns_it_off_and_refuses_other_words():

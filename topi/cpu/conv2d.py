@@ -12,7 +12,7 @@ import te
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.matmul import tile_product
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
-from topi.cpu.product_plan import plan_product
+from topi.cpu.product_plan import ProductPlan, fewer_rows, plan_product
 from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
@@ -49,8 +49,18 @@ def _schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
 def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[p, o] = sum over ky, kx, i of data[n, y*s + ky, x*s + kx, i] * W[o // NR, ky, kx, i, o % NR], p = (n, y, x).
 
-    A tile's pixels may lie on two lines: each has an address of its own, worked out once for the whole reduction.
+    A tile's pixels may lie on two lines: each has an address of its own, worked out once for the whole reduction. Where
+    pixels are counted at run time, less of them than a tile has are computed one by one.
     """
+    plan = plan_product(outs[0], anchor, target)
+    s = _tiled(outs, anchor, target, plan)
+    if not all(isinstance(d, int) for d in outs[0].shape[:-1]):
+        for single in fewer_rows(plan)[-1:]:
+            s.when_small(_tiled(outs, anchor, target, single))
+    return s
+
+
+def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     pads = _pads(outs, anchor)
     pairs = paired_data(anchor)
@@ -61,5 +71,5 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
         _schedule_pad(s, pad, target)
         if anchor.attrs["groups"] > 1:  # which read a part of many pixels: their lines should not meet in the caches
             s[pad].storage_align(s[pad].op.axis[-2], SET_ELEMENTS, LINE_ELEMENTS)
-    tile_product(s, outs[0], anchor, target, plan_product(outs[0], anchor, target))
+    tile_product(s, outs[0], anchor, target, plan)
     return s

@@ -66,8 +66,10 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     _schedule_product(s, anchor.output(0), plan, lanes)
     s[anchor].compute_at(s[out], panel)
     chunk = _schedule_input(s, spectrum, lanes)
-    _transform(s, stages["winograd_columns"], 0)
+    column = _transform(s, stages["winograd_columns"], 0)
     s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
+    _transform(s, stages["winograd_patch"], 0)  # each element is read once, and tested for the border once
+    s[stages["winograd_patch"]].compute_at(s[stages["winograd_columns"]], column)
     work = 2.0 * constant_size(anchor.output(0).shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     if plan.weights_once:
         t = s[spectrum].leaf_iter_vars[0]
@@ -123,17 +125,18 @@ def _tile_output(
     return block, panel, vector, y_inner
 
 
-def _transform(s: te.Schedule, half: te.Tensor, across: int) -> None:
+def _transform(s: te.Schedule, half: te.Tensor, across: int) -> te.IterVar:
     """One half of a transform of a tile, for a vector of channels: axis `across` is written out, the other a loop.
 
     Written out along both axes it would be several times the code: longer to compile and, as its values don't fit in
-    the registers, slower.
+    the registers, slower. Gives the loop.
     """
     s[half].set_scope("local")
     *places, t, channel = s[half].op.axis
     s[half].reorder(t, places[1 - across], places[across], channel)
     s[half].unroll(places[across])
     s[half].vectorize(channel)
+    return places[1 - across]
 
 
 def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int) -> None:

@@ -150,11 +150,11 @@ def conv2d_nhwc_winograd(
     dilated.
 
     `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
-    filter, in panels of NR outputs, which belong to one group. The stages are tagged "winograd_columns" and
-    "winograd_input" (the two halves of the input transform, (A, A, tiles, I)), "conv2d_nhwc_winograd" (the products,
-    (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the output transform, (tile, tile, tiles,
-    O)). Tiles are numbered line by line, image by image. `likely_sides`, the lines and columns to schedule for where
-    they are known at run time, are an attribute.
+    filter, in panels of NR outputs, which belong to one group. The stages are tagged "winograd_patch" (the input, tile
+    by tile, (A, A, tiles, I)), "winograd_columns" and "winograd_input" (the two halves of the input transform, as
+    large), "conv2d_nhwc_winograd" (the products, (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves
+    of the output transform, (tile, tile, tiles, O)). Tiles are numbered line by line, image by image. `likely_sides`,
+    the lines and columns to schedule for where they are known at run time, are an attribute.
     """
     matrices = winograd_matrices(tile, kernel)
     size = tile + kernel - 1
@@ -174,11 +174,15 @@ def conv2d_nhwc_winograd(
     def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
         return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)
 
-    def transformed_columns(i: Any, x: Any, t: Any, c: Any) -> PrimExpr:
+    def tap(y: Any, x: Any, t: Any, c: Any) -> PrimExpr:
         image, first_line, first_column, line, column = unravel_index(t, grid)
-        y, x = line * tile, column * tile + x
-        taps = [padded(image, (y + k) * dilation + first_line, x * dilation + first_column, c) for k in range(size)]
-        return choose_value(i, _input_rows(matrices.b, taps))
+        y, x = line * tile + y, column * tile + x
+        return padded(image, y * dilation + first_line, x * dilation + first_column, c)
+
+    patch = stage((size, size, tiles, inputs), tap, "patch", "winograd_patch")
+
+    def transformed_columns(i: Any, x: Any, t: Any, c: Any) -> PrimExpr:
+        return choose_value(i, _input_rows(matrices.b, [patch(k, x, t, c) for k in range(size)]))
 
     halfway = stage((size, size, tiles, inputs), transformed_columns, "columns", "winograd_columns")
 

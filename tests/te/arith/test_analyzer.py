@@ -211,6 +211,8 @@ def test_symbolic_ranges():
     assert not analyzer.can_prove(outer * 4 + 1 < N)
     x = Var("x")
     assert str(analyzer.simplify(x % M + x // M * M)) == "x"
+    assert analyzer.can_prove(x % M < M), "a divisor is not 0"
+    assert not analyzer.can_prove(x % M < N)
     with analyzer.constraint(x < N * M):
         assert analyzer.can_prove(x // M < N)
     half = analyzer.deduce_bound(x // 4 >= 2, x)
