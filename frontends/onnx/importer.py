@@ -419,10 +419,16 @@ class _Initializers:
             return
         importer, scope = self.importer, self.scope
         where = f"{scope.where}: initializer {name!r}"
-        data = importer.session.tensor(proto, where, self.raw_data.get(name))
-        self._check_declared(name, data, where)
-        span = Span(importer.model.name, name)
-        if importer.freeze_params or scope.depth:
+        span, raw_data = Span(importer.model.name, name), self.raw_data.get(name)
+        frozen = importer.freeze_params or scope.depth > 0
+        stored = importer.session.stored(proto, where, raw_data, span) if frozen else None
+        if stored is not None:
+            self._check_declared(name, stored.ty.static_shape, str(stored.dtype), where)
+            scope.values[name] = stored
+            return
+        data = importer.session.tensor(proto, where, raw_data)
+        self._check_declared(name, data.shape, data.dtype.name, where)
+        if frozen:
             scope.values[name] = Constant(data, span=span)
             return
         param = Var(name=name, ty=TensorType(data.shape, data.dtype.name), span=span)
@@ -430,20 +436,20 @@ class _Initializers:
         importer.param_vars.append(param)
         scope.values[name] = param
 
-    def _check_declared(self, name: str, data: np.ndarray, where: str) -> None:
+    def _check_declared(self, name: str, shape: tuple[int, ...], dtype: str, where: str) -> None:
         """An initializer that is listed as an input too must be of the type declared there."""
         declared = self.declared.get(name)
         if declared is None or not declared.HasField("tensor_type"):
             return
         tensor = declared.tensor_type
-        if tensor.elem_type and dtype_name(tensor.elem_type, where) != data.dtype.name:
+        if tensor.elem_type and dtype_name(tensor.elem_type, where) != dtype:
             expected = dtype_name(tensor.elem_type, where)
-            raise fault(where, f"it holds {data.dtype.name}", expected=f"{expected}, as the input says")
+            raise fault(where, f"it holds {dtype}", expected=f"{expected}, as the input says")
         if not tensor.HasField("shape"):
             return
         dims = [d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim]
-        if len(dims) != data.ndim or any(d is not None and d != n for d, n in zip(dims, data.shape, strict=True)):
-            raise fault(where, f"its shape is {list(data.shape)}", expected=f"{dims}, as the input says")
+        if len(dims) != len(shape) or any(d is not None and d != n for d, n in zip(dims, shape, strict=True)):
+            raise fault(where, f"its shape is {list(shape)}", expected=f"{dims}, as the input says")
 
 
 def _located(error: Exception, place: str, inputs: Sequence[Expr | None]) -> CompileError:

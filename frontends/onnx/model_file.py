@@ -3,8 +3,9 @@
 Parsing the whole file as one message would copy the weights three times (into bytes, into the message, out of it), into
 fresh memory each time, which is what most of an import would consist of. So the encoded message is walked down to the
 initializers of the main graph; the parser gets it with the large `raw_data` left empty, and these bytes are read from
-the file to where they stay. A file in which anything is out of the ordinary is parsed whole: what it means, and what is
-wrong with it, is the parser's to say.
+the file to where they stay. Where they are many, the large ones are left in the file until they are asked for. A file
+in which anything is out of the ordinary is parsed whole: what it means, and what is wrong with it, is the parser's to
+say.
 """
 
 from __future__ import annotations
@@ -19,11 +20,67 @@ import numpy as np
 from onnx import ModelProto
 
 from backend.runtime.threads import in_threads
+from frontends.onnx.errors import fault
 from relay.arrays import Arena
 
-__all__ = ["RawData", "read_model"]
+__all__ = ["RawData", "StoredBytes", "WeightFile", "read_model"]
 
-RawData = dict[str, np.ndarray]
+STORED = 1 << 20
+"""Bytes from which on weights may stay in their file."""
+_MANY = 64 << 20
+"""Bytes of all weights of a file from which on they do: fewer are read at once, on several threads."""
+
+
+class WeightFile:
+    """An open file with weights, closed when nobody can ask for one any more. It has to stay as it is."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self._name, self._descriptor = name, descriptor
+        self._state = self._current_state()
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def _current_state(self) -> tuple[int, int]:
+        found = os.fstat(self._descriptor)
+        return found.st_size, found.st_mtime_ns
+
+    def read(self, begin: int, into: np.ndarray) -> None:
+        """Fill an array in C order with the bytes from `begin` on. Raises OnnxImportError if the file was changed."""
+        data = into.reshape(-1).view(np.uint8)
+
+        def read(at: int) -> None:
+            _read_into(self._descriptor, data[at : at + _READ_AT_ONCE], begin + at)
+
+        try:
+            in_threads(read, range(0, len(data), _READ_AT_ONCE), len(data))
+            if self._current_state() != self._state:
+                raise OSError(0, "it was changed")
+        except OSError as error:
+            problem = f"weights can't be read from the file any more: {error.strerror}"
+            raise fault(self._name, problem, remedy="import the model again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """`size` bytes at `begin` of a file."""
+
+    file: WeightFile
+    begin: int
+    size: int
+
+    def read(self) -> np.ndarray:
+        """The bytes: uint8[size]."""
+        data = np.empty(self.size, np.uint8)
+        self.file.read(self.begin, data)
+        return data
+
+    def fill(self, array: np.ndarray, start: int = 0) -> None:
+        """Write the elements from `start` on into an array in C order."""
+        self.file.read(self.begin + start * array.itemsize, array)
+
+
+RawData = dict[str, np.ndarray | StoredBytes]
 """The bytes of initializers of the main graph, uint8, by name."""
 
 LARGE = 1 << 14
@@ -65,6 +122,7 @@ def read_model(path: Path) -> tuple[ModelProto, RawData]:
     Raises OSError where the file can't be read, DecodeError where it is no such message.
     """
     with open(path, "rb") as file:
+        whole = WeightFile(path.name, os.dup(file.fileno()))
         stripped = _strip_file(file.fileno())
         proto = ModelProto()
         if stripped is None:
@@ -77,7 +135,13 @@ def read_model(path: Path) -> tuple[ModelProto, RawData]:
             proto.ParseFromString(file.read())
             return proto, {}
         places = {names[index]: place for index, place in stripped.places.items()}
-        return proto, _read_all(file.fileno(), places)
+        many = sum([stop - start for start, stop in places.values()]) >= _MANY
+        stored = [name for name, (start, stop) in places.items() if many and stop - start >= STORED]
+        weights: RawData = {}
+        for name in stored:
+            start, stop = places.pop(name)
+            weights[name] = StoredBytes(whole, start, stop - start)
+        return proto, {**weights, **_read_all(file.fileno(), places)}
 
 
 def _strip_file(descriptor: int) -> _Stripped | None:
@@ -170,7 +234,7 @@ def _prefix(number: int, size: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_all(descriptor: int, places: dict[str, tuple[int, int]]) -> RawData:
+def _read_all(descriptor: int, places: dict[str, tuple[int, int]]) -> dict[str, np.ndarray]:
     """The bytes at `places`, read on several threads."""
     arena = Arena(sum(stop - start for start, stop in places.values()))
     data = {name: arena.empty((stop - start,), np.dtype(np.uint8)) for name, (start, stop) in places.items()}

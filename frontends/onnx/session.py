@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,15 @@ from frontends.onnx.errors import NothingInsideError
 from frontends.onnx.fold import Folder, graph_inputs_of
 from frontends.onnx.givers import Givers
 from frontends.onnx.model import Model
+from frontends.onnx.model_file import StoredBytes, WeightFile
 from frontends.onnx.sizes import SizeTable
 from frontends.onnx.symbolic import sizes_in
-from frontends.onnx.tensors import sparse_to_numpy, to_numpy
+from frontends.onnx.tensors import sparse_to_numpy, stored_tensor, to_numpy
 from relay.expr import Call, Constant, Expr
 from relay.op.creation import Sizes
 from relay.op.transform import Concatenate
 from relay.sizes import Assumptions, assuming, dims_equal, size_variables
+from relay.stored import StoredConstant
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import Span
@@ -51,6 +55,8 @@ class Session:
         """sizes taken to be equal in this graph"""
         self._bodies: tuple[str, ...] = ()
         """the nodes whose bodies are being converted, outermost first"""
+        self._files: dict[Path, WeightFile] = {}
+        """with external data, by path"""
         self._met: Counter[str] = Counter()
         """how often each place has asked for size variables"""
 
@@ -195,7 +201,22 @@ class Session:
         sources = [x for x, _, names in self._bound if not used.keys().isdisjoint(names)]
         return list(dict.fromkeys([name for x in (expr, *sources) for name in graph_inputs_of(x)]))
 
-    def tensor(self, proto: Any, where: str, raw_data: np.ndarray | None = None) -> np.ndarray:
+    def stored(
+        self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None, span: Span
+    ) -> StoredConstant | None:
+        """A TensorProto as a constant whose values stay in the model's files; None where they don't."""
+        if isinstance(proto, SparseTensorProto):
+            return None
+        return stored_tensor(proto, self.model.folder, where, raw_data, self._weight_file, span)
+
+    def _weight_file(self, path: Path) -> WeightFile:
+        found = self._files.get(path)
+        if found is None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = self._files[path] = WeightFile(path.name, descriptor)
+        return found
+
+    def tensor(self, proto: Any, where: str, raw_data: np.ndarray | StoredBytes | None = None) -> np.ndarray:
         """The value of a TensorProto or SparseTensorProto; `raw_data` is that of one whose data were read apart."""
         if isinstance(proto, SparseTensorProto):
             return sparse_to_numpy(proto, self.model.folder, where)

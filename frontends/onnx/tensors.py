@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
 from frontends.onnx.errors import fault, unsupported
+from frontends.onnx.model_file import STORED, StoredBytes, WeightFile
+from relay.stored import StoredConstant
+from te.ir import Span
 
 __all__ = [
     "MAX_ELEMENTS",
@@ -26,6 +30,7 @@ __all__ = [
     "element_type",
     "numpy_dtype",
     "sparse_to_numpy",
+    "stored_tensor",
     "to_numpy",
 ]
 
@@ -134,7 +139,37 @@ def check_computed(dims: tuple[int, ...], where: str) -> None:
         )
 
 
-def to_numpy(tensor: TensorProto, folder: Path | None, where: str, raw_data: np.ndarray | None = None) -> np.ndarray:
+Open = Callable[[Path], WeightFile]
+
+
+def stored_tensor(
+    tensor: TensorProto, folder: Path | None, where: str, raw_data: np.ndarray | StoredBytes | None, opened: Open,
+    span: Span,
+) -> StoredConstant | None:  # fmt: skip
+    """`tensor` as a constant whose values stay in their file, opened by `opened`; None where they don't.
+
+    That is for those that are large. Raises as `to_numpy`.
+    """
+    external = tensor.data_location == TensorProto.EXTERNAL
+    if not external and not isinstance(raw_data, StoredBytes):
+        return None
+    dims = tuple(tensor.dims)
+    element = _TYPES.get(tensor.data_type)
+    count = check_shape(dims, where)
+    if element is None or element.bits < 8 or tensor.HasField("segment") or count * element.dtype.itemsize < STORED:
+        return None
+    expected = _packed_bytes(count, element.bits)
+    if external:
+        path, offset = _external_place(tensor, expected, folder, where)
+        raw_data = StoredBytes(opened(path), offset, expected)
+    assert isinstance(raw_data, StoredBytes)
+    _check_size(raw_data.size, expected, dims, element, where)
+    return StoredConstant(dims, element.dtype, raw_data.fill, span=span)
+
+
+def to_numpy(
+    tensor: TensorProto, folder: Path | None, where: str, raw_data: np.ndarray | StoredBytes | None = None
+) -> np.ndarray:
     """The value of `tensor`. `folder` is the model's folder, for external data; `where` names the tensor in errors.
 
     `raw_data`, uint8, stands for the tensor's own `raw_data`, where that was left out.
@@ -145,7 +180,7 @@ def to_numpy(tensor: TensorProto, folder: Path | None, where: str, raw_data: np.
     count = check_shape(dims, where)
     if tensor.data_type == TensorProto.STRING:
         return _strings(tensor, count, where).reshape(dims)
-    dtype = numpy_dtype(tensor.data_type, where)
+    numpy_dtype(tensor.data_type, where)
     element = _TYPES[tensor.data_type]
     if tensor.HasField("segment"):
         raise unsupported(where, "a tensor stored in segments is not supported", missing="segments")
@@ -153,17 +188,21 @@ def to_numpy(tensor: TensorProto, folder: Path | None, where: str, raw_data: np.
         raw = _read_external(tensor, _packed_bytes(count, element.bits), folder, where)
     elif tensor.HasField("raw_data"):
         raw = np.frombuffer(tensor.raw_data, dtype=np.uint8) if raw_data is None else raw_data
+        raw = raw.read() if isinstance(raw, StoredBytes) else raw
     else:
         return _from_field(tensor, element, count, where).reshape(dims)
-    expected = _packed_bytes(count, element.bits)
-    if raw.size != expected:
+    _check_size(raw.size, _packed_bytes(count, element.bits), dims, element, where)
+    return _unpack(raw, element, count).reshape(dims)
+
+
+def _check_size(found: int, expected: int, dims: tuple[int, ...], element: _ElementType, where: str) -> None:
+    if found != expected:
         raise fault(
             where,
-            f"{raw.size} bytes of data for shape {list(dims)} of {dtype.name}",
+            f"{found} bytes of data for shape {list(dims)} of {element.dtype.name}",
             expected=f"{expected} bytes",
             remedy="the file is damaged or was cut; export or download it again",
         )
-    return _unpack(raw, element, count).reshape(dims)
 
 
 def _strings(tensor: TensorProto, count: int, where: str) -> np.ndarray:
@@ -220,6 +259,15 @@ def _from_field(tensor: TensorProto, element: _ElementType, count: int, where: s
 
 def _read_external(tensor: TensorProto, nbytes: int, folder: Path | None, where: str) -> np.ndarray:
     """The bytes of an externally stored tensor: uint8[nbytes]."""
+    path, offset = _external_place(tensor, nbytes, folder, where)
+    try:
+        return np.fromfile(path, dtype=np.uint8, count=nbytes, offset=offset)
+    except OSError as error:
+        raise fault(where, f"external data file {path.name!r} can't be read: {error}") from error
+
+
+def _external_place(tensor: TensorProto, nbytes: int, folder: Path | None, where: str) -> tuple[Path, int]:
+    """The file with the `nbytes` bytes of an externally stored tensor, and where in it they begin."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if folder is None:
         raise fault(
@@ -239,10 +287,7 @@ def _read_external(tensor: TensorProto, nbytes: int, folder: Path | None, where:
             f"external data at bytes {offset} to {offset + length} of {path.name!r}, which has {size} bytes",
             remedy="the data file is damaged, cut, or not the one of this model",
         )
-    try:
-        return np.fromfile(path, dtype=np.uint8, count=nbytes, offset=offset)
-    except OSError as error:
-        raise fault(where, f"external data file {path.name!r} can't be read: {error}") from error
+    return path, offset
 
 
 def _external_path(location: str, folder: Path, where: str) -> Path:

@@ -10,9 +10,10 @@ import numpy as np
 
 from relay.analysis import users
 from relay.arrays import Arena, Jobs, concatenated
-from relay.expr import Call, Constant, Expr, Function
+from relay.expr import Call, Constant, Expr, Function, numpy_dtype
 from relay.op.base import OpDef, OpPattern, make_call
-from relay.transform.builders import array_of, is_call_of
+from relay.stored import StoredConstant
+from relay.transform.builders import is_call_of
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext, post_order
 
@@ -87,11 +88,18 @@ def _combine(function: Function, groups: Sequence[Sequence[_Branch]]) -> Functio
     for e in cast("list[Expr]", list(post_order(function))):
         if id(e) in group_of and id(e) not in slices:
             group = group_of[id(e)]
-            weight = concatenated([array_of(b.layer.args[1]) for b in group], arena, jobs)
-            slices.update(_slices(group, done[id(group[0].layer.args[0])], Constant(weight)))
+            weight = _below_each_other([cast(Constant, b.layer.args[1]) for b in group], arena, jobs)
+            slices.update(_slices(group, done[id(group[0].layer.args[0])], weight))
         done[id(e)] = slices[id(e)] if id(e) in slices else e.rebuild(lambda child: done[id(child)])
     jobs.run()
     return cast(Function, done[id(function)])
+
+
+def _below_each_other(weights: Sequence[Constant], arena: Arena, jobs: Jobs) -> Constant:
+    """Weights as one, whose values are there once `jobs` have run; of those in the model's file it stays there."""
+    stored = [w for w in weights if isinstance(w, StoredConstant) and not w.is_loaded]
+    whole = StoredConstant.concatenated(stored) if len(stored) == len(weights) else None
+    return Constant(concatenated([w.data for w in weights], arena, jobs)) if whole is None else whole
 
 
 def _slices(group: Sequence[_Branch], data: Expr, weight: Constant) -> dict[int, Expr]:
@@ -115,5 +123,5 @@ def _slices(group: Sequence[_Branch], data: Expr, weight: Constant) -> dict[int,
 def _bias_of(branch: _Branch) -> np.ndarray[Any, Any]:
     if branch.bias is not None:
         return branch.bias.data
-    weight = array_of(branch.layer.args[1])
-    return np.zeros(weight.shape[:1], weight.dtype)
+    weight = branch.layer.args[1]
+    return np.zeros(weight.tensor_type.static_shape[:1], numpy_dtype(str(weight.dtype)))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 from relay.analysis import scopes
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem
 from relay.op.base import OpDef
+from relay.stored import StoredConstant
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext, post_order
 
@@ -50,6 +51,8 @@ def _key(e: Expr) -> Hashable | None:
         return (TupleGetItem, id(e.tuple_value), e.index)
     if isinstance(e, Tuple):
         return (Tuple, *[id(f) for f in e.fields])
+    if isinstance(e, StoredConstant):
+        return None
     if isinstance(e, Constant):
         data: Any = e.data
         small = data.nbytes <= _MERGED_CONSTANT_BYTES and data.dtype.kind not in "OSUT"

@@ -221,7 +221,7 @@ class _Partition:
             return False
         if len(self.flow.users[self.flow.index[id(e)]]) > 1:
             return False
-        return all(isinstance(a, Constant) and a.data.ndim == 0 for a in e.args[1:])
+        return all(isinstance(a, Constant) and not a.shape for a in e.args[1:])
 
     def _widened_operands(self, node: int, sink: int, path: list[int]) -> None:
         group, target = self.groups[node].find(), self.groups[sink].find()
@@ -367,7 +367,7 @@ class _Rewriter:
         local: dict[int, Expr] = {}
 
         def parameter(expr: Expr) -> Expr:
-            if isinstance(expr, Constant) and expr.data.ndim == 0:
+            if isinstance(expr, Constant) and not expr.shape:
                 return expr
             if id(expr) not in params:
                 params[id(expr)] = Var(f"p{len(params)}", expr.ty)

@@ -100,7 +100,7 @@ class _Packer:
             return call
         wide = _COMPUTED_IN.get(str(call.ty.dtype))
         weight = call.args[1]
-        many = not isinstance(weight, Constant) or weight.data.ndim > 2
+        many = not isinstance(weight, Constant) or len(weight.shape) > 2
         if many and wide == call.ty.dtype and isinstance(call.op, BatchMatmul):
             return self._batch_matmul(call, call.op)
         if wide is None or not isinstance(weight, Constant):
@@ -108,12 +108,16 @@ class _Packer:
         match call.op:
             case Dense():
                 return self._dense(call, weight, "NK")
-            case BatchMatmul(transpose_a=False) if weight.data.ndim == 2:
+            case BatchMatmul(transpose_a=False) if len(weight.shape) == 2:
                 return self._dense(call, weight, "NK" if call.op.transpose_b else "KN")
             case Conv1D(data_layout="NWC") | Conv2D(data_layout="NHWC") | Conv3D(data_layout="NDHWC"):
                 return self._convolution(call, call.op, weight)
             case _:
                 return call
+
+    def _values(self, weight: Constant) -> Array:
+        """The values of a weight: those of floats only once they are packed."""
+        return self.panels.values(weight) if weight.dtype.is_float else weight.data
 
     def _packed(self, weight: Constant, outputs_first: Array, order: str, width: int) -> Constant:
         """`outputs_first`, which is `weight` seen in another order, in panels."""
@@ -136,7 +140,8 @@ class _Packer:
         return packed_columns(self.target, rows, columns, steps, line, spare_registers(self.target, form))
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
-        outputs_first = weight.data if order == "NK" else weight.data.T
+        values = self._values(weight)
+        outputs_first = values if order == "NK" else values.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
@@ -176,11 +181,11 @@ class _Packer:
 
     def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Expr:
         order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]
-        outputs_first = weight.data.transpose(order)
+        outputs_first = self._values(weight).transpose(order)
         channels, *kernel, group_size = outputs_first.shape
         narrow = shuffles_groups(self.target, op.groups, group_size, channels // op.groups)
         if op.groups > 1 and (group_size == 1 or (narrow and call.dtype == "float32")):
-            return _channels_last(call, op, Constant(outputs_first, span=weight.span))
+            return _channels_last(call, op, Constant(weight.data.transpose(order), span=weight.span))
         if isinstance(op, Conv2D):
             winograd = self._winograd_plan(call, op, kernel)
             if winograd is not None:

@@ -1,14 +1,14 @@
 """Weights in panels: see `relay.transform.pack_weights`.
 
-All weights of a model are packed together on several threads. Where that moves much, compiled kernels of
+The weights of a model are packed together on several threads. Where that moves much, compiled kernels of
 `topi.cpu.panels` do it, several times as fast as numpy; like all kernels they are kept in the cache. For small models
-they would not pay for being compiled once.
+they would not pay for being compiled once. Weights that stay in the model's file are fetched some at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,8 +17,11 @@ import numpy as np
 
 from backend.driver import ModuleBuilder
 from backend.runtime.packed_func import KernelFunc
+from backend.runtime.threads import in_threads
 from backend.target import Target
 from relay.arrays import Arena, Jobs
+from relay.expr import Constant
+from relay.stored import StoredConstant
 from topi.cpu.panels import CHUNK, panels_by_rows, winograd_panels
 from topi.cpu.tiling import vector_lanes
 from topi.nn.winograd import winograd_matrices
@@ -28,6 +31,8 @@ __all__ = ["PanelPacker"]
 Array = np.ndarray[Any, Any]
 _WORTH_COMPILING = 16 << 20
 """Bytes in panels that one kernel makes; numpy takes some milliseconds for as many."""
+_FETCHED_AT_ONCE = 64 << 20
+"""Bytes of weights, at least, that are fetched from the model's file, packed and let go together."""
 _FILTERS_AT_ONCE = 4096
 _LEAST_LANES = 4
 
@@ -41,6 +46,18 @@ class _Form:
     taps: int = 0
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Source:
+    """A weight that stays in the model's file, or rows of it from `row` on, and memory for them."""
+
+    constant: StoredConstant
+    memory: Array
+    row: int = 0
+
+    def fetch(self) -> None:
+        self.constant.fill(self.memory, self.row)
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """A weight to pack: the panels of `plain`, stored in order, where a kernel can; `by_numpy` does it otherwise."""
@@ -50,6 +67,8 @@ class _Work:
     packed: Array
     chunks: int
     by_numpy: Callable[[Jobs], None]
+    source: _Source | None = None
+    """the weight, where it has to be fetched first"""
 
 
 class PanelPacker:
@@ -59,6 +78,18 @@ class PanelPacker:
         self._arena = Arena()
         self._work: list[_Work] = []
         self._worth_compiling = worth_compiling
+        self._sources: dict[int, _Source] = {}
+        """weights to fetch by their ids, and by those of the arrays that own their memory"""
+
+    def values(self, weight: Constant) -> Array:
+        """The values of a weight to pack; where it stays in the model's file, they are not there before `run`."""
+        if not isinstance(weight, StoredConstant) or weight.is_loaded:
+            return weight.data
+        source = self._sources.get(id(weight))
+        if source is None:
+            source = _Source(weight, weight.empty())
+            self._sources[id(weight)] = self._sources[id(_owner(source.memory))] = source
+        return source.memory
 
     def panels(self, weight: Array, width: int) -> Array:
         """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros."""
@@ -75,7 +106,14 @@ class PanelPacker:
 
     def _fill(self, packed: Array, weight: Array) -> None:
         """Put (N, ..., K) into panels (ceil(N / width), ..., K, width)."""
-        width = packed.shape[-1]
+        width, source = packed.shape[-1], self._source(weight)
+        step = max(_FETCHED_AT_ONCE * len(weight) // max(weight.nbytes, 1) // width, 1) * width
+        if source is not None and source.constant.has_rows and weight is source.memory and step < len(weight):
+            for row in range(0, len(weight), step):
+                some = _Source(source.constant, np.empty_like(weight[row : row + step]), row)
+                self._sources[id(some.memory)] = some
+                self._fill(packed[row // width : -(-(row + step) // width)], some.memory)
+            return
         full, left = divmod(len(weight), width)
         steps = math.prod(weight.shape[1:])
         contiguous = packed.flags.c_contiguous and _readable(weight)
@@ -91,8 +129,8 @@ class PanelPacker:
 
         plain = weight[: full * width] if suits else None
         self._work += [
-            _Work(_Form(width), plain, packed[:full], steps // CHUNK, copy),
-            _Work(_Form(width), None, packed[full:], 0, copy_last),
+            _Work(_Form(width), plain, packed[:full], steps // CHUNK, copy, source),
+            _Work(_Form(width), None, packed[full:], 0, copy_last, source),
         ]
 
     def groups(self, weight: Array, groups: int, width: int) -> Array:
@@ -104,7 +142,7 @@ class PanelPacker:
             packed[..., outputs:] = 0
             jobs.copy(packed[..., :outputs], _split(weight, outputs))
 
-        self._work.append(_Work(_Form(width), None, packed, 0, copy))
+        self._work.append(_Work(_Form(width), None, packed, 0, copy, self._source(weight)))
         return packed
 
     def winograd_panels(self, outputs_first: Array, tile: int, width: int) -> Array:
@@ -126,23 +164,59 @@ class PanelPacker:
                 jobs.add(lambda into=into, filters=filters: _transform(into, filters, tile), into.nbytes)
 
         form = _Form(width, tile, taps)
-        self._work.append(_Work(form, stored if suits else None, packed, inputs // lanes, transform))
+        plain = stored if suits else None
+        self._work.append(_Work(form, plain, packed, inputs // lanes, transform, self._source(outputs_first)))
         return packed
+
+    def _source(self, weight: Array) -> _Source | None:
+        return self._sources.get(id(_owner(weight)))
 
     def run(self) -> None:
         """Pack everything asked for."""
-        work, self._work = self._work, []
+        work, self._work, self._sources = self._work, [], {}
         nbytes: dict[_Form, int] = {}
         for w in work:
             if w.plain is not None:
                 nbytes[w.form] = nbytes.get(w.form, 0) + w.packed.nbytes
-        jobs = Jobs()
-        for w in work:
-            if w.plain is not None and nbytes[w.form] >= self._worth_compiling:
-                _add_kernel_jobs(jobs, w, w.plain)
-            else:
-                w.by_numpy(jobs)
-        jobs.run()
+        compiled = {form for form, size in nbytes.items() if size >= self._worth_compiling}
+        for part in _parts(work):
+            _pack(part, compiled)
+
+
+def _owner(array: Array) -> Array:
+    """The array that owns the memory of a view."""
+    return array if array.base is None else array.base
+
+
+def _parts(work: list[_Work]) -> Iterator[list[_Work]]:
+    """The work in parts that fetch few weights; nothing here holds on to a part that was given."""
+    waiting: dict[int, list[_Work]] = {}
+    for w in work:
+        waiting.setdefault(id(w.source), []).append(w)
+    work.clear()
+    part: list[_Work] = waiting.pop(id(None), [])
+    fetched = 0
+    for source in list(waiting):
+        part += waiting.pop(source)
+        fetched += part[-1].source.memory.nbytes if part[-1].source is not None else 0
+        if fetched >= _FETCHED_AT_ONCE:
+            yield part
+            part, fetched = [], 0
+    yield part
+
+
+def _pack(work: list[_Work], compiled: Container[_Form]) -> None:
+    """Do a part of the work, and let go what it was about."""
+    sources = list(dict.fromkeys([w.source for w in work if w.source is not None]))
+    in_threads(_Source.fetch, sources, sum([source.memory.nbytes for source in sources]))
+    jobs = Jobs()
+    for w in work:
+        if w.plain is not None and w.form in compiled:
+            _add_kernel_jobs(jobs, w, w.plain)
+        else:
+            w.by_numpy(jobs)
+    work.clear()
+    jobs.run()
 
 
 def _readable(weight: Array) -> bool:

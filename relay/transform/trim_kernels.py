@@ -37,7 +37,7 @@ class TrimKernels(RewritePass):
         assert isinstance(weight, Constant)
         spatial = [axis for axis in op.data_layout if axis not in "NC"]
         along = [op.kernel_layout.index(axis) for axis in spatial]
-        taps = [weight.data.shape[axis] for axis in along]
+        taps = [weight.ty.static_shape[axis] for axis in along]
         kept: list[range] = []
         for k, axis in enumerate(map(op.data_layout.index, spatial)):
             kept.append(_taps_inside(op, k, taps[k], data.shape[axis], call.shape[axis]))

@@ -12,6 +12,7 @@ from relay import op
 from relay.expr import Constant, Expr, const
 from relay.op.common import with_dim
 from relay.sizes import add_sizes, dims_equal, floor_divide, larger, product, smaller
+from relay.stored import StoredConstant
 from relay.type import shapes_equal, shapes_match
 from te.tir import Dim
 
@@ -70,6 +71,8 @@ def transposed(x: Expr, axes: Sequence[int]) -> Expr:
     """`x` with its axes permuted; nothing is computed for the identity, and a constant is a view of its data."""
     if tuple(axes) == tuple(range(len(axes))):
         return x
+    if isinstance(x, StoredConstant):
+        return x.transposed(axes)
     if isinstance(x, Constant):
         return Constant(np.transpose(x.data, axes), span=x.span)
     return op.transpose(x, tuple(axes))

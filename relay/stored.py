@@ -1,0 +1,118 @@
+"""Constants whose values stay where they are, in the file of a model, until they are asked for.
+
+A model of gigabytes is compiled weight by weight: what packs a weight fetches it, and lets it go. Values that anybody
+else asks for are fetched once and kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from relay.expr import Constant, numpy_dtype_name
+from relay.type import TensorType
+from te.ir import Span
+
+__all__ = ["StoredConstant"]
+
+Array = np.ndarray[Any, Any]
+Fill = Callable[[Array, int], None]
+"""Writes the values from a certain one on into an array in C order. Raises CompileError if they can't be had."""
+
+
+class StoredConstant(Constant):
+    """A constant with values that `fill` writes; `axes` permutes the dimensions of the `shape` that they are stored in.
+
+    Some of its rows can be had by themselves if they are stored in order, and `by_rows`.
+
+    Who needs them for a while asks for `empty` memory and fills it; `data` fetches them for good, until `release`.
+    """
+
+    __slots__ = ("_axes", "_data", "_fill", "_form", "has_rows")
+
+    def __init__(
+        self, shape: Sequence[int], dtype: np.dtype[Any], fill: Fill, axes: Sequence[int] | None = None, *,
+        by_rows: bool = True, span: Span | None = None,
+    ) -> None:  # fmt: skip
+        self._form, self._fill = (tuple(shape), dtype), fill
+        self._axes = tuple(range(len(shape))) if axes is None else tuple(axes)
+        self.has_rows = by_rows and list(self._axes) == sorted(self._axes)
+        self._data: Array | None = None
+        self.span = span  # type: ignore[misc]
+        self.ty = TensorType(tuple([shape[a] for a in self._axes]), numpy_dtype_name(dtype))  # type: ignore[misc]
+
+    @property
+    def data(self) -> Array:  # type: ignore[override]
+        """The values; from now on they are kept."""
+        found = self._data
+        if found is None:
+            found = self.empty()
+            self.fill(found)
+            found.flags.writeable = False
+            self._data = found
+        return found
+
+    @property
+    def is_loaded(self) -> bool:
+        """Are the values in memory?"""
+        return self._data is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        shape, dtype = self._form
+        return math.prod(shape) * dtype.itemsize
+
+    def empty(self) -> Array:
+        """Memory for the values in the order that they are stored in; pages are taken when they are filled."""
+        return np.empty(*self._form).transpose(self._axes)
+
+    def fill(self, array: Array, row: int = 0) -> None:
+        """Write the values into an array from `empty`, or some rows from `row` on where it `has_rows`."""
+        self._fill(array.transpose(np.argsort(self._axes)), row * math.prod(self._form[0][1:]))
+
+    def release(self) -> None:
+        """Keep the values no longer: they are fetched again when they are asked for. Arrays given away stay."""
+        self._data = None
+
+    def transposed(self, axes: Sequence[int]) -> StoredConstant:
+        """The same values with the dimensions in another order; nothing is fetched."""
+        order = [self._axes[a] for a in axes]
+        return StoredConstant(*self._form, self._fill, order, by_rows=self.has_rows, span=self.span)
+
+    @staticmethod
+    def concatenated(parts: Sequence[StoredConstant]) -> StoredConstant | None:
+        """Constants that differ in their first dimension at most, one behind the other; None if stored differently."""
+        first = parts[0]
+        if any(part._axes != first._axes or part._form[1] != first._form[1] for part in parts):
+            return None
+        along, lengths = first._axes[0], [part._form[0][first._axes[0]] for part in parts]
+
+        def fill(array: Array, start: int) -> None:
+            assert start == 0 and array.shape == tuple(shape)
+            begin = 0
+            for part, length in zip(parts, lengths, strict=True):
+                into = array[(*[slice(None)] * along, slice(begin, begin + length))]
+                values = into if into.flags.c_contiguous else np.empty(into.shape, into.dtype)
+                part._fill(values, 0)
+                if values is not into:
+                    into[...] = values
+                begin += length
+
+        shape = [*first._form[0]]
+        shape[along] = sum(lengths)
+        return StoredConstant(shape, first._form[1], fill, first._axes, by_rows=False, span=first.span)
+
+    def replace(self, **changes: Any) -> Constant:
+        """A plain constant with the given fields changed."""
+        return Constant(changes.get("data", self.data), span=changes.get("span", self.span))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (self.data, self.span)
+
+
+def _loaded(data: Array, span: Span | None) -> Constant:
+    return Constant(data, span=span)

@@ -1,0 +1,127 @@
+"""Large weights stay in the model's file: compiled one after the other, they are those of a model read whole."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import relay
+from backend.runtime import device, graph_executor
+from frontends.onnx import OnnxImportError, from_onnx, model_file, tensors
+from relay.analysis import evaluation_order
+from relay.expr import Constant
+from relay.stored import StoredConstant
+from relay.transform import panels
+from te.ir import IRModule
+
+WIDTH = 48
+ROWS = np.random.default_rng(0).standard_normal((4, WIDTH), dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the small weights of these tests count as large ones, and be fetched a few lines at a time."""
+    monkeypatch.setattr(model_file, "_MANY", 1 << 12)
+    monkeypatch.setattr(model_file, "STORED", 1 << 12)
+    monkeypatch.setattr(model_file, "LARGE", 1 << 10)
+    monkeypatch.setattr(tensors, "STORED", 1 << 12)
+    monkeypatch.setattr(panels, "_FETCHED_AT_ONCE", 1 << 12)
+
+
+def layers() -> ModelProto:
+    """Layers stored by rows and by columns, three with one input, and one weight that two of them share."""
+    generator = np.random.default_rng(1)
+    shapes = {"q": (WIDTH, WIDTH), "k": (WIDTH, WIDTH), "v": (WIDTH, WIDTH), "rows": (200, WIDTH), "back": (200, WIDTH)}
+    weights = {name: generator.standard_normal(shape, dtype=np.float32) / 7 for name, shape in shapes.items()}
+    nodes = [
+        *[helper.make_node("MatMul", ["x", name], [f"x{name}"]) for name in "qkv"],
+        helper.make_node("Sum", ["xq", "xk", "xv"], ["sum"]),
+        helper.make_node("Gemm", ["sum", "rows"], ["wide"], transB=1),
+        helper.make_node("MatMul", ["wide", "back"], ["narrow"]),
+        helper.make_node("Gemm", ["narrow", "rows"], ["again"], transB=1),
+        helper.make_node("Gather", ["back", "picked"], ["lines"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, WIDTH]),
+              helper.make_tensor_value_info("picked", TensorProto.INT64, [2])]  # fmt: skip
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("again", "lines")]
+    initializers = [numpy_helper.from_array(w, name) for name, w in weights.items()]
+    graph = helper.make_graph(nodes, "layers", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def results(module: IRModule) -> list[np.ndarray]:
+    executor = graph_executor.GraphModule(relay.build(module)["default"](device("cpu", 0)))
+    return [y.numpy() for y in executor(ROWS, np.array([3, 199]))]
+
+
+def stored(module: IRModule) -> dict[str, StoredConstant]:
+    found = [e for e in evaluation_order(module["main"].body) if isinstance(e, StoredConstant)]
+    return {e.span.name: e for e in found if e.span is not None}
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_the_results_are_those_of_a_model_in_memory(tmp_path: Path, external: bool) -> None:
+    expected = results(from_onnx(layers())[0])
+    path = tmp_path / "model.onnx"
+    onnx.save(layers(), path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    module, _ = from_onnx(path)
+    assert stored(module).keys() == {"q", "k", "v", "rows", "back"}
+    for found in (results(module), results(module), results(pickle.loads(pickle.dumps(module)))):
+        for y, whole in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(y, whole)
+
+
+def test_only_what_is_not_packed_is_kept_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(layers(), path)
+    module, _ = from_onnx(path)
+    results(module)
+    assert [name for name, constant in stored(module).items() if constant.is_loaded] == ["back"]
+
+
+def test_values_are_fetched_when_they_are_asked_for_and_again_once_they_were_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(layers(), path)
+    (rows,) = [w for w in layers().graph.initializer if w.name == "rows"]
+    constant = stored(from_onnx(path)[0])["rows"]
+    first = constant.data
+    np.testing.assert_array_equal(first, numpy_helper.to_array(rows))
+    assert constant.data is first and not first.flags.writeable
+    constant.release()
+    assert not constant.is_loaded and constant.data is not first
+    turned = constant.transposed((1, 0))
+    np.testing.assert_array_equal(turned.data, first.T)
+    assert isinstance(constant.replace(span=None), Constant)
+
+
+def test_files_may_be_removed_or_replaced_but_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(layers(), path)
+    expected = results(from_onnx(path)[0])
+    module, _ = from_onnx(path)
+    path.rename(tmp_path / "moved.onnx")
+    np.testing.assert_array_equal(results(module)[0], expected[0])
+    module, _ = from_onnx(tmp_path / "moved.onnx")
+    before = os.stat(tmp_path / "moved.onnx")
+    os.utime(tmp_path / "moved.onnx", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(OnnxImportError, match=r"moved\.onnx: weights can't be read .*: it was changed"):
+        relay.build(module)
+    module, _ = from_onnx(tmp_path / "moved.onnx")
+    os.truncate(tmp_path / "moved.onnx", 5000)
+    with pytest.raises(OnnxImportError, match="it became shorter"):
+        relay.build(module)
+
+
+def test_parameters_of_the_function_are_read_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(layers(), path)
+    module, params = from_onnx(path, freeze_params=False)
+    assert not stored(module) and params.keys() == {"q", "k", "v", "rows", "back"}
+    for weight in layers().graph.initializer:
+        np.testing.assert_array_equal(params[weight.name], numpy_helper.to_array(weight))
