@@ -16,11 +16,11 @@ from typing import Any
 from relay.analysis import evaluation_order
 from relay.bind_sizes import with_dims
 from relay.expr import Call, Function
-from relay.op.base import OpDef
+from relay.op.base import OpDef, OpPattern
 from relay.sizes import is_at_least, normal, size_variables
 from relay.type import TensorType, TupleType, Type
 from te.dtype import DType
-from te.tir import Add, Binary, Cast, Dim, FloorDiv, IntImm, Max, Min, PrimExpr, SizeVar, Sub, Var, as_dim
+from te.tir import Add, Binary, Cast, Dim, FloorDiv, IntImm, Max, Min, PrimExpr, SizeVar, Sub, Var, as_dim, convert
 
 __all__ = ["OwnSizes", "sizes_of"]
 
@@ -33,6 +33,7 @@ class OwnSizes:
 
     def rename(self, function: Function) -> tuple[Function, Mapping[str, Dim]]:
         """The function of its own variables, and the model's size for each of those by name."""
+        function = _united(function)
         mentioned = sizes_of(function)
         dtypes = {v.dtype for v in mentioned.values()}
         if len(dtypes) != 1:
@@ -52,6 +53,31 @@ class OwnSizes:
             self._variables.append(SizeVar(f"#{len(self._variables)}", dtype))
         own = self._variables[:count]
         return own if all(v.dtype == dtype for v in own) else None
+
+
+def _united(function: Function) -> Function:
+    """The function with sizes that operators take to be equal made one: the shorter expression of both.
+
+    A schedule can't see that rows are as many as those of what is added to them. That they are is checked when the
+    model runs.
+    """
+    terms, shorter = _Terms(), dict[int, Dim]()
+    for e in evaluation_order(function.body):
+        if isinstance(e, Call) and isinstance(e.op, OpDef) and e.op.pattern <= OpPattern.BROADCAST:
+            for d, other in _met(e):
+                short, long = sorted((d, other), key=lambda size: terms.length(convert(size)))
+                if isinstance(long, PrimExpr) and terms.number(long) != terms.number(convert(short)):
+                    shorter[terms.number(long)] = short
+    return with_dims(function, lambda d: terms.replaced(d, shorter)) if shorter else function
+
+
+def _met(call: Call) -> Iterator[tuple[Dim, Dim]]:
+    """The dimensions of an operator's inputs that meet those of its result, but not those that are repeated."""
+    result = call.ty
+    for arg in call.args:
+        if isinstance(arg.ty, TensorType) and isinstance(result, TensorType):
+            pairs = zip(reversed(arg.ty.shape), reversed(result.shape), strict=False)
+            yield from ((d, other) for d, other in pairs if not is_at_least(1, d))
 
 
 def sizes_of(function: Function) -> dict[str, Var]:
@@ -178,12 +204,12 @@ class _Terms:
         operands = _operands(size)
         return not operands or any(self._occur_outside(child, part, names) for child in operands)
 
-    def replaced(self, size: PrimExpr, made: Mapping[int, Var]) -> Dim:
+    def replaced(self, size: PrimExpr, made: Mapping[int, Dim]) -> Dim:
         """The normal form of an expression with others put in by number."""
 
         def put_in(part: PrimExpr) -> PrimExpr:
             found = made.get(self.number(part))
-            return part.rebuild(put_in) if found is None else found
+            return part.rebuild(put_in) if found is None else convert(found)
 
         return normal(as_dim(put_in(size)))
 

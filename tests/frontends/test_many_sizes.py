@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 import relay
 from backend.runtime import device, graph_executor
@@ -57,3 +57,27 @@ def test_what_comes_after_a_join_of_many_parts_counts_in_one_size(chosen: bool):
         raised = np.exp(total - (0 if chosen else total.max(initial=0)))
         expected = raised if chosen else raised / raised.sum()
         np.testing.assert_allclose(executor(*data)[0].numpy(), expected, rtol=1e-5)
+
+
+def test_neighbours_of_tokens_are_added_to_the_tokens():
+    """As MobileBERT embeds: sequences without their first token and a border are as long as those with it."""
+    weights = np.random.default_rng(1).standard_normal((16, 8), dtype=np.float32)
+    given = {"first": [1], "end": [2**31], "axis": [1], "border": [0, 0, 0, 0, 1, 0]}
+    nodes = [
+        helper.make_node("Slice", ["x", "first", "end", "axis"], ["cut"]),
+        helper.make_node("Pad", ["cut", "border"], ["next"]),
+        helper.make_node("Concat", ["next", "x"], ["both"], axis=2),
+        helper.make_node("MatMul", ["both", "weights"], ["embedded"]),
+        helper.make_node("Add", ["embedded", "x"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 8])]
+    constants = [numpy_helper.from_array(np.array(v, np.int64), k) for k, v in given.items()]
+    constants.append(numpy_helper.from_array(weights, "weights"))
+    graph = helper.make_graph(nodes, "neighbours", inputs, [floats("y", "batch", "length", "8")], constants)
+    lib = relay.build(from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))[0])
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+    for batch, length in ((1, 1), (2, 7), (1, 40)):
+        x = np.random.default_rng(length).standard_normal((batch, length, 8), dtype=np.float32)
+        moved = np.concatenate([x[:, 1:], np.zeros((batch, 1, 8), np.float32)], axis=1)
+        expected = np.concatenate([moved, x], axis=2) @ weights + x
+        np.testing.assert_allclose(executor(x)[0].numpy(), expected, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ from backend.runtime import device, graph_executor
 from backend.runtime.artifact import CompiledModel
 from relay import op
 from relay.build.own_sizes import OwnSizes
-from relay.sizes import normal, smaller
+from relay.sizes import add_sizes, assuming, larger, normal, product, smaller
 from te.tir import Dim, SizeVar
 
 RNG = np.random.default_rng(5)
@@ -66,6 +66,26 @@ def test_a_variable_that_is_mentioned_by_itself_stays() -> None:
     x, y = relay.var("x", (n, 4)), relay.var("y", (normal(n // 2), 4))
     _, names = OwnSizes().rename(relay.Function((x, y), op.concatenate([x, y], axis=0)))
     assert names == {"#0": n}
+
+
+def test_sizes_that_are_taken_to_be_equal_are_one() -> None:
+    n = SizeVar("n")
+    cut = add_sizes(larger(add_sizes(n, product((-1, smaller(n, 1)))), 0), 1)  # n without a first one, and one more
+    x, w, y = relay.var("x", (2, cut, 8)), relay.var("w", (4, 8)), relay.var("y", (1, n, 4))
+    with assuming():
+        body = op.add(op.nn.dense(x, w), y)
+    renamed, names = OwnSizes().rename(relay.Function((x, w, y), body))
+    assert names == {"#0": n}
+    assert [str(p.tensor_type.shape[1]) for p in renamed.params] == ["#0", "8", "#0"]
+
+
+def test_a_size_of_one_at_most_is_no_other_one() -> None:
+    n = SizeVar("n")
+    x, y = relay.var("x", (smaller(n, 1), 4)), relay.var("y", (n, 4))
+    with assuming():
+        function = relay.Function((x, y), op.add(x, y))
+    renamed, _ = OwnSizes().rename(function)
+    assert [str(p.tensor_type.shape[0]) for p in renamed.params] == ["min(#0, 1)", "#0"]
 
 
 def test_sizes_of_results_follow_from_the_formula() -> None:
