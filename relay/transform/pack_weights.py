@@ -46,6 +46,7 @@ from topi.cpu.tiling import (
     has_byte_products,
     packed_columns,
     reads_in_place,
+    reads_transposed,
     shuffles_groups,
     spare_registers,
 )
@@ -160,7 +161,8 @@ class _Packer:
     def _batch_matmul(self, call: Call, op: BatchMatmul) -> Expr:
         """Many products: the right operands are packed at run time, together with what rearranges them anyway.
 
-        Constants are packed now. Where all products have the right one in common, they are one product of all rows.
+        Constants are packed now. Where all products have the right one in common, they are one product of all rows. A
+        transposed left operand is read as it lies while it stays in a cache, and is transposed before otherwise.
         """
         a, b = call.args
         *lead, rows, columns = call.shape
@@ -176,7 +178,13 @@ class _Packer:
         m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
         width = self._width(m, n, k)
         packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
-        made = Call(BatchMatmulPacked(columns=columns, transpose_a=op.transpose_a), (a, packed), span=call.span)
+        before, transpose_a = _before_transposition(a), op.transpose_a
+        in_cache = reads_transposed(self.target, m, k)
+        if before is not None and (in_cache or transpose_a):
+            a, transpose_a = before, not transpose_a
+        elif transpose_a and not in_cache:
+            a, transpose_a = make_call("transpose", (a,), call.span, axes=_swapped_axes(a)), False
+        made = Call(BatchMatmulPacked(columns=columns, transpose_a=transpose_a), (a, packed), span=call.span)
         return reshaped(made, call.shape, call.span)
 
     def _convolution(self, call: Call, op: Conv1D | Conv2D | Conv3D, weight: Constant) -> Expr:
@@ -344,6 +352,18 @@ def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int],
     made = WindowQuads(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
     lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
     return replace(quads, codes=lines, table=table).sums(made, call)
+
+
+def _swapped_axes(e: Expr) -> tuple[int, ...]:
+    *lead, rows, columns = range(len(e.shape))
+    return (*lead, columns, rows)
+
+
+def _before_transposition(e: Expr) -> Expr | None:
+    """x where `e` is x with its last two dimensions exchanged."""
+    if isinstance(e, Call) and isinstance(e.op, Transpose) and e.op.axes == _swapped_axes(e):
+        return e.args[0]
+    return None
 
 
 def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:

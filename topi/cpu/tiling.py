@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place", "shuffles_groups",
-    "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
+    "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place",
+    "reads_transposed", "shuffles_groups", "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows",
+    "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -249,6 +250,14 @@ def reads_in_place(target: Target, rows: Dim, columns: Dim, steps: Dim, transpos
     if not isinstance(rows, int) or not isinstance(long, int) or rows > _FEW_ROWS or long < 2 * lanes:
         return False
     return not transpose_b or (not transpose_a and long % lanes == 0)
+
+
+def reads_transposed(target: Target, rows: int, steps: int) -> bool:
+    """Is a left operand that lies in memory as (steps, rows) of float32 read there at no loss?
+
+    A few elements of each line are read at a time, so lines must stay in the second-level cache, beside panels.
+    """
+    return 4 * rows * steps <= target.cache_bytes.l2 // 4
 
 
 _FEW_ROWS = 4

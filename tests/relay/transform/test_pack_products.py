@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from backend import Target
-from relay import Call, Function, analysis, const, var
+from relay import Call, Function, analysis, const, op, var
 from relay.op import nn
 from relay.transform import FoldConstant, PackWeights
 
@@ -29,6 +29,26 @@ def test_operands_stay_where_they_are(transformed, operators, case: str):
     product = nn.batch_matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
     after = transformed(Function((a, b), product), PackWeights(HASWELL))
     assert operators(after) == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
+
+
+@pytest.mark.parametrize("spelled", [True, False], ids=["spelled", "by attribute"])
+@pytest.mark.parametrize(("side", "transposed"), [(64, 0), (512, 1)])
+def test_left_operands_are_transposed_before_where_no_cache_keeps_them(
+    transformed, operators, side: int, transposed: int, spelled: bool
+):
+    a, b = var("a", (2, side, side + 8)), var("b", (2, side, 32))
+    left = op.transpose(a, axes=(0, 2, 1)) if spelled else a
+    before = Function((a, b), nn.batch_matmul(left, b, transpose_a=not spelled, transpose_b=False))
+    after = operators(transformed(before, PackWeights(HASWELL)))
+    assert after.pop("transpose", 0) == transposed
+    assert after == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
+
+
+def test_left_operands_transposed_twice_are_read_as_they_were(transformed, operators):
+    a, b = var("a", (512, 600)), var("b", (600, 32))
+    left = op.transpose(a, axes=(1, 0))
+    before = Function((a, b), nn.batch_matmul(left, b, transpose_a=True, transpose_b=False))
+    assert operators(transformed(before, PackWeights(HASWELL))) == {"nn.pack_panels": 1, "nn.batch_matmul_packed": 1}
 
 
 @pytest.mark.parametrize("right", [(5, 7), (1, 1, 5, 7)])
