@@ -188,12 +188,13 @@ class Stage:
         row begins with the row itself, and the last one ends with it, by lines of `length` that are no lines of memory.
         Lines may be computed twice, as with `tail` "shift" of `split`.
 
-        For rows of a known length of `width` + `length` at least; `width` is a multiple of `length`.
+        For rows of a known length of `width` + `length` at least, in tensors of which only the first dimension may be
+        unknown; `width` is a multiple of `length`.
         """
         parent = self.op.root_axes[-1]
         self._check_leaf("split_lines", parent)
         self._check_plain("split_lines", parent)
-        known = all(isinstance(d, int) for d in self.op.output(0).shape)
+        known = all(isinstance(d, int) for d in self.op.output(0).shape[1:])
         if not self.is_output or parent.kind != "data" or not known or self.op.attrs.get("strides") is not None:
             raise self._error("split_lines", "of what is no compact output of a known shape, without reductions")
         columns = self.op.output(0).shape[-1]

@@ -161,6 +161,21 @@ def test_transpositions_beyond_the_caches(name, kind, processor) -> None:
     assert (tile > 1024) != short or name in ("powers of two", "page rows") or processor == "generic"
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_rows_that_end_in_the_middle_of_cache_lines_of_open_batches(inside) -> None:
+    """Where rows begin in memory is known of any batch, but not of any number of groups inside of it."""
+    n, target = te.size_var("n"), Target("llvm -l2-bytes=49152 -l3-bytes=49152")
+    x = te.placeholder((2, n, 259, 33) if inside else (n, 2, 259, 33), "float32", "x")
+    out = topi.transpose(x, (0, 1, 3, 2))
+    transpose = backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)
+    for size in (1, 3):
+        shape = (2, size, 259, 33) if inside else (size, 2, 259, 33)
+        a = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+        result = backend.nd.empty((*shape[:2], 33, 259), "float32")
+        transpose(backend.nd.array(a), result)
+        assert np.array_equal(result.numpy(), a.swapaxes(2, 3))
+
+
 @pytest.mark.parametrize("axes", [(0, 2, 3, 1), (0, 3, 1, 2)], ids=str)
 def test_transpositions_of_images_of_open_sides(axes) -> None:
     h, w = te.size_var("h"), te.size_var("w")

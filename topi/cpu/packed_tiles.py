@@ -159,7 +159,8 @@ class _Turn:
         behind, l2 = self.tensor.shape[self.position + 1 :], target.cache_bytes.l2
         apart, power = constant_size(behind), power_of_two(self.tensor, behind)
         line = LINE_BYTES // self.out.dtype.nbytes
-        as_in_memory, shared = columns % line != 0, power >= _SHARED_BYTES
+        known = all(isinstance(d, int) for d in self.out.shape[1:])  # elsewhere it isn't known where rows begin
+        as_in_memory, shared = columns % line != 0 and known, power >= _SHARED_BYTES
         whole_rows = rows == apart and rows * self.tensor.dtype.nbytes <= _WHOLE_ROW_BYTES
         height = rows if whole_rows else height
         if as_in_memory:  # of which one more is turned, so few would be many in vain
