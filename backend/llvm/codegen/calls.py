@@ -10,7 +10,7 @@ from backend.llvm.types import compute_type, constant, element_bytes, memory_typ
 from te.dtype import INT32, DType, dtype
 from te.errors import CompileError
 from te.ir import collect
-from te.tir import BufferLoad, Call, PrimExpr, StringImm, as_int
+from te.tir import LT, BufferLoad, Call, PrimExpr, StringImm, as_int
 
 __all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
 
@@ -281,7 +281,31 @@ class CallEmitter(LookupEmitter):
         return self.text.value(f"atomicrmw {operation} ptr {pointer}, {kind} {value} monotonic")
 
     def emit_likely(self, call: Call) -> str:
-        return self.visit(call.args[0])
+        test = call.args[0]
+        highest = test.a if isinstance(test, LT) and test.a.dtype.is_integral else None
+        if isinstance(highest, Call) and highest.op == "vector_reduce_max" and "sse2" in self.machine.features:
+            assert isinstance(test, LT)
+            return self._all_below(highest.args[0], test.b)
+        return self.visit(test)
+
+    def _all_below(self, values: PrimExpr, limit: PrimExpr) -> str:
+        """Are all lanes of integers below a limit? Larger ones of halves, then a comparison whose outcomes are bits
+        of a word: half of the instructions that the largest of all lanes takes on x86."""
+        value, of = self.visit(values), values.dtype
+        while of.lanes % 2 == 0 and of.bits * of.lanes > self._register_bits():
+            half = of.element.with_lanes(of.lanes // 2)
+            low, high = self._slice(value, of, 0, half.lanes), self._slice(value, of, half.lanes, half.lanes)
+            value, of = self.intrinsic("smax" if of.is_int else "umax", half, low, high), half
+        bound = self.splat(self.visit(limit), of) if of.lanes > 1 else self.visit(limit)
+        below = self.text.pure(f"icmp {'slt' if of.is_int else 'ult'} {register_type(of)} {value}, {bound}")
+        if of.lanes == 1:
+            return below
+        word = self.text.pure(f"bitcast <{of.lanes} x i1> {below} to i{of.lanes}")
+        return self.text.pure(f"icmp eq i{of.lanes} {word}, -1")
+
+    def _register_bits(self) -> int:
+        features = self.machine.features
+        return 512 if "avx512f" in features else 256 if "avx2" in features else 128
 
     def emit_assume(self, call: Call) -> str:
         self.text.module.declare("llvm.assume", "void", "i1")
