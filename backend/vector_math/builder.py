@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from te.dtype import DType, dtype
 from te.tir import (
     Broadcast,
@@ -222,6 +224,10 @@ class Builder:
         """The word of 8 that the last three bits of each lane of `index` say."""
         return Call(self.words, "lookup", (index, *[make_const(self.words.element, word) for word in words]))
 
+    def lookup_number(self, index: PrimExpr, numbers: Sequence[float]) -> PrimExpr:
+        """The float32 number of 8 that the last three bits of each lane of `index` say."""
+        return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in numbers]))
+
     def exponent_bits(self, t: PrimExpr) -> PrimExpr:
         """The low bits of t's where a number has its exponent."""
         return self.in_exponent(self.bits(t))
@@ -247,3 +253,12 @@ class Builder:
         start = self.bits(self.const(math.sqrt(0.5)))
         e = self.let(Call(self.words, "shift_right", (bits - start, self.word(self.format.mantissa))), "e")
         return e, self.from_bits(bits - self.in_exponent(e))
+
+    def split_eighths(self, x: PrimExpr, start: float) -> tuple[Var, PrimExpr, PrimExpr]:
+        """(e, m, i) with x = m 2^e, start <= m < 2 start, for positive normal x; the last three bits of i say in which
+        eighth of these numbers m is."""
+        bits = self.let(self.bits(x), "bits")
+        above = self.let(bits - self.bits(self.const(start)), "above")
+        e = self.let(Call(self.words, "shift_right", (above, self.word(self.format.mantissa))), "e")
+        index = self.let(Call(self.words, "shift_right", (above, self.word(self.format.mantissa - 3))), "index")
+        return e, self.from_bits(bits - self.in_exponent(e)), index

@@ -171,11 +171,24 @@ def test_without_fused_multiply_adds(op):
     ("haswell", 8, r"vperm(d|ps)\s.*%ymm"), ("haswell", 24, r"vperm(d|ps)\s.*%ymm"),
     ("skylake-avx512", 16, r"vperm(d|ps)\s.*%zmm"), ("haswell", 4, None), ("haswell", 1, None), ("x86-64-v2", 8, None),
 ])  # fmt: skip
-def test_eighths_of_powers_of_two_are_looked_up_by_lane(cpu, lanes, instruction):
+@pytest.mark.parametrize("op", ["exp_nonpositive", "log"])
+def test_tables_are_looked_up_by_lane(op, cpu, lanes, instruction):
     """Where vectors have an instruction for it; a polynomial of more terms does without."""
-    f = function("exp_nonpositive", "float32", 1, lanes, 48)
+    f = function(op, "float32", 1, lanes, 48)
     text = build(IRModule({"f": f}), Target(f"llvm -mcpu={cpu}")).get_source("asm")
     assert bool(re.search(instruction or r"perm(d|ps)\s", text)) == (instruction is not None)
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
+@pytest.mark.parametrize("lanes", [2, 3, 4, 8, 16, 24, 32])
+def test_one_unusual_argument_in_any_lane(lanes, target):
+    """It sends the whole vector on the long way."""
+    count = lanes * lanes
+    for value in (0.0, np.nan, -1.0, 1e-40):
+        x = np.full(count, 2.0, np.float32)
+        x[:: lanes + 1] = value
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(run("log", lanes, x, target=target), np.log(x.astype("f8")), rtol=1e-6)
 
 
 @pytest.mark.parametrize("lanes", [16, 24, 4])
