@@ -57,6 +57,8 @@ _FLOAT64 = Format(
      2.480158732567746e-05, 2.755725517000089e-06, 2.755727347871858e-07, 2.5105312729622103e-08,
      2.09147553258932e-09),
 )  # fmt: skip
+_EIGHTHS = tuple([int(np.float32(2 ** (j / 8)).view(np.int32)) - (j << 20) for j in range(8)])
+"""2^(j/8), less j where the bits of n = 8k + j bring it when k is brought to the exponent."""
 
 
 @dataclass
@@ -228,6 +230,12 @@ class Builder:
         """The float32 number of 8 that the last three bits of each lane of `index` say."""
         return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in numbers]))
 
+    def power_of_eighths(self, t: PrimExpr) -> PrimExpr:
+        """2^(n/8), n in the low bits of t's: float32, where `looks_up`."""
+        n = self.let(self.bits(t), "n")
+        exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - 3)))
+        return self.from_bits(exponent + self.lookup(n, _EIGHTHS))
+
     def exponent_bits(self, t: PrimExpr) -> PrimExpr:
         """The low bits of t's where a number has its exponent."""
         return self.in_exponent(self.bits(t))
@@ -255,10 +263,10 @@ class Builder:
         return e, self.from_bits(bits - self.in_exponent(e))
 
     def split_eighths(self, x: PrimExpr, start: float) -> tuple[Var, PrimExpr, PrimExpr]:
-        """(e, m, i) with x = m 2^e, start <= m < 2 start, for positive normal x; the last three bits of i say in which
-        eighth of these numbers m is."""
-        bits = self.let(self.bits(x), "bits")
+        """(e, m, i) with x = m 2^e, start <= m < 2 start, for positive normal x; e is where numbers have exponents. The
+        last three bits of i say in which eighth of these numbers m is."""
+        bits, mantissa = self.let(self.bits(x), "bits"), self.format.mantissa
         above = self.let(bits - self.bits(self.const(start)), "above")
-        e = self.let(Call(self.words, "shift_right", (above, self.word(self.format.mantissa))), "e")
-        index = self.let(Call(self.words, "shift_right", (above, self.word(self.format.mantissa - 3))), "index")
-        return e, self.from_bits(bits - self.in_exponent(e)), index
+        e = self.let(Call(self.words, "bitwise_and", (above, self.word(-1 << mantissa))), "e")
+        index = self.let(Call(self.words, "shift_right", (above, self.word(mantissa - 3))), "index")
+        return e, self.from_bits(bits - e), index

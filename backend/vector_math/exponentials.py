@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from backend.vector_math.builder import Builder
-from te.tir import Call, Max, Min, PrimExpr, Select
+from te.tir import Max, Min, PrimExpr, Select
 
-_EIGHTHS = tuple([int(np.float32(2 ** (j / 8)).view(np.int32)) - (j << 20) for j in range(8)])
-"""2^(j/8), less j where the bits of n = 8k + j bring it when k is brought to the exponent."""
 _EXP_OF_EIGHTH = (1.0, 0.5000645518302917, 0.16666898131370544)
 """expm1(r) / r on |r| <= ln(2)/16"""
 # (sinh(x) / x - 1) / x^2 in x^2, to 1
@@ -47,9 +43,7 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
 def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
     """e^x = 2^k 2^(j/8) e^r: what is left for the polynomial is so small that two terms fewer will do."""
     t, r = b.reduce_exp(x, 0, 1 / 8)
-    n = b.let(b.bits(t), "n")
-    exponent = Call(b.words, "shift_left", (n, b.word(b.format.mantissa - 3)))
-    power = b.let(b.from_bits(exponent + b.lookup(n, _EIGHTHS)), "power")
+    power = b.let(b.power_of_eighths(t), "power")
     return b.fma(b.polynomial(r, _EXP_OF_EIGHTH), r * power, power)
 
 

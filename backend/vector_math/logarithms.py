@@ -21,35 +21,44 @@ _LOG1P = (-0.4999993145465851, 0.333304762840271, -0.24958248436450958, 0.196937
           0.10673291236162186, -0.057595446705818176, 0.020169047638773918, -0.0033108105417340994)  # fmt: skip
 # (log(1 + f) - f) / f^2 on [-0.058, 0.0625]
 _LOG_OF_PIECE = (-0.49999937415122986, 0.3333371579647064, -0.250738263130188, 0.19892044365406036)
-_PIECES_FROM = 0.71875
+PIECES_FROM = 0.71875
 """Pieces are 1/16 long up to 31/32, then 1/8 but for the one around 1, which ends at 17/16."""
 _INVERSES = (1.3463659286499023, 1.2237682342529297, 1.1325607299804688, 1.061380386352539, 1.0, 0.8867082595825195,
              0.7998161315917969, 0.7224082946777344)  # fmt: skip
 _LOGS = tuple([n / 2.0**16 for n in (-19491, -13234, -8158, -3904, 0, 7880, 14639, 21310)])
 """-log of the inverses, which were chosen so that it has few bits: added to a multiple of ln(2) it is exact."""
 _OfReduced = Callable[[Builder, PrimExpr, Var, PrimExpr | None], PrimExpr]
-"""A logarithm of x from (e, f, log) with x = 2^e (1 + f) e^log, 1 + f near 1; without a `log` that is 0."""
+"""A logarithm of x from (n, f, log) with x = 2^n (1 + f) e^log, 1 + f near 1; see `_Piece`."""
 _LARGE = 1e9
 """From here on the inverse hyperbolic sine and cosine of x are log(2 x)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Where x = 2^exponent m is among the pieces that mantissas are divided into: near 1 / inverse = e^log."""
+    """Where x = 2^n m is among the pieces that mantissas are divided into: near 2^n e^log, e^log = 1 / inverse.
 
-    exponent: Var
+    `exponent` is n where numbers have exponents, and `n` is a number: n 2^23 if there is a `log`, which is 0 if not.
+    """
+
+    exponent: PrimExpr
+    n: PrimExpr
     m: PrimExpr
     inverse: PrimExpr
     log: PrimExpr | None
+
+    def fraction(self, b: Builder) -> Var:
+        """f of m = (1 + f) / inverse"""
+        return b.let(b.fma(self.m, self.inverse, -1.0), "f")
 
 
 def _piece(b: Builder, x: PrimExpr, divided: bool) -> _Piece:
     """The piece of a positive normal x, of eight, or the only one. The piece around 1 has the inverse 1."""
     if not divided:
-        exponent, m = b.split_exponent(x)
-        return _Piece(exponent, m, b.const(1.0), None)
-    exponent, m, index = b.split_eighths(x, _PIECES_FROM)
-    return _Piece(exponent, m, b.lookup_number(index, _INVERSES), b.lookup_number(index, _LOGS))
+        n, m = b.split_exponent(x)
+        return _Piece(b.in_exponent(n), b.let(Cast(b.of, n), "n"), m, b.const(1.0), None)
+    exponent, m, index = b.split_eighths(x, PIECES_FROM)
+    inverse, log = b.lookup_number(index, _INVERSES), b.lookup_number(index, _LOGS)
+    return _Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log)
 
 
 def _by_kind(b: Builder, x: PrimExpr, function: _OfReduced, divided: bool = False) -> PrimExpr:
@@ -58,19 +67,18 @@ def _by_kind(b: Builder, x: PrimExpr, function: _OfReduced, divided: bool = Fals
     Vectors with zeros, denormal or negative numbers, infinities and NaN take a way of their own, twice as long.
     """
     at = _piece(b, x, divided)
-    f = b.let(b.fma(at.m, at.inverse, -1.0), "f")
-    result = b.let(function(b, b.let(Cast(b.of, at.exponent), "e"), f, at.log), "result")
+    result = b.let(function(b, at.n, at.fraction(b), at.log), "result")
     rare = b.inner()
     rank, least = b.rank(x, b.format.smallest), b.format.smallest
-    return b.usually(rank, math.inf, result, rare.close(_of_any(rare, x, function, divided)), above=least)
+    return b.usually(rank, math.inf, result, rare.close(_of_any(rare, x, function)), above=least)
 
 
-def _of_any(b: Builder, x: PrimExpr, function: _OfReduced, divided: bool) -> PrimExpr:
+def _of_any(b: Builder, x: PrimExpr, function: _OfReduced) -> PrimExpr:
     mantissa, zero = b.format.mantissa, b.const(0.0)
     tiny = b.let(x < b.const(b.format.smallest), "tiny")
-    at = _piece(b, b.let(Select(tiny, x * b.const(2.0**mantissa), x), "normal"), divided)
-    e = b.let(Cast(b.of, at.exponent) + Select(tiny, b.const(-mantissa), zero), "e")
-    result = function(b, e, b.let(b.fma(at.m, at.inverse, -1.0), "f"), at.log)
+    at = _piece(b, b.let(Select(tiny, x * b.const(2.0**mantissa), x), "normal"), divided=False)
+    n = b.let(at.n + Select(tiny, b.const(-mantissa), zero), "n")
+    result = function(b, n, at.fraction(b), None)
     outside = Select(b.is_zero(x), b.const(-math.inf), b.const(math.nan))
     return Select(x > zero, _finite_or_itself(b, x, result), outside)
 
@@ -92,28 +100,29 @@ def _tail(b: Builder, f: Var) -> PrimExpr:
     return s * (half_square + rest) - half_square
 
 
-def _natural(b: Builder, e: PrimExpr, f: Var, log: PrimExpr | None) -> PrimExpr:
-    """e ln(2) + log + log(1 + f)"""
+def _natural(b: Builder, n: PrimExpr, f: Var, log: PrimExpr | None) -> PrimExpr:
+    """n ln(2) + log + log(1 + f)"""
+    high, low = b.format.ln2_high, b.format.ln2_low
     if log is not None:
-        small = b.fma(e, b.format.ln2_low, f)
+        unit = 2.0**-b.format.mantissa
+        small = b.fma(n, unit * low, f)
         square = b.let(f * f, "square")
-        return b.fma(e, b.format.ln2_high, log) + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, small)
+        return b.fma(n, unit * high, log) + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, small)
     if b.of.bits == 32:
         square = b.let(f * f, "square")
-        rest = b.fma(square, -0.5, e * b.const(b.format.ln2_low))  # while the polynomial is still evaluated
-        return b.fma(e, b.format.ln2_high, f + b.fma(b.polynomial(f, _LOG32), square * f, rest))
-    tail = b.fma(e, b.format.ln2_low, _tail(b, f))
-    return b.fma(e, b.format.ln2_high, f + tail)
+        rest = b.fma(square, -0.5, n * b.const(low))  # while the polynomial is still evaluated
+        return b.fma(n, high, f + b.fma(b.polynomial(f, _LOG32), square * f, rest))
+    return b.fma(n, high, f + b.fma(n, low, _tail(b, f)))
 
 
-def _in_base(b: Builder, e: PrimExpr, f: Var, _: PrimExpr | None, base: float) -> PrimExpr:
+def _in_base(b: Builder, n: PrimExpr, f: Var, _: PrimExpr | None, base: float) -> PrimExpr:
     # 1/ln(base) in two parts, the first with few bits, so that its product with a rounded f is exact.
     whole = 1 / math.log(base)
     high = _truncated(whole, 8 if b.of.bits == 32 else 20)
     low = whole - high
     tail = b.let(_tail(b, f), "tail")
     fraction = b.fma(f, high, b.fma(tail, high, (f + tail) * b.const(low)))
-    exponent = e if base == 2.0 else e * b.const(math.log(2) / math.log(base))
+    exponent = n if base == 2.0 else n * b.const(math.log(2) / math.log(base))
     return exponent + fraction
 
 
@@ -135,23 +144,22 @@ def log10(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
-    """With 1 + x = 2^e (1 + f) / c, f is 2^-e c x + (2^-e c - 1), rounded once, whatever 1 + x lost."""
+    """With 1 + x = 2^n (1 + f) / c, f is 2^-n c x + (2^-n c - 1), rounded once, whatever 1 + x lost."""
     u, least = b.let(x + b.const(1.0), "u"), b.format.smallest
     at = _piece(b, u, b.looks_up())
-    scale = b.let(b.from_bits(b.bits(at.inverse) - b.in_exponent(at.exponent)), "scale")
+    scale = b.let(b.from_bits(b.bits(at.inverse) - at.exponent), "scale")
     f = b.let(b.fma(x, scale, scale - b.const(1.0)), "f")
-    logarithm = _natural(b, b.let(Cast(b.of, at.exponent), "exponent"), f, at.log)
-    result = b.let(b.with_sign_of(logarithm, x), "result")
+    result = b.let(b.with_sign_of(_natural(b, at.n, f, at.log), x), "result")
     rare = b.inner()
     return b.usually(b.rank(u, least), 0.25 / least, result, rare.close(_log1p_of_any(rare, x)), above=least)
 
 
 def _log1p_of_any(b: Builder, x: PrimExpr) -> PrimExpr:
     u = b.let(x + b.const(1.0), "u")
-    e, _ = b.split_exponent(u)
-    scale = b.let(b.from_bits(b.bits(b.const(4.0)) - b.in_exponent(e)), "scale")  # 4 * 2^-e: 2^-e may be denormal
+    n, _ = b.split_exponent(u)
+    scale = b.let(b.from_bits(b.bits(b.const(4.0)) - b.in_exponent(n)), "scale")  # 4 * 2^-n: 2^-n may be denormal
     f = b.let(b.fma(x * b.const(0.25), scale, b.fma(scale, 0.25, -1.0)), "f")
-    result = _finite_or_itself(b, x, _natural(b, b.let(Cast(b.of, e), "exponent"), f, None))
+    result = _finite_or_itself(b, x, _natural(b, b.let(Cast(b.of, n), "n"), f, None))
     outside = Select(b.is_zero(u), b.const(-math.inf), b.const(math.nan))
     return Select(b.unary("fabs", x) < b.const(1e-30), x, Select(u > b.const(0.0), result, outside))
 

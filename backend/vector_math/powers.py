@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from backend.vector_math.builder import Builder
 from backend.vector_math.exponentials import exp2
-from backend.vector_math.logarithms import log2
+from backend.vector_math.logarithms import PIECES_FROM, log2
 from te.tir import Call, Cast, Max, PrimExpr, Select, Var
 from te.tir.ops import all as all_of
 
@@ -20,6 +20,20 @@ _TWO_OVER_LN2 = (2.885390043258667, 3.851926067000022e-08)
 """2 / ln(2) as a sum of numbers of float32."""
 _POWER_REACH = 125.0
 """2^x is neither denormal nor infinite for |x| below."""
+_SHORT_EXPONENT = 4.0
+"""Up to here powers take logarithms that are one number."""
+_FLAT_EXPONENT = 0.75
+"""Up to here powers within a piece change by less than 2^(1/8)."""
+_INVERSES = (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
+             0.803688108921051, 0.7301344871520996)  # fmt: skip
+_PIECES = tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)])
+"""-log2 of the inverses, which were chosen so that it has few bits."""
+_LOG2_OF_PIECE = (
+    (1.4426950216293335, -0.7213462591171265, 0.4809090793132782, -0.36188673973083496, 0.28776225447654724),
+    (1.442693829536438, -0.7213498950004578, 0.4822123646736145, -0.35999807715415955),
+)  # log2(1 + r) / r on [-0.062, 0.0625], and for exponents that are flat
+# (2^f - 1) / f on [-0.13, 0.13]
+_EXP2_OF_EIGHTH = (0.6931470632553101, 0.24022655189037323, 0.05553215369582176, 0.009617200121283531)
 
 
 def rsqrt(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -27,25 +41,67 @@ def rsqrt(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def pow(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """x^y = 2^(y log2(x)), the logarithm a sum of two numbers.
+    """x^y = 2^(y log2(x)).
 
-    Vectors with zeros, negative or denormal bases, results that overflow and all the special values go through float64.
+    There are three ways, each usual for those that go on to the next one: exponents that are not large; all others, by
+    logarithms that are sums of two numbers; and zeros, negative or denormal bases, results that overflow and all the
+    special values, through float64.
     """
     simple = _SIMPLE_POWERS.get(b.number(y))
     if simple is not None:
         return simple(b, x)
     if b.of.bits == 64:
         return Call(b.of, "pow", (x, y))
-    far = b.inner() if b.fused else b
-    wide = _power_in_float64(far, x, y)
     if not b.fused:
-        return wide
+        return _power_in_float64(b, x, y)
+    number = b.number(y)
+    if not b.looks_up() or not (number is None or abs(number) <= _SHORT_EXPONENT):
+        return _long_power(b, x, y)
+    rank, result = _short_power(b, x, y, number)
+    far = b.inner()
+    return b.usually(rank, math.inf, result, far.close(_long_power(far, x, y)), above=b.format.smallest)
+
+
+def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, number: float | None) -> tuple[PrimExpr, Var]:
+    """x^y for positive normal x, |y| <= `_SHORT_EXPONENT`, where the power is normal; and its rank, for `usually`.
+
+    log2(x) is k + log2(1 + r): k of so few digits that it is exact, the rest small. Multiplied by an exponent that is
+    not large, the errors of its one number don't count. What an exponent lets grow by less than an eighth need not be
+    known before the power is split at a multiple of an eighth. `number`: the exponent if it is a constant.
+    """
+    exponent, m, index = b.split_eighths(x, PIECES_FROM)
+    r = b.let(b.fma(m, b.lookup_number(index, _INVERSES), -1.0), "r")
+    unit = 2.0**-b.format.mantissa  # of k, since the exponent stays where it is
+    k = b.let(Cast(b.of, exponent) + b.lookup_number(index, [k / unit for k in _PIECES]), "k")
+    slope = b.let(y * b.const(unit), "slope")
+    flat = number is not None and abs(number) <= _FLAT_EXPONENT
+    log2 = _LOG2_OF_PIECE[flat]
+    scaled, log2 = (b.let(r * y, "yr"), log2) if number is None else (r, [number * c for c in log2])
+    start = b.const(b.format.magic / 8)
+    t = b.let(b.fma(k, slope, start if flat else b.fma(scaled, log2[0], start)), "t")
+    n = b.let(t - start, "n")
+    f = b.let(b.fma(b.polynomial(r, log2), scaled, b.fma(k, slope, -n)), "f")
+    power = b.let(b.power_of_eighths(t), "power")
+    result = b.let(b.fma(b.polynomial(f, _EXP2_OF_EIGHTH), f * power, power), "result")
+    rank = b.rank(x, b.format.smallest)
+    if number is None or abs(number) * (b.format.bias + 1) > _POWER_REACH:
+        rank = Max(rank, _raised_rank(b, n, _POWER_REACH))
+    return rank if number is not None else Max(rank, _raised_rank(b, y, _SHORT_EXPONENT)), result
+
+
+def _raised_rank(b: Builder, x: PrimExpr, reach: float) -> PrimExpr:
+    """The rank of |x|, raised to be that of infinity above the least normal number where |x| is `reach`."""
+    difference = b.rank(b.const(math.inf), b.format.smallest) - b.rank(b.const(reach))
+    return b.rank(b.unary("fabs", x)) + difference
+
+
+def _long_power(b: Builder, x: PrimExpr, y: PrimExpr) -> PrimExpr:
+    """x^y of any x and y: the logarithm a sum of two numbers, or float64."""
     exponent, result = _power(b, x, y)
-    least = b.format.smallest
-    # Infinity ranks as high above the least number as the power's reach, raised by the difference, above 0.
-    reach = b.rank(b.const(math.inf), least) - b.rank(b.const(_POWER_REACH))
-    rank = Max(b.rank(x, least), b.rank(b.unary("fabs", exponent)) + reach)
-    return b.usually(rank, math.inf, result, far.close(wide), above=least)
+    rank = Max(b.rank(x, b.format.smallest), _raised_rank(b, exponent, _POWER_REACH))
+    far = b.inner()
+    wide = far.close(_power_in_float64(far, x, y))
+    return b.usually(rank, math.inf, result, wide, above=b.format.smallest)
 
 
 def _root(b: Builder, x: PrimExpr, of_lowest: float, function: Callable[[PrimExpr], PrimExpr]) -> PrimExpr:

@@ -151,6 +151,17 @@ def test_error_of_functions_of_two_values(op):
     check(op, run(op, 8, *grid), tuple(grid), STATED[op, "float32"])
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
+def test_powers_that_are_usual(target):
+    """Positive bases and exponents that aren't large, in all lanes."""
+    if "avx512" in target and "avx512f" not in Target("llvm").features:
+        pytest.skip("this processor does not have AVX-512")
+    random = np.random.default_rng(9)
+    x = np.concatenate([np.exp(random.uniform(-20, 20, COUNT)), random.uniform(0.5, 2, COUNT)]).astype("f4")
+    y = random.uniform(-4, 4, 2 * COUNT).astype("f4")
+    check("pow", run("pow", 16, x, y, target=target), (x, y), STATED["pow", "float32"])
+
+
 @pytest.mark.parametrize("op", sorted(EXPANSIONS))
 def test_scalars_and_odd_lanes_give_the_same(op):
     arity = 2 if op in OF_TWO else 1
@@ -222,9 +233,11 @@ def test_angles_next_to_multiples_of_a_quarter_turn(op):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize("exponent", [
+    -1.0, -0.5, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 0.0, 0.3, -0.75, 0.98, -1.7, 3.9, 4.5, math.inf, math.nan,
+])  # fmt: skip
 def test_powers_of_constant_exponents(exponent, dtype):
-    x = samples(dtype, 7)[:4096]
+    x = np.concatenate([samples(dtype, 7)[:2048], np.abs(samples(dtype, 7)[4096:])])  # many vectors all positive
     buffers = [decl_buffer((len(x),), dtype, name=name) for name in "AC"]
     i, power = Var("i"), broadcast(const(exponent, dtype), 8)
     at = (ramp(i * 8, 1, 8),)
