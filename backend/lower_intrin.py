@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from backend.vector_math import EXPANSIONS, expand
+from te.dtype import DType
 from te.ir import IRModule, Mutator, Pass, PassContext
-from te.tir import Call, PrimFunc
+from te.tir import Call, Cast, Div, Mul, PrimExpr, PrimFunc
 
 __all__ = ["LowerIntrin", "lower_intrinsics"]
 
@@ -16,6 +17,21 @@ __all__ = ["LowerIntrin", "lower_intrinsics"]
 class _Expander(Mutator):
     def __init__(self, keep: Collection[str], fused: bool, lookups: bool) -> None:
         self.expanded, self.fused, self.lookups = EXPANSIONS.keys() - set(keep), fused, lookups
+
+    def visit_Cast(self, cast: Cast) -> Any:
+        if cast.dtype.bits != 16 or not cast.dtype.is_float or cast.value.dtype.element != "float32":
+            return self.visit_default(cast)
+        value = self._factor(cast.value, cast.dtype)
+        return cast if value is cast.value else Cast(cast.dtype, value)
+
+    def _factor(self, expr: PrimExpr, rounded: DType) -> PrimExpr:
+        """An expression whose relative error is one of what is rounded to 16-bit floats."""
+        if isinstance(expr, Mul | Div):
+            a, b = self._factor(expr.a, rounded), self._factor(expr.b, rounded)
+            return expr if a is expr.a and b is expr.b else type(expr)(a, b)
+        if isinstance(expr, Call) and expr.op in self.expanded:
+            return expand(self.visit_default(expr), self.fused, self.lookups, rounded)
+        return self.visit(expr)
 
     def visit_Call(self, call: Call) -> Any:
         call = self.visit_default(call)

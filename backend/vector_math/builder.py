@@ -57,8 +57,13 @@ _FLOAT64 = Format(
      2.480158732567746e-05, 2.755725517000089e-06, 2.755727347871858e-07, 2.5105312729622103e-08,
      2.09147553258932e-09),
 )  # fmt: skip
-_EIGHTHS = tuple([int(np.float32(2 ** (j / 8)).view(np.int32)) - (j << 20) for j in range(8)])
-"""2^(j/8), less j where the bits of n = 8k + j bring it when k is brought to the exponent."""
+_COARSE_EXP = (0.5, 0.16749244928359985, 0.041832536458969116)
+"""(expm1(r) - r) / r^2 on |r| <= ln(2)/2, with an error of 2^-15."""
+_POWERS = {
+    parts: [int(np.float32(2 ** (j / parts)).view(np.int32)) - (j << 23) // parts for j in range(parts)]
+    for parts in (4, 8)
+}
+"""2^(j/parts), less j where the bits of n = parts k + j bring it when k is brought to the exponent."""
 
 
 @dataclass
@@ -66,17 +71,24 @@ class Builder:
     """Arithmetic on values of one float type; `let` names values that are used more than once.
 
     `fused`: `fma` rounds once. Without it what one rounding would have lost can't be had that way. `lookups`: vectors
-    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane.
+    of 8 words, and of multiples of that, have an instruction that picks from 8 words by lane. `rounded`: what results
+    are rounded to before anything is added to them or taken away, if that has fewer digits.
     """
 
     of: DType
     fused: bool
     lookups: bool
+    rounded: DType | None = None
     lets: list[tuple[Var, PrimExpr]] = field(default_factory=list[tuple[Var, PrimExpr]])
 
     @property
     def format(self) -> Format:
         return _FLOAT64 if self.of.bits == 64 else _FLOAT32
+
+    @property
+    def coarse(self) -> bool:
+        """Are 15 digits enough?"""
+        return self.rounded is not None and self.rounded.bits == 16
 
     @property
     def words(self) -> DType:
@@ -85,11 +97,11 @@ class Builder:
 
     def wide(self) -> Builder:
         """The same in float64; names go to the same list."""
-        return Builder(dtype("float64").with_lanes(self.of.lanes), self.fused, self.lookups, self.lets)
+        return Builder(dtype("float64").with_lanes(self.of.lanes), self.fused, self.lookups, lets=self.lets)
 
     def inner(self) -> Builder:
         """The same with names of its own, for what only one side of a branch computes."""
-        return Builder(self.of, self.fused, self.lookups)
+        return Builder(self.of, self.fused, self.lookups, self.rounded)
 
     def let(self, value: PrimExpr, name: str = "t") -> Var:
         var = Var(name, value.dtype)
@@ -204,6 +216,8 @@ class Builder:
         start = f.magic + offset
         t = self.let(self.fma(x, 1 / (unit * math.log(2)), start), "t")
         whole = self.let(t - self.const(start), "whole")
+        if self.coarse:
+            return t, self.let(self.fma(whole, -unit * math.log(2), x), "r")
         return t, self.let(self.fma(whole, -unit * f.ln2_low, self.fma(whole, -unit * f.ln2_high, x)), "r")
 
     def grown_expm1(self, power: PrimExpr, r: PrimExpr, rest: PrimExpr, unit: float = 1.0) -> PrimExpr:
@@ -211,7 +225,8 @@ class Builder:
 
         Two terms of the series are added to `rest` while the polynomial for all others is still evaluated.
         """
-        coefficients = [c / unit ** (i + 1) for i, c in enumerate(self.format.exp)]
+        series = _COARSE_EXP if self.coarse else self.format.exp
+        coefficients = [c / unit ** (i + 1) for i, c in enumerate(series)]
         return self.fma(self.polynomial(r, coefficients), self.let(r * r, "square") * power, self.fma(power, r, rest))
 
     def power_of_two(self, t: PrimExpr) -> PrimExpr:
@@ -223,18 +238,18 @@ class Builder:
         return self.lookups and self.of.bits == 32 and self.of.lanes % 8 == 0
 
     def lookup(self, index: PrimExpr, words: Sequence[int]) -> PrimExpr:
-        """The word of 8 that the last three bits of each lane of `index` say."""
+        """The word, of 4 or 8, that the last two or three bits of each lane of `index` say."""
         return Call(self.words, "lookup", (index, *[make_const(self.words.element, word) for word in words]))
 
     def lookup_number(self, index: PrimExpr, numbers: Sequence[float]) -> PrimExpr:
         """The float32 number of 8 that the last three bits of each lane of `index` say."""
         return self.from_bits(self.lookup(index, [int(np.float32(x).view(np.int32)) for x in numbers]))
 
-    def power_of_eighths(self, t: PrimExpr) -> PrimExpr:
-        """2^(n/8), n in the low bits of t's: float32, where `looks_up`."""
-        n = self.let(self.bits(t), "n")
-        exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - 3)))
-        return self.from_bits(exponent + self.lookup(n, _EIGHTHS))
+    def power_of_part(self, t: PrimExpr, parts: int) -> PrimExpr:
+        """2^(n/parts), n in the low bits of t's, of 4 or 8 parts: float32, where `looks_up`."""
+        n, bits = self.let(self.bits(t), "n"), parts.bit_length() - 1
+        exponent = Call(self.words, "shift_left", (n, self.word(self.format.mantissa - bits)))
+        return self.from_bits(exponent + self.lookup(n, _POWERS[parts]))
 
     def exponent_bits(self, t: PrimExpr) -> PrimExpr:
         """The low bits of t's where a number has its exponent."""

@@ -5,10 +5,18 @@ from __future__ import annotations
 import math
 
 from backend.vector_math.builder import Builder
-from te.tir import Max, Min, PrimExpr, Select
+from te.tir import Max, Min, PrimExpr, Select, Var
 
 _EXP_OF_EIGHTH = (1.0, 0.5000645518302917, 0.16666898131370544)
 """expm1(r) / r on |r| <= ln(2)/16"""
+_COARSE_EXP_OF_QUARTER = (0.17344923317432404, 0.015022988431155682)
+"""(2^(f/4) - 1) / f on |f| <= 1/2, with an error of 2^-15"""
+# tanh(x) = x P(x^2) / Q(x^2) with an error of 2^-15, up to where it is 1 in float16
+_COARSE_TANH_P = (0.9999679580156069, 0.10362492777165334, 0.0007095887304351945)
+_COARSE_TANH_Q = (1.0, 0.4367474379309772, 0.013197110504837793)
+_COARSE_TANH_REACH = 4.6
+_HALF_REACH = -18.0, 12.0
+"""e to what is below is 0 in float16, to what is above infinity."""
 # (sinh(x) / x - 1) / x^2 in x^2, to 1
 _SINH = (0.1666666716337204, 0.008333339355885983, 0.00019838102161884308, 2.806280235745362e-06)
 # erf(x) = x P(x^2) / Q(x^2) to 4, beyond which it is 1
@@ -19,6 +27,9 @@ _ERF_Q = (1.1365649700164795, 0.5738035440444946, 0.13110268115997314, 0.0172839
 
 
 def exp(b: Builder, x: PrimExpr) -> PrimExpr:
+    if b.looks_up() and b.rounded is not None and b.rounded.element == "float16":
+        power, slope, fraction = _coarse_exp(b, b.clamp(x, *_HALF_REACH))
+        return b.fma(slope, fraction * power, power)
     t, r = b.reduce_exp(b.clamp(x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias)
     first, second = b.power_in_two(t)
     return b.grown_expm1(first, r, first) * second
@@ -42,9 +53,21 @@ def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
     """e^x = 2^k 2^(j/8) e^r: what is left for the polynomial is so small that two terms fewer will do."""
+    if b.coarse:
+        power, slope, fraction = _coarse_exp(b, x)
+        return b.fma(slope, fraction * power, power)
     t, r = b.reduce_exp(x, 0, 1 / 8)
-    power = b.let(b.power_of_eighths(t), "power")
+    power = b.let(b.power_of_part(t, 8), "power")
     return b.fma(b.polynomial(r, _EXP_OF_EIGHTH), r * power, power)
+
+
+def _coarse_exp(b: Builder, x: PrimExpr, sign: float = 1.0) -> tuple[Var, PrimExpr, Var]:
+    """(p, q, f) of e^(sign x) = p + p q f, whose exponent is in the range of float32: p = 2^(n/4)."""
+    start, scale = b.const(b.format.magic), sign * 4 / math.log(2)
+    t = b.let(b.fma(x, scale, start), "t")
+    fraction = b.let(b.fma(x, scale, -b.let(t - start, "whole")), "fraction")
+    power = b.let(b.power_of_part(t, 4), "power")
+    return power, b.polynomial(fraction, _COARSE_EXP_OF_QUARTER), fraction
 
 
 def exp2(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -66,6 +89,10 @@ def expm1(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
     """h / (h + 1), h = (e^2|x| - 1) / 2, with the sign of x; beyond 20 it is 1."""
+    if b.coarse:
+        x = b.clamp(x, -_COARSE_TANH_REACH, _COARSE_TANH_REACH)
+        square = b.let(x * x, "square")
+        return x * b.polynomial(square, _COARSE_TANH_P) / b.polynomial(square, _COARSE_TANH_Q)
     t, r = b.reduce_exp(b.let(Min(b.magnitude(x), b.const(20.0)), "x"), b.format.bias, 0.5)
     power = b.let(b.power_of_two(t), "p")
     half = b.let(b.grown_expm1(power, r, b.fma(power, 0.5, -0.5), 0.5), "h")
@@ -74,6 +101,9 @@ def tanh(b: Builder, x: PrimExpr) -> PrimExpr:
 
 def sigmoid(b: Builder, x: PrimExpr) -> PrimExpr:
     """e / (1 + e) below 0, else 1 / (1 + e), e = exp(-|x|)."""
+    if b.coarse and b.looks_up():  # e^-x from 0, at the least exponent, to infinity
+        power, slope, fraction = _coarse_exp(b, b.clamp(x, -88.8, b.format.bias * math.log(2)), -1.0)
+        return b.const(1.0) / b.fma(power, b.fma(slope, fraction, 1.0), 1.0)
     e = b.let(exp_nonpositive(b, -b.magnitude(x)), "e")
     return Select(b.bits(x) < b.word(0), e, b.const(1.0)) / (e + b.const(1.0))
 

@@ -68,7 +68,7 @@ def _dot_quads(x: Any, y: Any) -> Any:
 
 
 def _lookup(index: Any, *values: Any) -> Any:
-    return np.asarray(values, np.int32)[np.asarray(index) & 7]
+    return np.asarray(values, np.int32)[np.asarray(index) & (len(values) - 1)]
 
 
 for _name, _reference in {
@@ -104,7 +104,8 @@ intrinsic("dot_pairs", 2, _dot_pairs,
           doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
 intrinsic("dot_quads", 2, _dot_quads,
           doc="(x, y), int32 that are four bytes: unsigned by signed, added, two within 16 bits")  # fmt: skip
-intrinsic("lookup", 9, _lookup, doc="(x, 8 constants), int32 lanes: the constant that the last three bits of x say")
+intrinsic("lookup", None, _lookup,
+          doc="(x, 4 or 8 constants), int32 lanes: the constant that the last two or three bits of x say")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)
 intrinsic("clz", 1, doc="leading zero bits")
 intrinsic("reinterpret", 1, doc="the same bits as another type of the same width")

@@ -15,11 +15,13 @@ from backend.lower_intrin import LowerIntrin
 from backend.runtime import nd
 from backend.target import Target
 from backend.vector_math import EXPANSIONS
+from te.dtype import dtype
 from te.ir import IRModule, collect
 from te.tir import (
     BufferLoad,
     BufferStore,
     Call,
+    Cast,
     For,
     ForKind,
     PrimFunc,
@@ -256,6 +258,47 @@ def test_16_bit_floats_are_computed_in_float32(op, dtype):
     got = run(op, 8, x).astype("f4")
     exact = REFERENCES.get(op, getattr(np, op, None))(x.astype("f8"))
     np.testing.assert_allclose(got, exact, rtol=2 ** (-10 if dtype == "float16" else -7))
+
+
+def error_in_half(got: np.ndarray, exact: np.ndarray) -> float:
+    """The largest, in units in the last place of float16."""
+    rounded = exact.astype("f2")
+    finite = np.isfinite(rounded) & np.isfinite(got)
+    np.testing.assert_array_equal(got[~finite], rounded[~finite])
+    np.testing.assert_array_equal(np.signbit(got[got == 0]), np.signbit(rounded[got == 0]))
+    return np.max(np.abs(got[finite] - exact[finite]) / np.spacing(np.abs(rounded[finite])).astype("f8"))
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
+@pytest.mark.parametrize("op", ["exp", "exp_nonpositive", "tanh", "sigmoid"])
+def test_all_numbers_of_float16(op, target):
+    """Fewer digits do there; results are hardly further off than rounding makes them."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    x = np.where(x > 0, -x, x) if op == "exp_nonpositive" else x
+    with np.errstate(all="ignore"):
+        exact = REFERENCES.get(op, getattr(np, op, None))(x.astype("f8"))
+        assert error_in_half(run(op, 8, x, target=target), exact) <= 0.6
+
+
+@pytest.mark.parametrize(("name", "bound"), [("x s", 0.6), ("s / x", 0.6), ("1 - s", 1.0), ("s + s s", 0.502)])
+def test_fewer_digits_where_only_products_follow(name, bound):
+    """What is subtracted from 1 keeps all digits: the difference would be off by much more than its digits."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    x = x[(np.abs(x) > 1e-4) & (np.abs(x) < 16)][: 1 << 14]
+    values, i = [decl_buffer((len(x),), "float16", name=n) for n in "AC"], Var("i")
+    at = (ramp(i * 8, 1, 8),)
+    v = Cast(dtype("float32x8"), BufferLoad(values[0], at))
+    s, one = call_intrin(v.dtype, "sigmoid", v), broadcast(const(1.0, "float32"), 8)
+    result = {"x s": v * s, "s / x": s / v, "1 - s": one - s, "s + s s": s + s * s}[name]
+    store = BufferStore(values[1], Cast(dtype("float16x8"), result), at)
+    body = For(i, const(0), const(len(x) // 8), ForKind.SERIAL, store)
+    f = PrimFunc(tuple(b.data for b in values), body, {b.data: b for b in values}, {"global_symbol": "f"})
+    out = nd.array(np.zeros_like(x))
+    build(IRModule({"f": f}), Target("llvm"))["f"](nd.array(x), out)
+    v = x.astype("f8")
+    s = 1 / (1 + np.exp(-v))
+    exact = {"x s": v * s, "s / x": s / v, "1 - s": 1 / (1 + np.exp(v)), "s + s s": s + s * s}[name]
+    assert error_in_half(out.numpy(), exact) <= bound
 
 
 def test_no_library_call_is_left_but_the_kept_ones():
