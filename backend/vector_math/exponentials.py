@@ -17,8 +17,9 @@ _COARSE_TANH_Q = (1.0, 0.4367474379309772, 0.013197110504837793)
 _COARSE_TANH_REACH = 4.6
 _HALF_REACH = -18.0, 12.0
 """e to what is below is 0 in float16, to what is above infinity."""
-# (sinh(x) / x - 1) / x^2 in x^2, to 1
-_SINH = (0.1666666716337204, 0.008333339355885983, 0.00019838102161884308, 2.806280235745362e-06)
+# (sinh(r) / r - 1) / r^2 and (cosh(r) - 1) / r^2 in r^2, to ln(2)/2
+_SINH = (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487)
+_COSH = (0.5, 0.041666459292173386, 0.0013935428578406572)
 # erf(x) = x P(x^2) / Q(x^2) to 4, beyond which it is 1
 _ERF_P = (1.2824761867523193, 0.21997691690921783, 0.060353368520736694, 0.004413599148392677, 0.000323411455610767,
           2.2579288270208053e-06)  # fmt: skip
@@ -36,7 +37,7 @@ def exp(b: Builder, x: PrimExpr) -> PrimExpr:
 
 
 def exp_nonpositive(b: Builder, x: PrimExpr) -> PrimExpr:
-    """e^x for x <= 0, or so little above as rounding makes a difference of equals, or NaN.
+    """e^x for x <= 0, or little above, up to 64; or NaN.
 
     Nothing overflows, so one multiplication by a power of two does. At the least exponent that power is 0 itself, and
     so is the result: a vector with one that has to be rounded to a denormal number or to 0 takes processors more than
@@ -122,18 +123,37 @@ def _half_exp(b: Builder, size: PrimExpr) -> PrimExpr:
     return b.let(quarter + quarter, "e")
 
 
+def _halves(b: Builder, size: Var) -> tuple[Var, Var, PrimExpr, PrimExpr]:
+    """(p + q, p - q, sinh(r), cosh(r) - 1) of float32, with p = 2^n / 4, q = 2^-n / 4, size = n ln(2) + r >= 0.
+
+    Half of e^size and half of e^-size by one reduction: their sums are (p + q) cosh(r) + (p - q) sinh(r), their
+    differences (p - q) cosh(r) + (p + q) sinh(r), once doubled; p alone would overflow where these do not.
+    """
+    bias, mantissa = b.format.bias, b.format.mantissa
+    t, r = b.reduce_exp(b.let(Min(size, b.const(b.format.exp_high - 0.5)), "x"), bias - 2)
+    bits = b.let(b.exponent_bits(t), "bits")
+    inverse = Max(b.word(2 * (bias - 2) << mantissa) - bits, b.word(0))  # 0 where it is too small to count
+    p, q, square = b.let(b.from_bits(bits), "p"), b.let(b.from_bits(inverse), "q"), b.let(r * r, "square")
+    sine = b.fma(b.polynomial(square, _SINH), r * square, r)
+    return b.let(p + q, "sum"), b.let(p - q, "difference"), sine, b.polynomial(square, _COSH) * square
+
+
 def sinh(b: Builder, x: PrimExpr) -> PrimExpr:
     size = b.magnitude(x)
     if b.of.bits == 32:
-        near, limit = b.odd(size, _SINH), 1.0
-    else:
-        t = b.let(expm1(b, Min(size, b.const(30.0))), "t")
-        near, limit = (t + t / (t + b.const(1.0))) * b.const(0.5), 20.0
-    e = _half_exp(b, size)
-    far = e - b.const(0.25) / e
-    return b.with_sign_of(Select(size < b.const(limit), near, far), x)
+        total, difference, sine, cosine = _halves(b, size)
+        half = b.let(difference + b.fma(total, sine, difference * cosine), "half")
+        return b.with_sign_of(half + half, x)
+    t = b.let(expm1(b, Min(size, b.const(30.0))), "t")
+    near, e = (t + t / (t + b.const(1.0))) * b.const(0.5), _half_exp(b, size)
+    return b.with_sign_of(Select(size < b.const(20.0), near, e - b.const(0.25) / e), x)
 
 
 def cosh(b: Builder, x: PrimExpr) -> PrimExpr:
-    e = _half_exp(b, b.magnitude(x))
+    size = b.magnitude(x)
+    if b.of.bits == 32:
+        total, difference, sine, cosine = _halves(b, size)
+        half = b.let(total + b.fma(total, cosine, difference * sine), "half")
+        return half + half
+    e = _half_exp(b, size)
     return e + b.const(0.25) / e

@@ -123,7 +123,7 @@ OF_TWO = ("pow", "atan2", "fmod")
 
 def within_domain(op: str, x: np.ndarray) -> np.ndarray:
     if op == "exp_nonpositive":
-        return -np.abs(x)
+        return np.where(np.abs(x) <= 64, x, -np.abs(x))
     return np.clip(np.abs(x), 0, 1) if op == "log1p_fraction" else x
 
 

@@ -90,14 +90,12 @@ def silu(x: Tensor) -> Tensor:
 
 
 def mish(x: Tensor) -> Tensor:
-    """x * tanh(log(1 + exp(x))), which is x n / (n + 2) with n = e^x (e^x + 2)."""
+    """x * tanh(log(1 + exp(x))), which is x n / (n + 2) with n = e^x (e^x + 2); from 20 on n / (n + 2) is 1."""
 
     def f(v: PrimExpr) -> PrimExpr:
-        e = te.exp_nonpositive(-te.abs(v))  # both sides of the fraction times e^-2x where x > 0
-        small, one = e * (e + _c(2, v)), _c(1, v) + _c(2, v) * e
-        above = te.select(v > 0, one, small)
-        below = te.select(v > 0, one + _c(2, v) * e * e, small + _c(2, v))
-        return v * (above / below)
+        e = te.exp_nonpositive(te.minimum(v, _c(20, v)))
+        n = e * (e + _c(2, v))
+        return v * (n / (n + _c(2, v)))
 
     return _activation(f, x, "mish")
 
