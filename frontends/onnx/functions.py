@@ -7,6 +7,7 @@ schema's defaults, and inputs that it leaves out stay absent in the body: `onnx.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -17,7 +18,7 @@ from frontends.onnx.tensors import element_type
 from relay.expr import Expr
 from relay.type import TensorType
 
-__all__ = ["has_function", "schema_defaults", "schema_function"]
+__all__ = ["has_function", "most_inputs", "schema_defaults", "schema_function"]
 
 
 def _schema(domain: str, name: str, opset: int) -> Any:  # the stubs of onnx lack most of OpSchema
@@ -34,6 +35,13 @@ def has_function(domain: str, name: str, opset: int) -> bool:
     """Does ONNX define this operator by a body, at `opset` of its domain?"""
     schema = _schema(domain, name, opset)
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+@lru_cache(maxsize=1024)
+def most_inputs(domain: str, name: str, opset: int) -> int | None:
+    """How many inputs an operator takes at most; None for one that ONNX does not define."""
+    schema = _schema(domain, name, opset)
+    return None if schema is None else schema.max_input
 
 
 def schema_defaults(domain: str, name: str, opset: int) -> dict[str, AttributeProto]:

@@ -20,7 +20,7 @@ from frontends.onnx.attributes import Attributes, Bindings, bind
 from frontends.onnx.containers import constant_of, form_of, is_tensor, other_inputs, why_on_host
 from frontends.onnx.errors import OnnxImportError, fault, unsupported
 from frontends.onnx.fold import free_expressions, rewrite_free
-from frontends.onnx.functions import schema_defaults, schema_function
+from frontends.onnx.functions import most_inputs, schema_defaults, schema_function
 from frontends.onnx.graph import describe, names_read, ordered_nodes, span_name, without_inputs
 from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, input_types, shapes_given
 from frontends.onnx.model import load, opset_table
@@ -252,6 +252,9 @@ class _Importer:
             subgraph=lambda graph, args: self._subgraph(graph, args, scope, place),
             close=lambda graph, params: self._closed(graph, params, scope, place, where),
         )
+        most = most_inputs(domain, node.op_type, opset)
+        if most is not None and len(inputs) > most and any(x is not None for x in inputs[most:]):
+            raise view.error(f"{len(inputs)} inputs of an operator that has {most} at opset {opset}")
         results = _as_sequence(convert(view))
         unread = attrs.unread()
         if unread:

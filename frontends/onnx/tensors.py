@@ -299,7 +299,7 @@ def _external_path(location: str, folder: Path, where: str) -> Path:
     path = Path(os.path.realpath(root / location))
     if not path.is_relative_to(root):
         raise fault(where, f"external data location {location!r} leads out of the model's folder", expected=expected)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise fault(
             where,
             f"external data file {location!r} is not there",

@@ -217,7 +217,9 @@ def test_a_shape_that_does_not_fit_names_node_and_shapes() -> None:
     refused(model([node], weights=weights), "node 'encoder/matmul' (MatMul)", "Tensor[(2, 3), float32]", "3 rows")
 
 
-def test_missing_inputs_and_outputs_too_many() -> None:
+def test_missing_inputs_and_inputs_and_outputs_too_many() -> None:
+    extra = helper.make_node("Relu", ["x", "x"], ["y"], name="r")
+    refused(model([extra]), "node 'r' (Relu)", "2 inputs of an operator that has 1")
     refused(model([helper.make_node("Add", ["x"], ["y"], name="add")]), "node 'add' (Add)", "input 1 is missing")
     refused(model([helper.make_node("Relu", ["x"], ["y", "z"], name="r")]), "2 outputs of an operator that has 1")
 

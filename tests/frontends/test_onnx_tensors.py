@@ -126,6 +126,7 @@ def test_external_data_is_read_at_its_offset(folder: Path) -> None:
         ("", {}, "expected: a relative path"),
         ("nothere.bin", {}, "is not there"),
         (".", {}, "is not there"),
+        ("long" * 2000, {}, "is not there"),
         ("w.bin", {"offset": "12"}, "which has 24 bytes"),
         ("w.bin", {"offset": "-4"}, "expected: a non-negative integer"),
         ("w.bin", {"offset": "9" * 30}, "expected: a non-negative integer"),
