@@ -59,6 +59,32 @@ def test_lines_of_open_lengths_are_vectors_with_scalars_behind(kind):
         np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+BYTES = [((1000, 200), 0), ((300, 33), 0), ((3, 521, 50), 1), ((2, 9, 31, 64), (1, 2)), ((20, 64), 0), ((257, 9), 0)]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize(("shape", "axes"), BYTES, ids=str)
+@pytest.mark.parametrize(("kind", "wide"), [("int8", "int32"), ("uint8", "int64"), ("bool", "int32")])
+def test_sums_of_bytes_are_exact(kind, wide, shape, axes, target):
+    x = te.placeholder(shape, kind, "x")
+    total = topi.sum(topi.cast(x, wide), axes)
+    module = te.lower(schedule_for([total], target), [x, total])
+    assert "int16" in str(module)
+    function = backend.build(module, target=target)
+    lowest, highest = (0, 1) if kind == "bool" else (np.iinfo(kind).min, np.iinfo(kind).max)
+    for a in (RNG.integers(lowest, highest + 1, shape), np.full(shape, lowest), np.full(shape, highest)):
+        result = backend.nd.empty(total.shape, wide)
+        function(backend.nd.array(a.astype(kind)), result)
+        np.testing.assert_array_equal(result.numpy(), a.sum(axes))
+
+
+def test_short_lines_are_taken_pages_apart():
+    x = te.placeholder((512, 256), "float32", "x")
+    out = topi.sum(x, 0)
+    text = str(te.lower(schedule_for([out], TARGETS[0]), [x, out]))
+    assert "+ 2048, 1, 8)" in text and "+ 14336, 1, 8)" in text  # eight lines, every eighth
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("kind", ["argmax", "argmin"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8"])

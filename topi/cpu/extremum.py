@@ -8,6 +8,7 @@ import te
 from te.tir import Dim, IterVar, PrimExpr
 from te.tir.substitute import substitute
 from topi.cpu.moments import part_by_part, part_sizes
+from topi.cpu.prefetch import prefetch_rows
 from topi.cpu.reduction import (
     add_up_lines,
     pass_across,
@@ -220,23 +221,19 @@ class _Search:
     def _schedule_parts(
         self, s: te.Schedule, parts: te.Tensor, passes: tuple[te.Tensor, te.Tensor], target: Target
     ) -> None:
-        """Both passes over a part, the second of which has arithmetic enough to ask for the next part meanwhile."""
-        lanes = vector_lanes(target)
-        block = 1 if self.along else min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
-        columns = None if self.along else block
-        part = part_by_part(s, parts, passes, columns, constant_size(self.shape), target)
-        loops: dict[te.Tensor, te.IterVar] = {}
+        """Both passes over a part. Along memory the second has arithmetic enough to ask for the next part meanwhile."""
+        lanes, size = vector_lanes(target), constant_size(self.shape)
+        columns = min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
+        part = part_by_part(s, parts, passes, None if self.along else columns, size, target)
+        if not self.along:
+            for stage in passes:
+                add_up_lines(s, stage, lanes)
+            return
+        busy: list[te.Tensor] = []
         for stage in passes:
-            if not self.along:
-                loops = {stage: add_up_lines(s, stage, lanes)}
-                continue
-            partials = vectorize_reduction(s, stage, lanes)
-            for partial in partials:
+            busy = vectorize_reduction(s, stage, lanes)
+            for partial in busy:
                 s[partial].compute_at(s[parts], part)
-            loops = {partial: s[partial].op.reduce_axis[0] for partial in partials[:1]}
-        several = not self.along and block != self.shape[-1]
-        ahead = block if several else constant_size([*self.sizes.values(), block])
-        for busy, loop in loops.items():
-            for tensor in s[busy].op.input_tensors:
-                if isinstance(tensor.op, te.PlaceholderOp) and tuple(tensor.shape) == tuple(self.shape):
-                    s[busy].prefetch_ahead(tensor, loop, ahead)
+        if busy:
+            length = constant_size(list(self.sizes.values()))
+            prefetch_rows(s, busy[0], s[busy[0]].op.reduce_axis[0], size, length, target)

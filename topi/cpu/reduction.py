@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
+from te.ir import post_order
+from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import vectorize_elements
+from topi.cpu.narrow_sums import sum_bytes_in_parts
 from topi.cpu.prefetch import prefetch_rows
 from topi.cpu.tiling import parallel_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
@@ -26,6 +29,9 @@ _ACCUMULATORS = 4
 """Vectors of partial results: enough to hide the latency of an addition."""
 _LINES = 8
 """Lines that a reduction across memory takes at once: partial results are loaded and stored once for all of them."""
+_APART_BYTES, _MOST_APART_BYTES = 8192, 32768
+"""So far apart lie the lines that are taken at once, at least, where they are shorter: processors see what is read in
+order, and fetch it ahead, once for each page. At most, where their number wants it."""
 _BLOCK = 1024
 """Elements of a line that a reduction across memory keeps partial results of, in the first-level cache."""
 _FEW_VECTORS = 3
@@ -102,8 +108,11 @@ def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     """A reduction with an elementwise tail: along memory by vectors of partial results, else by vectors of outputs."""
     s = te.create_schedule([out.op for out in outs])
     inline_injective(s, outs, keep=[anchor])
-    along = _reduces_last_axis(anchor)
-    (schedule_along if along else schedule_across)(s, outs[0], anchor.output(0), target)
+    if _reduces_last_axis(anchor):
+        schedule_along(s, outs[0], anchor.output(0), target)
+        return s
+    narrow = sum_bytes_in_parts(s, anchor) if anchor.reduce_axis else None
+    schedule_across(s, s.outputs[0].output(0), s.current(anchor.output(0)), target, narrow)
     return s
 
 
@@ -185,11 +194,14 @@ def reduce_rows_together(
         s[result].vectorize(data[position])
 
 
-def schedule_across(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
+def schedule_across(
+    s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target, narrow: te.Tensor | None = None
+) -> None:
     """The reduction `result` with its tail `out`, which may be the same: lines are added up, several at a time.
 
     Partial results of a part of a line stay in the first-level cache while the reduction passes over the lines. Where
-    lines are few and short, cores share the lines rather than their columns: memory is read in long pieces.
+    lines are few and short, cores share the lines rather than their columns: memory is read in long pieces. `narrow`:
+    sums of some lines each, of which `result` is the sum.
     """
     lanes, work, block = vector_lanes(target, result.dtype.nbytes), _work(s[result].op), _BLOCK
     shape = [extent_of(a) for a in s[out].op.axis]
@@ -218,7 +230,17 @@ def schedule_across(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: T
     parallel(s, out, group, work, lanes)
 
     s[accumulator].compute_at(s[out], group)
-    add_up_lines(s, accumulator, lanes)
+    if narrow is None:
+        add_up_lines(s, accumulator, lanes)
+        return
+    *data, column = s[accumulator].op.axis
+    *before, part = s[accumulator].op.reduce_axis
+    vectors, lane = s[accumulator].split(column, factor=lanes)
+    s[accumulator].reorder(*data, *before, part, vectors, lane)
+    s[accumulator].vectorize(lane)
+    s[narrow].set_scope("local")
+    s[narrow].compute_at(s[accumulator], part)
+    add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
 
 
 def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
@@ -228,12 +250,42 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
     """
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
-    lines, each = s[tensor].split(line, factor=lines_at_once(extent_of(line)))
+    at_once, apart = _lines_apart(extent_of(line), _line_bytes(s[tensor].op))
+    lines, group = s[tensor].split(line, factor=at_once * apart)
+    each, near = s[tensor].split(group, factor=apart)
     vectors, lane = s[tensor].split(column, factor=lanes)
-    s[tensor].reorder(*data, *before, lines, vectors, each, lane)
+    s[tensor].reorder(*data, *before, lines, near, vectors, each, lane)
     s[tensor].unroll(each)
     s[tensor].vectorize(lane)
     return vectors
+
+
+def _line_bytes(op: te.Operation) -> int:
+    """From one line of the last reduction axis to the next, in the largest tensor that is read along it."""
+    assert isinstance(op, te.ComputeOp)
+    line, column = op.reduce_axis[-1].var, op.axis[-1].var
+    found = [
+        constant_size(tensor.shape[n + 1 :]) * tensor.dtype.nbytes
+        for tensor, index in reads(op)
+        for n, i in enumerate(index[:-1])
+        if only_variable(index[-1]) is column and line in post_order((i,))
+    ]
+    return max(found, default=_APART_BYTES)
+
+
+def _lines_apart(lines: te.Dim, nbytes: int) -> tuple[int, int]:
+    """How many lines to take at once, and how many lie from one of these to the next."""
+    at_once = lines_at_once(lines)
+    if not isinstance(lines, int) or nbytes >= _APART_BYTES:
+        return at_once, 1
+    fitting = [
+        (n, apart)
+        for n in range(_LINES, 3, -1)
+        for apart in range(-(-_MOST_APART_BYTES // nbytes), 1, -1)
+        if lines % (n * apart) == 0 and nbytes * apart <= _MOST_APART_BYTES
+    ]
+    far = [(n, apart) for n, apart in fitting if nbytes * apart >= _APART_BYTES]
+    return max(far or fitting, default=(at_once, 1), key=lambda pair: (pair[0], pair[1] if not far else -pair[1]))
 
 
 def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
