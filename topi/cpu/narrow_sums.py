@@ -69,12 +69,11 @@ def _narrow(value: PrimExpr) -> PrimExpr | None:
     """The bytes that are widened to `value`; None where it is something else."""
     if isinstance(value, ProducerLoad):
         op = value.producer.op
-        if not isinstance(op, te.ComputeOp) or not is_injective(op) or len(op.body) > 1:
+        if not isinstance(op, te.ComputeOp) or not is_injective(op):
             return None
-        inner = _narrow(op.body[0])
-        return None if inner is None else substitute(
-            inner, {axis.var: i for axis, i in zip(op.axis, value.indices, strict=True)}
-        )  # fmt: skip
+        inner = _narrow(op.body[value.producer.value_index])
+        at = {axis.var: i for axis, i in zip(op.axis, value.indices, strict=True)}
+        return None if inner is None else substitute(inner, at)
     if isinstance(value, Cast) and value.dtype.bits >= 32 and not value.dtype.is_float:
         of = value.value.dtype
         return value.value if of == BOOL or (of.bits == 8 and not of.is_float) else None
