@@ -10,7 +10,7 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import counted, reshape_to, transposed
 from frontends.onnx.registry import converter
 from relay import op
-from relay.expr import Expr, const
+from relay.expr import Constant, Expr, const
 from relay.sizes import dims_match, product
 from te.tir import Dim
 
@@ -109,10 +109,11 @@ def _product(node: OnnxNode, a: _Term, b: _Term, needed: set[str]) -> _Term:
     inner = [label for label in shared if label not in needed]
     rows = [label for label in a.labels if label not in b.labels]
     columns = [label for label in b.labels if label not in a.labels]
-    left = _grouped(a, batch, rows, inner)
-    right = _grouped(b, batch, inner, columns)
+    left, left_turned = _matrices(a, batch, rows, inner)
+    right, right_turned = _matrices(b, batch, inner, columns)
     shape = [*(a.extent(n) for n in batch), *(a.extent(n) for n in rows), *(b.extent(n) for n in columns)]
-    return _Term(reshape_to(op.nn.matmul(left, right), shape), "".join([*batch, *rows, *columns]))
+    product_ = op.nn.matmul(left, right, transpose_a=left_turned, transpose_b=right_turned)
+    return _Term(reshape_to(product_, shape), "".join([*batch, *rows, *columns]))
 
 
 def _without_broadcasts(a: _Term, b: _Term) -> _Term:
@@ -126,6 +127,16 @@ def _without_broadcasts(a: _Term, b: _Term) -> _Term:
 
 def _is_one(d: Dim) -> bool:
     return isinstance(d, int) and d == 1
+
+
+def _matrices(
+    term: _Term, batch: Sequence[str], rows: Sequence[str], columns: Sequence[str]
+) -> tuple[Expr, bool]:
+    """`term` with three axes; rows and columns are exchanged, as the second value says, where then nothing moves."""
+    turned = term.labels != "".join([*batch, *rows, *columns]) and term.labels == "".join([*batch, *columns, *rows])
+    if turned and not isinstance(term.value, Constant):
+        return _grouped(term, batch, columns, rows), True
+    return _grouped(term, batch, rows, columns), False
 
 
 def _grouped(term: _Term, *groups: Sequence[str]) -> Expr:
