@@ -112,9 +112,15 @@ class Forms:
                     return self.add(total.without(atom).plus(whole, -k), x, k)
             elif atom.kind == "//":
                 x, c = atom.args
-                if isinstance(c, int) and k % c == 0 and _holds(total, x, -k // c):
+                if not isinstance(c, int) or k % c:
+                    continue
+                if _holds(total, x, -k // c):
                     rest = total.without(atom).plus(x, k // c)
                     return self.add(rest, self.floormod(x, c), -k // c)
+                if any(a.kind == "%" for a in x.terms):  # the remainder may have been found without
+                    part = self.floormod(x, c)
+                    if _holds(total, part, k // c):
+                        return self.add(total.without(atom).plus(part, -k // c), x, k // c)
         return total
 
     def _fuse_product(self, total: Linear, product: Atom, k: int) -> Linear | None:

@@ -175,6 +175,7 @@ def test_constraints_are_used_soundly(a, b, expr):
         (N - N // 4 * 4, "n % 4"),
         (K // M // N * N * M + K // M % N * M + K % M, "k"),
         (((K // M // N + J) * N + K // M % N) * M + K % M, "k + j * m * n"),
+        ((N % 12 * 5 + J) // 3 * 3 + (N % 12 * 5 + J) % 3, "j + n % 12 * 5"),
         (N // 2 // 4, "n // 8"),
         (N % 12 % 4, "n % 4"),
         ((N * 4 + J) // 4, "n"),
