@@ -361,8 +361,10 @@ class _StageNest:
             first.append(number(0) if interval is None else interval.lo)
         chosen = line.indices(*map(self.math.expr, first))
         wanted = [self.math.poly(convert(i), {}) for i in chosen]
-        inside = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, tensor.shape, strict=True)]
-        return self._touch(tensor, inside, line.written)
+        shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
+        *first, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
+        behind = [number(0)] * (len(tensor.shape) - len(wanted))
+        return self._touch(tensor, [*first, *behind, last], line.written)
 
     def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool) -> Stmt:
         place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))
