@@ -16,7 +16,7 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import Allocate, BufferStore, Call, For, IfThenElse, PrimFunc, SizeVar, as_int
+from te.tir import Allocate, BufferLoad, BufferStore, Call, FloorDiv, FloorMod, For, IfThenElse, PrimFunc, SizeVar, as_int
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
@@ -58,6 +58,7 @@ def _results(function: Callable[[Var], Expr], data: np.ndarray[Any, Any], target
         ((5, 600, 3, 40), 1),  # more rows than the first-level cache has lines
         ((2, 3, 18, 5, 50), 2),
         ((2, 13, 64, 64), 1),  # rows of which elements are whole pages apart
+        ((2, 13, 33, 31), 1),  # rows of which they nearly are
     ],
 )
 @pytest.mark.parametrize("operator", [relay.nn.softmax, relay.nn.log_softmax, relay.nn.l2_normalize])
@@ -143,6 +144,17 @@ def test_planes_have_no_ends_of_lines() -> None:
     assert [as_int(call.args[2]) for call in touched] == [1, 0] or [as_int(c.args[2]) for c in touched] == [0, 1]
     stores = [s for s in collect(func.body, BufferStore) if s.buffer.name == "softmax"]
     assert stores and all(s.value.dtype.lanes == 16 for s in stores)
+
+
+@pytest.mark.parametrize("plane", [(512, 512), (512, 513), (513, 513)])
+def test_blocks_of_planes_are_read_without_divisions(plane: tuple[int, int]) -> None:
+    """Planes pages apart, or nearly: the places of a block's columns in lines of the image cancel out."""
+    func = _lowered((2, 21, *plane), 1)
+    assert any(a.buffer.shape == (21 * 128,) for a in collect(func.body, Allocate))
+    loads = [load for load in collect(func.body, BufferLoad) if load.buffer.name == "x"]
+    vectors = [load.indices[0] for load in loads if load.dtype.lanes > 1]
+    assert vectors
+    assert all(d.dtype.lanes == 1 for index in vectors for kind in (FloorDiv, FloorMod) for d in collect(index, kind))
 
 
 def test_planes_of_sizes_known_at_run_time_are_right() -> None:

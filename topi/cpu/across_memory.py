@@ -12,7 +12,7 @@ from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once
 from topi.cpu.row_statistics import is_worth_keeping, split_at, uses_reduction
 from topi.cpu.softmax_parts import softmax_by_parts
-from topi.cpu.strips import PAGE_BYTES, are_pages_apart, are_whole_lines, prefetch_columns, split_into_strips
+from topi.cpu.strips import are_whole_lines, prefetch_columns, share_sets, split_into_strips
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind
@@ -66,7 +66,7 @@ def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
     length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
     if length < _FEWEST_ROWS_OF_PARTS or columns * out.dtype.nbytes < _LEAST_BYTES_OF_PARTS:
         return False
-    if not _fits_in_strips(out, axis, target) and not are_pages_apart(out, axis):
+    if not _fits_in_strips(out, axis, target) and not share_sets(out, axis):
         return True
     return constant_size(out.shape) * out.dtype.nbytes > max(target.cache_bytes) and are_whole_lines(out, axis)
 
@@ -74,8 +74,8 @@ def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
 def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
     """Are there two strips at least, so short that they and the next ones stay in the second-level cache?
 
-    Rows that are one block in that cache already lie in order there. Elements of a row that are whole pages apart share
-    the sets of caches: few of them stay there.
+    Rows that are one block in that cache already lie in order there. Where elements of a row share sets of the caches
+    few of them stay there.
     """
     if not all(isinstance(d, int) for d in out.shape):
         return False
@@ -84,7 +84,7 @@ def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
     if columns < 2 * width or _block_columns(out, axis, columns, target) == columns:
         return False
     kept = length * width * max(out.dtype.nbytes, 4)
-    return kept <= target.cache_bytes.l2 // 10 and columns * out.dtype.nbytes % PAGE_BYTES != 0
+    return kept <= target.cache_bytes.l2 // 10 and not share_sets(out, axis)
 
 
 def _strip_width(out: te.Tensor, target: Target) -> int:
@@ -167,10 +167,10 @@ def _block_columns(out: te.Tensor, axis: int, columns: int, target: Target) -> i
     free, an eighth of the second-level cache otherwise. Elements of a row that are whole pages apart share the sets of
     caches, which few lines fit in: half a kilobyte of each is done with quickly, and memory likes it as well as more.
     """
-    length, apart = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
+    length = constant_size(out.shape[axis : axis + 1])
     nbytes, caches = max(out.dtype.nbytes, 4), target.cache_bytes
     line = LINE_BYTES // nbytes
-    if apart * nbytes % PAGE_BYTES == 0:
+    if share_sets(out, axis):
         most = 8 * line
     elif 4 * length * 2 * LINE_BYTES <= caches.l1 // 2:
         most = 2 * line

@@ -8,7 +8,7 @@ import te
 from te.tir import PrimExpr, Reduce
 from te.tir.substitute import substitute
 from topi.cpu.prefetch import LINE_BYTES, is_streamed
-from topi.cpu.strips import are_pages_apart, are_whole_lines, prefetch_columns, split_into_strips
+from topi.cpu.strips import are_whole_lines, prefetch_columns, share_sets, split_into_strips
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.softmax_parts import SoftmaxParts
@@ -75,7 +75,7 @@ def _strip(out: te.Tensor, axis: int) -> tuple[int, int]:
     Few rows whole pages apart fit in the caches. Memory is read in longer pieces then, and where lines of the result
     can't be stored past the caches.
     """
-    if are_pages_apart(out, axis):
+    if share_sets(out, axis):
         return 8, 10
     return (2, 32) if are_whole_lines(out, axis) else (16, 16)
 

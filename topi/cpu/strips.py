@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import te
@@ -9,25 +10,32 @@ from topi.cpu.common import parallel
 from topi.cpu.prefetch import LINE_BYTES, inputs_of
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size
-from topi.utils import unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backend.target import Target
 
-__all__ = ["PAGE_BYTES", "are_pages_apart", "are_whole_lines", "prefetch_columns", "split_into_strips"]
+__all__ = ["are_whole_lines", "prefetch_columns", "share_sets", "split_into_strips"]
 
-PAGE_BYTES = 4096
+_PAGE_BYTES = 4096
+"""Addresses so far apart have the same set in a first-level cache, and few other ones in the second."""
+_ROWS_TRIED, _MOST_OF_A_SET = 64, 6
+"""Lines that one set has to hold, of so many rows, where they are spread badly: it has eight places, or twelve."""
 _MOST_STRIPS = 32
 """Strips that a thread works on one after the other, of which the first is not overlapped with another."""
 _SHARES = 8
 """Parts of the work for each core that balance what single ones take."""
 
 
-def are_pages_apart(out: te.Tensor, axis: int) -> bool:
-    """Are neighbours along `axis` whole pages apart? They share the sets of caches: few of them stay there."""
-    return constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes % PAGE_BYTES == 0
+def share_sets(out: te.Tensor, axis: int) -> bool:
+    """Do cache lines of neighbours along `axis` fall into few sets of the caches, so that few of them stay there?
+
+    They do where neighbours are whole pages apart, and where they nearly are (planes of 513 x 513).
+    """
+    apart, rows = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes, constant_size(out.shape[axis : axis + 1])
+    sets = Counter(row * apart % _PAGE_BYTES // LINE_BYTES for row in range(min(rows, _ROWS_TRIED)))
+    return max(sets.values(), default=0) > _MOST_OF_A_SET
 
 
 def are_whole_lines(out: te.Tensor, axis: int) -> bool:
@@ -65,12 +73,12 @@ def prefetch_columns(
     ``place(*i)``: the row and the first column of them, from what `Stage.prefetch_line` gives. Inputs of the results'
     shape only: others are small.
     """
-    sizes, line = [constant_size([d]) for d in out.shape[axis + 1 :]], LINE_BYTES // out.dtype.nbytes
+    line = LINE_BYTES // out.dtype.nbytes
 
     def further(by: int) -> Callable[..., Sequence[Any]]:
         def indices(*i: Any) -> Sequence[Any]:
             row, column = place(*i)
-            return (*i[:axis], row, *unravel_index(column + by, sizes))
+            return (*i[:axis], row, column + by)
 
         return indices
 
