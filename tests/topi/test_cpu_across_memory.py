@@ -16,7 +16,19 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import Allocate, BufferLoad, BufferStore, Call, FloorDiv, FloorMod, For, IfThenElse, PrimFunc, SizeVar, as_int
+from te.tir import (
+    Allocate,
+    BufferLoad,
+    BufferStore,
+    Call,
+    FloorDiv,
+    FloorMod,
+    For,
+    IfThenElse,
+    PrimFunc,
+    SizeVar,
+    as_int,
+)
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
