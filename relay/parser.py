@@ -1,11 +1,13 @@
 """Reads the text that `relay.printer` writes: `parse(astext(module))` is structurally equal to `module`.
 
+Operators may be nested, `nn.relu(add(%x, %y))`, as people write them.
+
     module    = function*  ["#[metadata]" json]
     function  = "def" @name rest         rest  = "(" (%v ":" type),* ")" "->" type ["[" name "=" value, ... "]"] block
     block     = "{" ("let" %v "=" operand ";" | %n "=" value ";")* operand "}"
     value     = "fn" rest | "if" "(" operand ")" block "else" block | block | "(" operand,* ")" | callee "(" operand,*
                 name "=" attribute,* ")"
-    operand   = %n ["." field]* | @name | "meta" "[" n "]" | dtype "(" number or list ")"
+    operand   = %n ["." field]* | @name | "meta" "[" n "]" | dtype "(" number or list ")" | operator "(" ... ")"
     type      = "Tensor" "[" shape "," dtype "]" | dtype | "(" type,* ")" | "fn" "(" type,* ")" "->" type
 
 Names of symbolic dimensions stand for one variable each in the whole text.
@@ -18,12 +20,13 @@ import base64
 import json
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
 
-from relay.errors import ParseError
+from relay.errors import ParseError, UnknownOperatorError
 from relay.expr import (
     Call,
     Constant,
@@ -64,6 +67,9 @@ _DIM_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": tir.minimum, "max": tir.
 _LITERALS = {"nan": float("nan"), "inf": float("inf"), "True": True, "False": False, "None": None}
 
 
+_MOST_LEVELS = 100
+
+
 def parse(text: str) -> IRModule:
     """The module written in `text`; a lone `fn (...) {...}` becomes its "main" (TVM: `relay.parse`).
 
@@ -83,7 +89,7 @@ class _Parser:
         self.text = body
         self.constants = _read_metadata(meta) if meta else []
         self.tokens: list[tuple[str, str, int]] = []
-        self.at = 0
+        self.at, self.depth = 0, 0
         self.symbols: dict[str, tir.Var] = {}
         self.globals: dict[str, GlobalVar] = {}
         self._scan()
@@ -203,8 +209,21 @@ class _Parser:
             self._fail(f"the function is declared to give {result} but gives {body.ty}", start)
         return Function(tuple(params.values()), body, attrs)
 
+    @contextmanager
+    def _nested(self) -> Generator[None]:
+        """One level of what the parser, which is recursive, is asked to read."""
+        self.depth += 1
+        if self.depth > _MOST_LEVELS:
+            self._fail(f"scopes and calls nested in more than {_MOST_LEVELS} levels; name values, %0 = ...;")
+        yield
+        self.depth -= 1
+
     def block(self, names: dict[str, Expr]) -> Expr:
         """A scope; `names` is this scope's own copy."""
+        with self._nested():
+            return self._block(names)
+
+    def _block(self, names: dict[str, Expr]) -> Expr:
         self.take("{")
         lets: list[tuple[Var, Expr]] = []
         while not (self.tokens[self.at + 1][1] == "}" or (self.kind != "local" and self.current != "let")):
@@ -254,11 +273,10 @@ class _Parser:
         op_name = self.take_kind("word", "an operator, a function or '('")
         attrs: dict[str, Any] = {}
         args = self.operands(names, attrs)
-        op = get_op(op_name)
         try:
-            made = op(**attrs)
-        except TypeError as error:
-            self._fail(f"{op_name}: {error}", at)
+            made = get_op(op_name)(**attrs)
+        except (TypeError, UnknownOperatorError) as error:
+            self._fail(f"{op_name}: {error}" if isinstance(error, TypeError) else str(error), at)
         return Call(made, tuple(args))
 
     def operands(self, names: dict[str, Expr], attrs: dict[str, Any] | None = None) -> list[Expr]:
@@ -301,6 +319,9 @@ class _Parser:
             if index >= len(self.constants):
                 self._fail(f"meta[{index}] is not in the metadata section; print with show_meta_data=True")
             return self.constants[index]
+        if self.kind == "word" and not _names_dtype(self.current):
+            with self._nested():
+                return self.call(names)
         return self.literal()
 
     def literal(self) -> Constant:
@@ -381,6 +402,14 @@ class _Parser:
             case _:
                 raise ValueError("expected numbers, strings, tuples or arithmetic of dimensions")
 
+
+
+def _names_dtype(word: str) -> bool:
+    try:
+        dtype(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_metadata(text: str) -> list[Constant]:

@@ -72,11 +72,26 @@ def test_a_lone_function_becomes_main():
         ("def @main() -> bool { @f }", r"there is no function @f; defined are: main"),
         ("define", r"line 1, column 1: expected 'def'"),
         ("def @main(%x: int32) -> int32 { %0 = nn.relu(%x, alpha=3); %0 }", r"nn\.relu: .*alpha"),
+        ("def @main(%x: int32) -> int32 { nn.reluu(%x) }", r"column 33: unknown operator 'nn\.reluu'; close are"),
+        ("def @main(%x: int32) -> int32 { " + "nn.relu(" * 5000 + "%x" + ")" * 5000 + " }", "nested in more than"),
+        ("def @main(%x: int32) -> int32 { " + "%a = { " * 5000 + "%x" + " }; %a" * 5000 + " }", "nested in more than"),
     ],
 )
 def test_wrong_text_is_refused_with_its_place(text: str, message: str):
     with pytest.raises(relay.ParseError, match=message):
         relay.parse(text)
+
+
+def test_operators_may_be_nested():
+    signature = "fn (%x: Tensor[(4,), float32]) -> Tensor[(4,), float32]"
+    nested = signature + "{ nn.relu(add(nn.softmax(%x, axis=0), float32(1))) }"
+    named = signature + """{
+        %0 = nn.softmax(%x, axis=0);
+        %1 = add(%0, float32(1));
+        %2 = nn.relu(%1);
+        %2
+    }"""
+    assert first_difference(relay.parse(nested), relay.parse(named)) is None
 
 
 def test_an_ill_typed_text_is_refused():
