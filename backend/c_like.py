@@ -377,6 +377,10 @@ class CLikeGenerator(Visitor[Any]):
         x, y = [self.visit(a) for a in node.args]
         return f"({' + '.join(f'({x} >> {s} & 255) * ({y} << {24 - s} >> 24)' for s in range(0, 32, 8))})"
 
+    def call_dot_octets(self, node: Call) -> str:
+        x, y, z, w = node.args
+        return f"({self.call_dot_quads(node.replace(args=(x, y)))} + {self.call_dot_quads(node.replace(args=(z, w)))})"
+
     def call_popcount(self, node: Call) -> str:
         return f"(({self.type_name(node.dtype)})__builtin_popcountll({self.as_bits(node.args[0])}))"
 

@@ -28,6 +28,7 @@ __all__ = [
     "clz",
     "cos",
     "cosh",
+    "dot_octets",
     "dot_pairs",
     "dot_quads",
     "erf",
@@ -205,6 +206,21 @@ def dot_quads(x: Any, y: Any) -> PrimExpr:
     if x.dtype.element != "int32":
         raise CompileError(f"dot_quads takes int32 operands, got {x.dtype}")
     return call_intrin(x.dtype, "dot_quads", x, y)
+
+
+def dot_octets(x: Any, y: Any, z: Any, w: Any) -> PrimExpr:
+    """``dot_quads(x, y) + dot_quads(z, w)``, where the products of the lower halves of both, and those of the upper
+    halves of both, add up to numbers within 16 bits.
+
+    Older processors then widen the sums of 16 bits once for eight products.
+    """
+    x, y = ops.match_types(convert(x), convert(y))
+    z, w = ops.match_types(convert(z), convert(w))
+    x, z = ops.match_types(x, z)
+    y, w = ops.match_types(y, w)
+    if x.dtype.element != "int32" or y.dtype != x.dtype:
+        raise CompileError(f"dot_octets takes int32 operands, got {x.dtype} and {y.dtype}")
+    return call_intrin(x.dtype, "dot_octets", x, y, z, w)
 
 
 def popcount(x: Any) -> PrimExpr:

@@ -29,7 +29,7 @@ from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked, PackPanels
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.pad import pad
-from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuads, WindowQuads, Words
+from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups, Words
 from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.op.qnn import flipped, unflipped
 from relay.op.transform import Reshape, StridedSlice, Transpose
@@ -37,7 +37,7 @@ from relay.sizes import LIKELY_SIDE, likely, product
 from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
-from relay.transform.quads import pack_quads
+from relay.transform.quad_groups import pack_quad_groups
 from relay.transform.winograd import winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
@@ -148,7 +148,7 @@ class _Packer:
         if weight.dtype == "int32":
             quads = self._quads(call, weight, outputs_first, order, self._width(rows, units, depth, form="quads"))
             if quads is not None:
-                return quads.sums(DenseQuads(units=units), call)
+                return quads.product_of_rows(units, call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
         width = self._width(rows, units, depth, form="pairs" if pairs else "numbers")
         packed = self._packed(weight, outputs_first, order, width)
@@ -252,7 +252,7 @@ class _Packer:
         if quads is None or (padded and not isinstance(quads.zero, int)):
             return None
         if math.prod(kernel) == 1 and not padded and set(op.strides) == {1}:
-            return quads.sums(DenseQuads(units=channels), call)
+            return quads.product_of_rows(channels, call)
         border = quads.zero if padded and isinstance(quads.zero, int) else 0
         if quads.table is None:
             made = Conv2DNHWCQuads(
@@ -276,7 +276,10 @@ class _Packer:
             octets = np.ascontiguousarray(outputs_first.astype(np.int8))
             if missing:
                 octets = np.pad(octets, [*[(0, 0)] * (octets.ndim - 1), (0, missing)])
-            packed = pack_quads(self.panels, octets, width, has_byte_products(self.target))
+            if has_byte_products(self.target):
+                packed = self.panels.panels(octets.view("<i4"), width), None
+            else:
+                packed = pack_quad_groups(self.panels, octets, width)
             totals = octets.reshape(len(octets), -1).sum(1, dtype=np.int32)
             self.quads[key] = None if packed is None else (
                 Constant(packed[0], span=weight.span), packed[1], totals
@@ -322,7 +325,11 @@ class _Quads:
     totals: Array
     """the sums of the weights, by output"""
 
-    def sums(self, op: DenseQuads | Conv2DNHWCQuads | WindowQuads, call: Call) -> Expr:
+    def product_of_rows(self, units: int, call: Call) -> Expr:
+        """The result of `call`, a product of matrices."""
+        return self.sums(DenseQuads(units=units) if self.table is None else DenseQuadGroups(units=units), call)
+
+    def sums(self, op: DenseQuads | DenseQuadGroups | Conv2DNHWCQuads | WindowQuadGroups, call: Call) -> Expr:
         """The result of `call`, of int32."""
         data = Call(Words(), (self.codes,), span=call.span)
         table = () if self.table is None else (Constant(self.table),)
@@ -349,7 +356,7 @@ def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int],
     table = (down * (line * op.dilation[0]) + across * (pixel * op.dilation[1]) + word).astype(np.int32)
     _, rows, width, outputs = call.tensor_type.static_shape
     pitch = (line * op.strides[0], pixel * op.strides[1])
-    made = WindowQuads(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
+    made = WindowQuadGroups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
     lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
     return replace(quads, codes=lines, table=table).sums(made, call)
 

@@ -97,11 +97,16 @@ class PanelPacker:
         self._fill(packed, weight)
         return packed
 
-    def extended_panels(self, weight: Array, width: int, more: Array) -> Array:
-        """(N, K) to (ceil(N / width), K + L, width): in panels, each with its lines of `more` (.., L, width) behind."""
-        packed = self._arena.empty((len(more), weight.shape[1] + more.shape[1], width), weight.dtype)
-        packed[:, weight.shape[1] :] = more
-        self._fill(packed[:, : weight.shape[1]], weight)
+    def gathered(self, rows: Array, index: Array) -> Array:
+        """``rows[index]``, of rows that lie one after another."""
+        packed = self._arena.empty((*index.shape, rows.shape[1]), rows.dtype)
+
+        def gather(jobs: Jobs) -> None:
+            for part in jobs.pieces(packed):
+                into = packed[part]
+                jobs.add(lambda into=into, at=index[part]: np.take(rows, at, 0, into, "clip"), into.nbytes)
+
+        self._work.append(_Work(_Form(rows.shape[1]), None, packed, 0, gather))
         return packed
 
     def _fill(self, packed: Array, weight: Array) -> None:

@@ -67,6 +67,10 @@ def _dot_quads(x: Any, y: Any) -> Any:
     return np.sum(products, axis=0).astype(np.int32)
 
 
+def _dot_octets(x: Any, y: Any, z: Any, w: Any) -> Any:
+    return _dot_quads(x, y) + _dot_quads(z, w)
+
+
 def _lookup(index: Any, *values: Any) -> Any:
     return np.asarray(values, np.int32)[np.asarray(index) & (len(values) - 1)]
 
@@ -104,6 +108,8 @@ intrinsic("dot_pairs", 2, _dot_pairs,
           doc="(x, y), int32 that are two signed numbers of 16 bits: lower by lower plus upper by upper")  # fmt: skip
 intrinsic("dot_quads", 2, _dot_quads,
           doc="(x, y), int32 that are four bytes: unsigned by signed, added, two within 16 bits")  # fmt: skip
+intrinsic("dot_octets", 4, _dot_octets,
+          doc="(x, y, z, w): dot_quads of x, y and of z, w, added, two products of each within 16 bits")  # fmt: skip
 intrinsic("lookup", None, _lookup,
           doc="(x, 4 or 8 constants), int32 lanes: the constant that the last two or three bits of x say")  # fmt: skip
 intrinsic("popcount", 1, np.bitwise_count)

@@ -1,4 +1,4 @@
-"""te.dot_pairs, te.byte_pairs and te.dot_quads: the same on all targets, whatever the vectors, also where sums wrap."""
+"""te.dot_pairs, te.byte_pairs, te.dot_quads, te.dot_octets: the same on all targets, also where sums wrap."""
 
 from __future__ import annotations
 
@@ -85,6 +85,33 @@ def test_unsigned_bytes_are_multiplied_by_signed_ones(target, lanes, accumulate)
     np.testing.assert_array_equal(arrays[3].numpy(), expected)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("lanes", [1, 4, 6, 8, 24, 32])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_two_products_of_bytes_share_their_sums_of_16_bits(target, lanes, accumulate):
+    n = 48 * lanes
+    x = RNG.choice(np.array([0, 1, 127, 128, 254, 255]), (2, n, 4)).astype(np.uint8)
+    y = RNG.choice(np.array([-32, -31, -1, 0, 1, 32]), (2, n, 4)).astype(np.int8)
+    y[:, 0] = 0
+    y[0, 0] = (-128, 0, 64, 64)  # alone in its half
+    before = RNG.integers(-1000, 1000, n).astype(np.int32)
+    expected = (x.astype(np.int32) * y).sum((0, 2)) + (before if accumulate else 0)
+    a, b, c, d, z = (te.placeholder((n,), dtype="int32", name=name) for name in "abcdz")
+    both = te.compute(
+        (n,), lambda i: te.dot_octets(a[i], b[i], c[i], d[i]) + (z[i] if accumulate else 0), name="both"
+    )
+    s = te.create_schedule(both)
+    if lanes > 1:
+        _, inner = s[both].split(both.op.axis[0], factor=lanes)
+        s[both].vectorize(inner)
+    function = build(s, [a, b, c, d, z, both], target)
+    kind = device("interp" if target == "interp" else "cpu")
+    words = [v.view(np.int32)[:, 0] for v in (x[0], y[0], x[1], y[1])]
+    arrays = [nd.array(v, kind) for v in (*words, before, np.zeros_like(before))]
+    function(*arrays)
+    np.testing.assert_array_equal(arrays[-1].numpy(), expected)
+
+
 VNNI = [("cascadelake", "zmm"), ("icelake-server", "zmm"), ("znver4", "zmm"), ("alderlake", "ymm")]
 
 
@@ -101,7 +128,7 @@ def test_processors_with_vnni_multiply_and_add_four_at_a_time(cpu, register):
     assert "vpmaddubsw" not in assembly
 
 
-@pytest.mark.parametrize("dot", [te.dot_pairs, te.dot_quads])
-def test_other_types_are_refused(dot):
+@pytest.mark.parametrize(("dot", "operands"), [(te.dot_pairs, 2), (te.dot_quads, 2), (te.dot_octets, 4)])
+def test_other_types_are_refused(dot, operands):
     with pytest.raises(CompileError, match="int32"):
-        dot(te.const(1, "int16"), te.const(1, "int16"))
+        dot(*[te.const(1, "int16")] * operands)

@@ -139,8 +139,10 @@ def stream_panels(
         return
     if not choose("stream panels", True, (True, False)):
         return
-    panels, *inner, width = [constant_size([d]) for d in weights.shape]
-    line = LINE_BYTES // weights.dtype.nbytes
+    panels, *inner = [constant_size([d]) for d in weights.shape]
+    count = len(s[accumulator].op.reduce_axis)
+    inner, of_step = inner[:count], inner[count:]
+    line, width = LINE_BYTES // weights.dtype.nbytes, constant_size(of_step)
     every, apart = _steps_apart(tiles, depth)
     steps, near = constant_size(inner), _NEAR_BYTES // (weights.dtype.nbytes * width)
     vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
@@ -152,17 +154,19 @@ def stream_panels(
     position = _position_in_panel(s, accumulator, plan)
 
     def place(element: int) -> Callable[..., Sequence[Any]]:
+        at = unravel_index(element, of_step)
+
         def in_next(*indices: Any) -> Sequence[Any]:
             tile, n, step = position(indices)
             ahead = te.min(tile * steps // apart + step // apart, steps - 1)
-            return (n // width + 1, *unravel_index(ahead, inner), element)
+            return (n // plan.panel + 1, *unravel_index(ahead, inner), *at)
 
         def nearby(*indices: Any) -> Sequence[Any]:
             _, n, step = position(indices)
             ahead = step + near
             over = ahead >= steps
-            rest = te.select(over, ahead - steps, ahead)
-            return (te.select(over, n // width + 1, n // width), *unravel_index(rest, inner), element)
+            rest, panel = te.select(over, ahead - steps, ahead), n // plan.panel
+            return (te.select(over, panel + 1, panel), *unravel_index(rest, inner), *at)
 
         return in_next if tiles > 1 else nearby
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import te
-from topi.cpu.common import local_accumulator, panel_width, parallel, vectorize_panel
+from topi.cpu.common import local_accumulator, operands, panel_width, parallel, vectorize_panel
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
@@ -67,7 +67,7 @@ def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     for axis in tile_rows:
         s[tile].unroll(axis)
     vectorize_panel(s, tile, column, panel, lanes)
-    _fetch_ahead(s, tile, anchor.input_tensors[1], plan, -(-rows // plan.height))
+    _fetch_ahead(s, tile, operands(anchor)[1], plan, -(-rows // plan.height))
 
 
 def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: ProductPlan, tiles: int) -> None:

@@ -72,7 +72,7 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     width = tile_columns(target, anchor, p.rows, p.steps)
     narrow = widened_weights(anchor)
     pairs = any(weights.attrs.get("pairs") for weights in narrow)
-    form = "pairs" if pairs else "quads" if anchor.attrs.get("quads") else "numbers"
+    form = "pairs" if pairs else anchor.attrs.get("form", "numbers")
     temporaries = spare_registers(target, form)
     height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries)
     tiles = -(-p.rows // height)
@@ -111,8 +111,9 @@ class _Product:
         self.rows, self.columns = constant_size(row_dims), constant_size([columns])
         extents = [extent_of(axis) for axis in anchor.reduce_axis]
         self.steps = constant_size(extents)
-        self.is_matrix = len(extents) == 1 and all(isinstance(d, int) for d in (*out.shape, *extents))
-        """Is it a product of matrices with sizes that are known?"""
+        one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "octets"
+        self.is_matrix = one_by_one and all(isinstance(d, int) for d in (*out.shape, *extents))
+        """Is it a product of matrices, one element of each in a step, with sizes that are known?"""
         self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
         """results on a line of an image; 0 where no window moves along it"""
 

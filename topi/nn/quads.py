@@ -1,8 +1,9 @@
 """Products of bytes, four steps of a reduction at a time: unsigned data by signed weights, summed in int32.
 
-Both operands hold four bytes in an int32, which `te.dot_quads` multiplies. Two neighbours' products must add up to 16
-bits. Weights of which some don't are split by whoever packs them: what is too much stands in steps of its own behind
-the others, and a table says which data a step reads, panel by panel.
+Both operands hold four bytes in an int32, a quad, which `te.dot_quads` multiplies; on processors that have room for any
+sums as they are. Elsewhere whoever packs weights takes out what is too much, into quads of its own. Two quads that have
+room for each other may share their sums of 16 bits (`te.dot_octets`). A table says which data a step reads, panel by
+panel.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from topi.nn.pad import pad_spatial
 from topi.tag import INJECTIVE
 from topi.utils import num_elements, ravel_index, unravel_index
 
-__all__ = ["conv2d_quads", "dense_quads", "window_quads", "words"]
+__all__ = ["conv2d_quads", "dense_quad_groups", "dense_quads", "window_quad_groups", "words"]
 
 REPEATED = 0x01010101
 """A byte times this is four of them."""
@@ -37,23 +38,57 @@ def words(x: Tensor) -> Tensor:
     return te.compute((*x.shape[:-1], as_dim(x.shape[-1] // 4)), body, name="words", tag=INJECTIVE)
 
 
-def dense_quads(data: Tensor, weight: Tensor, units: int, table: Tensor | None = None) -> Tensor:
-    """data (..., K) times panels (ceil(N / NR), S, NR), both of four bytes: (..., N) with N = `units`.
-
-    Step s of panel p reads column ``table[p, s]`` of the data; without a table S is K.
-    """
+def dense_quads(data: Tensor, weight: Tensor, units: int) -> Tensor:
+    """data (..., K) times panels (ceil(N / NR), K, NR), both of four bytes: (..., N) with N = `units`."""
     lead = data.shape[:-1]
     panels, count, nr = weight.shape
     k = te.reduce_axis((0, count), name="k")
 
     def body(m: Any, n: Any) -> PrimExpr:
-        column = k if table is None else table(n // nr, k)
-        return te.sum(te.dot_quads(data(*unravel_index(m, lead), column), weight(n // nr, k, n % nr)), axis=k)
+        return te.sum(te.dot_quads(data(*unravel_index(m, lead), k), weight(n // nr, k, n % nr)), axis=k)
 
-    attrs = {"block": nr, "groups": 1, "quads": True}
     shape = (num_elements(lead), as_dim(panels * nr))
-    total = first_columns(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), units)
-    if data.ndim == 2:
+    return _rows(te.compute(shape, body, name="dense", tag="dense_packed", attrs=_attrs(nr, "quads")), lead, units)
+
+
+def dense_quad_groups(data: Tensor, weight: Tensor, table: Tensor, units: int) -> Tensor:
+    """data (..., K) times panels (ceil(N / NR), S, G, NR), both of four bytes: (..., N) with N = `units`.
+
+    Step s of panel p reads the columns ``table[p, s, :]`` of the data, one or two.
+    """
+    lead = data.shape[:-1]
+    panels, count, _, nr = weight.shape
+    k = te.reduce_axis((0, count), name="k")
+
+    def body(m: Any, n: Any) -> PrimExpr:
+        def read(column: PrimExpr) -> PrimExpr:
+            return data(*unravel_index(m, lead), column)
+
+        return te.sum(_group(read, weight, table, n, k), axis=k)
+
+    shape, attrs = (num_elements(lead), as_dim(panels * nr)), _attrs(nr, _form(weight))
+    return _rows(te.compute(shape, body, name="dense", tag="dense_packed", attrs=attrs), lead, units)
+
+
+def _form(weight: Tensor) -> str:
+    return "quads" if weight.shape[-2] == 1 else "octets"
+
+
+def _group(read: Callable[[Any], PrimExpr], weight: Tensor, table: Tensor, n: Any, k: Any) -> PrimExpr:
+    """Step `k` of a panel by the data that `read` gives for what the table says."""
+    nr, single = weight.shape[-1], _form(weight) == "quads"
+    quads = [(read(table(n // nr, k, i)), weight(n // nr, k, i, n % nr)) for i in range(1 if single else 2)]
+    return te.dot_quads(*quads[0]) if single else te.dot_octets(*quads[0], *quads[1])
+
+
+def _attrs(block: Any, form: str) -> dict[str, Any]:
+    return {"block": block, "groups": 1, "form": form}
+
+
+def _rows(product: Tensor, lead: Sequence[Dim], units: int) -> Tensor:
+    """The first `units` columns of a product, its rows in the shape of the data's."""
+    total = first_columns(product, units)
+    if len(lead) == 1:
         return total
 
     def image(*i: Any) -> PrimExpr:
@@ -86,33 +121,37 @@ def conv2d_quads(
         value = padded(b, *taps_at(position, taps, strides, dilation), rc)
         return te.sum(te.dot_quads(value, weight(c // nr, *taps, rc, c % nr)), axis=[*taps, rc])
 
-    return _image(body, grid, channels, weight)
+    return _image(body, grid, channels, weight, "quads")
 
 
-def window_quads(
+def window_quad_groups(
     data: Tensor, weight: Tensor, table: Tensor, channels: int, grid: Sequence[int], pitch: Sequence[int]
 ) -> Tensor:
-    """Products of windows of `data` (N, L) with panels (ceil(O / NR), S, NR), both of four bytes: (N, *grid, O).
+    """Products of windows of `data` (N, L) with panels (ceil(O / NR), S, G, NR), both of four bytes: (N, *grid, O).
 
     The windows of result (n, y, x) begin at ``y * pitch[0] + x * pitch[1]`` of line n of the data; step s of panel p
-    reads ``table[p, s]`` further on.
+    reads what is ``table[p, s, :]`` further on, one or two.
     """
-    _, steps, nr = weight.shape
     places = (data.shape[0], *grid)
-    k = te.reduce_axis((0, steps), name="k")
+    k = te.reduce_axis((0, weight.shape[1]), name="k")
 
     def body(p: Any, c: Any) -> PrimExpr:
         n, y, x = unravel_index(p, places)
-        value = data(n, y * pitch[0] + x * pitch[1] + table(c // nr, k))
-        return te.sum(te.dot_quads(value, weight(c // nr, k, c % nr)), axis=k)
 
-    return _image(body, places, channels, weight)
+        def read(further: PrimExpr) -> PrimExpr:
+            return data(n, y * pitch[0] + x * pitch[1] + further)
+
+        return te.sum(_group(read, weight, table, c, k), axis=k)
+
+    return _image(body, places, channels, weight, _form(weight))
 
 
-def _image(body: Callable[[Any, Any], PrimExpr], grid: Sequence[Dim], channels: int, weight: Tensor) -> Tensor:
+def _image(
+    body: Callable[[Any, Any], PrimExpr], grid: Sequence[Dim], channels: int, weight: Tensor, form: str
+) -> Tensor:
     """(N, H, W, O) of a product that is computed as a matrix, pixels by the columns of all panels."""
     blocks, *_, nr = weight.shape
-    attrs = {"blocks": blocks, "block": nr, "groups": 1, "outputs": channels, "quads": True}
+    attrs = {"blocks": blocks, "outputs": channels, **_attrs(nr, form)}
     shape = (num_elements(grid), as_dim(blocks * nr))
     total = te.compute(shape, body, name="conv2d", tag="conv2d_nhwc_packed", attrs=attrs)
 

@@ -1,6 +1,9 @@
-"""Products of narrow integers that are added at once: `te.dot_pairs` and `te.dot_quads`."""
+"""Products of narrow integers that are added at once: `te.dot_pairs`, `te.dot_quads` and `te.dot_octets`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
 
 from backend.llvm.codegen.parts import PartEmitter, word_vector
 from te.tir import Add, Call, PrimExpr
@@ -40,23 +43,33 @@ class DotEmitter(PartEmitter):
     def emit_dot_quads(self, call: Call) -> str:
         return self._quads(call, None)
 
+    emit_dot_octets = emit_dot_quads
+
     def visit_Add(self, expr: Add) -> str:
-        """A sum of `dot_quads` and something else is one instruction where the processor has VNNI."""
+        """A sum of products of bytes and something else is one instruction where the processor has VNNI."""
         for product, other in ((expr.b, expr.a), (expr.a, expr.b)):
-            if isinstance(product, Call) and product.op == "dot_quads":
+            if isinstance(product, Call) and product.op in ("dot_quads", "dot_octets"):
                 return self._quads(product, other)
         return self.visit_Binary(expr)
 
     def _quads(self, call: Call, onto: PrimExpr | None) -> str:
-        """`call`, added to `onto`, by vectors of the widths that the machine has."""
+        """`call`, of one or two pairs of operands, added to `onto`, by vectors of the widths that the machine has."""
         lanes = call.dtype.lanes
         widths = self._widths()
-        x, y = self.visit(call.args[0]), self.visit(call.args[1])
+        operands = [self.visit(arg) for arg in call.args]
         total = None if onto is None else self.visit(onto)
-        if not widths or lanes % min(widths):
-            value = self._sum_of_parts(self._product_of_parts(x, y, lanes, 4, "zext", "sext"), lanes, 4)
-            return value if total is None else self.text.pure(f"add {word_vector(lanes)} {total}, {value}")
-        return self.by_parts(lanes, widths, [x, y] if total is None else [x, y, total], self._instruction)
+        if widths and lanes % min(widths) == 0:
+            count = len(operands)
+            operands += [] if total is None else [total]
+            return self.by_parts(lanes, widths, operands, lambda w, *v: self._instruction(w, v[:count], *v[count:]))
+        values = [] if total is None else [total]
+        for x, y in zip(operands[::2], operands[1::2], strict=True):
+            values.append(self._sum_of_parts(self._product_of_parts(x, y, lanes, 4, "zext", "sext"), lanes, 4))
+        return self._added(values, word_vector(lanes))
+
+    def _added(self, values: Sequence[str], kind: str) -> str:
+        """The sum of vectors of a type."""
+        return reduce(lambda a, b: self.text.pure(f"add {kind} {a}, {b}"), values)
 
     def _widths(self) -> list[int]:
         """Lanes of the vectors that there are instructions for."""
@@ -66,21 +79,27 @@ class DotEmitter(PartEmitter):
     def _has_vnni(self, width: int) -> bool:
         return any(needed <= self.machine.features for needed in _VNNI[width])
 
-    def _instruction(self, width: int, x: str, y: str, total: str | None = None) -> str:
+    def _instruction(self, width: int, operands: Sequence[str], total: str | None = None) -> str:
+        """The sum of the products of x by y, of each `operands` x, y, one pair or two, and `total`."""
         kind, module = word_vector(width), self.text.module
+        pairs = list(zip(operands[::2], operands[1::2], strict=True))
         if self._has_vnni(width):
             name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
             module.declare(name, kind, ", ".join([kind] * 3))
-            start = "zeroinitializer" if total is None else total
-            return self.text.pure(f"call {kind} @{name}({kind} {start}, {kind} {x}, {kind} {y})")
+            value = "zeroinitializer" if total is None else total
+            for x, y in pairs:
+                value = self.text.pure(f"call {kind} @{name}({kind} {value}, {kind} {x}, {kind} {y})")
+            return value
         _, multiply, add = _MULTIPLY_BYTES[width]
         octets, words = f"<{4 * width} x i8>", f"<{2 * width} x i16>"
         module.declare(multiply, words, f"{octets}, {octets}")
         module.declare(add, kind, f"{words}, {words}")
-        a, b = [self.text.pure(f"bitcast {kind} {v} to {octets}") for v in (x, y)]
-        products = self.text.pure(f"call {words} @{multiply}({octets} {a}, {octets} {b})")
-        value = self.text.pure(f"call {kind} @{add}({words} {products}, {words} splat (i16 1))")
-        return value if total is None else self.text.pure(f"add {kind} {total}, {value}")
+        products: list[str] = []
+        for pair in pairs:
+            a, b = [self.text.pure(f"bitcast {kind} {v} to {octets}") for v in pair]
+            products.append(self.text.pure(f"call {words} @{multiply}({octets} {a}, {octets} {b})"))
+        value = self.text.pure(f"call {kind} @{add}({words} {self._added(products, words)}, {words} splat (i16 1))")
+        return value if total is None else self._added([total, value], kind)
 
     def _product_of_parts(self, x: str, y: str, lanes: int, parts: int, *signs: str) -> str:
         """The products of the fields of int32s, `parts` in each, as int32."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from relay.type import TensorType, Type, dims_match
 from te.tir import as_dim
 from topi.nn.conv import output_sizes
 
-__all__ = ["Conv2DNHWCQuads", "DenseQuads", "WindowQuads", "Words"]
+__all__ = ["Conv2DNHWCQuads", "DenseQuadGroups", "DenseQuads", "WindowQuadGroups", "Words"]
 
 
 @register_op("nn.words", pattern=OpPattern.OPAQUE)
@@ -41,7 +41,7 @@ class Words(OpDef):
         return np.ascontiguousarray(x).view("<i4").astype(np.int32)
 
 
-def _check_quads(*types: TensorType) -> None:
+def _check_words(*types: TensorType) -> None:
     """(C1): data, weights and the table are int32."""
     require(all(t.dtype == "int32" for t in types), f"(C1) {', '.join(map(str, types))} are not all int32")
 
@@ -65,44 +65,83 @@ def _signed(weight: Array) -> Array:
 
 @register_op("nn.dense_quads", pattern=OpPattern.OUT_FUSABLE)
 class DenseQuads(OpDef):
-    """data (..., K) times weights packed (ceil(N / NR), S, NR): (..., N) with N = `units`, summed in int32.
+    """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in int32.
 
     An element of the data is four unsigned bytes, one of the weights four signed ones; two neighbours' products add up
-    to 16 bits. With a table (ceil(N / NR), S) step s of a panel reads the column of data that it says, else S is K.
-    (C1) all are int32; (C2) data has one dimension or more, weights have three, and K and the table's shape fit;
-    (C3) the panels hold `units` columns.
+    to 16 bits, or the processor has room for more. (C1) all are int32; (C2) data has one dimension or more, weights
+    have three, and K fits; (C3) the panels hold `units` columns.
     """
 
     units: int
 
-    def infer(self, data: TensorType, weight: TensorType, table: TensorType | None = None) -> TensorType:
-        _check_quads(data, weight, *(() if table is None else (table,)))
-        fits = data.ndim >= 1 and weight.ndim == 3
-        if fits and table is not None:
-            fits = table.shape == weight.shape[:2]
-        elif fits:
-            fits = dims_match(data.shape[-1], weight.shape[1])
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        _check_words(data, weight)
+        fits = data.ndim >= 1 and weight.ndim == 3 and dims_match(data.shape[-1], weight.shape[1])
         require(fits, f"(C2) data {data} and weights {weight} do not fit together")
         require(_holds(weight, self.units), f"(C3) {weight} does not hold {self.units} columns")
         return TensorType((*data.shape[:-1], self.units), "int32")
 
-    def compute(self, data: te.Tensor, weight: te.Tensor, table: te.Tensor | None = None) -> te.Tensor:
-        return topi.nn.dense_quads(data, weight, self.units, table)
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.dense_quads(data, weight, self.units)
 
-    def reference(self, data: Array, weight: Array, table: Array | None = None) -> Array:
-        x = _unsigned(data).astype(np.int64)
-        read = np.arange(data.shape[-1])[None].repeat(len(weight), 0) if table is None else table
-        columns = [
-            np.einsum("...ki,kin->...n", x[..., at, :], panel.astype(np.int64))
-            for at, panel in zip(read, _signed(weight), strict=True)
-        ]
-        return np.concatenate(columns, -1)[..., : self.units].astype(np.int32)
+    def reference(self, data: Array, weight: Array) -> Array:
+        filters = _signed(weight).astype(np.int64)
+        columns = np.einsum("...ki,pkin->...pn", _unsigned(data).astype(np.int64), filters)
+        return columns.reshape(*data.shape[:-1], -1)[..., : self.units].astype(np.int32)
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
-        data = types[0]
-        assert isinstance(data, TensorType) and isinstance(result, TensorType)
-        depth = data.shape[-1]
-        return result.size * depth * 4 if result.size is not None and isinstance(depth, int) else 0
+        return _macs_of_rows(types[0], result)
+
+
+@register_op("nn.dense_quad_groups", pattern=OpPattern.OUT_FUSABLE)
+class DenseQuadGroups(OpDef):
+    """data (..., K) times weights packed (ceil(N / NR), S, G, NR): (..., N) with N = `units`, summed in int32.
+
+    Elements hold four bytes as those of nn.dense_quads. Step s of panel p reads the columns of data that ``table[p, s,
+    :]`` says, one or two; the products of both, those of the lower and those of the upper halves, add up to 16 bits.
+    (C1) all are int32; (C2) data has one dimension or more, weights have four, of which G is 1 or 2, the table their
+    first three; (C3) the panels hold `units` columns.
+    """
+
+    units: int
+
+    def infer(self, data: TensorType, weight: TensorType, table: TensorType) -> TensorType:
+        _check_words(data, weight, table)
+        fits = data.ndim >= 1 and _are_groups(weight, table)
+        require(fits, f"(C2) data {data}, weights {weight} and table {table} do not fit together")
+        require(_holds(weight, self.units), f"(C3) {weight} does not hold {self.units} columns")
+        return TensorType((*data.shape[:-1], self.units), "int32")
+
+    def compute(self, data: te.Tensor, weight: te.Tensor, table: te.Tensor) -> te.Tensor:
+        return topi.nn.dense_quad_groups(data, weight, table, self.units)
+
+    def reference(self, data: Array, weight: Array, table: Array) -> Array:
+        x = _unsigned(data)
+        return _by_panels(weight, table, self.units, lambda columns: x[..., columns, :])
+
+    def macs(self, types: Sequence[Type], result: Type) -> int:
+        return _macs_of_rows(types[0], result)
+
+
+def _are_groups(weight: TensorType, table: TensorType) -> bool:
+    """Are these panels (P, S, G, NR) and a table (P, S, G), with G = 1 or 2?"""
+    return weight.ndim == 4 and weight.shape[2] in (1, 2) and table.shape == weight.shape[:3]
+
+
+def _by_panels(weight: Array, table: Array, units: int, read: Callable[[Array], Array]) -> Array:
+    """The results of steps by a table: `read` gives bytes (..., S, G, 4) of the data for that of a panel, (S, G)."""
+    columns = [
+        np.einsum("...khi,khin->...n", read(at).astype(np.int64), panel.astype(np.int64))
+        for at, panel in zip(table, _signed(weight), strict=True)
+    ]
+    return np.concatenate(columns, -1)[..., :units].astype(np.int32)
+
+
+def _macs_of_rows(data: Type, result: Type) -> int:
+    """Multiplications of bytes for rows of `data`, of four each."""
+    assert isinstance(data, TensorType) and isinstance(result, TensorType)
+    depth = data.shape[-1]
+    return result.size * depth * 4 if result.size is not None and isinstance(depth, int) else 0
 
 
 @register_op("nn.conv2d_nhwc_quads", pattern=OpPattern.OUT_FUSABLE)
@@ -121,7 +160,7 @@ class Conv2DNHWCQuads(OpDef):
     border: int = 0
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
-        _check_quads(data, weight)
+        _check_words(data, weight)
         fits = data.ndim == 4 and weight.ndim == 5 and dims_match(data.shape[-1], weight.shape[3])
         require(fits, f"(C2) data {data} and weights {weight} do not fit together")
         require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
@@ -153,14 +192,14 @@ class Conv2DNHWCQuads(OpDef):
         return 0 if result.size is None else result.size * math.prod(weight.static_shape[1:4]) * 4
 
 
-@register_op("nn.window_quads", pattern=OpPattern.OUT_FUSABLE)
-class WindowQuads(OpDef):
-    """Windows of data (N, L), lines of images, times panels (ceil(O / NR), S, NR): (N, *grid, O) in int32.
+@register_op("nn.window_quad_groups", pattern=OpPattern.OUT_FUSABLE)
+class WindowQuadGroups(OpDef):
+    """Windows of data (N, L), lines of images, times panels (ceil(O / NR), S, G, NR): (N, *grid, O) in int32.
 
-    Elements hold four bytes as those of nn.dense_quads. The window of (n, y, x) begins at ``y * pitch[0] + x *
-    pitch[1]`` of line n, and step s of panel p reads the data ``table[p, s]`` behind; table is (ceil(O / NR), S).
-    (C1) all are int32; (C2) data has two dimensions, weights three, and the table their first two; (C3) the panels hold
-    `channels` columns. `depth` is the number of steps of a window, if none is repeated.
+    Elements hold four bytes, and steps one or two of them, as those of nn.dense_quad_groups. The window of (n, y, x)
+    begins at ``y * pitch[0] + x * pitch[1]`` of line n, and step s of panel p reads the data ``table[p, s, :]`` behind;
+    table is (ceil(O / NR), S, G). (C1) all are int32; (C2) data has two dimensions, weights four, of which G is 1 or 2,
+    and the table their first three; (C3) the panels hold `channels` columns. `depth` counts the quads of a window.
     """
 
     channels: int
@@ -169,24 +208,20 @@ class WindowQuads(OpDef):
     depth: int
 
     def infer(self, data: TensorType, weight: TensorType, table: TensorType) -> TensorType:
-        _check_quads(data, weight, table)
-        fits = data.ndim == 2 and weight.ndim == 3 and table.shape == weight.shape[:2]
+        _check_words(data, weight, table)
+        fits = data.ndim == 2 and _are_groups(weight, table)
         require(fits, f"(C2) data {data}, weights {weight} and table {table} do not fit together")
         require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
         return TensorType((data.shape[0], *self.grid, self.channels), "int32")
 
     def compute(self, data: te.Tensor, weight: te.Tensor, table: te.Tensor) -> te.Tensor:
-        return topi.nn.window_quads(data, weight, table, self.channels, self.grid, self.pitch)
+        return topi.nn.window_quad_groups(data, weight, table, self.channels, self.grid, self.pitch)
 
     def reference(self, data: Array, weight: Array, table: Array) -> Array:
         rows, columns = np.indices(self.grid)
-        begins = rows * self.pitch[0] + columns * self.pitch[1]
+        begins = (rows * self.pitch[0] + columns * self.pitch[1])[..., None, None]
         x = _unsigned(data)
-        panels = [
-            np.einsum("nyxki,kij->nyxj", x[:, begins[..., None] + at].astype(np.int64), panel.astype(np.int64))
-            for at, panel in zip(table, _signed(weight), strict=True)
-        ]
-        return np.concatenate(panels, -1)[..., : self.channels].astype(np.int32)
+        return _by_panels(weight, table, self.channels, lambda further: x[:, begins + further])
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         assert isinstance(result, TensorType)

@@ -1,4 +1,4 @@
-"""Products of bytes: what is packed gives exact sums, no two neighbours exceed 16 bits, and kernels are as exact."""
+"""Products of bytes: what is packed gives exact sums, none exceeds 16 bits, and kernels are as exact."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import relay
 from backend.runtime import device, graph_executor
 from relay import Expr, Function, const, op, var
 from relay.op import nn
-from relay.op.nn.quads import DenseQuads
+from relay.op.nn.quads import DenseQuadGroups
 from relay.transform.panels import PanelPacker
-from relay.transform.quads import pack_quads
+from relay.transform.quad_groups import pack_quad_groups
 from te.ir import IRModule
 
 RNG = np.random.default_rng(4)
@@ -21,32 +21,53 @@ def normal(shape: tuple[int, ...], deviation: float) -> np.ndarray:
     return np.clip(np.rint(RNG.normal(0, deviation, shape)), -128, 127).astype(np.int8)
 
 
-@pytest.mark.parametrize("columns", [32, 27])
-@pytest.mark.parametrize("deviation", [10, 30])
-def test_what_is_too_much_of_two_neighbours_stands_in_steps_of_its_own(columns, deviation):
-    weight = normal((columns, 64), deviation)
-    weight[3, 8:12] = (-128, -128, 127, 127)
-    panels = PanelPacker()
-    packed = pack_quads(panels, weight, 8, exact=False)
-    panels.run()
-    assert packed is not None
-    words, table = packed
-    assert table is not None and words.shape == (-(-columns // 8), table.shape[1], 8)
-    octets = words.view(np.int8).reshape(-1, 2).astype(np.int16)
-    assert np.abs(octets.sum(1)).max() <= 128
-    data = RNG.integers(0, 256, (5, 64)).astype(np.uint8)
-    sums = DenseQuads(units=columns).reference(data.view(np.int32), words, table)
+def check(weight: np.ndarray, words: np.ndarray, table: np.ndarray) -> None:
+    """Sums of 16 bits have room, and panels say what the weight says."""
+    panels, steps, count, width = words.shape
+    octets = words.view(np.int8).reshape(panels, steps, count, width, 2, 2).astype(np.int32)
+    for sign in (1, -1):
+        assert np.maximum(sign * octets, 0).sum((2, 5)).max() <= 128
+    data = RNG.integers(0, 256, (5, weight.shape[1])).astype(np.uint8)
+    sums = DenseQuadGroups(units=len(weight)).reference(data.view(np.int32), words, table)
     np.testing.assert_array_equal(sums, data.astype(np.int32) @ weight.T.astype(np.int32))
 
 
-def test_processors_with_room_for_the_sums_take_weights_as_they_are():
-    weight = RNG.choice([-128, 127], (16, 64)).astype(np.int8)
-    assert pack_quads(PanelPacker(), weight, 8, exact=False) is None, "every step would be done twice"
+def packed(weight: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray] | None:
     panels = PanelPacker()
-    packed = pack_quads(panels, weight, 8, exact=True)
+    found = pack_quad_groups(panels, weight, width)
     panels.run()
-    assert packed is not None and packed[1] is None
-    np.testing.assert_array_equal(packed[0].transpose(0, 2, 1).reshape(16, 16), weight.view(np.int32))
+    return found
+
+
+@pytest.mark.parametrize("columns", [48, 27])
+@pytest.mark.parametrize("width", [8, 24])
+@pytest.mark.parametrize("deviation", [10, 20])
+def test_quads_are_brought_together_where_they_have_room_for_each_other(columns, width, deviation):
+    weight = normal((columns, 256), deviation)
+    weight[3, 8:12] = (-128, -128, 127, 127)
+    found = packed(weight, width)
+    assert found is not None and found[0].shape[1:3] in [(s, 2) for s in range(32, 42)], "32, and some for the rest"
+    check(weight, *found)
+
+
+def test_quads_that_have_no_room_for_each_other_stay_alone():
+    weight = normal((32, 256), 36)
+    found = packed(weight, 8)
+    assert found is not None and found[0].shape[1:3] in [(s, 1) for s in range(65, 85)], "64, and some for the rest"
+    check(weight, *found)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+@pytest.mark.parametrize("depth", [4, 12, 36])
+def test_few_weights_are_packed_too(columns, depth):
+    weight = normal((columns, depth), 15)
+    found = packed(weight, 1 << (columns - 1).bit_length())
+    assert found is not None
+    check(weight, *found)
+
+
+def test_weights_that_are_all_too_large_are_multiplied_in_another_way():
+    assert packed(RNG.choice([-128, 127], (16, 64)).astype(np.int8), 8) is None
 
 
 def run(body: Expr, data: dict[Expr, np.ndarray]) -> tuple[np.ndarray, str]:
@@ -78,7 +99,7 @@ def test_products_are_exact(dtype, zero, rows, depth, columns, deviation):
     body = nn.batch_matmul(centred, const(weight.astype(np.int32)), transpose_b=False)
     got, text = run(body, {x: data})
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.astype(np.int32))
-    assert "nn.dense_quads" in text
+    assert "nn.dense_quad" in text
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (9, 1)])
@@ -91,7 +112,7 @@ def test_zero_points_may_be_known_at_run_time(shape, dtype, deviation):
     data, zero = codes((9, 64), dtype), codes(shape, dtype)
     got, text = run(nn.dense(centred, const(weight.astype(np.int32))), {x: data, z: zero})
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.T.astype(np.int32))
-    assert ("nn.dense_quads" in text) == (deviation == 20) and "%p0: Tensor[(9, 64), int32]" not in text
+    assert ("nn.dense_quad" in text) == (deviation == 20) and "%p0: Tensor[(9, 64), int32]" not in text
 
 
 @pytest.mark.parametrize(
@@ -110,7 +131,7 @@ def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilat
     data = codes((2, 32, 9, 10), dtype)
     got, text = run(body, {x: data})
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - zero, wide.data))
-    assert "quads" in text
+    assert "quad" in text
 
 
 @pytest.mark.parametrize("case", ["few channels", "wide weights", "wide data"])
@@ -122,7 +143,7 @@ def test_other_products_are_not_of_bytes(case):
     data = codes((9, depth), str(x.dtype))
     got, text = run(nn.dense(op.cast(x, "int32"), const(weight)), {x: data})
     np.testing.assert_array_equal(got, data.astype(np.int32) @ weight.T)
-    assert "quads" not in text
+    assert "quad" not in text
 
 
 def test_images_of_three_channels_get_a_fourth():
@@ -132,7 +153,7 @@ def test_images_of_three_channels_get_a_fourth():
     data = codes((1, 3, 20, 20), "uint8")
     got, text = run(body, {x: data})
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - 114, weight.astype(np.int32)))
-    assert "nn.window_quads" in text or "nn.conv2d_nhwc_quads" in text
+    assert "nn.window_quad_groups" in text or "nn.conv2d_nhwc_quads" in text
 
 
 @pytest.mark.parametrize(("cpu", "register"), [("icelake-server", "zmm"), ("alderlake", "ymm")])
