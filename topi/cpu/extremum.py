@@ -8,21 +8,19 @@ import te
 from te.tir import Dim, IterVar, PrimExpr
 from te.tir.substitute import substitute
 from topi.cpu.moments import part_by_part, part_sizes
-from topi.cpu.prefetch import prefetch_rows
 from topi.cpu.reduction import (
     add_up_lines,
     pass_across,
     pass_along,
     schedule_across,
     schedule_along,
-    vectorize_reduction,
 )
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.reduction import largest_number, smallest_number
 from topi.registry import operations_behind, register_schedule
-from topi.utils import ravel_index
+from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +62,8 @@ def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: T
     if len(extents) == 1 and search.fits and outs[0].op.axis:
         passes = search.at_once(s, positions[0].output(0))
         (pass_along if along else pass_across)(s, s.outputs[0].output(0), passes, length, target)
+    elif along:
+        search.in_one_part(s, positions[0].output(0), target)
     else:
         search.by_parts(s, positions[0].output(0), target)
     return s
@@ -149,13 +149,68 @@ class _Search:
         self._replace(s, position, where)
         return s.current(best), s.current(where)
 
-    def by_parts(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
-        """Two passes over each part, and two over what they found."""
-        name = self.anchor.name
-        shape = [
+    def _parts(self) -> list[Dim]:
+        """How many parts there are along each dimension."""
+        return [
             -(-constant_size([d]) // constant_size([self.sizes[a]])) if a in self.sizes else d
             for a, d in enumerate(self.shape)
         ]
+
+    def in_one_part(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
+        """The extremum of each part, then the place within the first part that has the extremum of all.
+
+        Other parts are read once. The extremum of numbers of which one is NaN is NaN.
+        """
+        name, shape = self.anchor.name, self._parts()
+        counts = [constant_size([shape[a]]) for a in self.axes]
+        extreme = te.max if self.anchor.attrs["largest"] else te.min
+
+        def preferred(x: PrimExpr, result: PrimExpr, at: Any, ks: Sequence[IterVar], where: Any = None) -> PrimExpr:
+            found = te.any(x == result, te.isnan(x)) if x.dtype.is_float else x == result
+            return self._preferred(te.select(found, at, self.neutral), ks, where)
+
+        def place(i: Sequence[Any], part: Sequence[Any], at: Sequence[Any], ks: Any, where: Any) -> PrimExpr:
+            return preferred(self._of_part(part, at), result(*i), ravel_index(at, self.extents), ks, where)
+
+        values = te.compute(
+            shape,
+            self._over_part(lambda part, at, ks, where: extreme(self._of_part(part, at), axis=list(ks), where=where)),
+            name=f"{name}_value",
+            attrs=self.attrs,
+        )
+        result = te.compute(
+            position.shape,
+            self._over_parts(shape, lambda _, part, ks: extreme(values(*part), axis=list(ks))),
+            name=f"{name}_value_of_parts",
+            attrs=self.attrs,
+        )
+        chosen = te.compute(
+            position.shape,
+            self._over_parts(
+                shape,
+                lambda i, part, ks: preferred(
+                    values(*part), result(*i), ravel_index([part[a] for a in self.axes], counts), ks
+                ),
+            ),
+            name=f"{name}_part",
+            attrs=self.attrs,
+        )
+
+        def place_in_part(*i: Any) -> PrimExpr:
+            numbers = dict(zip(self.axes, unravel_index(chosen(*i), counts), strict=True))
+            at: Mapping[Any, Any] = dict(zip(self.anchor.axis, i, strict=True))
+            part = [numbers[a] if a in numbers else at[axis] for a, axis in enumerate(self.result_axes)]
+            return self._over_part(lambda *found: place(i, *found))(*part)
+
+        found = te.compute(position.shape, place_in_part, name=f"{name}_place", attrs=self.attrs)
+        self._replace(s, position, found)
+        for stage in (values, result, chosen):
+            schedule_along(s, stage, stage, target)
+        schedule_along(s, s.outputs[0].output(0), found, target)
+
+    def by_parts(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
+        """Two passes over each part, and two over what they found."""
+        name, shape = self.anchor.name, self._parts()
 
         def extreme(part: Sequence[Any], at: Sequence[Any], ks: Sequence[IterVar], where: PrimExpr | None) -> PrimExpr:
             return self._extreme(self._of_part(part, at), ks, where)
@@ -186,9 +241,8 @@ class _Search:
         )
         self._replace(s, position, found)
         self._schedule_parts(s, places, (best, where), target)
-        combine = schedule_along if self.along else schedule_across
-        combine(s, result, result, target)
-        combine(s, s.outputs[0].output(0), found, target)
+        schedule_across(s, result, result, target)
+        schedule_across(s, s.outputs[0].output(0), found, target)
 
     def _of_part(self, part: Sequence[Any], at: Sequence[Any]) -> PrimExpr:
         """The element at positions `at` along the anchor's axes."""
@@ -221,19 +275,8 @@ class _Search:
     def _schedule_parts(
         self, s: te.Schedule, parts: te.Tensor, passes: tuple[te.Tensor, te.Tensor], target: Target
     ) -> None:
-        """Both passes over a part. Along memory the second has arithmetic enough to ask for the next part meanwhile."""
-        lanes, size = vector_lanes(target), constant_size(self.shape)
+        """Both passes over a part, for some columns at a time."""
         columns = min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
-        part = part_by_part(s, parts, passes, None if self.along else columns, size, target)
-        if not self.along:
-            for stage in passes:
-                add_up_lines(s, stage, lanes)
-            return
-        busy: list[te.Tensor] = []
+        part_by_part(s, parts, passes, columns, constant_size(self.shape), target)
         for stage in passes:
-            busy = vectorize_reduction(s, stage, lanes)
-            for partial in busy:
-                s[partial].compute_at(s[parts], part)
-        if busy:
-            length = constant_size(list(self.sizes.values()))
-            prefetch_rows(s, busy[0], s[busy[0]].op.reduce_axis[0], size, length, target)
+            add_up_lines(s, stage, vector_lanes(target))
