@@ -78,6 +78,26 @@ def test_sums_of_bytes_are_exact(kind, wide, shape, axes, target):
         np.testing.assert_array_equal(result.numpy(), a.sum(axes))
 
 
+SHORT = [((70, 10), 1), ((67, 4), 1), ((3, 41, 21), 2), ((65, 3), 1), ((5, 40, 2, 5), (2, 3)), ((9, 1, 23), 2)]
+
+
+@pytest.mark.parametrize(("shape", "axes"), SHORT, ids=str)
+@pytest.mark.parametrize("kind", ["sum", "max", "var", "argmax"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int8"])
+def test_short_rows_are_turned(dtype, kind, shape, axes):
+    a = RNG.integers(-3, 4, shape).astype(dtype)
+    x = te.placeholder(shape, dtype, "x")
+    if kind == "argmax":
+        out, expected = topi.argmax(x, axes), positions(a, axes if isinstance(axes, tuple) else (axes,), kind, False)
+    elif kind == "var":
+        out, expected = topi.variance(topi.cast(x, "float64"), axes), a.astype("float64").var(axes)
+    else:
+        out, expected = getattr(topi, kind)(x, axes), getattr(np, kind)(a.astype("float64"), axes)
+    text = check(out, [x], [a], expected, Target("llvm -num-cores=2 -l2-bytes=2048"))
+    if (dtype, kind, shape) == ("float32", "argmax", (70, 10)):
+        assert "shuffle" in text and "prefetch" in text
+
+
 def test_short_lines_are_taken_pages_apart():
     x = te.placeholder((512, 256), "float32", "x")
     out = topi.sum(x, 0)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import te
 from te.ir import post_order
 from topi.cpu.accesses import only_variable, reads
-from topi.cpu.common import parallel, parallel_outer
+from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.narrow_sums import sum_bytes_in_parts
 from topi.cpu.prefetch import prefetch_rows
+from topi.cpu.short_rows import reduce_rows_together, rows_are_short
 from topi.cpu.tiling import parallel_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, register_schedule
@@ -34,8 +35,6 @@ _APART_BYTES, _MOST_APART_BYTES = 8192, 32768
 order, and fetch it ahead, once for each page. At most, where their number wants it."""
 _BLOCK = 1024
 """Elements of a line that a reduction across memory keeps partial results of, in the first-level cache."""
-_FEW_VECTORS = 3
-"""Rows are shorter than so many vectors where neighbouring rows are reduced together."""
 _SMALLEST_BLOCK = 256
 """Elements of a line that several passes across memory take at least: shorter pieces are not streamed well."""
 
@@ -162,36 +161,6 @@ def _lanes_along(op: te.Operation, target: Target) -> int:
     while length < 2 * lanes > 2 * vector_lanes(target):
         lanes //= 2
     return lanes
-
-
-def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> bool:
-    """Are the rows that `op` reduces a few vectors short, and enough for vectors of results `out`?"""
-    lanes, length = vector_lanes(target), constant_size([extent_of(a) for a in op.reduce_axis])
-    rows = [d for d in out.shape if d != 1][-1:]
-    return 0 < length < _FEW_VECTORS * lanes and all(isinstance(d, int) and d >= lanes for d in rows) and bool(rows)
-
-
-def reduce_rows_together(
-    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, target: Target
-) -> None:
-    """Let `passes` over short rows, of which `out` is made, take neighbouring rows as a vector.
-
-    What such a vector reads lies in steps of a row; that costs less than adding up the lanes of a vector for each row.
-    """
-    axes, lanes = list(s[out].op.axis), vector_lanes(target, max(4, *[t.dtype.nbytes for t in passes]))
-    position = max(n for n, axis in enumerate(axes) if extent_of(axis) != 1)
-    vectors, lane = s[out].split(axes[position], factor=lanes, tail="shift")
-    s[out].reorder(*axes[:position], vectors, *axes[position + 1 :], lane)
-    s[out].vectorize(lane)
-    group = parallel_outer(s, out, [*axes[:position], vectors], work, target)[-1]
-    for result in passes:
-        s[result].set_scope("local")
-        s[result].compute_at(s[out], group)
-        data = list(s[result].op.axis)
-        s[result].reorder(*s[result].op.reduce_axis, *data[:position], *data[position + 1 :], data[position])
-        for axis in s[result].op.reduce_axis:
-            s[result].unroll(axis)
-        s[result].vectorize(data[position])
 
 
 def schedule_across(

@@ -1,0 +1,120 @@
+"""Reductions of short rows on CPUs: neighbouring rows together, a vector of them at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from topi.cpu.accesses import only_variable, reads
+from topi.cpu.common import parallel_outer
+from topi.cpu.prefetch import LINE_BYTES, is_streamed
+from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of
+from topi.registry import operations_behind
+from topi.utils import ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backend.target import Target
+
+__all__ = ["reduce_rows_together", "rows_are_short"]
+
+_FEW_VECTORS = 3
+"""Rows are shorter than so many vectors where neighbouring rows are reduced together."""
+_AHEAD_BYTES = 2048
+"""How far ahead of a group of rows is asked for the next ones: what is done with a group keeps the processor from going
+on to the next by itself."""
+
+
+def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> bool:
+    """Are the rows that `op` reduces a few vectors short, and enough for vectors of results `out`?"""
+    lanes, length = vector_lanes(target), constant_size([extent_of(a) for a in op.reduce_axis])
+    rows = [d for d in out.shape if d != 1][-1:]
+    return 0 < length < _FEW_VECTORS * lanes and all(isinstance(d, int) and d >= lanes for d in rows) and bool(rows)
+
+
+def reduce_rows_together(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, target: Target
+) -> None:
+    """Let `passes` over short rows, of which `out` is made, take neighbouring rows as a vector.
+
+    What such a vector reads lies in steps of a row. It is turned in registers where rows are long enough for that, else
+    loaded one by one; either costs less than adding up the lanes of a vector for each row.
+    """
+    axes, lanes = list(s[out].op.axis), vector_lanes(target, max(4, *[t.dtype.nbytes for t in passes]))
+    position = max(n for n, axis in enumerate(axes) if extent_of(axis) != 1)
+    vectors, lane = s[out].split(axes[position], factor=lanes, tail="shift")
+    s[out].reorder(*axes[:position], vectors, *axes[position + 1 :], lane)
+    s[out].vectorize(lane)
+    group = parallel_outer(s, out, [*axes[:position], vectors], work, target)[-1]
+    _turn_rows(s, passes, position, lanes, group, out, target)
+    for result in passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], group)
+        data = list(s[result].op.axis)
+        s[result].reorder(*s[result].op.reduce_axis, *data[:position], *data[position + 1 :], data[position])
+        for axis in s[result].op.reduce_axis:
+            s[result].unroll(axis)
+        s[result].vectorize(data[position])
+
+
+def _turn_rows(
+    s: te.Schedule, passes: Sequence[te.Tensor], position: int, lanes: int, group: te.IterVar, out: te.Tensor,
+    target: Target,
+) -> None:  # fmt: skip
+    """Let `passes` read a copy of their rows, along dimension `position` of theirs, that is turned in registers.
+
+    Not where they read several tensors along rows, or rows are shorter than a block.
+    """
+    found = {place for result in passes for place in _rows_read(s[result].op, position)}
+    if len(found) != 1:
+        return
+    ((tensor, dimension),) = found
+    length = tensor.shape[-1]
+    if lanes not in vectors_turned(target, tensor.dtype) or not isinstance(length, int):
+        return
+    if length < block_of(lanes, tensor.dtype):
+        return
+    behind = operations_behind([op.output(0) for op in s.outputs])
+    readers = [op for op in behind if tensor in op.input_tensors]
+    copy, blocks, vectors = transpose_in_registers(s, tensor, readers, dimension, lanes)
+    s[copy].compute_at(s[out], group)
+    s[copy].unroll(blocks)
+    s[copy].unroll(vectors)
+    if dimension == len(tensor.shape) - 2 and is_streamed(tensor, lanes * length, target):
+        _ask_for_rows(s, copy, tensor, blocks, lanes)
+
+
+def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
+    """The tensors that a reduction reads rows of, and the dimensions that its own one, `position`, lies along."""
+    assert isinstance(op, te.ComputeOp)
+    row, line = op.axis[position].var, op.reduce_axis[-1].var
+    return [
+        (tensor, n)
+        for tensor, index in reads(op)
+        for n, i in enumerate(index[:-1])
+        if only_variable(index[-1]) is line and only_variable(i) is row
+    ]
+
+
+def _ask_for_rows(s: te.Schedule, copy: te.Tensor, tensor: te.Tensor, blocks: te.IterVar, lanes: int) -> None:
+    """Ask for each cache line of a later group of rows, some for each block of columns of this one."""
+    shape = [constant_size([d]) for d in tensor.shape]
+    length, line, block = shape[-1], LINE_BYTES // tensor.dtype.nbytes, block_of(lanes, tensor.dtype)
+    group = lanes * length
+    ahead = -(-_AHEAD_BYTES // (group * tensor.dtype.nbytes)) * group
+    times = -(-length // block)
+    lines = -(-(-(-group // line)) // times)
+
+    def place(number: int) -> Callable[..., Sequence[Any]]:
+        def indices(*i: Any) -> Sequence[Any]:
+            *others, column, row = i
+            first = ravel_index((*others, row, 0), shape)
+            return unravel_index(first + ahead + (column // block * lines + number) * line, shape)
+
+        return indices
+
+    for number in range(lines):
+        s[copy].prefetch_line(tensor, blocks, place(number))
