@@ -105,8 +105,8 @@ def _ask_for_rows(s: te.Schedule, copy: te.Tensor, tensor: te.Tensor, blocks: te
     length, line, block = shape[-1], LINE_BYTES // tensor.dtype.nbytes, block_of(lanes, tensor.dtype)
     group = lanes * length
     ahead = -(-_AHEAD_BYTES // (group * tensor.dtype.nbytes)) * group
-    times = -(-length // block)
-    lines = -(-(-(-group // line)) // times)
+    blocks_of_rows, lines_of_rows = -(-length // block), -(-group // line)
+    lines = -(-lines_of_rows // blocks_of_rows)
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def indices(*i: Any) -> Sequence[Any]:
