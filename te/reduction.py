@@ -26,11 +26,15 @@ def comm_reducer(
     of plain values combines them at once. (TVM: `te.comm_reducer`.)
     """
 
-    def reduce(expr: Any, axis: Any, *args: Any, where: Any = None, init: Any = None) -> Any:
-        if not isinstance(axis, IterVar) and not _is_axis_list(axis):
-            return _combine_values(fcombine, (expr, axis, *args))
+    def reduce(expr: Any, *args: Any, axis: Any = None, where: Any = None, init: Any = None) -> Any:
+        if axis is None and args:
+            if not _is_axis(args[0]):
+                return _combine_values(fcombine, (expr, *args))
+            axis, args = args[0], args[1:]
         if args:
             raise CompileError(f"{name}: where= and init= are given by name, got {args}")
+        if not _is_axis(axis):
+            raise CompileError(f"{name}: axis={axis} is no axis; expected one made by te.reduce_axis, or a list")
         axes = (axis,) if isinstance(axis, IterVar) else tuple(axis)
         _check_axes(name, axes)
         several = isinstance(expr, tuple | list)
@@ -48,8 +52,9 @@ def comm_reducer(
     return reduce
 
 
-def _is_axis_list(axis: Any) -> bool:
-    return isinstance(axis, tuple | list) and all(isinstance(a, IterVar) for a in axis)
+def _is_axis(value: Any) -> bool:
+    """Is this an axis, or a list of axes?"""
+    return all(isinstance(a, IterVar) for a in (value if isinstance(value, tuple | list) else (value,)))
 
 
 def _combine_values(fcombine: Callable[[Any, Any], Any], values: tuple[Any, ...]) -> Any:
