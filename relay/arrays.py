@@ -15,11 +15,12 @@ import numpy as np
 
 from backend.runtime.threads import in_threads
 
-__all__ = ["Arena", "Jobs", "concatenated"]
+__all__ = ["ALIGNMENT", "Arena", "Jobs", "concatenated"]
 
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
+"""Of arrays, in bytes."""
 _HUGE_PAGE = 2 << 20
 _BLOCK = 64 << 20
 _PIECE = 1 << 20

@@ -66,9 +66,11 @@ class StoredConstant(Constant):
         shape, dtype = self._form
         return math.prod(shape) * dtype.itemsize
 
-    def empty(self) -> Array:
-        """Memory for the values in the order that they are stored in; pages are taken when they are filled."""
-        return np.empty(*self._form).transpose(self._axes)
+    def empty(self, memory: Array | None = None) -> Array:
+        """An array for the values in the order that they are stored in; in `memory` (uint8, as many bytes), or new."""
+        shape, dtype = self._form
+        array = np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
+        return array.transpose(self._axes)
 
     def fill(self, array: Array, row: int = 0) -> None:
         """Write the values into an array from `empty`, or some rows from `row` on where it `has_rows`."""

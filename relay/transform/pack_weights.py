@@ -124,7 +124,7 @@ class _Packer:
         """`outputs_first`, which is `weight` seen in another order, in panels."""
         key = (id(weight), order, width)
         if key not in self.packed:
-            self.packed[key] = Constant(self.panels.panels(_narrowest(outputs_first), width), span=weight.span)
+            self.packed[key] = Constant(self.panels.panels(_narrowest(outputs_first), width, weight), span=weight.span)
         return self.packed[key]
 
     def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int) -> Constant:
@@ -132,7 +132,7 @@ class _Packer:
         width = group_panel(self.target, len(outputs_first) // groups)
         key = (id(weight), f"{order} in {groups} groups", width)
         if key not in self.packed:
-            panels = self.panels.groups(_narrowest(outputs_first), groups, width)
+            panels = self.panels.groups(_narrowest(outputs_first), groups, width, weight)
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
@@ -305,7 +305,7 @@ class _Packer:
         known = all(isinstance(side, int) for side in sides)
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
         if key not in self.packed:
-            panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel)
+            panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel, weight)
             self.packed[key] = Constant(panels, span=weight.span)
         made = Conv2DNHWCWinograd(
             tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups,

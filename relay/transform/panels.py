@@ -19,7 +19,7 @@ from backend.driver import ModuleBuilder
 from backend.runtime.packed_func import KernelFunc
 from backend.runtime.threads import in_threads
 from backend.target import Target
-from relay.arrays import Arena, Jobs
+from relay.arrays import ALIGNMENT, Arena, Jobs
 from relay.expr import Constant
 from relay.stored import StoredConstant
 from topi.cpu.panels import CHUNK, panels_by_rows, winograd_panels
@@ -31,8 +31,8 @@ __all__ = ["PanelPacker"]
 Array = np.ndarray[Any, Any]
 _WORTH_COMPILING = 16 << 20
 """Bytes in panels that one kernel makes; numpy takes some milliseconds for as many."""
-_FETCHED_AT_ONCE = 64 << 20
-"""Bytes of weights, at least, that are fetched from the model's file, packed and let go together."""
+_FETCHED_AT_ONCE = 32 << 20
+"""Bytes of weights, at most, that are fetched from the model's file and packed together; a larger one is by itself."""
 _FILTERS_AT_ONCE = 4096
 _LEAST_LANES = 4
 
@@ -48,10 +48,11 @@ class _Form:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Source:
-    """A weight that stays in the model's file, or rows of it from `row` on, and memory for them."""
+    """A weight that stays in the model's file, or rows of it from `row` on, and memory that is theirs in a `round`."""
 
     constant: StoredConstant
     memory: Array
+    round: int
     row: int = 0
 
     def fetch(self) -> None:
@@ -79,7 +80,9 @@ class PanelPacker:
         self._work: list[_Work] = []
         self._worth_compiling = worth_compiling
         self._sources: dict[int, _Source] = {}
-        """weights to fetch by their ids, and by those of the arrays that own their memory"""
+        """weights to fetch, by their ids"""
+        self._lent, self._taken, self._round = np.empty(0, np.uint8), 0, 0
+        """the memory that weights of one round after the other are fetched into, and what of it is taken in this one"""
 
     def values(self, weight: Constant) -> Array:
         """The values of a weight to pack; where it stays in the model's file, they are not there before `run`."""
@@ -87,14 +90,26 @@ class PanelPacker:
             return weight.data
         source = self._sources.get(id(weight))
         if source is None:
-            source = _Source(weight, weight.empty())
-            self._sources[id(weight)] = self._sources[id(_owner(source.memory))] = source
+            memory, number = self._lend(weight.nbytes)
+            source = self._sources[id(weight)] = _Source(weight, weight.empty(memory), number)
         return source.memory
 
-    def panels(self, weight: Array, width: int) -> Array:
-        """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros."""
+    def _lend(self, nbytes: int) -> tuple[Array, int]:
+        """Memory, and the round in which it is not somebody else's; a large weight has its own of both."""
+        if nbytes > _FETCHED_AT_ONCE:
+            self._round, self._taken = self._round + 2, 0
+            return np.empty(nbytes, np.uint8), self._round - 1
+        if len(self._lent) == 0:
+            self._lent = np.empty(_FETCHED_AT_ONCE, np.uint8)
+        if self._taken + nbytes > len(self._lent):
+            self._round, self._taken = self._round + 1, 0
+        begin, self._taken = self._taken, self._taken + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return self._lent[begin : begin + nbytes], self._round
+
+    def panels(self, weight: Array, width: int, of: Constant | None = None) -> Array:
+        """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros; values `of` that constant."""
         packed = self._arena.empty((-(-len(weight) // width), *weight.shape[1:], width), weight.dtype)
-        self._fill(packed, weight)
+        self._fill(packed, weight, self._source(of))
         return packed
 
     def gathered(self, rows: Array, index: Array) -> Array:
@@ -109,15 +124,16 @@ class PanelPacker:
         self._work.append(_Work(_Form(rows.shape[1]), None, packed, 0, gather))
         return packed
 
-    def _fill(self, packed: Array, weight: Array) -> None:
+    def _fill(self, packed: Array, weight: Array, source: _Source | None = None) -> None:
         """Put (N, ..., K) into panels (ceil(N / width), ..., K, width)."""
-        width, source = packed.shape[-1], self._source(weight)
+        width = packed.shape[-1]
         step = max(_FETCHED_AT_ONCE * len(weight) // max(weight.nbytes, 1) // width, 1) * width
         if source is not None and source.constant.has_rows and weight is source.memory and step < len(weight):
             for row in range(0, len(weight), step):
-                some = _Source(source.constant, np.empty_like(weight[row : row + step]), row)
-                self._sources[id(some.memory)] = some
-                self._fill(packed[row // width : -(-(row + step) // width)], some.memory)
+                rows = weight[row : row + step]
+                memory, number = self._lend(rows.nbytes)
+                some = _Source(source.constant, memory.view(rows.dtype).reshape(rows.shape), number, row)
+                self._fill(packed[row // width : -(-(row + step) // width)], some.memory, some)
             return
         full, left = divmod(len(weight), width)
         steps = math.prod(weight.shape[1:])
@@ -138,7 +154,7 @@ class PanelPacker:
             _Work(_Form(width), None, packed[full:], 0, copy_last, source),
         ]
 
-    def groups(self, weight: Array, groups: int, width: int) -> Array:
+    def groups(self, weight: Array, groups: int, width: int, of: Constant | None = None) -> Array:
         """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""
         outputs = len(weight) // groups
         packed = self._arena.empty((groups, *weight.shape[1:], width), weight.dtype)
@@ -147,10 +163,10 @@ class PanelPacker:
             packed[..., outputs:] = 0
             jobs.copy(packed[..., :outputs], _split(weight, outputs))
 
-        self._work.append(_Work(_Form(width), None, packed, 0, copy, self._source(weight)))
+        self._work.append(_Work(_Form(width), None, packed, 0, copy, self._source(of)))
         return packed
 
-    def winograd_panels(self, outputs_first: Array, tile: int, width: int) -> Array:
+    def winograd_panels(self, outputs_first: Array, tile: int, width: int, of: Constant | None = None) -> Array:
         """(O, R, R, I) to (O / width, A, A, I, width) with A = tile + R - 1: ``g @ w @ g.T`` of each filter.
 
         `width` divides O. Computed in float64.
@@ -170,11 +186,11 @@ class PanelPacker:
 
         form = _Form(width, tile, taps)
         plain = stored if suits else None
-        self._work.append(_Work(form, plain, packed, inputs // lanes, transform, self._source(outputs_first)))
+        self._work.append(_Work(form, plain, packed, inputs // lanes, transform, self._source(of)))
         return packed
 
-    def _source(self, weight: Array) -> _Source | None:
-        return self._sources.get(id(_owner(weight)))
+    def _source(self, of: Constant | None) -> _Source | None:
+        return self._sources.get(id(of))
 
     def run(self) -> None:
         """Pack everything asked for."""
@@ -184,34 +200,22 @@ class PanelPacker:
             if w.plain is not None:
                 nbytes[w.form] = nbytes.get(w.form, 0) + w.packed.nbytes
         compiled = {form for form, size in nbytes.items() if size >= self._worth_compiling}
-        for part in _parts(work):
+        for part in _rounds(work):
             _pack(part, compiled)
 
 
-def _owner(array: Array) -> Array:
-    """The array that owns the memory of a view."""
-    return array if array.base is None else array.base
-
-
-def _parts(work: list[_Work]) -> Iterator[list[_Work]]:
-    """The work in parts that fetch few weights; nothing here holds on to a part that was given."""
+def _rounds(work: list[_Work]) -> Iterator[list[_Work]]:
+    """The work round by round; nothing here holds on to what was given."""
     waiting: dict[int, list[_Work]] = {}
     for w in work:
-        waiting.setdefault(id(w.source), []).append(w)
+        waiting.setdefault(-1 if w.source is None else w.source.round, []).append(w)
     work.clear()
-    part: list[_Work] = waiting.pop(id(None), [])
-    fetched = 0
-    for source in list(waiting):
-        part += waiting.pop(source)
-        fetched += part[-1].source.memory.nbytes if part[-1].source is not None else 0
-        if fetched >= _FETCHED_AT_ONCE:
-            yield part
-            part, fetched = [], 0
-    yield part
+    for number in sorted(waiting):
+        yield waiting.pop(number)
 
 
 def _pack(work: list[_Work], compiled: Container[_Form]) -> None:
-    """Do a part of the work, and let go what it was about."""
+    """Do the work of a round, and let go what it was about."""
     sources = list(dict.fromkeys([w.source for w in work if w.source is not None]))
     in_threads(_Source.fetch, sources, sum([source.memory.nbytes for source in sources]))
     jobs = Jobs()
