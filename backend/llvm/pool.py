@@ -26,12 +26,13 @@ from importlib import import_module
 
 from backend.llvm.linking import link, process_triple
 
-__all__ = ["offer", "parallel_address", "worker_count", "workspace_addresses"]
+__all__ = ["offer", "parallel_address", "parallel_steps_address", "worker_count", "workspace_addresses"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
     parallel: int
+    parallel_steps: int
     alloc_workspace: int
     free_workspace: int
     count_workers: int
@@ -45,6 +46,11 @@ _offered: bytes | None = None
 def parallel_address() -> int:
     """The address of `parallel` (see `backend.runtime.context.Ctx`); registered for the runtime."""
     return _load().parallel
+
+
+def parallel_steps_address() -> int:
+    """The address of `parallel_steps` (see `backend.runtime.context.Ctx`); registered for the runtime."""
+    return _load().parallel_steps
 
 
 def workspace_addresses() -> tuple[int, int]:
@@ -79,8 +85,9 @@ def _load() -> _Pool:
 def _install(code: bytes) -> _Pool:
     image = link([code])
     pool = _Pool(
-        image.address("relayc_parallel"), image.address("relayc_alloc_workspace"),
-        image.address("relayc_free_workspace"), image.address("relayc_worker_count"),
+        image.address("relayc_parallel"), image.address("relayc_parallel_steps"),
+        image.address("relayc_alloc_workspace"), image.address("relayc_free_workspace"),
+        image.address("relayc_worker_count"),
     )  # fmt: skip
     os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(image.address("relayc_forget_workers")))
     image.keep()  # workers are parked in this code until the process ends

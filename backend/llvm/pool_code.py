@@ -7,6 +7,7 @@ from functools import lru_cache
 import llvmlite.binding as llvm
 
 from backend.llvm.pool_places import PLACES, place_constants
+from backend.llvm.pool_steps import STEPS
 
 __all__ = ["pool_object", "pool_source"]
 
@@ -48,8 +49,30 @@ define void @relayc_parallel(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks) 
   call void %task(ptr %ctx, ptr %closure, i32 0, i32 1)
   ret void
 }
+define void @relayc_parallel_steps(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps) {
+  call void @every_step(ptr %ctx, ptr %task, ptr %closure, i64 %steps)
+  ret void
+}
 define i32 @relayc_worker_count() { ret i32 0 }
 define void @relayc_forget_workers() { ret void }
+"""
+
+_ALONE = """
+; All steps of a region, in this thread.
+define internal void @every_step(ptr %ctx, ptr %task, ptr %closure, i64 %steps) {
+entry:
+  br label %check
+check:
+  %step = phi i64 [ 0, %entry ], [ %next, %run ]
+  %more = icmp slt i64 %step, %steps
+  br i1 %more, label %run, label %done
+run:
+  call void %task(ptr %ctx, ptr %closure, i32 0, i32 1, i64 %step)
+  %next = add i64 %step, 1
+  br label %check
+done:
+  ret void
+}
 """
 
 # A mailbox holds IDLE (0), RUN (1), BUSY (2) or, with its worker in the futex, ASLEEP (-1). The job is written before
@@ -58,8 +81,8 @@ define void @relayc_forget_workers() { ret void }
 # next chunk of the thread's share, which whoever takes a chunk counts up, and what `PLACES` knows of the thread. The
 # first mailbox is the caller's.
 _POOL = """
-%mailbox = type {{ i32, i32, i32, i32, i32, i32, i64, i64, [22 x i32] }}
-%job = type {{ ptr, ptr, ptr, i32, i32 }} ; ctx, task, closure, threads, chunks
+%mailbox = type {{ i32, i32, i32, i32, i32, i32, i64, i64, i64, [20 x i32] }}
+%job = type {{ ptr, ptr, ptr, i32, i32, i64 }} ; ctx, task, closure, threads, chunks, steps
 @mailboxes = internal global [{slots} x %mailbox] zeroinitializer, align 128
 @job = internal global %job zeroinitializer, align 128
 @pending = internal global i32 0, align 128
@@ -114,7 +137,7 @@ claim:
   %mine = icmp slt i32 %chunk, %end
   br i1 %mine, label %run, label %done
 run:
-  call void %task(ptr %ctx, ptr %closure, i32 %chunk, i32 %chunks)
+  call void %task(ptr %ctx, ptr %closure, i32 %chunk, i32 %chunks, i64 0)
   br label %look
 done:
   ret void
@@ -124,7 +147,12 @@ done:
 define internal void @participate(i32 %thread) {{
 entry:
   %threads = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
-  br label %share
+  %steps = load i64, ptr getelementptr (%job, ptr @job, i32 0, i32 5)
+  %several = icmp sgt i64 %steps, 1
+  br i1 %several, label %in.step, label %share
+in.step:
+  call void @keep_step(i32 %thread)
+  ret void
 share:
   %bit = phi i32 [ 0, %entry ], [ 1, %first ], [ %doubled, %other ]
   %of = xor i32 %thread, %bit
@@ -186,6 +214,13 @@ run:
 work:
   %apart = call i1 @sit(i32 %id)
   call void @participate(i32 %id)
+  %lost = load atomic i32, ptr @missed monotonic, align 4
+  %asked = icmp ne i32 %lost, 0
+  br i1 %asked, label %answer, label %leave
+answer:
+  call void @tell_interruptions(i64 %id64)
+  br label %leave
+leave:
   store atomic i32 0, ptr %box release, align 4
   %left = atomicrmw sub ptr @pending, i32 1 seq_cst
   %last = icmp eq i32 %left, 1
@@ -233,6 +268,21 @@ done:
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 
 define void @relayc_parallel(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks) {{
+  call void @region(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 1)
+  ret void
+}}
+
+define void @relayc_parallel_steps(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps) {{
+  %any = icmp sgt i64 %steps, 0
+  br i1 %any, label %run, label %none
+run:
+  call void @region(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps)
+  ret void
+none:
+  ret void
+}}
+
+define internal void @region(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps) {{
 entry:
   %p.threads = getelementptr i8, ptr %ctx, i64 8
   %threads = load i32, ptr %p.threads
@@ -247,7 +297,7 @@ acquire:
   %mine = extractvalue {{ i32, i1 }} %swap, 1
   br i1 %mine, label %count, label %serial
 serial:
-  call void %task(ptr %ctx, ptr %closure, i32 0, i32 1)
+  call void @every_step(ptr %ctx, ptr %task, ptr %closure, i64 %steps)
   ret void
 count:
   %wanted = sub i32 %limited, 1
@@ -273,6 +323,9 @@ publish:
   store ptr %closure, ptr getelementptr (%job, ptr @job, i32 0, i32 2)
   store atomic i32 %tasks, ptr getelementptr (%job, ptr @job, i32 0, i32 3) monotonic, align 4
   store i32 %chunks, ptr getelementptr (%job, ptr @job, i32 0, i32 4)
+  store i64 %steps, ptr getelementptr (%job, ptr @job, i32 0, i32 5)
+  store atomic i64 0, ptr @done monotonic, align 8
+  %at.once = icmp eq i64 %steps, 1
   store atomic i32 %helpers, ptr @pending release, align 4
   br label %allot
 allot:
@@ -280,7 +333,11 @@ allot:
   %first = call i32 @bound(i32 %t, i32 %chunks, i32 %tasks)
   %t64 = zext i32 %t to i64
   %counter = getelementptr %mailbox, ptr @mailboxes, i64 %t64, i32 1
-  store atomic i32 %first, ptr %counter monotonic, align 4
+  %start = select i1 %at.once, i32 %first, i32 %chunks
+  store atomic i32 %start, ptr %counter monotonic, align 4
+  %claims = getelementptr %mailbox, ptr @mailboxes, i64 %t64, i32 8
+  %first64 = zext i32 %first to i64
+  store atomic i64 %first64, ptr %claims monotonic, align 8
   %t.next = add i32 %t, 1
   %allotted = icmp eq i32 %t.next, %tasks
   br i1 %allotted, label %seated, label %allot
@@ -403,6 +460,15 @@ complain:
   call void @bench(i32 %helpers, i64 %after.nap)
   br label %release
 release:
+  %lost = load atomic i32, ptr @missed monotonic, align 4
+  %missing = icmp ne i32 %lost, 0
+  br i1 %missing, label %blame, label %end
+blame:
+  store atomic i32 0, ptr @missed monotonic, align 4
+  %blame.time = call i64 @now()
+  call void @bench(i32 %helpers, i64 %blame.time)
+  br label %end
+end:
   store atomic i32 0, ptr @busy release, align 4
   ret void
 }}
@@ -423,6 +489,8 @@ define void @relayc_forget_workers() {{
   store i32 0, ptr @crowded
   store i32 0, ptr @calm
   store i32 0, ptr @benched
+  store i32 0, ptr @missed
+  store i32 0, ptr @dozing
   ret void
 }}
 """
@@ -437,14 +505,14 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}
 def pool_source(system: str, machine: str) -> str:
     """LLVM assembly of the pool for an operating system ("linux", ...) and an architecture ("x86_64", ...)."""
     if system != "linux" or machine not in _FUTEX:
-        return _MEMORY + _SERIAL
+        return _MEMORY + _ALONE + _SERIAL
     declare_pause, pause = _PAUSE[machine]
     slots = MAX_WORKERS + 1
-    pool = (_POOL + PLACES).format(
+    pool = (_POOL + STEPS + PLACES).format(
         declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, patience=PATIENCE, chunks=CHUNKS,
         slots=slots, mailbox_bytes=slots * 128, **place_constants(machine),
     )  # fmt: skip
-    return _MEMORY + pool
+    return _MEMORY + _ALONE + pool
 
 
 @lru_cache(maxsize=4)

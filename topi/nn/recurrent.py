@@ -30,8 +30,9 @@ from topi.loops import loop_nest
 
 __all__ = ["ACTIVATIONS", "Activation", "Gates", "gru", "lstm", "rnn"]
 
-_PARALLEL_WORK = 1 << 16
-"""Multiply-adds of a step from which on its blocks are shared between threads."""
+_PARALLEL_WORK, _PARALLEL_STEP = 1 << 16, 1 << 14
+"""Multiply-adds of all steps, and of a single one, from which on blocks are shared between threads, which meet after
+each step. A step of 12,000 takes as long on two threads as on one, one of 16,000 two thirds of the time."""
 
 Activation = str | tuple[Any, ...]
 """The name of a function, or a tuple of a name and its parameters."""
@@ -212,9 +213,11 @@ class _Recurrence:
 
     @property
     def _shared(self) -> str:
-        """The kind of the loop that threads share: parallel where a step of one direction is worth it."""
-        work = self.gate_count * self.hidden**2 * (self.batch if isinstance(self.batch, int) else 1)
-        return "parallel" if work >= _PARALLEL_WORK or self.gates.go_apart else "serial"
+        """The kind of the loop that threads share: parallel where the steps of one direction are worth it."""
+        step = self.gate_count * self.hidden**2 * (self.batch if isinstance(self.batch, int) else 1)
+        work = step * self.steps if isinstance(self.steps, int) else _PARALLEL_WORK
+        worthwhile = step >= _PARALLEL_STEP and work >= _PARALLEL_WORK
+        return "parallel" if worthwhile or self.gates.go_apart else "serial"
 
     @contextmanager
     def each_step(self) -> Generator[_Step, None, None]:

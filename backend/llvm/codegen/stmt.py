@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from backend.llvm.assembly import FunctionText, ModuleText
-from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE, CallEmitter
+from collections.abc import Sequence
+
+from backend.llvm.assembly import FunctionText
+from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_PARALLEL_STEPS, CTX_WORKSPACE, CallEmitter
 from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.index import Index, is_nonnegative
-from backend.llvm.types import element_bytes, memory_type, register_type
+from backend.llvm.codegen.regions import outline, outline_steps, regions_in_a_row
+from backend.llvm.types import element_bytes, memory_type
 from te.dtype import INT64
 from te.errors import CompileError
 from te.tir import (
@@ -25,7 +28,6 @@ from te.tir import (
     While,
     product,
 )
-from te.tir.analysis import free_variables
 
 __all__ = ["AssertMessages", "StmtEmitter"]
 
@@ -137,6 +139,9 @@ class StmtEmitter(CallEmitter):
             return
         if loop.kind is ForKind.VECTORIZED:
             raise CompileError(f"loop {loop.loop_var.name} is still vectorized; run the vectorize pass first")
+        if self.parallel and loop.kind is ForKind.SERIAL and (regions := regions_in_a_row(loop)):
+            self._steps(loop, extent, regions)
+            return
         low = self.index(loop.min)
         if extent.value is None and (extent.constant <= 1 or self._is_written_out(loop, extent.constant)):
             for i in range(extent.constant):
@@ -224,6 +229,15 @@ class StmtEmitter(CallEmitter):
         run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL)}, align 8")
         text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {tasks})")
 
+    def _steps(self, loop: For, extent: Index, regions: Sequence[For]) -> None:
+        """A loop around parallel loops as one region: threads meet between them, and aren't called again."""
+        text = self.text
+        task, closure = outline_steps(self, loop, regions)
+        steps = self.operand(self.product(extent, Index(None, len(regions), 0)))
+        run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL_STEPS)}, align 8")
+        tasks = max(min(each.extent.value, each.most_threads) for each in regions if isinstance(each.extent, IntImm))
+        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {tasks}, i64 {steps})")
+
     def child(self, text: FunctionText) -> StmtEmitter:
         """An emitter for a function outlined from this one: the same target, and parallel loops run serially."""
         inner = StmtEmitter(text, self.machine, None, parallel=False)
@@ -236,72 +250,6 @@ class StmtEmitter(CallEmitter):
         """Let other threads see what was stored past the caches, before they are told that it is there."""
         if self.streaming_stores:
             self.text.effect("fence seq_cst")
-
-
-def outline(outer: StmtEmitter, loop: For, extent: Index) -> tuple[str, str]:
-    """Make functions of a parallel loop; returns the task's name and the closure's address.
-
-    Two functions are made. The task, in the pool's calling convention, takes the values that the body uses out of the
-    closure and computes its share of the iterations; the body takes them as parameters, so that what LLVM knows of the
-    buffers (`noalias`) is not lost on the way through memory.
-    """
-    module = outer.text.module
-    number = module.fresh_number()
-    body_name, task_name = f"{outer.text.name}.body{number}", f"{outer.text.name}.task{number}"
-    parameters = ["ptr %ctx"]
-    inner = outer.child(FunctionText(module, body_name, ""))
-    captured: list[tuple[str, str]] = []
-    for var in free_variables(loop.body):
-        if var is loop.loop_var:
-            continue
-        wide = outer.wide.get(var)
-        if wide is not None and wide.value is None:
-            inner.wide[var] = wide
-            continue
-        kind = "i64" if wide is not None else register_type(var.dtype)
-        captured.append((kind, outer.visit(var) if wide is None else outer.operand(wide)))
-        name = f"%c{len(captured)}"
-        if wide is not None:
-            inner.wide[var] = Index(name, 0)
-        else:
-            inner.env[var] = name
-        parameters.append(f"{kind} {'noalias ' if var in outer.unaliased else ''}{name}")
-    low = outer.index(loop.min)
-    captured += [("i64", outer.operand(extent)), ("i64", outer.operand(low))]
-    inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
-    inner.unaliased = outer.unaliased
-    inner.loop(loop, Index("%first", 0), Index("%last", 0))
-    inner.end_streaming()
-    inner.text.effect("ret void")
-    inner.text.finish()
-    _emit_task(module, task_name, body_name, [kind for kind, _ in captured])
-    return task_name, _store_closure(outer, captured)
-
-
-def _store_closure(outer: StmtEmitter, captured: list[tuple[str, str]]) -> str:
-    closure = outer.text.alloca(f"[{len(captured)} x i64]", 8)
-    for i, (kind, value) in enumerate(captured):
-        outer.text.effect(f"store {kind} {value}, ptr {outer.byte_offset(closure, 8 * i)}, align 8")
-    return closure
-
-
-def _emit_task(module: ModuleText, name: str, body: str, kinds: list[str]) -> None:
-    """Task `t` of `n` runs the iterations [t * extent / n, (t + 1) * extent / n)."""
-    text = FunctionText(module, name, f"internal void @{name}(ptr %ctx, ptr %closure, i32 %task, i32 %tasks) #0")
-    loaded: list[str] = []
-    for i, kind in enumerate(kinds):
-        address = f"getelementptr i8, ptr %closure, i64 {8 * i}"
-        loaded.append(text.value(f"load {kind}, ptr {text.value(address)}, align 8"))
-    *values, extent, low = loaded
-    task, tasks = text.value("zext i32 %task to i64"), text.value("zext i32 %tasks to i64")
-    bounds: list[str] = []
-    for number in (task, text.value(f"add i64 {task}, 1")):
-        share = text.value(f"udiv i64 {text.value(f'mul i64 {number}, {extent}')}, {tasks}")
-        bounds.append(text.value(f"add i64 {share}, {low}"))
-    args = [f"{kind} {value}" for kind, value in zip(kinds, values, strict=False)]
-    text.effect(f"call void @{body}({', '.join(['ptr %ctx', *args, *[f'i64 {b}' for b in bounds]])})")
-    text.effect("ret void")
-    text.finish()
 
 
 def _count_statements(body: Stmt) -> int:

@@ -22,6 +22,10 @@ Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, 
 Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Task, ctypes.c_void_p, ctypes.c_int32)
 
 
+Step = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64)
+Steps = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Step, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
+
+
 class Mailbox(ctypes.Structure):
     _fields_ = (
         ("state", ctypes.c_int32), ("next", ctypes.c_int32), ("place", ctypes.c_int32), ("number", ctypes.c_int32),
@@ -34,6 +38,8 @@ class OpenPool:
     """A pool of its own, whose inside can be called and seen."""
 
     def __init__(self) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
         source = pool_source("linux", process_triple().split("-")[0])
         source = source.replace("internal ", "").replace("private ", "")
         source += "define ptr @mailboxes_address() { ret ptr @mailboxes }\n"
@@ -41,6 +47,7 @@ class OpenPool:
         machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
         image = link([machine.emit_object(llvm.parse_assembly(source))])
         self.parallel = Parallel(image.address("relayc_parallel"))
+        self.parallel_steps = Steps(image.address("relayc_parallel_steps"))
         self.bench = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int64)(image.address("bench"))
         self.set_benched = ctypes.CFUNCTYPE(None)(image.address("set_benched"))
         address = ctypes.CFUNCTYPE(ctypes.c_void_p)(image.address("mailboxes_address"))()
@@ -98,6 +105,22 @@ def test_others_do_the_share_of_a_worker_on_the_bench_until_it_comes_back(open_p
     together = threading.Barrier(threads)
     open_pool.run(threads, threads, lambda c, d, i, n: together.wait(30))
     assert together.broken is False
+
+
+@pytest.mark.parametrize("away", [{7}, {3, 5, 6, 7}, set(range(1, 8))])
+def test_steps_are_finished_without_workers_on_the_bench(open_pool, away):
+    """Also where nobody who is there has the number of a neighbour."""
+    threads = 8
+    open_pool.run(threads, threads, lambda c, d, i, n: None)
+    for number in away:
+        open_pool.mailboxes[number].until = time.monotonic_ns() + 10**12
+    open_pool.set_benched()
+    seen: list[tuple[int, int]] = []
+    task = Step(lambda c, d, i, n, step: seen.append((step, i)))
+    open_pool.parallel_steps(open_pool.context.address, task, None, threads, 5)
+    for number in away:
+        open_pool.mailboxes[number].until = time.monotonic_ns() - 1
+    assert sorted(seen) == [(step, i) for step in range(5) for i in range(threads)]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

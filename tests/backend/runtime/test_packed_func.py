@@ -36,6 +36,7 @@ struct Ctx {
   void* (*alloc_workspace)(Ctx*, int64_t);
   void (*free_workspace)(Ctx*, void*);
   int32_t (*call_packed)(Ctx*, const char*, void*, int32_t*, int32_t);
+  void (*parallel_steps)(Ctx*, void (*)(Ctx*, void*, int32_t, int32_t, int64_t), void*, int32_t, int64_t);
 };
 typedef struct { void* data; int32_t type, id, ndim; uint8_t code, bits; uint16_t lanes;
                  int64_t *shape, *strides; uint64_t byte_offset; } DLTensor;
@@ -48,6 +49,12 @@ static void fill(Ctx* c, void* closure, int32_t task, int32_t tasks) {
   for (int64_t i = task * n / tasks; i < (task + 1) * n / tasks; i++) out[i + 1] = i * i;
 }
 void squares(Ctx* c, int64_t* out) { c->parallel(c, fill, out, 64); }
+
+static void grow(Ctx* c, void* closure, int32_t task, int32_t tasks, int64_t step) {
+  int64_t* out = closure;
+  for (int64_t i = task * 64 / tasks; i < (task + 1) * 64 / tasks; i++) out[i] = out[i] * 3 + step;
+}
+void steps(Ctx* c, int64_t* out) { c->parallel_steps(c, grow, out, 64, 5); }
 
 void scratch(Ctx* c, int64_t* out) {
   char* a = c->alloc_workspace(c, 100000);
@@ -123,6 +130,7 @@ def test_the_struct_is_laid_out_as_in_c():
         "alloc_workspace": 16,
         "free_workspace": 24,
         "call_packed": 32,
+        "parallel_steps": 40,
     }
 
 
@@ -165,6 +173,12 @@ def test_a_parallel_region_runs_every_task(kernel, fresh_thread):
     out[0] = 100
     fresh_thread(lambda: kernel("squares", "buffer")(out))
     assert out[1:].tolist() == [i * i for i in range(100)]
+
+
+def test_a_region_of_several_steps_runs_them_in_their_order(kernel, fresh_thread):
+    out = np.arange(64, dtype="int64")
+    fresh_thread(lambda: kernel("steps", "buffer")(out))
+    assert out.tolist() == [243 * i + 27 * 1 + 9 * 2 + 3 * 3 + 4 for i in range(64)]
 
 
 @pytest.fixture(params=["pool", "no pool"])

@@ -1,0 +1,140 @@
+"""Parallel regions: their bodies become functions that the pool's threads call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from backend.llvm.assembly import FunctionText
+from backend.llvm.codegen.index import Index, is_nonnegative
+from backend.llvm.types import register_type
+from te.tir import For, ForKind, IntImm, SeqStmt
+from te.tir.analysis import free_variables
+
+if TYPE_CHECKING:
+    from backend.llvm.codegen.stmt import StmtEmitter
+
+__all__ = ["outline", "outline_steps", "regions_in_a_row"]
+
+_Captured = list[tuple[str, str]]
+"""Values that a body uses, of the function around it: types and names."""
+
+
+def regions_in_a_row(loop: For) -> list[For]:
+    """The parallel loops that are all of a loop's body; none where there is more, or they aren't always the same."""
+    body = loop.body.stmts if isinstance(loop.body, SeqStmt) else (loop.body,)
+    found: list[For] = []
+    for each in body:
+        if not isinstance(each, For) or each.kind is not ForKind.PARALLEL:
+            return []
+        if not isinstance(each.min, IntImm) or not isinstance(each.extent, IntImm) or each.extent.value <= 1:
+            return []
+        found.append(each)
+    return found
+
+
+def outline(outer: StmtEmitter, loop: For, extent: Index) -> tuple[str, str]:
+    """Make functions of a parallel loop; returns the task's name and the closure's address.
+
+    Two functions are made. The task, in the pool's calling convention, takes the values that the body uses out of the
+    closure and computes its share of the iterations; the body takes them as parameters, so that what LLVM knows of the
+    buffers (`noalias`) is not lost on the way through memory.
+    """
+    name, body, captured = _outline_body(outer, loop, None)
+    captured += [("i64", outer.operand(extent)), ("i64", outer.operand(outer.index(loop.min)))]
+    signature = f"internal void @{name}(ptr %ctx, ptr %closure, i32 %task, i32 %tasks) #0"
+    text = FunctionText(outer.text.module, name, signature)
+    *values, of, low = _load_captured(text, captured)
+    _call_body(text, body, values, of[1], low[1])
+    text.effect("ret void")
+    text.finish()
+    return name, _store_closure(outer, captured)
+
+
+def outline_steps(outer: StmtEmitter, loop: For, regions: Sequence[For]) -> tuple[str, str]:
+    """As `outline`, for a loop around parallel loops: step s is loop s % n of iteration s / n."""
+    bodies = [_outline_body(outer, each, loop) for each in regions]
+    captured = [value for _, _, used in bodies for value in used]
+    captured.append(("i64", outer.operand(outer.index(loop.min))))
+    name = bodies[0][0]
+    signature = f"internal void @{name}(ptr %ctx, ptr %closure, i32 %task, i32 %tasks, i64 %step) #0"
+    text = FunctionText(outer.text.module, name, signature)
+    *values, low = _load_captured(text, captured)
+    count = len(regions)
+    turn = text.value(f"add i64 {text.value(f'udiv i64 %step, {count}')}, {low[1]}")
+    labels = [text.label("region") for _ in regions]
+    choices = " ".join(f"i64 {i}, label %{label}" for i, label in enumerate(labels[1:], 1))
+    text.effect(f"switch i64 {text.value(f'urem i64 %step, {count}')}, label %{labels[0]} [ {choices} ]")
+    for label, each, (_, body, used) in zip(labels, regions, bodies, strict=True):
+        own, values = values[: len(used)], values[len(used) :]
+        text.place(label)
+        _call_body(text, body, [*own, ("i64", turn)], str(each.extent), str(each.min))
+        text.effect("ret void")
+    text.finish()
+    return name, _store_closure(outer, captured)
+
+
+def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[str, str, _Captured]:
+    """A name for the task of a parallel loop, the function of its iterations [first, last), and what that captures.
+
+    Where there is a loop `around`, which isn't in the function, its variable comes behind what is captured.
+    """
+    module = outer.text.module
+    number = module.fresh_number()
+    body_name, task_name = f"{outer.text.name}.body{number}", f"{outer.text.name}.task{number}"
+    parameters = ["ptr %ctx"]
+    inner = outer.child(FunctionText(module, body_name, ""))
+    captured: _Captured = []
+    for var in free_variables(loop.body):
+        if var is loop.loop_var or (around is not None and var is around.loop_var):
+            continue
+        wide = outer.wide.get(var)
+        if wide is not None and wide.value is None:
+            inner.wide[var] = wide
+            continue
+        kind = "i64" if wide is not None else register_type(var.dtype)
+        captured.append((kind, outer.visit(var) if wide is None else outer.operand(wide)))
+        name = f"%c{len(captured)}"
+        if wide is not None:
+            inner.wide[var] = Index(name, 0)
+        else:
+            inner.env[var] = name
+        parameters.append(f"{kind} {'noalias ' if var in outer.unaliased else ''}{name}")
+    if around is not None:
+        parameters.append("i64 %turn")
+        inner.wide[around.loop_var] = Index("%turn", 0)
+        if is_nonnegative(around.min, outer.nonnegative):
+            inner.nonnegative.add(around.loop_var)
+    inner.text.set_signature(f"internal void @{body_name}({', '.join(parameters)}, i64 %first, i64 %last) #1")
+    inner.unaliased = outer.unaliased
+    inner.loop(loop, Index("%first", 0), Index("%last", 0))
+    inner.end_streaming()
+    inner.text.effect("ret void")
+    inner.text.finish()
+    return task_name, body_name, captured
+
+
+def _store_closure(outer: StmtEmitter, captured: _Captured) -> str:
+    closure = outer.text.alloca(f"[{len(captured)} x i64]", 8)
+    for i, (kind, value) in enumerate(captured):
+        outer.text.effect(f"store {kind} {value}, ptr {outer.byte_offset(closure, 8 * i)}, align 8")
+    return closure
+
+
+def _load_captured(text: FunctionText, captured: _Captured) -> _Captured:
+    loaded: _Captured = []
+    for i, (kind, _) in enumerate(captured):
+        address = text.value(f"getelementptr i8, ptr %closure, i64 {8 * i}")
+        loaded.append((kind, text.value(f"load {kind}, ptr {address}, align 8")))
+    return loaded
+
+
+def _call_body(text: FunctionText, body: str, values: _Captured, extent: str, low: str) -> None:
+    """Task `t` of `n` runs the iterations [t * extent / n, (t + 1) * extent / n)."""
+    task, tasks = text.value("zext i32 %task to i64"), text.value("zext i32 %tasks to i64")
+    bounds: _Captured = []
+    for number in (task, text.value(f"add i64 {task}, 1")):
+        share = text.value(f"udiv i64 {text.value(f'mul i64 {number}, {extent}')}, {tasks}")
+        bounds.append(("i64", text.value(f"add i64 {share}, {low}")))
+    args = ["ptr %ctx", *[f"{kind} {value}" for kind, value in [*values, *bounds]]]
+    text.effect(f"call void @{body}({', '.join(args)})")
