@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from backend.llvm.codegen.dots import DotEmitter
 from backend.llvm.codegen.lookups import LookupEmitter
@@ -55,21 +56,9 @@ class CallEmitter(LookupEmitter):
             kind = register_type(call.dtype)
             a, b = self.visit(call.args[1]), self.visit(call.args[2])
             return self.text.pure(f"select i1 {condition}, {kind} {a}, {kind} {b}")
-        return self._branch_value(call, condition)
-
-    def _branch_value(self, call: Call, condition: str) -> str:
-        text, kind = self.text, register_type(call.dtype)
-        then, otherwise, done = text.label("then"), text.label("else"), text.label("join")
-        text.branch(condition, then, otherwise, likely=isinstance(call.args[0], Call) and call.args[0].op == "likely")
-        arms: list[str] = []
-        for label, side in ((then, call.args[1]), (otherwise, call.args[2])):
-            text.place(label)
-            with text.region():
-                value = self.visit(side)
-            arms.append(f"[ {value}, %{text.block} ]")
-            text.goto(done)
-        text.place(done)
-        return text.value(f"phi {kind} {', '.join(arms)}")
+        then, otherwise = (partial(self.visit, side) for side in call.args[1:])
+        is_likely = isinstance(call.args[0], Call) and call.args[0].op == "likely"
+        return self.one_of(condition, register_type(call.dtype), then, otherwise, likely=is_likely)
 
     def _choose_lanes(self, call: Call, condition: str) -> str:
         """Both sides are evaluated, each touching memory only in the lanes that want it."""

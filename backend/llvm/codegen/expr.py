@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from backend.llvm.assembly import FunctionText
@@ -233,12 +234,18 @@ class ExprEmitter(ConvertEmitter):
             negated = pure(f"icmp eq {kind} {y}, {minus_one}")
             unsafe = pure(f"or {flag} {by_zero}, {negated}")
         safe = pure(f"select {flag} {unsafe}, {kind} {one}, {kind} {y}")
+
+        def divided() -> str:
+            if floors:
+                return self.floor_division(kind, is_quotient, x, safe, None)
+            return pure(f"{name} {kind} {x}, {safe}")
+
         if of.lanes > 1 and of.bits <= 32:
             result = self._divided_as_floats(of, is_quotient, floors, x, safe)
-        elif floors:
-            result = self.floor_division(kind, is_quotient, x, safe, None)
+        elif of.lanes > 1:
+            result = self._usually_divided_as_floats(of, is_quotient, floors, x, safe, divided)
         else:
-            result = pure(f"{name} {kind} {x}, {safe}")
+            result = divided()
         if negated is not None and is_quotient:
             minus_x = pure(f"sub {kind} {zero}, {x}")
             result = pure(f"select {flag} {negated}, {kind} {minus_x}, {kind} {result}")
@@ -251,12 +258,44 @@ class ExprEmitter(ConvertEmitter):
         the next one to be rounded to it.
         """
         through = dtype("float32" if of.bits <= 16 else "float64").with_lanes(of.lanes)
+        result = self._divided(through, is_quotient, floors, self.convert(x, of, through), self.convert(y, of, through))
+        return self.convert(result, through, of)
+
+    def _divided(self, through: DType, is_quotient: bool, floors: bool, a: str, b: str) -> str:
+        """Quotient or remainder of floats that are integers."""
         kind, pure = register_type(through), self.text.pure
-        a, b = self.convert(x, of, through), self.convert(y, of, through)
         quotient = self.intrinsic("floor" if floors else "trunc", through, pure(f"fdiv {kind} {a}, {b}"))
-        if is_quotient:
-            return self.convert(quotient, through, of)
-        return self.convert(pure(f"fsub {kind} {a}, {pure(f'fmul {kind} {quotient}, {b}')}"), through, of)
+        return quotient if is_quotient else pure(f"fsub {kind} {a}, {pure(f'fmul {kind} {quotient}, {b}')}")
+
+    def _usually_divided_as_floats(
+        self, of: DType, is_quotient: bool, floors: bool, x: str, y: str, otherwise: Callable[[], str]
+    ) -> str:
+        """The same of integers of 64 bits, if all of them, and so their quotients, have at most 51.
+
+        Quotients that are no integers are then too far from the next one to be rounded to it. Few processors convert
+        such vectors; added to 1.5 2^52 an integer is in the low bits.
+        """
+        text, pure, kind = self.text, self.text.pure, register_type(of)
+        through = dtype("float64").with_lanes(of.lanes)
+        lowest, floats = -(1 << 51) if of.is_int else 0, register_type(through)
+        above = [pure(f"sub {kind} {v}, {self.splat(str(lowest), of)}") for v in (x, y)]
+        beyond = self.splat(str(-1 << (52 if lowest else 51)), of)
+        large = pure(f"and {kind} {pure(f'or {kind} {above[0]}, {above[1]}')}, {beyond}")
+        name = f"llvm.vector.reduce.or.{suffix(of)}"
+        text.module.declare(name, "i64", kind)
+        is_small = pure(f"icmp eq i64 {pure(f'call i64 @{name}({kind} {large})')}, 0")
+        magic, bits = self.splat(constant(through.element, 1.5 * 2.0**52), through), self.splat(str(0x4338 << 48), of)
+
+        def as_floats(v: str) -> str:
+            raised = self._cast("bitcast", pure(f"add {kind} {v}, {bits}"), of, through)
+            return pure(f"fsub {floats} {raised}, {magic}")
+
+        def short() -> str:
+            result = self._divided(through, is_quotient, floors, as_floats(x), as_floats(y))
+            raised = self._cast("bitcast", pure(f"fadd {floats} {result}, {magic}"), through, of)
+            return pure(f"sub {kind} {raised}, {bits}")
+
+        return self.one_of(is_small, kind, short, otherwise, likely=True)
 
     def splatted_int(self, expr: PrimExpr) -> int | None:
         """The value of an integer constant, scalar or broadcast; None when it is not constant."""
@@ -348,6 +387,23 @@ class ExprEmitter(ConvertEmitter):
                 return b if b in decided else a
             return self.text.pure(f"{'and' if is_and else 'or'} {kind} {a}, {b}")
         return self._short_circuit(expr.b, a, is_and)
+
+    def one_of(
+        self, condition: str, kind: str, then: Callable[[], str], otherwise: Callable[[], str], *, likely: bool = False
+    ) -> str:
+        """A value that only one side of a branch computes."""
+        text = self.text
+        labels, done = (text.label("then"), text.label("else")), text.label("join")
+        text.branch(condition, *labels, likely=likely)
+        arms: list[str] = []
+        for label, side in zip(labels, (then, otherwise), strict=True):
+            text.place(label)
+            with text.region():
+                value = side()
+            arms.append(f"[ {value}, %{text.block} ]")
+            text.goto(done)
+        text.place(done)
+        return text.value(f"phi {kind} {', '.join(arms)}")
 
     def _short_circuit(self, second: PrimExpr, a: str, is_and: bool) -> str:
         text = self.text

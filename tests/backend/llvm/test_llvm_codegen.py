@@ -150,15 +150,36 @@ def test_vectors_of_integers_are_divided_exactly(run_both, dtype, node):
     assert_same(run_both(f, a, b, np.zeros_like(a)))
 
 
+@pytest.mark.parametrize("node", [Div, Mod, FloorDiv, FloorMod])
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+@pytest.mark.parametrize("digits", [20, 51, 52, 63])
+def test_vectors_of_64_bits_are_divided_exactly(run_both, dtype, node, digits):
+    """As floats if all numbers have 51 digits at most: next to multiples, and with one larger number in any lane."""
+    lowest = 0 if dtype == "uint64" else -(2**digits)
+    some = rng.integers(lowest, 2**digits - 1, 400)
+    b = np.concatenate([some[some != 0], rng.integers(1, 100, 400), [2**digits - 1, lowest or 2, 1]])
+    quotients = rng.integers(lowest, 2**digits - 1, len(b)) // b
+    a = np.concatenate([rng.permutation(b), *[quotients * b + i for i in (-1, 0, 1)]])
+    b = np.tile(b, 4)
+    fits = (a >= lowest) & (a < 2**digits) & ~((a == lowest) & (b == -1))
+    a, b = (x[fits][: fits.sum() // 8 * 8].astype(dtype) for x in (a, b))
+    half = len(a) // 2
+    a[half::9], b[half + 900 :: 9] = 2**62 + 12345, 2**60 + 1
+    for lanes in (8, 4):
+        f = elementwise(node, [dtype, dtype], dtype, lanes, len(a))
+        assert_same(run_both(f, a, b, np.zeros_like(a)))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("lanes", [1, 4])
 @pytest.mark.parametrize("node", [Div, FloorDiv, Mod, FloorMod])
-def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes):
-    lowest = np.iinfo("int32").min
-    a = np.array([5, -5, lowest, lowest], "int32")
-    b = np.array([0, 0, -1, 0], "int32")
-    c = run_llvm(elementwise(node, ["int32", "int32"], "int32", lanes, 4), a, b, np.ones(4, "int32"))
-    is_quotient = node in (Div, FloorDiv)
-    np.testing.assert_array_equal(c[2], [0, 0, lowest if is_quotient else 0, 0])
+def test_division_by_zero_and_overflow_do_not_trap(run_llvm, node, lanes, dtype):
+    lowest, is_quotient = np.iinfo(dtype).min, node in (Div, FloorDiv)
+    f = elementwise(node, [dtype, dtype], dtype, lanes, 4)
+    for low, quotient in ((lowest, lowest), (-7, 7)):  # of small numbers all the vector's lanes are divided as floats
+        a, b = np.array([5, -5, low, low], dtype), np.array([0, 0, -1, 0], dtype)
+        c = run_llvm(f, a, b, np.ones(4, dtype))
+        np.testing.assert_array_equal(c[2], [0, 0, quotient if is_quotient else 0, 0])
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])
