@@ -15,8 +15,8 @@ _COARSE_EXP_OF_QUARTER = (0.17344923317432404, 0.015022988431155682)
 _COARSE_TANH_P = (0.9999679580156069, 0.10362492777165334, 0.0007095887304351945)
 _COARSE_TANH_Q = (1.0, 0.4367474379309772, 0.013197110504837793)
 _COARSE_TANH_REACH = 4.6
-_HALF_REACH = -18.0, 12.0
-"""e to what is below is 0 in float16, to what is above infinity."""
+_HALF_REACH, _BRAIN_REACH = (-18.0, 12.0), (-100.0, 100.0)
+"""e to what is below is 0 in float16 and in bfloat16, to what is above infinity."""
 # (sinh(r) / r - 1) / r^2 and (cosh(r) - 1) / r^2 in r^2, to ln(2)/2
 _SINH = (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487)
 _COSH = (0.5, 0.041666459292173386, 0.0013935428578406572)
@@ -28,9 +28,8 @@ _ERF_Q = (1.1365649700164795, 0.5738035440444946, 0.13110268115997314, 0.0172839
 
 
 def exp(b: Builder, x: PrimExpr) -> PrimExpr:
-    if b.looks_up() and b.rounded is not None and b.rounded.element == "float16":
-        power, slope, fraction = _coarse_exp(b, b.clamp(x, *_HALF_REACH))
-        return b.fma(slope, fraction * power, power)
+    if b.coarse and b.looks_up():
+        return _short_exp(b, x)
     t, r = b.reduce_exp(b.clamp(x, b.format.exp_low, b.format.exp_high), 2 * b.format.bias)
     first, second = b.power_in_two(t)
     return b.grown_expm1(first, r, first) * second
@@ -62,9 +61,18 @@ def _exp_by_eighths(b: Builder, x: PrimExpr) -> PrimExpr:
     return b.fma(b.polynomial(r, _EXP_OF_EIGHTH), r * power, power)
 
 
-def _coarse_exp(b: Builder, x: PrimExpr, sign: float = 1.0) -> tuple[Var, PrimExpr, Var]:
-    """(p, q, f) of e^(sign x) = p + p q f, whose exponent is in the range of float32: p = 2^(n/4)."""
-    start, scale = b.const(b.format.magic), sign * 4 / math.log(2)
+def _short_exp(b: Builder, x: PrimExpr) -> PrimExpr:
+    """e^x where few digits do: of bfloat16 a square, which may overflow or be denormal."""
+    assert b.rounded is not None
+    is_half = b.rounded.element == "float16"
+    power, slope, fraction = _coarse_exp(b, b.clamp(x, *(_HALF_REACH if is_half else _BRAIN_REACH)), 1.0 if is_half else 0.5)
+    root = b.let(b.fma(slope, fraction * power, power), "root")
+    return root if is_half else root * root
+
+
+def _coarse_exp(b: Builder, x: PrimExpr, factor: float = 1.0) -> tuple[Var, PrimExpr, Var]:
+    """(p, q, f) of e^(factor x) = p + p q f, whose exponent is in the range of float32: p = 2^(n/4)."""
+    start, scale = b.const(b.format.magic), factor * 4 / math.log(2)
     t = b.let(b.fma(x, scale, start), "t")
     fraction = b.let(b.fma(x, scale, -b.let(t - start, "whole")), "fraction")
     power = b.let(b.power_of_part(t, 4), "power")

@@ -280,6 +280,21 @@ def test_all_numbers_of_float16(op, target):
         assert error_in_half(run(op, 8, x, target=target), exact) <= 0.6
 
 
+@pytest.mark.parametrize("op", ["exp", "exp_nonpositive", "tanh", "sigmoid"])
+def test_all_numbers_of_bfloat16(op):
+    """Denormal and infinite results of exp, too."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    with np.errstate(all="ignore"):
+        x = np.where(x > 0, -x, x) if op == "exp_nonpositive" else x
+        exact = REFERENCES.get(op, getattr(np, op, None))(x.astype("f8"))
+        rounded = exact.astype(ml_dtypes.bfloat16).astype("f8")
+    got = run(op, 8, x).astype("f8")
+    finite = np.isfinite(rounded)
+    np.testing.assert_array_equal(got[~finite], rounded[~finite])
+    smallest = 2.0**-133 if op == "exp" else 2.0**-126  # 0 is as good as a denormal result of the others
+    np.testing.assert_allclose(got[finite], exact[finite], rtol=0.52 * 2.0**-7, atol=0.52 * smallest)
+
+
 @pytest.mark.parametrize(("name", "bound"), [("x s", 0.6), ("s / x", 0.6), ("1 - s", 1.0), ("s + s s", 0.502)])
 def test_fewer_digits_where_only_products_follow(name, bound):
     """What is subtracted from 1 keeps all digits: the difference would be off by much more than its digits."""

@@ -170,10 +170,11 @@ class ConvertEmitter(IndexEmitter):
         odd = pure(f"and {kind} {upper}, {self._ints(words, 1)}")
         bias = pure(f"add {kind} {odd}, {self._ints(words, 0x7FFF)}")
         biased = pure(f"add {kind} {bits}, {bias}")
-        rounded = pure(f"lshr {kind} {biased}, {self._ints(words, 16)}")
         bad = pure(f"fcmp uno {register_type(source)} {value}, {value}")
-        chosen = pure(f"select {flag} {bad}, {kind} {self._ints(words, 0x7FC0)}, {kind} {rounded}")
-        return pure(f"trunc {kind} {chosen} to {register_type(target)}")
+        # All ones are a NaN. One in place of others would be put there after packing, with a packed mask.
+        chosen = pure(f"or {kind} {biased}, {pure(f'sext {flag} {bad} to {kind}')}")
+        rounded = pure(f"lshr {kind} {chosen}, {self._ints(words, 16)}")
+        return pure(f"trunc {kind} {rounded} to {register_type(target)}")
 
     def _ints(self, of: DType, value: int) -> str:
         return str(value) if of.lanes == 1 else f"splat ({register_type(of.element)} {value})"
