@@ -15,8 +15,8 @@ _COARSE_EXP_OF_QUARTER = (0.17344923317432404, 0.015022988431155682)
 _COARSE_TANH_P = (0.9999679580156069, 0.10362492777165334, 0.0007095887304351945)
 _COARSE_TANH_Q = (1.0, 0.4367474379309772, 0.013197110504837793)
 _COARSE_TANH_REACH = 4.6
-_HALF_REACH, _BRAIN_REACH = (-18.0, 12.0), (-100.0, 100.0)
-"""e to what is below is 0 in float16 and in bfloat16, to what is above infinity."""
+_HALF_REACH, _BRAIN_REACH = (-18.0, 12.0, 1.0), (-100.0, 100.0, 0.5)
+"""e to what is below is 0 in float16 and in bfloat16, to what is above infinity; and the part that is raised to."""
 # (sinh(r) / r - 1) / r^2 and (cosh(r) - 1) / r^2 in r^2, to ln(2)/2
 _SINH = (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487)
 _COSH = (0.5, 0.041666459292173386, 0.0013935428578406572)
@@ -65,7 +65,8 @@ def _short_exp(b: Builder, x: PrimExpr) -> PrimExpr:
     """e^x where few digits do: of bfloat16 a square, which may overflow or be denormal."""
     assert b.rounded is not None
     is_half = b.rounded.element == "float16"
-    power, slope, fraction = _coarse_exp(b, b.clamp(x, *(_HALF_REACH if is_half else _BRAIN_REACH)), 1.0 if is_half else 0.5)
+    low, high, factor = _HALF_REACH if is_half else _BRAIN_REACH
+    power, slope, fraction = _coarse_exp(b, b.clamp(x, low, high), factor)
     root = b.let(b.fma(slope, fraction * power, power), "root")
     return root if is_half else root * root
 
