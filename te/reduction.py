@@ -33,7 +33,7 @@ def comm_reducer(
             axis, args = args[0], args[1:]
         if args:
             raise CompileError(f"{name}: where= and init= are given by name, got {args}")
-        if not _is_axis(axis):
+        if axis is None or not _is_axis(axis):
             raise CompileError(f"{name}: axis={axis} is no axis; expected one made by te.reduce_axis, or a list")
         axes = (axis,) if isinstance(axis, IterVar) else tuple(axis)
         _check_axes(name, axes)
