@@ -82,7 +82,7 @@ class FakeQuantizationToInteger(FunctionPass):
 class _Product:
     """A product of codes: integers `sums`, in int32 or carried in float32, times `scales`, the product of both scales.
 
-    `bound` is the largest magnitude of a sum, by output as `scales`, which broadcast with the sums.
+    `bound` is no less than the magnitude of any sum: one for all, or by output as `scales`; both broadcast with sums.
     """
 
     result: Call
@@ -166,9 +166,14 @@ class _Rewriter:
         shape = [-1 if a == outputs else 1 for a in range(len(call.shape))]
         limits = np.iinfo(str(codes.dtype))
         reach = max(limits.max - zero, zero - limits.min)
-        bound = np.abs(centred).sum(sum_axes, dtype=np.int64).reshape(shape) * reach
-        if bound.size == 0 or bound.max() >= (largest or _LARGEST_SUM):
+        if centred.size == 0:
             return call
+        most = max(-int(centred.min()), int(centred.max())) * math.prod([centred.shape[a] for a in sum_axes])
+        bound = np.full((1,) * len(shape), most * reach)
+        if most * reach >= (largest or _LARGEST_SUM):
+            bound = np.abs(centred.astype(np.int16)).sum(sum_axes, dtype=np.int64).reshape(shape) * reach
+            if bound.max() >= (largest or _LARGEST_SUM):
+                return call
         wide = "int32" if largest is None else "float32"
         operand = elementwise.cast(codes, wide)
         operand = broadcast.subtract(operand, const(zero, wide)) if zero else operand
@@ -329,7 +334,9 @@ def _weights(call: Call, outputs: int) -> tuple[Array, Array] | None:
     if array_of(scale).ndim and weight.op.axis % rank != outputs:
         return None
     shape = [-1 if a == outputs else 1 for a in range(rank)] if array_of(zero).ndim else []
-    return codes.data.astype(np.int32) - array_of(zero).astype(np.int32).reshape(shape), array_of(scale)
+    if not array_of(zero).any():
+        return codes.data, array_of(scale)
+    return codes.data.astype(np.int16) - array_of(zero).astype(np.int16).reshape(shape), array_of(scale)
 
 
 def _of_unsigned(call: Call) -> Expr:

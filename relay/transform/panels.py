@@ -112,16 +112,20 @@ class PanelPacker:
         self._fill(packed, weight, self._source(of))
         return packed
 
-    def gathered(self, rows: Array, index: Array) -> Array:
-        """``rows[index]``, of rows that lie one after another."""
+    def gathered(self, rows: Array, others: Array, index: Array) -> Array:
+        """``concatenate([rows, others])[index]``, of rows that lie one after another."""
         packed = self._arena.empty((*index.shape, rows.shape[1]), rows.dtype)
 
-        def gather(jobs: Jobs) -> None:
-            for part in jobs.pieces(packed):
-                into = packed[part]
-                jobs.add(lambda into=into, at=index[part]: np.take(rows, at, 0, into, "clip"), into.nbytes)
+        def gather(into: Array, at: Array) -> None:
+            np.take(rows, at, 0, into, "clip")
+            behind = at >= len(rows)
+            into[behind] = others[at[behind] - len(rows)]
 
-        self._work.append(_Work(_Form(rows.shape[1]), None, packed, 0, gather))
+        def add(jobs: Jobs) -> None:
+            for part in jobs.pieces(packed):
+                jobs.add(lambda into=packed[part], at=index[part]: gather(into, at), packed[part].nbytes)
+
+        self._work.append(_Work(_Form(rows.shape[1]), None, packed, 0, add))
         return packed
 
     def _fill(self, packed: Array, weight: Array, source: _Source | None = None) -> None:

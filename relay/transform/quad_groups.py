@@ -41,14 +41,15 @@ def pack_quad_groups(panels: PanelPacker, weight: Array, width: int) -> tuple[Ar
     with. None where there is so much to be taken out that pairs of 16 bits are faster.
     """
     plan = _plan(weight, width)
-    return None if plan is None else (panels.gathered(plan.rows, plan.index), plan.table)
+    return None if plan is None else (panels.gathered(plan.rows, plan.others, plan.index), plan.table)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Panels ``rows[index]``, with their table."""
+    """Panels of lines ``rows[index]``, or of `others`, whose numbers follow, with their table."""
 
     rows: Array
+    others: Array
     index: Array
     table: Array
 
@@ -67,47 +68,51 @@ def _plan(weight: Array, width: int) -> _Plan | None:
     more = np.bincount(rests.places // steps, minlength=1).max()
     if count * steps + len(rests.places) > _COST_OF_PAIRS * count * steps:
         return None
-    quads = np.zeros((count * width, steps), np.int32)
-    quads[: len(weight)] = limited.reshape(len(weight), -1).view("<i4")
-    rows = np.ascontiguousarray(quads.reshape(count, width, steps).transpose(0, 2, 1)).reshape(-1, width)
-    together = _by_twos(rows.copy(), rests, steps, (steps + more) / _COST_OF_TWO)
+    rows = _by_steps(limited, width)
+    together = _by_twos(rows, rests, steps, (steps + more) / _COST_OF_TWO)
     if together is not None:
         return together
     if steps + more > _COST_OF_PAIRS * steps:
         return None
-    every = np.arange(len(rows) + len(rests.places))
-    return _arranged(np.concatenate([rows, rests.rows]), rests.places, [every], steps)
+    return _arranged(rows, rests, [np.arange(len(rows) + len(rests.places))], steps)
+
+
+def _by_steps(weight: Array, width: int) -> Array:
+    """(N, ..., K) as lines of quads (P * quads, width), filled up with zeros."""
+    quads = weight.reshape(len(weight), -1).view("<i4")
+    missing = -len(quads) % width
+    if missing:
+        quads = np.concatenate([quads, np.zeros((missing, quads.shape[1]), quads.dtype)])
+    panels = quads.reshape(-1, width, quads.shape[1])
+    return np.ascontiguousarray(panels.swapaxes(1, 2)).reshape(-1, width)
 
 
 def _by_twos(rows: Array, rests: _Quads, steps: int, most: float) -> _Plan | None:
-    """Quads `rows`, which are changed, in steps of two; None where these are more than `most`, of a panel."""
+    """Quads `rows` in steps of two; None where these are more than `most`, of a panel."""
     first, second, alone = _together(_loads(rows), steps)
     panels = len(rows) // steps
     if len(first) + (1.5 * len(alone) + len(rests.places)) / 2 > most * panels:  # room is made in half of them
         return None
     left, right, last = _neighbours(alone // steps)
-    more = _make_room(rows, alone[left], alone[right])
-    single = alone[last]
-    places = np.concatenate([rests.places, more.places, single])
+    left, right, last = alone[left], alone[right], alone[last]
+    smaller, more = _make_room(rows, left, right)
+    places = np.concatenate([rests.places, more.places, last])
     order = np.argsort(places, kind="stable")
-    places, others = places[order], np.concatenate([rests.rows, more.rows, rows[single]])[order]
-    one, other, singles = _rests_together(_loads(others), places // steps)
-    begin, nothing = len(rows), len(rows) + len(others)
+    parts = _Quads(places[order], np.concatenate([rests.rows, more.rows, rows[last]])[order])
+    one, other, single = _parts_together(_loads(parts.rows), parts.places // steps)
+    begin = len(rows) + len(left)
+    others = _Quads(np.concatenate([left, parts.places]), np.concatenate([smaller, parts.rows]))
     groups = [
-        np.concatenate([first, alone[left], begin + one, begin + singles]),
-        np.concatenate([second, alone[right], begin + other, np.full(len(singles), nothing)]),
+        np.concatenate([first, len(rows) + np.arange(len(left)), begin + one, begin + single]),
+        np.concatenate([second, right, begin + other, np.full(len(single), begin + len(parts.places))]),
     ]
-    plan = _arranged(np.concatenate([rows, others]), places, groups, steps)
+    plan = _arranged(rows, others, groups, steps)
     return plan if plan.index.shape[1] <= max(most, 1) else None
 
 
-def _arranged(rows: Array, places: Array, groups: Sequence[Array], steps: int) -> _Plan:
-    """The steps by panel: members of each group, numbers of `rows`, or one more for nothing.
-
-    `rows` are all quads in order, and others behind, which are parts of those at `places`.
-    """
-    nothing = len(rows)
-    place = np.concatenate([np.arange(nothing - len(places)), places, [0]])
+def _arranged(rows: Array, others: _Quads, groups: Sequence[Array], steps: int) -> _Plan:
+    """The steps by panel: members of each group are numbers of `rows`, of `others` behind, or one more for nothing."""
+    place = np.concatenate([np.arange(len(rows)), others.places, [0]])
     panel = place[groups[0]] // steps
     order = np.argsort(panel, kind="stable")
     panel = panel[order]
@@ -117,11 +122,11 @@ def _arranged(rows: Array, places: Array, groups: Sequence[Array], steps: int) -
     if longest >= _EVERY * _EVERY:
         every = max(_EVERY, 1 << max(longest // _PARTS, 1).bit_length() - 1)
         longest = -(-longest // every) * every
-    index = np.full((len(counts), longest, len(groups)), nothing)
+    index = np.full((len(counts), longest, len(groups)), len(place) - 1)
     for i, members in enumerate(groups):
         index[panel, rank, i] = members[order]
-    source = np.concatenate([rows, np.zeros_like(rows[:1])])
-    return _Plan(source, index, (place % steps).astype(np.int32)[index])
+    behind = np.concatenate([others.rows, np.zeros_like(rows[:1])])
+    return _Plan(rows, behind, index, (place % steps).astype(np.int32)[index])
 
 
 def _limited(weight: Array, width: int) -> tuple[Array, _Quads]:
@@ -148,7 +153,10 @@ def _limited(weight: Array, width: int) -> tuple[Array, _Quads]:
 
 
 def _loads(rows: Array) -> Array:
-    """How much the positive, then the negative, of two neighbours are together: (n, width) quads to (n, 4 width)."""
+    """Half of what the positive, then the negative, of two neighbours are together, rounded up.
+
+    For (n, width) quads a byte for each two of 4 * width weights, in larger words where there are as many.
+    """
     width = rows.shape[1]
     octets, loads = rows.view(np.int8), np.empty((len(rows), 4 * width), np.uint8)
     for part, limited in ((loads[:, : 2 * width], np.maximum), (loads[:, 2 * width :], np.minimum)):
@@ -156,17 +164,22 @@ def _loads(rows: Array) -> Array:
         np.abs(values, out=values)  # of -128 it is -128, which is 128 without a sign
         sums = values.view("<u2")
         sums *= 257  # the upper byte becomes the sum of both
-        part[:] = sums.view(np.uint8)[:, 1::2]
-    return loads
+        sums += 256
+        sums >>= 9
+        part[:] = sums
+    return loads.view(np.uint64 if width % 2 == 0 else np.uint32)
 
 
 def _fit(loads: Array, one: Array, other: Array) -> Array:
     """Which of these quads have room for each other?"""
-    over = loads[one] > _ROOM - loads[other]
-    while over.shape[1] > 1:
-        half = -(-over.shape[1] // 2)
-        over = over[:, :half] | over[:, -half:]
-    return ~over[:, 0]
+    repeated = loads.dtype.type(0x0101010101010101 & np.iinfo(loads.dtype).max)
+    sums = np.take(loads, one, 0)
+    sums += np.take(loads, other, 0)
+    sums += repeated * loads.dtype.type(127 - _ROOM // 2)  # the highest bit of a byte says that there is no room
+    while sums.shape[1] > 1:
+        half = -(-sums.shape[1] // 2)
+        sums = sums[:, :half] | sums[:, -half:]
+    return (sums[:, 0] & (repeated * loads.dtype.type(128))) == 0
 
 
 def _together(loads: Array, steps: int) -> tuple[Array, Array, Array]:
@@ -201,24 +214,25 @@ def _neighbours(panel: Array) -> tuple[Array, Array, Array]:
     return left, left + 1, np.flatnonzero(first & last)
 
 
-def _make_room(rows: Array, one: Array, other: Array) -> _Quads:
-    """Take out of the quads `one`, in place, what exceeds the room that the others leave; gives what was taken out."""
+def _make_room(rows: Array, one: Array, other: Array) -> tuple[Array, _Quads]:
+    """The quads `one` without what exceeds the room that the others leave, and that."""
     width = rows.shape[1]
     values = rows[one].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
     beside = rows[other].view(np.int8).reshape(len(one), 2 * width, 2).astype(np.int16)
     taken = np.zeros_like(values)
     for sign in (1, -1):
         mine, theirs = np.maximum(sign * values, 0), np.maximum(sign * beside, 0)
-        much = np.maximum(mine.sum(2) + theirs.sum(2) - _ROOM, 0)
+        together = mine[..., 0] + mine[..., 1] + theirs[..., 0] + theirs[..., 1]
+        much = np.maximum(together - np.int16(_ROOM), 0)
         of_first = np.minimum(much, mine[..., 0])
         taken[..., 0] += sign * of_first
         taken[..., 1] += sign * (much - of_first)
-    rows[one] = (values - taken).astype(np.int8).reshape(len(one), 4 * width).view("<i4")
-    some = taken.any((1, 2))
-    return _Quads(one[some], taken[some].astype(np.int8).reshape(-1, 4 * width).view("<i4"))
+    smaller, more = [v.astype(np.int8).reshape(-1, 4 * width).view("<i4") for v in (values - taken, taken)]
+    some = np.any(more, axis=1)
+    return smaller, _Quads(one[some], more[some])
 
 
-def _rests_together(loads: Array, panel: Array) -> tuple[Array, Array, Array]:
+def _parts_together(loads: Array, panel: Array) -> tuple[Array, Array, Array]:
     """Neighbours of a panel that have room for each other, one and the other, and those that are on their own."""
     left, right, last = _neighbours(panel)
     fits = _fit(loads, left, right)
