@@ -8,6 +8,7 @@ for it.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -159,8 +160,8 @@ def _read(path: Path) -> str:
 
 def _positive(value: int | str, what: str) -> int:
     try:
-        count = int(value)
-    except ValueError:
+        count = int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
         count = 0
     if count < 1:
         raise ArgumentError(f"{what} is {value!r}; expected a positive integer")

@@ -51,6 +51,8 @@ def test_bad_counts_are_refused():
         set_num_threads(0)
     with pytest.raises(ArgumentError, match="num_threads is -1"):
         num_threads(-1)
+    with pytest.raises(ArgumentError, match=r"num_threads is 1\.5; expected a positive integer"):
+        num_threads(1.5)
 
 
 def _tree(root, files):
