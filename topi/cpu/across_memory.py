@@ -60,15 +60,19 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
 
 
 def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
-    """Are there too many rows for strips to stay in caches, or does what is read in parts go past these anyway?"""
+    """Are there too many rows for strips to stay in caches, or does what is read in parts go past these anyway?
+
+    Conversions and the arithmetic of float64 are what binds strips of other types, not the second pass over memory.
+    """
     if not all(isinstance(d, int) for d in out.shape):
         return False
     length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
     if length < _FEWEST_ROWS_OF_PARTS or columns * out.dtype.nbytes < _LEAST_BYTES_OF_PARTS:
         return False
-    if not _fits_in_strips(out, axis, target) and not share_sets(out, axis):
-        return True
-    return constant_size(out.shape) * out.dtype.nbytes > max(target.cache_bytes) and are_whole_lines(out, axis)
+    streamed = constant_size(out.shape) * out.dtype.nbytes > max(target.cache_bytes) and are_whole_lines(out, axis)
+    if _fits_in_strips(out, axis, target):
+        return streamed and out.dtype.nbytes == 4
+    return streamed or not share_sets(out, axis)
 
 
 def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
