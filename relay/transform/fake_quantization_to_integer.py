@@ -193,9 +193,9 @@ class _Rewriter:
             return call
         signed = op.out_dtype == "int8"
         into = _Codes("uint8", int(zero.item()) + 128) if signed else _Codes(op.out_dtype, int(zero.item()))
-        source = _dequantized(call.args[0])
-        if source is not None and source[0].dtype == into.dtype and source[1:] == (scale.item(), into.zero):
-            return flipped(source[0]) if signed else source[0]
+        same = _in_same_codes(call.args[0], scale.item(), (into, _Codes(op.out_dtype, int(zero.item()))))
+        if same is not None:
+            return same if same.dtype == op.out_dtype else flipped(same)
         units = self._in_units(call.args[0], float(scale.item()), into, shared)
         if units is None or not math.isfinite(units.bound):
             return call
@@ -251,6 +251,16 @@ class _Codes:
 
 _ALMOST_HALF = 0.499
 """A limit this far inside of the codes is rounded to the last of them."""
+
+
+def _in_same_codes(values: Expr, scale: float, meanings: Sequence[_Codes]) -> Expr | None:
+    """The codes that values, or those above 0 of them, are already in one of these meanings; None where they aren't."""
+    is_relu = isinstance(values, Call) and is_call_of(values, "nn.relu")
+    source = _dequantized(values.args[0] if is_relu else values)  # type: ignore[attr-defined]
+    if source is None or source[1] != scale or _Codes(str(source[0].dtype), source[2]) not in meanings:
+        return None
+    codes, _, zero = source
+    return broadcast.maximum(codes, const(zero, codes.dtype)) if is_relu else codes
 
 
 def _is_understood(e: Call) -> bool:

@@ -142,6 +142,15 @@ def test_moves_and_maxima_work_on_codes():
     assert "float32" not in str(function), "the same scale on both ends: codes stay codes"
 
 
+@pytest.mark.parametrize(("dtype", "zero"), CODES)
+def test_relu_between_equal_scales_is_the_larger_code(dtype, zero):
+    x, real = data((4, 200), dtype, zero)
+    function = check(qnn.quantize(nn.relu(real), 0.02, zero, out_dtype=dtype), x, steps=0)
+    assert "float32" not in str(function) and count_operators(function)["maximum"] == 1
+    other = rewritten(qnn.quantize(nn.relu(real), 0.03, zero, out_dtype=dtype), x)
+    assert count_operators(other)["maximum"] == 0
+
+
 def test_what_is_not_known_stays_in_floats():
     x, real = data((4, 8))
     other = var("w", shape=(5, 8), dtype="float32")
