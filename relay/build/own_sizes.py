@@ -5,7 +5,8 @@ of the model. As one kernel of its own variables it is compiled once, and is giv
 
 The sizes of a deep layer are long formulas of those of the input: ``(samples + 240) // 320 - 1``. Where a function is
 about nothing else of ``samples``, the formula is one variable of its kernel, which is shorter for it and compiles in a
-fraction of the time.
+fraction of the time. For most kernels it matters that a size is a multiple of a number; to convolutions it does not, so
+that the same layer after one and after two enlargements of the image is one kernel.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from relay.analysis import evaluation_order
 from relay.bind_sizes import with_dims
 from relay.expr import Call, Function
 from relay.op.base import OpDef, OpPattern
+from relay.op.nn.packed_conv import Conv2DNHWCPacked
+from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.sizes import is_at_least, normal, size_variables
 from relay.type import TensorType, TupleType, Type
 from te.dtype import DType
-from te.tir import Add, Binary, Cast, Dim, FloorDiv, IntImm, Max, Min, PrimExpr, SizeVar, Sub, Var, as_dim, convert
+from te.tir import Add, Binary, Cast, Dim, FloorDiv, IntImm, Max, Min, Mul, PrimExpr, SizeVar, Sub, Var, as_dim, convert
 
 __all__ = ["OwnSizes", "sizes_of"]
 
@@ -40,7 +43,7 @@ class OwnSizes:
             return function, mentioned
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
-        sizes = _meant(lengths, [*lengths, *_attributes(function)], mentioned, terms)
+        sizes = _meant(lengths, [*lengths, *_attributes(function)], mentioned, terms, _by_tiles_of_pixels(function))
         own = self._own(len(sizes), dtypes.pop())
         if own is None:
             return function, mentioned
@@ -112,11 +115,12 @@ def _expressions(values: Iterable[Any]) -> Iterator[PrimExpr]:
 
 
 def _meant(
-    lengths: Sequence[PrimExpr], given: Sequence[PrimExpr], variables: Mapping[str, Var], terms: _Terms
+    lengths: Sequence[PrimExpr], given: Sequence[PrimExpr], variables: Mapping[str, Var], terms: _Terms, multiples: bool
 ) -> list[PrimExpr]:
     """The sizes that a function is about: for each variable the largest formula outside of which it does not occur.
 
     `lengths` are those of its parameters, which are not negative, `given` these and all others that decide what it is.
+    With `multiples`, a multiple of a size may be such a formula too.
     """
     at_least_zero = {terms.number(d) for d in lengths}
     given = list({terms.number(d): d for d in given}.values())
@@ -124,7 +128,7 @@ def _meant(
     covered: set[str] = set()
     for name, variable in variables.items():
         if name not in covered:
-            formulas = _formulas(name, given, at_least_zero, terms)
+            formulas = _formulas(name, given, at_least_zero, terms, multiples)
             whole = next((size for size in formulas if terms.cover(size, given)), variable)
             covered |= terms.names(whole)
             found.append(whole)
@@ -132,7 +136,7 @@ def _meant(
 
 
 def _formulas(
-    name: str, given: Sequence[PrimExpr], at_least_zero: Container[int], terms: _Terms
+    name: str, given: Sequence[PrimExpr], at_least_zero: Container[int], terms: _Terms, multiples: bool
 ) -> Iterator[PrimExpr]:
     """Formulas of a variable that may be taken for one size, larger ones first: parts of each size that mentions it."""
     mentioning = [d for d in given if name in terms.names(d)]
@@ -140,7 +144,8 @@ def _formulas(
         stack = [min(mentioning, key=terms.length)]
         while stack:
             part = stack.pop()
-            if _has_no_factor(part) and (terms.number(part) in at_least_zero or is_at_least(part, 0)):
+            suits = _has_no_factor(part) or (multiples and _is_multiple(part))
+            if suits and (terms.number(part) in at_least_zero or is_at_least(part, 0)):
                 yield part
             stack += [child for child in _operands(part) if name in terms.names(child)]
 
@@ -161,6 +166,16 @@ def _has_no_factor(size: PrimExpr) -> bool:
     if isinstance(size, FloorDiv):
         return isinstance(size.b, IntImm)
     return isinstance(size, Max | Min)
+
+
+def _is_multiple(size: PrimExpr) -> bool:
+    return isinstance(size, Mul) and isinstance(size.b, IntImm) and (isinstance(size.a, Var) or _has_no_factor(size.a))
+
+
+def _by_tiles_of_pixels(function: Function) -> bool:
+    """Is it a convolution that goes over all pixels by register tiles, whatever line they are on?"""
+    calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
+    return any(isinstance(call.op, Conv2DNHWCPacked | Conv2DNHWCWinograd) for call in calls)
 
 
 class _Terms:

@@ -12,6 +12,7 @@ from backend.runtime import device, graph_executor
 from backend.runtime.artifact import CompiledModel
 from relay import op
 from relay.build.own_sizes import OwnSizes
+from relay.op.base import make_call
 from relay.sizes import add_sizes, assuming, larger, normal, product, smaller
 from te.tir import Dim, SizeVar
 
@@ -59,6 +60,20 @@ def test_a_formula_is_one_size_where_its_variable_is_not_mentioned_by_itself() -
 def test_a_size_keeps_what_is_known_of_its_factors_and_divisors(frames: Callable[[SizeVar], Dim], own: str) -> None:
     renamed, _ = OwnSizes().rename(bent(normal(frames(SizeVar("n")))))
     assert str(renamed.params[0].tensor_type.shape[0]).replace(" * ", "*") == own
+
+
+def test_convolutions_by_tiles_of_pixels_take_multiples_for_sizes_of_their_own() -> None:
+    def convolution(lines: Dim, more: Dim) -> relay.Function:
+        x, weight = relay.var("x", (1, lines, 8, 16)), relay.var("w", (2, 1, 1, 16, 16))
+        y = make_call("nn.conv2d_nhwc_packed", (x, weight), channels=32)
+        return relay.Function((x, weight), op.add(y, relay.var("r", (1, more, 8, 32))))
+
+    n = SizeVar("n")
+    renamed, names = OwnSizes().rename(convolution(normal(n * 4), normal(n * 4)))
+    assert [str(size) for size in names.values()] == ["n * 4"]
+    assert str(renamed) == str(OwnSizes().rename(convolution(n, n))[0])
+    halves = normal((n + 1) // 2 * 2)
+    assert str(OwnSizes().rename(convolution(halves, halves))[0]) == str(renamed)
 
 
 def test_a_variable_that_is_mentioned_by_itself_stays() -> None:
