@@ -58,6 +58,14 @@ def test_tables_of_models_have_the_better_peer_s_ratio_and_its_mean() -> None:
     assert ("a", "1.00", "0.25", "0.500", "0.500", "0.500", "99", "99", "99") in rows
 
 
+def test_the_front_page_tells_the_means_that_were_measured() -> None:
+    lines = models.tables(models.read_results(models.RESULTS)).splitlines()
+    means = [line for line in lines if "geometric mean" in line]
+    measured = [[c.strip() for c in line.split("|")[2:-1] if c.strip()] for line in means]
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| batch ")]
+    assert [[c.strip() for c in row.split("|")[2:-1]] for row in rows] == measured
+
+
 def test_only_missing_cases_are_measured_and_none_after_the_time_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
