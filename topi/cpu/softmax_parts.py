@@ -20,7 +20,7 @@ __all__ = ["softmax_by_parts"]
 
 _VECTORS = 4
 """Of columns that are worked on together: their statistics stay in registers."""
-_FEWEST_ROWS = 4
+_FEWEST_ROWS, _MOST_ROWS = 4, 32
 """Of a part: for each there is one exponential more."""
 
 
@@ -42,7 +42,7 @@ def softmax_by_parts(
         return substitute(source, {**{own.var: v for own, v in row}, k.var: i[axis]})
 
     sizes = tuple([constant_size([d]) for d in shape])
-    lines, most = _strip(s.outputs[0].output(0), axis)
+    lines, most = _strip(s.outputs[0].output(0), axis, target)
     parts = SoftmaxParts(element, sizes, _rows_of_a_part(sizes[axis], most), anchor.output(0).dtype, keep=keep)
     s.recompute(anchor.output(0), parts.result)
     out, lanes = s.outputs[0].output(0), vector_lanes(target)
@@ -69,15 +69,18 @@ def _passes(parts: SoftmaxParts) -> list[te.Tensor]:
     return [*first, parts.largest_of_part, parts.exponentials, parts.sum_of_part]
 
 
-def _strip(out: te.Tensor, axis: int) -> tuple[int, int]:
+def _strip(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
     """Cache lines of each row in a strip, and the most rows of a part.
 
-    Few rows whole pages apart fit in the caches. Memory is read in longer pieces then, and where lines of the result
-    can't be stored past the caches.
+    Exponentials of a strip that the first-level cache does not hold may as well be more. Few rows that share sets fit
+    in the caches. Memory is read in longer pieces then, and where lines of the result can't be stored past the caches.
     """
-    if share_sets(out, axis):
+    if share_sets(out, axis, _MOST_ROWS):
         return 8, 10
-    return (2, 32) if are_whole_lines(out, axis) else (16, 16)
+    if not are_whole_lines(out, axis):
+        return 16, 16
+    kept = 2 * LINE_BYTES * constant_size(out.shape[axis : axis + 1])
+    return 2 if kept <= target.cache_bytes.l1 else 4, _MOST_ROWS
 
 
 def _rows_of_a_part(rows: int, most: int) -> int:

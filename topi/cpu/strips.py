@@ -28,13 +28,13 @@ _SHARES = 8
 """Parts of the work for each core that balance what single ones take."""
 
 
-def share_sets(out: te.Tensor, axis: int) -> bool:
-    """Do cache lines of neighbours along `axis` fall into few sets of the caches, so that few of them stay there?
+def share_sets(out: te.Tensor, axis: int, rows: int = _ROWS_TRIED) -> bool:
+    """Do cache lines of `rows` neighbours along `axis` fall into few sets of the caches, so that few stay there?
 
     They do where neighbours are whole pages apart, and where they nearly are (planes of 513 x 513).
     """
-    apart, rows = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes, constant_size(out.shape[axis : axis + 1])
-    sets = Counter(row * apart % _PAGE_BYTES // LINE_BYTES for row in range(min(rows, _ROWS_TRIED)))
+    apart, length = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes, constant_size(out.shape[axis : axis + 1])
+    sets = Counter(row * apart % _PAGE_BYTES // LINE_BYTES for row in range(min(length, rows)))
     return max(sets.values(), default=0) > _MOST_OF_A_SET
 
 
