@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from relay.arrays import Arena
 from relay.expr import Constant, numpy_dtype_name
 from relay.type import TensorType
 from te.ir import Span
@@ -67,9 +68,9 @@ class StoredConstant(Constant):
         return math.prod(shape) * dtype.itemsize
 
     def empty(self, memory: Array | None = None) -> Array:
-        """An array for the values in the order that they are stored in; in `memory` (uint8, as many bytes), or new."""
+        """An array for the values in the order that they are stored in: in `memory` (uint8, as many bytes), or new."""
         shape, dtype = self._form
-        array = np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
+        array = Arena(self.nbytes).empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
         return array.transpose(self._axes)
 
     def fill(self, array: Array, row: int = 0) -> None:

@@ -93,6 +93,7 @@ def test_values_are_fetched_when_they_are_asked_for_and_again_once_they_were_let
     first = constant.data
     np.testing.assert_array_equal(first, numpy_helper.to_array(rows))
     assert constant.data is first and not first.flags.writeable
+    assert first.ctypes.data % 64 == 0
     constant.release()
     assert not constant.is_loaded and constant.data is not first
     turned = constant.transposed((1, 0))
