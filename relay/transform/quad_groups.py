@@ -23,10 +23,11 @@ __all__ = ["pack_quad_groups"]
 Array = np.ndarray[Any, Any]
 _ROOM = 128
 """The sum of the weights of one sign that are multiplied and added in 16 bits, at most: 255 times it is within them."""
-_DISTANCES = (1, 2, 3, 5, 8, 13, 21, 4, 34, 7, 11, 1, 18, 29, 2, 6, 3, 10, 16, 5, 26, 9, 15, 1, 24, 8, 2, 13, 4, 21)
-"""How far apart, among those that are still alone, quads are that are asked whether they have room for each other."""
-_FEW = 0.02
-"""Quads that came together in one turn, as a part of those that were alone, with which it is left."""
+_TURNS, _REACH, _STRIDE = 80, 3, 11
+"""How often quads that are still alone are asked whether they have room for each other, at most; and how far apart they
+are: up to a third of those in a panel, from turn to turn by so many more."""
+_FEW, _DUDS = 0.01, 3
+"""So many turns after each other in which fewer came together, as a part of those alone, are the last."""
 _COST_OF_TWO, _COST_OF_PAIRS = 1.75, 1.33
 """What a step of two quads, and what a quad in pairs of 16 bits, costs: that of a step of one quad is 1 (AVX2)."""
 _EVERY, _PARTS = 4, 32
@@ -184,9 +185,10 @@ def _fit(loads: Array, one: Array, other: Array) -> Array:
 
 def _together(loads: Array, steps: int) -> tuple[Array, Array, Array]:
     """Quads of one panel that have room for each other, one and the other, and those that found none."""
-    alone = np.arange(len(loads))
+    alone, duds = np.arange(len(loads)), 0
     found: list[tuple[Array, Array]] = []
-    for distance in _DISTANCES:
+    for turn in range(_TURNS):
+        distance = 1 + turn * _STRIDE % max(1, len(alone) * steps // (_REACH * len(loads)))
         whole = len(alone) // (2 * distance) * (2 * distance)
         one, other = alone[:whole].reshape(-1, 2, distance).swapaxes(0, 1).reshape(2, -1)
         fits = one // steps == other // steps
@@ -194,9 +196,9 @@ def _together(loads: Array, steps: int) -> tuple[Array, Array, Array]:
         found.append((one[fits], other[fits]))
         stays = np.ones(len(alone), bool)
         stays[:whole] = ~fits.reshape(-1, 1, distance).repeat(2, 1).ravel()
-        few = 2 * np.count_nonzero(fits) <= _FEW * len(alone)
+        duds = duds + 1 if 2 * len(found[-1][0]) <= _FEW * len(alone) else 0
         alone = alone[stays]
-        if few:
+        if duds == _DUDS:
             break
     firsts, seconds = (np.concatenate(part) for part in zip(*found, strict=True))
     return firsts, seconds, alone
