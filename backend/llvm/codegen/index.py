@@ -7,6 +7,7 @@ elements of a register tile share one address and differ by a displacement.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from te.tir import (
     Sub,
     Var,
 )
+from te.tir.analysis import free_variables
 
 __all__ = ["Index", "IndexEmitter", "is_nonnegative"]
 
@@ -103,10 +105,24 @@ class IndexEmitter(Visitor[str]):
         return self.text.pure(f"add nsw i64 {index.value}, {index.constant}") if index.constant else index.value
 
     def _arithmetic(self, expr: Any) -> Index:
+        if expr.__class__ is not Mul:
+            terms = _terms(expr)
+            if len(terms) > 2 and any(_divides(term) for term, _ in terms):
+                return self._sum_of(terms)
         a, b = self.index(expr.a), self.index(expr.b)
         if expr.__class__ is Mul:
             return self.product(a, b)
         return self.sum(a, b, 1 if expr.__class__ is Add else -1)
+
+    def _sum_of(self, terms: Sequence[tuple[PrimExpr, int]]) -> Index:
+        """The terms with their signs, those of outer loops first: what they come to leaves the loops inside."""
+        depth = {var: at for at, var in enumerate(self.wide)}  # variables of outer loops are met before those inside
+        depths = [max((depth.get(v, 0) for v in free_variables(term)), default=-1) for term, _ in terms]
+        total = Index(None, 0, 0)
+        for at in sorted(range(len(terms)), key=depths.__getitem__):
+            term, sign = terms[at]
+            total = self.sum(total, self.index(term), sign)
+        return total
 
     def sum(self, a: Index, b: Index, sign: int = 1) -> Index:
         """a + sign * b"""
@@ -196,6 +212,19 @@ class IndexEmitter(Visitor[str]):
             return Index(None, int(value == "true"), 0)
         how = "sext" if of.is_int else "zext"
         return Index(self.text.pure(f"{how} {register_type(of)} {value} to i64"), 0)
+
+
+def _terms(expr: PrimExpr, sign: int = 1) -> list[tuple[PrimExpr, int]]:
+    """What is added up in an expression, with signs."""
+    if isinstance(expr, Add | Sub):
+        other = sign if isinstance(expr, Add) else -sign
+        return [*_terms(expr.a, sign), *_terms(expr.b, other)]
+    return [(expr, sign)]
+
+
+def _divides(term: PrimExpr) -> bool:
+    """Is it a quotient or a remainder, perhaps times something?"""
+    return isinstance(term, FloorDiv | FloorMod) or (isinstance(term, Mul) and (_divides(term.a) or _divides(term.b)))
 
 
 def _fold_division(cls: type, a: int, b: int) -> int:

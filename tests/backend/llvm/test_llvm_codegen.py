@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import ml_dtypes
 import numpy as np
@@ -305,6 +306,20 @@ def test_elements_of_one_aligned_vector_are_shuffled(run_both, extent):
     assert_same(run_both(f, sample("float32", extent), np.zeros(40, "float32")))
     text = build(IRModule({"f": f}), Target("llvm")).get_source("raw-ll")
     assert "llvm.masked.gather" not in text
+
+
+def test_what_quotients_add_to_an_index_is_summed_first(run_both):
+    """So it leaves the loops inside; where it is added to them term by term, each term takes a register there."""
+    a, c = decl_buffer((400,), name="A"), decl_buffer((168,), name="C")
+
+    def body(i):
+        line = i // 4 * 99 + (7 - i % 4 * 2)
+        return loop(24, lambda k: BufferStore(c, BufferLoad(a, (k * 2 - 1 + line,)), (i * 24 + k,)))
+
+    f = make(loop(7, body), a, c)
+    assert_same(run_both(f, sample("float32", 400), np.zeros(168, "float32")))
+    text = build(IRModule({"f": f}), Target("llvm")).get_source("raw-ll")
+    assert re.search(r"urem.*, 4\n.*mul nsw.*, 2\n.* sub nsw i64 (.*), .*\n.* mul nsw .*, 2\n.* add nsw i64", text)
 
 
 PIECES = {
