@@ -20,8 +20,11 @@ class JitImage:
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
-        """The address of a global function."""
-        return self._engine.get_function_address(name)
+        """The address of a global function. Raises KeyError for an unknown one."""
+        address: int = self._engine.get_function_address(name)
+        if address == 0:
+            raise KeyError(name)
+        return address
 
     def keep(self) -> None:
         """Never free the code."""

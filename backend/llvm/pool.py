@@ -75,11 +75,18 @@ def _load() -> _Pool:
     global _pool  # noqa: PLW0603 - one pool for the process
     with _lock:
         if _pool is None:
-            code = _offered
-            if code is None:
-                code = import_module("backend.llvm.pool_code").pool_object(process_triple())
-            _pool = _install(code)
+            _pool = None if _offered is None else _install_if_complete(_offered)
+            if _pool is None:
+                _pool = _install(import_module("backend.llvm.pool_code").pool_object(process_triple()))
         return _pool
+
+
+def _install_if_complete(code: bytes) -> _Pool | None:
+    """None for an older version's pool, which lacks functions."""
+    try:
+        return _install(code)
+    except KeyError:
+        return None
 
 
 def _install(code: bytes) -> _Pool:

@@ -214,6 +214,14 @@ def test_workspace_is_aligned_and_reusable():
             release(None, a)
 
 
+def test_an_older_version_of_the_pool_is_not_taken():
+    pool.parallel_address()  # LLVM is ready
+    machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
+    old = machine.emit_object(llvm.parse_assembly("define void @relayc_parallel() { ret void }"))
+    for offered in (old, pool_code.pool_object(process_triple())):
+        assert (pool._install_if_complete(offered) is None) == (offered is old)
+
+
 def test_other_systems_run_serially():
     triple = process_triple()
     serial = pool_code.pool_object(f"{triple.split('-')[0]}-unknown-none")
