@@ -214,8 +214,8 @@ run:
 work:
   %apart = call i1 @sit(i32 %id)
   call void @participate(i32 %id)
-  %lost = load atomic i32, ptr @missed monotonic, align 4
-  %asked = icmp ne i32 %lost, 0
+  %lost = load atomic i64, ptr @missed monotonic, align 8
+  %asked = icmp ne i64 %lost, 0
   br i1 %asked, label %answer, label %leave
 answer:
   call void @tell_interruptions(i64 %id64)
@@ -317,6 +317,7 @@ publish:
   %even = sub i32 %max_tasks, %over ; as many for each thread
   %fewer = icmp slt i32 %even, %most
   %chunks = select i1 %fewer, i32 %even, i32 %most
+  %began = call i64 @now()
   %s = call i1 @sit(i32 0)
   store ptr %ctx, ptr @job
   store ptr %task, ptr getelementptr (%job, ptr @job, i32 0, i32 1)
@@ -454,19 +455,16 @@ up:
   store atomic i32 0, ptr @waiting seq_cst, align 4
   %after.nap = call i64 @now()
   %nap.time = sub i64 %after.nap, %before.nap
-  %late = icmp sgt i64 %nap.time, {late}
-  br i1 %late, label %complain, label %release
-complain:
-  call void @bench(i32 %helpers, i64 %after.nap)
+  call void @complain(i32 %helpers, i64 %began, i64 %nap.time, i64 %after.nap)
   br label %release
 release:
-  %lost = load atomic i32, ptr @missed monotonic, align 4
-  %missing = icmp ne i32 %lost, 0
+  %lost = load atomic i64, ptr @missed monotonic, align 8
+  %missing = icmp ne i64 %lost, 0
   br i1 %missing, label %blame, label %end
 blame:
-  store atomic i32 0, ptr @missed monotonic, align 4
+  store atomic i64 0, ptr @missed monotonic, align 8
   %blame.time = call i64 @now()
-  call void @bench(i32 %helpers, i64 %blame.time)
+  call void @complain(i32 %helpers, i64 %began, i64 %lost, i64 %blame.time)
   br label %end
 end:
   store atomic i32 0, ptr @busy release, align 4
@@ -489,7 +487,7 @@ define void @relayc_forget_workers() {{
   store i32 0, ptr @crowded
   store i32 0, ptr @calm
   store i32 0, ptr @benched
-  store i32 0, ptr @missed
+  store i64 0, ptr @missed
   store i32 0, ptr @dozing
   ret void
 }}

@@ -5,8 +5,8 @@ caller, say, though other cores are idle. There a worker only takes turns with i
 or never begins. So threads note where they run, and the caller sends workers that are beside others elsewhere.
 
 Where another program is busy on a worker's core, the worker is stopped within a chunk every few milliseconds and all
-wait for it. A caller that waited so stays without that worker for a while, twice as long each time that this
-happens again.
+wait for it. A caller that waited so for a short region stays without that worker for a while, twice as long each time
+that this happens again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ MAX_CORES = 1024
 CALM = 64
 """Regions for which workers stay where they are when there is no core to send them to."""
 LATE = 500_000
-"""Nanoseconds that a caller waits for a worker, which other threads interrupted, until it rather does without."""
+"""Nanoseconds that a caller waits for a worker, which other threads interrupted, until it rather does without: if it is
+twice as long as it worked itself, at that. Long regions are worth waiting for."""
 FIRST_BENCH, LONGEST_BENCH = 10_000_000, 320_000_000
 """Nanoseconds for which it does: at first, and at most."""
 FORGET = 20_000_000
@@ -216,6 +217,22 @@ define internal i64 @now() noinline {{
   %whole = mul i64 %seconds, 1000000000
   %time = add i64 %whole, %rest
   ret i64 %time
+}}
+
+; What a caller does that slept %lost of the nanoseconds from %start to %now, waiting for the workers 1 ... %last.
+define internal void @complain(i32 %last, i64 %start, i64 %lost, i64 %now) noinline {{
+  %all = sub i64 %now, %start
+  %own = sub i64 %all, %lost
+  %twice = shl i64 %own, 1
+  %much = icmp sgt i64 %lost, %twice
+  %long = icmp sgt i64 %lost, {late}
+  %late = and i1 %much, %long
+  br i1 %late, label %send, label %end
+send:
+  call void @bench(i32 %last, i64 %now)
+  ret void
+end:
+  ret void
 }}
 
 ; Sends to the bench which of the workers 1 ... %last said that they were interrupted.
