@@ -108,10 +108,11 @@ define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks) {
 @pytest.mark.parametrize("threads", [2, 3, 7, 16])
 def test_thousands_of_short_regions(threads):
     """Regions that are over before workers have come, one after the other."""
+    run_region = Parallel(pool.parallel_address())
     machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
     image = link([machine.emit_object(llvm.parse_assembly(COUNTING_TASK))])
     task = ctypes.cast(image.address("count"), Task)
-    run_region, ctx = Parallel(pool.parallel_address()), context(threads)
+    ctx = context(threads)
     for tasks in (threads - 1, threads, 5 * threads, 100 * threads):
         counts = (ctypes.c_int32 * tasks)()
         regions = 500
