@@ -137,6 +137,9 @@ check:
 send:
   %p.number = getelementptr %mailbox, ptr @mailboxes, i64 %w64, i32 3
   %number = load atomic i32, ptr %p.number monotonic, align 4
+  %named = icmp ne i32 %number, 0 ; which would be the caller
+  br i1 %named, label %order, label %sorted
+order:
   %refused = call i32 @sched_setaffinity(i32 %number, i64 {bytes}, ptr %vacant)
   %sent = icmp eq i32 %refused, 0
   br i1 %sent, label %sorted, label %give.up
