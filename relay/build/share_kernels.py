@@ -19,6 +19,7 @@ from relay.build.graph import ExecutionGraph, GraphTensor
 from relay.build.lower import Workload
 from relay.expr import Call, Constant, Expr, Function, Var
 from relay.op.base import OpDef
+from relay.sizes import assuming
 
 __all__ = ["share_kernels"]
 
@@ -100,18 +101,19 @@ def _opened(function: Function, places: dict[int, int]) -> Function:
     params: dict[int, Var] = {}
     made: dict[int, Expr] = {}
     place = 0
-    for e in evaluation_order(function.body):
-        if not isinstance(e, Call):
-            made[id(e)] = e.rebuild(lambda child: made[id(child)])
-            continue
-        args = [made[id(a)] for a in e.args]
-        for position, number in _numbers(e):
-            if place in places:
-                at = places[place]
-                args[position] = params.setdefault(at, Var(f"number{at}", number.ty))
-            place += 1
-        changed = any(a is not b for a, b in zip(args, e.args, strict=True))
-        made[id(e)] = Call(e.op, tuple(args), span=e.span) if changed else e
+    with assuming():  # what was assumed of the model's sizes holds for this one
+        for e in evaluation_order(function.body):
+            if not isinstance(e, Call):
+                made[id(e)] = e.rebuild(lambda child: made[id(child)])
+                continue
+            args = [made[id(a)] for a in e.args]
+            for position, number in _numbers(e):
+                if place in places:
+                    at = places[place]
+                    args[position] = params.setdefault(at, Var(f"number{at}", number.ty))
+                place += 1
+            changed = any(a is not b for a, b in zip(args, e.args, strict=True))
+            made[id(e)] = Call(e.op, tuple(args), span=e.span) if changed else e
     return Function((*function.params, *params.values()), made[id(function.body)], function.attrs)
 
 

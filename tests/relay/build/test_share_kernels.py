@@ -17,6 +17,7 @@ from relay.build.graph import make_graph
 from relay.build.load_scalars import load_scalars
 from relay.build.lower import lower
 from relay.build.share_kernels import share_kernels
+from relay.sizes import assuming
 from te.ir import collect
 from te.tir import BufferLoad, LetStmt, SizeVar
 
@@ -50,6 +51,19 @@ def alone(function: relay.Function, target: str, **inputs: Any) -> list[np.ndarr
     """The outputs of a function computed one by one, each by a kernel with its numbers in the code."""
     assert isinstance(function.body, relay.Tuple)
     return [run(built(relay.Function(function.params, body), target), **inputs)[0] for body in function.body.fields]
+
+
+def test_what_is_taken_to_be_equal_of_sizes_holds_for_shared_kernels() -> None:
+    n, m = SizeVar("n"), SizeVar("m")
+    x, y = relay.var("x", (n, 8)), relay.var("y", (m, 4, 2))
+    with assuming():
+        parts = [op.add(op.reshape(op.multiply(x, number(c)), (m, 4, 2)), y) for c in (2.5, -0.5)]
+    lib = built(relay.Function((x, y), relay.Tuple(parts)))
+    assert lib.build_report.kernels == 1
+    a = RNG.standard_normal((3, 8), dtype=np.float32)
+    b = RNG.standard_normal((3, 4, 2), dtype=np.float32)
+    for found, c in zip(run(lib, x=a, y=b), (2.5, -0.5), strict=True):
+        np.testing.assert_allclose(found, a.reshape(3, 4, 2) * np.float32(c) + b, rtol=1e-6)
 
 
 @pytest.mark.parametrize("target", ["llvm", "c", "interp"])
