@@ -42,6 +42,11 @@ class Format:
     exp: tuple[float, ...]  # (expm1(r) - r) / r^2 on |r| <= ln(2)/2
 
     @property
+    def unit(self) -> float:
+        """Of integers whose bits are where numbers have exponents: 1 over the exponent's."""
+        return 2.0**-self.mantissa
+
+    @property
     def magic(self) -> float:
         """Adding it rounds to an integer, which is then in the low bits."""
         return 1.5 * 2.0**self.mantissa

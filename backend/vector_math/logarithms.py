@@ -19,25 +19,37 @@ _LOG64 = (0.666666666666667, 0.39999999999899505, 0.28571428625975487, 0.2222221
 # (log(1 + x) - x) / x^2 on [0, 1]
 _LOG1P = (-0.4999993145465851, 0.333304762840271, -0.24958248436450958, 0.19693760573863983, -0.15350909531116486,
           0.10673291236162186, -0.057595446705818176, 0.020169047638773918, -0.0033108105417340994)  # fmt: skip
-# (log(1 + f) - f) / f^2 on [-0.058, 0.0625]
-_LOG_OF_PIECE = (-0.49999937415122986, 0.3333371579647064, -0.250738263130188, 0.19892044365406036)
-PIECES_FROM = 0.71875
-"""Pieces are 1/16 long up to 31/32, then 1/8 but for the one around 1, which ends at 17/16."""
-_INVERSES = (1.3463659286499023, 1.2237682342529297, 1.1325607299804688, 1.061380386352539, 1.0, 0.8867082595825195,
-             0.7998161315917969, 0.7224082946777344)  # fmt: skip
-_LOGS = tuple([n / 2.0**16 for n in (-19491, -13234, -8158, -3904, 0, 7880, 14639, 21310)])
-"""-log of the inverses, which were chosen so that it has few bits: added to a multiple of ln(2) it is exact."""
-_OfReduced = Callable[[Builder, PrimExpr, Var, PrimExpr | None], PrimExpr]
-"""A logarithm of x from (n, f, log) with x = 2^n (1 + f) e^log, 1 + f near 1; see `_Piece`."""
+# (log(1 + f) - f) / f^2 on [-0.056, 0.065]
+_LOG_OF_PIECE = (-0.49999943375587463, 0.3333406150341034, -0.2506967782974243, 0.19716960191726685)
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Eight pieces that mantissas from `start` to its double are divided into, 1/16 long below the one around 1, 1/8
+    above. Numbers there are close to 1 / inverse, whose logarithm is `logs`.
+
+    Inverses were chosen so that logarithms have 16 bits: added to a number of few digits they are exact. Next to the
+    piece around 1 they leave little to add to them: what is lost there would be much of a logarithm that is close to 0.
+    """
+
+    start: float
+    inverses: tuple[float, ...]
+    logs: tuple[float, ...]
+
+
+_NATURAL = Pieces(
+    0.72,
+    (1.333566665649414, 1.2237682342529297, 1.1325607299804688, 1.0434434413909912, 1.0, 0.8867082595825195,
+     0.7998161315917969, 0.7224082946777344),
+    tuple([n / 2.0**16 for n in (-18865, -13234, -8158, -2787, 0, 7880, 14639, 21310)]),
+)  # fmt: skip
 _LARGE = 1e9
 """From here on the inverse hyperbolic sine and cosine of x are log(2 x)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Where x = 2^n m is among the pieces that mantissas are divided into: near 2^n e^log, e^log = 1 / inverse.
+class Piece:
+    """The piece of x = 2^n m; the only one, without a `log`, has the inverse 1.
 
-    `exponent` is n where numbers have exponents, and `n` is a number: n 2^23 if there is a `log`, which is 0 if not.
+    `exponent` is n where numbers have exponents, and `n` is a number: n 2^23 in pieces with a `log`.
     """
 
     exponent: PrimExpr
@@ -51,22 +63,26 @@ class _Piece:
         return b.let(b.fma(self.m, self.inverse, -1.0), "f")
 
 
-def _piece(b: Builder, x: PrimExpr, divided: bool) -> _Piece:
-    """The piece of a positive normal x, of eight, or the only one. The piece around 1 has the inverse 1."""
-    if not divided:
+def piece(b: Builder, x: PrimExpr, pieces: Pieces | None) -> Piece:
+    """The piece of a positive normal x, where `b.looks_up()`; or the only one."""
+    if pieces is None:
         n, m = b.split_exponent(x)
-        return _Piece(b.in_exponent(n), b.let(Cast(b.of, n), "n"), m, b.const(1.0), None)
-    exponent, m, index = b.split_eighths(x, PIECES_FROM)
-    inverse, log = b.lookup_number(index, _INVERSES), b.lookup_number(index, _LOGS)
-    return _Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log)
+        return Piece(b.in_exponent(n), b.let(Cast(b.of, n), "n"), m, b.const(1.0), None)
+    exponent, m, index = b.split_eighths(x, pieces.start)
+    inverse, log = b.lookup_number(index, pieces.inverses), b.lookup_number(index, pieces.logs)
+    return Piece(exponent, b.let(Cast(b.of, exponent), "n"), m, inverse, log)
 
 
-def _by_kind(b: Builder, x: PrimExpr, function: _OfReduced, divided: bool = False) -> PrimExpr:
+_OfReduced = Callable[[Builder, PrimExpr, Var, PrimExpr | None], PrimExpr]
+"""A logarithm of x from (n, f, log) of its piece."""
+
+
+def _by_kind(b: Builder, x: PrimExpr, function: _OfReduced, pieces: Pieces | None = None) -> PrimExpr:
     """A logarithm of x, made by `function`.
 
     Vectors with zeros, denormal or negative numbers, infinities and NaN take a way of their own, twice as long.
     """
-    at = _piece(b, x, divided)
+    at = piece(b, x, pieces if b.looks_up() else None)
     result = b.let(function(b, at.n, at.fraction(b), at.log), "result")
     rare = b.inner()
     rank, least = b.rank(x, b.format.smallest), b.format.smallest
@@ -76,7 +92,7 @@ def _by_kind(b: Builder, x: PrimExpr, function: _OfReduced, divided: bool = Fals
 def _of_any(b: Builder, x: PrimExpr, function: _OfReduced) -> PrimExpr:
     mantissa, zero = b.format.mantissa, b.const(0.0)
     tiny = b.let(x < b.const(b.format.smallest), "tiny")
-    at = _piece(b, b.let(Select(tiny, x * b.const(2.0**mantissa), x), "normal"), divided=False)
+    at = piece(b, b.let(Select(tiny, x * b.const(2.0**mantissa), x), "normal"), None)
     n = b.let(at.n + Select(tiny, b.const(-mantissa), zero), "n")
     result = function(b, n, at.fraction(b), None)
     outside = Select(b.is_zero(x), b.const(-math.inf), b.const(math.nan))
@@ -103,13 +119,11 @@ def _tail(b: Builder, f: Var) -> PrimExpr:
 def _natural(b: Builder, n: PrimExpr, f: Var, log: PrimExpr | None) -> PrimExpr:
     """n ln(2) + log + log(1 + f)"""
     high, low = b.format.ln2_high, b.format.ln2_low
+    square = b.let(f * f, "square")
     if log is not None:
-        unit = 2.0**-b.format.mantissa
-        small = b.fma(n, unit * low, f)
-        square = b.let(f * f, "square")
-        return b.fma(n, unit * high, log) + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, small)
+        small = b.fma(n, low * b.format.unit, f)
+        return b.fma(n, high * b.format.unit, log) + b.fma(b.polynomial(f, _LOG_OF_PIECE), square, small)
     if b.of.bits == 32:
-        square = b.let(f * f, "square")
         rest = b.fma(square, -0.5, n * b.const(low))  # while the polynomial is still evaluated
         return b.fma(n, high, f + b.fma(b.polynomial(f, _LOG32), square * f, rest))
     return b.fma(n, high, f + b.fma(n, low, _tail(b, f)))
@@ -132,7 +146,7 @@ def _truncated(value: float, bits: int) -> float:
 
 
 def log(b: Builder, x: PrimExpr) -> PrimExpr:
-    return _by_kind(b, x, _natural, b.looks_up())
+    return _by_kind(b, x, _natural, _NATURAL)
 
 
 def log2(b: Builder, x: PrimExpr) -> PrimExpr:
@@ -146,7 +160,7 @@ def log10(b: Builder, x: PrimExpr) -> PrimExpr:
 def log1p(b: Builder, x: PrimExpr) -> PrimExpr:
     """With 1 + x = 2^n (1 + f) / c, f is 2^-n c x + (2^-n c - 1), rounded once, whatever 1 + x lost."""
     u, least = b.let(x + b.const(1.0), "u"), b.format.smallest
-    at = _piece(b, u, b.looks_up())
+    at = piece(b, u, _NATURAL if b.looks_up() else None)
     scale = b.let(b.from_bits(b.bits(at.inverse) - at.exponent), "scale")
     f = b.let(b.fma(x, scale, scale - b.const(1.0)), "f")
     result = b.let(b.with_sign_of(_natural(b, at.n, f, at.log), x), "result")

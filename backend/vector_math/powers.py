@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from backend.vector_math.builder import Builder
 from backend.vector_math.exponentials import exp2
-from backend.vector_math.logarithms import PIECES_FROM, log2
+from backend.vector_math.logarithms import Pieces, log2, piece
 from te.tir import Call, Cast, Max, PrimExpr, Select, Var
 from te.tir.ops import all as all_of
 
@@ -24,14 +24,18 @@ _SHORT_EXPONENT = 4.0
 """Up to here powers take logarithms that are one number."""
 _FLAT_EXPONENT = 0.75
 """Up to here powers within a piece change by less than 2^(1/8)."""
-_INVERSES = (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
-             0.803688108921051, 0.7301344871520996)  # fmt: skip
-_PIECES = tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)])
-"""-log2 of the inverses, which were chosen so that it has few bits."""
+_PIECES = Pieces(
+    0.71875,
+    (1.326582908630371, 1.2302879095077515, 1.142250657081604, 1.0715739727020264, 1.0, 0.8828942179679871,
+     0.803688108921051, 0.7301344871520996),
+    tuple([n / 2.0**16 for n in (-26720, -19595, -12575, -6536, 0, 11776, 20663, 29738)]),
+)  # fmt: skip
+"""Of logarithms to base 2."""
 _LOG2_OF_PIECE = (
     (1.4426950216293335, -0.7213462591171265, 0.4809090793132782, -0.36188673973083496, 0.28776225447654724),
     (1.442693829536438, -0.7213498950004578, 0.4822123646736145, -0.35999807715415955),
-)  # log2(1 + r) / r on [-0.062, 0.0625], and for exponents that are flat
+)
+"""log2(1 + r) / r on [-0.062, 0.0625], and for exponents that are flat"""
 # (2^f - 1) / f on [-0.13, 0.13]
 _EXP2_OF_EIGHTH = (0.6931470632553101, 0.24022655189037323, 0.05553215369582176, 0.009617200121283531)
 
@@ -69,18 +73,16 @@ def _short_power(b: Builder, x: PrimExpr, y: PrimExpr, number: float | None) -> 
     not large, the errors of its one number don't count. What an exponent lets grow by less than an eighth need not be
     known before the power is split at a multiple of an eighth. `number`: the exponent if it is a constant.
     """
-    exponent, m, index = b.split_eighths(x, PIECES_FROM)
-    r = b.let(b.fma(m, b.lookup_number(index, _INVERSES), -1.0), "r")
-    unit = 2.0**-b.format.mantissa  # of k, since the exponent stays where it is
-    k = b.let(Cast(b.of, exponent) + b.lookup_number(index, [k / unit for k in _PIECES]), "k")
-    slope = b.let(y * b.const(unit), "slope")
+    at = piece(b, x, _PIECES)
+    assert at.log is not None
+    r, k = at.fraction(b), b.let(b.fma(at.n, b.format.unit, at.log), "k")
     flat = number is not None and abs(number) <= _FLAT_EXPONENT
     log2 = _LOG2_OF_PIECE[flat]
     scaled, log2 = (b.let(r * y, "yr"), log2) if number is None else (r, [number * c for c in log2])
     start = b.const(b.format.magic / 8)
-    t = b.let(b.fma(k, slope, start if flat else b.fma(scaled, log2[0], start)), "t")
+    t = b.let(b.fma(k, y, start if flat else b.fma(scaled, log2[0], start)), "t")
     n = b.let(t - start, "n")
-    f = b.let(b.fma(b.polynomial(r, log2), scaled, b.fma(k, slope, -n)), "f")
+    f = b.let(b.fma(b.polynomial(r, log2), scaled, b.fma(k, y, -n)), "f")
     power = b.let(b.power_of_part(t, 8), "power")
     result = b.let(b.fma(b.polynomial(f, _EXP2_OF_EIGHTH), f * power, power), "result")
     rank = b.rank(x, b.format.smallest)

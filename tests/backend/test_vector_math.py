@@ -153,6 +153,18 @@ def test_error_of_functions_of_two_values(op):
     check(op, run(op, 8, *grid), tuple(grid), STATED[op, "float32"])
 
 
+@pytest.mark.parametrize("op", ["log", "log2", "log10", "log1p"])
+def test_logarithms_that_are_usual(op):
+    """Of positive numbers in all lanes: of any size, close to 1, and from one power of two to the next."""
+    random = np.random.default_rng(10)
+    near, some = 1 + random.uniform(-0.1, 0.1, COUNT), random.uniform(0.5, 4, COUNT)
+    x = np.concatenate([np.exp(random.uniform(-80, 80, COUNT)), near, some, 1 + np.arange(-2048, 2048) * 2.0**-23])
+    x = x.astype("f4")
+    x = np.concatenate([x, x[x > 0.01] - np.float32(1)]) if op == "log1p" else x
+    x = x[: len(x) // 8 * 8]
+    check(op, run(op, 8, x), (x,), STATED[op, "float32"] + 0.1)
+
+
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"])
 def test_powers_that_are_usual(target):
     """Positive bases and exponents that aren't large, in all lanes."""
