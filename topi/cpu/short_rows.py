@@ -11,7 +11,6 @@ from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
-from topi.registry import operations_behind
 from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _turn_rows(
 ) -> None:  # fmt: skip
     """Let `passes` read a copy of their rows, along dimension `position` of theirs, that is turned in registers.
 
-    Not where they read several tensors along rows, or rows are shorter than a block.
+    Not where they read several tensors along rows, or one by way of others, or rows are shorter than a block.
     """
     found = {place for result in passes for place in _rows_read(s[result].op, position)}
     if len(found) != 1:
@@ -77,8 +76,9 @@ def _turn_rows(
         return
     if length < block_of(lanes, tensor.dtype):
         return
-    behind = operations_behind([op.output(0) for op in s.outputs])
-    readers = [op for op in behind if tensor in op.input_tensors]
+    readers = [s[result].op for result in passes]
+    if any(tensor not in op.input_tensors for op in readers):
+        return
     copy, blocks, vectors = transpose_in_registers(s, tensor, readers, dimension, lanes)
     s[copy].compute_at(s[out], group)
     s[copy].unroll(blocks)
