@@ -8,7 +8,8 @@ import pytest
 import relay
 from relay.op import get_op
 from tests.cuda_proof import proof
-from tests.relay.op.test_operators import ROWS, Row, assert_close, results_of, types_of
+from tests.relay.op.operator_rows import ROWS, Row
+from tests.relay.op.test_operators import assert_close, results_of, types_of
 
 pytestmark = pytest.mark.slow
 _BATCH = 16

@@ -12,7 +12,8 @@ from backend.cuda.build import Source, assemble, emit
 from backend.runtime import Device, nd
 from backend.target import Target
 from relay.op import get_op
-from tests.relay.op.test_operators import ROWS, Row, assert_close, results_of, types_of
+from tests.relay.op.operator_rows import ROWS, Row
+from tests.relay.op.test_operators import assert_close, results_of, types_of
 from topi.registry import schedule_for
 
 SM_90 = Target("cuda -arch=sm_90")
