@@ -21,6 +21,8 @@ _LOG1P = (-0.4999993145465851, 0.333304762840271, -0.24958248436450958, 0.196937
           0.10673291236162186, -0.057595446705818176, 0.020169047638773918, -0.0033108105417340994)  # fmt: skip
 # (log(1 + f) - f) / f^2 on [-0.056, 0.065]
 _LOG_OF_PIECE = (-0.49999943375587463, 0.3333406150341034, -0.2506967782974243, 0.19716960191726685)
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Eight pieces that mantissas from `start` to its double are divided into, 1/16 long below the one around 1, 1/8

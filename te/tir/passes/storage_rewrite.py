@@ -88,8 +88,13 @@ def _bytes(buffer: Buffer) -> int | None:
 
 
 def _linearize(stmt: Stmt, allocated: list[Buffer], leaves: list[Stmt | PrimExpr]) -> None:
-    """The allocations of a scope and, in order, the statements that run in it."""
-    if isinstance(stmt, Allocate):
+    """The allocations of a scope and, in order, the statements that run in it.
+
+    What a kernel does is one of them: its threads are at any of its statements at the same time.
+    """
+    if isinstance(stmt, AttrStmt) and stmt.key == "thread_extent":
+        leaves.append(stmt)
+    elif isinstance(stmt, Allocate):
         allocated.append(stmt.buffer)
         _linearize(stmt.body, allocated, leaves)
     elif isinstance(stmt, SeqStmt):

@@ -6,7 +6,22 @@ import numpy as np
 
 from te.dtype import HANDLE
 from te.ir import collect
-from te.tir import Allocate, BufferLoad, BufferStore, For, ForKind, PrimFunc, Stmt, Var, cast, const, decl_buffer, seq
+from te.operation import thread_axis
+from te.tir import (
+    Allocate,
+    AttrStmt,
+    BufferLoad,
+    BufferStore,
+    For,
+    ForKind,
+    PrimFunc,
+    Stmt,
+    Var,
+    cast,
+    const,
+    decl_buffer,
+    seq,
+)
 from te.tir.interpreter import interpret
 from te.tir.passes.storage_rewrite import storage_rewrite
 from te.tir.verifier import verify
@@ -43,6 +58,30 @@ def test_a_chain_needs_two_buffers():
     verify(func)
     assert len(collect(func.body, Allocate)) == 2
     np.testing.assert_array_equal(run(func), np.arange(N) + 6)
+
+
+def test_a_kernel_reads_and_writes_different_memory():
+    """Its threads are not at the same statement: what the last one reads must not be what the first one writes."""
+    a, b = decl_buffer((N,), name="A"), decl_buffer((N,), name="B")
+    temps = [decl_buffer((N,), name=f"t{i}") for i in range(5)]
+
+    def kernel(target, source) -> Stmt:
+        thread, local = thread_axis((0, N), "threadIdx.x"), decl_buffer((1,), name="local", scope="local")
+        load = BufferStore(local, BufferLoad(source, (thread.var,)), (const(0),))
+        store = BufferStore(target, BufferLoad(local, (const(0),)), (thread.var,))
+        return AttrStmt("thread_extent", thread, const(N), Allocate(local, seq(load, store)))
+
+    steps = [kernel(target, source) for target, source in zip([*temps, b], [a, *temps], strict=True)]
+    body: Stmt = steps[-1]
+    for temp, step in zip(reversed(temps), reversed(steps[:-1]), strict=True):
+        body = Allocate(temp, seq(step, body))
+    handles = Var("A", HANDLE), Var("B", HANDLE)
+    func = storage_rewrite(PrimFunc(handles, body, {handles[0]: a, handles[1]: b}))
+    assert len([n for n in collect(func.body, Allocate) if n.buffer.scope == "global"]) == 2
+    for launch in collect(func.body, AttrStmt):
+        read = {n.buffer.data for n in collect(launch, BufferLoad)}
+        written = {n.buffer.data for n in collect(launch, BufferStore)}
+        assert len(read & written) == 1  # the local one
 
 
 def test_types_may_share():
