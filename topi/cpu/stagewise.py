@@ -28,7 +28,7 @@ _CONVOLUTIONS = [
     if layout[-1] != "c" or suffix
 ]
 _OTHERS = [
-    "attention", "col2im", "default", "dense", "recurrent", "scan", "scatter", "sort",
+    "attention", "default", "dense", "recurrent", "scan", "scatter", "sort",
 ]  # fmt: skip
 
 

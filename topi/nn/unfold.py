@@ -39,7 +39,7 @@ def col2im(
     """Images (N, C, image...) that are the sums of their windows x (N, C * taps, windows), in row-major order.
 
     Line by line: what all windows have at a tap lies side by side, and so it does in a line whose pixels are sorted by
-    their place in a stride. Attribute "by_element" holds the loops for devices of many threads.
+    their place in a stride. Attribute "for_threads" holds the loops for devices of many threads.
     """
     counts = output_sizes(image, block, strides, dilation, padding)
     windows = _Windows(tuple(image), tuple(block), tuple(strides), tuple(dilation), tuple(padding), tuple(counts))
@@ -66,8 +66,8 @@ def col2im(
             out[at] = total[0]
         return ib.get()
 
-    attrs = {"by_element": by_element}
-    return te.extern(shape, [x], by_lines, name="col2im", dtype=x.dtype, tag="col2im", attrs=attrs)
+    attrs = {"for_threads": by_element}
+    return te.extern(shape, [x], by_lines, name="col2im", dtype=x.dtype, tag="default", attrs=attrs)
 
 
 @dataclass(frozen=True, slots=True)
