@@ -197,9 +197,7 @@ class _Search:
         )
 
         def place_in_part(*i: Any) -> PrimExpr:
-            numbers = dict(zip(self.axes, unravel_index(chosen(*i), counts), strict=True))
-            at: Mapping[Any, Any] = dict(zip(self.anchor.axis, i, strict=True))
-            part = [numbers[a] if a in numbers else at[axis] for a, axis in enumerate(self.result_axes)]
+            part = self._part(i, dict(zip(self.axes, unravel_index(chosen(*i), counts), strict=True)))
             return self._over_part(lambda *found: place(i, *found))(*part)
 
         found = te.compute(position.shape, place_in_part, name=f"{name}_place", attrs=self.attrs)
@@ -266,11 +264,14 @@ class _Search:
         ks = {a: te.reduce_axis((0, shape[a]), name=f"p{a}") for a in self.axes}
 
         def body(*i: Any) -> PrimExpr:
-            at: Mapping[Any, Any] = dict(zip(self.anchor.axis, i, strict=True))
-            part = [ks[a] if a in ks else at[axis] for a, axis in enumerate(self.result_axes)]
-            return reduction(i, part, list(ks.values()))
+            return reduction(i, self._part(i, ks), list(ks.values()))
 
         return body
+
+    def _part(self, i: Sequence[Any], numbers: Mapping[int, Any]) -> list[Any]:
+        """The part of an index of the anchor's result that has these numbers along the anchor's axes."""
+        at: Mapping[Any, Any] = dict(zip(self.anchor.axis, i, strict=True))
+        return [numbers[a] if a in numbers else at[axis] for a, axis in enumerate(self.result_axes)]
 
     def _schedule_parts(
         self, s: te.Schedule, parts: te.Tensor, passes: tuple[te.Tensor, te.Tensor], target: Target
