@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
-from frontends.onnx.errors import fault, unsupported
+from frontends.onnx.errors import OnnxImportError, fault, unsupported
 from frontends.onnx.model_file import STORED, StoredBytes, WeightFile
 from relay.stored import StoredConstant
 from te.ir import Span
@@ -161,7 +161,10 @@ def stored_tensor(
     expected = _packed_bytes(count, element.bits)
     if external:
         path, offset = _external_place(tensor, expected, folder, where)
-        raw_data = StoredBytes(opened(path), offset, expected)
+        try:
+            raw_data = StoredBytes(opened(path), offset, expected)
+        except OSError as error:
+            raise _unreadable(path, where, error) from error
     assert isinstance(raw_data, StoredBytes)
     _check_size(raw_data.size, expected, dims, element, where)
     return StoredConstant(dims, element.dtype, raw_data.fill, span=span)
@@ -263,7 +266,11 @@ def _read_external(tensor: TensorProto, nbytes: int, folder: Path | None, where:
     try:
         return np.fromfile(path, dtype=np.uint8, count=nbytes, offset=offset)
     except OSError as error:
-        raise fault(where, f"external data file {path.name!r} can't be read: {error}") from error
+        raise _unreadable(path, where, error) from error
+
+
+def _unreadable(path: Path, where: str, error: OSError) -> OnnxImportError:
+    return fault(where, f"external data file {path.name!r} can't be read: {error}")
 
 
 def _external_place(tensor: TensorProto, nbytes: int, folder: Path | None, where: str) -> tuple[Path, int]:

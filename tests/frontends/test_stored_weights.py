@@ -126,3 +126,17 @@ def test_parameters_of_the_function_are_read_at_once(tmp_path: Path) -> None:
     assert not stored(module) and params.keys() == {"q", "k", "v", "rows", "back"}
     for weight in layers().graph.initializer:
         np.testing.assert_array_equal(params[weight.name], numpy_helper.to_array(weight))
+
+
+def test_a_file_that_can_not_be_opened_is_a_fault_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened = tmp_path / "model.onnx", os.open
+    onnx.save(layers(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+    def denied(name: str | Path, flags: int) -> int:
+        if Path(name).name == "weights.bin":
+            raise PermissionError(13, "Permission denied")
+        return opened(name, flags)
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(OnnxImportError, match=r"external data file 'weights.bin' can't be read: .*Permission denied"):
+        from_onnx(path)
