@@ -7,9 +7,10 @@
 Light models come from the onnx package (random weights); the zoo is exported by ``python -m benchmarks.zoo FOLDER``
 (and ``--batch 8``). The ratio is the better peer's median time divided by ours: above 1 we are faster.
 
-A case (model, batch, threads) that is measured becomes one line of JSON in the file of results at once; a later call
-goes on with the cases that are missing there (``--again``: measures all of them anew; the last line of a case counts).
-No case is begun after ``--minutes``. ``--table`` measures nothing and prints the tables of the README.
+A case (model, batch, threads) that is measured becomes one line of JSON in the file of results at once, which is named
+after the processor's level (``results/x86-64-v4.jsonl``); a later call goes on with the cases that are missing there
+(``--again``: measures all of them anew; the last line of a case counts). No case is begun after ``--minutes``.
+``--table`` measures nothing and prints the tables of the README.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from typing import Any
 
 import numpy as np
 
+from backend.cpu import host_cpu
 from benchmarks.engines import Engine, compare, compile_seconds
 from benchmarks.light import LIGHT_MODELS, write_light
 
 ZOO_MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vit_b16", "gpt2", "segformer_b0", "lstm_tagger")
-RESULTS = Path(__file__).parent / "results" / "models.jsonl"
+RESULTS = Path(__file__).parent / "results"
+"""The folder of results: a file for each level of processors."""
 PEERS = ("onnxruntime", "openvino")
 
 Record = dict[str, Any]
@@ -204,7 +207,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one turn; at least one run is taken")
     parser.add_argument("--minutes", type=float, default=30, help="begin no model after so many")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="file of results, one line of JSON each")
+    parser.add_argument("--results", type=Path, default=RESULTS / f"{host_cpu().name}.jsonl",
+                        help="file of results, one line of JSON each; default: this processor's")  # fmt: skip
     parser.add_argument("--again", action="store_true", help="measure cases that have a result, too")
     parser.add_argument("--table", action="store_true", help="print the tables from the results, measure nothing")
     return parser.parse_args()
