@@ -37,6 +37,9 @@ from te.tir import (
 
 __all__ = ["MemoryEmitter"]
 
+_HALF_BITS = 16
+"""Of float16 and bfloat16."""
+
 
 class MemoryEmitter(ExprEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
@@ -338,6 +341,9 @@ class MemoryEmitter(ExprEmitter):
             if align % LINE_BYTES and buffer.data in self.streamed and isinstance(index, Ramp):
                 align = LINE_BYTES if divides(LINE_BYTES // element_bytes(of.element), index.base) else align
             hint = self._streaming_hint(buffer, of, align)
+            if hint and of.is_float and of.bits == _HALF_BITS:  # LLVM stores 64 bytes of these the usual way
+                integers = f"<{of.lanes} x i{_HALF_BITS}>"
+                value, kind = self.text.pure(f"bitcast {kind} {value} to {integers}"), integers
             self.text.effect(f"store {kind} {value}, ptr {address}, align {align}{hint}")
             return
         name = f"llvm.masked.store.{_memory_suffix(of)}.p0"

@@ -116,3 +116,15 @@ def test_nothing_is_prefetched_to_be_stored_past_the_caches():
     functions = text.split("define ")[1:]
     streaming, usual = [f for f in functions if "!nontemporal" in f], [f for f in functions if "@llvm.prefetch" in f]
     assert len(streaming) == len(usual) == 1 and streaming != usual
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
+@pytest.mark.parametrize("cpu", ["haswell", "znver4", "sapphirerapids"])
+def test_instructions_of_any_type_go_past_the_caches(cpu: str, dtype: str):
+    lanes = 64 // np.dtype("float16" if dtype == "bfloat16" else dtype).itemsize
+    a = te.placeholder((ROWS, 2048), dtype, name="a")
+    c = te.compute((ROWS, 2048), lambda i, j: a[i, j], name="c")
+    s = te.create_schedule(c)
+    s[c].vectorize(s[c].split(c.op.axis[1], factor=lanes)[1])
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -l3-bytes=4096")
+    assert "vmovnt" in backend.build(s, [a, c], target).get_source("asm")
