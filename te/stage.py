@@ -195,7 +195,7 @@ class Stage:
         self._check_leaf("split_lines", parent)
         self._check_plain("split_lines", parent)
         known = all(isinstance(d, int) for d in self.op.output(0).shape[1:])
-        if not self.is_output or parent.kind != "data" or not known or self.op.attrs.get("strides") is not None:
+        if not self.is_output or parent.kind != "data" or not known or "memory_strides" in self.op.attrs:
             raise self._error("split_lines", "of what is no compact output of a known shape, without reductions")
         columns = self.op.output(0).shape[-1]
         if width % length or not isinstance(columns, int) or columns < width + length:

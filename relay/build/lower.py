@@ -164,11 +164,14 @@ def _identifier(name: str) -> str:
 
 
 def _strided_buffers(function: Function, tensors: Sequence[te.Tensor]) -> dict[te.Tensor, Buffer]:
-    """Buffers with strides for the arguments whose memory has gaps; schedules see these strides as an attribute."""
+    """Buffers with strides for the arguments whose memory has gaps.
+
+    Schedules see these strides as an attribute of the operation, "memory_strides", by the number of its output.
+    """
     buffers: dict[te.Tensor, Buffer] = {}
     for tensor, strides in zip(tensors, function.attrs.get("strides", ()), strict=False):
         if strides is not None:
-            tensor.op.attrs["strides"] = strides
+            tensor.op.attrs.setdefault("memory_strides", {})[tensor.value_index] = strides
             buffers[tensor] = decl_buffer(tensor.shape, tensor.dtype, tensor.name, strides=strides)
     return buffers
 

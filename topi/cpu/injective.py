@@ -60,8 +60,8 @@ def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
     """The first dimension from which on all tensors are compact, so that the loops over them may become one."""
     first = 0
     for op in operations_behind(outs):
-        strides, shape = op.attrs.get("strides"), op.output(0).shape
-        if strides is not None:
+        for number, strides in op.attrs.get("memory_strides", {}).items():
+            shape = op.output(number).shape
             inside = [i for i, d in enumerate(shape) if d != 1]
             gaps = [a for a, b in itertools.pairwise(inside) if strides[a] != strides[b] * shape[b]]
             first = max([first, *[i + 1 for i in gaps]])

@@ -68,6 +68,14 @@ def test_branches_write_into_the_concatenation():
     assert "1 concatenations, slices and splits in place, 0 of their inputs copied" in str(compiled.build_report)
 
 
+def test_windows_keep_their_steps_where_results_have_gaps():
+    x = var("x", (2, 16, 34, 34))
+    pooled = [nn.max_pool2d(x, (3, 3), (2, 2)), nn.avg_pool2d(x, (3, 3), (2, 2))]
+    compiled = check([x], nn.softmax(joined_along(*pooled, axis=1)))
+    assert parts(compiled) == (1, 0)
+    assert {t.strides for t in compiled.graph.tensors if t.strides is not None} == {(32 * 16 * 16, 16 * 16, 16, 1)}
+
+
 def test_a_dense_block_is_one_tensor():
     x = image(32)
     joined = conv(x, 32)
