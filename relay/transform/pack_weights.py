@@ -63,6 +63,10 @@ _COMPUTED_IN = {"float32": "float32", "float16": "float32", "bfloat16": "float32
 """Types whose products and convolutions read packed weights, and what they are computed in; quantised ones in int32."""
 _UNKNOWN_ROWS = 256
 """Rows assumed for a symbolic size."""
+_WORD_BYTES = 4
+"""What is read of a row in a step of a product: an element, or several narrow ones."""
+
+
 @dataclass(frozen=True)
 class PackWeights(FunctionPass):
     """Convolutions (channels last) and products take packed weights; computed right operands are packed too.
@@ -136,9 +140,15 @@ class _Packer:
             self.packed[key] = Constant(panels, span=weight.span)
         return self.packed[key]
 
-    def _width(self, rows: int, columns: int, steps: int, line: int = 0, form: str = "numbers") -> int:
-        steps //= {"numbers": 1, "pairs": 2, "quads": 4}[form]
-        return packed_columns(self.target, rows, columns, steps, line, spare_registers(self.target, form))
+    def _width(
+        self, rows: int, columns: int, steps: int, apart: int, line: int = 0, form: str = "numbers"
+    ) -> int:
+        """Columns of a panel; what one row reads begins `apart` elements behind the one before."""
+        together = {"numbers": 1, "pairs": 2, "quads": 4}[form]
+        spare = spare_registers(self.target, form)
+        return packed_columns(
+            self.target, rows, columns, steps // together, line, spare, _WORD_BYTES * apart // together
+        )
 
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         values = self._values(weight)
@@ -146,11 +156,12 @@ class _Packer:
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
-            quads = self._quads(call, weight, outputs_first, order, self._width(rows, units, depth, form="quads"))
+            width = self._width(rows, units, depth, depth, form="quads")
+            quads = self._quads(call, weight, outputs_first, order, width)
             if quads is not None:
                 return quads.product_of_rows(units, call)
         pairs = rows > 1 and depth > 1 and _fit_16_bits(call.args[0], weight)
-        width = self._width(rows, units, depth, form="pairs" if pairs else "numbers")
+        width = self._width(rows, units, depth, depth, form="pairs" if pairs else "numbers")
         packed = self._packed(weight, outputs_first, order, width)
         found = _codes_and_zero(call.args[0]) if pairs else None
         if found is not None and not isinstance(found[1], int):
@@ -176,7 +187,7 @@ class _Packer:
         if rows == 1 or (in_place and not isinstance(b, Constant)):
             return call
         m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
-        width = self._width(m, n, k)
+        width = self._width(m, n, k, 0 if op.transpose_a else k)
         packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
         before, transpose_a = _before_transposition(a), op.transpose_a
         in_cache = reads_transposed(self.target, m, k)
@@ -210,7 +221,8 @@ class _Packer:
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
             form = "pairs" if pairs else "numbers"
-            width = self._width(rows, channels, steps, line if isinstance(line, int) else 0, form)
+            apart = group_size * op.strides[-1]
+            width = self._width(rows, channels, steps, apart, line if isinstance(line, int) else 0, form)
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
@@ -232,7 +244,8 @@ class _Packer:
             return _channels_last(call, op, outputs_first)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
-        width = self._width(rows, channels, steps, line) if op.groups == 1 else group_panel(self.target, outputs)
+        apart = group_size * op.strides[-1]
+        width = self._width(rows, channels, steps, apart, line) if op.groups == 1 else group_panel(self.target, outputs)
         panels = Call(PackPanels(width=width), (reshaped(outputs_first, (op.groups, outputs, steps)),), span=call.span)
         packed = reshaped(panels, (op.groups * -(-outputs // width), *kernel, group_size, width))
         made = _PACKED[op.rank](
@@ -246,7 +259,9 @@ class _Packer:
         """A convolution of codes by bytes; one of single pixels is a product of rows."""
         channels, *kernel, group_size = outputs_first.shape
         line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
-        width = self._width(rows, channels, math.prod(kernel) * group_size, line, "quads")
+        width = self._width(
+            rows, channels, math.prod(kernel) * group_size, group_size * op.strides[-1], line, "quads"
+        )
         quads = self._quads(call, weight, outputs_first, op.kernel_layout, width)
         padded = any(op.padding)
         if quads is None or (padded and not isinstance(quads.zero, int)):

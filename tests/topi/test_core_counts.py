@@ -14,12 +14,16 @@ import numpy as np
 import pytest
 
 import relay
+import te
 from backend.target import Target
 from relay.build.graph import make_graph
 from relay.build.lower import Workload, lower
 from te.ir import IRModule, collect
 from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
+from topi.cpu.product_plan import plan_product
 from topi.cpu.tiling import best_tile, largest_share, tile_rows
+from topi.nn.conv import conv_packed
+from topi.registry import operations_behind
 
 WORTH_SHARING = 5_000
 """Vector operations that a core must get for the balance to matter, in a kernel that has four times as many."""
@@ -220,3 +224,35 @@ def test_tiles_leave_registers_for_what_no_multiply_add_reads_from_memory():
         tiles = [best_tile(target, rows, columns, 512) for rows in (28, 64, 196) for columns in (64, 96, 128)]
         most = max(tile.rows * tile.vectors + tile.vectors + 1 for tile in tiles)
         assert 24 < most <= target.vector_registers - spare
+
+
+SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2 -l1-bytes=49152")
+
+
+@pytest.mark.parametrize(("apart", "most"), [(3072, 13), (4096, 9), (4100, 9), (12288, 9), (6144, 13), (64, 13)])
+def test_rows_of_a_tile_that_share_a_set_of_the_cache_leave_room_in_it(apart: int, most: int):
+    """Twelve lines of each set are kept; 128 rows are tiles of 13 elsewhere."""
+    assert tile_rows(SERVER, 128, 32, 768, apart=apart) <= most
+    if most > 9:
+        assert tile_rows(SERVER, 128, 32, 768, apart=apart) == tile_rows(SERVER, 128, 32, 768) == most
+    assert best_tile(SERVER, 128, 768, 768, apart=apart).rows <= most
+
+
+def test_rows_that_neighbour_in_a_cache_line_crowd_nothing():
+    assert tile_rows(SERVER, 128, 32, 768, apart=4) == 13
+
+
+def test_tiles_of_few_rows_and_those_of_other_processors_are_what_they_were():
+    haswell = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-cores=2")
+    neoverse = Target("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1 -num-cores=2")
+    for target in (haswell, neoverse):
+        assert best_tile(target, 192, 768, 1024, apart=4096) == best_tile(target, 192, 768, 1024)
+
+
+@pytest.mark.parametrize(("depth", "stride", "most"), [(768, 1, 14), (1024, 1, 9), (512, 2, 9), (512, 1, 14)])
+def test_what_a_product_or_a_convolution_reads_says_how_far_its_rows_are_apart(depth: int, stride: int, most: int):
+    data, panels = te.placeholder((1, 28, 28, depth)), te.placeholder((8, 1, 1, depth, 32))
+    out = conv_packed(data, panels, 256, (stride, stride), (0, 0, 0, 0), (1, 1))
+    anchor = next(op for op in operations_behind([out]) if op.tag == "conv2d_nhwc_packed")
+    height = plan_product(out, anchor, SERVER).height
+    assert height <= 9 if most == 9 else 9 < height <= most

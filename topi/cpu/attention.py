@@ -43,7 +43,8 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
     s = _in_blocks(outs, anchor, form, target)
     if isinstance(stages["queries"].shape[2], int):
         return s
-    height = tile_rows(target, form.queries, form.panel, constant_size(stages["queries"].shape[3:]))
+    depth = constant_size(stages["queries"].shape[3:])
+    height = tile_rows(target, form.queries, form.panel, depth, apart=4 * depth)
     few = _in_blocks(outs, anchor, replace(form, queries=height), target) if 1 < height < form.queries else s
     if few is not s:
         s.when_small(few)
@@ -146,7 +147,7 @@ def _tile(
 ) -> None:  # fmt: skip
     """`product` in register tiles of rows x a panel, written to `row` and `column` of `out`, panel by panel."""
     lanes = vector_lanes(target)
-    height = tile_rows(target, form.queries, form.panel, steps)
+    height = tile_rows(target, form.queries, form.panel, steps, apart=4 * steps)
     row_outer, row_inner = s[out].split(row, factor=height, tail="shift")
     column_outer, column_inner = s[out].split(column, factor=form.panel)
     s[out].reorder(column_outer, row_outer, row_inner, column_inner)

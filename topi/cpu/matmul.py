@@ -201,7 +201,8 @@ def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, ta
     panel = panel_width(anchor)
     rows = constant_size([extent_of(anchor.axis[-2])])
     steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
-    plan = ProductPlan(tile_rows(target, rows, panel, steps), panel, panel)
+    apart = 0 if anchor.attrs["transpose_a"] else 4 * steps
+    plan = ProductPlan(tile_rows(target, rows, panel, steps, apart=apart), panel, panel)
     return _for_any_rows(_batch_matmul_packed, outs, anchor, target, plan, [extent_of(anchor.axis[-2])])
 
 

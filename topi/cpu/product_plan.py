@@ -74,7 +74,7 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     pairs = any(weights.attrs.get("pairs") for weights in narrow)
     form = "pairs" if pairs else anchor.attrs.get("form", "numbers")
     temporaries = spare_registers(target, form)
-    height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries)
+    height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries, p.apart)
     tiles = -(-p.rows // height)
     parts = None if narrow or width != p.panel else _parts(p, height, tiles)
     if parts is not None:
@@ -116,6 +116,9 @@ class _Product:
         """Is it a product of matrices, one element of each in a step, with sizes that are known?"""
         self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
         """results on a line of an image; 0 where no window moves along it"""
+        stride = anchor.attrs.get("strides", (1,))[-1]
+        self.apart = stride * constant_size(self.left.shape[-1:]) * self.left.dtype.nbytes if self.groups == 1 else 0
+        """bytes from what one result is summed of to the next one's; groups read copies that are spread well"""
 
     @property
     def exceeds_caches(self) -> bool:

@@ -11,6 +11,7 @@ as a part of a cycle for each of its vectors. It is a ranking, not a prediction.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -104,11 +105,37 @@ _NEON_SPARE = 2
 fewer of them LLVM moved every sum of a tile of 14 x 2 vectors to another register and back in each step."""
 
 
-def _tiles(target: Target, lanes: int, vectors: int | None, temporaries: int = 0) -> Iterator[RegisterTile]:
-    """Tiles whose accumulators, one row of vectors, one broadcast and `temporaries` fit in the registers."""
+_X86_WAY_BYTES = 4096
+"""A way of a first-level cache on x86 is a page: sets are found by the part of an address that is not translated."""
+_WAYS_OF_ROWS = 0.75
+"""The part of a set's ways that rows may take, beside the panel that passes by. Measured with 12 ways, rows whole pages
+apart, which all have one set: 9 are read at full speed, 10 take 1.05 times as long, 11 1.14 times and 12 1.3 times."""
+
+
+def _find_room(target: Target, rows: int, apart: int) -> bool:
+    """Do cache lines of `rows`, each `apart` bytes behind the one before, stay in the first-level cache?
+
+    Each line is read in many steps of a reduction. How many sets there are is known on x86 only.
+    """
+    if "sse2" not in target.features:
+        return True
+    line_bytes, ways = 4 * LINE_ELEMENTS, target.cache_bytes.l1 // _X86_WAY_BYTES
+    lines = {row * apart // line_bytes for row in range(rows)}
+    of_a_set = Counter(line % (_X86_WAY_BYTES // line_bytes) for line in lines)
+    return max(of_a_set.values()) <= max(int(_WAYS_OF_ROWS * ways), 1)
+
+
+def _tiles(
+    target: Target, lanes: int, vectors: int | None, temporaries: int = 0, apart: int = 0
+) -> Iterator[RegisterTile]:
+    """Tiles whose accumulators, one row of vectors, one broadcast and `temporaries` fit in the registers.
+
+    Their rows, `apart` bytes from each other, fit in the first-level cache.
+    """
     registers = target.vector_registers - temporaries - (_NEON_SPARE if "neon" in target.features else 0)
+    most = max(rows for rows in range(1, 29) if _find_room(target, rows, apart))
     for v in range(1, 5) if vectors is None else (vectors,):
-        for rows in range(1, 29):
+        for rows in range(1, most + 1):
             if rows * v + v + 1 <= registers:
                 yield RegisterTile(rows, v, lanes)
 
@@ -137,14 +164,16 @@ def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
 def best_tile(
     target: Target, rows: int, columns: int, steps: int, *,
     lanes: int | None = None, vectors: int | None = None, line: int = 0, temporaries: int = 0, cores: int = 1,
+    apart: int = 0,
 ) -> RegisterTile:  # fmt: skip
     """The cheapest tile for an output of `rows` rows by `columns` columns, whose tiles `cores` share.
 
     `vectors` fixes the width where the packed operand decides it already; for `line` see `tile_cycles`. `temporaries`
-    are registers that a step needs besides: one where another instruction than the one that multiplies adds.
+    are registers that a step needs besides: one where another instruction than the one that multiplies adds. `apart`
+    are the bytes from one row of the left operand to the next, which must not meet in too few sets of the cache.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
-    candidates = [t for t in _tiles(target, lanes, vectors, temporaries) if t.rows <= max(rows, 1)]
+    candidates = [t for t in _tiles(target, lanes, vectors, temporaries, apart) if t.rows <= max(rows, 1)]
 
     def cost(tile: RegisterTile) -> float:
         tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
@@ -159,12 +188,13 @@ _NEARLY_EVEN = 0.9
 
 
 def packed_columns(
-    target: Target, rows: int, columns: int, steps: int, line: int = 0, temporaries: int = 0
+    target: Target, rows: int, columns: int, steps: int, line: int = 0, temporaries: int = 0, apart: int = 0
 ) -> int:
-    """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. `line`: see `tile_cycles`."""
+    """Width of the panels that a constant operand is packed into: NR of [N/NR][K][NR]. The rest: see `best_tile`."""
     if columns < vector_lanes(target):
         return 1 << (columns - 1).bit_length()
-    best = best_tile(target, rows, columns, steps, line=line, temporaries=temporaries, cores=target.num_cores)
+    cores = target.num_cores
+    best = best_tile(target, rows, columns, steps, line=line, temporaries=temporaries, cores=cores, apart=apart)
     widths = dict.fromkeys(tile.columns for tile in _tiles(target, best.lanes, None, temporaries))
     return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
 
@@ -196,12 +226,13 @@ def group_columns(target: Target, rows: int, group: int, steps: int) -> int:
 
 
 def tile_rows(
-    target: Target, rows: int, panel: int, steps: int, panels: int | None = None, line: int = 0, temporaries: int = 0
-) -> int:
+    target: Target, rows: int, panel: int, steps: int, panels: int | None = None, line: int = 0, temporaries: int = 0,
+    apart: int = 0,
+) -> int:  # fmt: skip
     """Rows of the register tile for a given panel width.
 
-    Where it is shared between cores tile by tile, the number of `panels` says how evenly that comes out. `line`: see
-    `tile_cycles`.
+    Where it is shared between cores tile by tile, the number of `panels` says how evenly that comes out. The rest: see
+    `best_tile`.
     """
     lanes = min(vector_lanes(target), panel)
     vectors = -(-panel // lanes)
@@ -212,7 +243,7 @@ def tile_rows(
         tiles = math.ceil(rows / tile.rows) * max(shared, 1)
         return _cost(tile, rows, panel, steps, line) * cores * largest_share(tiles, cores)
 
-    tiles = list(_tiles(target, lanes, vectors, temporaries))
+    tiles = list(_tiles(target, lanes, vectors, temporaries, apart))
     best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
     return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= rows])
 
@@ -275,7 +306,7 @@ def attention_blocks(
     """
     lanes = vector_lanes(target)
     panel = 2 * lanes if max(width, depth) > lanes else lanes
-    tile = tile_rows(target, queries, panel, depth)
+    tile = tile_rows(target, queries, panel, depth, apart=4 * depth)
     budget = target.cache_bytes.l2 // 4
     most = max(1, min(budget // (4 * keys), _MOST_QUERIES) // tile)
 

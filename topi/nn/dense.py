@@ -175,7 +175,8 @@ def batch_matmul_packed(
 
     rows: Dim = a.shape[-1] if transpose_a else a.shape[-2]
     shape = (*batch, rows, as_dim(count * nr))
-    product = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs={"block": nr})
+    attrs = {"block": nr, "transpose_a": transpose_a}
+    product = te.compute(shape, body, name="batch_matmul", tag="batch_matmul_packed", attrs=attrs)
     return rounded(first_columns(product, columns), out_dtype)
 
 
