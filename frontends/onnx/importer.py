@@ -26,7 +26,6 @@ from frontends.onnx.inputs import DtypeOverride, ShapeOverride, graph_inputs, in
 from frontends.onnx.model import load, opset_table
 from frontends.onnx.model_file import RawData
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops import load_converters
 from frontends.onnx.registry import Result, find_converter
 from frontends.onnx.session import Session
 from frontends.onnx.sizes import SizeTable
@@ -84,7 +83,6 @@ def from_onnx(
     Raises `OnnxImportError` for a model that is damaged or breaks a rule, `UnsupportedOperatorError` listing every
     operator without a converter, and `ValueNeededError` naming the inputs whose shape or value must be given.
     """
-    load_converters()
     loaded, table = load(model), SizeTable()
     while True:
         session = Session(loaded, table)

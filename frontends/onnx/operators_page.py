@@ -11,7 +11,6 @@ from typing import Any
 
 from onnx import defs
 
-from frontends.onnx.ops import load_converters
 from frontends.onnx.refused import REFUSED
 from frontends.onnx.registry import Converter, find_converter, registered_operators
 
@@ -137,7 +136,6 @@ def _sentence(text: str) -> str:
 
 def operators() -> list[Operator]:
     """Every operator of the installed onnx package, and those of onnxruntime's domain that have a converter."""
-    load_converters()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found: list[Any] = list(defs.get_all_schemas_with_history())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from frontends.onnx.node import OnnxNode
+from frontends.onnx.ops import load_all_converters, load_converters
 from relay.expr import Expr
 
 __all__ = ["Converter", "convert_with", "converter", "find_converter", "registered_operators"]
@@ -70,12 +71,14 @@ def converter(
 
 def find_converter(domain: str, name: str, opset: int) -> Converter | None:
     """The converter of an operator at `opset` of its domain; None when there is none."""
+    load_converters(domain, name)
     versions = _table.get((domain, name))
     return versions.find(opset) if versions is not None else None
 
 
 def registered_operators() -> list[tuple[str, str, int]]:
     """(domain, name, since) of every converter, sorted."""
+    load_all_converters()
     return sorted(
         (domain, name, since)
         for (domain, name), versions in _table.items()

@@ -1,67 +1,137 @@
-"""Converters of ONNX operators, one module per family. Importing a module registers its converters."""
+"""Converters of ONNX operators, one module per family. Importing a module registers its converters.
+
+A model uses a few of the families, so each is imported when the first of its operators is asked for.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import import_module
 
-__all__ = ["load_converters"]
+__all__ = ["load_all_converters", "load_converters"]
 
-_FAMILIES = (
-    "attention",
-    "cast",
-    "constant",
-    "control",
-    "convolution",
-    "deform",
-    "einsum",
-    "elementwise",
-    "fourier",
-    "gather",
-    "grid",
-    "linear",
-    "loss",
-    "ml",
-    "ml_labels",
-    "ml_svm",
-    "ml_trees",
-    "microsoft_attention",
-    "microsoft_convolution",
-    "microsoft_decoding",
-    "microsoft_elementwise",
-    "microsoft_experts",
-    "microsoft_forerunners",
-    "microsoft_gather",
-    "microsoft_grouped_attention",
-    "microsoft_normalization",
-    "microsoft_positions",
-    "microsoft_products",
-    "microsoft_quantization",
-    "microsoft_recurrent",
-    "microsoft_sparse_attention",
-    "microsoft_text",
-    "normalization",
-    "optimizer",
-    "optional",
-    "padding",
-    "pooling",
-    "quantization",
-    "random",
-    "recurrent",
-    "reduction",
-    "resize",
-    "scan",
-    "sequence",
-    "shape",
-    "signal",
-    "softmax",
-    "strings",
-    "text",
-    "selection",
-    "vision",
-)
+_OPERATORS: dict[str, dict[str, str]] = {
+    "": {
+        "attention": "Attention RotaryEmbedding",
+        "cast": "BitCast Cast CastLike",
+        "constant": "Constant ConstantOfShape EyeLike Range Shape Size",
+        "control": "If Loop",
+        "convolution": "CausalConvWithState Conv ConvTranspose",
+        "deform": "DeformConv",
+        "einsum": "Einsum",
+        "elementwise": (
+            "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor "
+            "Ceil Celu Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid "
+            "HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or "
+            "PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum "
+            "SwiGLU Swish Tan Tanh ThresholdedRelu Where Xor"
+        ),
+        "fourier": "DFT STFT",
+        "gather": (
+            "CumProd CumSum Gather GatherElements GatherND OneHot ReverseSequence Scatter ScatterElements "
+            "ScatterND TensorScatter TopK"
+        ),
+        "grid": "AffineGrid CenterCropPad GridSample",
+        "linear": "Det Gemm MatMul",
+        "loss": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
+        "microsoft_normalization": "SimplifiedLayerNormalization",
+        "normalization": (
+            "BatchNormalization GroupNormalization InstanceNormalization LRN LayerNormalization LpNormalization "
+            "MeanVarianceNormalization RMSNormalization"
+        ),
+        "optional": "Optional OptionalGetElement OptionalHasElement",
+        "padding": "Pad",
+        "pooling": "AveragePool Col2Im GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool MaxUnpool",
+        "quantization": (
+            "ConvInteger DequantizeLinear DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear"
+        ),
+        "random": "Bernoulli Dropout Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+        "recurrent": "GRU LSTM RNN",
+        "reduction": (
+            "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin "
+            "ReduceProd ReduceSum ReduceSumSquare"
+        ),
+        "resize": "Resize Upsample",
+        "scan": "Scan",
+        "selection": "Compress NonMaxSuppression NonZero Unique",
+        "sequence": (
+            "ConcatFromSequence SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert "
+            "SequenceLength SequenceMap SplitToSequence"
+        ),
+        "shape": (
+            "Concat DepthToSpace Expand Flatten Reshape Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze"
+        ),
+        "signal": "BlackmanWindow HammingWindow HannWindow MelWeightMatrix",
+        "softmax": "Hardmax LogSoftmax Softmax",
+        "strings": "Equal RegexFullMatch StringConcat StringNormalizer StringSplit",
+        "text": "TfIdfVectorizer",
+        "vision": "MaxRoiPool RoiAlign",
+    },
+    "ai.onnx.ml": {
+        "ml": (
+            "ArrayFeatureExtractor Binarizer FeatureVectorizer Imputer LinearClassifier LinearRegressor "
+            "Normalizer OneHotEncoder Scaler"
+        ),
+        "ml_labels": "CategoryMapper LabelEncoder ZipMap",
+        "ml_svm": "SVMClassifier SVMRegressor",
+        "ml_trees": "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
+    },
+    "ai.onnx.preview.training": {
+        "optimizer": "Adagrad Adam Momentum",
+    },
+    "com.microsoft": {
+        "microsoft_attention": "Attention MultiHeadAttention QAttention",
+        "microsoft_convolution": "ConvTransposeWithDynamicPads FusedConv NhwcConv NhwcFusedConv QLinearConv",
+        "microsoft_decoding": "DecoderMaskedMultiHeadAttention MRotaryEmbedding",
+        "microsoft_elementwise": (
+            "BiasAdd BiasDropout BiasGelu BiasSoftmax BiasSplitGelu FastGelu GatedAdd Gelu IsAllFinite MulInteger "
+            "QuickGelu ScaledSiLU"
+        ),
+        "microsoft_experts": "MoE QMoE",
+        "microsoft_forerunners": "CDist GatherND GridSample Pad Range Trilu Unique",
+        "microsoft_gather": "ExpandDims GatherBlockQuantized",
+        "microsoft_grouped_attention": "GroupQueryAttention RotaryEmbedding",
+        "microsoft_normalization": (
+            "EmbedLayerNormalization GatedRMSNorm GroupNorm QEmbedLayerNormalization SimplifiedLayerNormalization "
+            "SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization"
+        ),
+        "microsoft_positions": "GatedRelativePositionBias GemmaRotaryEmbedding RelativePositionBias",
+        "microsoft_products": (
+            "DynamicQuantizeMatMul FusedGemm FusedMatMul FusedMatMulActivation Inverse MatMulBnb4 MatMulInteger16 "
+            "MatMulIntegerToFloat MatMulNBits TransposeMatMul"
+        ),
+        "microsoft_quantization": (
+            "DequantizeLinear DynamicQuantizeLSTM NhwcMaxPool QGemm QLinearAdd QLinearAveragePool QLinearConcat "
+            "QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax "
+            "QLinearWhere QuantizeLinear"
+        ),
+        "microsoft_recurrent": "BranchwiseRMSNorm CausalConvWithState LinearAttention LinearAttentionGate",
+        "microsoft_sparse_attention": "SparseAttention",
+        "microsoft_text": "Tokenizer",
+        "vision": "CropAndResize",
+    },
+}
+"""Operators by domain and family; one may have versions in several families."""
 
 
-def load_converters() -> None:
-    """Register all converters; again is free."""
-    for family in _FAMILIES:
+@lru_cache(maxsize=1)
+def _families() -> dict[tuple[str, str], list[str]]:
+    """The families of each operator, by domain and name."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for domain, families in _OPERATORS.items():
+        for family, names in families.items():
+            for name in names.split():
+                found.setdefault((domain, name), []).append(family)
+    return found
+
+
+def load_converters(domain: str, name: str) -> None:
+    """Register the converters of an operator, where there are any here; again is free."""
+    for family in _families().get((domain, name), ()):
         import_module(f"frontends.onnx.ops.{family}")
+
+
+def load_all_converters() -> None:
+    """Register every converter."""
+    for domain, name in _families():
+        load_converters(domain, name)

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from frontends.onnx import from_onnx
-from frontends.onnx.ops import load_converters
 from frontends.onnx.registry import registered_operators
 from te.errors import CompileError
 from tests.frontends.node_cases import node_model
 
-load_converters()
 NAMES = sorted({name for domain, name, _ in registered_operators() if domain == "com.microsoft"})
 ELEMENTWISE = {
     "FastGelu", "GatedAdd", "Gelu", "IsAllFinite", "MulInteger", "QuickGelu", "Range", "ScaledSiLU",
