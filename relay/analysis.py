@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from relay.errors import MalformedGraphError
 from relay.expr import Call, Expr, Function, GlobalVar, Let, Var
@@ -21,6 +22,8 @@ __all__ = [
     "free_vars",
     "get_total_mac_number",
     "list_op_freqs",
+    "outer_operands",
+    "outer_order",
     "post_order_visit",
     "scopes",
     "users",
@@ -64,6 +67,27 @@ def evaluation_order(root: Expr) -> Iterator[Expr]:
         stack.append((current, True))
         children.reverse()
         stack.extend([(child, False) for child in children if id(child) not in done])  # type: ignore[misc]
+
+
+def outer_order(body: Expr) -> Iterator[Expr]:
+    """Expressions of a body, once each, operands first, without those inside of functions that are called."""
+    done: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(body, False)]
+    while stack:
+        expr, ready = stack.pop()
+        if id(expr) in done:
+            continue
+        if ready:
+            done.add(id(expr))
+            yield expr
+            continue
+        stack.append((expr, True))
+        stack.extend((operand, False) for operand in reversed(outer_operands(expr)) if id(operand) not in done)
+
+
+def outer_operands(expr: Expr) -> Sequence[Expr]:
+    """What an expression is made of, without the function that is called."""
+    return expr.args if isinstance(expr, Call) else cast("Sequence[Expr]", tuple(expr.node_children()))
 
 
 def _cycle(through: Expr) -> MalformedGraphError:

@@ -11,9 +11,10 @@ from te.ir import post_order
 from te.tir import Dim, Var, as_int, convert
 from te.tir.substitute import substitute
 from topi.registry import operations_behind
+from topi.tag import BROADCAST, ELEMWISE, is_broadcast
 from topi.tag import is_injective as has_injective_tag
 
-__all__ = ["constant_size", "extent_of", "inline_injective", "is_injective", "likely_extent"]
+__all__ = ["constant_size", "extent_of", "in_one_loop", "inline_injective", "is_injective", "likely_extent"]
 
 
 def is_injective(op: te.Operation) -> bool:
@@ -29,6 +30,16 @@ def inline_injective(s: te.Schedule, outs: Sequence[te.Tensor], keep: Sequence[t
     for op in ops:
         if id(op) not in kept and is_injective(op):
             s[op].compute_inline()
+
+
+def in_one_loop(outs: Sequence[te.Tensor]) -> list[te.Tensor]:
+    """The results as those of one operation, which one loop computes, where all are elementwise and of one shape."""
+    operations = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    elementwise = all(is_broadcast(op.tag) and not op.reduce_axis for op in operations)
+    if len({id(out.op) for out in outs}) < 2 or not elementwise or any(out.shape != outs[0].shape for out in outs):
+        return list(outs)
+    tag = BROADCAST if any(op.tag == BROADCAST for op in operations) else ELEMWISE
+    return list(te.compute(outs[0].shape, lambda *i: tuple([out(*i) for out in outs]), name="together", tag=tag))
 
 
 def constant_size(extents: Sequence[Dim], default: int = 1 << 16) -> int:

@@ -21,7 +21,7 @@ from relay.analysis import evaluation_order
 from relay.build.graph import ExecutionGraph, GraphNode, GraphTensor
 from relay.build.lower import Workload
 from relay.errors import TypeInferenceError
-from relay.expr import Call, Constant, Expr, Function, Var
+from relay.expr import Call, Constant, Expr, Function, Tuple, Var
 from relay.op.base import OpPattern
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
@@ -153,10 +153,10 @@ class _Flow:
         activations = [n for n in node.inputs if not self._is_constant(n)]
         bases = [graph.base_of(n) for n in (*activations, *node.outputs)]
         given = any(graph.tensors[b].storage is not None or b in self.held for b in bases)
-        shape = graph.tensors[node.outputs[0]].tensor_type.shape
-        if given or len(node.outputs) != 1 or not shape or not activations:
+        batches = {graph.tensors[n].tensor_type.shape[:1] for n in node.outputs}
+        if given or len(batches) != 1 or () in batches or not activations:
             return 0
-        (batch, *_) = shape
+        ((batch,),) = batches
         assert isinstance(batch, int)
         return batch if batch > 1 and self._sliced_workload(node, batch, 1) is not None else 0
 
@@ -226,7 +226,7 @@ class _Slice:
 def sliced_function(function: Function, batched: Sequence[bool], batch: int, images: int) -> Function | None:
     """`function` for `images` of the `batch` images along the first axis of the parameters that are `batched`.
 
-    None unless each image of its result, along the first axis too, depends on the same image of those parameters only.
+    None unless each image of its results, along the first axis too, depends on the same image of those parameters only.
     """
     made: dict[int, Expr] = {}
     whole: set[int] = set()  # what is the same for all images
@@ -243,6 +243,9 @@ def sliced_function(function: Function, batched: Sequence[bool], batch: int, ima
         if isinstance(expr, Constant) or (isinstance(expr, Call) and all(id(a) in whole for a in expr.args)):
             made[id(expr)] = expr
             whole.add(id(expr))
+            continue
+        if isinstance(expr, Tuple) and expr is function.body and not any(id(f) in whole for f in expr.fields):
+            made[id(expr)] = Tuple(tuple([made[id(f)] for f in expr.fields]))
             continue
         call = _sliced_call(expr, made, whole, batch, images)
         if call is None:

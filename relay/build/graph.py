@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from backend.size_json import size_to_json
-from relay.analysis import evaluation_order
+from relay.analysis import evaluation_order, outer_order
 from relay.build.lower import Workload
 from relay.build.memory_plan import Lifetime, MemoryPlan, plan_memory
 from relay.build.own_sizes import OwnSizes
@@ -265,23 +265,6 @@ class ExecutionGraph:
         }
 
 
-def _calls_in_order(body: Expr) -> Iterator[Expr]:
-    """Expressions of a body, operands first, without entering the functions that are called. Iterative."""
-    done: set[int] = set()
-    stack: list[tuple[Expr, bool]] = [(body, False)]
-    while stack:
-        expr, ready = stack.pop()
-        if id(expr) in done:
-            continue
-        if ready:
-            done.add(id(expr))
-            yield expr
-            continue
-        stack.append((expr, True))
-        operands: tuple[Any, ...] = expr.args if isinstance(expr, Call) else tuple(expr.node_children())
-        stack.extend((operand, False) for operand in reversed(operands) if id(operand) not in done)
-
-
 class _Numbering:
     """Walks the function once and numbers what it meets."""
 
@@ -300,7 +283,7 @@ class _Numbering:
             number = self.add(param.name, ty, ("input", i))
             self.graph.inputs.append(number)
             self.values[id(param)] = number
-        for expr in _calls_in_order(function.body):
+        for expr in outer_order(function.body):
             if id(expr) not in self.values:
                 self.values[id(expr)] = self.visit(expr)
         self.graph.outputs = _flatten(self.values[id(function.body)])

@@ -23,6 +23,7 @@ from relay.type import TensorType, TupleType, Type
 from te.errors import CompileError
 from te.tir import Buffer, PrimExpr, PrimFunc, SizeVar, decl_buffer
 from te.tir.analysis import free_variables
+from topi.groups import in_one_loop
 from topi.registry import schedules_for
 from topi.tuning import Config
 
@@ -185,6 +186,8 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     try:
         merges = target.device_kind == "cpu"  # whose kernels get addresses; those of others may get tensors
         inputs, outputs = to_tensors(merge_dimensions(workload.function) if merges else workload.function)
+        if merges:
+            outputs = in_one_loop(outputs)
         with config if config is not None else Config():
             function, workspaces = _first_that_fits(workload, inputs, outputs, target)
     except CompileError as error:

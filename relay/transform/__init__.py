@@ -15,6 +15,7 @@ from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.fuse_siblings import FuseSiblings
 from relay.transform.keep_caches import KeepCaches, find_caches
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
@@ -49,6 +50,7 @@ __all__ = [
     "FoldScaleAxis",
     "FunctionPass",
     "FuseOps",
+    "FuseSiblings",
     "KeepCaches",
     "MovePointwise",
     "PackNarrowConstants",

@@ -20,6 +20,7 @@ from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.fuse_ops import FuseOps
+from relay.transform.fuse_siblings import FuseSiblings
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
@@ -51,11 +52,13 @@ def default_pipeline(
     attention: tuple[Pass, ...] = ()
     integers: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
+    siblings: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         arrange = (RepeatElements(), *weights)
+        siblings = (FuseSiblings(target),)
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
@@ -87,5 +90,6 @@ def default_pipeline(
         EliminateCommonSubexpr(),
         PackNarrowConstants(),
         FuseOps(moves_into_products="gpu" in target.keys),
+        *siblings,
     )
     return tuple([p for p in passes if p.opt_level <= opt_level or p.name in required])

@@ -178,7 +178,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
     injective = [op for op in operations_behind(outs) if is_injective(op)]
     cost, vectors = element_cost(injective), _VECTORS_OF_CHAINS if _has_chains(injective) else _VECTORS
     for out in {id(o.op): o for o in outs}.values():
-        lanes = vector_lanes(target, max(out.dtype.nbytes, 4))
+        lanes = vector_lanes(target, max([4, *[t.dtype.nbytes for t in out.op.outputs]]))
         axes = list(s[out].op.axis)
         if not axes:
             continue

@@ -141,6 +141,28 @@ def test_functions_that_mix_images_are_refused():
         assert sliced(body, *params) is None, body
 
 
+def test_several_results_are_sliced_together():
+    x = var("x", (8, 6, 6, 16))
+    function = sliced(relay.Tuple((relay.sin(x), relay.cast(x, "int8"))), x)
+    assert function is not None
+    assert [str(field.ty) for field in function.body.fields] == ["Tensor[(2, 6, 6, 16), float32]",
+                                                                "Tensor[(2, 6, 6, 16), int8]"]  # fmt: skip
+    assert sliced(relay.Tuple((relay.sin(x), relay.sum(x, (0,)))), x) is None
+    assert sliced(relay.Tuple((relay.sin(x), relay.const(normal(8, 2)))), x) is None
+
+
+def test_siblings_in_a_network_are_sliced():
+    x = var("x", (6, 32, 32, 16))
+    y = relay.nn.relu(conv(x, 32))
+    for _ in range(3):
+        y = relay.op.add(conv(relay.sin(y), 32), conv(relay.cos(y), 32, 1))
+    function, data = Function((x,), conv(y, 8)), normal(6, 32, 32, 16)
+    whole, slices = build(function, "off"), build(function, "auto")
+    assert any(node.ops == ("sin", "cos") for node in whole.graph.nodes)
+    assert sum(node.ops == ("sin", "cos") for node in slices.graph.nodes) > 3
+    np.testing.assert_array_equal(run(slices, data)[0], run(whole, data)[0])
+
+
 def test_the_option_is_checked():
     with pytest.raises(CompileError, match=r"relay\.batch_slices is 'maybe'"):
         build(residual_network(2), "maybe")

@@ -1,0 +1,164 @@
+"""FuseSiblings: elementwise kernels that read the same large tensor become one, with a result for each.
+
+Fusion by post-dominators leaves apart what has no common reader: the sine and the cosine of one tensor, two gates, a
+tensor in two other types. Each kernel would read the tensor anew; one loop reads it once and stores all results. It
+goes over the elements of one shape, which all results have and of which each needs the element at hand alone.
+
+None may need another's result, however indirectly, or the call would wait for itself. So what each call needs is known
+as a set, and kernels that became one need what any of them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeGuard
+
+from backend.target import Target
+from relay.analysis import evaluation_order, outer_operands, outer_order
+from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
+from relay.op.base import OpDef, OpPattern
+from relay.sizes import likely, product
+from relay.transform.function_pass import FunctionPass
+from relay.type import TensorType, shapes_equal
+from te.ir import PassContext
+
+__all__ = ["FuseSiblings"]
+
+_MOST_TENSORS = 8
+"""Tensors that one loop reads and writes, at most: as many as the ways of small first-level caches, since tensors of
+one size tend to begin at the same place in a page."""
+
+
+@dataclass(frozen=True)
+class FuseSiblings(FunctionPass):
+    """Calls of fused functions that read the same tensor become one call; see the module's docstring.
+
+    What the first-level cache holds is read again at no cost, and is left alone.
+    """
+
+    target: Target
+    opt_level: ClassVar[int] = 2
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        if context.option("relay.FuseOps.max_size") <= 1:
+            return function
+        siblings = _Siblings(function.body, larger_than=self.target.cache_bytes.l1)
+        return function.with_body(siblings.rewritten()) if siblings.groups else function
+
+
+class _Siblings:
+    """The expressions of a body by position, and the groups of calls among them that become one."""
+
+    def __init__(self, body: Expr, larger_than: int) -> None:
+        self.nodes = list(outer_order(body))
+        self.index = {id(e): i for i, e in enumerate(self.nodes)}
+        self.groups: list[list[int]] = []
+        plain = all(isinstance(e, Call | Constant | Tuple | TupleGetItem | Var) for e in self.nodes)
+        families = self._families(larger_than) if plain else []
+        if families:
+            self.needs = self._closures()
+            for family in families:
+                self._group(family)
+
+    def _families(self, larger_than: int) -> list[list[int]]:
+        """The elementwise calls that read the same large tensor, where there are several."""
+        readers: dict[int, list[int]] = {}
+        for i, e in enumerate(self.nodes):
+            if _is_elementwise(e):
+                for arg in {id(a): a for a in e.args}.values():
+                    if shapes_equal(arg.shape, e.shape) and _nbytes(arg.tensor_type) > larger_than:
+                        readers.setdefault(id(arg), []).append(i)
+        return [found for found in readers.values() if len(found) > 1]
+
+    def _closures(self) -> list[int]:
+        """What each expression needs, directly or not, and itself: a bit for each position."""
+        needs: list[int] = []
+        for i, e in enumerate(self.nodes):
+            needed = 1 << i
+            for child in outer_operands(e):
+                needed |= needs[self.index[id(child)]]
+            needs.append(needed)
+        return needs
+
+    def _group(self, family: Sequence[int]) -> None:
+        """Put together what fits of a family and is in no group yet."""
+        taken = {i for group in self.groups for i in group}
+        left = [i for i in family if i not in taken]
+        while left:
+            group = [left[0]]
+            for i in left[1:]:
+                if self._fits(group, i):
+                    group.append(i)
+            if len(group) > 1:
+                self.groups.append(group)
+                self._unite(group)
+            left = [i for i in left if i not in group]
+
+    def _fits(self, group: Sequence[int], other: int) -> bool:
+        """May a call join the group: none needs the other, and one loop serves them all?"""
+        independent = not any(self.needs[i] >> other & 1 or self.needs[other] >> i & 1 for i in group)
+        read = {id(a) for i in (*group, other) for a in outer_operands(self.nodes[i])}
+        alike = shapes_equal(self.nodes[group[0]].shape, self.nodes[other].shape)
+        return independent and alike and len(read) + len(group) + 1 <= _MOST_TENSORS
+
+    def _unite(self, group: Sequence[int]) -> None:
+        """What needs one of a group needs all of them, and what they need, from now on."""
+        members, together = sum(1 << i for i in group), 0
+        for i in group:
+            together |= self.needs[i]
+        self.needs = [needed | together if needed & members else needed for needed in self.needs]
+
+    def rewritten(self) -> Expr:
+        """The body, in which each group is one call."""
+        group_of = {i: group for group in self.groups for i in group}
+        done: dict[int, Expr] = {}
+        for i in sorted(range(len(self.nodes)), key=lambda i: self.needs[i].bit_count()):  # what is needed comes first
+            e = self.nodes[i]
+            if i not in group_of:
+                done[id(e)] = _rebuilt(e, done)
+            elif id(e) not in done:
+                calls = [call for j in group_of[i] if isinstance(call := self.nodes[j], Call)]
+                whole = _together(calls, done)
+                done |= {id(call): TupleGetItem(whole, place) for place, call in enumerate(calls)}
+        return done[id(self.nodes[-1])]
+
+
+def _rebuilt(e: Expr, done: Mapping[int, Expr]) -> Expr:
+    return e.rebuild(lambda child: done.get(id(child), child))
+
+
+def _is_elementwise(e: Expr) -> TypeGuard[Call]:
+    """Is it a call of a fused function whose loop goes over the elements of one shape, and nothing else?"""
+    if not isinstance(e, Call) or not isinstance(e.op, Function) or not isinstance(e.ty, TensorType):
+        return False
+    inside = evaluation_order(e.op.body)
+    return all(isinstance(x, Var | Constant) or (isinstance(x, Call) and _follows(x)) for x in inside)
+
+
+def _follows(call: Call) -> bool:
+    return isinstance(call.op, OpDef) and call.op.pattern <= OpPattern.BROADCAST and not call.op.has_side_effect
+
+
+def _nbytes(ty: TensorType) -> int:
+    return likely(product(ty.shape)) * ty.dtype.nbytes
+
+
+def _together(calls: Sequence[Call], done: Mapping[int, Expr]) -> Call:
+    """One call that gives the results of all of them, as a tuple; equal arguments are given once."""
+    params: dict[int, Var] = {}
+    args: list[Expr] = []
+    results: list[Expr] = []
+    for call in calls:
+        assert isinstance(call.op, Function)
+        made: dict[int, Expr] = {}
+        for param, arg in zip(call.op.params, call.args, strict=True):
+            if id(arg) not in params:
+                params[id(arg)] = Var(f"p{len(params)}", param.ty)
+                args.append(done[id(arg)])
+            made[id(param)] = params[id(arg)]
+        for e in evaluation_order(call.op.body):
+            made.setdefault(id(e), _rebuilt(e, made))
+        results.append(made[id(call.op.body)])
+    function = Function(tuple(params.values()), Tuple(tuple(results)), {"primitive": True})
+    return Call(function, tuple(args), span=calls[0].span)
