@@ -1,7 +1,8 @@
 """Constants whose values stay where they are, in the file of a model, until they are asked for.
 
 A model of gigabytes is compiled weight by weight: what packs a weight fetches it, and lets it go. Values that anybody
-else asks for are fetched once and kept.
+else asks for are fetched once and kept. Weights times factors are such constants too, whatever has the weights: they
+are multiplied while they are fetched, and take no memory of their own.
 """
 
 from __future__ import annotations
@@ -109,12 +110,38 @@ class StoredConstant(Constant):
         shape[along] = sum(lengths)
         return StoredConstant(shape, first._form[1], fill, first._axes, by_rows=False, span=first.span)
 
+    @staticmethod
+    def scaled(weight: Constant, factors: Array, axis: int) -> StoredConstant:
+        """`weight` times `factors`, one for each index of dimension `axis`, rounded once to the type of `weight`."""
+        stored = weight if isinstance(weight, StoredConstant) and not weight.is_loaded else None
+        shape, dtype = (weight.data.shape, weight.data.dtype) if stored is None else stored._form
+        axes = tuple(range(len(shape))) if stored is None else stored._axes
+        row_elements = max(math.prod(shape[1:]), 1)
+        by_dimension = factors.reshape([-1 if a == axes[axis] else 1 for a in range(len(shape))])
+
+        def fill(array: Array, start: int) -> None:
+            rows = slice(start // row_elements, start // row_elements + len(array))
+            if stored is not None:
+                stored._fill(array, start)
+            values = weight.data[rows] if stored is None else array
+            _multiply(values, by_dimension[rows] if axes[axis] == 0 else by_dimension, array)
+
+        by_rows = stored is None or stored.has_rows
+        return StoredConstant(shape, dtype, fill, axes, by_rows=by_rows, span=weight.span)
+
     def replace(self, **changes: Any) -> Constant:
         """A plain constant with the given fields changed."""
         return Constant(changes.get("data", self.data), span=changes.get("span", self.span))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _loaded, (self.data, self.span)
+
+
+def _multiply(a: Array, b: Array, out: Array) -> None:
+    if a.dtype == b.dtype:
+        np.multiply(a, b, out=out)  # the nearest to the product, as float64 would give; four times as fast
+    else:
+        np.multiply(a, b, out=out, dtype=np.float64, casting="unsafe")
 
 
 def _loaded(data: Array, span: Span | None) -> Constant:

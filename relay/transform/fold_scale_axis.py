@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from relay.arrays import Arena, Jobs
 from relay.expr import Call, Constant, Expr, Function
 from relay.op.base import make_call
 from relay.pattern import Found, PatternRule, is_constant, is_op, rewrite, wildcard
+from relay.stored import StoredConstant
 from relay.transform.builders import array_of, is_call_of
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
@@ -31,41 +31,21 @@ class FoldScaleAxis(FunctionPass):
     opt_level: ClassVar[int] = 3
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        arena = Arena()
-        return rewrite([ScaleBehind(arena), ScaleBehindBias(arena), BiasAfterBias(), ScaleBefore(arena)], function)
+        return rewrite([ScaleBehind(), ScaleBehindBias(), BiasAfterBias(), ScaleBefore()], function)
 
 
 def _layer() -> Any:
     return is_op(*_HEAVY)(wildcard(), is_constant())
 
 
-class _ScaleRule(PatternRule):
-    """A rule that makes new weights, in memory of `arena`."""
-
-    def __init__(self, arena: Arena) -> None:
-        self.arena = arena
-
-    def scaled(self, layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
-        """The layer's weights times `scale` along their output (input) channels, rounded once."""
-        weight = layer.args[1]
-        data, axis = array_of(weight), _weight_axis(layer, output)
-        factors = scale.reshape([-1 if a == axis else 1 for a in range(data.ndim)])
-        result, jobs = self.arena.empty(data.shape, data.dtype), Jobs()
-        for rows in jobs.pieces(result):
-            part = factors[rows] if axis == 0 else factors
-            jobs.add(lambda rows=rows, part=part: _multiply(data[rows], part, result[rows]), result[rows].nbytes)
-        jobs.run()
-        return Constant(result, span=weight.span)
+def _scaled(layer: Call, scale: np.ndarray[Any, Any], output: bool) -> Constant:
+    """The layer's weights times `scale` along their output (input) channels."""
+    weight = layer.args[1]
+    assert isinstance(weight, Constant)
+    return StoredConstant.scaled(weight, scale, _weight_axis(layer, output))
 
 
-def _multiply(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
-    if a.dtype == b.dtype:
-        np.multiply(a, b, out=out)  # the nearest to the product, as float64 would give; four times as fast
-    else:
-        np.multiply(a, b, out=out, dtype=np.float64, casting="unsafe")
-
-
-class ScaleBehind(_ScaleRule):
+class ScaleBehind(PatternRule):
     """conv(x, w) * s = conv(x, w * s)"""
 
     layer = _layer()
@@ -77,10 +57,10 @@ class ScaleBehind(_ScaleRule):
         scale = _per_output_channel(layer, found[self.scale])
         if scale is None or found.shared(layer) or layer.ty is not call.ty:
             return None
-        return make_call(layer.op, (layer.args[0], self.scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
+        return make_call(layer.op, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
 
 
-class ScaleBehindBias(_ScaleRule):
+class ScaleBehindBias(PatternRule):
     """(conv(x, w) + b) * s = conv(x, w * s) + b * s"""
 
     layer = _layer()
@@ -94,7 +74,7 @@ class ScaleBehindBias(_ScaleRule):
         shared = found.shared(layer) or found.shared(total)
         if scale is None or shared or layer.ty is not call.ty or total.ty is not call.ty:
             return None
-        weight = self.scaled(layer, scale, output=True)
+        weight = _scaled(layer, scale, output=True)
         bias = Constant(np.multiply(array_of(found[self.bias]), array_of(found[self.scale])))
         scaled = make_call(layer.op, (layer.args[0], weight), layer.span)  # type: ignore[arg-type]
         return make_call("add", (scaled, bias), total.span)
@@ -117,7 +97,7 @@ class BiasAfterBias(PatternRule):
         return make_call("add", (layer, bias), total.span)
 
 
-class ScaleBefore(_ScaleRule):
+class ScaleBefore(PatternRule):
     """conv(x * s, w) = conv(x, w * s); padding stays zero"""
 
     x, scale, weight = wildcard(), is_constant(), is_constant()
@@ -133,7 +113,7 @@ class ScaleBefore(_ScaleRule):
         scale = _along_axis(array_of(found[self.scale]), len(product.shape), axis, product.shape[axis])
         if scale is None:
             return None
-        weight = self.scaled(call, scale, output=False)
+        weight = _scaled(call, scale, output=False)
         return make_call(call.op, (found[self.x], weight), call.span)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from frontends.onnx import OnnxImportError, from_onnx, model_file, tensors
 from relay.analysis import evaluation_order
 from relay.expr import Constant
 from relay.stored import StoredConstant
-from relay.transform import panels
+from relay.transform import FoldScaleAxis, panels
 from te.ir import IRModule
 
 WIDTH = 48
@@ -140,3 +140,42 @@ def test_a_file_that_can_not_be_opened_is_a_fault_of_the_model(tmp_path: Path, m
     monkeypatch.setattr(os, "open", denied)
     with pytest.raises(OnnxImportError, match=r"external data file 'weights.bin' can't be read: .*Permission denied"):
         from_onnx(path)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_weights_times_factors_are_multiplied_as_they_are_fetched(tmp_path: Path, axes, axis: int) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(layers(), path)
+    weight = stored(from_onnx(path)[0])["rows"].transposed(axes)
+    factors = np.arange(weight.shape[axis], dtype=np.float32) / 8
+    scaled = StoredConstant.scaled(weight, factors, axis)
+    expected = np.array(weight.data) * np.expand_dims(factors, 1 - axis)
+    weight.release()
+    for constant in (scaled, StoredConstant.scaled(Constant(weight.data), factors, axis)):
+        np.testing.assert_array_equal(constant.data, expected)
+        if constant.has_rows:
+            some = np.empty((5, weight.shape[1]), np.float32)
+            constant.fill(some, 7)
+            np.testing.assert_array_equal(some, expected[7:12])
+    twice = StoredConstant.scaled(scaled, factors, axis)
+    np.testing.assert_array_equal(twice.data, expected * np.expand_dims(factors, 1 - axis))
+    halves = expected.astype(np.float16)
+    rounded_once = (halves * np.expand_dims(factors.astype(np.float64), 1 - axis)).astype(np.float16)
+    found = StoredConstant.scaled(Constant(halves), factors, axis).data
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, rounded_once)
+
+
+def test_scales_of_channels_are_multiplied_into_weights_when_those_are_packed(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    rows, scale = generator.standard_normal((200, WIDTH), dtype=np.float32), generator.uniform(0.5, 2, 200)
+    x = relay.var("x", (4, WIDTH))
+    y = relay.op.multiply(relay.op.nn.dense(x, relay.const(rows)), relay.const(scale.astype(np.float32)))
+    module = FoldScaleAxis()(IRModule({"main": relay.Function((x,), y)}))
+    (folded,) = [e for e in evaluation_order(module["main"].body) if isinstance(e, Constant)]
+    assert isinstance(folded, StoredConstant)
+    executor = graph_executor.GraphModule(relay.build(module)["default"](device("cpu", 0)))
+    (found,) = executor(ROWS)
+    assert not folded.is_loaded
+    np.testing.assert_allclose(found.numpy(), (ROWS @ rows.T) * scale.astype(np.float32), rtol=1e-5, atol=1e-5)
