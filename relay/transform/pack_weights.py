@@ -262,12 +262,14 @@ class _Packer:
         width = self._width(
             rows, channels, math.prod(kernel) * group_size, group_size * op.strides[-1], line, "quads"
         )
-        quads = self._quads(call, weight, outputs_first, op.kernel_layout, width)
         padded = any(op.padding)
+        if math.prod(kernel) == 1 and not padded and set(op.strides) == {1}:
+            matrix = outputs_first.reshape(channels, group_size)
+            quads = self._quads(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
+            return None if quads is None else quads.product_of_rows(channels, call)
+        quads = self._quads(call, weight, outputs_first, op.kernel_layout, width)
         if quads is None or (padded and not isinstance(quads.zero, int)):
             return None
-        if math.prod(kernel) == 1 and not padded and set(op.strides) == {1}:
-            return quads.product_of_rows(channels, call)
         border = quads.zero if padded and isinstance(quads.zero, int) else 0
         if quads.table is None:
             made = Conv2DNHWCQuads(

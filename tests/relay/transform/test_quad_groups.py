@@ -13,6 +13,7 @@ from relay.op.nn.quads import DenseQuadGroups
 from relay.transform.panels import PanelPacker
 from relay.transform.quad_groups import pack_quad_groups
 from te.ir import IRModule
+from tests.processors import BYTE_PRODUCTS, WITHOUT_BYTE_PRODUCTS
 
 RNG = np.random.default_rng(4)
 
@@ -70,15 +71,15 @@ def test_weights_that_are_all_too_large_are_multiplied_in_another_way():
     assert packed(RNG.choice([-128, 127], (16, 64)).astype(np.int8), 8) is None
 
 
-def run(body: Expr, data: dict[Expr, np.ndarray]) -> tuple[np.ndarray, str]:
+def run(body: Expr, data: dict[Expr, np.ndarray], target: str) -> tuple[np.ndarray, str]:
     """The result, and the optimised program."""
     module = IRModule({"main": Function(tuple(data), body)})
-    lib = relay.build(module, "llvm")
+    lib = relay.build(module, target)
     executor = graph_executor.GraphModule(lib["default"](device("cpu")))
     for x, value in data.items():
         executor.set_input(x.name, value)
     executor.run()
-    return executor.get_output(0).numpy(), str(relay.optimize(module, "llvm")["main"])
+    return executor.get_output(0).numpy(), str(relay.optimize(module, target)["main"])
 
 
 def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -86,35 +87,39 @@ def codes(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return RNG.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
 
 
+@pytest.mark.parametrize("target", BYTE_PRODUCTS)
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 255), ("int8", -128), ("int8", 3)])
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"), [(1, 64, 24), (9, 64, 50), (40, 768, 64), (7, 32, 16), (9, 67, 30)]
 )
 @pytest.mark.parametrize("deviation", [12, 24])
-def test_products_are_exact(dtype, zero, rows, depth, columns, deviation):
+def test_products_are_exact(dtype, zero, rows, depth, columns, deviation, target):
     x, weight = var("x", shape=(rows, depth), dtype=dtype), normal((depth, columns), deviation)
     weight[1:3, 2] = 127, 126
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
     data = codes((rows, depth), dtype)
     body = nn.batch_matmul(centred, const(weight.astype(np.int32)), transpose_b=False)
-    got, text = run(body, {x: data})
+    got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.astype(np.int32))
     assert "nn.dense_quad" in text
 
 
+@pytest.mark.parametrize("target", BYTE_PRODUCTS)
 @pytest.mark.parametrize("shape", [(), (1,), (9, 1)])
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("deviation", [20, 100])
-def test_zero_points_may_be_known_at_run_time(shape, dtype, deviation):
+def test_zero_points_may_be_known_at_run_time(shape, dtype, deviation, target):
     x, z = var("x", shape=(9, 64), dtype=dtype), var("z", shape=shape, dtype=dtype)
     weight = normal((30, 64), deviation)
     centred = op.subtract(op.cast(x, "int32"), op.cast(z, "int32"))
     data, zero = codes((9, 64), dtype), codes(shape, dtype)
-    got, text = run(nn.dense(centred, const(weight.astype(np.int32))), {x: data, z: zero})
+    got, text = run(nn.dense(centred, const(weight.astype(np.int32))), {x: data, z: zero}, target)
     np.testing.assert_array_equal(got, (data.astype(np.int32) - zero) @ weight.T.astype(np.int32))
-    assert ("nn.dense_quad" in text) == (deviation == 20) and "%p0: Tensor[(9, 64), int32]" not in text
+    by_fours = deviation == 20 or target != WITHOUT_BYTE_PRODUCTS
+    assert ("nn.dense_quad" in text) == by_fours and "%p0: Tensor[(9, 64), int32]" not in text
 
 
+@pytest.mark.parametrize("target", BYTE_PRODUCTS)
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),
     [((1, 1), (1, 1), (0, 0), (1, 1)), ((1, 1), (2, 2), (0, 0), (1, 1)), ((3, 3), (1, 1), (1, 1), (1, 1)),
@@ -122,36 +127,38 @@ def test_zero_points_may_be_known_at_run_time(shape, dtype, deviation):
 )  # fmt: skip
 @pytest.mark.parametrize("deviation", [12, 24])
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 7), ("int8", -1)])
-def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilation, deviation, dtype, zero):
+def test_convolutions_are_exact_up_to_the_border(kernel, strides, padding, dilation, deviation, dtype, zero, target):
     x, weight = var("x", shape=(2, 32, 9, 10), dtype=dtype), normal((20, 32, *kernel), deviation)
     weight[0, 2:4, 0, 0] = -128
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(zero)))
     wide = const(weight.astype(np.int32))
     body = nn.conv2d(centred, wide, strides=strides, padding=padding, dilation=dilation)
     data = codes((2, 32, 9, 10), dtype)
-    got, text = run(body, {x: data})
+    got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - zero, wide.data))
     assert "quad" in text
 
 
+@pytest.mark.parametrize("target", BYTE_PRODUCTS)
 @pytest.mark.parametrize("case", ["few channels", "wide weights", "wide data"])
-def test_other_products_are_not_of_bytes(case):
+def test_other_products_are_not_of_bytes(case, target):
     depth = 5 if case == "few channels" else 64
     x = var("x", shape=(9, depth), dtype="int16" if case == "wide data" else "uint8")
     weight = normal((30, depth), 20).astype(np.int32)
     weight[0, 0] = 128 if case == "wide weights" else 0
     data = codes((9, depth), str(x.dtype))
-    got, text = run(nn.dense(op.cast(x, "int32"), const(weight)), {x: data})
+    got, text = run(nn.dense(op.cast(x, "int32"), const(weight)), {x: data}, target)
     np.testing.assert_array_equal(got, data.astype(np.int32) @ weight.T)
     assert "quad" not in text
 
 
-def test_images_of_three_channels_get_a_fourth():
+@pytest.mark.parametrize("target", BYTE_PRODUCTS)
+def test_images_of_three_channels_get_a_fourth(target):
     x, weight = var("x", shape=(1, 3, 20, 20), dtype="uint8"), normal((16, 3, 7, 7), 25)
     centred = op.subtract(op.cast(x, "int32"), const(np.int32(114)))
     body = nn.conv2d(centred, const(weight.astype(np.int32)), strides=(2, 2), padding=(3, 3))
     data = codes((1, 3, 20, 20), "uint8")
-    got, text = run(body, {x: data})
+    got, text = run(body, {x: data}, target)
     np.testing.assert_array_equal(got, body.op.reference(data.astype(np.int32) - 114, weight.astype(np.int32)))
     assert "nn.window_quad_groups" in text or "nn.conv2d_nhwc_quads" in text
 

@@ -1,0 +1,14 @@
+"""This machine's processor with and without instructions that decide what is compiled."""
+
+from __future__ import annotations
+
+from backend.target import Target
+from topi.cpu.tiling import has_byte_products
+
+__all__ = ["BYTE_PRODUCTS", "WITHOUT_BYTE_PRODUCTS"]
+
+_VNNI = has_byte_products(Target("llvm"))
+WITHOUT_BYTE_PRODUCTS = "llvm -mattr=-avx512vnni,-avxvnni" if _VNNI else "llvm"
+"""Bytes are multiplied in pairs or in 16 bits, even where the processor has VNNI."""
+BYTE_PRODUCTS = [WITHOUT_BYTE_PRODUCTS, *(["llvm"] if _VNNI else [])]
+"""All ways of multiplying bytes that this machine can run."""
