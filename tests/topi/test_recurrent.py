@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import relay
+import te
+import topi
 from backend.runtime import device, graph_executor
 from relay.op.nn.recurrent import GRU, LSTM
 from te.ir import IRModule
@@ -53,3 +55,15 @@ def test_few_gates_of_many_entries_are_summed_at_once():
     wide = Gates((), sums=24, vectors=1)  # of 32, each of a whole block
     assert _sums_at_once(8, 4, wide) == (8, 2)
     assert _sums_at_once(3, 4, wide) == (3, 4)
+
+
+def test_lines_of_several_entries_are_fetched_while_their_sums_are_made():
+    def text(batch: int) -> str:
+        shapes = [(3, batch, 2 * 64), (2, 1, 4, 16, 16), (2, batch, 16), (2, batch, 16)]
+        products, weight, h0, c0 = [te.placeholder(shape, name=f"x{i}") for i, shape in enumerate(shapes)]
+        gates = Gates(("sigmoid", "tanh", "tanh"), (False, True))
+        results = topi.nn.lstm(products, weight, h0, c0, None, None, gates)
+        return str(te.lower(te.create_schedule([r.op for r in results]), [products, weight, h0, c0, *results]))
+
+    assert text(1).count("prefetch") == 0
+    assert text(8).count("prefetch") == 4  # one of each gate

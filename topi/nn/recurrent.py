@@ -286,6 +286,8 @@ class _Recurrence:
         Of a batch whose size is not known, entries that are left over are by themselves, with all of their gates.
         """
         ib, batch = self.ib, self.batch
+        if batch != 1:
+            self._fetch_products(at, gates)
         total = ib.allocate(self.dtype, (batch, len(gates) * self.lanes), "total", scope="global")
         rows, together = _sums_at_once(batch, len(gates), self.gates)
         tiles = batch // rows
@@ -345,6 +347,17 @@ class _Recurrence:
         for n, (row, (place, _)) in enumerate(pairs):
             with vector() as lane:
                 total[first + row, place * lanes + lane] = te.cast(self.dtype, sums[n * lanes + lane])
+
+    def _fetch_products(self, at: _Block, gates: Sequence[int]) -> None:
+        """Prefetch the input's part of `gates`, which is read in lines apart from each other once their sums are known.
+
+        It arrives while these are made. One entry reads too few lines to gain by that.
+        """
+        with self.each_entry() as b:
+            for gate in gates:
+                column = (at.direction * self.gate_count + gate) * self.hidden + at.number * self.lanes
+                address = call_intrin("handle", "address_of", self.products[at.time, b, column])
+                self.ib.emit(call_intrin("int32", "prefetch", address, 3, 0))
 
     def _fetch_ahead(self, at: _Block, gate: int, count: int, unit: Any) -> None:
         """Prefetch NR weights of `unit` in `count` panels from `gate` on; gate 0 is that of the block that follows."""
