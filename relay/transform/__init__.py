@@ -1,5 +1,6 @@
 """Passes on graphs, one per file, and the frame they run in."""
 
+from relay.transform.absorb_shuffles import AbsorbShuffles
 from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
@@ -34,6 +35,7 @@ from relay.transform.widen_products import WidenProducts
 from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential, TimingInstrument
 
 __all__ = [
+    "AbsorbShuffles",
     "ArrangeWeights",
     "BlockAttention",
     "CanonicalizeOps",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from backend.target import Target
+from relay.transform.absorb_shuffles import AbsorbShuffles
 from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
@@ -57,7 +58,7 @@ def default_pipeline(
         integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
-        arrange = (RepeatElements(), *weights)
+        arrange = (RepeatElements(), AbsorbShuffles(), *weights)
         siblings = (FuseSiblings(target),)
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
