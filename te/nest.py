@@ -314,7 +314,7 @@ class _StageNest:
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
-        for wanted in attrs.prefetched_lines:
+        for wanted in reversed(attrs.prefetched_lines):
             body = seq(self._line_ahead(leaf, wanted), body)
         return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
 

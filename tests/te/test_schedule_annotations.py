@@ -102,6 +102,17 @@ def test_prefetched_lines_are_chosen_by_where_the_axes_begin():
         s[c].prefetch_line(c, k_outer, lambda n, m, k: (n, m))
 
 
+def test_lines_are_asked_for_in_the_order_of_the_requests():
+    a = te.placeholder((8, 64), name="a")
+    b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    for ahead in (64, 80, 96):
+        s[b].prefetch_line(a, b.op.axis[0], lambda i, j, ahead=ahead: (i * 64 + ahead,))
+    text = str(te.lower(s, [a, b]))
+    places = [text.index(f"i * 64 + {ahead}, 511)") for ahead in (64, 80, 96)]
+    assert places == sorted(places)
+
+
 def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
     a = te.placeholder((20, 40), name="a")
     b = te.compute((20, 40), lambda i, j: a[i, j] * 2.0, name="b")

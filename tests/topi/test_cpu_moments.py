@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from topi.registry import schedule_for
 
 RNG = np.random.default_rng(21)
 TARGETS = [Target("llvm -num-cores=1"), Target("llvm -num-cores=16")]
-TINY = Target("llvm -num-cores=2 -l2-bytes=8192")
+TINY = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=8192")
 """A target whose caches hold 512 floats of a part."""
 
 CASES = [  # shape, axes
@@ -165,3 +167,42 @@ def test_sizes_of_parts():
     assert sizes((2, 30, 30), (1, 2)) == {1: 15, 2: 30}  # whole lines, a number that divides them
     assert sizes((4, 31, 30), (0, 1, 2)) == {0: 1, 1: 17, 2: 30}  # one that doesn't, where no near one does
     assert sizes((1, 40, 40, 64), (1, 2)) == {1: 1, 2: 10}  # lines of channels
+    near = Target("llvm -l1-bytes=49152 -l2-bytes=1048576")
+    assert sizes((1, 504, 504, 64), (1, 2), near) == {1: 1, 2: 63}  # 16 KB, of which the first-level cache has the next
+    assert sizes((1, 504, 504, 1024), (1, 2), near) == {1: 1, 2: 126}  # lines of which that would hold few
+
+
+def loops_of(out: te.Tensor, inputs, target: Target) -> str:
+    return str(te.lower(schedule_for([out], target), [*inputs, out]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "asked"),
+    [((1, 90, 90, 16), [480, 496, 512, 720, 736, 752]), ((2, 3, 130, 64), [320, 480])], ids=str
+)  # fmt: skip
+def test_next_part_is_asked_for_in_both_passes(shape, asked):
+    """Half of it in each, in the order of memory: parts are 480 elements, 96 in a step, and 320, 32 in a step."""
+    target = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr=-avx512f")
+    x = te.placeholder(shape, "float32", "x")
+    axes = (1, 2) if shape[-1] == 16 else (1, 2, 3)
+    out = topi.variance(x, axes)
+    assert list(map(int, re.findall(r"prefetch.* \+ (\d+), \d+\)\]", loops_of(out, [x], target)))) == asked
+    a = (RNG.standard_normal(shape) + 3).astype("float32")
+    np.testing.assert_allclose(run(out, [x], [a], target), a.astype("float64").var(axes), rtol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [6, 3])
+def test_rows_that_the_near_caches_cannot_hold_are_standardised_one_by_one(groups):
+    """Parts of a row, what they have in common, and the row's results: all of it before the next row."""
+    target = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=8192 -l3-bytes=1048576")
+    a = (RNG.standard_normal((2, 6, 41, 43)) + 20).astype("float32")
+    g, b = (RNG.standard_normal(6).astype("float32") for _ in range(2))
+    x = te.placeholder(a.shape, "float32", "x")
+    gamma, beta = (te.placeholder((6,), "float32", name) for name in "gb")
+    out = topi.nn.group_norm(x, gamma, beta, groups, 1, 1e-5)
+    text = loops_of(out, [x, gamma, beta], target)
+    assert text.count("in parallel(") == 1 and "group_norm_parts.v1" in text
+    wide = a.astype("float64").reshape(2, groups, -1)
+    wide = (wide - wide.mean(2, keepdims=True)) / np.sqrt(wide.var(2, keepdims=True) + 1e-5)
+    expected = wide.reshape(a.shape) * g.reshape(6, 1, 1) + b.reshape(6, 1, 1)
+    np.testing.assert_allclose(run(out, [x, gamma, beta], [a, g, b], target), expected, rtol=1e-4, atol=1e-4)

@@ -93,15 +93,25 @@ def test_short_rows_are_turned(dtype, kind, shape, axes):
         out, expected = topi.variance(topi.cast(x, "float64"), axes), a.astype("float64").var(axes)
     else:
         out, expected = getattr(topi, kind)(x, axes), getattr(np, kind)(a.astype("float64"), axes)
-    text = check(out, [x], [a], expected, Target("llvm -num-cores=2 -l2-bytes=4096"))
+    text = check(out, [x], [a], expected, Target("llvm -num-cores=2 -l2-bytes=5200"))
     if (dtype, kind, shape) == ("float32", "argmax", (140, 10)):
         assert "shuffle" in text and "prefetch" in text
+
+
+@pytest.mark.parametrize(("vector_bytes", "by_parts"), [(64, True), (32, False)])
+def test_lanes_of_long_vectors_are_added_by_parts(vector_bytes, by_parts):
+    """Sixteen lanes one after the other would be a chain of as many additions: four parts first, then four lanes."""
+    a = RNG.standard_normal((37, 1024)).astype("float32")
+    x = te.placeholder(a.shape, "float32", "x")
+    target = Target(f"llvm -num-cores=1 -vector-bytes={vector_bytes}")
+    text = check(topi.sum(x, 1), [x], [a], a.astype("float64").sum(1), target)
+    assert ("sum.rf_2 = allocate([4]" in text) == by_parts
 
 
 def test_short_lines_are_taken_pages_apart():
     x = te.placeholder((512, 256), "float32", "x")
     out = topi.sum(x, 0)
-    text = str(te.lower(schedule_for([out], TARGETS[0]), [x, out]))
+    text = str(te.lower(schedule_for([out], Target("llvm -num-cores=1 -mattr=-avx512f")), [x, out]))
     assert "+ 2048, 1, 8)" in text and "+ 14336, 1, 8)" in text  # eight lines, every eighth
 
 
@@ -222,7 +232,7 @@ def test_rows_are_asked_for_ahead_and_stay_vectors_behind_a_mask():
     e = np.exp(np.where(kept, a, -1e9).astype("float64") - np.where(kept, a, -1e9).max(1, keepdims=True))
     low = te.compute((), lambda: te.const(-1e9, "float32"), name="low", tag="elemwise")
     out = topi.nn.softmax(topi.where(m, x, low), 1)
-    text = check(out, [m, x], [kept, a], e / e.sum(1, keepdims=True), TARGETS[0])
+    text = check(out, [m, x], [kept, a], e / e.sum(1, keepdims=True), Target("llvm -num-cores=1 -l2-bytes=262144"))
     assert "prefetch(address_of(x[" in text
     assert "where=" not in text
 

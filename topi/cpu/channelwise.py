@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
-from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
+from topi.cpu.moments import (
+    exceeds_caches,
+    exceeds_near_caches,
+    part_sizes,
+    schedule_by_moments,
+    schedule_rows_by_moments,
+)
 from topi.cpu.row_statistics import inline_others, statistics_at, work_behind
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
@@ -36,8 +42,10 @@ def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     shape, group_size = anchor.output(0).shape, anchor.attrs.get("group_size", 1)
     row = constant_size([group_size, *shape[2:]]) * anchor.output(0).dtype.nbytes
     rows = constant_size(shape[:2]) // group_size
-    by_moments = axis != 1 or (exceeds_caches(row, rows, target) and all(isinstance(d, int) for d in shape))
-    return (_schedule_by_moments if by_moments else _schedule_rows)(s, anchor, target)
+    known = all(isinstance(d, int) for d in shape)
+    if axis != 1 or (known and exceeds_near_caches(row, target)):
+        return _schedule_by_moments(s, anchor, axis == 1 and not exceeds_caches(row, rows, target), target)
+    return _schedule_rows(s, anchor, target)
 
 
 def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.Schedule:
@@ -55,7 +63,7 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
     return s
 
 
-def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, target: Target) -> te.Schedule:
+def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, target: Target) -> te.Schedule:
     x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
     parameters = [t for t in anchor.input_tensors if len(t.shape) == 1]  # one tensor may serve as both
     gamma, beta = parameters[0], parameters[-1]
@@ -63,4 +71,6 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, target: Target) -
     others = [a for a in range(1, x.ndim) if a != axis]
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, others, target), "group_norm")
     norm = group_norm_by_moments(moments, gamma, beta, axis, group_size, anchor.attrs["epsilon"])
+    if by_rows:
+        return schedule_rows_by_moments(s, anchor.output(0), norm, moments, 2, group_size, target)
     return schedule_by_moments(s, anchor.output(0), norm, moments, 2 if axis == 1 else axis, target)

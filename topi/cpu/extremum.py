@@ -89,7 +89,8 @@ class _Search:
         ]
         self.along = bool(anchor.attrs["reduces_last_axis"])
         share = _SHARE_ALONG if self.along else _SHARE_ACROSS
-        self.sizes = part_sizes(self.shape, self.value.dtype.nbytes, self.axes, target, share)
+        room = target.cache_bytes.l2 // share
+        self.sizes = part_sizes(self.shape, self.value.dtype.nbytes, self.axes, target, room)
         self.fits = all(self.sizes[a] == lengths[a] for a in self.axes)
         self.attrs = {key: anchor.attrs[key] for key in ("reduces_last_axis", "reduces_trailing_axes")}
 
@@ -278,6 +279,6 @@ class _Search:
     ) -> None:
         """Both passes over a part, for some columns at a time."""
         columns = min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
-        part_by_part(s, parts, passes, columns, constant_size(self.shape), target)
+        part_by_part(s, parts, passes, columns, constant_size(self.shape) * 4.0, target)
         for stage in passes:
             add_up_lines(s, stage, vector_lanes(target))

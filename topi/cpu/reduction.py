@@ -28,6 +28,8 @@ __all__ = [
 
 _ACCUMULATORS = 4
 """Vectors of partial results: enough to hide the latency of an addition."""
+_FEW_LANES = 8
+"""Lanes of a vector that are added up one after the other; of more, parts of the vector are added first."""
 _LINES = 8
 """Lines that a reduction across memory takes at once: partial results are loaded and stored once for all of them."""
 _APART_BYTES, _MOST_APART_BYTES = 8192, 32768
@@ -47,8 +49,8 @@ def _reduces_last_axis(op: te.Operation) -> bool:
 def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
     """Split the innermost reduction axis into vectors of partial results; returns the tensors of partial results.
 
-    First several vectors, then one, then the lanes of that. Axes that lie next to each other in memory
-    ("reduces_trailing_axes") are taken as one.
+    First several vectors, then one, then parts of it, then the lanes of that. Axes that lie next to each other in
+    memory ("reduces_trailing_axes") are taken as one.
 
     None of them when the axis is too short or the reduction has several results: it stays scalar. A length that is
     known at run time is taken to be long enough.
@@ -65,6 +67,11 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     _, inner = s[tensor].split(axis, factor=factor)
     partial = [_lanes_apart(s, tensor, inner)]
     if factor > lanes:
+        _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
+        partial.append(_lanes_apart(s, tensor, lane))
+        s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
+    while lanes > _FEW_LANES:
+        lanes //= 4
         _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
         partial.append(_lanes_apart(s, tensor, lane))
         s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
@@ -212,21 +219,22 @@ def schedule_across(
     add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
 
 
-def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int, *, near: bool = False) -> te.IterVar:
     """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
 
-    Returns the loop over vectors.
+    Returns the loop over groups of lines. `near`: what is added up is on its way to the first-level cache already.
     """
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
-    at_once, apart = _lines_apart(extent_of(line), _line_bytes(s[tensor].op))
+    nbytes = _APART_BYTES if near else _line_bytes(s[tensor].op)
+    at_once, apart = _lines_apart(extent_of(line), nbytes)
     lines, group = s[tensor].split(line, factor=at_once * apart)
-    each, near = s[tensor].split(group, factor=apart)
+    each, page = s[tensor].split(group, factor=apart)
     vectors, lane = s[tensor].split(column, factor=lanes)
-    s[tensor].reorder(*data, *before, lines, near, vectors, each, lane)
+    s[tensor].reorder(*data, *before, lines, page, vectors, each, lane)
     s[tensor].unroll(each)
     s[tensor].vectorize(lane)
-    return vectors
+    return lines
 
 
 def _line_bytes(op: te.Operation) -> int:
