@@ -47,7 +47,7 @@ from topi.tuning import Config
 __all__ = ["BuildReport", "bind_params_by_name", "build", "optimize"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with a step's name, what is done and how much there is."""
+"""Called with what is being done, how many kernels are done and how many there are."""
 
 
 @dataclass
@@ -136,6 +136,7 @@ def optimize(
         bound = bind_params_by_name(module["main"], params)
         module = module.with_functions({**module.functions, "main": bound})
     context, target = PassContext.current(), Target(target)
+    context.check_passes()
     mixed_precision = context.option("relay.ToMixedPrecision.dtype")
     passes = default_pipeline(context.opt_level, target, mixed_precision, context.required_pass)
     config = Config.current() or current_records().graph_config(target)
@@ -159,7 +160,7 @@ def build(
 ) -> CompiledModel:
     """Compile a module whose "main" is the model (TVM: `relay.build`).
 
-    `params` are weights by the name of the input they stand for. `progress` is told what is going on. `specialize`
+    `params` are weights by the name of the input they stand for. `progress` is told of each kernel. `specialize`
     names sizes that are seen often, ``{"batch": [1, 8]}``: for each combination the model is compiled as one of these
     sizes too, beside the one for all sizes, and the executor takes it when inputs have them; equal weights are kept
     once. `caches` names inputs that the executor keeps, each with the output that is the input and more behind it,
@@ -298,6 +299,8 @@ def _lower_all(
     notes: dict[str, _Note] = {}
     schedules_known = all(map(has_source_version, registered_schedules(builder.target)))
     for i, workload in enumerate(workloads):
+        if progress is not None:
+            progress(f"kernel {workload.name}", i, len(workloads))
         config = records.config(builder.target, workload.key)
         tuned = repr(sorted(config.values.items())) if config.values else ""
         # The key stands for the code only where the compiler's own sources decide it.
@@ -305,8 +308,6 @@ def _lower_all(
         key = f"{workload.name}\n{settings}{tuned}\n{workload.key}" if known else ""
         note = builder.reuse(workload.name, key) if known else None
         if note is None:
-            if progress is not None:
-                progress(f"lowering {workload.name}", i, len(workloads))
             kernel = lower(workload, builder.target, config)
             note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes).to_json()
             builder.add(kernel.function, key, note)

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from inspect import isabstract
 from typing import Any, ClassVar
 
 from te.errors import CompileError
@@ -122,6 +123,14 @@ class PassContext:
             return False
         return pass_.name in self.required_pass or self.opt_level >= pass_.opt_level
 
+    def check_passes(self) -> None:
+        """Raise CompileError unless every name in the forced and disabled lists is that of a pass."""
+        known = _pass_names(Pass)
+        for names in (self.required_pass, self.disabled_pass):
+            if not names <= known:
+                unknown = ", ".join(sorted(names - known))
+                raise CompileError(f"no pass is named {unknown}; known are: {', '.join(sorted(known))}")
+
     @staticmethod
     def current() -> PassContext:
         """The innermost `with PassContext(...)`, or the default one."""
@@ -164,6 +173,16 @@ class Pass(ABC):
         for instrument in context.instruments:
             instrument.after(self, result)
         return result
+
+
+def _pass_names(of: type[Pass]) -> set[str]:
+    """The names of the classes below `of` that can be run."""
+    found: set[str] = set()
+    for child in of.__subclasses__():
+        found |= _pass_names(child)
+        if not isabstract(child):
+            found.add(child.__name__)
+    return found
 
 
 @dataclass(frozen=True)

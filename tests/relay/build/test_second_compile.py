@@ -55,6 +55,16 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Counter[str]:
     return counted
 
 
+def test_progress_is_told_whether_or_not_kernels_are_in_the_cache(work):
+    told: list[list[tuple[str, int, int]]] = []
+    for _ in range(2):
+        told.append([])
+        library = relay.build(model(), "llvm", progress=lambda *what: told[-1].append(what))
+    count = library.build_report.kernels
+    assert work["lowered"] == count > 1
+    assert told[0] == told[1] and [what[1:] for what in told[0]] == [(i, count) for i in range(count)]
+
+
 def result(module: IRModule) -> np.ndarray:
     executor = graph_executor.GraphModule(relay.build(module, "llvm")["default"](device("cpu", 0)))
     executor.set_input("x", np.random.default_rng(1).standard_normal((1, 16, 24, 24)).astype("float32"))

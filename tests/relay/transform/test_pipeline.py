@@ -14,6 +14,7 @@ from relay import Call, Expr, Function, IRModule, const, op, var
 from relay.analysis import evaluation_order
 from relay.op import nn
 from relay.transform import CanonicalizeOps, FuseOps, PackWeights, PassContext, Sequential, default_pipeline
+from te.errors import CompileError
 
 CPU = Target("llvm -mcpu=haswell")
 
@@ -138,6 +139,16 @@ def test_contexts_force_passes_and_forbid_them():
 
     assert constants(opt_level=0) == constants(opt_level=3, disabled_pass=["FoldConstant"]) == 0
     assert constants(opt_level=0, required_pass=["FoldConstant"]) == constants(opt_level=3) == 1
+
+
+@pytest.mark.parametrize("setting", ["required_pass", "disabled_pass"])
+def test_names_that_no_pass_has_are_told_with_those_that_one_has(setting):
+    module = IRModule.from_expr(Function((x := var("x", (4,)),), nn.relu(x)))
+    with (
+        PassContext(**{setting: ["FoldConstant", "PackWeigths"]}),
+        pytest.raises(CompileError, match=r"no pass is named PackWeigths; known are: .*FoldConstant, .*PackWeights"),
+    ):
+        relay.build(module, CPU)
 
 
 def chain(pairs: int) -> IRModule:
