@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from topi.tuning import choose
@@ -125,6 +126,12 @@ def _find_room(target: Target, rows: int, apart: int) -> bool:
     return max(of_a_set.values()) <= max(int(_WAYS_OF_ROWS * ways), 1)
 
 
+@lru_cache(maxsize=1024)
+def _rows_in_cache(target: Target, apart: int) -> int:
+    """As many rows as a tile has at most, or those that find room."""
+    return max(rows for rows in range(1, 29) if _find_room(target, rows, apart))
+
+
 def _tiles(
     target: Target, lanes: int, vectors: int | None, temporaries: int = 0, apart: int = 0
 ) -> Iterator[RegisterTile]:
@@ -133,7 +140,7 @@ def _tiles(
     Their rows, `apart` bytes from each other, fit in the first-level cache.
     """
     registers = target.vector_registers - temporaries - (_NEON_SPARE if "neon" in target.features else 0)
-    most = max(rows for rows in range(1, 29) if _find_room(target, rows, apart))
+    most = _rows_in_cache(target, apart)
     for v in range(1, 5) if vectors is None else (vectors,):
         for rows in range(1, most + 1):
             if rows * v + v + 1 <= registers:

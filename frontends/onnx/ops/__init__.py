@@ -125,6 +125,7 @@ def _families() -> dict[tuple[str, str], list[str]]:
     return found
 
 
+@lru_cache(maxsize=1024)
 def load_converters(domain: str, name: str) -> None:
     """Register the converters of an operator, where there are any here; again is free."""
     for family in _families().get((domain, name), ()):
