@@ -363,12 +363,13 @@ class Stage:
     def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any) -> None:
         """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
 
-        `tensor` is one that the stage reads, or an argument of the function of the stage's own shape, to be written
-        soon: what lies where the iteration's own results do.
+        `tensor` is one that the stage reads, itself or through an input that is inlined, or an argument of the function
+        of the stage's own shape, to be written soon: what lies where the iteration's own results do.
         """
         self._check_leaf("prefetch_ahead", axis)
         shapes = [tuple(t.shape) for t in self.op.outputs]
-        if tensor not in self.op.input_tensors and tuple(tensor.shape) not in shapes:
+        behind = [source for t in self.op.input_tensors for source in t.op.input_tensors]
+        if tensor not in (*self.op.input_tensors, *behind) and tuple(tensor.shape) not in shapes:
             raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements)))
 

@@ -33,6 +33,7 @@ from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.tiling import (
     CACHE_BYTES_PER_CYCLE,
+    CORES_OF_MEMORY,
     MEMORY_BYTES_PER_CYCLE,
     cache_share,
     largest_share,
@@ -49,8 +50,6 @@ PassContext.declare_option(
     "layers whose activations exceed the caches run for a part of a batch at a time: 'auto' or 'off'",
 )  # fmt: skip
 
-_CORES_OF_MEMORY = 8
-"""Cores that reading from memory keeps busy: more of them get no more."""
 _CALL_CYCLES = 4000.0
 """What one more call of a kernel costs: threads meet, loops have ends."""
 _LONGEST_RUN = 100
@@ -317,7 +316,7 @@ def _cycles(flow: _Flow, step: int, first: int, batch: int, images: int) -> floa
     Writing a tensor is counted where it is read: both are quick if all that the node moves between is in the cache.
     """
     layer, slices = flow.layers[step], batch // images
-    cache, memory = flow.cores * CACHE_BYTES_PER_CYCLE, min(flow.cores, _CORES_OF_MEMORY) * MEMORY_BYTES_PER_CYCLE
+    cache, memory = flow.cores * CACHE_BYTES_PER_CYCLE, min(flow.cores, CORES_OF_MEMORY) * MEMORY_BYTES_PER_CYCLE
     cycles = layer.work * largest_share(images * layer.lines, flow.cores) + slices * _CALL_CYCLES
     cycles += (slices - 1) * layer.weights / (cache if layer.weights <= flow.budget else memory)
     for base, nbytes in layer.reads:

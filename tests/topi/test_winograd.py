@@ -16,11 +16,12 @@ from relay.op import nn
 from relay.op.nn.conv import convolve as exact_convolution
 from te.errors import CompileError
 from te.ir import PassContext, collect
-from te.tir import BufferLoad
+from te.tir import BufferLoad, Call
 from topi.cpu.winograd_plan import WinogradShape, plan_winograd, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
 HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")
+CACHES = "-l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
 
 ERROR = {(2, 3): 4e-6, (4, 3): 1.2e-5, (2, 5): 1.2e-5}
 """Largest errors against float64, as part of the results' root mean square: measured at 64 to 256 channels, doubled."""
@@ -123,6 +124,39 @@ def test_layers_that_gain_are_chosen(target: Target):
     assert chosen(4, 16, 16) == 0
     assert chosen(56, 60, 64) == 0
     assert chosen(7, 512, 512, images=16) > 0
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_with_wide_vectors_small_images_gain_though_their_weights_come_from_memory(cores: int):
+    target = Target(f"llvm -mcpu=skylake-avx512 {CACHES} -num-cores={cores}")
+    for size, channels, tile in [(14, 256, 4), (14, 512, 4), (7, 512, 2)]:
+        plan = winograd_pays(target, WinogradShape(1, size, size, channels, channels), WINOGRAD_FILTERS[3])
+        assert plan is not None and plan.tile == tile
+
+
+@pytest.mark.parametrize("vectors", ["haswell", "skylake-avx512"])
+def test_small_blocks_leave_weights_in_the_second_level_cache(vectors: str):
+    target = Target(f"llvm -mcpu={vectors} {CACHES}")
+    shape = WinogradShape(1, 56, 56, 256, 256)
+    plan = plan_winograd(target, shape, 4)
+    weights = 4 * 36 * 256 * (plan.panel if plan.weights_once else 256)
+    passes = -(-shape.tiles(4) // plan.block)
+    assert weights <= target.cache_bytes.l2 or passes <= 16, "else each block would read them again, for little work"
+
+
+def test_tiles_of_large_images_are_fetched_ahead():
+    def asked(size: int) -> int:
+        x = var("x", (1, 64, size, size))
+        y = nn.conv2d(x, const(np.ones((64, 64, 3, 3), np.float32)), padding=1)
+        with PassContext(config={"relay.winograd": "f4"}):
+            optimized = relay.optimize(IRModule({"main": Function((x,), y)}), HASWELL)
+        workloads = [node.workload for node in make_graph(optimized["main"]).nodes]
+        (kernel,) = [lower(w, HASWELL).function for w in workloads if "nn.conv2d_nhwc_winograd" in w.operators]
+        prefetches = [call for call in collect(kernel.body, Call) if call.op == "prefetch"]
+        return sum(e.buffer.name == "p0" for call in prefetches for e in collect(call, BufferLoad))
+
+    assert asked(112) == 6, "a line of each of a tile's"
+    assert asked(14) == 0
 
 
 def test_tiles_of_dilated_filters_are_counted_for_each_first_line_and_column():

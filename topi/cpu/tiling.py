@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from te.tir import Dim
 
 __all__ = [
-    "CACHE_BYTES_PER_CYCLE", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
+    "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
     "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place",
     "reads_transposed", "shuffles_groups", "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows",
@@ -34,6 +34,8 @@ __all__ = [
 CACHE_BYTES_PER_CYCLE = 16.0
 MEMORY_BYTES_PER_CYCLE = 6.0
 """What a core reads from a cache that it shares, and from memory, beside its work."""
+CORES_OF_MEMORY = 8
+"""Cores that reading from memory keeps busy: more of them get no more."""
 LINE_ELEMENTS, SET_ELEMENTS = 16, 128
 """What is read or written together lies a cache line past a multiple of so many floats: it meets different sets."""
 _SHARERS = 4

@@ -68,8 +68,10 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     chunk = _schedule_input(s, spectrum, lanes)
     column = _transform(s, stages["winograd_columns"], 0)
     s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
-    _transform(s, stages["winograd_patch"], 0)  # each element is read once, and tested for the border once
-    s[stages["winograd_patch"]].compute_at(s[stages["winograd_columns"]], column)
+    patch = stages["winograd_patch"]
+    across = _transform(s, patch, 0)  # each element is read once, and tested for the border once
+    s[patch].compute_at(s[stages["winograd_columns"]], column)
+    _stream_tiles(s, patch, across, plan.tile * dilation, target)
     work = 2.0 * constant_size(anchor.output(0).shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     if plan.weights_once:
         t = s[spectrum].leaf_iter_vars[0]
@@ -137,6 +139,19 @@ def _transform(s: te.Schedule, half: te.Tensor, across: int) -> te.IterVar:
     s[half].unroll(places[across])
     s[half].vectorize(channel)
     return places[1 - across]
+
+
+def _stream_tiles(s: te.Schedule, patch: te.Tensor, across: te.IterVar, apart: int, target: Target) -> None:
+    """Ask, while a column of a tile is transformed, for that of the next tile, which is `apart` pixels further on.
+
+    Where the image is in no cache of the core's own: tiles are short pieces of many lines, which no processor foresees.
+    """
+    (padded,) = s[patch].op.input_tensors
+    for data in (padded, *padded.op.input_tensors):
+        known = all(isinstance(d, int) for d in data.shape)
+        large = constant_size(data.shape) * data.dtype.nbytes > target.cache_bytes.l2
+        if isinstance(data.op, te.PlaceholderOp) and known and large:
+            s[patch].prefetch_ahead(data, across, apart * data.shape[-1])
 
 
 def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int) -> None:

@@ -1,9 +1,9 @@
 """The cost model of Winograd convolutions on CPUs: whether they pay, at which tile size, in which blocks.
 
 The steps counted are cycles of one core: both transforms, by vectors of channels; the products, by the register tiles
-of `topi.cpu.tiling`; and the transformed weights, which are up to four times as many bytes as the plain ones and come
-from memory once in every run, fetched ahead during the products, and from the third-level cache at every further pass.
-Like that model it is a ranking.
+of `topi.cpu.tiling`; and the transformed weights, which are up to four times as many bytes as the plain ones. They come
+from memory once in every run, fetched ahead during the products, and where a block of tiles leaves no room for them in
+the second-level cache, from the third for each further block. Like that model it is a ranking.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from topi.cpu.tiling import (
     CACHE_BYTES_PER_CYCLE,
+    CORES_OF_MEMORY,
     MEMORY_BYTES_PER_CYCLE,
     RegisterTile,
     direct_cycles,
@@ -28,15 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["WinogradPlan", "plan_winograd", "winograd_pays"]
 
-_TRANSFORM_CYCLES = 4.0
-"""Cycles for each element of a transformed tile: it is loaded, added a few times, stored, and loaded again."""
-_PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 24.0, 8.0
-"""As many of the whole transformed input: read again for a panel of weights, which the products hide in part; and
-written by one core to be read by all. Fitted to plans for 12 layers of 13 x 13 to 55 x 55 on one and two cores."""
+_TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
+"""Cycles for each vector of a transformed tile, and bytes at most: it is loaded, added a few times, stored, and loaded
+again."""
+_PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 64.0, 8.0
+"""As many of the whole transformed input: read again for a panel of weights, which the products hide but for a part;
+and written by one core to be read by all. Fitted, as the other figures, to 340 plans for 11 layers of 7 x 7 to
+112 x 112 with vectors of 64 bytes, weights in memory."""
 _NOT_HIDDEN = 0.25
 """Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide."""
 _BLOCK_SHARE = 0.75
 """Part of the second-level cache that a block's transformed input may take."""
+_HELD_SHARE = 0.5
+"""Part of it that a block and the weights may take which are found there again for the next block."""
 _SLAB_PENALTY = 1.05
 """Slowdown of products whose operands at one place, data of a block and a panel of weights, exceed the first level."""
 _MOST_BLOCK = 128
@@ -135,10 +140,10 @@ def _share(tasks: int, cores: int) -> float:
     return tasks / math.ceil(tasks / cores) if tasks else 1.0
 
 
-def _with_weights(cycles: float, nbytes: float) -> float:
-    """`cycles` of computing together with reading weights from memory, which are fetched ahead."""
-    memory = nbytes / MEMORY_BYTES_PER_CYCLE
-    return max(cycles, memory) + _NOT_HIDDEN * min(cycles, memory)
+def _with_weights(cycles: float, nbytes: float, again: float = 0.0) -> float:
+    """`cycles` of computing together with reading weights from memory, and `again` from a cache, fetched ahead."""
+    reading = nbytes / MEMORY_BYTES_PER_CYCLE + again
+    return max(cycles, reading) + _NOT_HIDDEN * min(cycles, reading)
 
 
 def _blocks(tiles: int) -> Iterator[int]:
@@ -161,8 +166,10 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
     most = max(1, (target.vector_registers - 1 - vectors) // vectors)
     cores = target.num_cores
     weights = 4.0 * size * shape.inputs * shape.outputs
-    entering = size * _TRANSFORM_CYCLES * inputs / math.gcd(vector_lanes(target), inputs)
-    leaving = (size + tile * tile) / 2 * _TRANSFORM_CYCLES * shape.outputs / lanes
+    vector_cycles = max(_TRANSFORM_CYCLES, 4.0 * lanes / _TRANSFORM_BYTES_PER_CYCLE)
+    entering = size * vector_cycles * inputs / math.gcd(vector_lanes(target), inputs)
+    leaving = (size + tile * tile) / 2 * vector_cycles * shape.outputs / lanes
+    held = _HELD_SHARE * target.cache_bytes.l2
     for block in _blocks(tiles):
         count = math.ceil(tiles / block)
         steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), shape.inputs)
@@ -171,12 +178,15 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
         slab = 4 * shape.inputs * (block + panel)
         product = size * steps[rows] * (_SLAB_PENALTY if slab > 1.5 * target.cache_bytes.l1 else 1.0)
         data = 4.0 * size * block * inputs
-        fits = data <= _BLOCK_SHARE * target.cache_bytes.l2
-        apart = (panels * (count * product + data * count / _PASSED_BYTES_PER_CYCLE)) / _share(panels * count, cores)
+        share = _share(panels * count, cores)
+        again = weights * (count - 1) / CACHE_BYTES_PER_CYCLE if weights / panels + data > held else 0.0
+        passing = data * count / _PASSED_BYTES_PER_CYCLE if data * count > held else 0.0
+        apart = (panels * (count * product + passing) + leaving * tiles) / share
+        apart = _with_weights(apart, weights / min(share, CORES_OF_MEMORY), again / share)
         apart += (2 * data * count / _SPECTRUM_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
-        apart += leaving * tiles / _share(panels * count, cores)
-        yield WinogradPlan(tile, panel, block, rows, True, _with_weights(apart, weights))
-        if fits:
-            again = weights * (count - 1) / CACHE_BYTES_PER_CYCLE
-            within = count * (panels * product + block * (entering + leaving)) + again
-            yield WinogradPlan(tile, panel, block, rows, False, _with_weights(within / _share(count, cores), weights))
+        yield WinogradPlan(tile, panel, block, rows, True, apart)
+        if data <= _BLOCK_SHARE * target.cache_bytes.l2:
+            share = _share(count, cores)
+            again = weights * (count - 1) / CACHE_BYTES_PER_CYCLE if weights + data > held else 0.0
+            within = count * (panels * product + block * (entering + leaving))
+            yield WinogradPlan(tile, panel, block, rows, False, _with_weights(within / share, weights, again / share))
