@@ -23,10 +23,10 @@ HASWELL = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell -num-core
 SMALL = Target({**HASWELL.to_dict(), "l2-bytes": 65536, "l3-bytes": 65536})
 
 
-def loops_of(rows: te.Dim, dtype: str = "float32", target: Target = HASWELL) -> str:
-    """The loops of (rows, 128) by constant (128, 256)."""
-    x = relay.var("x", shape=(rows, 128), dtype=dtype)
-    weight = relay.const(np.random.default_rng(0).standard_normal((256, 128)).astype(dtype))
+def loops_of(rows: te.Dim, dtype: str = "float32", target: Target = HASWELL, depth: int = 128) -> str:
+    """The loops of (rows, depth) by constant (depth, 256)."""
+    x = relay.var("x", shape=(rows, depth), dtype=dtype)
+    weight = relay.const(np.random.default_rng(0).standard_normal((256, depth)).astype(dtype))
     optimized = relay.optimize(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), target)
     kernels = [str(lower(node.workload, target).function) for node in make_graph(optimized["main"]).nodes]
     return next(text for text in kernels if "dense_packed" in text)
@@ -40,6 +40,17 @@ def test_the_next_panel_is_fetched_where_several_row_tiles_pass_over_this_one(ro
 @pytest.mark.parametrize(("rows", "ahead"), [(1, False), (6, True)])
 def test_one_tile_fetches_the_panel_ahead_of_itself_where_weights_exceed_the_caches(rows: int, ahead: bool):
     assert ("prefetch(" in loops_of(rows, target=SMALL)) == ahead
+
+
+def test_one_tile_fetches_further_ahead_into_a_larger_first_level_cache():
+    """Steps of panels of 16 floats: 3 KB are 48 of them, 8 KB 128; a panel of 128 steps ends before."""
+    large = Target({**SMALL.to_dict(), "l1-bytes": 49152})
+    assert "k + 48" in loops_of(6, target=SMALL, depth=512)
+    assert "k + 128" in loops_of(6, target=large, depth=512)
+    assert "k + 48" in loops_of(6, target=large, depth=128)
+    assert "prefetch(" in loops_of(2, target=large, depth=512)
+    assert "prefetch(" not in loops_of(2, target=SMALL, depth=512)
+    assert "prefetch(" not in loops_of(1, target=large, depth=512)
 
 
 @pytest.mark.parametrize("rows", [4, 6, 8, 12, 13, 40])

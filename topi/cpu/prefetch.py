@@ -27,8 +27,13 @@ loop: there each step asks, for a line several times."""
 _LEAST_MULTIPLY_ADDS_A_LINE = 8
 """Vectors that are multiplied and added for each line that is fetched ahead: with fewer the processor's own way of
 fetching what lies in a row is faster."""
-_NEAR_BYTES = 3072
-"""How far ahead a panel is fetched that one tile reads: further is no sooner, and drives out what is at hand."""
+_LARGE_L1_BYTES = 48 << 10
+_NEAR_BYTES, _FURTHER_BYTES = 3072, 8192
+"""How far ahead a panel is fetched that one tile reads, and how far into a first-level cache of `_LARGE_L1_BYTES`:
+further is no sooner, and drives out what is at hand. Processors with a large one are those from which memory is most
+cycles away."""
+_LEAST_OF_ONE_TILE = 4
+"""As `_LEAST_MULTIPLY_ADDS_A_LINE`, where so much is asked for early enough that it is quicker than the processor."""
 
 
 def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
@@ -144,9 +149,12 @@ def stream_panels(
     inner, of_step = inner[:count], inner[count:]
     line, width = LINE_BYTES // weights.dtype.nbytes, constant_size(of_step)
     every, apart = _steps_apart(tiles, depth)
-    steps, near = constant_size(inner), _NEAR_BYTES // (weights.dtype.nbytes * width)
+    steps, step_bytes = constant_size(inner), weights.dtype.nbytes * width
+    further = target.cache_bytes.l1 >= _LARGE_L1_BYTES and steps * step_bytes > _FURTHER_BYTES
+    near = (_FURTHER_BYTES if further else _NEAR_BYTES) // step_bytes
+    least = _LEAST_OF_ONE_TILE if further and tiles == 1 else _LEAST_MULTIPLY_ADDS_A_LINE
     vectors = -(-line // vector_lanes(target, weights.dtype.nbytes))
-    if apart * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE:
+    if apart * plan.height * vectors < least:
         return
     if tiles == 1 and (steps <= near or panels * steps * width * weights.dtype.nbytes <= max(target.cache_bytes)):
         return
