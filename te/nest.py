@@ -288,8 +288,11 @@ class _StageNest:
             return self._guarded(i, body if self.partial else self._predicated(body))
         inner = self.nests.attach(self.stage, i, self._level(i + 1, updating))
         leaf, body = self.leaves[i], self._guarded(i, inner)
-        for wanted in self.stage.attrs_of(leaf).prefetches:
+        attrs = self.stage.attrs_of(leaf)
+        for wanted in attrs.prefetches:
             body = seq(self._prefetch(leaf, wanted), body)
+        for line in reversed(attrs.prefetched_lines):
+            body = seq(self._line_ahead(leaf, line), body)
         return self._loop(leaf, leaf.var, body)
 
     def _guarded(self, position: int, body: Stmt) -> Stmt:
@@ -314,8 +317,6 @@ class _StageNest:
             return body
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
-        for wanted in reversed(attrs.prefetched_lines):
-            body = seq(self._line_ahead(leaf, wanted), body)
         return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
 
     def _prefetch(self, leaf: IterVar, wanted: Prefetch) -> Stmt:
@@ -360,7 +361,7 @@ class _StageNest:
             interval = self.math.relax(self.values[axis.var], inside)
             first.append(number(0) if interval is None else interval.lo)
         chosen = line.indices(*map(self.math.expr, first))
-        wanted = [self.math.poly(convert(i), {}) for i in chosen]
+        wanted = [self.math.poly(self.nests.lower(convert(i), {}), {}) for i in chosen]
         shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
         *first, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
         behind = [number(0)] * (len(tensor.shape) - len(wanted))

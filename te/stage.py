@@ -380,12 +380,14 @@ class Stage:
 
         ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
         the reduction last) has in the iteration. An index past the end stands for the last one.
-        The tensor may also be one that an input is computed from, or an argument of the function that will be `written`
+        The tensor may also be one that inputs are computed from, or an argument of the function that will be `written`
         soon.
         """
         self._check_leaf("prefetch_line", axis)
-        behind = [source for t in self.op.input_tensors for source in t.op.input_tensors]
-        if not written and tensor not in (*self.op.input_tensors, *behind):
+        behind = list(self.op.input_tensors)
+        for read in behind:
+            behind += [source for source in read.op.input_tensors if source not in behind]
+        if not written and tensor not in behind:
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(PrefetchedLine(tensor, indices, written))

@@ -113,6 +113,23 @@ def test_lines_are_asked_for_in_the_order_of_the_requests():
     assert places == sorted(places)
 
 
+def test_prefetched_lines_are_found_by_tables_and_through_what_is_inlined():
+    x, table = te.placeholder((50, 16), name="x"), te.placeholder((20,), "int64", name="table")
+    b = te.compute((50, 16), lambda i, j: x[i, j] + 1.0, name="b")
+    c = te.compute((50, 16), lambda i, j: b[i, j] * 2.0, name="c")
+    d = te.compute((20, 16), lambda i, j: c[table[i], j], name="d")
+    s = te.create_schedule(d)
+    s[b].compute_inline()
+    s[c].compute_inline()
+    all_of_it, _ = s[d].split(d.op.axis[1], nparts=1)
+    s[d].prefetch_line(x, all_of_it, lambda i, j: (table[te.min(i + 3, 19)], j))
+    text = str(te.lower(s, [x, table, d], simple_mode=True))
+    assert text.count("prefetch(") == 1 and "table[min(i + 3, 19)]" in text
+    values, picks, r = RNG.random((50, 16), dtype=np.float32), RNG.integers(0, 50, 20), np.zeros((20, 16), np.float32)
+    Interpreter(te.lower(s, [x, table, d]))("main", values, picks, r)
+    np.testing.assert_allclose(r, (values[picks] + 1) * 2, rtol=1e-5)
+
+
 def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
     a = te.placeholder((20, 40), name="a")
     b = te.compute((20, 40), lambda i, j: a[i, j] * 2.0, name="b")

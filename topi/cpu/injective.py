@@ -13,6 +13,7 @@ from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.line_buffer import buffer_line, shared_line
+from topi.cpu.packed_rows import PackedRows
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
@@ -161,6 +162,10 @@ def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> li
     return [*outer, vectors]
 
 
+def _moved_rows(outs: Sequence[te.Tensor], target: Target) -> PackedRows | None:
+    return PackedRows.of(outs[0], target) if len(outs) == 1 else None
+
+
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Everything inlined into the outputs, each written in one vectorised pass."""
@@ -184,7 +189,8 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             continue
         work = constant_size(out.shape) * cost
         extent = axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
-        if not lines and _is_flat(outs):
+        flat = not lines and _is_flat(outs)
+        if flat:
             first = _first_without_gaps(outs)
             extent = constant_size([a.extent for a in axes[first:]])
             axes = [*axes[:first], s[out].fuse(*axes[first:])]
@@ -206,6 +212,8 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             continue
         elif strided is None and constant_size([extent]) >= 4 * lanes and _has_borders(out):
             tiles = _vectorize_between_borders(s, out, lanes)
+        elif not flat and strided is None and vectors == _VECTORS and (rows := _moved_rows(outs, target)) is not None:
+            tiles = rows.apply(s)
         else:
             outer, period = axes[:-1], _period(out) if strided is None else None
             if period is not None:

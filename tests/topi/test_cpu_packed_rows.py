@@ -1,0 +1,95 @@
+"""Rows that are moved to another order beyond the caches: by chunks in the order of the input, as whole cache lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from topi.registry import schedule_for
+
+_CACHES = "-l1-bytes=32768 -l2-bytes=8192 -l3-bytes=8192"
+_PROCESSORS = {"own": "llvm", "haswell": "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
+               "neoverse": "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"}  # fmt: skip
+
+
+def lowered(out: te.Tensor, arguments: Sequence[te.Tensor], target: str = "llvm") -> te.ir.IRModule:
+    target = Target(f"{target} {_CACHES}")
+    return te.lower(schedule_for([out], target), [*arguments, out])
+
+
+def result(out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray]) -> np.ndarray:
+    function = backend.build(lowered(out, arguments), target=Target(f"llvm {_CACHES}"))
+    found = backend.nd.empty(tuple(out.shape), str(out.dtype))
+    function(*[backend.nd.array(a) for a in arrays], found)
+    return found.numpy()
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((2, 50, 6, 64), (0, 2, 1, 3)), ((1, 64, 3, 80), (0, 2, 1, 3)), ((67, 5, 81), (1, 0, 2)),
+     ((64, 7, 8, 24), (2, 0, 1, 3)), ((300, 3, 17), (1, 0, 2)), ((3, 2, 9000), (1, 0, 2)),
+     ((8, 49, 3, 3, 32), (2, 0, 3, 1, 4))],
+)  # fmt: skip
+def test_rows_in_another_order(shape, axes, kind) -> None:
+    x = te.placeholder(shape, kind, "x")
+    array = np.random.default_rng(0).integers(-100, 100, shape).astype(kind)
+    np.testing.assert_array_equal(result(topi.transpose(x, axes), [x], [array]), array.transpose(axes))
+
+
+def test_windows_of_an_image() -> None:
+    x = te.placeholder((4, 28, 28, 20), "float32", "x")
+    parts = topi.transpose(topi.reshape(x, (4, 4, 7, 4, 7, 20)), (0, 1, 3, 2, 4, 5))
+    out = topi.nn.relu(topi.reshape(parts, (64, 49, 20)))
+    array = np.random.default_rng(0).standard_normal((4, 28, 28, 20), np.float32)
+    expected = array.reshape(4, 4, 7, 4, 7, 20).transpose(0, 1, 3, 2, 4, 5).reshape(64, 49, 20)
+    np.testing.assert_array_equal(result(out, [x], [array]), np.maximum(expected, 0))
+
+
+@pytest.mark.parametrize("width", [64, 20, 1])
+def test_rows_that_a_table_picks(width) -> None:
+    random = np.random.default_rng(0)
+    x, table = te.placeholder((400, width), "float32", "x"), te.placeholder((700,), "int64", "table")
+    values, picks = random.standard_normal((400, width), np.float32), random.integers(0, 400, 700)
+    found = result(topi.take(x, table, 0), [x, table], [values, picks])
+    np.testing.assert_array_equal(found, values[picks])
+
+
+@pytest.mark.parametrize("processor", _PROCESSORS)
+def test_short_rows_leave_a_buffer_by_cache_lines(processor) -> None:
+    x = te.placeholder((1, 64, 6, 80), "int8", "x")
+    text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x], _PROCESSORS[processor]))
+    assert text.count('scope="local"') == 1
+    assert text.count("prefetch(") == 1
+    assert text.index(" in range(20)") > text.index("prefetch(")  # a chunk of 16 rows: 20 cache lines
+    assert "1, 64)] = " in text.splitlines()[-1]
+
+
+def test_whole_lines_need_no_buffer() -> None:
+    x = te.placeholder((2, 100, 6, 64), "float32", "x")
+    text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x]))
+    assert "allocate" not in text and text.count("prefetch(") == 1 and "1, 16)] = " in text.splitlines()[-1]
+
+
+def test_rows_of_a_table_are_asked_for_where_it_says() -> None:
+    x, table = te.placeholder((400, 64), "float32", "x"), te.placeholder((700,), "int64", "table")
+    text = str(lowered(topi.take(x, table, 0), [x, table]))
+    asked = next(line for line in text.splitlines() if "prefetch(" in line)
+    assert "table[min(" in asked and ", 699)]" in asked
+
+
+@pytest.mark.parametrize("case", ["in order", "small", "borders", "several"])
+def test_others_are_left_alone(case) -> None:
+    x, y = te.placeholder((40, 6, 64), "float32", "x"), te.placeholder((40, 6, 64), "float32", "y")
+    bias = te.placeholder((64,), "float32", "bias")
+    small = te.placeholder((2, 6, 64), "float32", "x")
+    outs = {"in order": (topi.add(x, bias), [x, bias]), "small": (topi.transpose(small, (1, 0, 2)), [small]),
+            "borders": (topi.nn.pad(topi.transpose(x, (1, 0, 2)), (0, 0, 1), (0, 0, 1), 0.0), [x]),
+            "several": (topi.add(topi.transpose(x, (1, 0, 2)), topi.transpose(y, (1, 0, 2))), [x, y])}  # fmt: skip
+    assert "prefetch(" not in str(lowered(*outs[case]))

@@ -1,0 +1,161 @@
+"""Rows that are moved to another order, beyond the caches: heads of attention, windows, what a table picks.
+
+Short rows that lie apart are slow to read, since processors see no order in them, and slow to write, where they begin
+anywhere: those can't be stored past the caches. So chunks of the output are computed, in the order of the input, where
+one of its cache lines may serve several rows; rows of later chunks are asked for; and what is no whole cache lines is
+put together in the first-level cache, a chunk of whole lines, which leaves it a line at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import te
+from te.arith import Analyzer
+from te.tir import PrimExpr, as_int, const
+from te.tir.substitute import substitute
+from topi.cpu.accesses import conditions, reads
+from topi.cpu.prefetch import LINE_BYTES
+from topi.groups import constant_size
+from topi.utils import ravel_index
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["PackedRows"]
+
+_CHUNK_BYTES = 1024
+"""Of the output, at least, that are written at once: so each page is used for a while. In C 1 to 4 KB were alike."""
+_AHEAD_BYTES = 12288
+"""Of what is read between a row and the one that is asked for meanwhile, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Chunks of `out` of `count` places of axis `number`, with whole dimensions behind it; rows are rows of `tensor`.
+
+    It is read at `index`. `strides` is how far apart in it, in elements, neighbours along the axes before `number` are,
+    and chunks along it. `packed`: a buffer holds a chunk first, since its rows are no whole cache lines.
+    """
+
+    out: te.Tensor
+    tensor: te.Tensor
+    index: tuple[PrimExpr, ...]
+    number: int
+    count: int
+    strides: tuple[int, ...]
+    packed: bool
+
+    @staticmethod
+    def of(out: te.Tensor, target: Target) -> PackedRows | None:
+        """None where the caches hold the output, or its rows aren't rows of one input, or are in its order already."""
+        op, size, shape = out.op, out.dtype.nbytes, [d for d in out.shape if isinstance(d, int)]
+        assert isinstance(op, te.ComputeOp)
+        elements = constant_size(out.shape)
+        known = 1 < len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and op.attrs.get("strides") is None
+        if not known or not 0 < target.cache_bytes.l3 < elements * size or any(conditions(op)):
+            return None
+        large = [(t, tuple(index)) for t, index in reads(op) if 2 * constant_size(t.shape) >= elements]
+        packed = _chunk(shape, size, target, LINE_BYTES) if shape[-1] * size % LINE_BYTES else None
+        chosen = packed or _chunk(shape, size, target, 1)
+        if chosen is None or len(large) != 1:
+            return None
+        (tensor, index), (number, count) = large[0], chosen
+        steps = [*[1] * number, count]
+        strides = _strides(op, tensor, index, steps)
+        own = [math.prod(shape[n + 1 :]) * step for n, step in enumerate(steps)]
+        if strides is None or all(s == o for s, o, d in zip(strides, own, shape, strict=False) if d > 1):
+            return None
+        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None)
+
+    def apply(self, s: te.Schedule) -> list[te.IterVar]:
+        """Schedule the output; returns the loops over chunks, outermost first."""
+        out, number = self.out, self.number
+        rows = s.cache_write(out, "local") if self.packed else out
+        axes = list(s[out].op.axis)
+        chunk, within = s[out].split(axes[number], factor=self.count, tail="shift")
+        order = self._order()
+        loops = [[*axes[:number], chunk][n] for n in order]
+        s[out].reorder(*loops, within, *axes[number + 1 :])
+        line = LINE_BYTES // out.dtype.nbytes
+        if self.packed:
+            _, vector = s[out].split(s[out].fuse(within, *axes[number + 1 :]), factor=line)
+            s[out].vectorize(vector)
+            s[rows].compute_at(s[out], loops[-1])
+        column = s[rows].op.axis[-1]
+        whole = constant_size(out.shape[-1:]) < line
+        vectors, vector = s[rows].split(column, nparts=1) if whole else s[rows].split(column, line, tail="shift")
+        s[rows].vectorize(vector)
+        ahead = self._ahead(order)
+        if ahead is not None:
+            s[rows].prefetch_line(self.tensor, vectors, self._place(*ahead))
+        return loops
+
+    def _order(self) -> list[int]:
+        """The axes that chunks are counted by in the order of the input, the one that is cut in chunks among them."""
+        return sorted(range(self.number + 1), key=lambda n: -self.strides[n])
+
+    def _ahead(self, order: Sequence[int]) -> tuple[int, int] | None:
+        """The axis and the places along it after which a chunk is read that comes some kilobytes later."""
+        step = constant_size(self.out.shape[self.number + 1 :]) * self.count * self.tensor.dtype.nbytes
+        for n in reversed(order):
+            each = self.count if n == self.number else 1
+            chunks, times = -(-constant_size([self.out.shape[n]]) // each), -(-_AHEAD_BYTES // step)
+            if times < chunks:
+                return n, times * each
+            step *= chunks
+        return None
+
+    def _place(self, number: int, steps: int) -> Callable[..., Sequence[PrimExpr]]:
+        """Where the tensor is read so many steps along an axis further on."""
+        op, last = self.out.op, constant_size([self.out.shape[number]]) - 1
+        assert isinstance(op, te.ComputeOp)
+
+        def place(*first: PrimExpr) -> Sequence[PrimExpr]:
+            values = [te.min(e + steps, last) if n == number else e for n, e in enumerate(first)]
+            return [substitute(i, {axis.var: e for axis, e in zip(op.axis, values, strict=True)}) for i in self.index]
+
+        return place
+
+
+def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int) -> tuple[int, int] | None:
+    """The axis and so many places along it, with all that lies behind, that are a chunk: a multiple of so many bytes.
+
+    None where there is none that half of the first-level cache holds; a single row may be longer.
+    """
+    for number in range(len(shape) - 2, -1, -1):
+        inside = math.prod(shape[number + 1 :]) * size
+        if shape[number] * inside % multiple == 0:
+            least = multiple // math.gcd(inside, multiple)
+            count = -(-_CHUNK_BYTES // (inside * least)) * least
+            if count * inside > target.cache_bytes.l1 // 2 and (multiple > 1 or number < len(shape) - 2):
+                return None
+            if count <= shape[number]:
+                return number, count
+    return None
+
+
+def _strides(
+    op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], steps: Sequence[int]
+) -> list[int] | None:
+    """How many elements of `tensor` so many steps are along the first axes of `op`; all 0 where a table decides.
+
+    None where rows of the output aren't what lies side by side in it.
+    """
+    place, analyzer = ravel_index(index, list(tensor.shape)), Analyzer()
+    zeros = {axis.var: const(0) for axis in op.axis}
+    extents = [constant_size([axis.extent]) for axis in op.axis]
+
+    def apart(number: int, steps: int) -> int | None:
+        values = {**zeros, op.axis[number].var: const(min(steps, extents[number] - 1))}
+        return as_int(analyzer.simplify(substitute(place, values) - substitute(place, zeros)))
+
+    last = extents[-1] - 1
+    if apart(len(extents) - 1, last) != last:
+        return None
+    found = [apart(n, step) for n, step in enumerate(steps)]
+    known = [stride for stride in found if stride is not None]
+    return known if len(known) == len(found) else [0] * len(found)
