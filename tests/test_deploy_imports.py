@@ -50,6 +50,11 @@ def test_nothing_heavy_happens_at_import():
     run_python(code)
 
 
+def test_loading_imports_no_module_that_only_profiles_or_many_bytes_need():
+    code = "import numpy, sys\nbefore = set(sys.modules)\nimport backend.runtime\n"
+    run_python(code + "assert not {'concurrent.futures', 'csv', 'statistics'} & (set(sys.modules) - before)")
+
+
 def test_a_saved_model_runs_on_threads_without_the_compiler(tmp_path):
     x = relay.var("x", (256, 1024))
     module = IRModule({"main": relay.Function((x,), relay.exp(x))})

@@ -24,7 +24,6 @@ import json
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
@@ -33,7 +32,7 @@ import numpy as np
 from backend.runtime.errors import ArtifactError
 from backend.runtime.fields import Record, damaged
 from backend.runtime.files import replacing
-from backend.runtime.threads import num_threads
+from backend.runtime.threads import in_threads
 
 __all__ = ["AGAIN", "FORMAT_VERSION", "Container", "Method", "Section", "map_file", "to_bytes", "write_file"]
 
@@ -125,13 +124,7 @@ class Container:
                     f"{section.where}: bytes {chunk * _CHUNK} onward do not match their {method}. {AGAIN}"
                 )
 
-        workers = min(num_threads(), count)
-        if workers > 1:
-            with ThreadPoolExecutor(workers) as pool:
-                list(pool.map(check, range(count)))
-        else:
-            for chunk in range(count):
-                check(chunk)
+        in_threads(check, range(count), min(count * _CHUNK, len(part)))
         return part
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -93,6 +92,8 @@ def in_threads(function: Callable[[_Item], object], items: Sequence[_Item], nbyt
         for item in items:
             function(item)
         return
+    from concurrent.futures import ThreadPoolExecutor  # 4 ms, which loading a small model does without
+
     with ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(function, items):
             pass
