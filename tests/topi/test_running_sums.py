@@ -39,3 +39,45 @@ def test_running_sums_of_lines_whose_number_is_known_at_run_time() -> None:
         result = backend.nd.empty(a.shape, "float32")
         function(backend.nd.array(a), result)
         np.testing.assert_allclose(result.numpy(), a.cumprod(1), rtol=1e-6)
+
+
+VECTORS = [((5, 32), 1), ((3, 100), 1), ((2, 3, 4001), 2), ((257,), 0)]  # whole vectors, and elements behind the last
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-avx"])
+@pytest.mark.parametrize(("shape", "axis"), VECTORS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_long_lines_are_summed_up_by_vectors(dtype, shape, axis, target, exclusive) -> None:
+    a = np.random.default_rng(2).integers(-9, 9, shape).astype(dtype)
+    x = te.placeholder(shape, dtype, "x")
+    out = topi.cumsum(x, axis, dtype, exclusive)
+    module = te.lower(schedule_for([out], Target(target)), [x, out])
+    assert "shuffle(" in str(module)
+    result = backend.nd.empty(shape, dtype)
+    backend.build(module, target=Target(target))(backend.nd.array(a), result)
+    total = a.cumsum(axis, dtype=dtype)
+    assert np.array_equal(result.numpy(), total - a if exclusive else total)  # whole numbers: any order is exact
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_running_sums_of_lines_whose_length_is_known_at_run_time(exclusive) -> None:
+    length = te.size_var("length")
+    x = te.placeholder((3, length), "float32", "x")
+    out = topi.cumsum(x, 1, exclusive=exclusive)
+    function = backend.build(te.lower(schedule_for([out], TARGET), [x, out]), target=TARGET)
+    for count in (1, 16, 77):
+        a = np.random.default_rng(3).integers(-9, 9, (3, count)).astype("float32")
+        result = backend.nd.empty(a.shape, "float32")
+        function(backend.nd.array(a), result)
+        assert np.array_equal(result.numpy(), a.cumsum(1) - (a if exclusive else 0))
+
+
+def test_what_stands_in_front_of_an_infinity_is_not_touched_by_it() -> None:
+    a = np.ones((1, 64), "float32")
+    a[0, 21], a[0, 40] = np.inf, np.nan
+    x = te.placeholder(a.shape, "float32", "x")
+    out = topi.cumsum(x, 1)
+    result = backend.nd.empty(a.shape, "float32")
+    backend.build(te.lower(schedule_for([out], TARGET), [x, out]), target=TARGET)(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), a.cumsum(1), equal_nan=True)
