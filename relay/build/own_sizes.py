@@ -18,8 +18,6 @@ from relay.analysis import evaluation_order
 from relay.bind_sizes import with_dims
 from relay.expr import Call, Function
 from relay.op.base import OpDef, OpPattern
-from relay.op.nn.packed_conv import Conv2DNHWCPacked
-from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.sizes import is_at_least, normal, size_variables
 from relay.type import TensorType, TupleType, Type
 from te.dtype import DType
@@ -43,7 +41,7 @@ class OwnSizes:
             return function, mentioned
         terms = _Terms()
         lengths = list(_expressions(_dims(p.ty) for p in function.params))
-        sizes = _meant(lengths, [*lengths, *_attributes(function)], mentioned, terms, _by_tiles_of_pixels(function))
+        sizes = _meant(lengths, [*lengths, *_attributes(function)], mentioned, terms, _tiles_pixels(function))
         own = self._own(len(sizes), dtypes.pop())
         if own is None:
             return function, mentioned
@@ -172,10 +170,10 @@ def _is_multiple(size: PrimExpr) -> bool:
     return isinstance(size, Mul) and isinstance(size.b, IntImm) and (isinstance(size.a, Var) or _has_no_factor(size.a))
 
 
-def _by_tiles_of_pixels(function: Function) -> bool:
-    """Is it a convolution that goes over all pixels by register tiles, whatever line they are on?"""
+def _tiles_pixels(function: Function) -> bool:
+    """Does a convolution of it go over all pixels by register tiles?"""
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
-    return any(isinstance(call.op, Conv2DNHWCPacked | Conv2DNHWCWinograd) for call in calls)
+    return any(isinstance(call.op, OpDef) and call.op.tiles_pixels for call in calls)
 
 
 class _Terms:

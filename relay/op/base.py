@@ -83,7 +83,8 @@ class OpDef(Abstract):
     of the first input, where the other inputs say: gather); `reads_by_index` (a heavy operator that
     brings its inputs into place itself, so that moves of their elements cost nothing: matrix products on GPUs);
     `num_copied_inputs` (so many leading inputs are copied before they are used, each element once, so that what comes
-    before may be computed in the copy); `takes_containers` (inputs may be sequences and optional values, too);
+    before may be computed in the copy); `tiles_pixels` (a convolution whose register tiles on CPUs go over all pixels,
+    whatever line they are on); `takes_containers` (inputs may be sequences and optional values, too);
     `mixed_precision` (see `MixedPrecision`).
     """
 
@@ -99,6 +100,7 @@ class OpDef(Abstract):
     looks_up: ClassVar[bool] = False
     reads_by_index: ClassVar[bool] = False
     num_copied_inputs: ClassVar[int] = 0
+    tiles_pixels: ClassVar[bool] = False
     takes_containers: ClassVar[bool] = False
     mixed_precision: ClassVar[MixedPrecision] = MixedPrecision.FOLLOW
 

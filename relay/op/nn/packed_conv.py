@@ -124,6 +124,7 @@ class Conv2DNHWCPacked(_Packed):
     padding: Ints = (0, 0, 0, 0)
     dilation: Ints = (1, 1)
     rank = 2
+    tiles_pixels = True
 
 
 @register_op("nn.conv3d_ndhwc_packed", pattern=OpPattern.OUT_FUSABLE)

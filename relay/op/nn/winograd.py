@@ -39,6 +39,7 @@ class Conv2DNHWCWinograd(OpDef):
     groups: int = 1
     dilation: int = 1
     likely_sides: tuple[int, ...] = ()
+    tiles_pixels = True
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         valid = self.tile in WINOGRAD_FILTERS.get(self.kernel_size, ()) and len(self.padding) == 4
