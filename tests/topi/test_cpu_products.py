@@ -66,12 +66,53 @@ def test_results_of_few_rows_where_weights_exceed_the_caches(rows: int, columns:
     np.testing.assert_allclose(result, data @ weight.T, rtol=1e-4, atol=1e-4)
 
 
+SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
+
+
+@pytest.mark.parametrize(("target", "whole", "partial"), [(SERVER, 96, 112), (HASWELL, 192, 200), (SERVER, 96, 109)])
+def test_tiles_of_a_narrow_last_panel_have_the_vectors_that_it_has(target: Target, whole: int, partial: int):
+    """Panels of two vectors: a partial one has tiles of one. Where there are no masks, it must be a whole one."""
+
+    def multiply_adds(columns: int) -> int:
+        x = relay.var("x", (169, 256))
+        weight = relay.const(np.random.default_rng(0).standard_normal((columns, 256), dtype=np.float32))
+        lib = relay.build(relay.Function((x,), relay.nn.dense(x, weight)), target)
+        return lib.module.get_source("asm").count("vfmadd")
+
+    assert multiply_adds(partial) == 1.5 * multiply_adds(whole)
+
+
+def test_panels_share_threads_evenly_though_the_last_is_narrow():
+    """One parallel loop over panels and row tiles: 13 panels of 16 columns, 33 tiles of 6 rows; else blocks of rows."""
+    for columns, found in ((200, True), (192, True), (204, False)):
+        x = relay.var("x", (196, 128))
+        weight = relay.const(np.random.default_rng(0).standard_normal((columns, 128), dtype=np.float32))
+        optimized = relay.optimize(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), HASWELL)
+        (text,) = [str(lower(n.workload, HASWELL).function) for n in make_graph(optimized["main"]).nodes]
+        assert (f"parallel({-(-columns // 16) * 33})" in text) == found
+
+
+@pytest.mark.parametrize(("size", "inputs", "outputs"), [(13, 8, 112), (13, 8, 104), (32, 8, 150), (5, 8, 40)])
+def test_convolutions_whose_last_panel_is_narrow(size: int, inputs: int, outputs: int):
+    """All channels, those behind the last whole vector too, of results that are passed over in blocks or not."""
+    rng = np.random.default_rng(outputs)
+    x, y = relay.var("x", (1, size, size, inputs)), relay.var("y", (1, size, size, outputs))
+    weight = rng.standard_normal((outputs, inputs, 1, 1), dtype=np.float32)
+    body = relay.nn.relu(relay.nn.conv2d(x, relay.const(weight), data_layout="NHWC") + y)
+    data, added = (rng.standard_normal((1, size, size, n), dtype=np.float32) for n in (inputs, outputs))
+    expected = np.maximum(data @ weight[:, :, 0, 0].T + added, 0)
+    for target in ("llvm", "llvm -l2-bytes=131072", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-fma,-avx"):
+        lib = relay.build(relay.Function((x, y), body), target)
+        result = graph_executor.GraphModule(lib["default"](device("cpu", 0)))(data, added)[0].numpy()
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("rows", "copied"), [(1, False), (64, True)])
 def test_narrow_weights_are_widened_by_the_panel_or_as_they_are_read(rows: int, copied: bool):
     assert ("widened = allocate" in loops_of(rows, "float16")) == copied
 
 
-@pytest.mark.parametrize("columns", [256, 250])
+@pytest.mark.parametrize("columns", [256, 250, 248])
 def test_rows_counted_at_run_time_have_kernels_of_full_tiles_of_half_ones_and_of_single_rows(columns: int):
     rows = te.size_var("n")
     rng = np.random.default_rng(0)

@@ -99,14 +99,17 @@ def parallel_outer(
     return [outer, *axes[count:]]
 
 
-def vectorize_panel(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int) -> None:
+def vectorize_panel(
+    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int, *, apart: bool = False
+) -> None:
     """Run the `panel` channels of `axis` as vectors; the axis is innermost.
 
     A power of two of whole vectors is one long vector, which the code generator splits. Other numbers would be filled
-    up to one, so there each vector gets a loop iteration of its own.
+    up to one, so there each vector gets a loop iteration of its own, as where vectors are asked for `apart`: those of
+    whose elements none is used are then left out.
     """
     vectors = max(panel // lanes, 1)
-    if vectors & (vectors - 1) or (panel > lanes and panel % lanes):
+    if vectors & (vectors - 1) or (apart and panel > lanes) or (panel > lanes and panel % lanes):
         each, axis = s[tensor].split(axis, factor=lanes)
         s[tensor].unroll(each)
     s[tensor].vectorize(axis)

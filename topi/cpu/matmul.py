@@ -38,19 +38,20 @@ def _tile_output(
 
     Where `chains` of operations follow, they are of some rows of a tile at a time.
 
-    With whole panels everything outside the tile is one loop, shared evenly between threads. A partial last panel keeps
-    the panel loop apart, so that its guard can be peeled off: inside the blocks of rows, which are shared between
-    threads (one tile where there are none), or around everything.
+    With whole panels everything outside the tile is one loop, shared evenly between threads; so it is with a narrow
+    last panel, whose tiles are told apart by a branch. Others that are partial keep the panel loop apart, so that the
+    guard can be peeled off: inside the blocks of rows, which are shared between threads (one tile where there are
+    none), or around everything.
     """
     extent = extent_of(column)
-    whole = isinstance(extent, int) and extent % plan.panel == 0
+    one_loop = isinstance(extent, int) and (extent % plan.panel == 0 or plan.narrow_last)
     blocks: list[te.IterVar] = []
     if plan.tiles_at_once:
         block, row = s[out].split(row, factor=plan.height * plan.tiles_at_once, tail="shift")
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
     column_outer, column_inner = split_columns(s, out, column, plan.panel, plan.width)
-    if whole and not plan.apart:
+    if one_loop and not plan.apart:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
         parallel(s, out, tile, work, lanes)
@@ -75,7 +76,7 @@ def _tile_output(
     *_, m, n = s[accumulator].op.axis
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
-    vectorize_panel(s, accumulator, n, plan.width, lanes)
+    vectorize_panel(s, accumulator, n, plan.width, lanes, apart=plan.narrow_last)
 
 
 _CHAINS = 4

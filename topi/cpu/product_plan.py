@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import operands, panel_width, tile_columns
 from topi.cpu.narrow import widened_weights
-from topi.cpu.tiling import cache_share, largest_share, spare_registers, tile_rows
+from topi.cpu.tiling import LINE_ELEMENTS, cache_share, largest_share, spare_registers, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.tuning import choose
 
@@ -64,6 +64,8 @@ class ProductPlan:
     """steps of the reduction that a block's tiles do before the next ones (`topi.cpu.product_parts`); 0: all"""
     panels_at_once: int = 1
     """panels that a block is multiplied with in turns then"""
+    narrow_last: bool = False
+    """the last panel is partial, but in one loop with the others: its tiles are of the vectors that it has"""
 
 
 def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
@@ -84,10 +86,12 @@ def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> Produc
     else:
         panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
         at_once = _tiles_at_once(p, tiles, panels_first)
-    in_a_row = (at_once or tiles) if width == p.panel and (p.has_whole_panels or panels_first) else 0
+    in_a_row = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
     if p.left_bytes is None:
         in_a_row = min(in_a_row, _TILES_COUNTED)
-    return ProductPlan(height, width, p.panel, panels_first, at_once, apart, in_a_row)
+    return ProductPlan(
+        height, width, p.panel, panels_first, at_once, apart, in_a_row, narrow_last=p.narrow_last and not apart
+    )
 
 
 def fewer_rows(plan: ProductPlan) -> list[ProductPlan]:
@@ -129,6 +133,17 @@ class _Product:
     def has_whole_panels(self) -> bool:
         return self.columns % self.panel == 0
 
+    @property
+    def narrow_last(self) -> bool:
+        """Is a partial last panel one of whole vectors, or of one that is masked at no cost?"""
+        masks = "avx512f" in self.target.features or self.columns % vector_lanes(self.target) == 0
+        return not self.has_whole_panels and self.columns > self.panel and masks
+
+    @property
+    def in_one_loop(self) -> bool:
+        """Are all panels, and the row tiles that pass over each, one loop?"""
+        return self.has_whole_panels or self.narrow_last
+
     @cached_property
     def left_bytes(self) -> int | None:
         """Bytes of the left operand; None where its rows are counted at run time."""
@@ -148,9 +163,9 @@ def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
     """
     if p.groups > 1 and p.weight_bytes <= p.target.cache_bytes.l2:
         return choose("tiles at once", 1, [1, *_block_sizes(tiles)])
-    in_blocks = not p.exceeds_caches and (p.has_whole_panels or not panels_first)
+    in_blocks = not p.exceeds_caches and (p.in_one_loop or not panels_first)
     at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
-    if not p.has_whole_panels or p.columns <= p.panel:
+    if not p.in_one_loop or p.columns <= p.panel:
         return at_once
     return choose("tiles at once", at_once or _tiles_of_a_core(p, tiles), _block_sizes(tiles))
 
@@ -183,18 +198,23 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
 def _tiles_in_cache(p: _Product, tiles: int) -> int:
     """Row tiles such that what they read takes half of the second-level cache.
 
-    0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With whole
-    panels also where the left operand stays in a core's part of the last cache, from where it is read fast enough,
-    unless there are groups, of which each reads a part of the rows. With a partial panel there are blocks enough for
-    the cores.
+    0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With panels
+    in one loop also where the left operand stays in a core's part of the last cache, from where it is read fast enough,
+    unless there are groups, of which each reads a part of the rows. But where panels have cache lines of the results in
+    common, these should stay at hand until the next panel, if panels do so until the next block. With a partial panel
+    by itself there are blocks enough for the cores.
     """
     if p.left_bytes is None or p.columns <= p.panel:
         return 0
-    blocks = -(-p.left_bytes // (p.target.cache_bytes.l2 // 2))
-    if not p.has_whole_panels:
+    share = p.target.cache_bytes.l2 // 2
+    blocks = -(-p.left_bytes // share)
+    if not p.in_one_loop:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
     elif p.left_bytes <= cache_share(p.target) and p.groups == 1:
-        return 0
+        written = _ELEMENT * p.rows * p.columns
+        blocks = -(-written // share)
+        if p.columns % LINE_ELEMENTS == 0 or blocks == 1 or p.weight_bytes > share:
+            return 0
     return 0 if blocks >= tiles else -(-tiles // blocks)
 
 
