@@ -18,6 +18,7 @@ from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
 from relay.transform.fuse_siblings import FuseSiblings
 from relay.transform.keep_caches import KeepCaches, find_caches
+from relay.transform.map_before_joining import MapBeforeJoining
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
@@ -54,6 +55,7 @@ __all__ = [
     "FuseOps",
     "FuseSiblings",
     "KeepCaches",
+    "MapBeforeJoining",
     "MovePointwise",
     "PackNarrowConstants",
     "PackWeights",

@@ -22,6 +22,7 @@ from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.fuse_ops import FuseOps
 from relay.transform.fuse_siblings import FuseSiblings
+from relay.transform.map_before_joining import MapBeforeJoining
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
@@ -58,7 +59,7 @@ def default_pipeline(
         integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
-        arrange = (RepeatElements(), AbsorbShuffles(), *weights)
+        arrange = (RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), *weights)
         siblings = (FuseSiblings(target),)
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
