@@ -238,6 +238,10 @@ def test_rows_of_a_tile_that_share_a_set_of_the_cache_leave_room_in_it(apart: in
     assert best_tile(SERVER, 128, 768, 768, apart=apart).rows <= most
 
 
+def test_few_rows_that_crowd_a_set_a_little_are_one_tile():
+    assert [tile_rows(SERVER, rows, 32, 4096, apart=16384) for rows in (9, 10, 12, 20)] == [9, 10, 6, 10]
+
+
 def test_rows_that_neighbour_in_a_cache_line_crowd_nothing():
     assert tile_rows(SERVER, 128, 32, 768, apart=4) == 13
 

@@ -110,41 +110,32 @@ fewer of them LLVM moved every sum of a tile of 14 x 2 vectors to another regist
 
 _X86_WAY_BYTES = 4096
 """A way of a first-level cache on x86 is a page: sets are found by the part of an address that is not translated."""
-_WAYS_OF_ROWS = 0.75
-"""The part of a set's ways that rows may take, beside the panel that passes by. Measured with 12 ways, rows whole pages
-apart, which all have one set: 9 are read at full speed, 10 take 1.05 times as long, 11 1.14 times and 12 1.3 times."""
+_WAYS_OF_ROWS, _CROWDING = 0.75, 0.035
+"""The part of a set's ways that rows may take, beside the panel that passes by, and what more of them cost, squared.
+Measured with 12 ways, rows whole pages apart, which all have one set: 9 are read at full speed, 10 take 1.05 times as
+long, 11 1.14 times and 12 1.3 times."""
 
 
-def _find_room(target: Target, rows: int, apart: int) -> bool:
-    """Do cache lines of `rows`, each `apart` bytes behind the one before, stay in the first-level cache?
+@lru_cache(maxsize=4096)
+def _crowding(target: Target, rows: int, apart: int) -> float:
+    """How much longer it takes as cache lines of `rows`, each `apart` bytes behind the one before, share few sets.
 
-    Each line is read in many steps of a reduction. How many sets there are is known on x86 only.
+    Each line is read in many steps of a reduction, from the first-level cache if it stays there. How many sets that has
+    is known on x86 only.
     """
     if "sse2" not in target.features:
-        return True
+        return 1.0
     line_bytes, ways = 4 * LINE_ELEMENTS, target.cache_bytes.l1 // _X86_WAY_BYTES
     lines = {row * apart // line_bytes for row in range(rows)}
     of_a_set = Counter(line % (_X86_WAY_BYTES // line_bytes) for line in lines)
-    return max(of_a_set.values()) <= max(int(_WAYS_OF_ROWS * ways), 1)
+    return 1.0 + _CROWDING * max(max(of_a_set.values()) - int(_WAYS_OF_ROWS * ways), 0) ** 2
 
 
-@lru_cache(maxsize=1024)
-def _rows_in_cache(target: Target, apart: int) -> int:
-    """As many rows as a tile has at most, or those that find room."""
-    return max(rows for rows in range(1, 29) if _find_room(target, rows, apart))
-
-
-def _tiles(
-    target: Target, lanes: int, vectors: int | None, temporaries: int = 0, apart: int = 0
-) -> Iterator[RegisterTile]:
-    """Tiles whose accumulators, one row of vectors, one broadcast and `temporaries` fit in the registers.
-
-    Their rows, `apart` bytes from each other, fit in the first-level cache.
-    """
+def _tiles(target: Target, lanes: int, vectors: int | None, temporaries: int = 0) -> Iterator[RegisterTile]:
+    """Tiles whose accumulators, one row of vectors, one broadcast and `temporaries` fit in the registers."""
     registers = target.vector_registers - temporaries - (_NEON_SPARE if "neon" in target.features else 0)
-    most = _rows_in_cache(target, apart)
     for v in range(1, 5) if vectors is None else (vectors,):
-        for rows in range(1, most + 1):
+        for rows in range(1, 29):
             if rows * v + v + 1 <= registers:
                 yield RegisterTile(rows, v, lanes)
 
@@ -179,15 +170,15 @@ def best_tile(
 
     `vectors` fixes the width where the packed operand decides it already; for `line` see `tile_cycles`. `temporaries`
     are registers that a step needs besides: one where another instruction than the one that multiplies adds. `apart`
-    are the bytes from one row of the left operand to the next, which must not meet in too few sets of the cache.
+    are the bytes from one row of the left operand to the next, which may meet in few sets of the cache.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
-    candidates = [t for t in _tiles(target, lanes, vectors, temporaries, apart) if t.rows <= max(rows, 1)]
+    candidates = [t for t in _tiles(target, lanes, vectors, temporaries) if t.rows <= max(rows, 1)]
 
     def cost(tile: RegisterTile) -> float:
         tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
         uneven = max(cores * largest_share(tiles, cores) * _NEARLY_EVEN, 1.0)
-        return _cost(tile, rows, columns, steps, line) * uneven
+        return _cost(tile, rows, columns, steps, line) * uneven * _crowding(target, tile.rows, apart)
 
     return min(candidates, key=lambda tile: (cost(tile), -tile.rows * tile.vectors))
 
@@ -250,9 +241,10 @@ def tile_rows(
 
     def cost(tile: RegisterTile) -> float:
         tiles = math.ceil(rows / tile.rows) * max(shared, 1)
-        return _cost(tile, rows, panel, steps, line) * cores * largest_share(tiles, cores)
+        crowding = _crowding(target, tile.rows, apart)
+        return _cost(tile, rows, panel, steps, line) * crowding * cores * largest_share(tiles, cores)
 
-    tiles = list(_tiles(target, lanes, vectors, temporaries, apart))
+    tiles = list(_tiles(target, lanes, vectors, temporaries))
     best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
     return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= rows])
 
