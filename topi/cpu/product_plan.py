@@ -40,6 +40,9 @@ _TILES_OF_A_PART = 4
 """Row tiles of a block, at least: fewer read a panel from memory as quickly as anything else."""
 _PANELS_AT_ONCE = 2
 """Panels, at most, that a block is multiplied with part by part."""
+_MASKED_ROWS = 1024
+"""Rows of a product, at most, whose last panel may end within a vector, masked, and be in one loop with the others. Of
+more rows blocks are long enough that a loop over panels inside of them costs nothing, and masks do with short sums."""
 _PART_SHARE, _PANEL_SHARE = 0.95, 1 / 8
 """Of the second-level cache: a block's part of the rows, two panels' and the sums, at most; and one panel's part."""
 
@@ -135,9 +138,10 @@ class _Product:
 
     @property
     def narrow_last(self) -> bool:
-        """Is a partial last panel one of whole vectors, or of one that is masked at no cost?"""
-        masks = "avx512f" in self.target.features or self.columns % vector_lanes(self.target) == 0
-        return not self.has_whole_panels and self.columns > self.panel and masks
+        """Is a partial last panel one of whole vectors, or of one that is masked at next to no cost?"""
+        partial = not self.has_whole_panels and self.columns > self.panel
+        masks = "avx512f" in self.target.features and self.rows <= _MASKED_ROWS
+        return partial and (masks or self.columns % vector_lanes(self.target) == 0)
 
     @property
     def in_one_loop(self) -> bool:
