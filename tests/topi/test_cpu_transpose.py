@@ -141,11 +141,13 @@ LARGE = {
     "odd lines": ((333, 190), (1, 0)), "odd planes": ((2, 6, 259, 33), (0, 3, 1, 2)),
     "page rows": ((1501, 512), (1, 0)),
 }  # fmt: skip
+PROCESSORS = ["x86-64-v2", "haswell"] if platform.machine() == "x86_64" else ["generic"]
+PROCESSORS += ["x86-64-v4"] if "avx512vl" in Target("llvm").features else []
 
 
 @pytest.mark.parametrize("kind", ["uint8", "float16", "float32", "int64"])
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("processor", ["x86-64-v2", "haswell"] if platform.machine() == "x86_64" else ["generic"])
+@pytest.mark.parametrize("processor", PROCESSORS)
 def test_transpositions_beyond_the_caches(name, kind, processor) -> None:
     shape, axes = LARGE[name]
     target = Target(f"llvm -mcpu={processor} -l2-bytes=49152 -l3-bytes=49152" if processor != "generic" else "llvm")
@@ -210,3 +212,13 @@ def test_lengths_that_are_expressions_of_sizes_have_no_squares() -> None:
     x = te.placeholder((2, length, length, 32), "float32", "x")
     out = topi.transpose(x, (0, 3, 1, 2))
     assert "turned" not in str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))
+
+
+@pytest.mark.parametrize(("processor", "rows"), [("haswell", 16), ("x86-64-v4", 32)])
+def test_stores_of_whole_lines_leave_more_for_reading(processor, rows) -> None:
+    """Tiles of long lines are squares where a store is a cache line, of the same size."""
+    x = te.placeholder((640, 1008), "float32", "x")
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={processor} -l2-bytes=49152 -l3-bytes=49152")
+    out = topi.transpose(x, (1, 0))
+    text = str(te.lower(schedule_for([out], target), [x, out]))
+    assert "allocate([1024]" in text and f" * {rows}, {1008 - rows})" in text  # so many lines of the output in a tile
