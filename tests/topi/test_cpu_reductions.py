@@ -286,3 +286,13 @@ def test_position_of_an_extremum(kind, shape, axis, last):
     expected = getattr(np, kind)(turned, axis)
     expected = shape[axis] - 1 - expected if last else expected
     check(getattr(topi, kind)(x, axis, False, last), [x], [a], expected, TARGETS[1])
+
+
+def test_planes_that_join_a_window_of_channels_are_fetched_ahead():
+    def asked(side: int) -> int:
+        x = te.placeholder((1, 8, side, side), name="x")
+        y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
+        s = schedule_for([y], Target("llvm -mcpu=haswell -l2-bytes=524288 -num-cores=2"))
+        return str(te.lower(s, [x, y], simple_mode=True)).count("prefetch(")
+
+    assert asked(256) > 0 and asked(16) == 0

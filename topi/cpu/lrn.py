@@ -10,12 +10,16 @@ from te.tir import PrimExpr
 from te.tir.substitute import substitute
 from topi.cpu.common import parallel_outer
 from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.prefetch import LINE_BYTES, inputs_of
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, operations_behind, register_schedule
+from topi.utils import ravel_index
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from backend.target import Target
 
 __all__ = ["schedule_lrn"]
@@ -80,12 +84,15 @@ def _lrn_along_channels(s: te.Schedule, out: te.Tensor, work: float, target: Tar
 def _lrn_across_channels(
     s: te.Schedule, out: te.Tensor, axis: int, window: int, work: float, target: Target
 ) -> None:
-    """Strips of planes, long enough to be streamed, a window of channels of which stays in the second-level cache."""
+    """Strips of planes, a window of channels of which stays in the first-level cache.
+
+    In the second-level cache, which a processor with 48 KB and 1 MB reads them from, they take a third longer.
+    """
     lanes, nbytes = vector_lanes(target), max(out.dtype.nbytes, 4)
     axes = list(s[out].op.axis)
     sizes = [extent_of(a) for a in axes[axis + 1 :]]
     size = constant_size(sizes)
-    fitting = target.cache_bytes.l2 // 4 // ((window + 2) * nbytes)
+    fitting = target.cache_bytes.l1 // 2 // ((window + 2) * nbytes)
     share = -(-size * constant_size([extent_of(a) for a in axes[:axis]]) // target.num_cores)
     parts, step = -(-size // max(min(fitting, share), 2 * lanes)), _ROOTS_AT_ONCE[0] * lanes
     strip, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]
@@ -97,9 +104,32 @@ def _lrn_across_channels(
     s[out].reorder(*outer, axes[axis], strip)
     s[out].pragma(axes[axis], "loop_partition_hint")
     if isinstance(length, int) and length >= step:
-        _, inner = s[out].split(strip, factor=step, tail="shift")
+        group, inner = s[out].split(strip, factor=step, tail="shift")
         s[out].vectorize(inner)
+        _fetch_next_plane(s, out, axis, window, group, step, target)
     else:
         vectorize_elements(s, out, strip, length, lanes)
     if outer:
         parallel_outer(s, out, outer, work, target)
+
+
+def _fetch_next_plane(
+    s: te.Schedule, out: te.Tensor, axis: int, window: int, group: te.IterVar, step: int, target: Target
+) -> None:
+    """Ask, in each of a strip's groups of `step` elements, for those of the plane that joins the window next.
+
+    It is read from memory, a strip long at most: too short for the processor to foresee it soon.
+    """
+    around = axis + 1
+
+    def ahead(element: int) -> Callable[..., Sequence[Any]]:
+        def place(*i: Any) -> Sequence[Any]:
+            return (*i[:axis], i[axis] + window // 2 + 1, ravel_index(i[around:], out.shape[around:]) + element)
+
+        return place
+
+    for data in inputs_of(s[out].op):
+        large = constant_size(data.shape) * data.dtype.nbytes > target.cache_bytes.l2
+        if tuple(data.shape) == tuple(out.shape) and large:
+            for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
+                s[out].prefetch_line(data, group, ahead(element))
