@@ -226,6 +226,13 @@ def test_softmax(shape, axis, target):
     check(topi.nn.log_softmax(x, axis), [x], [a], np.log(e / e.sum(axis, keepdims=True)), target)
 
 
+def test_as_many_rows_ahead_are_asked_for_as_arrive_meanwhile():
+    x = te.placeholder((700, 200), "float32", "x")
+    out = topi.nn.softmax(x, 1)
+    text = str(te.lower(schedule_for([out], Target("llvm -num-cores=1 -l2-bytes=262144")), [x, out]))
+    assert "+ 2200]), 3, 0)" in text  # eleven rows: 8 KB at least
+
+
 def test_rows_are_asked_for_ahead_and_stay_vectors_behind_a_mask():
     a, kept = RNG.standard_normal((700, 200)).astype("float32"), RNG.integers(0, 2, 200).astype(bool)
     x, m = te.placeholder(a.shape, "float32", "x"), te.placeholder(kept.shape, "bool", "m")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel_outer
-from topi.cpu.prefetch import LINE_BYTES, is_streamed
+from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
@@ -22,9 +22,6 @@ __all__ = ["reduce_rows_together", "rows_are_short"]
 
 _FEW_VECTORS = 3
 """Rows are shorter than so many vectors where neighbouring rows are reduced together."""
-_AHEAD_BYTES = 2048
-"""How far ahead of a group of rows is asked for the next ones: what is done with a group keeps the processor from going
-on to the next by itself."""
 
 
 def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> bool:
@@ -104,7 +101,7 @@ def _ask_for_rows(s: te.Schedule, copy: te.Tensor, tensor: te.Tensor, blocks: te
     shape = [constant_size([d]) for d in tensor.shape]
     length, line, block = shape[-1], LINE_BYTES // tensor.dtype.nbytes, block_of(lanes, tensor.dtype)
     group = lanes * length
-    ahead = -(-_AHEAD_BYTES // (group * tensor.dtype.nbytes)) * group
+    ahead = rows_ahead(group * tensor.dtype.nbytes) * group
     blocks_of_rows, lines_of_rows = -(-length // block), -(-group // line)
     lines = -(-lines_of_rows // blocks_of_rows)
 
