@@ -34,7 +34,7 @@ _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 again."""
 _PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 64.0, 8.0
 """As many of the whole transformed input: read again for a panel of weights, which the products hide but for a part;
-and written by one core to be read by all. Fitted, as the other figures, to 340 plans for 11 layers of 7 x 7 to
+and written by one core to be read by all. Fitted, as the other figures, to some 400 plans for 11 layers of 7 x 7 to
 112 x 112 with vectors of 64 bytes, weights in memory."""
 _NOT_HIDDEN = 0.25
 """Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide."""

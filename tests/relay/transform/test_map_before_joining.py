@@ -55,7 +55,8 @@ def test_what_others_read_stays():
     assert mapped(Tuple((nn.relu(joined), parts[0])), x)[-2:] == ["concatenate", "nn.relu"]
 
 
-@pytest.mark.parametrize("made", [lambda x: x, lambda x: relay.transpose(x, (0, 1, 3, 2)), nn.relu], ids=str)
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: relay.transpose(x, (0, 1, 3, 2)), nn.relu],
+                         ids=["parameters", "transpositions", "activations"])  # fmt: skip
 def test_parts_of_no_heavy_operator_stay(made):
     x = image()
     joined = relay.concatenate([nn.max_pool2d(x, (1, 1)), made(x)], axis=1)
