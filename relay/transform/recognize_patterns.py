@@ -53,13 +53,19 @@ def _over_root(x: Pattern, square_mean: Pattern, epsilon: Pattern) -> Pattern:
     return is_op("divide")(x, is_op("sqrt")(total)) | is_op("multiply")(x, is_op("rsqrt")(total))
 
 
+def _is_a_sixth(value: float, dtype: str) -> bool:
+    """Exporters round it, which float64 would show."""
+    return math.isclose(value, 1 / 6, rel_tol=1e-15 if dtype == "float64" else 1e-4)
+
+
 def _sixth(x: Pattern) -> Pattern:
-    return is_op("divide")(x, _number(6.0, 0.0)) | is_op("multiply")(x, _number(1 / 6, 1e-4))
+    rounded = is_constant(lambda c: c.data.size == 1 and _is_a_sixth(float(c.data.item()), str(c.dtype)))
+    return is_op("divide")(x, _number(6.0, 0.0)) | is_op("multiply")(x, rounded)
 
 
 def _has_slope_of_a_sixth(e: Expr) -> bool:
     op = e.op if isinstance(e, Call) else None
-    return isinstance(op, HardSigmoid) and math.isclose(op.alpha, 1 / 6, rel_tol=1e-4) and op.beta == 0.5
+    return isinstance(op, HardSigmoid) and _is_a_sixth(op.alpha, str(e.dtype)) and op.beta == 0.5
 
 
 def _last_axes(mean: Call) -> int | None:

@@ -289,3 +289,11 @@ def test_shapes_of_numpy_s_integers_and_models_in_any_buffer() -> None:
     data = proto.SerializeToString()
     for buffer in (data, bytearray(data), memoryview(data)):
         assert str(from_onnx(buffer)[0]) == str(from_onnx(proto)[0])
+
+
+def test_hard_swish_of_float64_is_the_function_that_defines_it() -> None:
+    x = np.linspace(-4, 4, 6).reshape(2, 3)
+    inputs = [info("x", [2, 3], TensorProto.DOUBLE)]
+    sigmoid = node("HardSigmoid", ["x"], ["s"], alpha=float(np.float32(1 / 6)), beta=0.5)
+    expected = run(model([sigmoid, node("Mul", ["x", "s"], ["y"])], inputs), x)
+    np.testing.assert_allclose(run(model([node("HardSwish", ["x"], ["y"])], inputs), x), expected, rtol=1e-14)

@@ -249,7 +249,11 @@ def hard_sigmoid(node: OnnxNode) -> Expr:
 
 @converter("HardSwish", since=14)
 def hard_swish(node: OnnxNode) -> Expr:
-    return op.nn.hard_swish(node[0])
+    """In float64 with a sixth of float32, as the function has it that ONNX defines the operator by."""
+    x = node[0]
+    if x.dtype == "float64":
+        return op.multiply(x, op.nn.hard_sigmoid(x, float(np.float32(1 / 6)), 0.5))
+    return op.nn.hard_swish(x)
 
 
 @converter("Swish", since=24)

@@ -117,6 +117,18 @@ def test_other_activations_stay(transformed):
         assert transformed(before, RecognizePatterns()) is before
 
 
+def test_a_sixth_that_was_rounded_stays_in_float64(transformed, operators):
+    x, rounded = var("x", (2, 8), "float64"), float(np.float32(1 / 6))
+    for y in (
+        op.multiply(x, op.nn.hard_sigmoid(x, rounded, 0.5)),
+        op.multiply(x, op.multiply(op.clip(op.add(x, const(np.float64(3))), 0.0, 6.0), const(np.float64(rounded)))),
+    ):
+        before = Function((x,), y)
+        assert transformed(before, RecognizePatterns()) is before
+    exact = op.multiply(x, op.nn.hard_sigmoid(x, 1 / 6, 0.5))
+    assert operators(transformed(Function((x,), exact), RecognizePatterns())) == {"nn.hard_swish": 1}
+
+
 def rotary(x: Expr, cosine: Expr, sine: Expr, half: int, axis: int = -1) -> Expr:
     """As torch models compute it, and exporters write it: an end far behind the last channel means all of them."""
     first = op.strided_slice(x, (0,), (half,), axes=(len(x.shape) - 1,))
