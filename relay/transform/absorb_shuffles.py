@@ -84,8 +84,9 @@ def _of_all(call: Call, x: Expr, shuffle: _Shuffle) -> Expr | None:
 
 def _of_runs(call: Call, x: Expr, shuffle: _Shuffle) -> Expr | None:
     """A convolution of 1 x 1 in groups, which reads runs of channels: columns of `x` with its parts side by side."""
-    op, weight, layout = call.op, call.args[1], Layout(call.operator.kernel_layout)  # type: ignore[attr-defined]
+    op, weight = call.op, call.args[1]
     assert isinstance(op, Conv2D)
+    layout = Layout(op.kernel_layout)
     sizes = layout.axis_sizes(weight.shape)
     (n, h, w, channels), parts = x.shape, shuffle.parts
     known = isinstance(w, int) and isinstance(channels, int) and isinstance(sizes["I"], int)
