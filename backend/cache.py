@@ -15,9 +15,10 @@ import hashlib
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +158,22 @@ def source_version() -> str:
     """A hash of the compiler's own sources: part of the key of whatever they decide."""
     digest = hashlib.sha256()
     for package in _PACKAGES:
-        with suppress(ModuleNotFoundError):
-            root = Path(str(resources.files(package)))
-            for path in sorted(root.rglob("*.py")):
-                digest.update(path.relative_to(root).as_posix().encode())
-                digest.update(path.read_bytes())
+        spec = find_spec(package)
+        for root in [] if spec is None else spec.submodule_search_locations or []:
+            for path in _sources(root):
+                digest.update(path.removeprefix(root).encode())
+                with open(path, "rb") as file:
+                    digest.update(file.read())
     return digest.hexdigest()
+
+
+def _sources(folder: str) -> Iterator[str]:
+    """The Python files in a folder and those below it, in an order that is always the same; as `rglob`, but quick."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _sources(entry.path)
+        elif entry.name.endswith(".py"):
+            yield entry.path
 
 
 def has_source_version(definition: Any) -> bool:

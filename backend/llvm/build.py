@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from backend.llvm.compiler import CompileQueue
+from backend.llvm.code_cache import CodeCache
 from backend.llvm.pool_code import pool_object
 from backend.llvm.runtime import LLVMModule, ObjectCode
 from backend.options import fast_math
@@ -14,6 +18,11 @@ from backend.target import Target
 from te.errors import CompileError
 from te.ir import IRModule
 from te.tir import PrimFunc
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from backend.llvm import compiler
 
 __all__ = ["Builder", "build"]
 
@@ -25,20 +34,21 @@ class Builder:
     """Makes a module of functions as they come: LLVM works in a thread while the caller lowers the next ones.
 
     Every `add` becomes an object file of its own, so that the disk cache finds each kernel again; functions of
-    different parts may call each other.
+    different parts may call each other. Where all of them are reused, LLVM is not even loaded.
     """
 
     def __init__(self, target: Target) -> None:
         if fast_math("llvm"):
             target = target.with_attrs(fast_math=sorted({*target.get("fast-math", ()), *_FAST_MATH}))
         self._target = target
-        self._queue = CompileQueue(target)
+        self._cache = CodeCache(target)
+        self._queue: compiler.CompileQueue | None = None
         self._parts: list[Future[ObjectCode] | ObjectCode] = []
         self._texts: list[str | None] = []
 
     def reuse(self, key: str) -> str | None:
         """Add what an earlier `add` with this `key` compiled; gives its note, or None when there is no such code."""
-        found = self._queue.reuse(key)
+        found = self._cache.find(self._cache.key_of(key))
         if found is None:
             return None
         self._parts.append(found[0])
@@ -50,34 +60,38 @@ class Builder:
 
         Raises CompileError for what the target has no code for.
         """
-        functions = tuple(functions)
-        emitted = self._queue.compiler.emit(functions)
-        self._parts.append(self._queue.submit_emitted(emitted, functions, key, note))
-        self._texts.append(emitted.text)
+        if self._queue is None:
+            queue: compiler.CompileQueue = _compiler_module().CompileQueue(self._target, self._cache)
+            self._queue = queue
+        text, part = self._queue.submit(functions, key, note)
+        self._parts.append(part)
+        self._texts.append(text)
 
     def finish(self) -> LLVMModule:
         """Wait for LLVM; the module of everything added."""
-        with self._queue:
+        with nullcontext() if self._queue is None else self._queue:
             parts = [part if isinstance(part, ObjectCode) else part.result() for part in self._parts]
-        compiler = self._queue.compiler
-        forms = {"ll": compiler.optimized_text, "asm": compiler.machine_text, "raw-ll": str}
-        sources = {form: self._source(make) for form, make in forms.items()}
-        triple = self._target.get("mtriple")
-        return LLVMModule(parts, triple, self._target.features, lambda: pool_object(triple), sources)
+        target, triple = self._target, self._target.get("mtriple")
+        sources = {form: partial(_source, form, tuple(self._texts), target) for form in ("ll", "asm", "raw-ll")}
+        return LLVMModule(parts, triple, target.features, partial(pool_object, triple), sources)
 
-    def _source(self, make: Callable[[str], str]) -> Callable[[], str]:
-        texts = list(self._texts)
 
-        def text() -> str:
-            known = [t for t in texts if t is not None]
-            if len(known) < len(texts):
-                raise ModuleError(
-                    "this module's code came from the cache of compiled code, which keeps no text; compile it again "
-                    "with RELAYC_CACHE_DIR=off in the environment"
-                )
-            return "\n".join([make(t) for t in known])
+def _compiler_module() -> ModuleType:
+    """The code generator and LLVM, which take 50 to 100 ms to load."""
+    return import_module("backend.llvm.compiler")
 
-        return text
+
+def _source(form: str, texts: Sequence[str | None], target: Target) -> str:
+    """Assembly texts as they are, after optimisation, or as the processor's own."""
+    known = [t for t in texts if t is not None]
+    if len(known) < len(texts):
+        raise ModuleError(
+            "this module's code came from the cache of compiled code, which keeps no text; compile it again "
+            "with RELAYC_CACHE_DIR=off in the environment"
+        )
+    compiler = _compiler_module().Compiler(target)
+    make = {"ll": compiler.optimized_text, "asm": compiler.machine_text, "raw-ll": str}[form]
+    return "\n".join([make(t) for t in known])
 
 
 def build(module: IRModule, target: Target) -> LLVMModule:

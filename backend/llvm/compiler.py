@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,8 +10,8 @@ from types import TracebackType
 
 import llvmlite.binding as llvm
 
-from backend.cache import default_cache, source_version
 from backend.fold_lanes import fold_lanes
+from backend.llvm.code_cache import CodeCache
 from backend.llvm.codegen import EmittedModule, Machine, emit_module
 from backend.llvm.pipeline import Pipeline, lent_pipeline
 from backend.llvm.runtime import FunctionEntry, ObjectCode
@@ -27,10 +25,6 @@ from te.tir.passes.hoist_divisions import hoist_divisions
 from te.tir.passes.narrow_types import lower_narrow_types
 
 __all__ = ["CompileQueue", "Compiler"]
-
-
-LLVM_VERSION = ".".join([str(part) for part in llvm.llvm_version_info])
-"""Part of what compiled code depends on."""
 
 
 _FAST_MATH = {"arcp", "contract", "ninf", "nnan", "nsz"}
@@ -102,43 +96,29 @@ def _entry(function: PrimFunc, emitted: EmittedModule) -> FunctionEntry:
 
 
 class CompileQueue:
-    """Compiles in threads of its own, begun in order of submission, and remembers in the disk cache::
+    """Compiles in threads of its own, begun in order of submission, and remembers in a cache::
 
-        with CompileQueue(target) as queue:
-            parts = [queue.submit([kernel]) for kernel in kernels]      # Future[ObjectCode]
+        with CompileQueue(target, cache) as queue:
+            parts = [queue.submit([kernel])[1] for kernel in kernels]      # Future[ObjectCode]
 
     Without a `key`, code is found again by its LLVM assembly. A caller that can say beforehand what decides the code
-    gives that as `key` and asks `reuse` first: then nothing has to be lowered either. `note` is kept beside the code.
+    gives that as `key` and asks the cache first: then nothing has to be lowered either. `note` is kept beside the code.
     """
 
-    def __init__(self, target: Target) -> None:
-        self.compiler = Compiler(target)
-        self._cache = default_cache()
-        self._prefix = "\0".join([_CACHE_FORMAT, LLVM_VERSION, str(target), ""])
+    def __init__(self, target: Target, cache: CodeCache) -> None:
+        self._compiler = Compiler(target)
+        self._cache = cache
         self._workers = ThreadPoolExecutor(max_workers=num_threads(), thread_name_prefix="relayc-llvm")
 
-    def reuse(self, key: str) -> tuple[ObjectCode, str] | None:
-        """(code, note) submitted under `key` by these very sources of the compiler, in this process or an earlier."""
-        return self._find(self._full_key(key))
-
-    def submit(self, functions: Iterable[PrimFunc], key: str = "", note: str = "") -> Future[ObjectCode]:
-        """Emit the functions as one LLVM module here and now; LLVM's part is done by a worker.
+    def submit(self, functions: Iterable[PrimFunc], key: str = "", note: str = "") -> tuple[str, Future[ObjectCode]]:
+        """The functions as one LLVM module, emitted here and now, and what a worker has LLVM make of it.
 
         Raises CompileError for what the target has no code for.
         """
         functions = tuple(functions)
-        return self.submit_emitted(self.compiler.emit(functions), functions, key, note)
-
-    def submit_emitted(
-        self, emitted: EmittedModule, functions: tuple[PrimFunc, ...], key: str = "", note: str = ""
-    ) -> Future[ObjectCode]:
-        """As `submit`, for functions that were emitted already."""
-        full_key = self._full_key(key) if key else self._prefix + emitted.text
-        return self._workers.submit(self._compile, emitted, functions, full_key, note)
-
-    def close(self) -> None:
-        """Wait for everything submitted."""
-        self._workers.shutdown()
+        emitted = self._compiler.emit(functions)
+        full_key = self._cache.key_of(key) if key else self._cache.key_of_assembly(emitted.text)
+        return emitted.text, self._workers.submit(self._compile, emitted, functions, full_key, note)
 
     def __enter__(self) -> CompileQueue:
         return self
@@ -148,36 +128,12 @@ class CompileQueue:
     ) -> None:
         self._workers.shutdown(cancel_futures=kind is not None)
 
-    def _full_key(self, key: str) -> str:
-        return f"{self._prefix}{source_version()}\0{key}"
-
     def _compile(
         self, emitted: EmittedModule, functions: tuple[PrimFunc, ...], full_key: str, note: str
     ) -> ObjectCode:
-        found = self._find(full_key)
+        found = self._cache.find(full_key)
         if found is not None:
             return found[0]
-        made = self.compiler.object_code(emitted, functions)
-        if self._cache is not None:
-            self._cache.put(full_key, _pack(made, note))
+        made = self._compiler.object_code(emitted, functions)
+        self._cache.put(full_key, made, note)
         return made
-
-    def _find(self, full_key: str) -> tuple[ObjectCode, str] | None:
-        found = None if self._cache is None else self._cache.get(full_key)
-        return None if found is None else _unpack(found)
-
-
-_CACHE_FORMAT = "llvm objects 2"  # to be changed with what `_pack` writes
-_SIZE = struct.Struct("<Q")
-
-
-def _pack(code: ObjectCode, note: str) -> bytes:
-    header = json.dumps({"note": note, "part": code.describe()}).encode()
-    return b"".join([_SIZE.pack(len(header)), header, code.code])
-
-
-def _unpack(data: bytes) -> tuple[ObjectCode, str]:
-    (size,) = _SIZE.unpack_from(data)
-    body = _SIZE.size + size
-    header = json.loads(data[_SIZE.size : body])
-    return ObjectCode.from_description(header["part"], data[body:]), header["note"]

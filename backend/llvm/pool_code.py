@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import llvmlite.binding as llvm
-
+from backend.cache import default_cache
+from backend.llvm.installed import installed_llvm
 from backend.llvm.pool_places import PLACES, place_constants
 from backend.llvm.pool_steps import STEPS
 
@@ -515,9 +515,21 @@ def pool_source(system: str, machine: str) -> str:
 
 @lru_cache(maxsize=4)
 def pool_object(triple: str) -> bytes:
-    """An object file of the pool that runs on every processor of the triple."""
+    """An object file of the pool that runs on every processor of the triple; kept in the cache of compiled code."""
     architecture, *rest = triple.split("-")
     source = pool_source("linux" if any(word.startswith("linux") for word in rest) else "other", architecture)
+    cache, key = default_cache(), "\0".join(["llvm pool 1", installed_llvm().version, triple, source])
+    code = None if cache is None else cache.get(key)
+    if code is None:
+        code = _compiled(source, triple)
+        if cache is not None:
+            cache.put(key, code)
+    return code
+
+
+def _compiled(source: str, triple: str) -> bytes:
+    import llvmlite.binding as llvm  # this loads LLVM
+
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(opt=1, reloc="pic", codemodel="small")

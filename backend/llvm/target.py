@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-import llvmlite.binding as llvm
-
 from backend.cpu import CPU_FEATURES, HostCPU, add_cpu_options, host_cpu
+from backend.llvm.installed import installed_llvm
 from backend.target import register_target_kind
 
 __all__ = ["llvm_host_cpu"]
@@ -16,11 +15,11 @@ __all__ = ["llvm_host_cpu"]
 @lru_cache(maxsize=1)
 def llvm_host_cpu() -> HostCPU:
     """This machine as LLVM names it, which gives the code generator its scheduling model."""
-    host = host_cpu()
+    host, told = host_cpu(), installed_llvm()
     known = frozenset[str]().union(*CPU_FEATURES.values())
-    present = frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
-    features = (present & known) | (host.features - set(llvm.get_host_cpu_features()))
-    return replace(host, triple=llvm.get_process_triple(), name=llvm.get_host_cpu_name(), features=features)
+    present = frozenset(name for name, has in told.features.items() if has)
+    features = (present & known) | (host.features - set(told.features))
+    return replace(host, triple=told.triple, name=told.processor, features=features)
 
 
 add_cpu_options(register_target_kind("llvm", device="cpu"), llvm_host_cpu).add_attr_option(

@@ -200,7 +200,9 @@ def build(
             entries += _plan(part, kernels, target.device_kind == "cpu", len(entries))
     with report.step("compile"):
         for entry in entries:
-            builder.add(entry)
+            key = str(entry)  # calls and constants: all there is
+            if builder.reuse(entry.name, key) is None:
+                builder.add(entry, key)
         library = builder.finish()
     _describe(report, graph, len(workloads))
     report.on_host[:0] = _text_lines(graph)

@@ -216,7 +216,8 @@ def test_workspace_is_aligned_and_reusable():
 
 
 def test_an_older_version_of_the_pool_is_not_taken():
-    pool.parallel_address()  # LLVM is ready
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
     old = machine.emit_object(llvm.parse_assembly("define void @relayc_parallel() { ret void }"))
     for offered in (old, pool_code.pool_object(process_triple())):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 import relay
 import te
 from backend import cache
-from backend.llvm import compiler
+from backend.llvm import code_cache, compiler
 from backend.runtime import device, graph_executor
 from backend.target import Target
 from relay.build import driver
@@ -70,6 +72,30 @@ def result(module: IRModule) -> np.ndarray:
     executor.set_input("x", np.random.default_rng(1).standard_normal((1, 16, 24, 24)).astype("float32"))
     executor.run()
     return executor.get_output(0).numpy().copy()
+
+
+def test_a_second_process_compiles_saves_and_runs_without_llvm(tmp_path: Path) -> None:
+    """What it has to know of LLVM and of this machine's names in LLVM is kept with the code."""
+    program = """
+import sys
+import numpy as np, relay
+from backend.runtime import device, graph_executor
+x = relay.var("x", (4, 64))
+y = relay.op.nn.softmax(relay.op.nn.dense(x, relay.const(np.ones((32, 64), np.float32))))
+lib = relay.build(relay.Function((x,), y), "llvm")
+lib.save(sys.argv[1])
+executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)))
+executor.set_input("x", np.ones((4, 64), np.float32))
+executor.run()
+loaded = sorted({"llvmlite.binding", "backend.llvm.codegen"} & set(sys.modules))
+print(loaded, executor.get_output(0).numpy().sum())
+"""
+    environment = {**os.environ, "RELAYC_CACHE_DIR": str(tmp_path / "cache")}
+    command, root = [sys.executable, "-c", program, str(tmp_path / "model.relayc")], Path(__file__).parents[3]
+    run = partial(subprocess.run, command, capture_output=True, env=environment, cwd=root, check=True, text=True)
+    assert run().stdout.split() == ["['backend.llvm.codegen',", "'llvmlite.binding']", "4.0"]
+    expected = ["[]", "4.0"] if (sys.platform, platform.machine()) == ("linux", "x86_64") else None
+    assert run().stdout.split() == expected or expected is None
 
 
 def test_a_second_compile_lowers_and_compiles_nothing(work: Counter[str]) -> None:
@@ -151,7 +177,7 @@ def test_options_and_versions_of_the_compiler_are_compiled_anew(
         result(model())
     assert work["lowered"] > 0
     work.clear()
-    monkeypatch.setattr(compiler, "source_version", lambda: "another")
+    monkeypatch.setattr(code_cache, "source_version", lambda: "another")
     assert cache.source_version() != "another"
     result(model())
     assert work["lowered"] > 0

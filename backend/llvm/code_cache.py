@@ -1,0 +1,51 @@
+"""Object code on disk, found again by what decides it: by the caller's key, or by the LLVM assembly it was made of.
+
+LLVM need not be loaded to find it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+
+from backend.cache import default_cache, source_version
+from backend.llvm.installed import installed_llvm
+from backend.llvm.runtime import ObjectCode
+from backend.target import Target
+
+__all__ = ["CodeCache"]
+
+_FORMAT = "llvm objects 2"  # to be changed with what `CodeCache.put` writes
+_SIZE = struct.Struct("<Q")
+
+
+class CodeCache:
+    """Code for one target by keys from `key_of` or `key_of_assembly`, each with a note of the caller's."""
+
+    def __init__(self, target: Target) -> None:
+        self._cache = default_cache()
+        self._prefix = "\0".join([_FORMAT, installed_llvm().version, str(target), ""])
+
+    def key_of(self, what: str) -> str:
+        """The key of code that `what` and the compiler's own sources decide."""
+        return f"{self._prefix}{source_version()}\0{what}"
+
+    def key_of_assembly(self, text: str) -> str:
+        """The key of code made of this assembly."""
+        return self._prefix + text
+
+    def find(self, key: str) -> tuple[ObjectCode, str] | None:
+        """(code, note) put under `key`, in this process or an earlier one."""
+        data = None if self._cache is None else self._cache.get(key)
+        if data is None:
+            return None
+        (size,) = _SIZE.unpack_from(data)
+        body = _SIZE.size + size
+        header = json.loads(data[_SIZE.size : body])
+        return ObjectCode.from_description(header["part"], data[body:]), header["note"]
+
+    def put(self, key: str, code: ObjectCode, note: str) -> None:
+        """Keep code; whatever hinders it is no error."""
+        if self._cache is not None:
+            header = json.dumps({"note": note, "part": code.describe()}).encode()
+            self._cache.put(key, b"".join([_SIZE.pack(len(header)), header, code.code]))
