@@ -246,7 +246,7 @@ class Target:
     the target of the launching code (None: this target itself launches). Raises TargetError for what it can't take.
     """
 
-    __slots__ = ("_tokens", "attrs", "host", "keys", "kind")
+    __slots__ = ("_json", "_tokens", "attrs", "host", "keys", "kind")
 
     kind: TargetKind
     attrs: Mapping[str, Any]
@@ -264,6 +264,7 @@ class Target:
         self.keys = tuple(dict.fromkeys((*keys, *self.kind.default_keys)))
         self.attrs = TargetAttrs(self.kind, self.kind.resolve(given))
         self.host = None if host is None else Target(host)
+        self._json = json.dumps(self.to_dict(), sort_keys=True)
         self._tokens: list[Token[Target | None]] = []
 
     # -- what schedules and code generators read
@@ -332,7 +333,7 @@ class Target:
 
     def to_json(self) -> str:
         """The JSON form, one line, keys sorted; `Target(t.to_json()) == t`."""
-        return json.dumps(self.to_dict(), sort_keys=True)
+        return self._json
 
     def __str__(self) -> str:
         """The string form, every attribute explicit; `Target(str(t)) == t`."""
@@ -346,10 +347,10 @@ class Target:
         return f"Target({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Target) and self.to_dict() == other.to_dict()
+        return isinstance(other, Target) and self._json == other._json
 
     def __hash__(self) -> int:
-        return hash(self.to_json())
+        return hash(self._json)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Target, (self.to_json(),))

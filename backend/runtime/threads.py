@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import operator
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -85,18 +87,32 @@ def available_cpus() -> int:
 def in_threads(function: Callable[[_Item], object], items: Sequence[_Item], nbytes: int) -> None:
     """Calls `function` with each item, on as many threads as allowed where `nbytes` bytes to move are worth that.
 
-    For work that holds Python's lock but briefly: copies of arrays, reads of files, hashes. Raises what a call raises.
+    For work that holds Python's lock but briefly: copies of arrays, reads of files, hashes. The caller's thread takes
+    part. Raises what a call raises; other calls may be left out then.
     """
     workers = min(num_threads(), len(items)) if nbytes >= _WORTH_THREADS else 1
-    if workers <= 1:
-        for item in items:
-            function(item)
-        return
-    from concurrent.futures import ThreadPoolExecutor  # 4 ms, which loading a small model does without
+    waiting, errors = deque(items), list[BaseException]()
 
-    with ThreadPoolExecutor(workers) as pool:
-        for _ in pool.map(function, items):
-            pass
+    def work() -> None:
+        while True:
+            try:
+                item = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                function(item)
+            except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
+                errors.append(error)
+                waiting.clear()
+
+    threads = [threading.Thread(target=work, name=f"relayc-{i}") for i in range(1, workers)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def parallel_address() -> int | None:

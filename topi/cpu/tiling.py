@@ -161,6 +161,7 @@ def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
     return _cost(best_tile(target, rows, columns, steps), rows, columns, steps)
 
 
+@lru_cache(maxsize=1024)
 def best_tile(
     target: Target, rows: int, columns: int, steps: int, *,
     lanes: int | None = None, vectors: int | None = None, line: int = 0, temporaries: int = 0, cores: int = 1,

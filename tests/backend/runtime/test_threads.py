@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
 from backend.runtime import ArgumentError, num_threads, set_num_threads
-from backend.runtime.threads import available_cpus, cgroup_cpu_quota
+from backend.runtime.threads import available_cpus, cgroup_cpu_quota, in_threads
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +92,41 @@ def test_quota_of_cgroup_v1_inside_a_container(tmp_path):
 @pytest.mark.parametrize("files", [{}, {"proc/self/cgroup": "3:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1"}])
 def test_no_quota(tmp_path, files):
     assert cgroup_cpu_quota(_tree(tmp_path, files)) is None
+
+
+def test_items_are_shared_between_threads_each_taken_once(monkeypatch):
+    _cpus(monkeypatch, 3)
+    together, seen = threading.Barrier(3), []
+
+    def take(item):
+        if item < 3:
+            together.wait(timeout=30)  # all three are at work at once
+        seen.append((item, threading.get_ident()))
+
+    in_threads(take, range(100), 1 << 30)
+    assert sorted(item for item, _ in seen) == list(range(100))
+    assert len({thread for _, thread in seen}) == 3 and threading.get_ident() in {thread for _, thread in seen}
+
+
+def test_little_work_stays_in_its_thread(monkeypatch):
+    _cpus(monkeypatch, 16)
+    seen = set()
+    in_threads(lambda _: seen.add(threading.get_ident()), range(20), 1000)
+    in_threads(lambda _: seen.add(threading.get_ident()), [1], 1 << 30)
+    in_threads(lambda _: seen.add(threading.get_ident()), [], 1 << 30)
+    assert seen == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("nbytes", [0, 1 << 30])
+@pytest.mark.parametrize("error", [IndexError, KeyboardInterrupt])
+def test_what_a_call_raises_is_raised_and_the_rest_left_out(monkeypatch, nbytes, error):
+    _cpus(monkeypatch, 2)
+    begun = []
+
+    def fail(item):
+        begun.append(item)
+        raise error(item)
+
+    with pytest.raises(error):
+        in_threads(fail, range(1000), nbytes)
+    assert len(begun) <= 2
