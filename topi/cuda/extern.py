@@ -62,11 +62,11 @@ def schedule_extern(s: te.Schedule, op: te.ExternOp, gpu: Gpu, by: te.ExternOp |
 
 
 def rewritten(op: te.ExternOp, fill: Callable[[Sequence[Buffer], Sequence[Buffer]], Stmt]) -> te.ExternOp:
-    """The operation with other loops; of one result."""
-    out = op.outputs[0]
-    made = te.extern(out.shape, list(op.inputs), fill, name=op.name, dtype=str(out.dtype))
-    assert isinstance(made.op, te.ExternOp)
-    return made.op
+    """The operation with other loops."""
+    shapes, dtypes = [out.shape for out in op.outputs], [str(out.dtype) for out in op.outputs]
+    made = te.extern(shapes, list(op.inputs), fill, name=op.name, dtype=dtypes)[0].op
+    assert isinstance(made, te.ExternOp)
+    return made
 
 
 def _is_independent(stmt: Stmt) -> bool:

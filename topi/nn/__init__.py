@@ -22,6 +22,7 @@ from topi.nn.conv import conv, conv_packed, conv_transpose
 from topi.nn.dense import Pairs, batch_matmul, batch_matmul_packed, bias_add, dense, dense_packed, pack_panels
 from topi.nn.dense_bits import dense_bits
 from topi.nn.embedding import embedding_bag
+from topi.nn.linear_attention import linear_attention
 from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, layer_norm, lrn, rms_norm
 from topi.nn.pad import mirror_pad, pad
 from topi.nn.pool import Windows, adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
@@ -66,6 +67,7 @@ __all__ = [
     "l2_normalize",
     "layer_norm",
     "leaky_relu",
+    "linear_attention",
     "log_softmax",
     "lp_pool",
     "lrn",

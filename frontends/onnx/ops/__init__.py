@@ -33,6 +33,7 @@ _OPERATORS: dict[str, dict[str, str]] = {
         ),
         "grid": "AffineGrid CenterCropPad GridSample",
         "linear": "Det Gemm MatMul",
+        "linear_attention": "LinearAttention",
         "loss": "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss",
         "microsoft_normalization": "SimplifiedLayerNormalization",
         "normalization": (

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from onnx import AttributeProto, helper
-
-from frontends.onnx.functions import schema_defaults, schema_function
-from frontends.onnx.model import NEWEST_OPSET
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
 from frontends.onnx.ops.convolution import causally_convolved
+from frontends.onnx.ops.linear_attention import linear_attention
 from frontends.onnx.registry import converter
 from relay import op
 from relay.expr import Expr
@@ -24,28 +19,10 @@ def _require_last_state_only(node: OnnxNode) -> None:
 
 
 @converter("LinearAttention", domain=MICROSOFT)
-def linear_attention(node: OnnxNode) -> list[Expr]:
-    """ONNX's operator of the same name, by its function body: a state for each head, updated position by position."""
+def microsoft_linear_attention(node: OnnxNode) -> list[Expr]:
+    """ONNX's operator of the same name."""
     _require_last_state_only(node)
-    heads, groups = node.attr_int("q_num_heads"), node.attr_int("kv_num_heads")
-    if groups < 1 or heads % groups:
-        raise node.unsupported(f"{heads} heads of queries for {groups} of keys", expected="a multiple")
-    given: dict[str, Any] = {
-        "q_num_heads": heads, "kv_num_heads": groups, "scale": node.attr_float("scale", 0.0),
-        "update_rule": node.attr_str("update_rule", "gated_delta"), "chunk_size": node.attr_int("chunk_size", 64),
-    }  # fmt: skip
-    inputs = [node.get(i) for i in range(6)]
-    names = ["" if x is None else f"x{i}" for i, x in enumerate(inputs)]
-    proto = helper.make_node("LinearAttention", names, ["y", "state"], **given)
-    attributes: dict[str, AttributeProto] = {
-        **schema_defaults("", "LinearAttention", NEWEST_OPSET), **{a.name: a for a in proto.attribute},
-    }  # fmt: skip
-    body = schema_function(proto, "", {"": NEWEST_OPSET}, attributes, inputs)
-    assert body is not None, "the onnx package defines this operator"
-    present = {name: x for name, x in zip(body.input, inputs, strict=False) if x is not None}
-    values = [helper.make_empty_tensor_value_info(name) for name in present]
-    results = [helper.make_empty_tensor_value_info(name) for name in body.output]
-    return node.convert_graph(helper.make_graph(body.node, "linear_attention", values, results), [*present.values()])
+    return linear_attention(node)
 
 
 @converter("LinearAttentionGate", domain=MICROSOFT)

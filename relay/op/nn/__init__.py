@@ -29,6 +29,7 @@ from relay.op.nn.conv import (
 from relay.op.nn.dense import batch_matmul, batch_matmul_packed, dense, dense_packed, matmul, pack_panels
 from relay.op.nn.dense_bits import dense_bits
 from relay.op.nn.embedding import embedding_bag
+from relay.op.nn.linear_attention import linear_attention
 from relay.op.nn.norm import (
     batch_norm,
     group_norm,
@@ -109,6 +110,7 @@ __all__ = [
     "l2_normalize",
     "layer_norm",
     "leaky_relu",
+    "linear_attention",
     "log_softmax",
     "lp_pool",
     "lrn",

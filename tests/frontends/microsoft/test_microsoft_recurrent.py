@@ -1,4 +1,4 @@
-"""Linear attention, causal convolutions and their gates and norms of com.microsoft against numpy and onnxruntime."""
+"""Gates of linear attention, causal convolutions and norms of com.microsoft against numpy and onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,39 +18,6 @@ def normal(*shape: int) -> np.ndarray[Any, Any]:
 
 def sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
-
-
-def linear_attention(q, k, v, state, decay, beta, rule):
-    """[batch, length, heads, size] each, the state [batch, groups, size, value size]; position by position."""
-    state, rows = state.copy(), []
-    share = q.shape[2] // k.shape[2]
-    for t in range(q.shape[1]):
-        if "gated" in rule:
-            state *= np.exp(decay[:, t])[..., None]
-        step = v[:, t]
-        if "delta" in rule:
-            step = beta[:, t] * (step - np.einsum("bhkv,bhk->bhv", state, k[:, t]))
-        state = state + np.einsum("bhk,bhv->bhkv", k[:, t], step)
-        rows.append(np.einsum("bhkv,bhk->bhv", np.repeat(state, share, 1), q[:, t]) / np.sqrt(q.shape[-1]))
-    return np.stack(rows, 1).astype(np.float32), state.astype(np.float32)
-
-
-@pytest.mark.parametrize(("rule", "heads"), [("linear", 2), ("gated", 4), ("delta", 2), ("gated_delta", 4)])
-def test_linear_attention(rule, heads):
-    batch, length, groups, size, width = 2, 5, 2, 4, 3
-    q, k = normal(batch, length, heads, size), normal(batch, length, groups, size)
-    v = normal(batch, length, groups, width)
-    k /= np.linalg.norm(k, axis=-1, keepdims=True)
-    decay, beta = -np.abs(normal(batch, length, groups, 1)), sigmoid(normal(batch, length, groups, 1))
-    state = normal(batch, groups, size, width)
-    y, last = linear_attention(q, k, v, state, decay, beta, rule)
-
-    def flat(x):
-        return x.reshape(*x.shape[:2], -1)
-
-    gates = [flat(decay) if "gated" in rule else None, flat(beta) if "delta" in rule else None]
-    check("LinearAttention", [flat(q), flat(k), flat(v), state, *gates], [flat(y), last], outputs=2, update_rule=rule,
-          q_num_heads=heads, kv_num_heads=groups, dims={0: ["b", "t", heads * size]}, rtol=1e-3)  # fmt: skip
 
 
 def test_gates_of_linear_attention():
@@ -90,5 +57,4 @@ def test_forms_that_are_refused():
     q = normal(1, 2, 4)
     heads = {"q_num_heads": 1, "kv_num_heads": 1}
     refused("LinearAttention", [q, q, q], "state_window", update_rule="linear", state_window=2, **heads)
-    refused("LinearAttention", [q, q, q], "1 heads of queries for 2", q_num_heads=1, kv_num_heads=2)
     refused("CausalConvWithState", [normal(1, 2, 3, 4), normal(2, 1, 1, 3)], "ndim", ndim=2)

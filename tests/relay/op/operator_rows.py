@@ -579,6 +579,19 @@ QUANTISATION = [
     row("qnn.dequantize", i32(3, 4), f32(3, low=0.005, high=0.02), i32(3), axis=0),
 ]
 
+_HEADS = (f32(2, 4, 6, 5), f32(2, 4, 3, 5), f32(2, 4, 3, 7), f32(2, 3, 5, 7))
+_FACTORS = {"low": 0.2, "high": 1.0}
+
+LINEAR_ATTENTION = [
+    row("nn.linear_attention", *_HEADS, scale=0.5),
+    row("nn.linear_attention", *_HEADS, f32(2, 4, 3, 1, **_FACTORS), scale=0.5, has_decay=True),
+    row("nn.linear_attention", *_HEADS, f32(2, 4, 1, **_FACTORS), scale=0.5, has_rate=True, tolerance=1e-5),
+    row("nn.linear_attention", f32(1, 3, 3, 4), f32(1, 3, 1, 4), f32(1, 3, 1, 35), f32(1, 1, 4, 35),
+        f32(1, 3, 1, 4, **_FACTORS), f32(1, 3, 1, **_FACTORS), scale=1.0, has_decay=True, has_rate=True,
+        tolerance=1e-5),
+    row("nn.linear_attention", *[x.astype(np.float16) for x in _HEADS[:3]], _HEADS[3], scale=0.5, tolerance=2e-3),
+]
+
 ROWS = [
     *ELEMENTWISE,
     *BROADCAST,
@@ -595,4 +608,5 @@ ROWS = [
     *RANDOM,
     *FOURIER,
     *EMPTY,
+    *LINEAR_ATTENTION,
 ]
