@@ -131,6 +131,24 @@ def test_single_queries_read_keys_and_values_where_they_are():
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v2",
+        "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
+        "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512",
+        "llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1",
+    ],
+)
+@pytest.mark.parametrize(("keys", "depth", "turned"), [(64, 32, True), (53, 10, True), (64, 3, False)])
+def test_keys_are_turned_in_registers(target: str, keys: int, depth: int, turned: bool):
+    function, _ = attention_graph((1, 64, keys, 2, 2, depth, 16), None, "float32")
+    (node,) = make_graph(relay.optimize(IRModule({"main": function}), backend.Target(target))["main"]).nodes
+    text = str(lower(node.workload, backend.Target(target)).function)
+    assert ("shuffle(" in text) == turned
+    assert ("key_rows = allocate" in text) == turned, "keys that are not turned are gathered where they are"
+
+
+@pytest.mark.parametrize(
     ("heads", "cores", "expected"), [(12, 2, "heads"), (12, 8, "blocks"), (1, 2, "blocks"), (3, 1, "heads")]
 )
 def test_threads_have_even_shares(heads: int, cores: int, expected: str):

@@ -9,6 +9,7 @@ import te
 from topi.cpu.common import parallel, vectorize_panel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.reduction import vectorize_reduction
+from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.nn.blocked_attention import AttentionForm
@@ -76,8 +77,8 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
     s[out].reorder(batch, head, block, row, column)
     heads = s[out].fuse(batch, head)
     panels = [stage["key_panels"], stage["value_panels"]]
-    for tensor in panels:
-        _pack(s, tensor)
+    _pack_keys(s, stage["key_rows"], stage["key_panels"], form.panel, target)
+    _pack_values(s, stage["value_panels"])
     if _heads_go_round(stage["score"], stage["key_panels"], form, target):
         parallel(s, out, heads, work, lanes)
         for tensor in panels:
@@ -86,8 +87,8 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
         block = s[out].fuse(heads, block)
         parallel(s, out, block, work, lanes)
         for tensor in panels:
-            *outer, _, _ = s[tensor].leaf_iter_vars
-            parallel(s, tensor, s[tensor].fuse(*outer), constant_size(tensor.shape) * _PACKING_COST, lanes)
+            shared = s[tensor].fuse(*s[tensor].leaf_iter_vars[:3])
+            parallel(s, tensor, shared, constant_size(tensor.shape) * _PACKING_COST, lanes)
     _tile(s, out, anchor.output(0), row, column, form, constant_size([keys]), target)
 
     score, weight = stage["score"], stage["weight"]
@@ -109,7 +110,7 @@ def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm
     out = outs[0]
     inline_injective(s, outs, keep=[anchor])
     stage, lanes = _stages(outs), vector_lanes(target)
-    for name in ("key_panels", "value_panels"):
+    for name in ("key_rows", "key_panels", "value_panels"):
         s[stage[name]].compute_inline()
 
     batch, position, head, column = s[out].op.axis
@@ -172,11 +173,33 @@ def _heads_go_round(score: te.Tensor, key_panels: te.Tensor, form: AttentionForm
     return heads == groups and by_heads <= _MOST_IMBALANCE * by_blocks
 
 
-def _pack(s: te.Schedule, panels: te.Tensor) -> None:
-    """The loops of a copy of keys or values into panels: values row by row, keys panel by panel."""
+def _pack_keys(s: te.Schedule, rows: te.Tensor, panels: te.Tensor, panel: int, target: Target) -> None:
+    """The loops of a copy of keys into panels: those of a panel row by row, then turned in registers.
+
+    Gathering a panel's vectors from as many keys would take an instruction for each element.
+    """
+    *outer, step, lane = s[panels].op.axis
+    depth, lanes = extent_of(step), vector_lanes(target)
+    s[panels].pragma(outer[-1], "loop_partition_hint")  # the last panel may be partial
+    block, known = block_of(lanes, panels.dtype), isinstance(rows.shape[2], int)
+    if not known or lanes not in vectors_turned(target, panels.dtype) or not isinstance(depth, int) or depth < block:
+        s[rows].compute_inline()
+        s[panels].vectorize(lane)
+        return
+    group, within = s[panels].split(step, factor=block, tail="shift")
+    vectorize_panel(s, panels, lane, panel, lanes)
+    s[panels].unroll(within)
+    turned, _, vectors = transpose_in_registers(s, rows, [panels.op], 2, lanes)
+    s[turned].unroll(vectors)
+    s[turned].compute_at(s[panels], group)
+    vectorize_elements(s, rows, s[rows].op.axis[-1], depth, lanes)
+    s[rows].compute_at(s[panels], outer[-1])
+
+
+def _pack_values(s: te.Schedule, panels: te.Tensor) -> None:
+    """The loops of a copy of values into panels, row by row."""
     *_, p, step, lane = s[panels].op.axis
-    if panels.op.tag.endswith("value_panels"):
-        s[panels].reorder(step, p)
+    s[panels].reorder(step, p)
     s[panels].pragma(p, "loop_partition_hint")  # the last panel may be partial
     s[panels].vectorize(lane)
 

@@ -80,12 +80,17 @@ class _Blocked:
         return self._stage((*self.rows, self.depth), body, "queries")
 
     def _key_panels(self) -> Tensor:
+        """(B, G, panels, D, panel) of the keys as rows, (B, G, T filled up to whole panels, D)."""
         panel = self.form.panel
 
-        def body(b: Any, g: Any, p: Any, d: Any, lane: Any) -> PrimExpr:
-            t = p * panel + lane
+        def row(b: Any, g: Any, t: Any, d: Any) -> PrimExpr:
             entry = te.cast(self.wide, self.key(b, t, g, d))
             return self._within(t, self.keys, self.padded_keys, entry, self.zero)
+
+        rows = self._stage((self.batch, self.groups, self.padded_keys, self.depth), row, "key_rows")
+
+        def body(b: Any, g: Any, p: Any, d: Any, lane: Any) -> PrimExpr:
+            return rows(b, g, p * panel + lane, d)
 
         shape = (self.batch, self.groups, ceil_div(self.keys, panel), self.depth, panel)
         return self._stage(shape, body, "key_panels")
