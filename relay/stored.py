@@ -28,20 +28,18 @@ Fill = Callable[[Array, int], None]
 class StoredConstant(Constant):
     """A constant with values that `fill` writes; `axes` permutes the dimensions of the `shape` that they are stored in.
 
-    Some of its rows can be had by themselves if they are stored in order, and `by_rows`.
-
-    Who needs them for a while asks for `empty` memory and fills it; `data` fetches them for good, until `release`.
+    Who needs them for a while has some rows at a time fetched, which are those of the first dimension stored; `data`
+    fetches all of them for good, until `release`.
     """
 
-    __slots__ = ("_axes", "_data", "_fill", "_form", "has_rows")
+    __slots__ = ("_axes", "_data", "_fill", "_form")
 
     def __init__(
         self, shape: Sequence[int], dtype: np.dtype[Any], fill: Fill, axes: Sequence[int] | None = None, *,
-        by_rows: bool = True, span: Span | None = None,
+        span: Span | None = None,
     ) -> None:  # fmt: skip
         self._form, self._fill = (tuple(shape), dtype), fill
         self._axes = tuple(range(len(shape))) if axes is None else tuple(axes)
-        self.has_rows = by_rows and list(self._axes) == sorted(self._axes)
         self._data: Array | None = None
         self.span = span  # type: ignore[misc]
         self.ty = TensorType(tuple([shape[a] for a in self._axes]), numpy_dtype_name(dtype))  # type: ignore[misc]
@@ -51,8 +49,9 @@ class StoredConstant(Constant):
         """The values; from now on they are kept."""
         found = self._data
         if found is None:
-            found = self.empty()
-            self.fill(found)
+            stored = Arena(self.nbytes).empty(*self._form)
+            self._fill(stored, 0)
+            found = stored.transpose(self._axes)
             found.flags.writeable = False
             self._data = found
         return found
@@ -68,15 +67,20 @@ class StoredConstant(Constant):
         shape, dtype = self._form
         return math.prod(shape) * dtype.itemsize
 
-    def empty(self, memory: Array | None = None) -> Array:
-        """An array for the values in the order that they are stored in: in `memory` (uint8, as many bytes), or new."""
-        shape, dtype = self._form
-        array = Arena(self.nbytes).empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
-        return array.transpose(self._axes)
+    @property
+    def rows(self) -> int:
+        """How many rows can be fetched."""
+        return self._form[0][0]
 
-    def fill(self, array: Array, row: int = 0) -> None:
-        """Write the values into an array from `empty`, or some rows from `row` on where it `has_rows`."""
-        self._fill(array.transpose(np.argsort(self._axes)), row * math.prod(self._form[0][1:]))
+    def blank(self) -> Array:
+        """An array like `data` but for the values: it lies as they do, in memory that is never touched."""
+        return np.empty(*self._form).transpose(self._axes)
+
+    def fetch(self, memory: Array, begin: int, end: int) -> None:
+        """Write the rows from `begin` to `end` into memory, uint8 of their size, as they are stored."""
+        shape, dtype = self._form
+        rows = memory.view(dtype).reshape(end - begin, *shape[1:])
+        self._fill(rows, begin * math.prod(shape[1:]))
 
     def release(self) -> None:
         """Keep the values no longer: they are fetched again when they are asked for. Arrays given away stay."""
@@ -85,7 +89,7 @@ class StoredConstant(Constant):
     def transposed(self, axes: Sequence[int]) -> StoredConstant:
         """The same values with the dimensions in another order; nothing is fetched."""
         order = [self._axes[a] for a in axes]
-        return StoredConstant(*self._form, self._fill, order, by_rows=self.has_rows, span=self.span)
+        return StoredConstant(*self._form, self._fill, order, span=self.span)
 
     @staticmethod
     def concatenated(parts: Sequence[StoredConstant]) -> StoredConstant | None:
@@ -95,20 +99,28 @@ class StoredConstant(Constant):
             return None
         along, lengths = first._axes[0], [part._form[0][first._axes[0]] for part in parts]
 
-        def fill(array: Array, start: int) -> None:
-            assert start == 0 and array.shape == tuple(shape)
+        def fill_below_each_other(array: Array, start: int) -> None:
+            begin = -(start // row_size)
+            for part, length in zip(parts, lengths, strict=True):
+                some = slice(max(begin, 0), max(begin + length, 0))
+                if len(array[some]):
+                    part._fill(array[some], (some.start - begin) * row_size)
+                begin += length
+
+        def fill_side_by_side(array: Array, start: int) -> None:
             begin = 0
             for part, length in zip(parts, lengths, strict=True):
                 into = array[(*[slice(None)] * along, slice(begin, begin + length))]
-                values = into if into.flags.c_contiguous else np.empty(into.shape, into.dtype)
-                part._fill(values, 0)
-                if values is not into:
-                    into[...] = values
+                values = np.empty(into.shape, into.dtype)
+                part._fill(values, start // row_size * math.prod(into.shape[1:]))
+                into[...] = values
                 begin += length
 
         shape = [*first._form[0]]
         shape[along] = sum(lengths)
-        return StoredConstant(shape, first._form[1], fill, first._axes, by_rows=False, span=first.span)
+        row_size = math.prod(shape[1:])
+        fill = fill_side_by_side if along else fill_below_each_other
+        return StoredConstant(shape, first._form[1], fill, first._axes, span=first.span)
 
     @staticmethod
     def scaled(weight: Constant, factors: Array, axis: int) -> StoredConstant:
@@ -126,8 +138,7 @@ class StoredConstant(Constant):
             values = weight.data[rows] if stored is None else array
             _multiply(values, by_dimension[rows] if axes[axis] == 0 else by_dimension, array)
 
-        by_rows = stored is None or stored.has_rows
-        return StoredConstant(shape, dtype, fill, axes, by_rows=by_rows, span=weight.span)
+        return StoredConstant(shape, dtype, fill, axes, span=weight.span)
 
     def replace(self, **changes: Any) -> Constant:
         """A plain constant with the given fields changed."""

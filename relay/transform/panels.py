@@ -2,15 +2,18 @@
 
 The weights of a model are packed together on several threads. Where that moves much, compiled kernels of
 `topi.cpu.panels` do it, several times as fast as numpy; like all kernels they are kept in the cache. For small models
-they would not pay for being compiled once. Weights that stay in the model's file are fetched some at a time.
+they would not pay for being compiled once. Of weights that stay in the model's file a thread fetches some rows, packs
+them, and fetches the next ones into the same memory, which stays in its cache.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from threading import local
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from backend.driver import ModuleBuilder
 from backend.runtime.packed_func import KernelFunc
 from backend.runtime.threads import in_threads
 from backend.target import Target
-from relay.arrays import ALIGNMENT, Arena, Jobs
+from relay.arrays import Arena
 from relay.expr import Constant
 from relay.stored import StoredConstant
 from topi.cpu.panels import CHUNK, panels_by_rows, winograd_panels
@@ -31,8 +34,8 @@ __all__ = ["PanelPacker"]
 Array = np.ndarray[Any, Any]
 _WORTH_COMPILING = 16 << 20
 """Bytes in panels that one kernel makes; numpy takes some milliseconds for as many."""
-_FETCHED_AT_ONCE = 32 << 20
-"""Bytes of weights, at most, that are fetched from the model's file and packed together; a larger one is by itself."""
+_PIECE = 1 << 20
+"""Bytes in panels, or of weights, that a thread makes at a time: its cache keeps what is fetched until it is packed."""
 _FILTERS_AT_ONCE = 4096
 _LEAST_LANES = 4
 
@@ -48,28 +51,98 @@ class _Form:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Source:
-    """A weight that stays in the model's file, or rows of it from `row` on, and memory that is theirs in a `round`."""
+    """A weight that stays in the model's file, and the blank whose views say how what is to be packed lies."""
 
     constant: StoredConstant
-    memory: Array
-    round: int
-    row: int = 0
+    blank: Array
 
-    def fetch(self) -> None:
-        self.constant.fill(self.memory, self.row)
+    def dimension(self, view: Array) -> int | None:
+        """That of a view of the blank along which its rows go; None where there is none."""
+        rows = self.constant.rows
+        row_size = self.blank.nbytes // rows
+        found = [a for a, form in enumerate(zip(view.shape, view.strides, strict=True)) if form == (rows, row_size)]
+        return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A weight to pack: the panels of `plain`, stored in order, where a kernel can; `by_numpy` does it otherwise."""
+    """A weight, outputs first, to pack into panels of some `outputs` each.
 
-    form: _Form
-    plain: Array | None
+    `pack` makes panels of outputs, or the part of them that comes from a part of the other dimensions unless it `needs
+    whole` outputs. A compiled kernel of the `form` may do it instead for full panels. With a `source`, `weight` is a
+    view of its blank.
+    """
+
     packed: Array
-    chunks: int
-    by_numpy: Callable[[Jobs], None]
+    weight: Array
+    outputs: int
+    pack: Callable[[Array, Array], None]
+    form: _Form | None = None
+    chunks: int = 0
+    needs_whole: bool = False
     source: _Source | None = None
-    """the weight, where it has to be fetched first"""
+
+    def pieces(self) -> Iterator[_Piece]:
+        """All of it in pieces that are worth a job each."""
+        if not self.weight.size:
+            return
+        dimension = 0 if self.source is None else self.source.dimension(self.weight)
+        if dimension is None or (dimension > 0 and self.needs_whole):
+            yield _Piece(self, None, 0, 0 if self.source is None else self.source.constant.rows)
+            return
+        count, least = self.weight.shape[dimension], self.outputs if dimension == 0 else 1
+        step = max(_PIECE * count // max(self.weight.nbytes, self.packed.nbytes) // least, 1) * least
+        for begin in range(0, count, step):
+            yield _Piece(self, dimension, begin, min(begin + step, count))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The part of some work between two indices of a dimension of the weight; the rows of its source, if it has one."""
+
+    work: _Work
+    dimension: int | None
+    begin: int
+    end: int
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Memory that is needed besides."""
+        source = self.work.source
+        return 0 if source is None else source.blank.nbytes // source.constant.rows * (self.end - self.begin)
+
+    def pack(self, kernels: Mapping[_Form, KernelFunc], memory: _ThreadMemory) -> None:
+        """Do this part."""
+        work, weight = self.work, self._weight(memory)
+        into, kernel, full = self._into(), None if work.form is None else kernels.get(work.form), 0
+        if kernel is not None:
+            full = len(weight) // work.outputs
+            kernel.raw(None, weight.ctypes.data, into.ctypes.data, full, work.chunks)  # it needs no context
+        if len(into) > full:
+            work.pack(into[full:], weight[full * work.outputs :])
+
+    def _into(self) -> Array:
+        if self.dimension is None:
+            return self.work.packed
+        if self.dimension == 0:
+            return self.work.packed[self.begin // self.work.outputs : -(-self.end // self.work.outputs)]
+        return self.work.packed[(*[slice(None)] * self.dimension, slice(self.begin, self.end))]
+
+    def _weight(self, memory: _ThreadMemory) -> Array:
+        """The values, fetched into `memory` where they stay in a file."""
+        whole, source = self.work.weight, self.work.source
+        if source is None:
+            return whole[self.begin : self.end]
+        source.constant.fetch(memory.octets[: self.fetched_bytes], self.begin, self.end)
+        shape = [self.end - self.begin if a == self.dimension else n for a, n in enumerate(whole.shape)]
+        return np.ndarray(shape, whole.dtype, memory.octets.data, strides=whole.strides)
+
+
+class _ThreadMemory(local):
+    """Memory of each thread that asks for it, used again and again: fresh memory is dear."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.octets = Arena(nbytes).empty((nbytes,), np.dtype(np.uint8))
 
 
 class PanelPacker:
@@ -81,35 +154,29 @@ class PanelPacker:
         self._worth_compiling = worth_compiling
         self._sources: dict[int, _Source] = {}
         """weights to fetch, by their ids"""
-        self._lent, self._taken, self._round = np.empty(0, np.uint8), 0, 0
-        """the memory that weights of one round after the other are fetched into, and what of it is taken in this one"""
 
     def values(self, weight: Constant) -> Array:
-        """The values of a weight to pack; where it stays in the model's file, they are not there before `run`."""
+        """The values of a weight to pack; where it stays in the model's file, an array that stands for them."""
         if not isinstance(weight, StoredConstant) or weight.is_loaded:
             return weight.data
-        source = self._sources.get(id(weight))
-        if source is None:
-            memory, number = self._lend(weight.nbytes)
-            source = self._sources[id(weight)] = _Source(weight, weight.empty(memory), number)
-        return source.memory
-
-    def _lend(self, nbytes: int) -> tuple[Array, int]:
-        """Memory, and the round in which it is not somebody else's; a large weight has its own of both."""
-        if nbytes > _FETCHED_AT_ONCE:
-            self._round, self._taken = self._round + 2, 0
-            return np.empty(nbytes, np.uint8), self._round - 1
-        if len(self._lent) == 0:
-            self._lent = np.empty(_FETCHED_AT_ONCE, np.uint8)
-        if self._taken + nbytes > len(self._lent):
-            self._round, self._taken = self._round + 1, 0
-        begin, self._taken = self._taken, self._taken + -(-nbytes // ALIGNMENT) * ALIGNMENT
-        return self._lent[begin : begin + nbytes], self._round
+        if id(weight) not in self._sources:
+            self._sources[id(weight)] = _Source(weight, weight.blank())
+        return self._sources[id(weight)].blank
 
     def panels(self, weight: Array, width: int, of: Constant | None = None) -> Array:
         """(N, ..., K) to (ceil(N / width), ..., K, width), filled up with zeros; values `of` that constant."""
         packed = self._arena.empty((-(-len(weight) // width), *weight.shape[1:], width), weight.dtype)
-        self._fill(packed, weight, self._source(of))
+        chunks, rest = divmod(math.prod(weight.shape[1:]), CHUNK)
+        suits = _readable(weight) and rest == 0 and _lanes(width) >= _LEAST_LANES
+        form = _Form(width) if suits else None
+        self._add(_Work(packed, weight, width, partial(_copy, width), form, chunks), of)
+        return packed
+
+    def groups(self, weight: Array, groups: int, width: int, of: Constant | None = None) -> Array:
+        """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""
+        outputs = len(weight) // groups
+        packed = self._arena.empty((groups, *weight.shape[1:], width), weight.dtype)
+        self._add(_Work(packed, weight, outputs, partial(_copy, outputs)), of)
         return packed
 
     def gathered(self, rows: Array, others: Array, index: Array) -> Array:
@@ -121,53 +188,7 @@ class PanelPacker:
             behind = at >= len(rows)
             into[behind] = others[at[behind] - len(rows)]
 
-        def add(jobs: Jobs) -> None:
-            for part in jobs.pieces(packed):
-                jobs.add(lambda into=packed[part], at=index[part]: gather(into, at), packed[part].nbytes)
-
-        self._work.append(_Work(_Form(rows.shape[1]), None, packed, 0, add))
-        return packed
-
-    def _fill(self, packed: Array, weight: Array, source: _Source | None = None) -> None:
-        """Put (N, ..., K) into panels (ceil(N / width), ..., K, width)."""
-        width = packed.shape[-1]
-        step = max(_FETCHED_AT_ONCE * len(weight) // max(weight.nbytes, 1) // width, 1) * width
-        if source is not None and source.constant.has_rows and weight is source.memory and step < len(weight):
-            for row in range(0, len(weight), step):
-                rows = weight[row : row + step]
-                memory, number = self._lend(rows.nbytes)
-                some = _Source(source.constant, memory.view(rows.dtype).reshape(rows.shape), number, row)
-                self._fill(packed[row // width : -(-(row + step) // width)], some.memory, some)
-            return
-        full, left = divmod(len(weight), width)
-        steps = math.prod(weight.shape[1:])
-        contiguous = packed.flags.c_contiguous and _readable(weight)
-        suits = contiguous and steps % CHUNK == 0 and _lanes(width) >= _LEAST_LANES
-
-        def copy_last(jobs: Jobs) -> None:
-            if left:
-                packed[full, ..., left:] = 0
-                jobs.copy(packed[full, ..., :left], np.moveaxis(weight[full * width :], 0, -1))
-
-        def copy(jobs: Jobs) -> None:
-            jobs.copy(packed[:full], _split(weight[: full * width], width))
-
-        plain = weight[: full * width] if suits else None
-        self._work += [
-            _Work(_Form(width), plain, packed[:full], steps // CHUNK, copy, source),
-            _Work(_Form(width), None, packed[full:], 0, copy_last, source),
-        ]
-
-    def groups(self, weight: Array, groups: int, width: int, of: Constant | None = None) -> Array:
-        """(N, ..., K) to (groups, ..., K, width), the N / groups outputs of each group filled up with zeros."""
-        outputs = len(weight) // groups
-        packed = self._arena.empty((groups, *weight.shape[1:], width), weight.dtype)
-
-        def copy(jobs: Jobs) -> None:
-            packed[..., outputs:] = 0
-            jobs.copy(packed[..., :outputs], _split(weight, outputs))
-
-        self._work.append(_Work(_Form(width), None, packed, 0, copy, self._source(of)))
+        self._add(_Work(packed, index, 1, gather), None)
         return packed
 
     def winograd_panels(self, outputs_first: Array, tile: int, width: int, of: Constant | None = None) -> Array:
@@ -178,58 +199,28 @@ class PanelPacker:
         outputs, taps, _, inputs = outputs_first.shape
         size = tile + taps - 1
         packed = self._arena.empty((outputs // width, size, size, inputs, width), outputs_first.dtype)
-        stored = outputs_first.transpose(0, 3, 1, 2)  # (O, I, R, R), as models have them
+        filters = outputs_first.transpose(0, 3, 1, 2)  # (O, I, R, R), as models have them
         lanes = _lanes(width)
-        suits = _readable(stored) and lanes >= _LEAST_LANES and inputs % lanes == 0
-        step = max(1, _FILTERS_AT_ONCE // (inputs * width))
-
-        def transform(jobs: Jobs) -> None:
-            for begin in range(0, len(packed), step):
-                into, filters = packed[begin : begin + step], stored[begin * width : (begin + step) * width]
-                jobs.add(lambda into=into, filters=filters: _transform(into, filters, tile), into.nbytes)
-
-        form = _Form(width, tile, taps)
-        plain = stored if suits else None
-        self._work.append(_Work(form, plain, packed, inputs // lanes, transform, self._source(of)))
+        suits = _readable(filters) and lanes >= _LEAST_LANES and inputs % lanes == 0
+        form = _Form(width, tile, taps) if suits else None
+        pack = partial(_transform, tile)
+        self._add(_Work(packed, filters, width, pack, form, inputs // lanes, needs_whole=True), of)
         return packed
 
-    def _source(self, of: Constant | None) -> _Source | None:
-        return self._sources.get(id(of))
+    def _add(self, work: _Work, of: Constant | None) -> None:
+        self._work.append(replace(work, source=self._sources.get(id(of))))
 
     def run(self) -> None:
         """Pack everything asked for."""
         work, self._work, self._sources = self._work, [], {}
-        nbytes: dict[_Form, int] = {}
+        nbytes: Counter[_Form] = Counter()
         for w in work:
-            if w.plain is not None:
-                nbytes[w.form] = nbytes.get(w.form, 0) + w.packed.nbytes
-        compiled = {form for form, size in nbytes.items() if size >= self._worth_compiling}
-        for part in _rounds(work):
-            _pack(part, compiled)
-
-
-def _rounds(work: list[_Work]) -> Iterator[list[_Work]]:
-    """The work round by round; nothing here holds on to what was given."""
-    waiting: dict[int, list[_Work]] = {}
-    for w in work:
-        waiting.setdefault(-1 if w.source is None else w.source.round, []).append(w)
-    work.clear()
-    for number in sorted(waiting):
-        yield waiting.pop(number)
-
-
-def _pack(work: list[_Work], compiled: Container[_Form]) -> None:
-    """Do the work of a round, and let go what it was about."""
-    sources = list(dict.fromkeys([w.source for w in work if w.source is not None]))
-    in_threads(_Source.fetch, sources, sum([source.memory.nbytes for source in sources]))
-    jobs = Jobs()
-    for w in work:
-        if w.plain is not None and w.form in compiled:
-            _add_kernel_jobs(jobs, w, w.plain)
-        else:
-            w.by_numpy(jobs)
-    work.clear()
-    jobs.run()
+            if w.form is not None:
+                nbytes[w.form] += w.packed.nbytes
+        kernels = {form: _kernel(form) for form, size in nbytes.items() if size >= self._worth_compiling}
+        pieces = [piece for w in work for piece in w.pieces()]
+        memory = _ThreadMemory(max([piece.fetched_bytes for piece in pieces], default=0))
+        in_threads(lambda piece: piece.pack(kernels, memory), pieces, sum([w.packed.nbytes for w in work]))
 
 
 def _readable(weight: Array) -> bool:
@@ -237,29 +228,26 @@ def _readable(weight: Array) -> bool:
     return weight.dtype == np.float32 and weight.flags.c_contiguous and weight.flags.aligned
 
 
-def _split(weight: Array, width: int) -> Array:
-    """A view of (N, ..., K) as (N / width, ..., K, width)."""
-    return np.moveaxis(weight.reshape(len(weight) // width, width, *weight.shape[1:]), 1, -1)
+def _copy(outputs: int, into: Array, weight: Array) -> None:
+    """(N, ..., K) to panels (P, ..., K, width) of some outputs each, filled up with zeros."""
+    full, left = divmod(len(weight), outputs)
+    into[:full, ..., :outputs] = np.moveaxis(weight[: full * outputs].reshape(full, outputs, *weight.shape[1:]), 1, -1)
+    into[:full, ..., outputs:] = 0
+    if left:
+        into[full, ..., :left] = np.moveaxis(weight[full * outputs :], 0, -1)
+        into[full, ..., left:] = 0
 
 
-def _transform(into: Array, filters: Array, tile: int) -> None:
-    """Winograd's transform of (O, I, R, R) as one product with the Kronecker square of g."""
+def _transform(tile: int, into: Array, filters: Array) -> None:
+    """Winograd's transform of (O, I, R, R) as products with the Kronecker square of g."""
     g = winograd_matrices(tile, filters.shape[-1]).g
-    outputs, inputs, size = *filters.shape[:2], len(g)
-    products = filters.reshape(outputs, inputs, -1).astype(np.float64) @ np.kron(g, g).T
-    transformed = products.reshape(outputs, inputs, size, size).transpose(0, 2, 3, 1)
-    into[...] = _split(transformed, into.shape[-1])
-
-
-def _add_kernel_jobs(jobs: Jobs, work: _Work, plain: Array) -> None:
-    kernel = _kernel(work.form)
-
-    def pack(into: Array, source: Array) -> None:
-        kernel.raw(None, source.ctypes.data, into.ctypes.data, len(into), work.chunks)  # it needs no context
-
-    for rows in jobs.pieces(work.packed):
-        into, source = work.packed[rows], plain[rows.start * work.form.width : rows.stop * work.form.width]
-        jobs.add(lambda into=into, source=source: pack(into, source), into.nbytes)
+    width, inputs, size = into.shape[-1], filters.shape[1], len(g)
+    step = max(1, _FILTERS_AT_ONCE // (inputs * width))
+    for begin in range(0, len(into), step):
+        some = filters[begin * width : (begin + step) * width]
+        products = some.reshape(len(some), inputs, -1).astype(np.float64) @ np.kron(g, g).T
+        transformed = products.reshape(len(some), inputs, size, size).transpose(0, 2, 3, 1)
+        _copy(width, into[begin : begin + step], transformed)
 
 
 def _lanes(width: int) -> int:

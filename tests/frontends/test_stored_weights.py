@@ -31,7 +31,15 @@ def few_bytes_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_file, "STORED", 1 << 12)
     monkeypatch.setattr(model_file, "LARGE", 1 << 10)
     monkeypatch.setattr(tensors, "STORED", 1 << 12)
-    monkeypatch.setattr(panels, "_FETCHED_AT_ONCE", 1 << 12)
+    monkeypatch.setattr(panels, "_PIECE", 1 << 12)
+
+
+def fetched(constant: StoredConstant, begin: int, end: int) -> np.ndarray:
+    """Some rows of a constant, as they are stored."""
+    blank = constant.blank()
+    memory = np.zeros(blank.nbytes // constant.rows * (end - begin), np.uint8)
+    constant.fetch(memory, begin, end)
+    return memory.view(blank.dtype)
 
 
 def layers() -> ModelProto:
@@ -114,7 +122,7 @@ def test_files_may_be_removed_or_replaced_but_not_changed(tmp_path: Path) -> Non
     with pytest.raises(OnnxImportError, match=r"moved\.onnx: weights can't be read .*: it was changed"):
         relay.build(module)
     module, _ = from_onnx(tmp_path / "moved.onnx")
-    os.truncate(tmp_path / "moved.onnx", 5000)
+    os.truncate(tmp_path / "moved.onnx", 100)
     with pytest.raises(OnnxImportError, match="it became shorter"):
         relay.build(module)
 
@@ -154,10 +162,8 @@ def test_weights_times_factors_are_multiplied_as_they_are_fetched(tmp_path: Path
     weight.release()
     for constant in (scaled, StoredConstant.scaled(Constant(weight.data), factors, axis)):
         np.testing.assert_array_equal(constant.data, expected)
-        if constant.has_rows:
-            some = np.empty((5, weight.shape[1]), np.float32)
-            constant.fill(some, 7)
-            np.testing.assert_array_equal(some, expected[7:12])
+        rows = expected if constant.rows == len(expected) else expected.T
+        np.testing.assert_array_equal(fetched(constant, 7, 12).reshape(5, -1), rows[7:12])
     twice = StoredConstant.scaled(scaled, factors, axis)
     np.testing.assert_array_equal(twice.data, expected * np.expand_dims(factors, 1 - axis))
     halves = expected.astype(np.float16)
@@ -179,3 +185,29 @@ def test_scales_of_channels_are_multiplied_into_weights_when_those_are_packed(tm
     (found,) = executor(ROWS)
     assert not folded.is_loaded
     np.testing.assert_allclose(found.numpy(), (ROWS @ rows.T) * scale.astype(np.float32), rtol=1e-5, atol=1e-5)
+
+
+def kept(array: np.ndarray, axes: tuple[int, ...]) -> StoredConstant:
+    """`array` with its dimensions permuted, kept as it is."""
+
+    def fill(into: np.ndarray, start: int) -> None:
+        into[...] = array.reshape(-1)[start : start + into.size].reshape(into.shape)
+
+    return StoredConstant(array.shape, array.dtype, fill, axes)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (2, 0, 1)])
+def test_rows_of_weights_that_were_put_together(axes: tuple[int, int, int]) -> None:
+    lengths = (3, 5, 4)
+    shapes = [[length if a == axes[0] else 6 for a in range(3)] for length in lengths]
+    arrays = [np.random.default_rng(0).standard_normal(shape, dtype=np.float32) for shape in shapes]
+    whole = StoredConstant.concatenated([kept(array, axes) for array in arrays])
+    assert whole is not None
+    expected = np.concatenate(arrays, axes[0])
+    np.testing.assert_array_equal(whole.data, expected.transpose(axes))
+    blank = whole.blank()
+    assert (blank.shape, blank.strides) == (whole.data.shape, whole.data.strides) and whole.rows == len(expected)
+    for begin in range(whole.rows):
+        for end in range(begin + 1, whole.rows + 1):
+            values = fetched(whole, begin, end).reshape(-1, *expected.shape[1:])
+            np.testing.assert_array_equal(values, expected[begin:end])
