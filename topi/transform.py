@@ -37,13 +37,13 @@ def reshape(x: Tensor, newshape: Sequence[Dim]) -> Tensor:
             source += unravel_index(ravel_index(i[new], newshape[new]), x.shape[old])
         return x(*source)
 
-    return _injective(newshape, body, "reshape")
+    return _injective(newshape, body, "reshape", {"is_view": True})
 
 
 def transpose(x: Tensor, axes: Sequence[int]) -> Tensor:
     """Dimension d of the result is dimension ``axes[d]`` of x."""
-    source = [axes.index(d) for d in range(x.ndim)]
-    return _injective([x.shape[a] for a in axes], lambda *i: x(*[i[s] for s in source]), "transpose")
+    source, attrs = [axes.index(d) for d in range(x.ndim)], {"permutation": tuple(axes)}
+    return _injective([x.shape[a] for a in axes], lambda *i: x(*[i[s] for s in source]), "transpose", attrs)
 
 
 def expand_dims(x: Tensor, axis: int, num_newaxis: int = 1) -> Tensor:

@@ -59,13 +59,7 @@ def ravel_index(index: Index, shape: Sequence[Dim]) -> PrimExpr:
 
 
 def matching_parts(a: Sequence[Dim], b: Sequence[Dim]) -> Iterator[tuple[slice, slice]]:
-    """Two shapes of one size cut into runs of dimensions that hold as many elements, as short as can be told.
-
-    Shapes of known sizes are one part: there the simplifier sees as much.
-    """
-    if all(as_int(d) is not None for d in (*a, *b)):
-        yield slice(0, len(a)), slice(0, len(b))
-        return
+    """Two shapes of one size cut into runs of dimensions that hold as many elements, as short as can be told."""
     i = j = 0
     while i < len(a) or j < len(b):
         start, first, second = (i, j), _Count(), _Count()

@@ -29,6 +29,7 @@ from relay.transform.repeat_elements import RepeatElements
 from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
+from relay.transform.store_in_order import StoreInOrder
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.trim_kernels import TrimKernels
 from relay.transform.unpack_weights import UnpackWeights
@@ -70,6 +71,7 @@ __all__ = [
     "ShareRecurrences",
     "SimplifyExpr",
     "SimplifyInference",
+    "StoreInOrder",
     "TimingInstrument",
     "ToMixedPrecision",
     "TrimKernels",

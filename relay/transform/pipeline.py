@@ -32,6 +32,7 @@ from relay.transform.repeat_elements import RepeatElements
 from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
+from relay.transform.store_in_order import StoreInOrder
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.trim_kernels import TrimKernels
 from relay.transform.unpack_weights import UnpackWeights
@@ -60,7 +61,7 @@ def default_pipeline(
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         arrange = (RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), *weights)
-        siblings = (FuseSiblings(target),)
+        siblings = (FuseSiblings(target), StoreInOrder(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.tiling import group_columns, parallel_worthwhile, threads_worthwhile, vector_lanes
-from topi.groups import constant_size, extent_of
+from topi.groups import constant_size
 from topi.registry import operations_behind
 from topi.tuning import choose
 
@@ -41,11 +41,10 @@ def tile_columns(target: Target, anchor: te.Operation, rows: int, steps: int) ->
 
 
 def split_columns(
-    s: te.Schedule, tensor: te.Tensor, column: te.IterVar, panel: int, tile: int
+    s: te.Schedule, tensor: te.Tensor, column: te.IterVar, columns: te.Dim, panel: int, tile: int
 ) -> tuple[list[te.IterVar], te.IterVar]:
     """The loops over the tiles of `column`, and the one inside a tile. The last tile of a panel is shifted inwards."""
-    extent = extent_of(column)
-    narrow = isinstance(extent, int) and extent < panel
+    narrow = isinstance(columns, int) and columns < panel
     outer, inner = s[tensor].split(column, factor=panel, tail="predicate" if narrow else "guard")
     if tile == panel:
         return [outer], inner

@@ -13,6 +13,7 @@ from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.matmul import tile_product
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.product_plan import ProductPlan, fewer_rows, plan_product
+from topi.cpu.store_order import StoreOrder
 from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.registry import operations_behind, register_schedule
@@ -52,7 +53,7 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     A tile's pixels may lie on two lines: each has an address of its own, worked out once for the whole reduction. Where
     pixels are counted at run time, less of them than a tile has are computed one by one.
     """
-    plan = plan_product(outs[0], anchor, target)
+    plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
     s = _tiled(outs, anchor, target, plan)
     if not all(isinstance(d, int) for d in outs[0].shape[:-1]):
         for single in fewer_rows(plan)[-1:]:
@@ -64,7 +65,7 @@ def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: Pr
     s = te.create_schedule([out.op for out in outs])
     pads = _pads(outs, anchor)
     pairs = paired_data(anchor)
-    inline_injective(s, outs, keep=[anchor, *pads, *widened_weights(anchor), *pairs])
+    inline_injective(s, outs, keep=[anchor, *StoreOrder.of(outs[0]).kept, *pads, *widened_weights(anchor), *pairs])
     for op in pairs:
         schedule_pairs(s, op, target)
     for pad in pads:

@@ -19,6 +19,7 @@ from topi.cpu.product_parts import sum_by_parts
 from topi.cpu.product_plan import ProductPlan, fewer_rows, plan_product
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.store_order import StoreOrder, store_turned
 from topi.cpu.tiling import reads_in_place, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule
@@ -32,25 +33,26 @@ __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_de
 
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
-    column: te.IterVar, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
+    column: te.IterVar, columns: te.Dim, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
+    run: te.Dim | None = None,
 ) -> None:  # fmt: skip
-    """Tile `row` x `column` of the output as planned; the accumulator is computed tile by tile.
+    """Tile `row` x `column`, of so many `columns`, of the output as planned; the accumulator is computed tile by tile.
 
-    Where `chains` of operations follow, they are of some rows of a tile at a time.
+    Where `chains` of operations follow, they are of some rows of a tile at a time. Where only a `run` of columns lies
+    together in memory, vectors end with it.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads; so it is with a narrow
     last panel, whose tiles are told apart by a branch. Others that are partial keep the panel loop apart, so that the
     guard can be peeled off: inside the blocks of rows, which are shared between threads (one tile where there are
     none), or around everything.
     """
-    extent = extent_of(column)
-    one_loop = isinstance(extent, int) and (extent % plan.panel == 0 or plan.narrow_last)
+    one_loop = isinstance(columns, int) and (columns % plan.panel == 0 or plan.narrow_last)
     blocks: list[te.IterVar] = []
     if plan.tiles_at_once:
         block, row = s[out].split(row, factor=plan.height * plan.tiles_at_once, tail="shift")
         blocks = [block]
     row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
-    column_outer, column_inner = split_columns(s, out, column, plan.panel, plan.width)
+    column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width)
     if one_loop and not plan.apart:
         s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
         tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
@@ -67,10 +69,19 @@ def _tile_output(
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
+    apart = run is not None and constant_size([run]) % plan.width != 0
+    _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, apart=apart)
+
+
+def _tile(
+    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, tile: te.IterVar, row: te.IterVar, column: te.IterVar,
+    plan: ProductPlan, lanes: int, *, chains: bool, apart: bool = False,
+) -> None:  # fmt: skip
+    """One register tile, of the loops `row` and `column` inside of `tile`: its sums, then what follows of them."""
     if chains:
-        _, row_inner = s[out].split(row_inner, factor=_rows_at_once(plan, lanes))
-    s[out].unroll(row_inner)
-    vectorize_panel(s, out, column_inner, plan.width, lanes)
+        _, row = s[out].split(row, factor=_rows_at_once(plan, lanes))
+    s[out].unroll(row)
+    vectorize_panel(s, out, column, plan.width, lanes, apart=apart)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis
@@ -92,7 +103,7 @@ def _rows_at_once(plan: ProductPlan, lanes: int) -> int:
 @register_schedule("dense_packed", "cpu")
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
-    plan = plan_product(outs[0], anchor, target)
+    plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
     return _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
 
 
@@ -112,26 +123,36 @@ def _for_any_rows(
 def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
     pairs = paired_data(anchor)
-    inline_injective(s, outs, keep=[anchor, *widened_weights(anchor), *pairs])
+    inline_injective(s, outs, keep=[anchor, *StoreOrder.of(outs[0]).kept, *widened_weights(anchor), *pairs])
     for op in pairs:
         schedule_pairs(s, op, target)
-    (sum_by_parts if plan.depth else tile_product)(s, outs[0], anchor, target, plan)
+    by_parts = plan.depth and not StoreOrder.of(outs[0]).is_turned
+    (sum_by_parts if by_parts else tile_product)(s, outs[0], anchor, target, plan)
     return s
 
 
 def tile_product(
     s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan
 ) -> te.Tensor:
-    """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out` (..., columns).
+    """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out`, in its store order.
 
     Returns the tile that it is summed in.
     """
-    lanes = vector_lanes(target)
-    accumulator = local_accumulator(s, anchor, out)
-    *row_axes, column = s[out].op.axis
-    row = s[out].fuse(*row_axes)
+    lanes, order = vector_lanes(target), StoreOrder.of(out)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
-    _tile_output(s, out, accumulator, [], row, column, plan, work, lanes, chains=bool(functions_behind(out, anchor)))
+    chains = bool(functions_behind(out, anchor))
+    if order.is_turned:
+        accumulator = local_accumulator(s, anchor, order.source)
+        outside = store_turned(s, out, order.source, plan, target)
+        parallel(s, out, outside, work, lanes)
+        *row_axes, column = s[order.source].op.axis
+        row, row_inner = s[order.source].split(s[order.source].fuse(*row_axes), factor=plan.height, tail="shift")
+        _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains)
+    else:
+        accumulator = local_accumulator(s, anchor, out)
+        row, column = order.loops(s, out)
+        columns, run = order.result.shape[-1], out.shape[-1]
+        _tile_output(s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains, run=run)
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)
@@ -217,7 +238,10 @@ def _batch_matmul_packed(
     *batch, row, column = s[out].op.axis
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     chains = bool(functions_behind(out, anchor))
-    _tile_output(s, out, accumulator, list(batch), row, column, plan, work, vector_lanes(target), chains=chains)
+    columns = extent_of(column)
+    _tile_output(
+        s, out, accumulator, list(batch), row, column, columns, plan, work, vector_lanes(target), chains=chains
+    )
     return s
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.common import local_accumulator, operands, panel_width, parallel, vectorize_panel
 from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.store_order import StoreOrder
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.utils import ravel_index
@@ -30,9 +31,9 @@ def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     lanes, panel = vector_lanes(target), panel_width(anchor)
     sums = local_accumulator(s, anchor, out)
     s[sums].set_scope("global")
-    *row_axes, column = s[out].op.axis
-    rows = constant_size(out.shape[:-1])
-    row = s[out].fuse(*row_axes)
+    order = StoreOrder.of(out)
+    rows = constant_size(order.result.shape[:-1])
+    row, column = order.loops(s, out)
     if plan.tiles_at_once:
         rows = plan.height * plan.tiles_at_once
         block, row = s[out].split(row, factor=rows, tail="shift")
@@ -44,7 +45,7 @@ def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     block = s[out].fuse(block, group)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     parallel(s, out, block, work, lanes)
-    vectorize_panel(s, out, column, panel, lanes)
+    vectorize_panel(s, out, column, panel, lanes, apart=constant_size(out.shape[-1:]) % panel != 0)
 
     s[sums].compute_at(s[out], block)
     part, _ = s[sums].split(s[sums].op.reduce_axis[0], factor=plan.depth)

@@ -1,0 +1,169 @@
+"""StoreInOrder: a product that only a transposition reads stores its result in that order itself.
+
+Heads of attention, windows, images with channels first: their kernels would be another pass over memory. There are two
+kinds. Where runs of columns stay runs, whole vectors of them, each is stored elsewhere. Where memory runs along the
+rows of the product (channels first), blocks of results are turned in registers as they leave the first-level cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeGuard
+
+from backend.target import Target
+from relay.expr import Call, Expr, Function, Var
+from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
+from relay.op.base import OpDef, OpPattern
+from relay.op.nn.dense import DensePacked
+from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
+from relay.op.transform import Reshape, Transpose
+from relay.transform.function_pass import FunctionPass
+from relay.type import TensorType
+from te.ir import PassContext, post_order
+from topi.cpu.tiling import vector_lanes
+
+__all__ = ["StoreInOrder"]
+
+_BLOCK = 4
+"""Columns that are turned together."""
+
+
+@dataclass(frozen=True)
+class StoreInOrder(FunctionPass):
+    """Transpositions of the results of products become part of their kernels; see the module's docstring."""
+
+    target: Target
+    opt_level: ClassVar[int] = 2
+
+    def transform(self, function: Function, context: PassContext) -> Function:
+        if context.option("relay.FuseOps.max_size") <= 1:
+            return function
+        return rewrite_calls_knowing_uses(function, self._rewritten)
+
+    def _rewritten(self, call: Call, is_shared: Sharing) -> Expr:
+        transpose = _only_call(call)
+        if transpose is None or not isinstance(transpose.op, Transpose):
+            return call
+        source = call.args[0]
+        while not is_shared(source) and (view := _only_call(source)) is not None and isinstance(view.op, Reshape):
+            assert isinstance(source, Call)
+            source = source.args[0]
+        if is_shared(source) or not _is_function_call(source):
+            return call
+        order = _Order.of(transpose.args[0].tensor_type, transpose.op.axes, _anchor(source.op), self.target)
+        return call if order is None else _stored(source, order, call)
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Dimensions `sizes` of a product's result, neighbours that stay neighbours made one, and how they are stored."""
+
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    @staticmethod
+    def of(source: TensorType, axes: Sequence[int], product: Call | None, target: Target) -> _Order | None:
+        """The order of a transposed result of `product`, or of a view of it; None where it had better stay apart."""
+        if product is None or source.dtype != "float32" or not source.is_static:
+            return None
+        columns = product.shape[-1]
+        first = source.ndim
+        while first and math.prod(source.static_shape[first:]) < columns:
+            first -= 1
+        if math.prod(source.static_shape[first:]) != columns:
+            return None
+        groups, placed = _neighbours(source.static_shape, axes, first)
+        order = _Order(*_merged(source.static_shape, groups, placed))
+        rows = sum(group[0] < first for group in groups)
+        return order if order._keeps_runs(rows, target) or order._turns(rows, product, target) else None
+
+    def _keeps_runs(self, rows: int, target: Target) -> bool:
+        """Does the last of the dimensions stay the last, and is it made of whole vectors of a row?"""
+        last = len(self.sizes) - 1
+        return last >= rows and self.axes[-1] == last and self.sizes[-1] % vector_lanes(target) == 0
+
+    def _turns(self, rows: int, product: Call, target: Target) -> bool:
+        """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?
+
+        Two panels of the product stay in the second-level cache: sums over more are added up by parts.
+        """
+        *batch, length, columns = self.sizes
+        turned = (*range(len(batch)), len(batch) + 1, len(batch))
+        *_, panel = weights = product.args[1].tensor_type.static_shape
+        panel_bytes = 4 * math.prod(weights[1:])
+        fits = 2 * panel_bytes <= target.cache_bytes.l2 and columns >= _BLOCK and length >= _BLOCK
+        return rows == len(self.sizes) - 1 and self.axes == turned and fits and not 0 < columns % panel < _BLOCK
+
+
+def _neighbours(shape: Sequence[int], axes: Sequence[int], first: int) -> tuple[list[list[int]], list[int]]:
+    """The dimensions that are not 1, in groups that stay together, and the order they are stored in.
+
+    The groups are those of rows, then those of columns, from dimension `first` on.
+    """
+    lasting = [d for d in range(len(shape)) if shape[d] != 1]
+    stored = [d for d in axes if shape[d] != 1]
+    groups: list[list[int]] = []
+    for d in lasting:
+        before = groups[-1][-1] if groups else None
+        if before is not None and d != first and stored.index(before) + 1 == stored.index(d):
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    return groups, sorted(range(len(groups)), key=lambda g: stored.index(groups[g][0]))
+
+
+def _merged(
+    shape: Sequence[int], groups: Sequence[Sequence[int]], placed: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple([math.prod([shape[d] for d in group]) for group in groups]), tuple(placed)
+
+
+def _is_function_call(e: Expr) -> TypeGuard[Call]:
+    return isinstance(e, Call) and isinstance(e.op, Function)
+
+
+def _only_call(e: Expr) -> Call | None:
+    """The operator's call that a fused function of one argument is all about."""
+    if not _is_function_call(e) or not isinstance(e.op, Function) or len(e.args) != 1:
+        return None
+    body = e.op.body
+    alone = isinstance(body, Call) and len(body.args) == 1 and isinstance(body.args[0], Var)
+    return body if alone and isinstance(body, Call) else None
+
+
+def _anchor(function: Expr) -> Call | None:
+    """The product of numbers with packed weights whose tiles end in the result of a fused function."""
+    assert isinstance(function, Function)
+    heavy = [e for e in post_order(function.body) if isinstance(e, Call) and _is_heavy(e)]
+    if len(heavy) != 1 or not isinstance(function.body, Call) or function.body.ty is not heavy[0].ty:
+        return None
+    (product,) = heavy
+    match product.op:
+        case DensePacked(pairs=False):
+            known = True
+        case Conv1DNWCPacked(pairs=False, groups=1) | Conv2DNHWCPacked(pairs=False, groups=1):
+            known = True
+        case Conv3DNDHWCPacked(pairs=False, groups=1):
+            known = True
+        case _:
+            known = False
+    return product if known and all(a.dtype == "float32" for a in product.args) else None
+
+
+def _is_heavy(call: Call) -> bool:
+    return isinstance(call.op, OpDef) and call.op.pattern == OpPattern.OUT_FUSABLE
+
+
+def _stored(source: Call, order: _Order, call: Call) -> Call:
+    """The call of a product `source`, stored in order, as what `call` gives."""
+    assert isinstance(source.op, Function)
+    body = Reshape(newshape=order.sizes)(source.op.body, span=source.span)
+    transposed = Transpose(axes=order.axes)(body, span=call.span)
+    stored = Call(source.op.with_body(transposed), source.args, span=call.span)
+    if stored.ty is call.ty:
+        return stored
+    whole = Var("p0", stored.ty)
+    view = Reshape(newshape=tuple(call.tensor_type.shape))(whole, span=call.span)
+    return Call(Function((whole,), view, {"primitive": True}), (stored,), span=call.span)

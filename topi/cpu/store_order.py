@@ -1,0 +1,106 @@
+"""The order in which a product's result is stored, where it is transposed: by rows of the product, or across them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from topi.groups import constant_size, extent_of
+
+if TYPE_CHECKING:
+    from backend.target import Target
+    from topi.cpu.product_plan import ProductPlan
+
+__all__ = ["StoreOrder", "rows_of_a_block", "store_turned"]
+
+_BLOCK_SHARE = 1 / 2
+"""Of the first-level cache, for a block of results that are turned."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOrder:
+    """`result` (rows..., columns) is what the product computes, and what follows it, in the product's order.
+
+    What is stored is `source`, the result or a view of it, with its dimensions in another order. `rows` and `columns`
+    are the axes of what is stored, by number, outermost first.
+    """
+
+    result: te.Tensor
+    source: te.Tensor
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @staticmethod
+    def of(out: te.Tensor) -> StoreOrder:
+        """The order of `out`: a result itself, or a transposition of one, of which views may be taken before."""
+        axes = out.op.attrs.get("permutation")
+        if axes is None:
+            *rows, column = range(out.ndim)
+            return StoreOrder(out, out, tuple(rows), (column,))
+        (source,) = out.op.input_tensors
+        result = source
+        while result.op.attrs.get("is_view"):
+            (result,) = result.op.input_tensors
+        first, places = source.ndim, [axes.index(d) for d in range(source.ndim)]
+        while first > 0 and constant_size(source.shape[first:]) < constant_size(result.shape[-1:]):
+            first -= 1
+        return StoreOrder(result, source, tuple(places[:first]), tuple(places[first:]))
+
+    @property
+    def is_turned(self) -> bool:
+        """Does memory run along rows of the product, so that its tiles have to be turned?"""
+        return max(self.rows, default=-1) > max(self.columns)
+
+    @property
+    def kept(self) -> list[te.Operation]:
+        """What is computed apart from what is stored."""
+        return [self.source.op] if self.is_turned else []
+
+    def loops(self, s: te.Schedule, out: te.Tensor) -> tuple[te.IterVar, te.IterVar]:
+        """The loops over all rows and all columns of the product, of what is stored."""
+        axes = s[out].op.axis
+        rows, columns = [axes[i] for i in self.rows], [axes[i] for i in self.columns]
+        s[out].reorder(*rows, *columns)
+        return s[out].fuse(*rows), s[out].fuse(*columns)
+
+
+def rows_of_a_block(rows: int, plan: ProductPlan, target: Target) -> int:
+    """Whole tiles whose results are turned at a time: as many as half the first-level cache holds, at little waste."""
+    most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (4 * plan.panel * plan.height)
+    most = min(max(most, 1), -(-rows // plan.height))
+    sizes = [tiles * plan.height for tiles in range(most, most // 2, -1)]
+    return min(min(sizes, key=lambda size: -(-rows // size) * size), rows)
+
+
+def store_turned(
+    s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: ProductPlan, target: Target
+) -> te.IterVar:
+    """Blocks of rows x a panel of the product that `out` (..., columns, rows) transposes, turned in registers.
+
+    `source` (..., rows, columns) is computed by the block. Returns the loop that threads may share.
+    """
+    source = s[source].op.output(0)
+    *batch, column, row = s[out].op.axis
+    rows, columns = constant_size([extent_of(row)]), constant_size([extent_of(column)])
+    lanes = next(n for n in vectors_turned(target, out.dtype) if n <= rows)
+    width = block_of(lanes, out.dtype)
+    block, within = s[out].split(row, factor=rows_of_a_block(rows, plan, target), tail="shift")
+    group, step = s[out].split(column, factor=width, tail="shift")
+    panel, group = s[out].split(group, factor=plan.panel // width)
+    strip, lane = s[out].split(within, factor=lanes, tail="shift")
+    whole = columns % plan.panel == 0
+    outside = [*batch, block, panel] if plan.tiles_at_once or not whole else [*batch, panel, block]
+    s[out].reorder(*outside, group, strip, step, lane)
+    s[out].unroll(step)
+    s[out].vectorize(lane)
+    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[turned].unroll(vectors)
+    s[turned].compute_at(s[out], strip)
+    if whole:
+        shared = inner = s[out].fuse(*outside)
+    else:  # whose last panel is told apart by a loop of its own
+        shared, inner = s[out].fuse(*batch, block), panel
+    s[source].compute_at(s[out], inner)
+    return shared
