@@ -55,13 +55,13 @@ def default_pipeline(
     attention: tuple[Pass, ...] = ()
     integers: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
-    siblings: tuple[Pass, ...] = ()
+    together: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         arrange = (RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), *weights)
-        siblings = (FuseSiblings(target), StoreInOrder(target))
+        together = (StoreInOrder(target), FuseSiblings(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
@@ -93,6 +93,6 @@ def default_pipeline(
         EliminateCommonSubexpr(),
         PackNarrowConstants(),
         FuseOps(moves_into_products="gpu" in target.keys),
-        *siblings,
+        *together,
     )
     return tuple([p for p in passes if p.opt_level <= opt_level or p.name in required])

@@ -52,7 +52,7 @@ class StoreInOrder(FunctionPass):
             source = source.args[0]
         if is_shared(source) or not _is_function_call(source):
             return call
-        order = _Order.of(transpose.args[0].tensor_type, transpose.op.axes, _anchor(source.op), self.target)
+        order = _Order.of(transpose.args[0].tensor_type, transpose.op.axes, _anchor(source), self.target)
         return call if order is None else _stored(source, order, call)
 
 
@@ -77,6 +77,8 @@ class _Order:
         groups, placed = _neighbours(source.static_shape, axes, first)
         order = _Order(*_merged(source.static_shape, groups, placed))
         rows = sum(group[0] < first for group in groups)
+        if order.axes == tuple(range(len(groups))):  # all that changes place has a size of 1
+            return None
         return order if order._keeps_runs(rows, target) or order._turns(rows, product, target) else None
 
     def _keeps_runs(self, rows: int, target: Target) -> bool:
@@ -133,23 +135,18 @@ def _only_call(e: Expr) -> Call | None:
     return body if alone and isinstance(body, Call) else None
 
 
-def _anchor(function: Expr) -> Call | None:
-    """The product of numbers with packed weights whose tiles end in the result of a fused function."""
+def _anchor(call: Call) -> Call | None:
+    """The product of numbers with packed weights whose tiles end in the result of a fused function that is called."""
+    function = call.op
     assert isinstance(function, Function)
     heavy = [e for e in post_order(function.body) if isinstance(e, Call) and _is_heavy(e)]
     if len(heavy) != 1 or not isinstance(function.body, Call) or function.body.ty is not heavy[0].ty:
         return None
     (product,) = heavy
-    match product.op:
-        case DensePacked(pairs=False):
-            known = True
-        case Conv1DNWCPacked(pairs=False, groups=1) | Conv2DNHWCPacked(pairs=False, groups=1):
-            known = True
-        case Conv3DNDHWCPacked(pairs=False, groups=1):
-            known = True
-        case _:
-            known = False
-    return product if known and all(a.dtype == "float32" for a in product.args) else None
+    if not isinstance(product.op, DensePacked | Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked):
+        return None
+    plain = isinstance(product.op, DensePacked) or product.op.groups == 1
+    return product if plain and all(a.dtype == "float32" for a in product.args) else None
 
 
 def _is_heavy(call: Call) -> bool:

@@ -34,12 +34,12 @@ __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_de
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar, columns: te.Dim, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
-    run: te.Dim | None = None,
+    apart: bool = False,
 ) -> None:  # fmt: skip
     """Tile `row` x `column`, of so many `columns`, of the output as planned; the accumulator is computed tile by tile.
 
-    Where `chains` of operations follow, they are of some rows of a tile at a time. Where only a `run` of columns lies
-    together in memory, vectors end with it.
+    Where `chains` of operations follow, they are of some rows of a tile at a time. Vectors are stored `apart` where
+    those of a tile are not neighbours in memory.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads; so it is with a narrow
     last panel, whose tiles are told apart by a branch. Others that are partial keep the panel loop apart, so that the
@@ -69,7 +69,6 @@ def _tile_output(
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
-    apart = run is not None and constant_size([run]) % plan.width != 0
     _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, apart=apart)
 
 
@@ -151,8 +150,8 @@ def tile_product(
     else:
         accumulator = local_accumulator(s, anchor, out)
         row, column = order.loops(s, out)
-        columns, run = order.result.shape[-1], out.shape[-1]
-        _tile_output(s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains, run=run)
+        columns, apart = order.result.shape[-1], order.ends_within(plan.width)
+        _tile_output(s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains, apart=apart)
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)

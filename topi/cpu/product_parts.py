@@ -45,7 +45,7 @@ def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     block = s[out].fuse(block, group)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     parallel(s, out, block, work, lanes)
-    vectorize_panel(s, out, column, panel, lanes, apart=constant_size(out.shape[-1:]) % panel != 0)
+    vectorize_panel(s, out, column, panel, lanes, apart=order.ends_within(panel))
 
     s[sums].compute_at(s[out], block)
     part, _ = s[sums].split(s[sums].op.reduce_axis[0], factor=plan.depth)

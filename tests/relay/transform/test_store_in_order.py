@@ -26,8 +26,8 @@ TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-a
 def projected(x: Expr, columns: int) -> Expr:
     """A dense layer with a bias."""
     depth = x.tensor_type.static_shape[-1]
-    weight = RANDOM.standard_normal((columns, depth)) / depth**0.5
-    return nn.dense(x, relay.const(weight.astype(np.float32))) + relay.const(RANDOM.standard_normal(columns, dtype=np.float32))
+    weight, bias = RANDOM.standard_normal((columns, depth)) / depth**0.5, RANDOM.standard_normal(columns)
+    return nn.dense(x, relay.const(weight.astype(np.float32))) + relay.const(bias.astype(np.float32))
 
 
 def heads(batch: int, positions: int, count: int, width: int, depth: int = 24) -> tuple[Expr, list[Var]]:
@@ -86,6 +86,12 @@ def test_what_others_read_or_what_runs_are_too_short_for_stays_apart():
     assert len(kernels(relay.transpose(short, (0, 2, 1)), [x])) == 2
     assert len(kernels(relay.transpose(relay.reshape(whole, (1, 4, 5, 64)), (0, 2, 1, 3)), [x])) == 1
     assert len(kernels(relay.transpose(relay.reshape(whole, (1, 5, 128, 2)), (0, 2, 1, 3)), [x])) == 2
+
+
+def test_dimensions_of_one_change_place_without_a_kernel():
+    x = var("x", (1, 20, 24))
+    moved = relay.transpose(relay.reshape(projected(x, 64), (20, 1, 64)), (1, 0, 2))
+    assert ("nn.dense_packed", "add") in kernels(moved, [x])
 
 
 def test_without_fusion_nothing_is_stored_in_another_order():
