@@ -91,11 +91,11 @@ class CGenerator(CLikeGenerator):
             self.line(f"{closure} closure_ = {{{values}}};")
             self.line("if (closure_.extent_ > 0)")
             tasks = f"rc_least(closure_.extent_, {loop.most_threads})"
-            self.line(f"  ctx->parallel(ctx, {task}, &closure_, {tasks});")
+            self.line(f"  ctx->parallel(ctx, {task}, &closure_, {tasks}, 1);")
         outer, self.lines, depth, self.depth = self.lines, [], self.depth, 0
         self.in_task = True
         self.line(f"typedef struct {{ int64_t low_, extent_; {' '.join(f'{t} {n};' for t, n in fields)} }} {closure};")
-        with self.block(f"static void {task}(Ctx* ctx, void* closure_, int32_t task_, int32_t tasks_)"):
+        with self.block(f"static void {task}(Ctx* ctx, void* closure_, int32_t task_, int32_t tasks_, int64_t step_)"):
             self.line(f"{closure}* shared_ = ({closure}*)closure_;")
             for kind, name in fields:
                 self.line(f"{kind} {name} = shared_->{name};")

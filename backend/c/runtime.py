@@ -17,7 +17,7 @@ from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
 __all__ = ["CFunction", "CModule", "load_from_bytes"]
 
-_MAGIC = b"RELAYC-C"
+_MAGIC = b"RELAYC-2"
 _HEADER = struct.Struct("<8sIII")  # magic; bytes of the table, the source, the library
 
 

@@ -1,16 +1,17 @@
 """The fork-join pool that parallel regions of compiled code run on.
 
 The pool is compiled code (`backend.llvm.pool_code`) with threads of its own (plain pthreads: they need no Python). It
-comes with every saved module, so that running one needs no LLVM. A worker waits at a mailbox of its
-own: it spins for some microseconds, because the next region of a model follows at once, then sleeps in a futex, so that
-an idle pool uses no CPU. A region is handed to as many workers as the caller's context allows; the caller takes part,
-and waits. Workers are started when a region first wants them and stay.
+comes with every saved module, so that running one needs no LLVM. Workers wait for the next region: they spin for some
+microseconds, because that of a model's next kernel follows at once, then sleep in a futex, so that an idle pool uses no
+CPU. A region is told once, for all to read; as many workers take part as the caller's context allows, and the caller,
+who waits until all is done. Workers are started when a region first wants them and stay.
 
 Each thread has a share of the region, always the same, so that it finds in its cache what it wrote there in the region
 before. The share is cut into chunks: a thread that is done with its own goes on with those that another has not begun,
 which the system may have interrupted or never let run. Nobody waits for a worker that has not begun at all. Threads
 keep to cores of their own, and regions do without a worker that other programs keep interrupting
-(`backend.llvm.pool_places`).
+(`backend.llvm.pool_places`). A region may have several steps, after each of which its threads meet
+(`backend.llvm.pool_steps`).
 
 Only one region runs at a time: a second one, nested or from another thread, runs serially in its caller. After a fork
 the child starts its own workers. Where there is no futex (other systems than Linux) every region runs serially.
@@ -26,13 +27,12 @@ from importlib import import_module
 
 from backend.llvm.linking import link, process_triple
 
-__all__ = ["offer", "parallel_address", "parallel_steps_address", "worker_count", "workspace_addresses"]
+__all__ = ["offer", "parallel_address", "worker_count", "workspace_addresses"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
     parallel: int
-    parallel_steps: int
     alloc_workspace: int
     free_workspace: int
     count_workers: int
@@ -46,11 +46,6 @@ _offered: bytes | None = None
 def parallel_address() -> int:
     """The address of `parallel` (see `backend.runtime.context.Ctx`); registered for the runtime."""
     return _load().parallel
-
-
-def parallel_steps_address() -> int:
-    """The address of `parallel_steps` (see `backend.runtime.context.Ctx`); registered for the runtime."""
-    return _load().parallel_steps
 
 
 def workspace_addresses() -> tuple[int, int]:
@@ -92,9 +87,8 @@ def _install_if_complete(code: bytes) -> _Pool | None:
 def _install(code: bytes) -> _Pool:
     image = link([code])
     pool = _Pool(
-        image.address("relayc_parallel"), image.address("relayc_parallel_steps"),
-        image.address("relayc_alloc_workspace"), image.address("relayc_free_workspace"),
-        image.address("relayc_worker_count"),
+        image.address("relayc_parallel"), image.address("relayc_alloc_workspace"),
+        image.address("relayc_free_workspace"), image.address("relayc_worker_count"),
     )  # fmt: skip
     os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(image.address("relayc_forget_workers")))
     image.keep()  # workers are parked in this code until the process ends

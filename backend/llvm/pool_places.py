@@ -29,7 +29,7 @@ _GETTID = {"x86_64": 186, "aarch64": 178}
 PLACES = """
 ; Of a %mailbox: 2 is one more than the core that its thread was last seen on (0: none), 3 the thread's number in the
 ; system, 4 says that other threads interrupted it, 5 how often that was. Only callers use 6, the time until which it is
-; on the bench or at which it came back, and 7, how long it was sent there.
+; on the bench or at which it came back, and 7, how long it was sent there; 1 says that it is there.
 @seats = internal global [{cores} x i32] zeroinitializer, align 128 ; of each core: 1 + the thread last seen there
 @crowded = internal global i32 0, align 128 ; has a worker found another thread on its core?
 @calm = internal global i32 0, align 128
@@ -74,7 +74,7 @@ ask:
   %other64 = zext i32 %other to i64
   %other.place = getelementptr %mailbox, ptr @mailboxes, i64 %other64, i32 2
   %other.here = load atomic i32, ptr %other.place monotonic, align 4
-  %threads = load atomic i32, ptr getelementptr (%job, ptr @job, i32 0, i32 3) monotonic, align 4
+  %threads = load atomic i32, ptr getelementptr (%job, ptr @job, i32 0, i32 4) monotonic, align 4
   %takes.part = icmp slt i32 %other, %threads
   %sits = icmp eq i32 %other.here, %here
   %occupied = and i1 %takes.part, %sits
@@ -106,7 +106,7 @@ begin:
   call void @llvm.memset.p0.i64(ptr %taken, i8 0, i64 {bytes}, i1 false)
   %unknown = call i32 @sched_getaffinity(i32 0, i64 {bytes}, ptr %vacant)
   %told = icmp eq i32 %unknown, 0
-  %threads = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
+  %threads = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 4)
   br i1 %told, label %leave, label %give.up
 leave:
   %t = phi i32 [ 0, %begin ], [ %t.next, %left ]
@@ -272,6 +272,40 @@ done:
   %all = icmp sgt i32 %w.next, %last
   br i1 %all, label %end, label %each
 end:
+  ret void
+}}
+
+; Notes which of the workers are on the bench now.
+define internal void @call_roll(i64 %now) noinline {{
+entry:
+  %last = load i32, ptr @workers
+  store i32 0, ptr @benched
+  br label %each
+each:
+  %w = phi i32 [ 1, %entry ], [ %w.next, %next ]
+  %w64 = zext i32 %w to i64
+  %p.away = getelementptr %mailbox, ptr @mailboxes, i64 %w64, i32 1
+  %away = load atomic i32, ptr %p.away monotonic, align 4
+  %p.until = getelementptr %mailbox, ptr @mailboxes, i64 %w64, i32 6
+  %until = load i64, ptr %p.until
+  %stays = icmp sgt i64 %until, %now
+  br i1 %stays, label %keep, label %ask
+keep:
+  store i32 1, ptr @benched
+  store atomic i32 1, ptr %p.away monotonic, align 4
+  br label %next
+ask:
+  %was.away = icmp ne i32 %away, 0
+  br i1 %was.away, label %come.back, label %next
+come.back:
+  store i64 %now, ptr %p.until
+  store atomic i32 0, ptr %p.away monotonic, align 4
+  br label %next
+next:
+  %w.next = add i32 %w, 1
+  %all = icmp sgt i32 %w.next, %last
+  br i1 %all, label %done, label %each
+done:
   ret void
 }}
 """

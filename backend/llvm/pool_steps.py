@@ -1,56 +1,64 @@
-"""Regions of several steps: the pool's threads stay, and meet after each step.
+"""What a thread of the pool does in a region: takes chunks of a step, counts them, and meets the others after it.
 
-This is code that `backend.llvm.pool_code` puts beside the pool. A loop around a parallel loop (the steps of a
-recurrence) is one region. To call the threads again for every step would take as long as a small step itself. Threads
-meet by counting chunks: a step is over when all of its chunks are done, whoever did them, so nobody waits for a worker
-that has not begun, and those that come late join in at the step that is on.
+This is code that `backend.llvm.pool_code` puts beside the pool. A region is one or more steps: a parallel loop is one,
+parallel loops in a row and a loop around them (the steps of a recurrence) are several. Threads meet by counting chunks:
+a step is over when all of its chunks are done, whoever did them, so nobody waits for a thread that has not begun, and
+those that come late join in at the step that is on.
+
+Steps are numbered through, from the first region of the process on, and so are the chunks that are done. A thread's
+claims say up to which chunk of which step its share has been begun. Who comes too late, even after the region, finds a
+later step there and takes nothing: so regions begin and end without a word from every thread.
 """
 
 from __future__ import annotations
 
 __all__ = ["STEPS"]
 
-# Of a %mailbox: 8 is the step, and below it in 32 bits the number of the next chunk of the thread's share.
 STEPS = """
-@done = internal global i64 0, align 128 ; chunks done, of all steps
+@done = internal global i64 0, align 128 ; chunks done, of all regions
 @dozing = internal global i32 0, align 128 ; threads that sleep until a step is over
 @missed = internal global i64 0, align 128 ; nanoseconds that the caller slept, waiting for steps to end
 
 ; Runs what nobody has begun of a thread's share of a step; gives the number of chunks.
-define internal i64 @drain_step(i32 %thread, i64 %step) {{
+define internal i64 @drain(ptr %own, i32 %thread, i64 %step) {{
 entry:
-  %ctx = load ptr, ptr @job
-  %task = load ptr, ptr getelementptr (%job, ptr @job, i32 0, i32 1)
-  %closure = load ptr, ptr getelementptr (%job, ptr @job, i32 0, i32 2)
-  %threads = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
-  %chunks = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 4)
-  %first = call i32 @bound(i32 %thread, i32 %chunks, i32 %threads)
-  %following = add i32 %thread, 1
-  %end = call i32 @bound(i32 %following, i32 %chunks, i32 %threads)
+  %p.first = getelementptr %job, ptr %own, i64 0, i32 0
+  %first = load i64, ptr %p.first
+  %p.ctx = getelementptr %job, ptr %own, i64 0, i32 1
+  %ctx = load ptr, ptr %p.ctx
+  %p.task = getelementptr %job, ptr %own, i64 0, i32 2
+  %task = load ptr, ptr %p.task
+  %p.closure = getelementptr %job, ptr %own, i64 0, i32 3
+  %closure = load ptr, ptr %p.closure
+  %p.threads = getelementptr %job, ptr %own, i64 0, i32 4
+  %threads = load i32, ptr %p.threads
+  %p.share = getelementptr %job, ptr %own, i64 0, i32 5
+  %share = load i32, ptr %p.share
+  %chunks = mul i32 %threads, %share
+  %before = mul i32 %thread, %share
+  %number = add i64 %first, %step
+  %high = shl i64 %number, 8
+  %share64 = zext i32 %share to i64
+  %end = or i64 %high, %share64
   %thread64 = zext i32 %thread to i64
-  %claims = getelementptr %mailbox, ptr @mailboxes, i64 %thread64, i32 8
+  %claims = getelementptr %mailbox, ptr @mailboxes, i64 %thread64, i32 9
   br label %look
 look:
   %count = phi i64 [ 0, %entry ], [ %count, %claim ], [ %counted, %run ]
   %seen = load atomic i64, ptr %claims monotonic, align 8
-  %at = ashr i64 %seen, 32
-  %over = icmp sgt i64 %at, %step
-  br i1 %over, label %done, label %number
-number:
-  %new = icmp slt i64 %at, %step
-  %next = trunc i64 %seen to i32
-  %chunk = select i1 %new, i32 %first, i32 %next
-  %more = icmp slt i32 %chunk, %end
-  br i1 %more, label %claim, label %done
+  %over = icmp sge i64 %seen, %end
+  br i1 %over, label %done, label %claim
 claim:
-  %high = shl i64 %step, 32
-  %after = add i32 %chunk, 1
-  %low = zext i32 %after to i64
-  %claimed = or i64 %high, %low
-  %swap = cmpxchg ptr %claims, i64 %seen, i64 %claimed monotonic monotonic
+  %begun = icmp sge i64 %seen, %high
+  %next = select i1 %begun, i64 %seen, i64 %high
+  %after = add i64 %next, 1
+  %swap = cmpxchg ptr %claims, i64 %seen, i64 %after monotonic monotonic
   %mine = extractvalue {{ i64, i1 }} %swap, 1
   br i1 %mine, label %run, label %look
 run:
+  %of.share = sub i64 %next, %high
+  %of.share32 = trunc i64 %of.share to i32
+  %chunk = add i32 %before, %of.share32
   call void %task(ptr %ctx, ptr %closure, i32 %chunk, i32 %chunks, i64 %step)
   %counted = add i64 %count, 1
   br label %look
@@ -58,7 +66,16 @@ done:
   ret i64 %count
 }}
 
-define internal void @count_done(i64 %chunks) {{
+; Tells that chunks are done. Whoever waits for them wants to know who was interrupted.
+define internal void @count_done(i32 %thread, i64 %chunks) {{
+  %early = load atomic i32, ptr @dozing monotonic, align 4
+  %missed = icmp ne i32 %early, 0
+  br i1 %missed, label %explain, label %add
+explain:
+  %thread64 = zext i32 %thread to i64
+  call void @tell_interruptions(i64 %thread64)
+  br label %add
+add:
   %d = atomicrmw add ptr @done, i64 %chunks seq_cst
   %sleepers = load atomic i32, ptr @dozing seq_cst, align 4
   %someone = icmp ne i32 %sleepers, 0
@@ -70,52 +87,81 @@ end:
   ret void
 }}
 
-; As `participate`, for each step from the one that is on.
-define internal void @keep_step(i32 %thread) {{
+; A thread's part of a region, whose job is a copy of its own. In each step from the one that is on: its share, then
+; what is left of the shares of those whose number differs from its own in one bit. The caller alone waits for the end
+; of the last step, and keeps its chunks of that one to itself.
+define internal void @participate(ptr %own, i32 %thread) {{
 entry:
-  %threads = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 3)
-  %chunks = load i32, ptr getelementptr (%job, ptr @job, i32 0, i32 4)
+  %p.threads = getelementptr %job, ptr %own, i64 0, i32 4
+  %threads = load i32, ptr %p.threads
+  %p.share = getelementptr %job, ptr %own, i64 0, i32 5
+  %share = load i32, ptr %p.share
+  %p.steps = getelementptr %job, ptr %own, i64 0, i32 6
+  %steps = load i64, ptr %p.steps
+  %p.before = getelementptr %job, ptr %own, i64 0, i32 7
+  %before = load i64, ptr %p.before
+  %chunks = mul i32 %threads, %share
   %chunks64 = zext i32 %chunks to i64
-  %steps = load i64, ptr getelementptr (%job, ptr @job, i32 0, i32 5)
-  %done.before = load atomic i64, ptr @done acquire, align 8
-  %current = udiv i64 %done.before, %chunks64
+  %caller = icmp eq i32 %thread, 0
+  %last = sub i64 %steps, 1
+  %several = icmp ne i64 %last, 0
+  br i1 %several, label %find, label %check
+find:
+  %done.now = load atomic i64, ptr @done acquire, align 8
+  %done.here = sub i64 %done.now, %before
+  %current = udiv i64 %done.here, %chunks64
   br label %check
 check:
-  %step = phi i64 [ %current, %entry ], [ %step.next, %over ]
+  %step = phi i64 [ 0, %entry ], [ %current, %find ], [ %step.next, %over ]
   %on = icmp slt i64 %step, %steps
-  br i1 %on, label %share, label %end
-share:
-  %bit = phi i32 [ 0, %check ], [ 1, %first ], [ %doubled, %other ]
-  %count = phi i64 [ 0, %check ], [ %sum, %first ], [ %sum, %other ]
+  br i1 %on, label %begin, label %end
+begin:
+  %step.next = add i64 %step, 1
+  %all.chunks = mul i64 %step.next, %chunks64
+  %goal = add i64 %before, %all.chunks
+  %final = icmp eq i64 %step, %last
+  %silent = and i1 %final, %caller
+  br label %work
+work:
+  %bit = phi i32 [ 0, %begin ], [ 1, %first ], [ %doubled, %other ]
+  %kept = phi i64 [ 0, %begin ], [ %held, %first ], [ %held, %other ] ; chunks that are not counted
   %of = xor i32 %thread, %bit
   %exists = icmp ult i32 %of, %threads
   br i1 %exists, label %help, label %skip
 help:
-  %ran = call i64 @drain_step(i32 %of, i64 %step)
-  %more = add i64 %count, %ran
+  %ran = call i64 @drain(ptr %own, i32 %of, i64 %step)
+  %none = icmp eq i64 %ran, 0
+  %more = add i64 %kept, %ran
+  %quiet = or i1 %none, %silent
+  br i1 %quiet, label %skip, label %count
+count:
+  call void @count_done(i32 %thread, i64 %ran)
   br label %skip
 skip:
-  %sum = phi i64 [ %count, %share ], [ %more, %help ]
-  %own = icmp eq i32 %bit, 0
-  br i1 %own, label %first, label %other
+  %held = phi i64 [ %kept, %work ], [ %more, %help ], [ 0, %count ]
+  %left = sub i64 %goal, %held
+  %done.yet = load atomic i64, ptr @done acquire, align 8
+  %reached.yet = icmp sge i64 %done.yet, %left
+  br i1 %reached.yet, label %over, label %look.on
+look.on:
+  %own.share = icmp eq i32 %bit, 0
+  br i1 %own.share, label %first, label %other
 first:
-  br label %share
+  br label %work
 other:
   %doubled = shl i32 %bit, 1
   %all.seen = icmp uge i32 %doubled, %threads
-  br i1 %all.seen, label %report, label %share
-report:
-  %step.next = add i64 %step, 1
-  %goal = mul i64 %step.next, %chunks64
-  %idle = icmp eq i64 %sum, 0
-  br i1 %idle, label %meet, label %count.up
-count.up:
-  call void @count_done(i64 %sum)
-  br label %meet
+  br i1 %all.seen, label %stay, label %work
+stay:
+  %go = xor i1 %caller, true
+  %leave = and i1 %final, %go
+  br i1 %leave, label %end, label %meet
 meet:
-  %round = phi i32 [ 0, %report ], [ 0, %count.up ], [ %round.next, %linger ], [ %round.next, %swept ]
+  %round = phi i32 [ 0, %stay ], [ %round.next, %linger ], [ %round.next, %swept ]
+  %mine = phi i64 [ %held, %stay ], [ %mine, %linger ], [ %mine.now, %swept ]
+  %target = sub i64 %goal, %mine
   %done = load atomic i64, ptr @done acquire, align 8
-  %reached = icmp sge i64 %done, %goal
+  %reached = icmp sge i64 %done, %target
   br i1 %reached, label %over, label %again
 again:
   {pause}
@@ -128,16 +174,24 @@ linger:
 sweep: ; there may be shares that are no neighbour's of anybody who has begun
   %t = phi i32 [ 0, %linger ], [ %t.next, %sweep ]
   %swept.before = phi i64 [ 0, %linger ], [ %swept.now, %sweep ]
-  %ran.too = call i64 @drain_step(i32 %t, i64 %step)
+  %ran.too = call i64 @drain(ptr %own, i32 %t, i64 %step)
   %swept.now = add i64 %swept.before, %ran.too
   %t.next = add i32 %t, 1
   %all.swept = icmp eq i32 %t.next, %threads
-  br i1 %all.swept, label %swept, label %sweep
+  br i1 %all.swept, label %report, label %sweep
+report:
+  %mine.more = add i64 %mine, %swept.now
+  %nothing = icmp eq i64 %swept.now, 0
+  %unsaid = or i1 %nothing, %silent
+  br i1 %unsaid, label %swept, label %tell
+tell:
+  call void @count_done(i32 %thread, i64 %swept.now)
+  br label %swept
 swept:
-  call void @count_done(i64 %swept.now)
+  %mine.now = phi i64 [ %mine.more, %report ], [ %mine, %tell ]
   br label %meet
 doze:
-  call void @doze_until(i32 %thread, i64 %goal)
+  call void @doze_until(i32 %thread, i64 %target)
   br label %over
 over:
   br label %check
@@ -166,7 +220,9 @@ up:
   %caller = icmp eq i32 %thread, 0
   br i1 %caller, label %note, label %end
 note:
-  %noted = atomicrmw add ptr @missed, i64 %time monotonic
+  %noted = load i64, ptr @missed
+  %sum = add i64 %noted, %time
+  store i64 %sum, ptr @missed
   br label %end
 end:
   ret void

@@ -26,7 +26,7 @@ from backend.runtime.packed_func import HostFunc, KernelFunc, PackedFunc
 
 __all__ = ["FunctionEntry", "LLVMModule", "ObjectCode", "load_from_bytes"]
 
-_MAGIC = b"RLLVM\x00\x00\x02"
+_MAGIC = b"RLLVM\x00\x00\x03"
 _HEADER = struct.Struct("<8sQ")
 
 

@@ -21,7 +21,6 @@ from backend.runtime.registry import get_global_func
 from backend.runtime.threads import (
     num_threads,
     parallel_address,
-    parallel_steps_address,
     setting_version,
     workspace_addresses,
 )
@@ -46,12 +45,10 @@ ARG_NULL = 4  # None
 ARG_TENSOR = 7  # DLTensor*
 ARG_STR = 11  # char*, UTF-8, ended by a zero byte
 
-_Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-_Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _Task, ctypes.c_void_p, ctypes.c_int32)
-_Step = ctypes.CFUNCTYPE(
+_Task = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64
 )
-_ParallelSteps = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _Step, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
+_Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _Task, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
 _AllocWorkspace = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 _FreeWorkspace = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _CallPacked = ctypes.CFUNCTYPE(
@@ -67,15 +64,13 @@ _CallPacked = ctypes.CFUNCTYPE(
 class Ctx(ctypes.Structure):
     """The struct itself. All functions take the `Ctx*` first.
 
-    parallel(ctx, task, closure, max_tasks): fork-join; calls task(ctx, closure, i, n) once for every i below an n of
-        its choice, at most max_tasks, from up to num_threads threads, and returns when all are done.
+    parallel(ctx, task, closure, max_tasks, steps): fork-join; for every step below `steps`, one after the other, calls
+        task(ctx, closure, i, n, step) once for every i below an n of its choice, at most max_tasks (and 1 at least),
+        from up to num_threads threads. No step begins before all of the one before is done; n is the same in all.
     draws: how often functions have drawn random numbers with this context; they count it up.
     alloc_workspace(ctx, nbytes): scratch of the calling thread, aligned to 64 bytes, freed in reverse order.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
         0, or -1 when it raised. The exception is raised again where compiled code was entered.
-    parallel_steps(ctx, task, closure, max_tasks, steps): as `parallel` for every step below `steps`, one after the
-        other: calls task(ctx, closure, i, n, step), with the same n in all steps, and no step before all of the one
-        before are done.
     """
 
     _fields_ = (
@@ -85,7 +80,6 @@ class Ctx(ctypes.Structure):
         ("alloc_workspace", ctypes.c_void_p),
         ("free_workspace", ctypes.c_void_p),
         ("call_packed", ctypes.c_void_p),
-        ("parallel_steps", ctypes.c_void_p),
     )
 
 
@@ -101,7 +95,6 @@ class Context:
 
     def __init__(self, requested: int | None = None) -> None:
         pool, workspace = parallel_address(), workspace_addresses()
-        steps = None if pool is None else parallel_steps_address()
         alloc, free = workspace or (_address_of(_alloc_workspace), _address_of(_free_workspace))
         self._requested = requested
         self._failure: BaseException | None = None
@@ -114,7 +107,6 @@ class Context:
             alloc,
             free,
             _address_of(_call_packed),
-            _address_of(_serial_steps) if steps is None else steps,
         )
         self.address = ctypes.addressof(self._ctx)
         _contexts[self.address] = self
@@ -163,18 +155,11 @@ def current_context() -> Context:
 
 
 @_Parallel
-def _serial_parallel(ctx: int, task: Callable[..., None], closure: int | None, max_tasks: int) -> None:
-    if max_tasks > 0:
-        task(ctx, closure, 0, 1)
-
-
-@_ParallelSteps
-def _serial_steps(
-    ctx: int, task: Callable[..., None], closure: int | None, max_tasks: int, steps: int
+def _serial_parallel(
+    ctx: int, task: Callable[..., None], closure: int | None, _max_tasks: int, steps: int
 ) -> None:
-    if max_tasks > 0:
-        for step in range(steps):
-            task(ctx, closure, 0, 1, step)
+    for step in range(steps):
+        task(ctx, closure, 0, 1, step)
 
 
 @_AllocWorkspace

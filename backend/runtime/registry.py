@@ -33,7 +33,6 @@ _providers: dict[str, str] = {
     "device_api.cuda_host": "backend.cuda.runtime:cuda_host_device_api",
     "device_api.interp": "backend.interp.runtime:interp_device_api",
     "runtime.thread_pool.parallel_address": "backend.llvm.pool:parallel_address",
-    "runtime.thread_pool.parallel_steps_address": "backend.llvm.pool:parallel_steps_address",
     "runtime.thread_pool.workspace_addresses": "backend.llvm.pool:workspace_addresses",
     "target.builder.cuda": "backend.cuda.builder:Builder",
     "target.builder.llvm": "backend.llvm.build:Builder",

@@ -26,7 +26,6 @@ __all__ = [
     "in_threads",
     "num_threads",
     "parallel_address",
-    "parallel_steps_address",
     "set_num_threads",
     "setting_version",
     "workspace_addresses",
@@ -34,7 +33,6 @@ __all__ = [
 
 _VARIABLE = "RELAYC_NUM_THREADS"
 _PARALLEL = "runtime.thread_pool.parallel_address"
-_PARALLEL_STEPS = "runtime.thread_pool.parallel_steps_address"
 _WORKSPACE = "runtime.thread_pool.workspace_addresses"
 
 _WORTH_THREADS = 1 << 20
@@ -118,12 +116,6 @@ def in_threads(function: Callable[[_Item], object], items: Sequence[_Item], nbyt
 def parallel_address() -> int | None:
     """The address of the fork-join function of the thread pool (see `context.Ctx`); None when no pool is installed."""
     find = get_global_func(_PARALLEL, allow_missing=True)
-    return None if find is None else int(find())
-
-
-def parallel_steps_address() -> int | None:
-    """The address of the pool's function for regions of several steps (see `context.Ctx`); None without a pool."""
-    find = get_global_func(_PARALLEL_STEPS, allow_missing=True)
     return None if find is None else int(find())
 
 

@@ -13,9 +13,9 @@ from te.errors import CompileError
 from te.ir import collect
 from te.tir import LT, BufferLoad, Call, PrimExpr, StringImm, as_int
 
-__all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_PARALLEL_STEPS", "CTX_WORKSPACE", "CallEmitter"]
+__all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
 
-CTX_PARALLEL, CTX_DRAWS, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED, CTX_PARALLEL_STEPS = 0, 12, 16, 24, 32, 40
+CTX_PARALLEL, CTX_DRAWS, CTX_WORKSPACE, CTX_FREE, CTX_CALL_PACKED = 0, 12, 16, 24, 32
 """Byte offsets of the function pointers in the execution context (see backend/runtime/context.py)."""
 
 DLPACK_FIELDS: dict[str, tuple[int, str]] = {

@@ -3,73 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from backend.llvm.assembly import FunctionText
 from backend.llvm.codegen.index import Index, is_nonnegative
 from backend.llvm.types import register_type
-from te.tir import For, ForKind, IntImm, SeqStmt
+from te.tir import For, ForKind, IntImm, SeqStmt, Stmt
 from te.tir.analysis import free_variables
 
 if TYPE_CHECKING:
     from backend.llvm.codegen.stmt import StmtEmitter
 
-__all__ = ["outline", "outline_steps", "regions_in_a_row"]
+__all__ = ["is_region", "outline", "regions_of"]
 
 _Captured = list[tuple[str, str]]
 """Values that a body uses, of the function around it: types and names."""
 
 
-def regions_in_a_row(loop: For) -> list[For]:
+def is_region(stmt: Stmt) -> TypeGuard[For]:
+    """Is this a parallel loop of more than one iteration, as far as is known?"""
+    if not isinstance(stmt, For) or stmt.kind is not ForKind.PARALLEL:
+        return False
+    return not isinstance(stmt.extent, IntImm) or stmt.extent.value > 1
+
+
+def regions_of(loop: For) -> list[For]:
     """The parallel loops that are all of a loop's body; none where there is more, or they aren't always the same."""
     body = loop.body.stmts if isinstance(loop.body, SeqStmt) else (loop.body,)
-    found: list[For] = []
-    for each in body:
-        if not isinstance(each, For) or each.kind is not ForKind.PARALLEL:
-            return []
-        if not isinstance(each.min, IntImm) or not isinstance(each.extent, IntImm) or each.extent.value <= 1:
-            return []
-        found.append(each)
-    return found
+    found = [s for s in body if is_region(s) and isinstance(s.min, IntImm) and isinstance(s.extent, IntImm)]
+    return found if len(found) == len(body) else []
 
 
-def outline(outer: StmtEmitter, loop: For, extent: Index) -> tuple[str, str]:
-    """Make functions of a parallel loop; returns the task's name and the closure's address.
+def outline(outer: StmtEmitter, regions: Sequence[For], around: For | None = None) -> tuple[str, str]:
+    """Make functions of parallel loops in a row; returns the task's name and the closure's address.
 
-    Two functions are made. The task, in the pool's calling convention, takes the values that the body uses out of the
-    closure and computes its share of the iterations; the body takes them as parameters, so that what LLVM knows of the
-    buffers (`noalias`) is not lost on the way through memory.
+    Step s is loop s % n of them, in iteration s / n of the loop `around` them if there is one. The task, in the pool's
+    calling convention, takes the values that the step uses out of the closure and computes its share of the iterations;
+    the body takes them as parameters, so that what LLVM knows of the buffers (`noalias`) is not lost on the way through
+    memory.
     """
-    name, body, captured = _outline_body(outer, loop, None)
-    captured += [("i64", outer.operand(extent)), ("i64", outer.operand(outer.index(loop.min)))]
-    signature = f"internal void @{name}(ptr %ctx, ptr %closure, i32 %task, i32 %tasks) #0"
-    text = FunctionText(outer.text.module, name, signature)
-    *values, of, low = _load_captured(text, captured)
-    _call_body(text, body, values, of[1], low[1])
-    text.effect("ret void")
-    text.finish()
-    return name, _store_closure(outer, captured)
-
-
-def outline_steps(outer: StmtEmitter, loop: For, regions: Sequence[For]) -> tuple[str, str]:
-    """As `outline`, for a loop around parallel loops: step s is loop s % n of iteration s / n."""
-    bodies = [_outline_body(outer, each, loop) for each in regions]
-    captured = [value for _, _, used in bodies for value in used]
-    captured.append(("i64", outer.operand(outer.index(loop.min))))
-    name = bodies[0][0]
+    bodies = [_outline_body(outer, each, around) for each in regions]
+    name, count = bodies[0][0], len(regions)
     signature = f"internal void @{name}(ptr %ctx, ptr %closure, i32 %task, i32 %tasks, i64 %step) #0"
     text = FunctionText(outer.text.module, name, signature)
-    *values, low = _load_captured(text, captured)
-    count = len(regions)
-    turn = text.value(f"add i64 {text.value(f'udiv i64 %step, {count}')}, {low[1]}")
+    captured: _Captured = []
+    turn: _Captured = []
+    if around is not None:
+        captured.append(("i64", outer.operand(outer.index(around.min))))
+        first = _load_captured(text, captured, 0)[0][1]
+        turn.append(("i64", text.value(f"add i64 {text.value(f'udiv i64 %step, {count}')}, {first}")))
     labels = [text.label("region") for _ in regions]
     choices = " ".join(f"i64 {i}, label %{label}" for i, label in enumerate(labels[1:], 1))
     text.effect(f"switch i64 {text.value(f'urem i64 %step, {count}')}, label %{labels[0]} [ {choices} ]")
-    for label, each, (_, body, used) in zip(labels, regions, bodies, strict=True):
-        own, values = values[: len(used)], values[len(used) :]
+    for label, region, (_, body, used) in zip(labels, regions, bodies, strict=True):
+        own = [*used, *[("i64", outer.operand(outer.index(bound))) for bound in (region.extent, region.min)]]
         text.place(label)
-        _call_body(text, body, [*own, ("i64", turn)], str(each.extent), str(each.min))
+        *values, extent, low = _load_captured(text, own, len(captured))
+        _call_body(text, body, [*values, *turn], extent[1], low[1])
         text.effect("ret void")
+        captured += own
     text.finish()
     return name, _store_closure(outer, captured)
 
@@ -121,9 +113,10 @@ def _store_closure(outer: StmtEmitter, captured: _Captured) -> str:
     return closure
 
 
-def _load_captured(text: FunctionText, captured: _Captured) -> _Captured:
+def _load_captured(text: FunctionText, captured: _Captured, start: int) -> _Captured:
+    """Values of the closure, the first of which is its value `start`."""
     loaded: _Captured = []
-    for i, (kind, _) in enumerate(captured):
+    for i, (kind, _) in enumerate(captured, start):
         address = text.value(f"getelementptr i8, ptr %closure, i64 {8 * i}")
         loaded.append((kind, text.value(f"load {kind}, ptr {address}, align 8")))
     return loaded

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from itertools import groupby
 
 from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_PARALLEL_STEPS, CTX_WORKSPACE, CallEmitter
+from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE, CallEmitter
 from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.index import Index, is_nonnegative
-from backend.llvm.codegen.regions import outline, outline_steps, regions_in_a_row
+from backend.llvm.codegen.regions import is_region, outline, regions_of
 from backend.llvm.types import element_bytes, memory_type
 from te.dtype import INT64
 from te.errors import CompileError
@@ -60,8 +62,12 @@ class StmtEmitter(CallEmitter):
     # Control flow
 
     def visit_SeqStmt(self, stmt: SeqStmt) -> None:
-        for s in stmt.stmts:
-            self.visit(s)
+        for joined, run in groupby(stmt.stmts, self._may_be_joined):
+            if joined:
+                self._region([each for each in run if is_region(each)])
+            else:
+                for each in run:
+                    self.visit(each)
 
     def visit_Evaluate(self, stmt: Evaluate) -> None:
         if not isinstance(stmt.value, IntImm):
@@ -134,13 +140,13 @@ class StmtEmitter(CallEmitter):
 
     def visit_For(self, loop: For) -> None:
         extent = self.index(loop.extent)
-        if loop.kind is ForKind.PARALLEL and self.parallel and not (extent.value is None and extent.constant <= 1):
-            self._parallel_region(loop, extent)
+        if self.parallel and is_region(loop):
+            self._region([loop])
             return
         if loop.kind is ForKind.VECTORIZED:
             raise CompileError(f"loop {loop.loop_var.name} is still vectorized; run the vectorize pass first")
-        if self.parallel and loop.kind is ForKind.SERIAL and (regions := regions_in_a_row(loop)):
-            self._steps(loop, extent, regions)
+        if self.parallel and loop.kind is ForKind.SERIAL and (regions := regions_of(loop)):
+            self._region(regions, loop)
             return
         low = self.index(loop.min)
         if extent.value is None and (extent.constant <= 1 or self._is_written_out(loop, extent.constant)):
@@ -209,34 +215,25 @@ class StmtEmitter(CallEmitter):
 
     # Parallel regions
 
-    def _parallel_region(self, loop: For, extent: Index) -> None:
-        text, limit = self.text, self.operand(extent)
-        if extent.value is None:
-            self._fork(loop, extent, str(loop.most_threads))
-            return
-        runs, done = text.label("region"), text.label("endregion")
-        text.branch(text.pure(f"icmp sgt i64 {limit}, 0"), runs, done)
-        with text.region():
-            text.place(runs)
-            tasks = self.intrinsic("umin", INT64, limit, str(loop.most_threads))
-            self._fork(loop, extent, text.value(f"trunc i64 {tasks} to i32"))
-            text.goto(done)
-        text.place(done)
+    def _may_be_joined(self, stmt: Stmt) -> bool:
+        """Is this a region whose bounds are known before those in front of it have run?"""
+        return self.parallel and is_region(stmt) and self.is_index(stmt.extent) and self.is_index(stmt.min)
 
-    def _fork(self, loop: For, extent: Index, tasks: str) -> None:
+    def _region(self, regions: Sequence[For], around: For | None = None) -> None:
+        """Parallel loops in a row, or all of the body of a loop `around` them, as one region: its threads are called
+        once and meet after each of the loops."""
         text = self.text
-        task, closure = outline(self, loop, extent)
+        steps = Index(None, len(regions), 0)
+        if around is not None:
+            steps = self.product(self.index(around.extent), steps)
+        task, closure = outline(self, regions, around)
+        shares = [
+            self.intrinsic("smin", INT64, self.operand(self.index(each.extent)), str(each.most_threads))
+            for each in regions
+        ]
+        most = text.value(f"trunc i64 {reduce(lambda a, b: self.intrinsic('smax', INT64, a, b), shares)} to i32")
         run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL)}, align 8")
-        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {tasks})")
-
-    def _steps(self, loop: For, extent: Index, regions: Sequence[For]) -> None:
-        """A loop around parallel loops as one region: threads meet between them, and aren't called again."""
-        text = self.text
-        task, closure = outline_steps(self, loop, regions)
-        steps = self.operand(self.product(extent, Index(None, len(regions), 0)))
-        run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL_STEPS)}, align 8")
-        tasks = max(min(each.extent.value, each.most_threads) for each in regions if isinstance(each.extent, IntImm))
-        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {tasks}, i64 {steps})")
+        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {most}, i64 {self.operand(steps)})")
 
     def child(self, text: FunctionText) -> StmtEmitter:
         """An emitter for a function outlined from this one: the same target, and parallel loops run serially."""

@@ -55,7 +55,7 @@ def test_damaged_bytes_are_refused(module):
     for bad in (b"", data[:7], data[:40], data[:-1], data + b"x", b"ELF" + data[3:]):
         with pytest.raises(ArtifactError):
             load_from_bytes(bad)
-    with pytest.raises(ArtifactError, match="llvm module of format 1; expected 2: compile the model again"):
+    with pytest.raises(ArtifactError, match="llvm module of format 1; expected 3: compile the model again"):
         load_from_bytes(data[:7] + b"\x01" + data[8:])
     flipped = bytearray(data)
     flipped[-20] ^= 1

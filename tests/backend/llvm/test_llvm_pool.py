@@ -16,29 +16,15 @@ import llvmlite.binding as llvm
 import pytest
 
 from backend.llvm import pool, pool_code, pool_places
-from backend.llvm.linking import link, process_triple
-from backend.runtime.context import Context
-
-Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Task, ctypes.c_void_p, ctypes.c_int32)
-
-
-def context(threads: int) -> Context:
-    made = Context()
-    made._ctx.num_threads = threads  # more threads than the machine has, too
-    return made
-
-
-def run(threads: int, tasks: int, body) -> None:
-    ctx = context(threads)
-    Parallel(pool.parallel_address())(ctx.address, Task(body), None, tasks)
+from backend.llvm.linking import process_triple
+from tests.backend.llvm.regions import Parallel, Task, assemble, context, in_two_python_threads, run, task
 
 
 @pytest.mark.parametrize(("threads", "tasks"), [(1, 8), (2, 1), (2, 2), (2, 100), (5, 3), (4, 4), (7, 100), (3, 5)])
 def test_every_task_runs_once(threads, tasks):
     for _ in range(20):
         seen: list[tuple[int, int]] = []
-        run(threads, tasks, lambda c, d, i, n: seen.append((i, n)))  # noqa: B023
+        run(threads, tasks, lambda i, n, _: seen.append((i, n)))  # noqa: B023
         count = len(seen)
         assert min(threads, tasks) <= count <= tasks
         assert sorted(seen) == [(i, count) for i in range(count)]
@@ -47,7 +33,7 @@ def test_every_task_runs_once(threads, tasks):
 @pytest.mark.parametrize(("threads", "tasks", "chunks"), [(2, 9, 8), (3, 7, 6), (2, 100, 16), (4, 4, 4), (3, 2, 2)])
 def test_threads_are_allotted_as_many_chunks_each(threads, tasks, chunks):
     seen: list[int] = []
-    run(threads, tasks, lambda c, d, i, n: seen.append(n))
+    run(threads, tasks, lambda i, n, _: seen.append(n))
     assert seen == [chunks] * chunks
 
 
@@ -60,7 +46,7 @@ def test_tasks_run_in_different_threads():
     leave_the_bench()
     together = threading.Barrier(3)
     passed: list[int] = []
-    run(3, 3, lambda c, d, i, n: passed.append(together.wait(30)))
+    run(3, 3, lambda i, n, _: passed.append(together.wait(30)))
     assert sorted(passed) == [0, 1, 2]
 
 
@@ -71,7 +57,7 @@ def test_others_do_what_a_thread_has_not_begun():
     leave_the_bench()
     begun, others_done = threading.Event(), threading.Event()
 
-    def chunk(_ctx, _data, _i, _n):
+    def chunk(_i, _n, _step):
         mine = threading.get_native_id() == caller
         if mine:
             begun.wait(30)
@@ -90,14 +76,14 @@ def test_nobody_waits_for_workers_that_have_not_begun():
     """More threads than cores, asleep or not: each chunk once, by whoever comes."""
     seen: list[int] = []
     for pause in [0, 0.001] * 100:  # some find the workers asleep
-        run(7, 40, lambda c, d, i, n: seen.append(i))
+        run(7, 40, lambda i, n, _: seen.append(i))
         assert sorted(seen) == list(range(len(seen)))
         seen.clear()
         time.sleep(pause)
 
 
 COUNTING_TASK = """
-define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks) {
+define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step) {
   %place = getelementptr i32, ptr %counts, i32 %task
   %before = atomicrmw add ptr %place, i32 1 monotonic
   ret void
@@ -109,59 +95,59 @@ define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks) {
 def test_thousands_of_short_regions(threads):
     """Regions that are over before workers have come, one after the other."""
     run_region = Parallel(pool.parallel_address())
-    machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
-    image = link([machine.emit_object(llvm.parse_assembly(COUNTING_TASK))])
-    task = ctypes.cast(image.address("count"), Task)
+    image = assemble(COUNTING_TASK)
+    counting = ctypes.cast(image.address("count"), Task)
     ctx = context(threads)
     for tasks in (threads - 1, threads, 5 * threads, 100 * threads):
         counts = (ctypes.c_int32 * tasks)()
         regions = 500
         for _ in range(regions):
-            run_region(ctx.address, task, ctypes.addressof(counts), tasks)
+            run_region(ctx.address, counting, ctypes.addressof(counts), tasks, 1)
         chunks = min(tasks, pool_code.CHUNKS * threads)
         assert list(counts) == [regions] * chunks + [0] * (tasks - chunks)
 
 
+def test_regions_that_differ_run_one_after_the_other():
+    """Workers that come late to one must not take it for the next, which has other threads, chunks and steps."""
+    run_region = Parallel(pool.parallel_address())
+    image = assemble(COUNTING_TASK)
+    counting = ctypes.cast(image.address("count"), Task)
+    contexts = {threads: context(threads) for threads in range(2, 7)}
+    counts = (ctypes.c_int32 * (pool_code.CHUNKS * 7))()
+    for number in range(5000):
+        threads, share, steps = 2 + number % 5, 1 + number % pool_code.CHUNKS, 1 + number % 3
+        ctypes.memset(counts, 0, ctypes.sizeof(counts))
+        run_region(contexts[threads].address, counting, ctypes.addressof(counts), threads * share, steps)
+        chunks = threads * share
+        assert list(counts) == [steps] * chunks + [0] * (len(counts) - chunks)
+
+
 def test_a_nested_region_runs_serially_and_once():
     seen: Counter[tuple[int, int, int]] = Counter()
-    parallel = Parallel(pool.parallel_address())
-
-    def outer(ctx, _data, i, _n):
-        inner = Task(lambda c, d, j, m: seen.update([(i, j, m)]))
-        parallel(ctx, inner, None, 4)
-
-    run(2, 2, outer)
+    run(2, 2, lambda i, _n, _s: run(2, 4, lambda j, m, _t: seen.update([(i, j, m)])))
     assert seen == {(0, 0, 1): 1, (1, 0, 1): 1}
 
 
-def test_two_python_threads_at_once():
-    counts = [0, 0]
+@pytest.mark.parametrize(("steps", "times"), [(1, 300), (5, 50)])
+def test_two_python_threads_at_once(steps, times):
+    def work():
+        tasks: list[int] = []
+        run(2, 4, lambda _i, n, _s: tasks.append(n), steps)
+        assert len(tasks) == steps * tasks[0]
 
-    def work(k):
-        for _ in range(300):
-            tasks: list[int] = []
-            run(2, 4, lambda c, d, i, n, tasks=tasks: tasks.append(n))
-            assert len(tasks) == tasks[0]
-            counts[k] += 1
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
-    assert counts == [300, 300]
+    in_two_python_threads(work, times)
 
 
 def _regions_in_child(queue) -> None:
     seen: list[int] = []
-    run(3, 3, lambda c, d, i, n: seen.append(i))
+    run(3, 3, lambda i, n, _: seen.append(i))
     queue.put((sorted(seen), pool.worker_count()))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_has_workers_of_its_own():
-    run(4, 4, lambda c, d, i, n: None)
+    run(4, 4, lambda i, n, _: None)
     assert pool.worker_count() >= 3
     methods = multiprocessing.get_context("fork")
     queue = methods.Queue()
@@ -170,13 +156,13 @@ def test_a_forked_child_has_workers_of_its_own():
     assert queue.get(timeout=30) == ([0, 1, 2], 2)
     child.join(30)
     assert child.exitcode == 0
-    run(4, 4, lambda c, d, i, n: None)
+    run(4, 4, lambda i, n, _: None)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells what a thread of this process does")
 def test_idle_workers_sleep():
     """After their bounded spin they wait in the kernel, in state "S"; others may use the cores, so wait."""
-    run(4, 4, lambda c, d, i, n: None)
+    run(4, 4, lambda i, n, _: None)
     for _ in range(200):
         others = [t for t in Path("/proc/self/task").iterdir() if int(t.name) != threading.get_native_id()]
         states = [(t / "stat").read_text().rsplit(")", 1)[1].split()[0] for t in others]
@@ -188,14 +174,9 @@ def test_idle_workers_sleep():
 
 def test_the_process_ends_while_workers_are_parked():
     program = (
-        "import ctypes\n"
         "from backend.llvm import pool\n"
-        "from backend.runtime.context import Context\n"
-        "task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)\n"
-        "ctx = Context(); ctx._ctx.num_threads = 4\n"
-        "parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, task, ctypes.c_void_p, ctypes.c_int32)\n"
-        "run = parallel(pool.parallel_address())\n"
-        "run(ctx.address, task(lambda c, d, i, n: None), None, 4)\n"
+        "from tests.backend.llvm.regions import run\n"
+        "run(4, 4, lambda i, n, step: None)\n"
         "print(pool.worker_count())\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
@@ -228,6 +209,6 @@ def test_other_systems_run_serially():
     triple = process_triple()
     serial = pool_code.pool_object(f"{triple.split('-')[0]}-unknown-none")
     made = pool._install(serial)
-    seen: list[tuple[int, int]] = []
-    Parallel(made.parallel)(context(4).address, Task(lambda c, d, i, n: seen.append((i, n))), None, 8)
-    assert seen == [(0, 1)]
+    seen: list[tuple[int, int, int]] = []
+    Parallel(made.parallel)(context(4).address, task(lambda i, n, step: seen.append((i, n, step))), None, 8, 2)
+    assert seen == [(0, 1, 0), (0, 1, 1)]

@@ -11,26 +11,20 @@ import time
 import llvmlite.binding as llvm
 import pytest
 
-from backend.llvm import pool, pool_places
-from backend.llvm.linking import link, process_triple
+from backend.llvm import pool_code, pool_places
+from backend.llvm.linking import process_triple
 from backend.llvm.pool_code import pool_source
 from backend.runtime.context import Context
+from tests.backend.llvm.regions import Body, Parallel, assemble, run, task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere regions run serially")
-
-Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
-Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Task, ctypes.c_void_p, ctypes.c_int32)
-
-
-Step = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64)
-Steps = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Step, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
 
 
 class Mailbox(ctypes.Structure):
     _fields_ = (
-        ("state", ctypes.c_int32), ("next", ctypes.c_int32), ("place", ctypes.c_int32), ("number", ctypes.c_int32),
+        ("asleep", ctypes.c_int32), ("away", ctypes.c_int32), ("place", ctypes.c_int32), ("number", ctypes.c_int32),
         ("interrupted", ctypes.c_int32), ("interruptions", ctypes.c_int32),
-        ("until", ctypes.c_int64), ("span", ctypes.c_int64), ("rest", ctypes.c_byte * 88),
+        ("until", ctypes.c_int64), ("span", ctypes.c_int64), ("rest", ctypes.c_byte * (pool_code.MAILBOX_BYTES - 40)),
     )  # fmt: skip
 
 
@@ -44,10 +38,8 @@ class OpenPool:
         source = source.replace("internal ", "").replace("private ", "")
         source += "define ptr @mailboxes_address() { ret ptr @mailboxes }\n"
         source += "define void @set_benched() { store i32 1, ptr @benched ret void }\n"
-        machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
-        image = link([machine.emit_object(llvm.parse_assembly(source))])
+        image = assemble(source)
         self.parallel = Parallel(image.address("relayc_parallel"))
-        self.parallel_steps = Steps(image.address("relayc_parallel_steps"))
         self.bench = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int64)(image.address("bench"))
         self.set_benched = ctypes.CFUNCTYPE(None)(image.address("set_benched"))
         address = ctypes.CFUNCTYPE(ctypes.c_void_p)(image.address("mailboxes_address"))()
@@ -55,10 +47,9 @@ class OpenPool:
         image.keep()
         self.context = Context()
 
-    def run(self, threads: int, tasks: int, body) -> None:
+    def run(self, threads: int, tasks: int, body: Body, steps: int = 1) -> None:
         self.context._ctx.num_threads = threads
-        self.parallel(self.context.address, Task(body), None, tasks)
-
+        self.parallel(self.context.address, task(body), None, tasks, steps)
 
     def number_of_worker(self, worker: int) -> int:
         """The system's number of a worker that has been started; it says so itself when it runs first."""
@@ -98,7 +89,7 @@ def test_a_worker_that_was_not_interrupted_does_not_go_to_the_bench(open_pool):
 
 def test_others_do_the_share_of_a_worker_on_the_bench_until_it_comes_back(open_pool):
     threads = 4
-    open_pool.run(threads, threads, lambda c, d, i, n: None)
+    open_pool.run(threads, threads, lambda i, n, _: None)
     boxes = open_pool.mailboxes[1:threads]
     for box in boxes[1:]:
         box.until = time.monotonic_ns() + 10**12
@@ -106,13 +97,13 @@ def test_others_do_the_share_of_a_worker_on_the_bench_until_it_comes_back(open_p
     numbers = {open_pool.number_of_worker(n) for n in range(2, threads)}
     for _ in range(20):
         seen: list[tuple[int, int]] = []
-        open_pool.run(threads, 20, lambda c, d, i, n: seen.append((i, threading.get_native_id())))  # noqa: B023
+        open_pool.run(threads, 20, lambda i, n, _: seen.append((i, threading.get_native_id())))  # noqa: B023
         assert sorted(i for i, _ in seen) == list(range(20))
         assert not numbers & {thread for _, thread in seen}
     for box in boxes:
         box.until = time.monotonic_ns() - 1
     together = threading.Barrier(threads)
-    open_pool.run(threads, threads, lambda c, d, i, n: together.wait(30))
+    open_pool.run(threads, threads, lambda i, n, _: together.wait(30))
     assert together.broken is False
 
 
@@ -120,13 +111,12 @@ def test_others_do_the_share_of_a_worker_on_the_bench_until_it_comes_back(open_p
 def test_steps_are_finished_without_workers_on_the_bench(open_pool, away):
     """Also where nobody who is there has the number of a neighbour."""
     threads = 8
-    open_pool.run(threads, threads, lambda c, d, i, n: None)
+    open_pool.run(threads, threads, lambda i, n, _: None)
     for number in away:
         open_pool.mailboxes[number].until = time.monotonic_ns() + 10**12
     open_pool.set_benched()
     seen: list[tuple[int, int]] = []
-    task = Step(lambda c, d, i, n, step: seen.append((step, i)))
-    open_pool.parallel_steps(open_pool.context.address, task, None, threads, 5)
+    open_pool.run(threads, threads, lambda i, n, step: seen.append((step, i)), 5)
     for number in away:
         open_pool.mailboxes[number].until = time.monotonic_ns() - 1
     assert sorted(seen) == [(step, i) for step in range(5) for i in range(threads)]
@@ -136,7 +126,7 @@ def test_steps_are_finished_without_workers_on_the_bench(open_pool, away):
 def test_a_worker_leaves_the_core_of_its_caller(open_pool):
     """Put beside the caller, it is sent elsewhere by one of the regions that follow."""
     allowed, core_of_this_thread = os.sched_getaffinity(0), ctypes.CDLL(None).sched_getcpu
-    open_pool.run(2, 2, lambda c, d, i, n: None)
+    open_pool.run(2, 2, lambda i, n, _: None)
     worker = open_pool.number_of_worker(1)
     try:
         for _ in range(2000):  # the system may move the caller: then they aren't beside each other
@@ -144,7 +134,7 @@ def test_a_worker_leaves_the_core_of_its_caller(open_pool):
             open_pool.mailboxes[1].until = 0  # it may have been interrupted
             os.sched_setaffinity(worker, {here})
             for _ in range(3):
-                open_pool.run(2, 2, lambda c, d, i, n: time.sleep(0.001))
+                open_pool.run(2, 2, lambda i, n, _: time.sleep(0.001))
             if here not in os.sched_getaffinity(worker):
                 return
         raise AssertionError("the worker stayed")
@@ -155,11 +145,7 @@ def test_a_worker_leaves_the_core_of_its_caller(open_pool):
 def test_more_threads_than_cores_stay_where_they_are():
     """There is no vacant core to send them to: each chunk once all the same, region after region."""
     threads = len(os.sched_getaffinity(0)) + 2 if hasattr(os, "sched_getaffinity") else 4
-    context = Context()
-    context._ctx.num_threads = threads
     for _ in range(pool_places.CALM + 20):
         seen: list[int] = []
-        Parallel(pool.parallel_address())(
-            context.address, Task(lambda c, d, i, n, seen=seen: seen.append(i)), None, threads
-        )
+        run(threads, threads, lambda i, n, _, seen=seen: seen.append(i))
         assert sorted(seen) == list(range(threads))

@@ -1,21 +1,19 @@
-"""Regions of several steps: loops around parallel loops, whose threads meet after each step."""
+"""Regions of several steps: parallel loops in a row and loops around them, whose threads meet after each step."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
+import re
 import time
 from collections import Counter
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from backend.llvm import pool, pool_code
 from backend.llvm.build import build
-from backend.llvm.linking import link, process_triple
 from backend.runtime import register_func, remove_global_func
-from backend.runtime.context import Context, current_context
+from backend.runtime.context import current_context
 from backend.target import Target
 from te.dtype import dtype
 from te.ir import IRModule
@@ -35,15 +33,7 @@ from te.tir import (
     decl_buffer,
     seq,
 )
-
-Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64)
-Steps = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Task, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
-
-
-def run(threads: int, tasks: int, steps: int, body) -> None:
-    context = Context()
-    context._ctx.num_threads = threads
-    Steps(pool.parallel_steps_address())(context.address, Task(body), None, tasks, steps)
+from tests.backend.llvm.regions import Parallel, Task, assemble, context, run
 
 
 @pytest.mark.parametrize(("threads", "tasks"), [(1, 4), (2, 2), (2, 5), (3, 100), (8, 8)])
@@ -53,13 +43,13 @@ def test_every_chunk_of_every_step_runs_once_and_after_the_step_before(threads, 
     seen: Counter[tuple[int, int, int]] = Counter()
     early: list[int] = []
 
-    def chunk(_ctx, _data, i, n, step):
+    def chunk(i, n, step):
         if step and done[step - 1] != n:
             early.append(step)
         seen[step, i, n] += 1
         done[step] += 1
 
-    run(threads, tasks, steps, chunk)
+    run(threads, tasks, chunk, steps)
     assert not early
     chunks = {n for _, _, n in seen}
     assert len(chunks) == (1 if steps else 0)
@@ -69,39 +59,19 @@ def test_every_chunk_of_every_step_runs_once_and_after_the_step_before(threads, 
 def test_threads_that_wait_long_for_a_step_sleep_and_are_woken():
     seen: list[int] = []
 
-    def chunk(_ctx, _data, i, _n, step):
+    def chunk(i, _n, step):
         if i == step % 2:
             time.sleep(0.003)
         seen.append(step)
 
-    run(2, 2, 10, chunk)
+    run(2, 2, chunk, 10)
     assert seen == sorted(seen)
     assert len(seen) in (10, 20)
 
 
-def test_steps_inside_a_region_and_in_two_python_threads_run_once():
-    counts = [0, 0]
-
-    def work(k):
-        for _ in range(50):
-            steps: list[int] = []
-            run(2, 4, 5, lambda c, d, i, n, s, steps=steps: steps.append(n))
-            assert len(steps) == 5 * steps[0]
-            counts[k] += 1
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join(60)
-    assert counts == [50, 50]
+def test_steps_inside_a_region_run_once():
     inner: Counter[tuple[int, int]] = Counter()
-    region = Steps(pool.parallel_steps_address())
-
-    def outer(ctx, _data, _i, _n, step):
-        region(ctx, Task(lambda c, d, j, m, s: inner.update([(step, s)])), None, 4, 3)
-
-    run(2, 2, 2, outer)
+    run(2, 2, lambda _i, _n, step: run(2, 4, lambda _j, _m, s: inner.update([(step, s)]), 3), 2)
     assert set(inner) == {(a, b) for a in range(2) for b in range(3)}
 
 
@@ -124,17 +94,15 @@ define void @ordered(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step) {
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 def test_thousands_of_short_steps(threads):
-    region = Steps(pool.parallel_steps_address())
-    machine = llvm.Target.from_triple(process_triple()).create_target_machine(reloc="pic", codemodel="small")
-    image = link([machine.emit_object(llvm.parse_assembly(ORDERED_TASK))])
-    task = ctypes.cast(image.address("ordered"), Task)
-    context = Context()
-    context._ctx.num_threads = threads
+    region = Parallel(pool.parallel_address())
+    image = assemble(ORDERED_TASK)
+    ordered = ctypes.cast(image.address("ordered"), Task)
+    ctx = context(threads)
     for tasks in (threads, 100 * threads):
         steps, chunks = 2000, min(tasks, pool_code.CHUNKS * threads)
         for _ in range(3):
             counts = (ctypes.c_int64 * 3)()
-            region(context.address, task, ctypes.addressof(counts), tasks, steps)
+            region(ctx.address, ordered, ctypes.addressof(counts), tasks, steps)
             assert list(counts) == [steps * chunks, 0, chunks * steps * (steps - 1) // 2]
 
 
@@ -177,16 +145,80 @@ def sums(steps, start=0):
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize(("steps", "start"), [(1, 0), (40, 0), (17, 3)])
 def test_loops_around_parallel_loops(run_both, threads, steps, start):
-    context = current_context()
-    before = context.num_threads
+    ctx = current_context()
+    before = ctx.num_threads
     try:
-        context._ctx.num_threads = threads
+        ctx._ctx.num_threads = threads
         body, a, total = sums(steps, start)
         data = np.arange(2 * N, dtype="int64")
         for mine, expected in run_both(function(body, a, total), data, np.zeros(N, "int64")):
             np.testing.assert_array_equal(mine, expected)
     finally:
-        context._ctx.num_threads = before
+        ctx._ctx.num_threads = before
+
+
+def row(first, second, third):
+    """Three parallel loops in a row: each reads what all threads wrote in the one before."""
+    a, b, c = (decl_buffer((n,), "int64", name=name) for n, name in zip(LENGTHS, "ABC", strict=True))
+
+    def fill(i):
+        return BufferStore(a, BufferLoad(a, (i,)) * 3 + 1, (i,))
+
+    def turn(i):
+        return BufferStore(b, BufferLoad(a, (LENGTHS[0] - 1 - i,)) + cast("int64", i), (i,))
+
+    def spread(i):
+        return BufferStore(c, BufferLoad(b, (LENGTHS[1] - 1 - i % LENGTHS[1],)) - BufferLoad(a, (i % 5,)), (i,))
+
+    kind = ForKind.PARALLEL
+    return seq(loop(first, fill, kind), loop(second, turn, kind), loop(third, spread, kind)), a, b, c
+
+
+LENGTHS = (100, 3, 37)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("known", [True, False])
+def test_parallel_loops_in_a_row(run_both, threads, known):
+    ctx = current_context()
+    before = ctx.num_threads
+    try:
+        ctx._ctx.num_threads = threads
+        sizes = () if known else (SizeVar("n"), SizeVar("m"), SizeVar("k"))
+        body, a, b, c = row(*(sizes or LENGTHS))
+        data = [np.arange(n, dtype="int64") ** 2 for n in LENGTHS]
+        numbers = () if known else LENGTHS
+        for mine, expected in run_both(function(body, a, b, c, *sizes), *data, *numbers):
+            np.testing.assert_array_equal(mine, expected)
+    finally:
+        ctx._ctx.num_threads = before
+
+
+def test_parallel_loops_in_a_row_may_be_empty(run_both):
+    sizes = SizeVar("n"), SizeVar("m"), SizeVar("k")
+    body, a, b, c = row(*sizes)
+    data = [np.arange(n, dtype="int64") ** 2 for n in LENGTHS]
+    for numbers in [(0, 0, 0), (0, 2, 1), (100, 0, 37)]:
+        for mine, expected in run_both(function(body, a, b, c, *sizes), *data, *numbers):
+            np.testing.assert_array_equal(mine, expected)
+
+
+@pytest.mark.parametrize(("lengths", "steps"), [(LENGTHS, [3]), ((100, 1, 37), [1, 1]), ((100, 3, 1), [2])])
+def test_parallel_loops_in_a_row_are_one_region(lengths, steps):
+    """A loop of one iteration is no region; it stands between those around it."""
+    assert steps_of_regions(*row(*lengths)) == steps
+
+
+def test_a_loop_whose_length_another_computes_is_not_joined_with_it():
+    n, a = decl_buffer((1,), "int64", name="N"), decl_buffer((64,), "int64", name="A")
+    first = loop(2, lambda i: BufferStore(n, cast("int64", 5), (convert(0),)), ForKind.PARALLEL)
+    second = loop(BufferLoad(n, (convert(0),)), lambda i: BufferStore(a, i, (i,)), ForKind.PARALLEL)
+    assert steps_of_regions(seq(first, second), n, a) == [1, 1]
+
+
+def steps_of_regions(body, *params):
+    text = build(IRModule({"f": function(body, *params)}), Target("llvm")).get_source("raw-ll")
+    return [int(steps) for steps in re.findall(r"ptr @f\.task.*, i64 (\d+)\)", text)]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9])
@@ -200,9 +232,7 @@ def test_as_many_steps_as_an_argument_says(run_both, steps):
 
 def test_a_loop_around_parallel_loops_is_one_region():
     body, a, total = sums(40)
-    text = build(IRModule({"f": function(body, a, total)}), Target("llvm")).get_source("raw-ll")
-    assert text.count("switch i64") == 1
-    assert text.count("i64 80)") == 1  # steps of the region
+    assert steps_of_regions(body, a, total) == [80]
 
 
 def test_a_python_function_that_raises_in_a_step():

@@ -29,32 +29,31 @@ from backend.runtime.context import Context, Ctx, current_context
 C_SOURCE = r"""
 #include <stdint.h>
 typedef struct Ctx Ctx;
-typedef void (*Task)(Ctx*, void*, int32_t, int32_t);
+typedef void (*Task)(Ctx*, void*, int32_t, int32_t, int64_t);
 struct Ctx {
-  void (*parallel)(Ctx*, Task, void*, int32_t);
+  void (*parallel)(Ctx*, Task, void*, int32_t, int64_t);
   int32_t num_threads, draws;
   void* (*alloc_workspace)(Ctx*, int64_t);
   void (*free_workspace)(Ctx*, void*);
   int32_t (*call_packed)(Ctx*, const char*, void*, int32_t*, int32_t);
-  void (*parallel_steps)(Ctx*, void (*)(Ctx*, void*, int32_t, int32_t, int64_t), void*, int32_t, int64_t);
 };
 typedef struct { void* data; int32_t type, id, ndim; uint8_t code, bits; uint16_t lanes;
                  int64_t *shape, *strides; uint64_t byte_offset; } DLTensor;
 
 void axpy(Ctx* c, float* x, float* y, float a, int32_t n) { for (int i = 0; i < n; i++) y[i] += a * x[i]; }
 
-static void fill(Ctx* c, void* closure, int32_t task, int32_t tasks) {
+static void fill(Ctx* c, void* closure, int32_t task, int32_t tasks, int64_t step) {
   int64_t* out = closure;
   int64_t n = out[0];
   for (int64_t i = task * n / tasks; i < (task + 1) * n / tasks; i++) out[i + 1] = i * i;
 }
-void squares(Ctx* c, int64_t* out) { c->parallel(c, fill, out, 64); }
+void squares(Ctx* c, int64_t* out) { c->parallel(c, fill, out, 64, 1); }
 
 static void grow(Ctx* c, void* closure, int32_t task, int32_t tasks, int64_t step) {
   int64_t* out = closure;
   for (int64_t i = task * 64 / tasks; i < (task + 1) * 64 / tasks; i++) out[i] = out[i] * 3 + step;
 }
-void steps(Ctx* c, int64_t* out) { c->parallel_steps(c, grow, out, 64, 5); }
+void steps(Ctx* c, int64_t* out) { c->parallel(c, grow, out, 64, 5); }
 
 void scratch(Ctx* c, int64_t* out) {
   char* a = c->alloc_workspace(c, 100000);
@@ -130,7 +129,6 @@ def test_the_struct_is_laid_out_as_in_c():
         "alloc_workspace": 16,
         "free_workspace": 24,
         "call_packed": 32,
-        "parallel_steps": 40,
     }
 
 
