@@ -363,13 +363,12 @@ class Stage:
     def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any) -> None:
         """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
 
-        `tensor` is one that the stage reads, itself or through an input that is inlined, or an argument of the function
+        `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the function
         of the stage's own shape, to be written soon: what lies where the iteration's own results do.
         """
         self._check_leaf("prefetch_ahead", axis)
         shapes = [tuple(t.shape) for t in self.op.outputs]
-        behind = [source for t in self.op.input_tensors for source in t.op.input_tensors]
-        if tensor not in (*self.op.input_tensors, *behind) and tuple(tensor.shape) not in shapes:
+        if tensor not in self._sources() and tuple(tensor.shape) not in shapes:
             raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements)))
 
@@ -384,13 +383,17 @@ class Stage:
         soon.
         """
         self._check_leaf("prefetch_line", axis)
-        behind = list(self.op.input_tensors)
-        for read in behind:
-            behind += [source for source in read.op.input_tensors if source not in behind]
-        if not written and tensor not in behind:
+        if not written and tensor not in self._sources():
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(PrefetchedLine(tensor, indices, written))
+
+    def _sources(self) -> list[Tensor]:
+        """What the stage reads, and what that is computed from."""
+        found = list(self.op.input_tensors)
+        for read in found:
+            found += [source for source in read.op.input_tensors if source not in found]
+        return found
 
     def storage_align(self, axis: IterVar, factor: int, offset: int = 0) -> None:
         """Pad the dimension's stride in storage so that stride = offset modulo factor (elements)."""

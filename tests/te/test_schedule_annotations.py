@@ -153,18 +153,21 @@ def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
         s[b].prefetch_ahead(other, outer, 1)
 
 
-def test_prefetch_ahead_sees_through_inputs_that_are_inlined():
-    a = te.placeholder((20, 32), name="a")
-    b = te.compute((20, 36), lambda i, j: te.if_then_else(te.all(j >= 2, j < 34), a[i, j - 2], 0.0), name="b")
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_prefetch_ahead_sees_through_inputs_that_are_inlined(inputs):
+    a = te.placeholder((20, 40), name="a")
+    inner = te.compute((20, 40), lambda i, j: a[i, j] * 1.0, name="inner") if inputs == 2 else a
+    b = te.compute((20, 36), lambda i, j: te.if_then_else(te.all(j >= 2, j < 34), inner[i, j - 2], 0.0), name="b")
     c = te.compute((20, 32), lambda i, j: b[i, j] + b[i, j + 4], name="c")
     s = te.create_schedule(c)
-    s[b].compute_inline()
+    for stage in (inner, b)[2 - inputs :]:
+        s[stage].compute_inline()
     s[c].prefetch_ahead(a, c.op.axis[0], 64)
     text = str(te.lower(s, [a, c], simple_mode=True))
     assert "prefetch(address_of(a[i, a.line1 * 16 + 62]), 3, 0)" in text, "from where it begins to be read"
-    x, r = RNG.random((20, 32), dtype=np.float32), np.empty((20, 32), np.float32)
+    x, r = RNG.random((20, 40), dtype=np.float32), np.empty((20, 32), np.float32)
     Interpreter(te.lower(s, [a, c]))("main", x, r)
-    padded = np.pad(x, ((0, 0), (2, 2)))
+    padded = np.pad(x[:, :32], ((0, 0), (2, 2)))
     np.testing.assert_array_equal(r, padded[:, :32] + padded[:, 4:])
 
 
