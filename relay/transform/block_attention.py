@@ -16,7 +16,7 @@ from relay.transform.function_pass import RewritePass
 from relay.transform.recognize_attention import FEWEST_QUERIES
 from relay.type import dims_equal
 from te.tir import Dim
-from topi.cpu.tiling import attention_blocks
+from topi.cpu.tiling import attention_blocks, score_fill
 
 __all__ = ["BlockAttention"]
 
@@ -72,6 +72,7 @@ class BlockAttention(RewritePass):
         return make_call(
             "nn.blocked_attention", operands, call.span, scale=op.scale, queries=queries, panel=panel,
             causal=op.causal, masked_value=op.masked_value, softcap=op.softcap,
+            fill=score_fill(self.target, sizes[1], panel),
         )  # fmt: skip
 
 

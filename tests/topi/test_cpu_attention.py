@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,7 @@ SIZES = {
     "one head for all": (2, 16, 33, 4, 1, 8, 24),
     "one key": (1, 12, 1, 2, 2, 8, 8),
     "many keys": (1, 16, 1500, 1, 1, 8, 8),
+    "a last panel that lacks vectors": (1, 30, 70, 2, 2, 24, 24),
 }
 
 
@@ -67,9 +70,37 @@ def test_masks(mask: tuple[int, ...], dtype: str):
     compiled_against_reference(*attention_graph((2, 20, 37, 3, 3, 8, 8), mask, dtype))
 
 
-@pytest.mark.parametrize("keys", [40, 75, 33])
-def test_causal(keys: int):
-    compiled_against_reference(*attention_graph((1, 33, keys, 2, 2, 8, 8), None, "float32", causal=True))
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+@pytest.mark.parametrize("mask", [(1, 1, 20, 37), (2, 1, 1, 37), (20, 1)])
+def test_masks_where_the_last_panel_lacks_vectors(mask: tuple[int, ...], dtype: str):
+    compiled_against_reference(*attention_graph((2, 20, 37, 3, 3, 24, 40), mask, dtype))
+
+
+@pytest.mark.parametrize(("keys", "depth"), [(40, 8), (75, 8), (33, 8), (37, 24), (69, 40)])
+def test_causal(keys: int, depth: int):
+    compiled_against_reference(*attention_graph((1, 33, keys, 2, 2, depth, 24), None, "float32", causal=True))
+
+
+@pytest.mark.parametrize(
+    ("cpu", "keys", "row"),
+    [
+        ("skylake-avx512", 197, 208),
+        ("skylake-avx512", 192, 192),
+        ("skylake-avx512", 1000, 1024),
+        ("haswell", 197, 208),
+        ("haswell", 70, 72),
+        ("x86-64-v2", 9, 12),
+    ],
+)
+def test_rows_of_scores_are_filled_up_to_whole_vectors(cpu: str, keys: int, row: int):
+    """To whole panels where that computes little more."""
+    function, _ = attention_graph((1, 64, keys, 2, 2, 64, 64), None, "float32")
+    target = backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
+    (node,) = make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes
+    text = str(lower(node.workload, target).function)
+    (block,) = re.findall(r"score = allocate\(\[(\d+)\]", text)
+    (rows,) = re.findall(r"largest = allocate\(\[(\d+)\]", text)
+    assert int(block) == int(rows) * row
 
 
 def test_rows_that_see_nothing():

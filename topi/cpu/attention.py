@@ -150,6 +150,8 @@ def _tile(
     lanes = vector_lanes(target)
     height = tile_rows(target, form.queries, form.panel, steps, apart=4 * steps)
     row_outer, row_inner = s[out].split(row, factor=height, tail="shift")
+    extent = extent_of(column)
+    partial = isinstance(extent, int) and extent % form.panel != 0  # its vectors are told apart, some being left out
     column_outer, column_inner = s[out].split(column, factor=form.panel)
     s[out].reorder(column_outer, row_outer, row_inner, column_inner)
     s[out].unroll(row_inner)
@@ -160,7 +162,7 @@ def _tile(
     *_, m, n = s[product].op.axis
     s[product].reorder(*s[product].op.reduce_axis, m, n)
     s[product].unroll(m)
-    vectorize_panel(s, product, n, form.panel, lanes)
+    vectorize_panel(s, product, n, form.panel, lanes, apart=partial)
 
 
 def _heads_go_round(score: te.Tensor, key_panels: te.Tensor, form: AttentionForm, target: Target) -> bool:
@@ -181,8 +183,9 @@ def _pack_keys(s: te.Schedule, rows: te.Tensor, panels: te.Tensor, panel: int, t
     *outer, step, lane = s[panels].op.axis
     depth, lanes = extent_of(step), vector_lanes(target)
     s[panels].pragma(outer[-1], "loop_partition_hint")  # the last panel may be partial
-    block, known = block_of(lanes, panels.dtype), isinstance(rows.shape[2], int)
-    if not known or lanes not in vectors_turned(target, panels.dtype) or not isinstance(depth, int) or depth < block:
+    turnable = lanes in vectors_turned(target, panels.dtype) and panel % lanes == 0
+    block = block_of(lanes, panels.dtype)
+    if not turnable or not isinstance(rows.shape[2], int) or not isinstance(depth, int) or depth < block:
         s[rows].compute_inline()
         s[panels].vectorize(lane)
         return
@@ -208,7 +211,8 @@ def _reduce_row(s: te.Schedule, tensor: te.Tensor, panel: int, lanes: int) -> No
     """Each row of panels to several vectors of partial results, these to one, and that to a number by halves."""
     (axis,) = s[tensor].op.reduce_axis
     extent = extent_of(axis)
-    together = max(n * panel for n in (1, 2, 4) if n == 1 or (isinstance(extent, int) and extent % (n * panel) == 0))
+    fitting = (n * panel for n in (4, 2, 1) if isinstance(extent, int) and extent % (n * panel) == 0)
+    together = next(fitting, lanes if isinstance(extent, int) else panel)
     halves = [lanes >> n for n in range(lanes.bit_length() - 1)]
     for width in dict.fromkeys((together, *halves)):
         (axis,) = s[tensor].op.reduce_axis

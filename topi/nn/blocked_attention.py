@@ -27,7 +27,8 @@ class AttentionForm:
     """How attention is computed: scores times `scale`, plus or under a mask, `causal` or not, in which blocks.
 
     `masked_value` is the score of keys that a bool mask hides. A positive `softcap` limits scores softly. `queries` are
-    the rows of a block, `panel` the keys, and the columns of values, that lie next to each other in a panel.
+    the rows of a block, `panel` the keys, and the columns of values, that lie next to each other in a panel. Rows of
+    scores are filled up to a multiple of `fill` keys, which divides `panel` (0: of `panel`).
     """
 
     scale: float
@@ -36,6 +37,7 @@ class AttentionForm:
     causal: bool = False
     masked_value: float = float("-inf")
     softcap: float = 0.0
+    fill: int = 0
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> Tensor:
@@ -55,7 +57,9 @@ class _Blocked:
         self.query, self.key, self.value, self.mask, self.form = query, key, value, mask, form
         self.batch, self.length, self.heads, self.depth = query.shape
         _, self.keys, self.groups, self.width = value.shape
-        self.padded_keys = as_dim(ceil_div(self.keys, form.panel) * form.panel)
+        self.panel_keys, self.padded_keys = [
+            as_dim(ceil_div(self.keys, unit) * unit) for unit in (form.panel, form.fill or form.panel)
+        ]
         self.rows = (self.batch, self.heads, self.length)
         self.wide = accumulator_type(query.dtype)
         self.lowest, self.zero = te.const(float("-inf"), self.wide), te.const(0, self.wide)
@@ -85,9 +89,9 @@ class _Blocked:
 
         def row(b: Any, g: Any, t: Any, d: Any) -> PrimExpr:
             entry = te.cast(self.wide, self.key(b, t, g, d))
-            return self._within(t, self.keys, self.padded_keys, entry, self.zero)
+            return self._within(t, self.keys, self.panel_keys, entry, self.zero)
 
-        rows = self._stage((self.batch, self.groups, self.padded_keys, self.depth), row, "key_rows")
+        rows = self._stage((self.batch, self.groups, self.panel_keys, self.depth), row, "key_rows")
 
         def body(b: Any, g: Any, p: Any, d: Any, lane: Any) -> PrimExpr:
             return rows(b, g, p * panel + lane, d)
@@ -107,7 +111,7 @@ class _Blocked:
         return self._stage((self.batch, self.groups, count, self.keys, panel), body, "value_panels")
 
     def _scores(self) -> Tensor:
-        """(B, H, S, T filled up to whole panels): -inf where a key may not be seen or there is none."""
+        """(B, H, S, T filled up): -inf where a key may not be seen or there is none."""
         queries, panels, panel = self._queries(), self._key_panels(), self.form.panel
         d = te.reduce_axis((0, self.depth), name="d")
 

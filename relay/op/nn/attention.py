@@ -94,7 +94,8 @@ class BlockedAttention(OpDef):
     """nn.attention with the heads of a position next to each other, as projections have them; for CPUs.
 
     query (B, S, H, D), key (B, T, G, D), value (B, T, G, E): (B, S, H, E); a block of `queries` positions at a time,
-    keys and values copied into panels of `panel` columns. The rest, (C1) to (C4) among it, is as for nn.attention.
+    keys and values copied into panels of `panel` columns, rows of scores filled up to a multiple of `fill` keys (0: of
+    `panel`). The rest, (C1) to (C4) among it, is as for nn.attention.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -106,6 +107,7 @@ class BlockedAttention(OpDef):
     causal: bool = False
     masked_value: float = float("-inf")
     softcap: float = 0.0
+    fill: int = 0
 
     def _by_heads(self) -> Attention:
         return Attention(
@@ -120,7 +122,9 @@ class BlockedAttention(OpDef):
         return result.with_shape(_exchanged(result.shape))
 
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
-        form = AttentionForm(self.scale, self.queries, self.panel, self.causal, self.masked_value, self.softcap)
+        form = AttentionForm(
+            self.scale, self.queries, self.panel, self.causal, self.masked_value, self.softcap, self.fill
+        )
         return topi.nn.blocked_attention(query, key, value, mask, form)
 
     def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:

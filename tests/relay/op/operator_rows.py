@@ -396,6 +396,7 @@ NORMALIZATION = [
     row("nn.rotary_embedding", f32(2, 2, 6), f32(2, 3), f32(2, 3), interleaved=True),
     row("nn.rotary_embedding", f32(4), f32(4), f32(4), interleaved=True),
     row("nn.blocked_attention", f32(2, 9, 2, 4), f32(2, 5, 2, 4), f32(2, 5, 2, 3), scale=0.5, queries=4, panel=8),
+    row("nn.blocked_attention", *[f32(1, 9, 2, 4)] * 3, scale=0.5, queries=4, panel=8, fill=4),
     row("nn.blocked_attention", f32(1, 8, 4, 3), f32(1, 9, 2, 3), f32(1, 9, 2, 17), scale=0.5, queries=8, panel=16,
         causal=True),
     row("nn.blocked_attention", *[f32(1, 5, 2, 4)] * 3, f32(2, 1, 5), scale=0.5, queries=2, panel=4),
