@@ -355,12 +355,9 @@ class _StageNest:
         """Touch the cache line that its indices make of where the stage's axes begin in an iteration of `leaf`."""
         schedule, tensor = self.nests.bounds.schedule, line.tensor
         tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
-        inside = frozenset([v.var for v in self.leaves[self.positions[leaf.var] + 1 :]])
-        first = []
-        for axis in self.stage.op.root_axes:
-            interval = self.math.relax(self.values[axis.var], inside)
-            first.append(number(0) if interval is None else interval.lo)
-        chosen = line.indices(*map(self.math.expr, first))
+        start = {v.var: number(0) for v in self.leaves[self.positions[leaf.var] + 1 :]}
+        values = [self.math.expr(self.values[axis.var]) for axis in self.stage.op.root_axes]
+        chosen = line.indices(*[self.math.expr(self.math.poly(value, start)) for value in values])
         wanted = [self.math.poly(self.nests.lower(convert(i), {}), {}) for i in chosen]
         shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
         *first, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]

@@ -113,6 +113,16 @@ def test_lines_are_asked_for_in_the_order_of_the_requests():
     assert places == sorted(places)
 
 
+def test_lines_are_asked_for_where_vectors_begin_that_reach_over_rows():
+    a = te.placeholder((8, 24), name="a")
+    b = te.compute((8, 24), lambda i, j: a[i, j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    outer, inner = s[b].split(s[b].fuse(*b.op.axis), factor=16)
+    s[b].vectorize(inner)
+    s[b].prefetch_line(a, outer, lambda i, j: (i * 24 + j + 48,))
+    assert "a[0, min(i.j.fused.outer * 16 + 48, 191)]" in str(te.lower(s, [a, b], simple_mode=True))
+
+
 def test_prefetched_lines_are_found_by_tables_and_through_what_is_inlined():
     x, table = te.placeholder((50, 16), name="x"), te.placeholder((20,), "int64", name="table")
     b = te.compute((50, 16), lambda i, j: x[i, j] + 1.0, name="b")
