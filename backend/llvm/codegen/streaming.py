@@ -1,8 +1,9 @@
 """Which results of a function are stored past the caches.
 
-A result larger than the caches leaves them before anyone reads it. Stored the usual way, each of its lines is first
-read from memory: a third of what a copy moves. Stores of whole lines can do without ("non-temporal"), to addresses that
-are aligned to a line. Memory of a caller need not be, so a function with such results has a twin for when it is.
+A result larger than the caches leaves them before anyone reads it, and so does most of one that is written while much
+more is read: a part of a tensor, say. Stored the usual way, each of its lines is first read from memory: a third of
+what a copy moves. Stores of whole lines can do without ("non-temporal"), to addresses that are aligned to a line.
+Memory of a caller need not be, so a function with such results has a twin for when it is.
 """
 
 from __future__ import annotations
@@ -18,11 +19,16 @@ LINE_BYTES = 64
 """What is stored at once is a multiple of this, and so are the addresses."""
 
 
-def streamed_buffers(function: PrimFunc, larger_than: int) -> frozenset[Var]:
-    """The pointers of buffers larger than so many bytes that whole lines are stored to and nothing is read of."""
-    if not larger_than:
+def streamed_buffers(function: PrimFunc, cache_bytes: int) -> frozenset[Var]:
+    """The pointers of large buffers that whole lines are stored to and nothing is read of, for a cache of such a size.
+
+    What is larger than the cache, or than half of it where less than half of all that the function touches stays there.
+    """
+    if not cache_bytes:
         return frozenset()
-    large = {buffer.data for buffer in function.buffer_map.values() if _nbytes(buffer) > larger_than}
+    sizes = {buffer.data: _nbytes(buffer) for buffer in function.buffer_map.values()}
+    least = cache_bytes if sum(sizes.values()) <= 2 * cache_bytes else cache_bytes // 2
+    large = {data for data, nbytes in sizes.items() if nbytes > least}
     if not large:
         return frozenset()
     stored = {s.buffer.data for s in collect(function.body, BufferStore) if _covers_lines(s)}

@@ -61,6 +61,17 @@ def test_whole_lines_of_large_results_go_past_the_caches():
     assert "@f.streaming(ptr %ctx, ptr %p0, ptr %p1)" in main and "!nontemporal" not in main.split("\n}")[0]
 
 
+@pytest.mark.parametrize(("result", "of", "past"), [(150, 400, True), (150, 200, False), (100, 900, False)])
+def test_what_stays_of_a_result_decides(result: int, of: int, past: bool):
+    """A part of a tensor, of so many rows, and a cache of 256 of them."""
+    a = te.placeholder((of, COLUMNS), name="a")
+    c = te.compute((result, COLUMNS), lambda i, j: a[i, j], name="c")
+    s = te.create_schedule(c)
+    s[c].vectorize(s[c].split(c.op.axis[1], factor=16)[1])
+    text = assembly(s, [a, c], Target(f"llvm -l3-bytes={256 * COLUMNS * 4}"))
+    assert ("nontemporal" in text) == past
+
+
 def by_lines(columns: int) -> tuple[te.Schedule, list[te.Tensor]]:
     """2 a + 1 by lines as they are in memory, four of them for a tile of a row."""
     a = te.placeholder((ROWS, columns), name="a")
