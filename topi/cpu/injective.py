@@ -13,6 +13,7 @@ from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.line_buffer import buffer_line, shared_line
+from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
@@ -166,6 +167,14 @@ def _moved_rows(outs: Sequence[te.Tensor], target: Target) -> PackedRows | None:
     return PackedRows.of(outs[0], target) if len(outs) == 1 else None
 
 
+def _packed_lines(
+    s: te.Schedule, out: te.Tensor, target: Target, *, wanted: bool
+) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
+    """The output, the loop over chunks of its lines, and the lines: see `PackedLines`. Else no loop, and twice it."""
+    packed = PackedLines.of(out, target) if wanted else None
+    return (out, [], out) if packed is None else packed.apply(s)
+
+
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Everything inlined into the outputs, each written in one vectorised pass."""
@@ -211,15 +220,20 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             buffer_line(s, lines[id(out.op)], out, around, target)
             continue
         elif strided is None and constant_size([extent]) >= 4 * lanes and _has_borders(out):
-            tiles = _vectorize_between_borders(s, out, lanes)
+            out, chunks, whole = _packed_lines(s, out, target, wanted=len(outs) == 1)
+            inside = _vectorize_between_borders(s, whole, lanes)
+            tiles = chunks or inside
         elif not flat and strided is None and vectors == _VECTORS and (rows := _moved_rows(outs, target)) is not None:
             tiles = rows.apply(s)
         else:
-            outer, period = axes[:-1], _period(out) if strided is None else None
+            period = _period(out) if strided is None else None
+            wanted = not flat and strided is None and vectors == _VECTORS and len(outs) == 1
+            out, chunks, whole = _packed_lines(s, out, target, wanted=wanted)
+            *outer, last = s[whole].op.axis if chunks else axes
             if period is not None:
-                repeat, axes[-1] = s[out].split(axes[-1], factor=period)
+                repeat, last = s[whole].split(last, factor=period)
                 outer, extent = [*outer, repeat], period
-            last = vectorize_elements(s, out, axes[-1], extent, lanes, vectors)
-            tiles = [*outer, last] if strided is None else tile_strided(s, out, strided, last)
+            last = vectorize_elements(s, whole, last, extent, lanes, vectors)
+            tiles = chunks or ([*outer, last] if strided is None else tile_strided(s, out, strided, last))
         parallel_outer(s, out, tiles, work, target)
     return s, counted

@@ -1,0 +1,98 @@
+"""Results beyond the caches whose lines are no whole cache lines: several of them leave a buffer together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from topi.registry import schedule_for
+
+_CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
+_PROCESSORS = {"own": "llvm", "haswell": "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
+               "neoverse": "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"}  # fmt: skip
+_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def lowered(out: te.Tensor, arguments: Sequence[te.Tensor], target: str = "llvm") -> te.ir.IRModule:
+    target = Target(f"{target} {_CACHES}")
+    return te.lower(schedule_for([out], target), [*arguments, out])
+
+
+def result(out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray]) -> np.ndarray:
+    function = backend.build(lowered(out, arguments), target=Target(f"llvm {_CACHES}"))
+    found = backend.nd.empty(tuple(out.shape), str(out.dtype))
+    function(*[backend.nd.array(a) for a in arrays], found)
+    return found.numpy()
+
+
+def bordered(x: te.Tensor, before: Sequence[int], after: Sequence[int], mode: str) -> te.Tensor:
+    return topi.nn.pad(x, before, after, 0.0) if mode == "constant" else topi.nn.mirror_pad(x, before, after, mode)
+
+
+@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "before", "after"),
+    [((4, 60, 200), (0, 1, 1), (0, 1, 1)), ((3, 5, 59, 131), (0, 0, 2, 3), (0, 0, 1, 0)),
+     ((61, 67, 99), (0, 0, 1), (0, 0, 0)), ((7, 61, 99), (0, 3, 0), (0, 2, 0)), ((201, 301), (1, 2), (1, 2)),
+     ((50, 28, 28), (0, 1, 1), (0, 1, 1))],
+)  # fmt: skip
+def test_borders(shape, before, after, kind, mode) -> None:
+    x = te.placeholder(shape, kind, "x")
+    array = np.random.default_rng(0).integers(-100, 100, shape).astype(kind)
+    expected = np.pad(array, list(zip(before, after, strict=True)), mode=mode)
+    np.testing.assert_array_equal(result(bordered(x, before, after, mode), [x], [array]), expected)
+
+
+def test_what_is_computed_of_others() -> None:
+    random = np.random.default_rng(0)
+    x, y = te.placeholder((700, 50), "float32", "x"), te.placeholder((700, 55), "float32", "y")
+    first, second = random.standard_normal((700, 50), np.float32), random.standard_normal((700, 55), np.float32)
+    bias = te.placeholder((55,), "float32", "bias")
+    found = result(topi.add(y, bias), [y, bias], [second, second[0]])
+    np.testing.assert_array_equal(found, second + second[0])
+    found = result(topi.concatenate([x, y], 1), [x, y], [first, second])
+    np.testing.assert_array_equal(found, np.concatenate([first, second], 1))
+
+
+@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize("processor", _PROCESSORS)
+def test_lines_leave_a_buffer_by_cache_lines(processor, mode) -> None:
+    x = te.placeholder((64, 100, 504), "float32", "x")
+    text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), mode), [x], _PROCESSORS[processor]))
+    assert text.count('scope="local"') == 1 and text.count("prefetch(") == 1
+    assert " in parallel(816):" in text  # 8 lines of 2024 bytes are 253 cache lines
+    _, last = text.split(" in range(253):")
+    assert "prefetch(" in last and "1, 16)] = " in last.splitlines()[-1] and "where" not in last
+
+
+def test_lines_that_are_no_whole_chunks_end_with_less_of_one() -> None:
+    x = te.placeholder((61, 101, 504), "float32", "x")
+    text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x]))
+    whole, rest = text.split("else:")
+    assert " in parallel(786):" in text  # 6283 lines
+    assert "where" not in whole.split(" in range(253):")[1] and "where" in rest.splitlines()[-1]
+
+
+def test_the_next_chunk_is_asked_for_where_it_lies() -> None:
+    x = te.placeholder((64, 100, 504), "float32", "x")
+    text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x]))
+    asked = next(line for line in text.splitlines() if "prefetch(" in line)
+    assert "outer * 8 + 8, 6527) // 102 * 50400" in asked and "6527) % 102 * 504" in asked
+
+
+@pytest.mark.parametrize("case", ["whole lines", "small", "long", "out of order", "flat"])
+def test_others_are_left_alone(case) -> None:
+    x, y = te.placeholder((64, 100, 504), "float32", "x"), te.placeholder((64, 20, 12), "float32", "x")
+    z, flat = te.placeholder((30, 5001), "float32", "z"), te.placeholder((200, 505), "float32", "flat")
+    outs = {"whole lines": (bordered(x, (0, 1, 4), (0, 1, 4), "constant"), x), "small": (topi.nn.relu(y), y),
+            "long": (bordered(z, (1, 1), (1, 1), "constant"), z), "flat": (topi.nn.relu(flat), flat),
+            "out of order": (bordered(topi.transpose(x, (1, 0, 2)), (0, 1, 1), (0, 1, 1), "edge"), x)}  # fmt: skip
+    out, argument = outs[case]
+    assert "allocate" not in str(lowered(out, [argument]))
