@@ -135,6 +135,40 @@ def test_position_of_an_extremum_along_memory(dtype, kind, last):
     check(doubled, [x], [a], 2 * wanted, TARGETS[1])
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+@pytest.mark.parametrize(("shape", "axis"), [((21, 19500), 0), ((2, 5, 400, 70), 1), ((32, 9001), 0)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8"])
+def test_position_of_an_extremum_of_a_few_lines_from_memory(dtype, shape, axis, kind, last):
+    a = RNG.integers(0, 9, shape).astype(dtype)  # many ties
+    if a.dtype.kind == "f":
+        a.reshape(-1)[RNG.integers(0, a.size, 99)] = np.nan
+    x = te.placeholder(shape, dtype, "x")
+    index = getattr(topi, kind)(topi.add(x, x), axis, False, last)
+    text = check(index, [x], [a], positions(a, (axis,), kind, last), Target("llvm -num-cores=2 -l2-bytes=262144"))
+    assert dtype != "float32" or "prefetch" in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "target", "at_once"),
+    [
+        (21, "llvm -mcpu=x86-64-v4", True),
+        (21, "llvm -mcpu=x86-64-v3", True),
+        (21, "llvm -mcpu=x86-64-v2", False),  # a cache line's results would take half of the registers
+        (21, "llvm -mtriple=aarch64-linux-gnu", True),
+        (48, "llvm -mcpu=x86-64-v4", False),  # more lines than are read well at once
+    ],
+)
+def test_a_few_lines_are_read_at_once_where_they_come_from_memory(rows, target, at_once):
+    def lowered(columns: int) -> str:
+        x = te.placeholder((rows, columns), "float32", "x")
+        out = topi.argmax(x, 0)
+        return str(te.lower(schedule_for([out], Target(f"{target} -num-cores=1 -l2-bytes=524288")), [x, out]))
+
+    assert (lowered(50000).count("prefetch(address_of(x[") == rows) == at_once
+    assert "prefetch" not in lowered(5000)  # what the cache holds
+
+
 def positions(a: np.ndarray, axes: tuple[int, ...], kind: str, last: bool) -> np.ndarray:
     """Row-major positions within `axes`, the first (last) ones."""
     kept = [i for i in range(a.ndim) if i not in axes]

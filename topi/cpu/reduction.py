@@ -10,7 +10,7 @@ from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.narrow_sums import sum_bytes_in_parts
-from topi.cpu.prefetch import prefetch_rows
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, prefetch_rows, rows_ahead
 from topi.cpu.short_rows import reduce_rows_together, rows_are_short
 from topi.cpu.tiling import parallel_worthwhile, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
@@ -39,6 +39,10 @@ _BLOCK = 1024
 """Elements of a line that a reduction across memory keeps partial results of, in the first-level cache."""
 _SMALLEST_BLOCK = 256
 """Elements of a line that several passes across memory take at least: shorter pieces are not streamed well."""
+_FEW_LINES = 32
+"""Lines that processors follow all at once as each is read on by a cache line at a time. (Of 48 that was slower.)"""
+_SHARE_OF_REGISTERS = 8
+"""Which part of the registers has one result of each column of a cache line, where all lines are taken at once."""
 
 
 def _reduces_last_axis(op: te.Operation) -> bool:
@@ -331,17 +335,63 @@ def pass_across(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], len
     """Let `passes` over `length` lines, of which `out` is made, take a block of columns that stays in the cache."""
     lanes = vector_lanes(target)
     *outer, last = s[out].op.axis
-    columns = extent_of(last)
+    columns, work = extent_of(last), constant_size(out.shape) * length * 4.0
+    width = _columns_at_once(passes[0].op, columns, length, target)
     fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
-    block = min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
+    block = _BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
     if isinstance(columns, int) and columns > block:
         part, within = s[out].split(last, factor=block, tail="shift")
     else:
         part, within = s[out].split(last, nparts=1)
     group = s[out].fuse(*outer, part)
-    vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
-    parallel(s, out, group, constant_size(out.shape) * length * 4.0, lanes)
-    for result in passes:
+    if width:
+        strip, column = s[out].split(within, factor=width, tail="shift")
+        s[out].vectorize(column)
+        _take_lines_at_once(s, out, strip, passes, width)
+    else:
+        vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
+    parallel(s, out, group, work, lanes)
+    for result in () if width else passes:
         s[result].set_scope("local")
         s[result].compute_at(s[out], group)
         add_up_lines(s, result, lanes)
+
+
+def _columns_at_once(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
+    """Columns of which `op`, and passes behind it, had better read all lines at once, from memory: a cache line's.
+
+    0 where lines are many, caches hold them, or results of so many columns take too many registers.
+    """
+    width = LINE_BYTES // min([t.dtype.nbytes for t in _read_from_memory(op)], default=LINE_BYTES)
+    streamed = any(is_streamed(t, lines * width, target) for t in _read_from_memory(op))
+    if not streamed or lines > _FEW_LINES or not isinstance(columns, int) or columns < width:
+        return 0
+    lanes = vector_lanes(target)
+    return width if lanes <= width <= target.vector_registers // _SHARE_OF_REGISTERS * lanes else 0
+
+
+def _take_lines_at_once(
+    s: te.Schedule, out: te.Tensor, strip: te.IterVar, passes: Sequence[te.Tensor], width: int
+) -> None:
+    """Write out `passes` over a vector of `width` columns, which then stay in registers, in each `strip` of `out`.
+
+    Processors don't run far ahead through all their arithmetic: lines of later strips are asked for.
+    """
+    for result in passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], strip)
+        *data, column = s[result].op.axis
+        (line,) = s[result].op.reduce_axis
+        s[result].reorder(*data, line, column)
+        s[result].unroll(line)
+        s[result].vectorize(column)
+    (line,) = s[passes[0]].op.reduce_axis
+    for tensor in _read_from_memory(passes[0].op):
+        s[passes[0]].prefetch_ahead(tensor, line, rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width)
+
+
+def _read_from_memory(op: te.Operation) -> list[te.Tensor]:
+    """The inputs of the function that are as large as what `op` reads, which may be computed from them by elements."""
+    found = [[t] if isinstance(t.op, te.PlaceholderOp) else inputs_of(t.op) for t in op.input_tensors]
+    most = max([constant_size(t.shape) for tensors in found for t in tensors], default=0)
+    return [t for tensors in found for t in dict.fromkeys(tensors) if constant_size(t.shape) == most]
