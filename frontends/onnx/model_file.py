@@ -10,11 +10,11 @@ say.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 from onnx import ModelProto
@@ -90,6 +90,7 @@ _MODEL_GRAPH, _GRAPH_INITIALIZER, _TENSOR_RAW_DATA = 7, 5, 9  # field numbers in
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _READ_AT_ONCE = 4 << 20
+_WALKED_AT_ONCE = 4 << 10
 
 
 class _OutOfTheOrdinary(Exception):
@@ -149,24 +150,53 @@ def _strip_file(descriptor: int) -> _Stripped | None:
     if size < LARGE:
         return None
     try:
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
-            return _strip_model(data, size)
-    except (_OutOfTheOrdinary, OSError):  # OSError: not every file system maps files
+        return _strip_model(_Octets(descriptor), size)
+    except _OutOfTheOrdinary:
         return None
 
 
-def _strip_model(data: mmap.mmap, size: int) -> _Stripped:
+class _Octets:
+    """The bytes of a file by index and by slice, read some at a time: few lie between one weight and the next.
+
+    A mapped file would take a page of page tables for every two megabytes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._begin, self._some = descriptor, 0, b""
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> bytes: ...
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        if isinstance(at, slice):
+            return self._read(at.start, at.stop - at.start)
+        if not 0 <= at - self._begin < len(self._some):
+            self._begin, self._some = at, self._read(at, 1, _WALKED_AT_ONCE)
+        return self._some[at - self._begin]
+
+    def _read(self, begin: int, least: int, most: int | None = None) -> bytes:
+        found = os.pread(self._descriptor, least if most is None else most, begin)
+        while len(found) < least:
+            more = os.pread(self._descriptor, least - len(found), begin + len(found))
+            if not more:
+                raise _OutOfTheOrdinary
+            found += more
+        return found
+
+
+def _strip_model(data: _Octets, size: int) -> _Stripped:
     graphs = [f for f in _fields(data, 0, size) if f.number == _MODEL_GRAPH]
     if len(graphs) != 1 or graphs[0].wire_type != _BYTES:
         raise _OutOfTheOrdinary
     (graph,) = graphs
     inner = _strip_graph(data, graph)
-    before, after = data[: graph.start], data[graph.stop : size]
+    before, after = data[0 : graph.start], data[graph.stop : size]
     inner.message = before + _prefix(_MODEL_GRAPH, len(inner.message)) + inner.message + after
     return inner
 
 
-def _strip_graph(data: mmap.mmap, graph: _Field) -> _Stripped:
+def _strip_graph(data: _Octets, graph: _Field) -> _Stripped:
     pieces: list[bytes] = []
     places: dict[int, tuple[int, int]] = {}
     kept, number = graph.payload, 0
@@ -183,7 +213,7 @@ def _strip_graph(data: mmap.mmap, graph: _Field) -> _Stripped:
     return _Stripped(b"".join([*pieces, data[kept : graph.stop]]), places)
 
 
-def _raw_data(data: mmap.mmap, tensor: _Field) -> _Field | None:
+def _raw_data(data: _Octets, tensor: _Field) -> _Field | None:
     """The field with the data of a tensor, if that is what makes it large."""
     found = [f for f in _fields(data, tensor.payload, tensor.stop) if f.number == _TENSOR_RAW_DATA]
     if len(found) > 1 or (found and found[0].wire_type != _BYTES):
@@ -191,7 +221,7 @@ def _raw_data(data: mmap.mmap, tensor: _Field) -> _Field | None:
     return found[0] if found and found[0].stop - found[0].payload >= LARGE else None
 
 
-def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[_Field]:
+def _fields(data: _Octets, position: int, end: int) -> Iterator[_Field]:
     """The fields of the encoded message at `position` to `end`."""
     while position < end:
         start = position
@@ -211,7 +241,7 @@ def _fields(data: mmap.mmap, position: int, end: int) -> Iterator[_Field]:
         yield _Field(number, wire_type, start, payload, position)
 
 
-def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
+def _varint(data: _Octets, position: int, end: int) -> tuple[int, int]:
     """(The number at `position`, where the next thing begins.)"""
     value = shift = 0
     while position < end and shift < 64:
