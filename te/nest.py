@@ -352,7 +352,7 @@ class _StageNest:
         return body
 
     def _line_ahead(self, leaf: IterVar, line: PrefetchedLine) -> Stmt:
-        """Touch the cache line that its indices make of where the stage's axes begin in an iteration of `leaf`."""
+        """Touch the cache lines that its indices make of where the stage's axes begin in an iteration of `leaf`."""
         schedule, tensor = self.nests.bounds.schedule, line.tensor
         tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
         start = {v.var: number(0) for v in self.leaves[self.positions[leaf.var] + 1 :]}
@@ -362,7 +362,8 @@ class _StageNest:
         shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
         *first, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
         behind = [number(0)] * (len(tensor.shape) - len(wanted))
-        return self._touch(tensor, [*first, *behind, last], line.written)
+        places = [last + number(k * CACHE_LINE // tensor.dtype.nbytes) for k in range(line.lines)]
+        return seq(*[self._touch(tensor, [*first, *behind, place], line.written) for place in places])
 
     def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool) -> Stmt:
         place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))

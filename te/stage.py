@@ -88,11 +88,15 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchedLine:
-    """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`."""
+    """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`.
+
+    And those behind it, `lines` in all.
+    """
 
     tensor: Tensor
     indices: Callable[..., Sequence[Any]]
     written: bool
+    lines: int
 
 
 @dataclass(slots=True)
@@ -373,12 +377,14 @@ class Stage:
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements)))
 
     def prefetch_line(
-        self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False
-    ) -> None:
+        self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,
+        lines: int = 1,
+    ) -> None:  # fmt: skip
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
 
         ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
-        the reduction last) has in the iteration. An index past the end stands for the last one.
+        the reduction last) has in the iteration. An index past the end stands for the last one. `lines` are prefetched,
+        that one and those behind it in memory: nothing comes of any that lie past the tensor's end.
         The tensor may also be one that inputs are computed from, or an argument of the function that will be `written`
         soon.
         """
@@ -386,7 +392,8 @@ class Stage:
         if not written and tensor not in self._sources():
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(PrefetchedLine(tensor, indices, written))
+        wanted = PrefetchedLine(tensor, indices, written, lines)
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(wanted)
 
     def _sources(self) -> list[Tensor]:
         """What the stage reads, and what that is computed from."""

@@ -123,6 +123,15 @@ def test_lines_are_asked_for_where_vectors_begin_that_reach_over_rows():
     assert "a[0, min(i.j.fused.outer * 16 + 48, 191)]" in str(te.lower(s, [a, b], simple_mode=True))
 
 
+def test_several_lines_are_asked_for_from_one_place_on():
+    a = te.placeholder((8, 64), name="a")
+    b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    s[b].prefetch_line(a, b.op.axis[0], lambda i, j: (i * 64 + 64,), lines=3)
+    text = str(te.lower(s, [a, b]))
+    assert [text.count(f"min(i * 64 + 64, 511){behind}]") for behind in ("", " + 16", " + 32")] == [1, 1, 1]
+
+
 def test_prefetched_lines_are_found_by_tables_and_through_what_is_inlined():
     x, table = te.placeholder((50, 16), name="x"), te.placeholder((20,), "int64", name="table")
     b = te.compute((50, 16), lambda i, j: x[i, j] + 1.0, name="b")

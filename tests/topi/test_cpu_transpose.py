@@ -13,7 +13,8 @@ import te
 import topi
 from backend.target import Target
 from te.dtype import dtype
-from te.tir import Var
+from te.ir import collect
+from te.tir import BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var
 from topi.cpu.register_transpose import block_of, turned, vectors_turned
 from topi.cpu.transpose import strided_axis
 from topi.registry import schedule_for
@@ -222,3 +223,52 @@ def test_stores_of_whole_lines_leave_more_for_reading(processor, rows) -> None:
     out = topi.transpose(x, (1, 0))
     text = str(te.lower(schedule_for([out], target), [x, out]))
     assert "allocate([1024]" in text and f" * {rows}, {1000 - rows})" in text  # so many lines of the output in a tile
+
+
+ORDERED = {
+    "matrix": ((640, 300), (1, 0), "float32"), "odd lines": ((635, 300), (1, 0), "float32"),
+    "shared sets": ((640, 512), (1, 0), "float32"), "odd lines, shared sets": ((1100, 512), (1, 0), "float16"),
+    "wide": ((640, 150), (1, 0), "int64"),
+    "batch": ((3, 600, 520), (0, 2, 1), "float16"), "heads": ((2, 640, 6, 80), (0, 2, 3, 1), "float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERED)
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_long_lines_are_read_in_the_order_of_memory(name, processor) -> None:
+    """A block of lines is asked for, piece by piece, while the one before is turned and what was turned is stored."""
+    shape, axes, kind = ORDERED[name]
+    cpu = f"-mcpu={processor}" if processor != "generic" else ""
+    target = Target(f"llvm {cpu} -l2-bytes=524288 -l3-bytes=65536 -num-cores=1")
+    a = (np.arange(np.prod(shape)) * 7919 % 251).reshape(shape).astype(kind)
+    x = te.placeholder(shape, kind, "x")
+    out = topi.add(topi.transpose(x, axes), te.compute((1,), lambda i: te.const(1, kind), tag="elemwise"))
+    module = te.lower(schedule_for([out], target), [x, out])
+    assert _loops_of_strips(module["main"])
+    result = backend.nd.empty(out.shape, kind)
+    backend.build(module, target=target)(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), np.transpose(a, axes) + np.array(1, kind))
+
+
+def _loops_of_strips(function: PrimFunc) -> list[For]:
+    """Loops in which a strip is stored, the next turned and the next block asked for: the first strip stands apart."""
+
+    def does_all(stmt: Stmt) -> bool:
+        stored = {store.buffer.name for store in collect(stmt, BufferStore)}
+        asks = any(call.op == "prefetch" for call in collect(stmt, Call))
+        return len(stored) > 1 and asks and bool(collect(stmt, Shuffle))
+
+    return [loop for loop in collect(function.body, For) for test in collect(loop.body, IfThenElse)
+            if any(does_all(inner) for inner in collect(test.then_case, For))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [((1280, 1100), "uint8"), ((5000, 40), "float32"), ((640, 6000), "float32"), ((100, 1320), "float32")],
+)
+def test_other_lines_are_not(shape, kind) -> None:
+    """Bytes, lines that are short, blocks beyond the second-level cache, and few of them."""
+    x = te.placeholder(shape, kind, "x")
+    out = topi.transpose(x, (1, 0))
+    target = Target("llvm -l2-bytes=524288 -l3-bytes=16384 -num-cores=1")
+    assert not _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])

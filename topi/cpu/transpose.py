@@ -8,6 +8,7 @@ import te
 from te.ir import post_order
 from te.tir import IterVar, Var, as_int
 from topi.cpu.accesses import only_variable, reads
+from topi.cpu.ordered_tiles import OrderedTiles
 from topi.cpu.packed_tiles import PackedTiles, power_of_two
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import block_of, transpose_in_registers
@@ -108,6 +109,9 @@ def tile_turned(
     streamed = size * (tensor.dtype.nbytes + out.dtype.nbytes) > largest
     known = isinstance(columns, int) and isinstance(rows, int)
     if known and size * out.dtype.nbytes > largest:  # what is smaller is not stored past the caches
+        ordered = OrderedTiles.of(out, number, tensor, position, lanes, target)
+        if ordered is not None:
+            return ordered.apply(s, at_once)
         packed = PackedTiles.of(out, number, tensor, position, lanes, target)
         if packed is not None:
             return packed.apply(s, at_once)

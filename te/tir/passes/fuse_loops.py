@@ -9,7 +9,7 @@ from te.arith import Analyzer
 from te.ir.visitor import Mutator, collect
 from te.tir import ops
 from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Call, PrimExpr, Range, Var
+from te.tir.expr import Broadcast, BufferLoad, Call, PrimExpr, Ramp, Range, Var
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.stmt import Allocate, BufferStore, For, ForKind, SeqStmt, Stmt
@@ -39,10 +39,7 @@ def can_run_as_one(first: For, second: For) -> bool:
 
     Then an iteration of the second needs no more of the first than the same iteration.
     """
-    return all(
-        _part(first, buffer) is not None and _part(first, buffer) == _part(second, buffer)
-        for buffer in _shared([first], second)
-    )
+    return all(_has_parts((first, second), buffer) for buffer in _shared([first], second))
 
 
 def statements_of(stmt: Stmt, allocated: list[Buffer]) -> Iterator[Stmt]:
@@ -75,26 +72,43 @@ def _loads(stmt: Stmt) -> list[BufferLoad]:
     return [load for load in collect(stmt, BufferLoad) if load not in asked]
 
 
-def _part(loop: For, pointer: Var) -> int | None:
-    """S, if every iteration i of a loop touches elements from S i to S (i + 1) only; None if that is not known."""
-    analyzer, found = Analyzer(), set[int | None]()
-    for inner in collect(loop.body, For):
-        analyzer.bind(inner.loop_var, Range(inner.min, inner.extent))
-    for access in (*_loads(loop.body), *collect(loop.body, BufferStore)):
-        if access.buffer.data is pointer:
-            found.add(_stride(access.indices, loop.loop_var, analyzer))
-    return found.pop() if len(found) == 1 else None
+def _has_parts(loops: Sequence[For], pointer: Var) -> bool:
+    """Is there an S so that every iteration i of each loop touches elements from S i to S (i + 1) only?"""
+    analyzer, accesses = Analyzer(), list[tuple[PrimExpr, Var]]()
+    for loop in loops:
+        for inner in collect(loop.body, For):
+            analyzer.bind(inner.loop_var, Range(inner.min, inner.extent))
+        touched = [a for a in (*_loads(loop.body), *collect(loop.body, BufferStore)) if a.buffer.data is pointer]
+        if any(len(access.indices) != 1 for access in touched):
+            return False
+        accesses += [(_AnyLane(analyzer).visit(access.indices[0]), loop.loop_var) for access in touched]
+    strides = {stride for access in accesses if (stride := _stride(*access, analyzer)) is not None}
+    return len(strides) == 1 and all(_is_within(*access, next(iter(strides)), analyzer) for access in accesses)
 
 
-def _stride(indices: Sequence[PrimExpr], var: Var, analyzer: Analyzer) -> int | None:
-    if len(indices) != 1:
-        return None
-    first, second = (substitute(indices[0], {var: ops.const(n)}) for n in (0, 1))
-    stride = ops.as_int(analyzer.simplify(second - first))
-    if stride is None or stride <= 0:
-        return None
-    low, high = analyzer.const_bounds(analyzer.simplify(indices[0] - var * stride))
-    return stride if low >= 0 and high < stride else None
+def _stride(index: PrimExpr, var: Var, analyzer: Analyzer) -> int | None:
+    first, second = (substitute(index, {var: ops.const(n)}) for n in (0, 1))
+    return ops.as_int(analyzer.simplify(second - first))
+
+
+def _is_within(index: PrimExpr, var: Var, stride: int, analyzer: Analyzer) -> bool:
+    low, high = analyzer.const_bounds(analyzer.simplify(index - var * stride))
+    return low >= 0 and high < stride
+
+
+class _AnyLane(Mutator):
+    """Indices of vectors (those of tensor intrinsics) become that of any of their lanes."""
+
+    def __init__(self, analyzer: Analyzer) -> None:
+        self.analyzer = analyzer
+
+    def visit_Broadcast(self, node: Broadcast) -> PrimExpr:
+        return self.visit(node.value)
+
+    def visit_Ramp(self, node: Ramp) -> PrimExpr:
+        lane = Var("lane", node.base.dtype)
+        self.analyzer.bind(lane, Range(ops.const(0), ops.const(node.lanes)))
+        return node.base + lane * node.stride
 
 
 class _Fuser(Mutator):
