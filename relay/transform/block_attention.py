@@ -13,7 +13,6 @@ from relay.op.base import make_call
 from relay.op.nn.attention import Attention
 from relay.transform.builders import transposed
 from relay.transform.function_pass import RewritePass
-from relay.transform.recognize_attention import FEWEST_QUERIES
 from relay.type import dims_equal
 from te.tir import Dim
 from topi.cpu.tiling import attention_blocks, score_fill
@@ -51,7 +50,7 @@ class BlockAttention(RewritePass):
         groups, keys, width = value.shape[1:]
         if not all(isinstance(d, int) and d > 0 for d in (heads, groups, depth, width)) or call.tensor_type.size == 0:
             return call
-        if (isinstance(positions, int) and positions < FEWEST_QUERIES) or keys == 0:
+        if keys == 0:
             return call
         operands = tuple([transposed(x, _HEADS_BEHIND_POSITIONS) for x in (query, key, value)])
         sections = _sections(positions, keys) if op.causal and not mask else [(0, positions, keys)]

@@ -17,10 +17,10 @@ from relay.type import dims_equal, shapes_equal
 from te.ir import PassContext
 from te.tir import Dim
 
-__all__ = ["FEWEST_QUERIES", "RecognizeAttention"]
+__all__ = ["RecognizeAttention"]
 
-FEWEST_QUERIES = 8
-"""With fewer queries than this the products are of vectors, and packing keys for them would not pay."""
+_FEWEST_QUERIES = 8
+"""With fewer queries than this the products are of vectors, and are left as they are spelled."""
 
 _AS_GOOD_AS_HIDDEN = -1e30
 """A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen."""
@@ -61,7 +61,7 @@ class SpelledAttention(PatternRule):
         if scores is None or (weights.masked_by is not None and weights.masked_by is not scores.added):
             return None
         *lead, queries, _ = weights.softmax.shape
-        if (isinstance(queries, int) and queries < FEWEST_QUERIES) or len(lead) > 2:
+        if (isinstance(queries, int) and queries < _FEWEST_QUERIES) or len(lead) > 2:
             return None
         value = found[self.value] if not call.op.transpose_b else _swapped(found[self.value])  # type: ignore[union-attr]
         made = scores.attention(value, call)

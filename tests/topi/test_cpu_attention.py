@@ -64,6 +64,16 @@ def test_sizes(name: str):
     compiled_against_reference(*attention_graph(SIZES[name], None, "float32"))
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 70, 4, 2, 16, 24), (2, 7, 33, 3, 3, 10, 21), (1, 1, 1, 2, 2, 8, 8)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_few_queries_read_keys_and_values_where_they_are(sizes: tuple[int, ...], masked: bool):
+    batch, queries, keys, *_ = sizes
+    function, arrays = attention_graph(sizes, (batch, 1, queries, keys) if masked else None, "float32")
+    (node,) = make_graph(relay.optimize(IRModule({"main": function}), backend.Target("llvm"))["main"]).nodes
+    assert "panels" not in str(lower(node.workload, backend.Target("llvm")).function)
+    compiled_against_reference(function, arrays)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
 @pytest.mark.parametrize("mask", [(1, 1, 20, 37), (2, 1, 1, 37), (37,), (2, 3, 20, 37), (20, 1)])
 def test_masks(mask: tuple[int, ...], dtype: str):

@@ -28,6 +28,9 @@ _OF_A_BLOCK = ("queries", "score", "largest", "weight", "total", "share")
 _PACKING_COST = 4.0
 """Operations that copying an element into a panel is counted as."""
 
+_FEWEST_QUERIES = 8
+"""Queries, where their number is known, for which keys and values are packed: fewer cost less than that."""
+
 _VECTORS = 8
 """Vectors of a query's result that are added up at a time, in as many registers."""
 
@@ -41,8 +44,11 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
     form = anchor.attrs["form"]
     assert isinstance(form, AttentionForm)
     stages = _stages(outs)
+    length = stages["queries"].shape[2]
+    if isinstance(length, int) and length < _FEWEST_QUERIES:
+        return _one_by_one(outs, anchor, form, target)
     s = _in_blocks(outs, anchor, form, target)
-    if isinstance(stages["queries"].shape[2], int):
+    if isinstance(length, int):
         return s
     depth = constant_size(stages["queries"].shape[3:])
     height = tile_rows(target, form.queries, form.panel, depth, apart=4 * depth)
