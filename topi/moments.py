@@ -1,8 +1,10 @@
-"""Means and variances by parts that a cache holds: one pass over memory.
+"""Means and variances by parts: one pass over memory.
 
-A part gets its sum, and the sum of squared distances from its own mean: two passes, the second one over what the first
-has brought into the cache. Those of all parts give the distances from the mean of everything, without cancellation:
-Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979).
+A part gets its sum, and the sum of squared distances from its own mean. Those of all parts give the distances from the
+mean of everything, without cancellation: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
+Computing Sample Variances" (1979). Those of a part come from sums of distances from the mean of its beginning, and of
+their squares, also in one pass. Where the beginning is an n-th of the part its mean is no further from the part's than
+sqrt(n) standard deviations of the part, so the squares are at most n + 1 times as large as what stays of them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ __all__ = ["Moments"]
 
 Index = Sequence[Any]
 
+_SHARE_OF_BEGINNING = 16
+"""Of a part, what its distances are measured from is the mean of a sixteenth."""
+_sums = te.comm_reducer(lambda a, b: (a[0] + b[0], a[1] + b[1]), lambda *t: [te.const(0, of) for of in t], name="sums")
+
 
 class Moments:
     """Sums over some dimensions of `x`, part by part, and sums of squared distances from the mean of each part.
@@ -33,12 +39,15 @@ class Moments:
         self.results = [a for a in range(x.ndim) if keepdims or a not in sizes]
         self.wide = accumulator_type(x.dtype)
         self.shape = tuple([self._parts(a) if a in sizes else d for a, d in enumerate(x.shape)])
-        self.total = te.compute(self.shape, self._reduction(self._element), name=f"{name}_part_sum")
-        self.mean = te.compute(self.shape, lambda *i: self.total(*i) / self.count(i), name=f"{name}_part_mean")
-        self.distance = te.compute(self.shape, self._reduction(self._squared), name=f"{name}_part_squares")
-        self.sums, self.squares = te.compute(
-            self.shape, lambda *i: (self.total(*i), self.distance(*i)), name=f"{name}_parts", tag=f"{name}_parts"
+        several = [a for a, size in sizes.items() if not same_dim(size, 1)] or [*sizes][-1:]
+        begins = {a: ceil_div(sizes[a], _SHARE_OF_BEGINNING) if a == several[0] else sizes[a] for a in several}
+        self.beginning = te.compute(self.shape, self._reduction(begins, self._element), name=f"{name}_part_beginning")
+        self.shift = te.compute(
+            self.shape, lambda *i: self.beginning(*i) / self._number(begins, i), name=f"{name}_part_shift"
         )
+        body = self._reduction({a: sizes[a] for a in several}, self._distances)
+        self.distances = te.compute(self.shape, body, name=f"{name}_part_distances")
+        self.sums, self.squares = te.compute(self.shape, self._part, name=f"{name}_parts", tag=f"{name}_parts")
 
     def _parts(self, axis: int) -> Dim:
         size, extent = self.sizes[axis], self.x.shape[axis]
@@ -50,15 +59,16 @@ class Moments:
         both = isinstance(size, int) and isinstance(extent, int)
         return size == 1 or same_dim(size, extent) or (both and extent % size == 0)
 
-    def _reduction(self, element: Callable[[Index, Index], PrimExpr]) -> Callable[..., PrimExpr]:
-        several = [a for a, size in self.sizes.items() if not same_dim(size, 1)] or [*self.sizes][-1:]
-        ks: dict[int, IterVar] = {a: te.reduce_axis((0, self.sizes[a]), name=f"k{a}") for a in several}
+    def _reduction(self, extents: Mapping[int, Dim], element: Callable[[Index, Index], Any]) -> Callable[..., Any]:
+        """Sums of ``element(part, place in x)`` over the first `extents` of each part."""
+        ks: dict[int, IterVar] = {a: te.reduce_axis((0, extent), name=f"k{a}") for a, extent in extents.items()}
 
-        def body(*i: Any) -> PrimExpr:
+        def body(*i: Any) -> Any:
             at = [self._source(a, v, ks.get(a)) for a, v in enumerate(i)]
             inside = [at[a] < self.x.shape[a] for a in ks if not self._is_even(a)]
-            where = te.all(*inside) if inside else None
-            return te.sum(element(i, at), axis=list(ks.values()), where=where)
+            where, value = te.all(*inside) if inside else None, element(i, at)
+            reduction = _sums if isinstance(value, tuple) else te.sum
+            return reduction(value, axis=list(ks.values()), where=where)
 
         return body
 
@@ -68,16 +78,25 @@ class Moments:
     def _element(self, _: Index, at: Index) -> PrimExpr:
         return te.cast(self.wide, self.x(*at))
 
-    def _squared(self, part: Index, at: Index) -> PrimExpr:
-        distance = te.cast(self.wide, self.x(*at)) - self.mean(*part)
-        return distance * distance
+    def _distances(self, part: Index, at: Index) -> tuple[PrimExpr, PrimExpr]:
+        distance = self._element(part, at) - self.shift(*part)
+        return distance, distance * distance
+
+    def _part(self, *part: Any) -> tuple[PrimExpr, PrimExpr]:
+        count, (distance, squares) = self.count(part), [t(*part) for t in self.distances]
+        rest = squares - distance * (distance / count)
+        return distance + self.shift(*part) * count, te.maximum(rest, te.const(0, self.wide))
 
     def count(self, part: Index) -> PrimExpr:
         """The number of elements in a part."""
+        return self._number(self.sizes, part)
+
+    def _number(self, extents: Mapping[int, Dim], part: Index) -> PrimExpr:
+        """How many elements the first `extents` of a part are."""
         number: Any = te.const(1, "int32")
-        for axis, size in self.sizes.items():
-            rest = self.x.shape[axis] - part[axis] * size
-            number = number * (size if self._is_even(axis) else te.min(size, rest))
+        for axis, extent in extents.items():
+            rest = self.x.shape[axis] - part[axis] * self.sizes[axis]
+            number = number * (extent if self._is_even(axis) else te.min(extent, rest))
         return te.cast(self.wide, number)
 
     def over_parts(self, value: Callable[[Index], PrimExpr], name: str) -> Tensor:

@@ -164,31 +164,66 @@ def test_sizes_of_parts():
         return part_sizes(shape, 4, axes, target)
 
     assert sizes((2, 3, 5), (1, 2)) == {1: 3, 2: 5}  # all of it fits
-    assert sizes((2, 30, 30), (1, 2)) == {1: 15, 2: 30}  # whole lines, a number that divides them
-    assert sizes((4, 31, 30), (0, 1, 2)) == {0: 1, 1: 17, 2: 30}  # one that doesn't, where no near one does
-    assert sizes((1, 40, 40, 64), (1, 2)) == {1: 1, 2: 10}  # lines of channels
+    assert sizes((2, 90, 30), (1, 2)) == {1: 45, 2: 30}  # whole lines, a number that divides them
+    assert sizes((4, 97, 30), (0, 1, 2)) == {0: 1, 1: 51, 2: 30}  # one that doesn't, where no near one does
+    assert sizes((1, 48, 48, 64), (1, 2)) == {1: 1, 2: 24}  # lines of channels
     near = Target("llvm -l1-bytes=49152 -l2-bytes=1048576")
-    assert sizes((1, 504, 504, 64), (1, 2), near) == {1: 1, 2: 63}  # 16 KB, of which the first-level cache has the next
-    assert sizes((1, 504, 504, 1024), (1, 2), near) == {1: 1, 2: 126}  # lines of which that would hold few
+    assert sizes((1, 504, 504, 64), (1, 2), near) == {1: 1, 2: 252}  # lines for which two results are little
+    assert sizes((1, 504, 504, 1024), (1, 2), near) == {1: 1, 2: 126}  # fewer: half of the second-level cache
 
 
 def loops_of(out: te.Tensor, inputs, target: Target) -> str:
     return str(te.lower(schedule_for([out], target), [*inputs, out]))
 
 
-@pytest.mark.parametrize(
-    ("shape", "asked"),
-    [((1, 90, 90, 16), [480, 496, 512, 720, 736, 752]), ((2, 3, 130, 64), [320, 480])], ids=str
-)  # fmt: skip
-def test_next_part_is_asked_for_in_both_passes(shape, asked):
-    """Half of it in each, in the order of memory: parts are 480 elements, 96 in a step, and 320, 32 in a step."""
+@pytest.mark.parametrize(("shape", "step"), [((1, 90, 90, 16), 96), ((2, 3, 130, 64), 32)], ids=str)
+def test_memory_is_passed_over_once_and_asked_for_ahead(shape, step):
+    """Sums and squares of distances in one loop, `step` elements at a time, which asks for those 8 KB further on."""
     target = Target("llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr=-avx512f")
     x = te.placeholder(shape, "float32", "x")
     axes = (1, 2) if shape[-1] == 16 else (1, 2, 3)
     out = topi.variance(x, axes)
-    assert list(map(int, re.findall(r"prefetch.* \+ (\d+), \d+\)\]", loops_of(out, [x], target)))) == asked
+    text = loops_of(out, [x], target)
+    loops = re.split(r"\n +for ", text)
+    passes = [loop for loop in loops if "prefetch(" in loop]
+    assert len(passes) == 2  # the beginning of a part, and all of it
+    assert "distances.v0" in passes[1] and "distances.v1" in passes[1]
+    asked = [int(n) for n in re.findall(r"prefetch.* \+ (\d+)\]", passes[1])]
+    assert asked == list(range(2048, 2048 + step, 16))
     a = (RNG.standard_normal(shape) + 3).astype("float32")
     np.testing.assert_allclose(run(out, [x], [a], target), a.astype("float64").var(axes), rtol=1e-5)
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_variance_where_parts_begin_far_from_their_mean(across):
+    """What distances are measured from is no mean of the part; of equal numbers nothing is left, not less."""
+    a = RNG.standard_normal((4, 20011)).astype("float32")
+    a[0, ::128] += 1000
+    a[1] = np.repeat(np.arange(20011 // 500 + 1), 500)[:20011] * 100
+    a[2, :3000] = 0
+    a[2, 3000:] += 4096
+    a[3] = 0.1
+    given = np.ascontiguousarray(a.T) if across else a
+    x = te.placeholder(given.shape, "float32", "x")
+    result = run(topi.variance(x, 0 if across else 1), [x], [given], TINY)
+    np.testing.assert_allclose(result, a.astype("float64").var(1), rtol=1e-4, atol=1e-12)
+    assert (result >= 0).all()
+
+
+@pytest.mark.parametrize("lanes", ["", " -mattr=-avx512f"])
+def test_images_are_standardised_one_by_one_where_cores_share_them_evenly(lanes):
+    target = Target(f"llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=8192 -l3-bytes=1048576{lanes}")
+    g, b = (RNG.standard_normal(16).astype("float32") for _ in range(2))
+    gamma, beta = (te.placeholder((16,), "float32", name) for name in "gb")
+    for images in (4, 3):
+        a = (RNG.standard_normal((images, 23, 29, 16)) + 20).astype("float32")
+        x = te.placeholder(a.shape, "float32", "x")
+        out = topi.nn.group_norm(x, gamma, beta, 4, 3, 1e-5)
+        assert (f"in parallel({images})" in loops_of(out, [x, gamma, beta], target)) == (images == 4)
+        wide = a.astype("float64").reshape(images, -1, 4, 4)
+        wide = (wide - wide.mean((1, 3), keepdims=True)) / np.sqrt(wide.var((1, 3), keepdims=True) + 1e-5)
+        result = run(out, [x, gamma, beta], [a, g, b], target)
+        np.testing.assert_allclose(result, wide.reshape(a.shape) * g + b, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("groups", [6, 3])

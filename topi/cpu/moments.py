@@ -1,16 +1,15 @@
-"""Moments by parts on CPUs: the first pass over a part brings it into the cache for the second."""
+"""Moments by parts on CPUs: one pass over memory in its order."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.injective import vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from topi.cpu.prefetch import AHEAD_BYTES, inputs_of, is_streamed
 from topi.cpu.reduction import (
     add_up_lines,
-    lines_at_once,
     pass_across,
     pass_along,
     schedule_across,
@@ -25,10 +24,10 @@ from topi.moments import Moments
 from topi.registry import Rank, register_schedule
 from topi.tag import VARIANCE
 from topi.tuning import choose
-from topi.utils import num_elements, ravel_index, same_dim
+from topi.utils import num_elements, same_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from backend.target import Target
     from te.tir import Dim
@@ -40,8 +39,11 @@ __all__ = [
 
 _COLUMNS = 1024
 """Elements of a line that partial results are kept of at once, where lines are added up."""
-_FEWEST_LINES = 32
-"""Lines of a part at least, where they lie across memory: each part has a result for each column."""
+_FEWEST_LINES = 256
+"""Lines of a part, where they lie across memory: each part has two results for each column, which are read twice."""
+_PIECE_BYTES = 1024
+"""Of lines that are added up in the order of memory, so much is taken at once: half of it where results stay in
+registers, so that none are loaded and stored again."""
 _SHARE_ALONG, _SHARE_ACROSS = 4, 2
 """Which part of the second-level cache is gone over twice: a larger one in pieces of lines."""
 _SHARE_OF_LAST = 2
@@ -50,26 +52,21 @@ _LIKELY = 64
 """What a length that is known at run time is taken to be."""
 
 
-def near_bytes(target: Target) -> int:
-    """What of a tensor the first-level cache holds while the next part of it arrives, and room for all else is left."""
-    return target.cache_bytes.l1 // 3
-
-
 def part_sizes(
     shape: Sequence[Dim], nbytes: int, reduced: Sequence[int], target: Target, room: int | None = None
 ) -> dict[int, Dim]:
     """How many elements along each dimension of `reduced` make a part of a tensor of `shape`, elements of `nbytes`.
 
     Whole dimensions from the last one on, a part of the next, one element of those before: what `room` bytes hold. By
-    default they are those of the first-level cache, of which the next part is asked for; where lines lie across memory
-    and are so long that it holds few of them, half of the second-level cache.
+    default they are those of the first-level cache; where lines lie across memory they are `_FEWEST_LINES`, unless half
+    of the second-level cache holds less.
     """
     last = len(shape) - 1
     line = 1 if last in reduced else min(likely_extent(shape[last], _COLUMNS), _COLUMNS)
     if room is None:
-        near, l2 = near_bytes(target), target.cache_bytes.l2
-        own = near if near >= _FEWEST_LINES * line * nbytes else l2 // _SHARE_ACROSS
-        room = choose("part", own, [near, *[l2 // n for n in (2, 4, 8, 16)]])
+        l1, l2 = target.cache_bytes.l1, target.cache_bytes.l2
+        own = max(l1, min(_FEWEST_LINES * line * nbytes, l2 // 2))
+        room = choose("part", own, [l1, *[l2 // n for n in (2, 4, 8, 16)]])
     room //= nbytes * line
     sizes: dict[int, Dim] = {}
     for axis in sorted(reduced, reverse=True):
@@ -120,60 +117,57 @@ def part_by_part(
 def _schedule_moments(
     s: te.Schedule, moments: Moments, target: Target, at: tuple[te.Tensor, te.IterVar] | None = None
 ) -> None:
-    """Every part by itself: its sum, its mean, then the distances from that. Parts of one iteration, where `at` is."""
+    """Every part by itself: the mean of its beginning, distances from that. Parts of one iteration, where `at` is."""
     parts, lanes = moments.sums, vector_lanes(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
     block = columns if columns <= _COLUMNS else _even_block(columns, lanes)
-    stages = (moments.total, moments.mean, moments.distance)
+    stages = (moments.beginning, moments.shift, moments.distances[0])
     work = None if at is not None else constant_size(moments.x.shape) * 4.0
     part = part_by_part(s, parts, stages, block if across else None, work, target)
     if at is not None:
         s[parts].compute_at(s[at[0]], at[1])
-    x, elements = moments.x, constant_size(list(moments.sizes.values())) * (columns if across else 1)
-    near = elements * x.dtype.nbytes <= near_bytes(target)
-    for half, stage in enumerate((moments.total, moments.distance)):
+    for stage in (moments.beginning, moments.distances[0]):
         if across:
-            loop, busy = add_up_lines(s, stage, lanes, near=near), stage
+            loop, busy = _pass_in_order(s, stage, block, lanes, target), stage
         else:
             partials = vectorize_reduction(s, stage, lanes)
             for partial in partials:
                 s[partial].compute_at(s[parts], part)
             busy = partials[0] if partials else stage
             loop = s[busy].op.reduce_axis[-1]
-        if near and is_streamed(x, elements, target) and all(isinstance(d, int) for d in x.shape):
-            _ask_for_half(s, busy, loop, moments, half)
-    if not across:
-        return
-    vectorize_elements(s, moments.mean, s[moments.mean].op.axis[-1], block, lanes)
+        _ask_ahead(s, busy, loop, moments.x, target)
+    if across:
+        vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
 
-def _ask_for_half(s: te.Schedule, stage: te.Tensor, loop: te.IterVar, moments: Moments, half: int) -> None:
-    """Ask for one half of the next part while a pass is made over one: memory is busy during both, in its order.
+def _pass_in_order(s: te.Schedule, stage: te.Tensor, columns: int, lanes: int, target: Target) -> te.IterVar:
+    """Let a reduction pass over lines of `columns` in their order, some vectors of one at a time; returns their loop.
 
-    `loop` of `stage` passes over groups of lines where these lie across memory, else over groups of vectors.
+    Results stay in registers where those have room for a line's, two and what distances are measured from.
     """
-    x, op, sizes = moments.x, s[stage].op, moments.sizes
-    shape, steps = ([constant_size([extent]) for extent in of] for of in (x.shape, map(extent_of, op.reduce_axis)))
-    across = x.ndim - 1 not in sizes
-    together = lines_at_once(extent_of(op.reduce_axis[-1])) if across else 1
-    part = constant_size(list(sizes.values())) * (shape[-1] if across else 1)
-    count, line = -(-constant_size(steps) // together), LINE_BYTES // x.dtype.nbytes
-    step = -(-part // (2 * count))
+    *data, column = s[stage].op.axis
+    *before, line = s[stage].op.reduce_axis
+    lines, vectors, fitting = extent_of(line), -(-columns // lanes), (target.vector_registers - 2) // 3
+    at_once = vectors if vectors <= fitting else max(n for n in (4, 3, 2, 1) if vectors % n == 0)
+    nbytes = _PIECE_BYTES if vectors > at_once else _PIECE_BYTES // 2
+    together = max(nbytes // (columns * s[stage].op.output(0).dtype.nbytes), 1)
+    each = max(n for n in range(1, together + 1) if not isinstance(lines, int) or lines % n == 0)
+    lines, within = s[stage].split(line, factor=each)
+    block, inner = s[stage].split(column, factor=at_once * lanes)
+    vector, lane = s[stage].split(inner, factor=lanes)
+    s[stage].reorder(*data, *before, lines, block, within, vector, lane)
+    s[stage].unroll(within)
+    s[stage].unroll(vector)
+    s[stage].vectorize(lane)
+    return block if vectors > at_once else lines
 
-    def place(ahead: int) -> Callable[..., Sequence[Any]]:
-        def index(*i: Any) -> Sequence[Any]:
-            before, ks = i[: len(op.axis)][-x.ndim :], i[len(op.axis) :]
-            first = [v * sizes.get(a, 1) for a, v in enumerate(before)]
-            begin = ravel_index([*first[:-1], 0] if across else first, shape)
-            return (begin + part + half * (part // 2) + ravel_index(ks, steps) // together * step + ahead,)
 
-        return index
-
-    for tensor in inputs_of(op):
-        if constant_size(tensor.shape) == constant_size(shape):
-            for ahead in range(0, step, line):
-                s[stage].prefetch_line(tensor, loop, place(ahead))
+def _ask_ahead(s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target) -> None:
+    """Ask, in each iteration of `loop`, for what of `x` lies a little further on, if it is more than caches hold."""
+    for tensor in inputs_of(s[stage].op):
+        if constant_size(tensor.shape) == constant_size(x.shape) and is_streamed(tensor, 1, target):
+            s[stage].prefetch_ahead(tensor, loop, AHEAD_BYTES // tensor.dtype.nbytes)
 
 
 def exceeds_caches(row: int, rows: int, target: Target) -> bool:
@@ -229,12 +223,22 @@ def schedule_rows_by_moments(
         outer[-1], _ = s[out].split(outer[-1], factor=group)
     row = s[out].fuse(*outer)
     parallel(s, out, row, work_behind(out), lanes)
-    length = constant_size([extent_of(axis) for axis in inner])
-    vectorize_elements(s, out, s[out].fuse(*inner), length, lanes)
+    if moments.x.ndim - 1 in moments.sizes:
+        vectorize_elements(s, out, s[out].fuse(*inner), constant_size([extent_of(axis) for axis in inner]), lanes)
+    else:
+        vectorize_elements(s, out, inner[-1], extent_of(inner[-1]), lanes)
     _schedule_moments(s, moments, target, (out, row))
     for op in before:
-        if s[op].attach == "root" and uses_reduction(op):
-            s[op].compute_at(s[out], row)
+        if s[op].attach != "root" or not uses_reduction(op):
+            continue
+        statistic = op.output(0)
+        s[statistic].compute_at(s[out], row)
+        if moments.x.ndim - 1 in moments.sizes or op.attrs.get("reduces_last_axis", False):
+            continue
+        if op.reduce_axis:
+            add_up_lines(s, statistic, lanes)
+        else:
+            vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
     return s
 
 

@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from backend.target import Target
     from topi.cpu.product_plan import ProductPlan
 
-__all__ = ["LINE_BYTES", "inputs_of", "is_streamed", "prefetch_rows", "rows_ahead", "stream_panels", "stream_widened"]
+__all__ = [
+    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_streamed", "prefetch_rows", "rows_ahead", "stream_panels",
+    "stream_widened",
+]  # fmt: skip
 
 LINE_BYTES = 64
 """A cache line."""
-_AHEAD_BYTES = 8192
+AHEAD_BYTES = 8192
 """What a core reads from memory in the time that one line takes (Zen 5: 40 GB/s, 200 ns); a quarter of the smallest
 first-level cache."""
 _FEWEST_STEPS_APART, _MOST_STEPS_APART = 4, 64
@@ -50,7 +53,7 @@ def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
 
 def rows_ahead(nbytes: int) -> int:
     """How many rows of so many bytes ahead is asked for one: what memory sends while a core waits for it, at least."""
-    return -(-_AHEAD_BYTES // nbytes)
+    return -(-AHEAD_BYTES // nbytes)
 
 
 def prefetch_rows(

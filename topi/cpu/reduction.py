@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from te.ir import post_order
+from te.tir import Var
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
@@ -56,7 +57,7 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     First several vectors, then one, then parts of it, then the lanes of that. Axes that lie next to each other in
     memory ("reduces_trailing_axes") are taken as one.
 
-    None of them when the axis is too short or the reduction has several results: it stays scalar. A length that is
+    None of them when the axis is too short or several results depend on each other: it stays scalar. A length that is
     known at run time is taken to be long enough.
     """
     op = s[tensor].op
@@ -65,7 +66,7 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False):
         axis, extent = s[tensor].fuse(*op.reduce_axis), constant_size(sizes)
     length = constant_size([extent])
-    if length < 2 * lanes or op.num_outputs > 1:
+    if length < 2 * lanes or not _are_apart(op):
         return []
     factor = _ACCUMULATORS * lanes if length >= _ACCUMULATORS * lanes else lanes
     _, inner = s[tensor].split(axis, factor=factor)
@@ -83,13 +84,21 @@ def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[t
     return partial
 
 
+def _are_apart(op: te.Operation) -> bool:
+    """Does each result of a reduction depend on no other one?"""
+    assert isinstance(op, te.ComputeOp)
+    combiner = op.body[0].combiner  # type: ignore[attr-defined]
+    several = zip(combiner.result, combiner.lhs, combiner.rhs, strict=True)
+    return all({e for e in post_order(result) if isinstance(e, Var)} <= {*own} for result, *own in several)
+
+
 def _lanes_apart(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Tensor:
     """Partial results for each `lane` of the reduction, a vector of them innermost.
 
     What is left of a line at its end is cut off as a shorter vector: a mask would keep partial results in memory.
     """
-    partial = s.rfactor(tensor, lane)
-    assert isinstance(partial, te.Tensor)
+    made = s.rfactor(tensor, lane)
+    partial = made if isinstance(made, te.Tensor) else made[0]
     s[partial].set_scope("local")
     first, *data = s[partial].op.axis
     *_, over = s[partial].op.reduce_axis
