@@ -369,8 +369,11 @@ def pass_across(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], len
 def _columns_at_once(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
     """Columns of which `op`, and passes behind it, had better read all lines at once, from memory: a cache line's.
 
-    0 where lines are many, caches hold them, or results of so many columns take too many registers.
+    0 where lines are many, lie along several dimensions, are in caches, or where results of so many columns take too
+    many registers.
     """
+    if not isinstance(op, te.ComputeOp) or len(op.reduce_axis) != 1:
+        return 0
     width = LINE_BYTES // min([t.dtype.nbytes for t in _read_from_memory(op)], default=LINE_BYTES)
     streamed = any(is_streamed(t, lines * width, target) for t in _read_from_memory(op))
     if not streamed or lines > _FEW_LINES or not isinstance(columns, int) or columns < width:
