@@ -29,6 +29,7 @@ from te.tir import (
     SizeVar,
     as_int,
 )
+from topi.cpu.tiling import vector_lanes
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
@@ -87,6 +88,8 @@ PARTS = [
     ((1000, 700), 0),
     ((2, 97, 24, 24), 1),  # no number of rows divides them all
     ((50, 2051), 0),  # columns that neither strips divide nor lines
+    ((3, 60, 1204), 1),  # rows that begin at quarters of lines
+    ((41, 1023), 0),  # a few strips
     ((2, 44, 64, 64), 1),  # rows of which elements are whole pages apart
 ]
 
@@ -126,6 +129,18 @@ def test_parts_are_read_once_and_stored_while_the_next_strip_is_read() -> None:
     assert isinstance(beside, For) and as_int(beside.extent) == 40
     stored = [store.buffer.name for store in collect(beside, BufferStore)]
     assert list(dict.fromkeys(stored)) == ["softmax", "softmax_part_max", "softmax_part_exp", "softmax_part_sum"]
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
+def test_rows_that_begin_anywhere_are_stored_by_lines_of_memory(target: str) -> None:
+    """Whole lines of 16, seven to a strip beside the one that the next strip computes, too; not in a cache."""
+    large = f"llvm -mcpu={target} -num-cores=2 -l2-bytes=65536"
+    for l3_bytes, lanes, width in ((1_000_000, {16}, 128), (100_000_000, {4 * vector_lanes(Target(large))}, 256)):
+        func = _lowered((1000, 1603), 0, Target(f"{large} -l3-bytes={l3_bytes}"))
+        stores = [store for store in collect(func.body, BufferStore) if store.buffer.name == "softmax"]
+        assert {store.value.dtype.lanes for store in stores} == lanes
+        kept = {a.buffer.name: a.buffer.shape for a in collect(func.body, Allocate)}
+        assert kept["softmax_max"] == (width,)
 
 
 def test_what_is_computed_around_a_softmax_of_planes_is_right() -> None:

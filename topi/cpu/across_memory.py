@@ -12,7 +12,7 @@ from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once
 from topi.cpu.row_statistics import is_worth_keeping, split_at, uses_reduction
 from topi.cpu.softmax_parts import softmax_by_parts
-from topi.cpu.strips import are_whole_lines, prefetch_columns, share_sets, split_into_strips
+from topi.cpu.strips import are_stored_by_lines, prefetch_columns, share_sets, split_into_strips
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind
@@ -69,7 +69,7 @@ def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
     length, columns = constant_size(out.shape[axis : axis + 1]), constant_size(out.shape[axis + 1 :])
     if length < _FEWEST_ROWS_OF_PARTS or columns * out.dtype.nbytes < _LEAST_BYTES_OF_PARTS:
         return False
-    streamed = constant_size(out.shape) * out.dtype.nbytes > max(target.cache_bytes) and are_whole_lines(out, axis)
+    streamed = are_stored_by_lines(out, axis, target)
     if _fits_in_strips(out, axis, target):
         return streamed and out.dtype.nbytes == 4
     return streamed or not share_sets(out, axis)

@@ -8,7 +8,14 @@ import te
 from te.tir import PrimExpr, Reduce
 from te.tir.substitute import substitute
 from topi.cpu.prefetch import LINE_BYTES, is_streamed
-from topi.cpu.strips import are_whole_lines, prefetch_columns, share_sets, split_into_strips
+from topi.cpu.strips import (
+    are_stored_by_lines,
+    are_whole_lines,
+    prefetch_columns,
+    share_sets,
+    split_by_lines,
+    split_into_strips,
+)
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.softmax_parts import SoftmaxParts
@@ -50,10 +57,14 @@ def softmax_by_parts(
     inline_injective(s, [out], keep=[t.op for t in stages])
     block = _VECTORS * lanes
     width = -(-lines * LINE_BYTES // out.dtype.nbytes // block) * block
-    strip, row, column = split_into_strips(s, out, axis, width, work, target)
+    if are_stored_by_lines(out, axis, target) and not are_whole_lines(out, axis):
+        strip, row = split_by_lines(s, out, axis, width, work, target)
+        width -= LINE_BYTES // out.dtype.nbytes  # from strip to strip
+    else:
+        strip, row, column = split_into_strips(s, out, axis, width, work, target)
+        _, lane = s[out].split(column, factor=block)
+        s[out].vectorize(lane)
     s[out].split(row, factor=parts.size)
-    _, lane = s[out].split(column, factor=block)
-    s[out].vectorize(lane)
     for tensor in stages:
         s[tensor].compute_at(s[out], strip)
         _vectorize(s, tensor, lanes)
@@ -73,12 +84,13 @@ def _strip(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
     """Cache lines of each row in a strip, and the most rows of a part.
 
     Exponentials of a strip that the first-level cache does not hold may as well be more. Few rows that share sets fit
-    in the caches. Memory is read in longer pieces then, and where lines of the result can't be stored past the caches.
+    in the caches. Memory is read in longer pieces then, and where lines of the result can't be stored past the caches,
+    or one of them is computed twice.
     """
     if share_sets(out, axis, _MOST_ROWS):
         return 8, 10
     if not are_whole_lines(out, axis):
-        return 16, 16
+        return (8, 16) if are_stored_by_lines(out, axis, target) else (16, 16)
     kept = 2 * LINE_BYTES * constant_size(out.shape[axis : axis + 1])
     return 2 if kept <= target.cache_bytes.l1 else 4, _MOST_ROWS
 

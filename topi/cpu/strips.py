@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
     from backend.target import Target
 
-__all__ = ["are_whole_lines", "prefetch_columns", "share_sets", "split_into_strips"]
+__all__ = [
+    "are_stored_by_lines",
+    "are_whole_lines",
+    "prefetch_columns",
+    "share_sets",
+    "split_by_lines",
+    "split_into_strips",
+]
 
 _PAGE_BYTES = 4096
 """Addresses so far apart have the same set in a first-level cache, and few other ones in the second."""
@@ -43,6 +50,13 @@ def are_whole_lines(out: te.Tensor, axis: int) -> bool:
     return constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes % LINE_BYTES == 0
 
 
+def are_stored_by_lines(out: te.Tensor, axis: int, target: Target) -> bool:
+    """Is `out` larger than the caches, and stored by whole lines: all columns are, or `split_by_lines` cuts them so?"""
+    if constant_size(out.shape) * out.dtype.nbytes <= max(target.cache_bytes):
+        return False
+    return are_whole_lines(out, axis) or (len(out.shape) == axis + 2 and "memory_strides" not in out.op.attrs)
+
+
 def split_into_strips(
     s: te.Schedule, out: te.Tensor, axis: int, width: int, work: float, target: Target
 ) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
@@ -52,16 +66,47 @@ def split_into_strips(
     time while the results of one are stored: arithmetic of neither waits for memory.
     """
     outer, last = s[out].op.axis[: axis + 1], s[out].fuse(*s[out].op.axis[axis + 1 :])
+    factor = _strips_of_a_part(out, axis, width, target) * width
+    part, within = s[out].split(last, factor=factor, tail="shift")
+    strip, column = s[out].split(within, factor=width)
+    s[out].reorder(*outer[:axis], part, strip, outer[axis], column)
+    _overlap_strips(s, out, axis, part, strip, work, target)
+    return strip, outer[axis], column
+
+
+def split_by_lines(
+    s: te.Schedule, out: te.Tensor, axis: int, width: int, work: float, target: Target
+) -> tuple[te.IterVar, te.IterVar]:
+    """As `split_into_strips`, strips that end where lines of memory do: whole lines, which go past the caches.
+
+    Returns the loops over strips and rows. A strip, `width` columns with the line that it has in common with the next
+    one (see `te.Stage.split_lines`), is computed wholly.
+    """
+    outer, line = s[out].op.axis[: axis + 1], LINE_BYTES // out.dtype.nbytes
+    tile, each, column = s[out].split_lines(width - line, line)
+    factor = _strips_of_a_part(out, axis, width - line, target)
+    part, strip = s[out].split(tile, factor=factor, tail="shift")
+    s[out].reorder(*outer[:axis], part, strip, outer[axis], each, column)
+    s[out].unroll(each)
+    s[out].vectorize(column)
+    _overlap_strips(s, out, axis, part, strip, work, target)
+    return strip, outer[axis]
+
+
+def _strips_of_a_part(out: te.Tensor, axis: int, width: int, target: Target) -> int:
+    """How many strips of `width` columns are worked on one after the other."""
     strips = constant_size(out.shape[axis + 1 :]) // width
     share = constant_size(out.shape[:axis]) * strips // (_SHARES * target.num_cores)
     parts = -(-strips // max(2, min(_MOST_STRIPS, share)))
-    count = max(2, -(-strips // parts))
-    part, within = s[out].split(last, factor=count * width, tail="shift")
-    strip, column = s[out].split(within, factor=width)
-    s[out].reorder(*outer[:axis], part, strip, outer[axis], column)
+    return max(2, -(-strips // parts))
+
+
+def _overlap_strips(
+    s: te.Schedule, out: te.Tensor, axis: int, part: te.IterVar, strip: te.IterVar, work: float, target: Target
+) -> None:
+    """Parts in parallel, and each strip beside the next one."""
     s[out].pragma(strip, "overlap_iterations")
-    parallel(s, out, s[out].fuse(*outer[:axis], part), work, vector_lanes(target))
-    return strip, outer[axis], column
+    parallel(s, out, s[out].fuse(*s[out].op.axis[:axis], part), work, vector_lanes(target))
 
 
 def prefetch_columns(

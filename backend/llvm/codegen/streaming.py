@@ -8,6 +8,8 @@ Memory of a caller need not be, so a function with such results has a twin for w
 
 from __future__ import annotations
 
+from math import gcd
+
 from backend.llvm.types import element_bytes
 from te.ir import collect
 from te.ir.structural import structural_equal
@@ -67,7 +69,7 @@ def _remainder(index: PrimExpr, number: int) -> tuple[int, Terms]:
         (constant, terms), (other, others) = _remainder(index.a, number), _remainder(index.b, number)
         return constant + sign * other, _sum(terms, others, sign, number)
     if isinstance(index, Mul) and isinstance(index.b, IntImm):
-        constant, terms = _remainder(index.a, number)
+        constant, terms = _remainder(index.a, number // gcd(index.b.value, number))
         return constant * index.b.value, _sum([], terms, index.b.value, number)
     if isinstance(index, FloorMod) and isinstance(index.b, IntImm) and index.b.value % number == 0:
         return _remainder(index.a, number)

@@ -98,6 +98,8 @@ def test_what_leaves_no_remainder_is_known_by_what_is_subtracted():
     i, j = te.var("i"), te.var("j")
     begin = i * 37 + te.min(j * 8, 21)
     assert divides(16, begin - begin % 16 + 32) and divides(8, begin - begin % 16 + 8) and divides(4, i * 12 - j * 4)
+    assert divides(16, i * 20 - i * 5 % 4 * 4) and divides(16, i * 12 + i * 5 % 4 * 4) and divides(8, i % 2 * 8)
+    assert not divides(16, i * 20 - i * 5 % 2 * 4) and not divides(16, i * 8 - i * 5 % 4 * 4)
     assert not divides(16, begin - begin % 16 + 8) and not divides(16, begin - begin % 8) and not divides(2, begin)
 
 
