@@ -337,3 +337,11 @@ def test_planes_that_join_a_window_of_channels_are_fetched_ahead():
         return str(te.lower(s, [x, y], simple_mode=True)).count("prefetch(")
 
     assert asked(256) > 0 and asked(16) == 0
+
+
+def test_planes_are_fetched_where_the_group_of_vectors_begins_that_reads_them():
+    x = te.placeholder((1, 8, 260, 260), name="x")
+    y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
+    s = schedule_for([y], Target("llvm -mcpu=haswell -l2-bytes=524288 -num-cores=2"))
+    asked = [line for line in str(te.lower(s, [x, y], simple_mode=True)).splitlines() if "prefetch(" in line]
+    assert asked and not any("//" in line for line in asked)  # not the beginning of the row
