@@ -358,7 +358,8 @@ class _StageNest:
         start = {v.var: number(0) for v in self.leaves[self.positions[leaf.var] + 1 :]}
         values = [self.math.expr(self.values[axis.var]) for axis in self.stage.op.root_axes]
         chosen = line.indices(*[self.math.expr(self.math.poly(value, start)) for value in values])
-        wanted = [self.math.poly(self.nests.lower(convert(i), {}), {}) for i in chosen]
+        loops = {loop.var: value for loop, value in self.loops.values.items()}
+        wanted = [self.math.poly(self.nests.lower(convert(i), loops), {}) for i in chosen]
         shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
         *first, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
         behind = [number(0)] * (len(tensor.shape) - len(wanted))

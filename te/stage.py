@@ -383,8 +383,9 @@ class Stage:
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
 
         ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
-        the reduction last) has in the iteration. An index past the end stands for the last one. `lines` are prefetched,
-        that one and those behind it in memory: nothing comes of any that lie past the tensor's end.
+        the reduction last) has in the iteration; it may name variables of loops. An index past the end stands for the
+        last one. `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past the
+        tensor's end.
         The tensor may also be one that inputs are computed from, or an argument of the function that will be `written`
         soon.
         """

@@ -132,6 +132,17 @@ def test_several_lines_are_asked_for_from_one_place_on():
     assert [text.count(f"min(i * 64 + 64, 511){behind}]") for behind in ("", " + 16", " + 32")] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("factor", "place"), [(16, "min(i * 64 + j.outer * 144, 511)"), (64, "i * 64")])
+def test_lines_asked_for_may_depend_on_loops_of_several_iterations_or_one(factor, place):
+    a = te.placeholder((8, 64), name="a")
+    b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    outer, _ = s[b].split(b.op.axis[1], factor=factor)
+    s[b].prefetch_line(a, outer, lambda i, j: (i * 64 + j + outer.var * 128,))
+    text = str(te.lower(s, [a, b]))
+    assert text.count("prefetch(") == 1 and f"prefetch(address_of(a[{place}])" in text
+
+
 def test_prefetched_lines_are_found_by_tables_and_through_what_is_inlined():
     x, table = te.placeholder((50, 16), name="x"), te.placeholder((20,), "int64", name="table")
     b = te.compute((50, 16), lambda i, j: x[i, j] + 1.0, name="b")

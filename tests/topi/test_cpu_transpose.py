@@ -229,6 +229,8 @@ ORDERED = {
     "matrix": ((640, 300), (1, 0), "float32"), "odd lines": ((635, 300), (1, 0), "float32"),
     "shared sets": ((640, 512), (1, 0), "float32"), "odd lines, shared sets": ((1100, 512), (1, 0), "float16"),
     "wide": ((640, 150), (1, 0), "int64"),
+    "bytes": ((1280, 1100), (1, 0), "uint8"), "odd lines of bytes": ((1285, 1030), (1, 0), "int8"),
+    "bytes, shared sets": ((1280, 1024), (1, 0), "uint8"),
     "batch": ((3, 600, 520), (0, 2, 1), "float16"), "heads": ((2, 640, 6, 80), (0, 2, 3, 1), "float32"),
 }  # fmt: skip
 
@@ -262,12 +264,43 @@ def _loops_of_strips(function: PrimFunc) -> list[For]:
             if any(does_all(inner) for inner in collect(test.then_case, For))]  # fmt: skip
 
 
+@pytest.mark.parametrize("rows", [1280, 1285])
+def test_each_tile_that_is_turned_asks_for_its_share_of_the_next_block(rows) -> None:
+    """128 lines of 16 columns each are 32 cache lines: asked for with each of the 2 or 3 vectors that are turned."""
+    x = te.placeholder((rows, 1152), "int8", "x")
+    out = topi.transpose(x, (1, 0))
+    target = Target("llvm -mcpu=x86-64-v4 -l2-bytes=524288 -l3-bytes=65536 -num-cores=1")
+    loops = _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])
+    tiles = [loop for loop in collect(loops[0].body, For) if collect(loop, Shuffle) and not
+             any(collect(inner, Shuffle) for inner in collect(loop.body, For))]  # fmt: skip
+    turned_lines = 192 if rows % 64 else 128
+    for loop in tiles:
+        asked = [call for call in collect(loop, Call) if call.op == "prefetch"]
+        assert len(asked) == -(-128 * 16 // 64 // (turned_lines // 64))
+    assert tiles
+
+
+@pytest.mark.parametrize("rows", [1280, 1285])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_bytes_are_widened_where_one_vector_reaches_over_all_lines_that_are_turned(rows, processor) -> None:
+    cpu = f"-mcpu={processor}" if processor != "generic" else ""
+    target = Target(f"llvm {cpu} -l2-bytes=524288 -l3-bytes=65536 -num-cores=1")
+    x = te.placeholder((rows, 1100), "uint8", "x")
+    out = topi.cast(topi.transpose(x, (1, 0)), "float32")
+    module = te.lower(schedule_for([out], target), [x, out])
+    assert _loops_of_strips(module["main"])
+    a = (np.arange(rows * 1100) * 7919 % 251).reshape(rows, 1100).astype("uint8")
+    result = backend.nd.empty(out.shape, "float32")
+    backend.build(module, target=target)(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), a.T.astype("float32"))
+
+
 @pytest.mark.parametrize(
     ("shape", "kind"),
-    [((1280, 1100), "uint8"), ((5000, 40), "float32"), ((640, 6000), "float32"), ((100, 1320), "float32")],
+    [((5000, 40), "float32"), ((640, 6000), "float32"), ((100, 1320), "float32")],
 )
 def test_other_lines_are_not(shape, kind) -> None:
-    """Bytes, lines that are short, blocks beyond the second-level cache, and few of them."""
+    """Lines that are short, blocks beyond the second-level cache, and few of them."""
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, (1, 0))
     target = Target("llvm -l2-bytes=524288 -l3-bytes=16384 -num-cores=1")

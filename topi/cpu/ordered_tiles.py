@@ -3,8 +3,8 @@
 A core reads fastest what lies in one piece: then the processor fetches ahead by itself, beside what is
 asked for. So a block of the input's lines, as many as fill two cache lines of each line of the output, is
 brought into the second-level cache in order, while the block before is turned there, strip by strip. A part of the next
-block is asked for, and a part of the strip before is stored past the caches, with each few columns that are turned: all
-at once, either would keep the other, and what is turned, waiting.
+block is asked for with each tile that is turned in registers, and a part of the strip before is stored past the caches
+with each few columns of them: all at once, either would keep the other, and what is turned, waiting.
 """
 
 from __future__ import annotations
@@ -65,10 +65,7 @@ class OrderedTiles:
     def of(
         out: te.Tensor, number: int, tensor: te.Tensor, position: int, lanes: int, target: Target
     ) -> OrderedTiles | None:
-        """None where lines of the input are short, or a block of them exceeds its part of the second-level cache.
-
-        Nor for bytes: to turn those takes as long as memory does, and all the longer while so much arrives.
-        """
+        """None where lines of the input are short, or a block of them exceeds its part of the second-level cache."""
         shape, behind = list(out.shape), tensor.shape[position + 1 :]
         sizes = [d for d in (*shape, *behind) if isinstance(d, int)]
         size, l2 = constant_size(behind) * tensor.dtype.nbytes, target.cache_bytes.l2
@@ -77,7 +74,7 @@ class OrderedTiles:
         if len(sizes) < len(shape) + len(behind) or size < _LONG_LINE_BYTES or rows < 2 * height:
             return None
         as_in_memory = columns % line != 0
-        if tensor.dtype.nbytes == 1 or (as_in_memory and "memory_strides" in out.op.attrs):
+        if as_in_memory and "memory_strides" in out.op.attrs:
             return None
         wide = as_in_memory and _BLOCKS_OF_CACHE * _LINES_AND_ONE * line * size <= l2
         width = max((_LINES_AND_ONE if wide else _LINES) * line, lanes)
@@ -111,26 +108,35 @@ class OrderedTiles:
         s[out].pragma(strip, "overlap_iterations")
         readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
         source = s.cache_read(tensor, "local", readers) if self.lines_first else tensor
-        packed, blocks, _ = transpose_in_registers(s, source, readers, self.position, self.lanes)
+        packed, _, vectors = transpose_in_registers(s, source, readers, self.position, self.lanes)
         s[packed].compute_at(s[out], strip)
         if self.lines_first:
             s[source].compute_at(s[out], strip)
             s[source].vectorize(s[source].op.axis[-1])
-        lines = self.width * block * tensor.dtype.nbytes // LINE_BYTES
-        s[packed].prefetch_line(tensor, blocks, self._in_next_block(), lines=lines)
+        for_columns = self.width * block * tensor.dtype.nbytes // LINE_BYTES
+        vectors_of_columns = -(-self._lines_turned() // self.lanes)
+        lines = -(-for_columns // vectors_of_columns)
+        s[packed].prefetch_line(tensor, vectors, self._in_next_block(vectors.var, lines), lines=lines)
         return loops
 
-    def _in_next_block(self) -> Callable[..., Sequence[PrimExpr]]:
-        """Where the part of the next block begins that is asked for with some columns: as far into it, in memory."""
+    def _lines_turned(self) -> int:
+        return self.width + (LINE_BYTES // self.out.dtype.nbytes if self.as_in_memory else 0)
+
+    def _in_next_block(self, vector: Var, lines: int) -> Callable[..., Sequence[PrimExpr]]:
+        """Where the next block's cache `lines` begin that are asked for with a `vector` of some columns.
+
+        They lie as far into that block, in memory, as the columns do in theirs, one vector's behind the other's.
+        """
         shape, position, last = self.tensor.shape, self.position, len(self.tensor.shape) - 1
         dims = [*[d for d in range(last) if d != position], last, position]  # as the turned copy has them
-        lines = self.width + (LINE_BYTES // self.out.dtype.nbytes if self.as_in_memory else 0)
 
         def place(*first: PrimExpr) -> Sequence[PrimExpr]:
             index = [e for _, e in sorted(zip(dims, first, strict=True), key=lambda pair: pair[0])]
-            line = ravel_index(index[: position + 1], shape[: position + 1])
-            within = ravel_index(index[position + 1 :], shape[position + 1 :])
-            return ((line + lines) * constant_size(shape[position + 1 :]) + within * self.width,)
+            turned = self._lines_turned()
+            index[position] = index[position] - te.min(vector * self.lanes, turned - self.lanes) + turned
+            begin = ravel_index(index[: position + 1], shape[: position + 1]) * constant_size(shape[position + 1 :])
+            within = ravel_index(index[position + 1 :], shape[position + 1 :]) * self.width
+            return (begin + within + vector * (lines * LINE_BYTES // self.tensor.dtype.nbytes),)
 
         return place
 
