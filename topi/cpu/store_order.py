@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from topi.cpu.tiling import largest_share
 from topi.groups import constant_size, extent_of
 
 if TYPE_CHECKING:
@@ -70,12 +71,21 @@ class StoreOrder:
         return s[out].fuse(*rows), s[out].fuse(*columns)
 
 
-def rows_of_a_block(rows: int, plan: ProductPlan, target: Target) -> int:
-    """Whole tiles whose results are turned at a time: as many as half the first-level cache holds, at little waste."""
+def rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, target: Target) -> int:
+    """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
+
+    As many as come out even for the rows, and for the cores, which share these blocks and `others` of each. A block
+    takes about a tile longer than its tiles: it reads its panel from the second-level cache first.
+    """
     most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (4 * plan.panel * plan.height)
-    most = min(max(most, 1), -(-rows // plan.height))
-    sizes = [tiles * plan.height for tiles in range(most, most // 2, -1)]
-    return min(min(sizes, key=lambda size: -(-rows // size) * size), rows)
+    least = -(-lanes // plan.height)
+    most = max(min(most, -(-rows // plan.height)), least)
+
+    def cost(tiles: int) -> float:
+        blocks = -(-rows // (tiles * plan.height))
+        return blocks * (tiles + 1) * target.num_cores * largest_share(blocks * others, target.num_cores)
+
+    return min(min(range(most, least - 1, -1), key=cost) * plan.height, rows)
 
 
 def store_turned(
@@ -90,11 +100,12 @@ def store_turned(
     rows, columns = constant_size([extent_of(row)]), constant_size([extent_of(column)])
     lanes = next(n for n in vectors_turned(target, out.dtype) if n <= rows)
     width = block_of(lanes, out.dtype)
-    block, within = s[out].split(row, factor=rows_of_a_block(rows, plan, target), tail="shift")
+    whole = columns % plan.panel == 0
+    others = constant_size([extent_of(axis) for axis in batch]) * (columns // plan.panel if whole else 1)
+    block, within = s[out].split(row, factor=rows_of_a_block(rows, others, lanes, plan, target), tail="shift")
     group, step = s[out].split(column, factor=width, tail="shift")
     panel, group = s[out].split(group, factor=plan.panel // width)
     strip, lane = s[out].split(within, factor=lanes, tail="shift")
-    whole = columns % plan.panel == 0
     outside = [*batch, block, panel] if plan.tiles_at_once or not whole else [*batch, panel, block]
     s[out].reorder(*outside, group, strip, step, lane)
     s[out].unroll(step)
