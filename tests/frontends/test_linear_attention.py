@@ -67,6 +67,17 @@ def test_each_rule(domain, rule, heads, groups, size, width, rates):
           kv_num_heads=groups, dims={0: ["b", "t", heads * size]}, rtol=1e-3)  # fmt: skip
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_sizes_may_all_be_known_at_run_time(rule):
+    given = inputs_of(rule, 2, 5, 4, 2, 6, 40)
+    y, last = linear_attention(*given)
+    result, inputs = flat(y), [flat(x) if i != 3 else x for i, x in enumerate(given)]
+    assert result is not None
+    opened = {i: [f"x{i}_{axis}" for axis in range(x.ndim)] for i, x in enumerate(inputs) if x is not None}
+    check("LinearAttention", inputs, [result, last], outputs=2, version=21, update_rule=rule, q_num_heads=4,
+          kv_num_heads=2, dims=opened, rtol=1e-3)  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_without_a_state_it_begins_at_zero(dtype):
     q, k, v, state, _, _ = inputs_of("linear", 1, 6, 2, 1, 8, 24)

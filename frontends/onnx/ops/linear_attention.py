@@ -33,7 +33,15 @@ def linear_attention(node: OnnxNode) -> list[Expr]:
     state = _first_state(node, (batch, groups, width, columns))
     decay = _decay(node, (batch, steps, groups, width)) if "gated" in rule else None
     rate = _rate(node, (batch, steps, groups)) if "delta" in rule else None
-    y, last = op.nn.linear_attention(query, key, value, state, decay, rate, scale=_scale(node, width))
+    scale = node.attr_float("scale", 0.0)
+    if not scale and isinstance(width, int):
+        scale = 1 / math.sqrt(max(width, 1))
+    if scale:
+        y, last = op.nn.linear_attention(query, key, value, state, decay, rate, scale=scale)
+    else:  # the size of a head is known at run time
+        wide = [op.cast(x, "float32") for x in (query, key, value)]
+        unscaled, last = op.nn.linear_attention(*wide, state, decay, rate, scale=1.0)
+        y = op.cast(op.divide(unscaled, op.sqrt(op.cast(op.sizes((width,), ()), "float32"))), str(query.dtype))
     return [reshape_to(y, (batch, steps, product((heads, columns)))), last]
 
 
@@ -74,13 +82,3 @@ def _rate(node: OnnxNode, shape: tuple[Dim, ...]) -> Expr:
         return given
     found = "is left out" if given is None else f"is {given.tensor_type}"
     raise node.error(f"beta {found}", expected="for each position a number of each head, or of all")
-
-
-def _scale(node: OnnxNode, width: Dim) -> float:
-    """What results are multiplied by: 1 / sqrt(size of a head) where it is 0."""
-    scale = node.attr_float("scale", 0.0)
-    if scale:
-        return scale
-    if not isinstance(width, int):
-        raise node.unsupported(f"heads of {width} rows, a size not known before the run", expected="scale to be given")
-    return 1 / math.sqrt(max(width, 1))
