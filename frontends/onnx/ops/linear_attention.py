@@ -39,8 +39,8 @@ def linear_attention(node: OnnxNode) -> list[Expr]:
     if scale:
         y, last = op.nn.linear_attention(query, key, value, state, decay, rate, scale=scale)
     else:  # the size of a head is known at run time
-        wide = [op.cast(x, "float32") for x in (query, key, value)]
-        unscaled, last = op.nn.linear_attention(*wide, state, decay, rate, scale=1.0)
+        q, k, v = [op.cast(x, "float32") for x in (query, key, value)]
+        unscaled, last = op.nn.linear_attention(q, k, v, state, decay, rate, scale=1.0)
         y = op.cast(op.divide(unscaled, op.sqrt(op.cast(op.sizes((width,), ()), "float32"))), str(query.dtype))
     return [reshape_to(y, (batch, steps, product((heads, columns)))), last]
 
