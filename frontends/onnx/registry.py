@@ -18,7 +18,7 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops import load_all_converters, load_converters
 from relay.expr import Expr
 
-__all__ = ["Converter", "convert_with", "converter", "find_converter", "registered_operators"]
+__all__ = ["Converter", "Result", "convert_with", "converter", "find_converter", "registered_operators"]
 
 Result = Expr | Sequence[Expr | None]
 """What a converter gives: the only output, or the outputs in order (None for one that was not asked for)."""

@@ -6,7 +6,7 @@ from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.common import MICROSOFT, float_const, require_rank, reshape_to, transposed
 from frontends.onnx.ops.convolution import causally_convolved
 from frontends.onnx.ops.linear_attention import linear_attention
-from frontends.onnx.registry import converter
+from frontends.onnx.registry import Result, converter
 from relay import op
 from relay.expr import Expr
 from relay.sizes import product
@@ -19,7 +19,7 @@ def _require_last_state_only(node: OnnxNode) -> None:
 
 
 @converter("LinearAttention", domain=MICROSOFT)
-def microsoft_linear_attention(node: OnnxNode) -> list[Expr]:
+def microsoft_linear_attention(node: OnnxNode) -> Result:
     """ONNX's operator of the same name."""
     _require_last_state_only(node)
     return linear_attention(node)
