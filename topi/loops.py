@@ -1,14 +1,14 @@
-"""Loop nests written by hand, for the bodies of `te.extern`."""
+"""Loops written by hand, for the bodies of `te.extern`."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from te.tir import Dim, Var
+from te.tir import Dim, Var, as_int
 from te.tir.ir_builder import IRBuilder
 
-__all__ = ["loop_nest"]
+__all__ = ["loop_nest", "strips_of"]
 
 
 @contextmanager
@@ -22,3 +22,19 @@ def loop_nest(
     with ExitStack() as loops:
         ranges = [ib.for_range(0, d, f"{name}{k}", independent=independent) for k, d in enumerate(extents)]
         yield tuple([loops.enter_context(r) for r in ranges])
+
+
+def strips_of(columns: Dim, width: int) -> Iterator[tuple[int, Dim, int]]:
+    """(first column, how many strips, their width) for all columns: `width`, a power of two, then narrower ones.
+
+    Columns whose number is known at run time are strips of one.
+    """
+    known, begin = as_int(columns), 0
+    if known is None:
+        yield 0, columns, 1
+        return
+    while begin < known:
+        count = (known - begin) // width
+        if count:
+            yield begin, count, width
+        begin, width = begin + count * width, width // 2

@@ -7,7 +7,7 @@ from functools import lru_cache
 from backend.cache import default_cache
 from backend.llvm.installed import installed_llvm
 from backend.llvm.pool_places import PLACES, place_constants
-from backend.llvm.pool_steps import STEPS
+from backend.llvm.pool_steps import STEPS, job_constants
 
 __all__ = ["pool_object", "pool_source"]
 
@@ -79,7 +79,7 @@ _POOL = """
 %mailbox = type {{ i32, i32, i32, i32, i32, i32, i64, i64, [88 x i8], i64, [120 x i8] }}
 ; Of the region that is on or was last: the number of its first step, or -1 while what follows it is written; ctx, task,
 ; closure, threads, chunks of a thread's share, steps; chunks done before, of all regions.
-%job = type {{ i64, ptr, ptr, ptr, i32, i32, i64, i64 }}
+%job = type {{ {job_fields} }}
 @mailboxes = internal global [{slots} x %mailbox] zeroinitializer, align 128
 @job = internal global %job zeroinitializer, align 128
 @next.step = internal global i64 1 ; its number
@@ -300,21 +300,7 @@ publish:
   %following = add i64 %first, %steps
   store i64 %following, ptr @next.step
   %before = load atomic i64, ptr @done monotonic, align 8
-  store i64 %first, ptr %own
-  %p.ctx = getelementptr %job, ptr %own, i64 0, i32 1
-  store ptr %ctx, ptr %p.ctx
-  %p.task = getelementptr %job, ptr %own, i64 0, i32 2
-  store ptr %task, ptr %p.task
-  %p.closure = getelementptr %job, ptr %own, i64 0, i32 3
-  store ptr %closure, ptr %p.closure
-  %p.threads = getelementptr %job, ptr %own, i64 0, i32 4
-  store i32 %threads, ptr %p.threads
-  %p.share = getelementptr %job, ptr %own, i64 0, i32 5
-  store i32 %share, ptr %p.share
-  %p.steps = getelementptr %job, ptr %own, i64 0, i32 6
-  store i64 %steps, ptr %p.steps
-  %p.before = getelementptr %job, ptr %own, i64 0, i32 7
-  store i64 %before, ptr %p.before
+{noted}
   store atomic i64 -1, ptr @job monotonic, align 8
   fence release
   call void @copy_job(ptr @job, ptr %own)
@@ -377,7 +363,7 @@ def pool_source(system: str, machine: str) -> str:
     slots = MAX_WORKERS + 1
     pool = (_POOL + STEPS + PLACES).format(
         declare_pause=declare_pause, pause=pause, futex=_FUTEX[machine], spin=SPIN, patience=PATIENCE, chunks=CHUNKS,
-        slots=slots, mailbox_bytes=slots * MAILBOX_BYTES, **place_constants(machine),
+        slots=slots, mailbox_bytes=slots * MAILBOX_BYTES, **job_constants(), **place_constants(machine),
     )  # fmt: skip
     return _MEMORY + _ALONE + pool
 

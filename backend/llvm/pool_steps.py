@@ -12,7 +12,33 @@ later step there and takes nothing: so regions begin and end without a word from
 
 from __future__ import annotations
 
-__all__ = ["STEPS"]
+__all__ = ["STEPS", "job_constants"]
+
+_JOB = {
+    "first": "i64", "ctx": "ptr", "task": "ptr", "closure": "ptr", "threads": "i32", "share": "i32", "steps": "i64",
+    "before": "i64",
+}  # fmt: skip
+"""The fields of a %job, what a region is, and their types."""
+
+
+def job_constants() -> dict[str, str]:
+    """What the texts of the pool are filled with where they read or write a %job of their own."""
+    return {
+        "job_fields": ", ".join(_JOB.values()),
+        "what_to_run": _moved("%{0} = load {1}, ptr %p.{0}", "first", "ctx", "task", "closure", "threads", "share"),
+        "how_far": _moved("%{0} = load {1}, ptr %p.{0}", "threads", "share", "steps", "before"),
+        "noted": _moved("store {1} %{0}, ptr %p.{0}", *_JOB),
+    }
+
+
+def _moved(instruction: str, *names: str) -> str:
+    """An instruction for each of some fields of the job at %own, whose values have the names of the fields."""
+    lines: list[str] = []
+    for name in names:
+        lines.append(f"  %p.{name} = getelementptr %job, ptr %own, i64 0, i32 {list(_JOB).index(name)}")
+        lines.append("  " + instruction.format(name, _JOB[name]))
+    return "\n".join(lines)
+
 
 STEPS = """
 @done = internal global i64 0, align 128 ; chunks done, of all regions
@@ -22,18 +48,7 @@ STEPS = """
 ; Runs what nobody has begun of a thread's share of a step; gives the number of chunks.
 define internal i64 @drain(ptr %own, i32 %thread, i64 %step) {{
 entry:
-  %p.first = getelementptr %job, ptr %own, i64 0, i32 0
-  %first = load i64, ptr %p.first
-  %p.ctx = getelementptr %job, ptr %own, i64 0, i32 1
-  %ctx = load ptr, ptr %p.ctx
-  %p.task = getelementptr %job, ptr %own, i64 0, i32 2
-  %task = load ptr, ptr %p.task
-  %p.closure = getelementptr %job, ptr %own, i64 0, i32 3
-  %closure = load ptr, ptr %p.closure
-  %p.threads = getelementptr %job, ptr %own, i64 0, i32 4
-  %threads = load i32, ptr %p.threads
-  %p.share = getelementptr %job, ptr %own, i64 0, i32 5
-  %share = load i32, ptr %p.share
+{what_to_run}
   %chunks = mul i32 %threads, %share
   %before = mul i32 %thread, %share
   %number = add i64 %first, %step
@@ -92,14 +107,7 @@ end:
 ; of the last step, and keeps its chunks of that one to itself.
 define internal void @participate(ptr %own, i32 %thread) {{
 entry:
-  %p.threads = getelementptr %job, ptr %own, i64 0, i32 4
-  %threads = load i32, ptr %p.threads
-  %p.share = getelementptr %job, ptr %own, i64 0, i32 5
-  %share = load i32, ptr %p.share
-  %p.steps = getelementptr %job, ptr %own, i64 0, i32 6
-  %steps = load i64, ptr %p.steps
-  %p.before = getelementptr %job, ptr %own, i64 0, i32 7
-  %before = load i64, ptr %p.before
+{how_far}
   %chunks = mul i32 %threads, %share
   %chunks64 = zext i32 %chunks to i64
   %caller = icmp eq i32 %thread, 0

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
-import backend
 import te
 import topi
-from backend.target import Target
-from topi.registry import schedule_for
+from tests.topi import small_caches
 
 _CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
-_PROCESSORS = {"own": "llvm", "haswell": "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
-               "neoverse": "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"}  # fmt: skip
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
-def lowered(out: te.Tensor, arguments: Sequence[te.Tensor], target: str = "llvm") -> te.ir.IRModule:
-    target = Target(f"{target} {_CACHES}")
-    return te.lower(schedule_for([out], target), [*arguments, out])
-
-
-def result(out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray]) -> np.ndarray:
-    function = backend.build(lowered(out, arguments), target=Target(f"llvm {_CACHES}"))
-    found = backend.nd.empty(tuple(out.shape), str(out.dtype))
-    function(*[backend.nd.array(a) for a in arrays], found)
-    return found.numpy()
+lowered = partial(small_caches.lowered, caches=_CACHES)
+result = partial(small_caches.result, caches=_CACHES)
 
 
 def bordered(x: te.Tensor, before: Sequence[int], after: Sequence[int], mode: str) -> te.Tensor:
@@ -62,10 +51,10 @@ def test_what_is_computed_of_others() -> None:
 
 
 @pytest.mark.parametrize("mode", _MODES)
-@pytest.mark.parametrize("processor", _PROCESSORS)
+@pytest.mark.parametrize("processor", small_caches.PROCESSORS)
 def test_lines_leave_a_buffer_by_cache_lines(processor, mode) -> None:
     x = te.placeholder((64, 100, 504), "float32", "x")
-    text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), mode), [x], _PROCESSORS[processor]))
+    text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), mode), [x], small_caches.PROCESSORS[processor]))
     assert text.count('scope="local"') == 1 and text.count("prefetch(") == 1
     assert " in parallel(816):" in text  # 8 lines of 2024 bytes are 253 cache lines
     _, last = text.split(" in range(253):")

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
-import backend
 import te
 import topi
-from backend.target import Target
-from topi.registry import schedule_for
+from tests.topi import small_caches
 
 _CACHES = "-l1-bytes=32768 -l2-bytes=8192 -l3-bytes=8192"
-_PROCESSORS = {"own": "llvm", "haswell": "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
-               "neoverse": "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"}  # fmt: skip
 
 
-def lowered(out: te.Tensor, arguments: Sequence[te.Tensor], target: str = "llvm") -> te.ir.IRModule:
-    target = Target(f"{target} {_CACHES}")
-    return te.lower(schedule_for([out], target), [*arguments, out])
-
-
-def result(out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray]) -> np.ndarray:
-    function = backend.build(lowered(out, arguments), target=Target(f"llvm {_CACHES}"))
-    found = backend.nd.empty(tuple(out.shape), str(out.dtype))
-    function(*[backend.nd.array(a) for a in arrays], found)
-    return found.numpy()
+lowered = partial(small_caches.lowered, caches=_CACHES)
+result = partial(small_caches.result, caches=_CACHES)
 
 
 @pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64"])
@@ -61,10 +49,10 @@ def test_rows_that_a_table_picks(width) -> None:
     np.testing.assert_array_equal(found, values[picks])
 
 
-@pytest.mark.parametrize("processor", _PROCESSORS)
+@pytest.mark.parametrize("processor", small_caches.PROCESSORS)
 def test_short_rows_leave_a_buffer_by_cache_lines(processor) -> None:
     x = te.placeholder((1, 64, 6, 80), "int8", "x")
-    text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x], _PROCESSORS[processor]))
+    text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x], small_caches.PROCESSORS[processor]))
     assert text.count('scope="local"') == 1
     assert text.count("prefetch(") == 1
     assert text.index(" in range(20)") > text.index("prefetch(")  # a chunk of 16 rows: 20 cache lines

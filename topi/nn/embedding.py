@@ -7,9 +7,10 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Buffer, Dim, PrimExpr, Stmt, as_int, ir_builder
+from te.tir import Buffer, Dim, PrimExpr, Stmt, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
 from topi.groups import constant_size
+from topi.loops import strips_of
 from topi.utils import accumulator_type
 
 __all__ = ["embedding_bag"]
@@ -38,19 +39,9 @@ def embedding_bag(
         kind = "parallel" if constant_size((bags, columns)) >= _WORTH_SHARING else "serial"
         with ib.for_range(0, bags, "bag", kind, independent=True) as b:
             bag.open(b)
-            known = as_int(columns)
-            if known is None:
-                with ib.for_range(0, columns, "column") as column:
-                    bag.write(out, b, column, 1)
-                return ib.get()
-            width, begin = _STRIP, 0
-            while begin < known:
-                count = (known - begin) // width
-                if count:
-                    with ib.for_range(0, count, "strip") as strip:
-                        bag.write(out, b, begin + strip * width, width)
-                    begin += count * width
-                width //= 2
+            for begin, count, width in strips_of(columns, _STRIP):
+                with ib.for_range(0, count, "strip") as strip:
+                    bag.write(out, b, begin + strip * width, width)
         return ib.get()
 
     return te.extern((bags, columns), given, fill, name="embedding_bag", dtype=table.dtype, tag="default")

@@ -18,6 +18,7 @@ from te import Tensor
 from te.tir import Buffer, Dim, PrimExpr, Stmt, as_int, call_intrin, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
 from topi.groups import constant_size
+from topi.loops import strips_of
 
 __all__ = ["linear_attention"]
 
@@ -59,17 +60,8 @@ def _fill(
     """All heads and strips of `width` columns, then narrower ones of what is left."""
     ib = ir_builder.create()
     heads = _Heads(ib, ins, outs, present, scale)
-    columns = as_int(heads.columns)
-    if columns is None:
-        heads.each_strip(0, heads.columns, 1)
-        return ib.get()
-    begin = 0
-    while begin < columns:
-        strips = (columns - begin) // width
-        if strips:
-            heads.each_strip(begin, strips, width)
-            begin += strips * width
-        width //= 2
+    for begin, strips, columns in strips_of(heads.columns, width):
+        heads.each_strip(begin, strips, columns)
     return ib.get()
 
 

@@ -1,0 +1,31 @@
+"""Schedules for processors with caches so small that tensors of a test are beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import backend
+import te
+from backend.target import Target
+from te.ir import IRModule
+from topi.registry import schedule_for
+
+PROCESSORS = {"own": "llvm", "haswell": "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
+              "neoverse": "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"}  # fmt: skip
+
+
+def lowered(out: te.Tensor, arguments: Sequence[te.Tensor], target: str = "llvm", *, caches: str) -> IRModule:
+    """The loops of `out` for a target with `caches`."""
+    return te.lower(schedule_for([out], Target(f"{target} {caches}")), [*arguments, out])
+
+
+def result(
+    out: te.Tensor, arguments: Sequence[te.Tensor], arrays: Sequence[np.ndarray], *, caches: str
+) -> np.ndarray:
+    """What these loops compute here."""
+    function = backend.build(lowered(out, arguments, caches=caches), target=Target(f"llvm {caches}"))
+    found = backend.nd.empty(tuple(out.shape), str(out.dtype))
+    function(*[backend.nd.array(a) for a in arrays], found)
+    return found.numpy()
