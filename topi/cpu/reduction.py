@@ -232,22 +232,17 @@ def schedule_across(
     add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
 
 
-def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int, *, near: bool = False) -> te.IterVar:
-    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
-
-    Returns the loop over groups of lines. `near`: what is added up is on its way to the first-level cache already.
-    """
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
+    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside."""
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
-    nbytes = _APART_BYTES if near else _line_bytes(s[tensor].op)
-    at_once, apart = _lines_apart(extent_of(line), nbytes)
+    at_once, apart = _lines_apart(extent_of(line), _line_bytes(s[tensor].op))
     lines, group = s[tensor].split(line, factor=at_once * apart)
     each, page = s[tensor].split(group, factor=apart)
     vectors, lane = s[tensor].split(column, factor=lanes)
     s[tensor].reorder(*data, *before, lines, page, vectors, each, lane)
     s[tensor].unroll(each)
     s[tensor].vectorize(lane)
-    return lines
 
 
 def _line_bytes(op: te.Operation) -> int:
