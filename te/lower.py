@@ -11,12 +11,13 @@ from te.ir.depth import deep_trees
 from te.ir.module import IRModule
 from te.ir.structural import structural_equal
 from te.ir.transform import Pass, Sequential
-from te.ir.visitor import post_order
+from te.ir.visitor import collect, post_order
 from te.nest import schedule_to_loops
 from te.schedule import Schedule
 from te.tensor import Tensor
+from te.tir.analysis import free_variables
 from te.tir.buffer import Buffer, decl_buffer
-from te.tir.expr import Dim, PrimExpr, SizeVar, Var
+from te.tir.expr import Dim, IterVar, PrimExpr, SizeVar, Var
 from te.tir.function import PrimFunc
 from te.tir.ops import likely, logical_and, seq
 from te.tir.passes.flatten import Flatten
@@ -34,7 +35,7 @@ from te.tir.passes.simplify import Simplify
 from te.tir.passes.storage_rewrite import StorageRewrite
 from te.tir.passes.unroll import Unroll
 from te.tir.passes.vectorize import Vectorize
-from te.tir.stmt import Allocate, IfThenElse, SeqStmt, Stmt
+from te.tir.stmt import Allocate, AttrStmt, IfThenElse, SeqStmt, Stmt
 from te.tir.substitute import Substitution, fresh_copy, substitute
 
 __all__ = ["lower", "lowering_passes", "schedule_to_function"]
@@ -50,7 +51,8 @@ def schedule_to_function(
 ) -> PrimFunc:
     """The scheduled loops over multi-dimensional buffers, before any pass.
 
-    Raises LoweringError for arguments that are given twice or are no tensor, variable or buffer.
+    Raises LoweringError for arguments that are given twice or are no tensor, variable or buffer, and for variables that
+    nothing gives a value.
     """
     params: list[Var] = []
     buffer_map: dict[Var, Buffer] = {}
@@ -67,7 +69,23 @@ def schedule_to_function(
         params.append(buffer.data)
         buffer_map[buffer.data] = buffer
     body = _loops(schedule, buffers)
-    return _with_sizes(PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True}))
+    func = _with_sizes(PrimFunc(tuple(params), body, buffer_map, {"global_symbol": name, "noalias": True}))
+    _check_variables(func, name)
+    return func
+
+
+def _check_variables(func: PrimFunc, name: str) -> None:
+    """Raise LoweringError for a variable without a value. Sizes may become parameters later."""
+    known = set(func.params)
+    unknown = [v for v in free_variables(func.body) if v not in known and not isinstance(v, SizeVar)]
+    threads = [a.subject for a in collect(func.body, AttrStmt) if isinstance(a.subject, IterVar)] if unknown else []
+    known |= {axis.var for axis in threads}
+    for v in unknown:
+        if v not in known:
+            raise LoweringError(
+                f"{name}: nothing gives variable {v.name} a value. A reduce axis has one in a reduction over it only: "
+                f"te.sum(..., axis={v.name}); other variables are named among the arguments"
+            )
 
 
 def _loops(schedule: Schedule, arguments: Mapping[Tensor, Buffer]) -> Stmt:

@@ -458,6 +458,17 @@ def test_arguments_are_checked():
         te.lower(s, [a, a, b])
 
 
+def test_variables_have_values():
+    a, k, scale = te.placeholder((8, 4), name="a"), te.reduce_axis((0, 4), "k"), te.var("scale", "float32")
+    b = te.compute((8,), lambda i: a[i, k], name="b")
+    with pytest.raises(LoweringError, match=r"nothing gives variable k a value.*te\.sum\(\.\.\., axis=k\)"):
+        te.lower(te.create_schedule(b), [a, b])
+    c = te.compute((8,), lambda i: a[i, 0] * scale, name="c")
+    with pytest.raises(LoweringError, match="scale"):
+        te.lower(te.create_schedule(c), [a, c])
+    te.lower(te.create_schedule(c), [a, scale, c])
+
+
 def test_symbolic_tails_are_cut_off_without_doubting_that_sizes_are_sizes():
     n = te.var("n")
     a = te.placeholder((n,), name="a")
