@@ -18,6 +18,7 @@ from topi.cpu.packed_rows import PackedRows
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
+from topi.cpu.turn import Turn
 from topi.groups import constant_size, extent_of, inline_injective, is_injective
 from topi.registry import Rank, operations_behind, register_schedule
 from topi.tag import PAD
@@ -104,8 +105,8 @@ def vectorize_elements(
     return outer
 
 
-def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Tensor, int, int] | None:
-    """See `turnable`, with the length of the longest vectors that the axes hold a tile of; None where none fits.
+def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
+    """See `turnable`: into the longest vectors that the axes hold a tile of; None where none fits.
 
     Axes whose lengths are known at run time are taken to be long enough. Of lengths that are expressions of sizes it
     can't always be shown that tiles shifted inwards need no guards, which these do not have.
@@ -119,7 +120,7 @@ def _turned_source(out: te.Tensor, strided: int, target: Target) -> tuple[te.Ten
         return all(length <= d for d, length in needed if isinstance(d, int))
 
     fitting = [lanes for lanes in vectors_turned(target, found[0].dtype) if fits(lanes)]
-    return (*found, fitting[0]) if fitting else None
+    return Turn(out, strided, *found, fitting[0]) if fitting else None
 
 
 def _is_short(out: te.Tensor, most: int) -> bool:
@@ -205,15 +206,15 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             axes = [*axes[:first], s[out].fuse(*axes[first:])]
         strided = strided_axis(out) if len(axes) > 1 else None
         work *= 1 if strided is None else max(1, _ACROSS_COST / cost)
-        source = None if strided is None or not squares else _turned_source(out, strided, target)
-        if strided == len(axes) - 2 and _is_short(out, _FEWEST if source is not None else _SHORT):
+        turn = None if strided is None or not squares else _turn(out, strided, target)
+        if strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT):
             *outer, _, _ = axes
             joined = s[out].fuse(*axes[-2:])
             extent, short = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])
             tiles = [*outer, vectorize_elements(s, out, joined, extent, lanes * short)]
-        elif strided is not None and source is not None:
+        elif strided is not None and turn is not None:
             counted = counted or not all(isinstance(out.shape[a], int) for a in (strided, -1))
-            tiles = tile_turned(s, out, strided, *source, target, vectors * lanes)
+            tiles = tile_turned(s, turn, target, vectors * lanes)
         elif id(out.op) in lines:
             tiles = _vectorize_between_borders(s, out, lanes)[:-1]
             *_, around = parallel_outer(s, out, tiles, work, target)

@@ -9,9 +9,8 @@ from te.ir import post_order
 from te.tir import IterVar, Var, as_int
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.ordered_tiles import OrderedTiles
-from topi.cpu.packed_tiles import PackedTiles, power_of_two
-from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.register_transpose import block_of, transpose_in_registers
+from topi.cpu.packed_tiles import PackedTiles
+from topi.cpu.turn import Turn
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.tag import PAD
@@ -87,59 +86,41 @@ def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     return found
 
 
-def tile_turned(
-    s: te.Schedule,
-    out: te.Tensor,
-    number: int,
-    tensor: te.Tensor,
-    position: int,
-    lanes: int,
-    target: Target,
-    at_once: int,
-) -> list[te.IterVar]:
-    """Tiles of axis `number` by the last axis, whose part of `tensor` is turned in registers.
+def tile_turned(s: te.Schedule, turn: Turn, target: Target, at_once: int) -> list[te.IterVar]:
+    """Tiles of the output's two axes that are turned in registers.
 
-    Vectors have `lanes` elements; the axes take up at least one and a block, or their lengths are known at run time,
-    and another schedule is for what is shorter. So many elements of the output are best computed `at_once`. Returns the
-    loops outside of a tile, outermost first.
+    The axes take up at least a vector and a block, or their lengths are known at run time, and another schedule is for
+    what is shorter. So many elements of the output are best computed `at_once`. Returns the loops outside of a tile,
+    outermost first.
     """
-    columns, rows = [extent_of(s[out].op.axis[a]) for a in (-1, number)]
-    caches = target.cache_bytes
-    size, largest = constant_size(out.shape), max(caches.l2, caches.l3)
+    out, tensor, number, lanes, caches = turn.out, turn.tensor, turn.number, turn.lanes, target.cache_bytes
+    columns, size, largest = turn.columns, constant_size(out.shape), max(caches.l2, caches.l3)
     streamed = size * (tensor.dtype.nbytes + out.dtype.nbytes) > largest
-    known = isinstance(columns, int) and isinstance(rows, int)
+    known = isinstance(columns, int) and isinstance(turn.rows, int)
+    along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
     if known and size * out.dtype.nbytes > largest:  # what is smaller is not stored past the caches
-        ordered = OrderedTiles.of(out, number, tensor, position, lanes, target)
-        if ordered is not None:
-            return ordered.apply(s, at_once)
-        packed = PackedTiles.of(out, number, tensor, position, lanes, target)
+        packed = OrderedTiles.of(turn, target) or PackedTiles.of(turn, target)
         if packed is not None:
             return packed.apply(s, at_once)
-    readers = [op for op in operations_behind([out]) if tensor in op.input_tensors]
-    along_output = streamed and known and columns * out.dtype.nbytes >= _LONG_BYTES
-    apart = power_of_two(tensor, tensor.shape[position + 1 :])
-    lines_first = along_output and caches.l2 // apart < 2 * _AHEAD  # few lines are in the same sets
-    source = s.cache_read(tensor, "local", readers) if lines_first else tensor
-    copy, _, vectors = transpose_in_registers(s, source, readers, position, lanes)
+    lines_first = along_output and caches.l2 // turn.power < 2 * _AHEAD  # few lines are in the same sets
+    source, copy, _, vectors = turn.copied(s, lines_first=lines_first)
     s[copy].unroll(vectors)
-    block = block_of(lanes, tensor.dtype)
-    line_of_input, line = LINE_BYTES // tensor.dtype.nbytes, LINE_BYTES // out.dtype.nbytes
-    width = next(w for w in (max(line, lanes), 2 * lanes, lanes) if not isinstance(columns, int) or w <= columns)
+    widths = (max(turn.line, lanes), 2 * lanes, lanes)
+    width = next(w for w in widths if not isinstance(columns, int) or w <= columns)
     if along_output:
-        assert isinstance(columns, int)
         planes = number < len(out.shape) - 2
-        strip = max(min(line_of_input, _PLANES) if planes else line_of_input, block)
-        tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, block)
-        ahead = _AHEAD * constant_size(tensor.shape[position + 1 :])
+        strip = max(min(turn.line_of_input, _PLANES) if planes else turn.line_of_input, turn.block)
+        tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, turn.block)
         if lines_first:  # the rest of them would be gone when a part has been used
             s[source].compute_at(s[out], along)
-            s[source].vectorize(s[source].op.axis[-1])
-            s[source].prefetch_ahead(tensor, s[source].op.axis[position], ahead)
+            s[source].prefetch_ahead(tensor, s[source].op.axis[turn.position], _AHEAD * turn.apart)
         else:
-            s[copy].prefetch_ahead(tensor, vectors, ahead)
+            s[copy].prefetch_ahead(tensor, vectors, _AHEAD * turn.apart)
         s[out].prefetch_ahead(out, along, width)
     else:
-        tiles, group, row, column = _along_the_input(s, out, number, line_of_input, width, block, target.num_cores)
+        tiles, group, row, column = _along_the_input(
+            s, out, number, turn.line_of_input, width, turn.block, target.num_cores
+        )
     s[out].unroll(row)
     s[out].vectorize(column)
     s[copy].compute_at(s[out], group)
