@@ -69,7 +69,7 @@ def test_lines_that_are_no_whole_chunks_end_with_less_of_one() -> None:
     assert "where" not in whole.split(" in range(253):")[1] and "where" in rest.splitlines()[-1]
 
 
-def test_the_next_chunk_is_asked_for_where_it_lies() -> None:
+def test_a_later_chunk_is_asked_for_where_it_lies() -> None:
     x = te.placeholder((64, 100, 504), "float32", "x")
     text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x]))
     asked = next(line for line in text.splitlines() if "prefetch(" in line)

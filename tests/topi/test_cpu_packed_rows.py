@@ -51,7 +51,7 @@ def test_rows_that_a_table_picks(width) -> None:
 
 @pytest.mark.parametrize("processor", small_caches.PROCESSORS)
 def test_short_rows_leave_a_buffer_by_cache_lines(processor) -> None:
-    x = te.placeholder((1, 64, 6, 80), "int8", "x")
+    x = te.placeholder((1, 256, 6, 80), "int8", "x")
     text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x], small_caches.PROCESSORS[processor]))
     assert text.count('scope="local"') == 1
     assert text.count("prefetch(") == 1
@@ -70,6 +70,14 @@ def test_rows_of_a_table_are_asked_for_where_it_says() -> None:
     text = str(lowered(topi.take(x, table, 0), [x, table]))
     asked = next(line for line in text.splitlines() if "prefetch(" in line)
     assert "table[min(" in asked and ", 699)]" in asked
+
+
+def test_later_rows_are_asked_for_along_an_axis_that_is_long_enough() -> None:
+    """Of 12 heads the last would be asked for over and over: 8 chunks of them are what memory sends meanwhile."""
+    x = te.placeholder((1, 256, 12, 64), "float32", "x")
+    text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x]))
+    asked = next(line for line in text.splitlines() if "prefetch(" in line)
+    assert "+ 4, 255) * 768" in asked
 
 
 @pytest.mark.parametrize("case", ["in order", "small", "borders", "several"])

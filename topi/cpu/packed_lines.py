@@ -8,7 +8,7 @@ core, and leave it a cache line at a time; what the next ones are made of is ask
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from te.arith import Analyzer
 from te.tir import IterVar, PrimExpr, Range, Var, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.prefetch import LINE_BYTES, read_later, rows_ahead
 from topi.groups import constant_size
 from topi.utils import ravel_index, unravel_index
 
@@ -33,22 +33,16 @@ _LARGE_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A large tensor that is read at `index`, lines of the output from places `stride` elements apart."""
-
-    tensor: te.Tensor
-    index: tuple[PrimExpr, ...]
-    stride: int
-
-
-@dataclass(frozen=True, slots=True)
 class PackedLines:
-    """Chunks of `count` lines of `out`, of `width` elements each, all its dimensions but the last taken as one."""
+    """Chunks of `count` lines of `out`, of `width` elements each, all its dimensions but the last taken as one.
+
+    `strides` is how many elements of large inputs lie between the places that neighbouring lines are read from.
+    """
 
     out: te.Tensor
     count: int
     width: int
-    sources: tuple[_Source, ...]
+    strides: Mapping[te.Tensor, int]
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedLines | None:
@@ -66,8 +60,8 @@ class PackedLines:
         if count == 1 or line < LINE_BYTES or count * line > target.cache_bytes.l2 // _PART_OF_L2:
             return None
         large = [(t, i) for t, i in reads(op) if _LARGE_PARTS * constant_size(t.shape) >= math.prod(shape)]
-        sources = [_Source(t, tuple(i), stride) for t, i in large if (stride := _stride(op, t, i)) is not None]
-        return PackedLines(out, count, shape[-1], tuple(sources)) if 0 < len(large) == len(sources) else None
+        strides = {t: stride for t, index in large if (stride := _stride(op, t, index)) is not None}
+        return PackedLines(out, count, shape[-1], strides) if large and all(t in strides for t, _ in large) else None
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
         """Schedule the output; returns it, the loop over chunks, and the lines computed there, of two dimensions."""
@@ -78,9 +72,7 @@ class PackedLines:
         s[out].pragma(chunk, "loop_partition_hint")
         vectors, vector = s[out].split(s[out].fuse(within, last), factor=LINE_BYTES // out.dtype.nbytes)
         s[out].vectorize(vector)
-        for source in self.sources:
-            for part in range(max(source.tensor.dtype.nbytes // out.dtype.nbytes, 1)):
-                s[out].prefetch_line(source.tensor, vectors, self._next_chunk(source, part))
+        self._ask_ahead(s, out, lines, vectors)
         s[lines].set_scope("local")
         s[lines].compute_at(s[out], chunk)
         return out, [chunk], lines
@@ -101,20 +93,27 @@ class PackedLines:
         s.recompute(self.out, te.compute(self.out.shape, in_shape, name=op.name, tag="injective"))
         return s.current(lines)
 
-    def _next_chunk(self, source: _Source, part: int) -> Callable[..., Sequence[PrimExpr]]:
-        """Where the tensor is read for the same place of the next chunk, about: borders change it by a few elements."""
-        op, shape = self.out.op, [constant_size([d]) for d in self.out.shape]
-        assert isinstance(op, te.ComputeOp)
-        size, line = self.count * self.width, LINE_BYTES // source.tensor.dtype.nbytes
+    def _ask_ahead(self, s: te.Schedule, out: te.Tensor, lines: te.Tensor, vectors: te.IterVar) -> None:
+        """Ask, with each cache line of the output that is stored, for what later chunks are made of."""
+        assert isinstance(lines.op, te.ComputeOp)
+        steps = self.count * rows_ahead(self.count * self.width * out.dtype.nbytes)
+        for tensor, index in reads(lines.op):
+            if tensor in self.strides:
+                later = read_later(lines.op.axis, index, 0, steps)
+                widened = max(tensor.dtype.nbytes // out.dtype.nbytes, 1)
+                s[out].prefetch_line(tensor, vectors, self._place(tensor, later), lines=widened)
 
-        def place(*first: PrimExpr) -> Sequence[PrimExpr]:
-            flat = ravel_index(first, shape)
-            row = te.min((flat // size + 1) * self.count, math.prod(shape[:-1]) - 1)
-            values = [*unravel_index(row, shape[:-1]), const(0)]
-            at = [substitute(i, dict(zip([a.var for a in op.axis], values, strict=True))) for i in source.index]
-            rest = flat % size
-            rest += rest // self.width * (source.stride - self.width)
-            return [ravel_index(at, source.tensor.shape) + (rest + part * line)]
+    def _place(self, tensor: te.Tensor, later: Callable[..., list[PrimExpr]]) -> Callable[..., list[PrimExpr]]:
+        """The same place of a later chunk, about: borders change it by a few elements.
+
+        `later` gives it for a line and a column; that is worked out for the first line of a chunk only.
+        """
+        size, gap = self.count * self.width, self.strides[tensor] - self.width
+
+        def place(*first: PrimExpr) -> list[PrimExpr]:
+            flat = ravel_index(first, self.out.shape)
+            begin = ravel_index(later(flat // size * self.count, const(0)), tensor.shape)
+            return [begin + flat % size + flat % size // self.width * gap]
 
         return place
 

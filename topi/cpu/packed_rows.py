@@ -9,7 +9,7 @@ put together in the first-level cache, a chunk of whole lines, which leaves it a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from te.arith import Analyzer
 from te.tir import PrimExpr, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import conditions, reads
-from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.prefetch import LINE_BYTES, read_later, rows_ahead
 from topi.groups import constant_size
 from topi.utils import ravel_index
 
@@ -29,8 +29,8 @@ __all__ = ["PackedRows"]
 
 _CHUNK_BYTES = 1024
 """Of the output, at least, that are written at once: so each page is used for a while. In C 1 to 4 KB were alike."""
-_AHEAD_BYTES = 12288
-"""Of what is read between a row and the one that is asked for meanwhile, at least."""
+_MOST_IN_VAIN = 4
+"""At the end of an axis nothing new is asked for: in one of so many chunks at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ class PackedRows:
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over chunks, outermost first."""
         out, number = self.out, self.number
+        assert isinstance(out.op, te.ComputeOp)
+        axes_of_index = out.op.axis
         rows = s.cache_write(out, "local") if self.packed else out
         axes = list(s[out].op.axis)
         chunk, within = s[out].split(axes[number], factor=self.count, tail="shift")
@@ -91,7 +93,7 @@ class PackedRows:
         s[rows].vectorize(vector)
         ahead = self._ahead(order)
         if ahead is not None:
-            s[rows].prefetch_line(self.tensor, vectors, self._place(*ahead))
+            s[rows].prefetch_line(self.tensor, vectors, read_later(axes_of_index, self.index, *ahead))
         return loops
 
     def _order(self) -> list[int]:
@@ -103,22 +105,11 @@ class PackedRows:
         step = constant_size(self.out.shape[self.number + 1 :]) * self.count * self.tensor.dtype.nbytes
         for n in reversed(order):
             each = self.count if n == self.number else 1
-            chunks, times = -(-constant_size([self.out.shape[n]]) // each), -(-_AHEAD_BYTES // step)
-            if times < chunks:
+            chunks, times = -(-constant_size([self.out.shape[n]]) // each), rows_ahead(step)
+            if _MOST_IN_VAIN * times <= chunks:
                 return n, times * each
             step *= chunks
         return None
-
-    def _place(self, number: int, steps: int) -> Callable[..., Sequence[PrimExpr]]:
-        """Where the tensor is read so many steps along an axis further on."""
-        op, last = self.out.op, constant_size([self.out.shape[number]]) - 1
-        assert isinstance(op, te.ComputeOp)
-
-        def place(*first: PrimExpr) -> Sequence[PrimExpr]:
-            values = [te.min(e + steps, last) if n == number else e for n, e in enumerate(first)]
-            return [substitute(i, {axis.var: e for axis, e in zip(op.axis, values, strict=True)}) for i in self.index]
-
-        return place
 
 
 def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int) -> tuple[int, int] | None:

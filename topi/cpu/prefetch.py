@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import te
+from te.tir.substitute import substitute
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.tag import is_broadcast
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from backend.target import Target
+    from te.tir import PrimExpr
     from topi.cpu.product_plan import ProductPlan
 
 __all__ = [
-    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_streamed", "prefetch_rows", "rows_ahead", "stream_panels",
-    "stream_widened",
+    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_streamed", "prefetch_rows", "read_later", "rows_ahead",
+    "stream_panels", "stream_widened",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -66,6 +68,22 @@ def prefetch_rows(
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, length, target):
             s[stage].prefetch_ahead(tensor, loop, rows_ahead(length * tensor.dtype.nbytes) * length)
+
+
+def read_later(
+    axes: Sequence[te.IterVar], index: Sequence[PrimExpr], number: int, steps: int
+) -> Callable[..., list[PrimExpr]]:
+    """Where a tensor that is read at `index`, by `axes`, is read so many steps along one of them later, or at its end.
+
+    For `Stage.prefetch_line`, by the values of the axes.
+    """
+    last = constant_size([extent_of(axes[number])]) - 1
+
+    def place(*first: PrimExpr) -> list[PrimExpr]:
+        values = [te.min(e + steps, last) if n == number else e for n, e in enumerate(first)]
+        return [substitute(i, {axis.var: e for axis, e in zip(axes, values, strict=True)}) for i in index]
+
+    return place
 
 
 def inputs_of(op: te.Operation) -> list[te.Tensor]:
