@@ -17,17 +17,26 @@ from relay.expr import Call, Expr, Function, Var
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relay.op.base import OpDef, OpPattern
 from relay.op.nn.dense import DensePacked
+from relay.op.nn.dense_bits import DenseBits
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
+from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups
 from relay.op.transform import Reshape, Transpose
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
 from te.ir import PassContext, post_order
+from te.tir import Dim, as_int
+from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size
+from topi.utils import num_elements
 
 __all__ = ["StoreInOrder"]
 
-_BLOCK = 4
-"""Columns that are turned together."""
+_PRODUCTS = (
+    DensePacked, DenseBits, DenseQuads, DenseQuadGroups,
+    Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked, Conv2DNHWCQuads, WindowQuadGroups,
+)  # fmt: skip
+"""Products of rows with packed weights, whose register tiles `StoreOrder` knows how to store."""
 
 
 @dataclass(frozen=True)
@@ -60,52 +69,64 @@ class StoreInOrder(FunctionPass):
 class _Order:
     """Dimensions `sizes` of a product's result, neighbours that stay neighbours made one, and how they are stored."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[Dim, ...]
     axes: tuple[int, ...]
+    rows: int
+    """dimensions that are rows of the product; the others are its columns, whose sizes are known"""
 
     @staticmethod
     def of(source: TensorType, axes: Sequence[int], product: Call | None, target: Target) -> _Order | None:
         """The order of a transposed result of `product`, or of a view of it; None where it had better stay apart."""
-        if product is None or source.dtype != "float32" or not source.is_static:
+        first = None if product is None else _first_of_columns(source, product)
+        if product is None or first is None:
             return None
-        columns = product.shape[-1]
-        first = source.ndim
-        while first and math.prod(source.static_shape[first:]) < columns:
-            first -= 1
-        if math.prod(source.static_shape[first:]) != columns:
-            return None
-        groups, placed = _neighbours(source.static_shape, axes, first)
-        order = _Order(*_merged(source.static_shape, groups, placed))
-        rows = sum(group[0] < first for group in groups)
+        groups, placed = _neighbours(source.shape, axes, first)
+        sizes = [num_elements([source.shape[d] for d in group]) for group in groups]
+        order = _Order(tuple(sizes), tuple(placed), sum(group[0] < first for group in groups))
         if order.axes == tuple(range(len(groups))):  # all that changes place has a size of 1
             return None
-        return order if order._keeps_runs(rows, target) or order._turns(rows, product, target) else None
+        return order if order._keeps_runs(target) or order._turns(source, product, target) else None
 
-    def _keeps_runs(self, rows: int, target: Target) -> bool:
+    def _keeps_runs(self, target: Target) -> bool:
         """Does the last of the dimensions stay the last, and is it made of whole vectors of a row?"""
-        last = len(self.sizes) - 1
-        return last >= rows and self.axes[-1] == last and self.sizes[-1] % vector_lanes(target) == 0
+        last, size = len(self.sizes) - 1, self.sizes[-1]
+        stays = last >= self.rows > 0 and self.axes[-1] == last
+        return stays and isinstance(size, int) and size % vector_lanes(target) == 0
 
-    def _turns(self, rows: int, product: Call, target: Target) -> bool:
+    def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
         """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?
 
-        Two panels of the product stay in the second-level cache: sums over more are added up by parts.
+        Two panels of the product stay in the second-level cache: sums over more are added up by parts. Weights that are
+        made ready panel by panel want these to be the outermost loop.
         """
-        *batch, length, columns = self.sizes
-        turned = (*range(len(batch)), len(batch) + 1, len(batch))
+        if not source.is_static or not _reads_weights_in_place(product):
+            return False
+        *batch, length, columns = [constant_size([d]) for d in self.sizes]
         *_, panel = weights = product.args[1].tensor_type.static_shape
-        panel_bytes = 4 * math.prod(weights[1:])
-        fits = 2 * panel_bytes <= target.cache_bytes.l2 and columns >= _BLOCK and length >= _BLOCK
-        return rows == len(self.sizes) - 1 and self.axes == turned and fits and not 0 < columns % panel < _BLOCK
+        turned = (*range(len(batch)), len(batch) + 1, len(batch))
+        lanes = [n for n in vectors_turned(target, source.dtype) if n <= length]
+        if self.rows != len(batch) + 1 or self.axes != turned or not lanes:
+            return False
+        block = block_of(lanes[0], source.dtype)
+        fits = 2 * 4 * math.prod(weights[1:]) <= target.cache_bytes.l2
+        return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
 
 
-def _neighbours(shape: Sequence[int], axes: Sequence[int], first: int) -> tuple[list[list[int]], list[int]]:
+def _first_of_columns(source: TensorType, product: Call) -> int | None:
+    """The first dimension of a view of the result of `product` that is of its columns; None where one is of both."""
+    columns, first = product.shape[-1], source.ndim
+    while first and isinstance(source.shape[first - 1], int) and constant_size(source.shape[first:]) < columns:
+        first -= 1
+    return first if constant_size(source.shape[first:]) == columns else None
+
+
+def _neighbours(shape: Sequence[Dim], axes: Sequence[int], first: int) -> tuple[list[list[int]], list[int]]:
     """The dimensions that are not 1, in groups that stay together, and the order they are stored in.
 
     The groups are those of rows, then those of columns, from dimension `first` on.
     """
-    lasting = [d for d in range(len(shape)) if shape[d] != 1]
-    stored = [d for d in axes if shape[d] != 1]
+    lasting = [d for d in range(len(shape)) if as_int(shape[d]) != 1]
+    stored = [d for d in axes if as_int(shape[d]) != 1]
     groups: list[list[int]] = []
     for d in lasting:
         before = groups[-1][-1] if groups else None
@@ -114,12 +135,6 @@ def _neighbours(shape: Sequence[int], axes: Sequence[int], first: int) -> tuple[
         else:
             groups.append([d])
     return groups, sorted(range(len(groups)), key=lambda g: stored.index(groups[g][0]))
-
-
-def _merged(
-    shape: Sequence[int], groups: Sequence[Sequence[int]], placed: Sequence[int]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple([math.prod([shape[d] for d in group]) for group in groups]), tuple(placed)
 
 
 def _is_function_call(e: Expr) -> TypeGuard[Call]:
@@ -136,17 +151,21 @@ def _only_call(e: Expr) -> Call | None:
 
 
 def _anchor(call: Call) -> Call | None:
-    """The product of numbers with packed weights whose tiles end in the result of a fused function that is called."""
+    """The product with packed weights, of 32 bits or less, whose tiles end in the result of a fused function's call."""
     function = call.op
     assert isinstance(function, Function)
     heavy = [e for e in post_order(function.body) if isinstance(e, Call) and _is_heavy(e)]
-    if len(heavy) != 1 or not isinstance(function.body, Call) or function.body.ty is not heavy[0].ty:
+    if len(heavy) != 1 or not isinstance(function.body, Call) or function.body.shape != heavy[0].shape:
         return None
     (product,) = heavy
-    if not isinstance(product.op, DensePacked | Conv1DNWCPacked | Conv2DNHWCPacked | Conv3DNDHWCPacked):
+    if not isinstance(product.op, _PRODUCTS) or product.dtype.nbytes > 4:
         return None
-    plain = isinstance(product.op, DensePacked) or product.op.groups == 1
-    return product if plain and all(a.dtype == "float32" for a in product.args) else None
+    return product if getattr(product.op, "groups", 1) == 1 else None
+
+
+def _reads_weights_in_place(product: Call) -> bool:
+    """Are the weights of the type that they are multiplied in?"""
+    return product.args[1].dtype.nbytes == product.dtype.nbytes == 4 and not getattr(product.op, "pairs", False)
 
 
 def _is_heavy(call: Call) -> bool:

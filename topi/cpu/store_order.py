@@ -71,13 +71,15 @@ class StoreOrder:
         return s[out].fuse(*rows), s[out].fuse(*columns)
 
 
-def rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, target: Target) -> int:
+def rows_of_a_block(
+    rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, dtype_bytes: int = 4
+) -> int:
     """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
 
     As many as come out even for the rows, and for the cores, which share these blocks and `others` of each. A block
     takes about a tile longer than its tiles: it reads its panel from the second-level cache first.
     """
-    most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (4 * plan.panel * plan.height)
+    most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (dtype_bytes * plan.panel * plan.height)
     least = -(-lanes // plan.height)
     most = max(min(most, -(-rows // plan.height)), least)
 
@@ -102,7 +104,8 @@ def store_turned(
     width = block_of(lanes, out.dtype)
     whole = columns % plan.panel == 0
     others = constant_size([extent_of(axis) for axis in batch]) * (columns // plan.panel if whole else 1)
-    block, within = s[out].split(row, factor=rows_of_a_block(rows, others, lanes, plan, target), tail="shift")
+    size = rows_of_a_block(rows, others, lanes, plan, target, out.dtype.nbytes)
+    block, within = s[out].split(row, factor=size, tail="shift")
     group, step = s[out].split(column, factor=width, tail="shift")
     panel, group = s[out].split(group, factor=plan.panel // width)
     strip, lane = s[out].split(within, factor=lanes, tail="shift")
