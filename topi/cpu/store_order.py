@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from topi.cpu.product_plan import ProductPlan
 
-__all__ = ["StoreOrder", "rows_of_a_block", "store_turned"]
+__all__ = ["StoreOrder", "store_turned"]
 
 _BLOCK_SHARE = 1 / 2
 """Of the first-level cache, for a block of results that are turned."""
@@ -71,15 +71,16 @@ class StoreOrder:
         return s[out].fuse(*rows), s[out].fuse(*columns)
 
 
-def rows_of_a_block(
-    rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, dtype_bytes: int = 4
+def _rows_of_a_block(
+    rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, nbytes: int
 ) -> int:
     """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
 
     As many as come out even for the rows, and for the cores, which share these blocks and `others` of each. A block
-    takes about a tile longer than its tiles: it reads its panel from the second-level cache first.
+    takes about a tile longer than its tiles: it reads its panel from the second-level cache first. Blocks that all rows
+    are a multiple of are better than any other: none is shifted, so it is known where on a line of an image tiles begin.
     """
-    most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (dtype_bytes * plan.panel * plan.height)
+    most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (nbytes * plan.panel * plan.height)
     least = -(-lanes // plan.height)
     most = max(min(most, -(-rows // plan.height)), least)
 
@@ -87,7 +88,9 @@ def rows_of_a_block(
         blocks = -(-rows // (tiles * plan.height))
         return blocks * (tiles + 1) * target.num_cores * largest_share(blocks * others, target.num_cores)
 
-    return min(min(range(most, least - 1, -1), key=cost) * plan.height, rows)
+    sizes = range(most, least - 1, -1)
+    whole = [tiles for tiles in sizes if rows % (tiles * plan.height) == 0 and 2 * tiles > most]
+    return min(min(whole or sizes, key=cost) * plan.height, rows)
 
 
 def store_turned(
@@ -104,7 +107,7 @@ def store_turned(
     width = block_of(lanes, out.dtype)
     whole = columns % plan.panel == 0
     others = constant_size([extent_of(axis) for axis in batch]) * (columns // plan.panel if whole else 1)
-    size = rows_of_a_block(rows, others, lanes, plan, target, out.dtype.nbytes)
+    size = _rows_of_a_block(rows, others, lanes, plan, target, out.dtype.nbytes)
     block, within = s[out].split(row, factor=size, tail="shift")
     group, step = s[out].split(column, factor=width, tail="shift")
     panel, group = s[out].split(group, factor=plan.panel // width)
