@@ -39,6 +39,10 @@ _PRODUCTS = (
 """Products of rows with packed weights, whose register tiles `StoreOrder` knows how to store."""
 
 
+_FEWEST = 4
+"""Elements of a row that are stored together, at least."""
+
+
 @dataclass(frozen=True)
 class StoreInOrder(FunctionPass):
     """Transpositions of the results of products become part of their kernels; see the module's docstring."""
@@ -88,10 +92,10 @@ class _Order:
         return order if order._keeps_runs(target) or order._turns(source, product, target) else None
 
     def _keeps_runs(self, target: Target) -> bool:
-        """Does the last of the dimensions stay the last, and is it made of whole vectors of a row?"""
+        """Does the last of the dimensions stay the last, and is it made of whole vectors of a row, or large parts?"""
         last, size = len(self.sizes) - 1, self.sizes[-1]
         stays = last >= self.rows > 0 and self.axes[-1] == last
-        return stays and isinstance(size, int) and size % vector_lanes(target) == 0
+        return stays and isinstance(size, int) and size % _FEWEST == 0
 
     def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
         """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import te
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer", "split_columns", "tile_columns",
-    "vectorize_panel",
+    "vectorize_panel", "vectorize_runs",
 ]  # fmt: skip
 
 
@@ -112,3 +113,11 @@ def vectorize_panel(
         each, axis = s[tensor].split(axis, factor=lanes)
         s[tensor].unroll(each)
     s[tensor].vectorize(axis)
+
+
+def vectorize_runs(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int, run: int) -> None:
+    """As `vectorize_panel`, of channels that are stored in runs: vectors are stored whole, or the parts of them are.
+
+    A run begins with a panel, or wherever the part of a vector ends that a run is made of; 0 is a run of all channels.
+    """
+    vectorize_panel(s, tensor, axis, panel, math.gcd(run, lanes), apart=run % panel != 0)

@@ -11,7 +11,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_panel
+from topi.cpu.common import (
+    local_accumulator, operands, panel_width, parallel, split_columns, vectorize_panel, vectorize_runs,
+)  # fmt: skip
 from topi.cpu.injective import functions_behind
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels, stream_widened
@@ -34,12 +36,12 @@ __all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_de
 def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar, columns: te.Dim, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
-    apart: bool = False,
+    run: int = 0,
 ) -> None:  # fmt: skip
     """Tile `row` x `column`, of so many `columns`, of the output as planned; the accumulator is computed tile by tile.
 
-    Where `chains` of operations follow, they are of some rows of a tile at a time. Vectors are stored `apart` where
-    those of a tile are not neighbours in memory.
+    Where `chains` of operations follow, they are of some rows of a tile at a time. So many columns as a `run` has are
+    neighbours in memory; 0 where all of a row are.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads; so it is with a narrow
     last panel, whose tiles are told apart by a branch. Others that are partial keep the panel loop apart, so that the
@@ -69,18 +71,18 @@ def _tile_output(
         s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
-    _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, apart=apart)
+    _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, run=run)
 
 
 def _tile(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, tile: te.IterVar, row: te.IterVar, column: te.IterVar,
-    plan: ProductPlan, lanes: int, *, chains: bool, apart: bool = False,
+    plan: ProductPlan, lanes: int, *, chains: bool, run: int = 0,
 ) -> None:  # fmt: skip
     """One register tile, of the loops `row` and `column` inside of `tile`: its sums, then what follows of them."""
     if chains:
         _, row = s[out].split(row, factor=_rows_at_once(plan, lanes))
     s[out].unroll(row)
-    vectorize_panel(s, out, column, plan.width, lanes, apart=apart)
+    vectorize_runs(s, out, column, plan.width, lanes, run)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis
@@ -150,8 +152,8 @@ def tile_product(
     else:
         accumulator = local_accumulator(s, anchor, out)
         row, column = order.loops(s, out)
-        columns, apart = order.result.shape[-1], order.ends_within(plan.width)
-        _tile_output(s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains, apart=apart)
+        columns = order.result.shape[-1]
+        _tile_output(s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains, run=order.run)
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)

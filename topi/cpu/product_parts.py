@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import te
-from topi.cpu.common import local_accumulator, operands, panel_width, parallel, vectorize_panel
+from topi.cpu.common import local_accumulator, operands, panel_width, parallel, vectorize_panel, vectorize_runs
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.store_order import StoreOrder
 from topi.cpu.tiling import vector_lanes
@@ -45,7 +45,7 @@ def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     block = s[out].fuse(block, group)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
     parallel(s, out, block, work, lanes)
-    vectorize_panel(s, out, column, panel, lanes, apart=order.ends_within(panel))
+    vectorize_runs(s, out, column, panel, lanes, order.run)
 
     s[sums].compute_at(s[out], block)
     part, _ = s[sums].split(s[sums].op.reduce_axis[0], factor=plan.depth)

@@ -54,9 +54,10 @@ class StoreOrder:
         """Does memory run along rows of the product, so that its tiles have to be turned?"""
         return max(self.rows, default=-1) > max(self.columns)
 
-    def ends_within(self, width: int) -> bool:
-        """Do runs of columns that are stored together end within tiles of so many columns?"""
-        return len(self.columns) > 1 and constant_size(self.source.shape[-1:]) % width != 0
+    @property
+    def run(self) -> int:
+        """How many columns of a row are stored together; 0 for all."""
+        return constant_size(self.source.shape[-1:]) if len(self.columns) > 1 else 0
 
     @property
     def kept(self) -> list[te.Operation]:
