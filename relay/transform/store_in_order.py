@@ -40,7 +40,7 @@ _PRODUCTS = (
 
 
 _FEWEST = 4
-"""Elements of a row that are stored together, at least."""
+"""Elements of a row that are stored by one instruction, at least."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,15 @@ class _Order:
         return order if order._keeps_runs(target) or order._turns(source, product, target) else None
 
     def _keeps_runs(self, target: Target) -> bool:
-        """Does the last of the dimensions stay the last, and is it made of whole vectors of a row, or large parts?"""
-        last, size = len(self.sizes) - 1, self.sizes[-1]
-        stays = last >= self.rows > 0 and self.axes[-1] == last
-        return stays and isinstance(size, int) and size % _FEWEST == 0
+        """Does the last of the dimensions stay the last, and is it made of whole vectors of a row?
+
+        Or of large parts of vectors, if all columns are whole ones: these are computed whole then, and stored by parts.
+        """
+        last, lanes = len(self.sizes) - 1, vector_lanes(target)
+        if self.rows == 0 or last < self.rows or self.axes[-1] != last:
+            return False
+        run, columns = constant_size(self.sizes[-1:]), constant_size(self.sizes[self.rows :])
+        return run % lanes == 0 or (run % _FEWEST == 0 and columns % lanes == 0)
 
     def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
         """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?

@@ -37,11 +37,11 @@ def _tile_output(
     s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
     column: te.IterVar, columns: te.Dim, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
     run: int = 0,
-) -> None:  # fmt: skip
+) -> te.IterVar:  # fmt: skip
     """Tile `row` x `column`, of so many `columns`, of the output as planned; the accumulator is computed tile by tile.
 
     Where `chains` of operations follow, they are of some rows of a tile at a time. So many columns as a `run` has are
-    neighbours in memory; 0 where all of a row are.
+    neighbours in memory; 0 where all of a row are. Returns the loop that a tile is inside of.
 
     With whole panels everything outside the tile is one loop, shared evenly between threads; so it is with a narrow
     last panel, whose tiles are told apart by a branch. Others that are partial keep the panel loop apart, so that the
@@ -72,6 +72,7 @@ def _tile_output(
         parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
         tile = column_outer[-1]
     _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, run=run)
+    return tile
 
 
 def _tile(
@@ -89,6 +90,19 @@ def _tile(
     s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
     s[accumulator].unroll(m)
     vectorize_panel(s, accumulator, n, plan.width, lanes, apart=plan.narrow_last)
+
+
+def _results(
+    s: te.Schedule, results: te.Tensor, tile: te.IterVar, plan: ProductPlan, lanes: int, *, chains: bool
+) -> None:
+    """What follows of the sums of a tile, where its reader stores it in another way."""
+    (reader,) = s.outputs
+    s[results].compute_at(s[reader], tile)
+    row, column = s[results].op.axis
+    if chains:
+        _, row = s[results].split(row, factor=_rows_at_once(plan, lanes))
+    s[results].unroll(row)
+    vectorize_panel(s, results, column, plan.width, lanes, apart=plan.narrow_last)
 
 
 _CHAINS = 4
@@ -153,7 +167,13 @@ def tile_product(
         accumulator = local_accumulator(s, anchor, out)
         row, column = order.loops(s, out)
         columns = order.result.shape[-1]
-        _tile_output(s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains, run=order.run)
+        whole = order.in_whole_vectors(s, out, anchor, lanes)
+        tile = _tile_output(
+            s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains and whole is None,
+            run=order.run,
+        )  # fmt: skip
+        if whole is not None:
+            _results(s, whole, tile, plan, lanes, chains=chains)
     for weights in widened_weights(anchor):
         _place_widened(s, out, accumulator, weights.output(0), plan, target)
     _unroll_few_channels(s, accumulator, plan.height)

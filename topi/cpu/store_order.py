@@ -9,6 +9,8 @@ import te
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import largest_share
 from topi.groups import constant_size, extent_of
+from topi.registry import operations_behind
+from topi.utils import num_elements, ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -63,6 +65,21 @@ class StoreOrder:
     def kept(self) -> list[te.Operation]:
         """What is computed apart from what is stored."""
         return [self.source.op] if self.is_turned else []
+
+    def in_whole_vectors(self, s: te.Schedule, out: te.Tensor, anchor: te.Operation, lanes: int) -> te.Tensor | None:
+        """The result as rows x columns, a stage that `out` stores parts of vectors of; None where it stores whole ones.
+
+        Or where the result is what `anchor` sums up, which is a stage in any case.
+        """
+        if self.run % lanes == 0 or self.result.op is anchor:
+            return None
+        *lead, columns = self.result.shape
+        readers = [op for op in operations_behind([out]) if self.result in op.input_tensors]
+        return s.cache_tiled(
+            self.result, "local", readers, (num_elements(lead), columns),
+            lambda result, m, n: result(*unravel_index(m, lead), n),
+            lambda *i: (ravel_index(i[:-1], lead), i[-1]),
+        )  # fmt: skip
 
     def loops(self, s: te.Schedule, out: te.Tensor) -> tuple[te.IterVar, te.IterVar]:
         """The loops over all rows and all columns of the product, of what is stored."""
