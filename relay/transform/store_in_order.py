@@ -1,7 +1,7 @@
 """StoreInOrder: a product that only a transposition reads stores its result in that order itself.
 
 Heads of attention, windows, images with channels first: their kernels would be another pass over memory. There are two
-kinds. Where runs of columns stay runs, whole vectors of them, each is stored elsewhere. Where memory runs along the
+kinds. Where runs of columns stay runs, of a few at least, each is stored elsewhere. Where memory runs along the
 rows of the product (channels first), blocks of results are turned in registers as they leave the first-level cache.
 """
 

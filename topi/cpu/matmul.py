@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import (
-    local_accumulator, operands, panel_width, parallel, split_columns, vectorize_panel, vectorize_runs,
-)  # fmt: skip
+    local_accumulator,
+    operands,
+    panel_width,
+    parallel,
+    split_columns,
+    vectorize_panel,
+    vectorize_runs,
+)
 from topi.cpu.injective import functions_behind
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels, stream_widened

@@ -89,14 +89,12 @@ class StoreOrder:
         return s[out].fuse(*rows), s[out].fuse(*columns)
 
 
-def _rows_of_a_block(
-    rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, nbytes: int
-) -> int:
+def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, nbytes: int) -> int:
     """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
 
     As many as come out even for the rows, and for the cores, which share these blocks and `others` of each. A block
-    takes about a tile longer than its tiles: it reads its panel from the second-level cache first. Blocks that all rows
-    are a multiple of are better than any other: none is shifted, so it is known where on a line of an image tiles begin.
+    takes about a tile longer than its tiles: it reads its panel from the second-level cache first. Sizes that divide
+    the rows are better than any other: no block is shifted, so it is known where on a line of an image tiles begin.
     """
     most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (nbytes * plan.panel * plan.height)
     least = -(-lanes // plan.height)

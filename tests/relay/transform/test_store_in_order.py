@@ -14,7 +14,10 @@ from relay.build.lower import lower
 from relay.expr import Expr, Function, Tuple, Var, var
 from relay.interpreter import evaluate
 from relay.op import nn
+from relay.op.common import numpy_dtype
+from relay.op.nn.dense_bits import dense_bits
 from te.ir import IRModule, PassContext
+from te.tir import SizeVar
 
 RANDOM = np.random.default_rng(5)
 SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
@@ -25,9 +28,9 @@ TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-a
 
 def projected(x: Expr, columns: int) -> Expr:
     """A dense layer with a bias."""
-    depth = x.tensor_type.static_shape[-1]
+    depth, dtype = x.tensor_type.shape[-1], numpy_dtype(str(x.dtype))
     weight, bias = RANDOM.standard_normal((columns, depth)) / depth**0.5, RANDOM.standard_normal(columns)
-    return nn.dense(x, relay.const(weight.astype(np.float32))) + relay.const(bias.astype(np.float32))
+    return nn.dense(x, relay.const(weight.astype(dtype))) + relay.const(bias.astype(dtype))
 
 
 def heads(batch: int, positions: int, count: int, width: int, depth: int = 24) -> tuple[Expr, list[Var]]:
@@ -54,14 +57,54 @@ def kernels(body: Expr, params: list[Var], target: Target = SERVER) -> list[tupl
     return [node.workload.operators for node in make_graph(optimized["main"]).nodes]
 
 
-def check(body: Expr, params: list[Var], target: str) -> None:
-    """Compile and compare with the operators' references."""
+def check(
+    body: Expr, params: list[Var], target: str, *sizes: dict[str, int], rtol: float = 1e-4, atol: float = 1e-4
+) -> None:
+    """Compile and compare with the operators' references, for each of the `sizes` that dimensions may have."""
     module = IRModule({"main": Function(tuple(params), body)})
-    data = [RANDOM.standard_normal(p.tensor_type.static_shape, dtype=np.float32) for p in params]
     executor = graph_executor.GraphModule(relay.build(module, target)["default"](device("cpu", 0)), num_threads=2)
-    expected = evaluate(module, data)
-    assert isinstance(expected, np.ndarray)
-    np.testing.assert_allclose(executor(*data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
+    for known in sizes or ({},):
+        data = [of_type(p, [d if isinstance(d, int) else known[d.name] for d in p.shape]) for p in params]
+        expected = evaluate(module, data)
+        assert isinstance(expected, np.ndarray)
+        result = executor(*data)[0].numpy().astype(np.float64)
+        np.testing.assert_allclose(result, expected.astype(np.float64), rtol=rtol, atol=atol)
+
+
+def of_type(param: Var, shape: list[int]) -> np.ndarray:
+    """Random numbers; codes of a byte where the parameter has these."""
+    if param.dtype == "uint8":
+        return RANDOM.integers(0, 256, shape).astype(np.uint8)
+    return RANDOM.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(str(param.dtype)))
+
+
+def split_heads(x: Expr, count: int) -> Expr:
+    """(B, S, H * D) as (B, H, S, D)."""
+    *rows, columns = x.shape
+    return relay.transpose(relay.reshape(x, (*rows, count, columns // count)), (0, 2, 1, 3))
+
+
+def summed_bytes(x: Expr, columns: int) -> Expr:
+    """Codes of a byte, less their zero, times bytes: int32."""
+    weight = np.clip(RANDOM.normal(0, 12, (x.tensor_type.shape[-1], columns)), -128, 127).astype(np.int32)
+    centred = relay.op.subtract(relay.op.cast(x, "int32"), relay.const(np.int32(120)))
+    return nn.batch_matmul(centred, relay.const(weight), transpose_b=False)
+
+
+def requantised(sums: Expr, dtype: str) -> Expr:
+    """int32 as numbers, or as codes of a byte."""
+    scaled = relay.op.cast(sums, "float32") * relay.const(np.float32(1e-2))
+    if dtype == "float32":
+        return scaled
+    return relay.op.cast(relay.op.clip(relay.op.round(scaled) + relay.const(np.float32(128)), 0, 255), dtype)
+
+
+def of_four_bits(x: Expr, columns: int) -> Expr:
+    """A product with weights of 4 bits, 32 of a column with one scale."""
+    depth = x.tensor_type.shape[-1]
+    codes = RANDOM.integers(0, 256, (columns, depth // 2)).astype(np.uint8)
+    scales = RANDOM.random((columns, depth // 32), dtype=np.float32) / depth
+    return dense_bits(x, codes, scales, np.full(scales.shape, 8), 4)
 
 
 @pytest.mark.parametrize("target", [SERVER, HASWELL, NEON])
@@ -74,9 +117,10 @@ def test_transposed_results_of_products_are_one_kernel(made: tuple[Expr, list[Va
 
 
 def test_what_others_read_or_what_runs_are_too_short_for_stays_apart():
-    body, params = heads(1, 20, 4, 24)  # vectors of 16 would reach over two heads
-    assert len(kernels(body, params)) == 2
-    assert len(kernels(body, params, HASWELL)) == 1
+    for count, width, apart in ((4, 24, 1), (3, 24, 2), (3, 20, 2), (8, 18, 2)):
+        body, params = heads(1, 20, count, width)  # 72 columns and 60 are no whole vectors of 16
+        assert len(kernels(body, params)) == apart
+    assert len(kernels(*heads(1, 20, 3, 24), HASWELL)) == 1
     x = var("x", (1, 20, 24))
     shared = projected(x, 64)
     assert len(kernels(Tuple((shared, relay.transpose(shared, (0, 2, 1)))), [x])) == 2
@@ -147,3 +191,79 @@ def test_blocks_of_a_turned_result_stay_in_the_first_level_cache():
     text = str(lower(node.workload, HASWELL).function)
     sizes = [int(line.split("allocate([")[1].split("]")[0]) for line in text.splitlines() if "allocate([" in line]
     assert 2048 < max(sizes) <= 4096
+
+
+OPEN = (SizeVar("b"), SizeVar("s"))
+SOME_SIZES = ({"b": 1, "s": 40}, {"b": 3, "s": 7}, {"b": 1, "s": 1}, {"b": 2, "s": 33})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("count", "width"), [(4, 32), (3, 48), (4, 20)])
+def test_heads_of_rows_that_are_counted_at_run_time(count: int, width: int, target: str):
+    x = var("x", (*OPEN, 24))
+    body = nn.gelu(projected(x, count * width))
+    assert len(kernels(split_heads(body, count), [x])) == 1
+    check(split_heads(body, count), [x], target, *SOME_SIZES)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [(2, 37), OPEN])
+@pytest.mark.parametrize(("count", "width"), [(4, 32), (4, 40)])
+def test_heads_of_weights_of_four_bits(count: int, width: int, rows: tuple[int, int], target: str):
+    x = var("x", (*rows, 64))
+    body = split_heads(of_four_bits(x, count * width), count)
+    assert len(kernels(body, [x])) == 1
+    check(body, [x], target, *(() if rows != OPEN else SOME_SIZES))
+
+
+def test_a_single_row_of_weights_of_four_bits_stays_as_it_was():
+    """Its schedule has no tiles; moving its columns about is another kernel."""
+    x = var("x", (1, 1, 64))
+    body = relay.transpose(relay.reshape(of_four_bits(x, 128), (2, 4, 16)), (1, 0, 2))
+    assert len(kernels(body, [x])) == 2
+    check(body, [x], "llvm")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize(("rows", "count", "width"), [((2, 37), 4, 32), ((1, 20), 4, 20), (OPEN, 3, 48)])
+def test_heads_of_sums_of_bytes(rows: tuple[int, int], count: int, width: int, dtype: str, target: str):
+    x = var("x", (*rows, 24), "uint8")
+    body = split_heads(requantised(summed_bytes(x, count * width), dtype), count)
+    assert kernels(body, [x])[-1][-1] == "transpose" and ("transpose",) not in kernels(body, [x])
+    check(body, [x], target, *(() if rows != OPEN else SOME_SIZES))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("width", [32, 20])
+def test_heads_of_half_precision(width: int, dtype: str, target: str):
+    x = var("x", (2, 37, 24), dtype)
+    body = split_heads(projected(x, 4 * width), 4)
+    assert ("transpose",) not in kernels(body, [x])
+    check(body, [x], target, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize(("batch", "rows", "columns"), [(1, 196, 64), (2, 75, 48), (3, 20, 100)])
+def test_sums_of_bytes_are_turned(batch: int, rows: int, columns: int, dtype: str, target: str):
+    x = var("x", (batch, rows, 24), "uint8")
+    body = relay.transpose(requantised(summed_bytes(x, columns), dtype), (0, 2, 1))
+    check(body, [x], target)
+    if columns == 64:
+        assert ("transpose",) not in kernels(body, [x])
+
+
+def test_blocks_that_are_turned_divide_the_rows_where_they_can():
+    """A shifted block would not know where on a line its tiles begin, and work out the place of each window."""
+    x = var("x", (1, 112, 112, 16), "uint8")
+    weight = np.clip(RANDOM.normal(0, 12, (32, 16, 3, 3)), -128, 127).astype(np.int32)
+    centred = relay.op.subtract(relay.op.cast(x, "int32"), relay.const(np.int32(120)))
+    sums = nn.conv2d(centred, relay.const(weight), padding=1, data_layout="NHWC")
+    body = relay.transpose(requantised(sums, "uint8"), (0, 3, 1, 2))
+    optimized = relay.optimize(IRModule({"main": Function((x,), body)}), SERVER)
+    (node,) = make_graph(optimized["main"]).nodes
+    text = str(lower(node.workload, SERVER).function)
+    (blocks,) = [int(line.split("parallel(")[1].split(")")[0]) for line in text.splitlines() if "parallel(" in line]
+    assert 112 * 112 % blocks == 0 and 112 * 112 // blocks % 7 == 0
