@@ -1,5 +1,10 @@
 """The graph IR: typed functional programs over operators, passes on them, and the build."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from relay import analysis, op, transform
 from relay.build import bind_params_by_name, build, optimize
 from relay.errors import MalformedGraphError, ParseError, TypeInferenceError, UnknownOperatorError
@@ -117,9 +122,11 @@ from relay.op import (
 )
 from relay.parser import fromtext, parse
 from relay.printer import astext
-from relay.tuning import tune
 from relay.type import FuncType, TensorType, TupleType, Type, scalar_type
 from te.ir import IRModule, Span
+
+if TYPE_CHECKING:
+    from relay.tuning import tune
 
 __all__ = [
     "Call", "Constant", "Expr", "FuncType", "Function", "GlobalVar", "IRModule", "If", "Let", "MalformedGraphError",
@@ -138,3 +145,12 @@ __all__ = [
     "tan", "tanh", "tile", "topk", "transform", "transpose", "trilu", "trunc", "trunc_divide", "trunc_mod", "tune",
     "var", "variance", "where", "zeros", "zeros_like",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """`tune`, which is imported when it is first used: measuring is no part of a build."""
+    if name != "tune":
+        raise AttributeError(f"module 'relay' has no attribute {name!r}")
+    value = importlib.import_module("relay.tuning").tune
+    globals()[name] = value
+    return value

@@ -23,6 +23,7 @@ from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relay.op.base import OpDef, get_op
 from relay.type import TensorType, Type, shapes_equal
+from te.ir import collect
 from te.tir import Dim
 
 __all__ = [
@@ -149,6 +150,11 @@ class _Leaf(Pattern):
             yield bound
 
 
+class _Anything(Pattern):
+    def solve(self, e: Expr, bound: Bindings) -> Iterator[Bindings]:
+        yield bound
+
+
 class _Op(Pattern):
     """A call of one of several operators; without `args`, whatever its arguments."""
 
@@ -243,13 +249,17 @@ def _solve_all(patterns: Sequence[Pattern], parts: Sequence[Expr], bound: Bindin
 
 
 def _may_match_all(patterns: Sequence[Pattern], parts: Sequence[Expr]) -> bool:
-    same = len(patterns) == len(parts)
-    return same and all(pattern.may_match(part) for pattern, part in zip(patterns, parts, strict=True))
+    if len(patterns) != len(parts):
+        return False
+    for pattern, part in zip(patterns, parts, strict=True):  # noqa: SIM110 - in half the time of `all`
+        if not pattern.may_match(part):
+            return False
+    return True
 
 
 def wildcard() -> Pattern:
     """Anything."""
-    return _Leaf(lambda e: True)
+    return _Anything()
 
 
 def is_op(*names: str) -> Pattern:
@@ -306,6 +316,8 @@ class PatternRule(ABC):
 def rewrite(rules: Sequence[PatternRule], function: Function) -> Function:
     """`function` with the rules applied bottom-up, at each call until none fits any more."""
     table = index_rules(rules)
+    if None not in table and not any(e.op.name in table for e in collect(function, Call) if isinstance(e.op, OpDef)):
+        return function
     return rewrite_calls_knowing_uses(function, lambda call, shared: apply_rules(table, call, shared))
 
 

@@ -93,6 +93,24 @@ print(executor.get_output(0).numpy().tolist())
     assert run_python(code + REPORT + NO_LLVM, str(path)).strip() == "[[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0]]"
 
 
+def test_the_command_runs_a_saved_model_without_the_compiler(tmp_path):
+    x = relay.var("x", (2, 8))
+    path = tmp_path / "model.relayc"
+    relay.build(IRModule({"main": relay.Function((x,), relay.exp(x))}), target="llvm").save(path)
+    code = """
+import sys
+from frontends.cli.main import app
+app(["run", sys.argv[1]], standalone_mode=False)
+heavy = [m for m in ("te", "topi", "relay", "onnx", "networkx") if m in sys.modules]
+assert not heavy, f"running imported {heavy}"
+"""
+    run_python(code + NO_LLVM, str(path))
+
+
+def test_importing_relay_imports_nothing_that_tunes():
+    run_python("import relay, sys\nassert not {'relay.tuning', 'statistics'} & set(sys.modules)\nassert relay.tune")
+
+
 @pytest.mark.parametrize(
     "kind", ["llvm", pytest.param("c", marks=pytest.mark.skipif(not shutil.which("cc"), reason="needs cc"))]
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 from te.errors import CompileError
@@ -21,6 +21,8 @@ __all__ = ["Layout"]
 
 _PART = re.compile(r"([A-Z])|(\d+)([a-z])")
 
+Parts = tuple[tuple[str, int], ...]
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -29,20 +31,14 @@ class Layout:
     name: str
 
     def __post_init__(self) -> None:
-        letters = [letter for letter, _ in self.parts]
-        axes = [a for a in letters if a.isupper()]
-        blocks = [b.upper() for b in letters if b.islower()]
-        spelled = "".join(f"{size if letter.islower() else ''}{letter}" for letter, size in self.parts)
-        unique = len(set(axes)) == len(axes) and len(set(blocks)) == len(blocks)
-        if spelled != self.name or not axes or not unique or not set(blocks) <= set(axes):
-            raise CompileError(f"{self.name!r} is not a layout; examples: NCHW, NHWC, NCHW16c, OHWI16o")
+        _parts(self.name)
 
-    @cached_property
-    def parts(self) -> tuple[tuple[str, int], ...]:
+    @property
+    def parts(self) -> Parts:
         """(letter, block size) of each dimension; the size is 0 for an upper-case letter."""
-        return tuple([(m[1], 0) if m[1] else (m[3], int(m[2])) for m in _PART.finditer(self.name)])
+        return _parts(self.name)
 
-    @cached_property
+    @property
     def blocks(self) -> Mapping[str, int]:
         """Axis -> size of its block, for the axes that are blocked."""
         return {letter.upper(): size for letter, size in self.parts if letter.islower()}
@@ -65,7 +61,8 @@ class Layout:
     def axis_sizes(self, shape: Sequence[Dim]) -> dict[str, Dim]:
         """Axis -> size, of a tensor of `shape` in this layout; blocked axes count their fill."""
         sizes = {letter: dim for (letter, _), dim in zip(self.parts, shape, strict=True) if letter.isupper()}
-        return {a: as_dim(d * self.blocks.get(a, 1)) for a, d in sizes.items()}
+        blocks = self.blocks
+        return {a: as_dim(d * blocks[a]) if a in blocks else d for a, d in sizes.items()}
 
     def shape_of(self, sizes: Mapping[str, Dim]) -> tuple[Dim, ...]:
         """The shape that a tensor with axes of `sizes` has in this layout."""
@@ -90,3 +87,16 @@ class Layout:
             else:
                 index.append(position[axis] if block == 1 else position[axis] // block)
         return index
+
+
+@lru_cache(maxsize=256)
+def _parts(name: str) -> Parts:
+    """See `Layout.parts`; a model asks for the same few names thousands of times."""
+    parts = tuple([(m[1], 0) if m[1] else (m[3], int(m[2])) for m in _PART.finditer(name)])
+    axes = [letter for letter, _ in parts if letter.isupper()]
+    blocks = [letter.upper() for letter, _ in parts if letter.islower()]
+    spelled = "".join(f"{size if letter.islower() else ''}{letter}" for letter, size in parts)
+    unique = len(set(axes)) == len(axes) and len(set(blocks)) == len(blocks)
+    if spelled != name or not axes or not unique or not set(blocks) <= set(axes):
+        raise CompileError(f"{name!r} is not a layout; examples: NCHW, NHWC, NCHW16c, OHWI16o")
+    return parts

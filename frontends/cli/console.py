@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,6 @@ from rich.text import Text
 
 from backend.runtime import RelaycError
 from frontends.cli.options import UsageError
-from te.errors import CompileError
 
 __all__ = ["Progress", "Steps", "err", "guarded", "out", "print_latency", "print_top", "settings"]
 
@@ -60,13 +60,21 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             raise  # whoever read the output has enough of it; the command line's frame ends quietly
-        except (CompileError, RelaycError, OSError, MemoryError) as error:
+        except _failures() as error:
             if settings.traceback:
                 raise
             _report(type(error).__name__, "\n".join([str(error), *getattr(error, "__notes__", [])]))
             raise typer.Exit(EXIT_FAILED) from error
 
     return run
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a command reports without a traceback. The compiler's error is among it where the compiler is in use."""
+    compiler = sys.modules.get("te.errors")
+    return (RelaycError, OSError, MemoryError) if compiler is None else (
+        compiler.CompileError, RelaycError, OSError, MemoryError
+    )  # fmt: skip
 
 
 def _report(kind: str, text: str) -> None:

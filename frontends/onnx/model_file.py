@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from onnx import ModelProto
@@ -97,8 +97,7 @@ class _OutOfTheOrdinary(Exception):
     """The walk met what it does not take apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(NamedTuple):
     """One field of an encoded message: all of it is at `start` to `stop`, its payload begins at `payload`."""
 
     number: int

@@ -34,6 +34,10 @@ class OwnSizes:
 
     def rename(self, function: Function) -> tuple[Function, Mapping[str, Dim]]:
         """The function of its own variables, and the model's size for each of those by name."""
+        if not sizes_of(function):
+            return function, {}
+        if not sizes_of(function):
+            return function, {}
         function = _united(function)
         mentioned = sizes_of(function)
         dtypes = {v.dtype for v in mentioned.values()}
@@ -94,7 +98,7 @@ def sizes_of(function: Function) -> dict[str, Var]:
 def _dims(ty: Type) -> list[Dim]:
     if isinstance(ty, TupleType):
         return [d for f in ty.fields for d in _dims(f)]
-    return list(ty.shape) if isinstance(ty, TensorType) else []
+    return list(ty.shape) if isinstance(ty, TensorType) and not ty.is_static else []
 
 
 def _attributes(function: Function) -> Iterator[PrimExpr]:

@@ -67,6 +67,7 @@ class MixedPrecision(Enum):
     """float32: results or inner values that leave the range of float16, or lose their meaning when rounded."""
 
 
+@dataclasses.dataclass(repr=False, eq=False)
 class OpDef(Abstract):
     """Base of operators. Instances are values: equal when class and attributes are equal, usable as dictionary keys.
 
@@ -89,6 +90,7 @@ class OpDef(Abstract):
     """
 
     name: ClassVar[str]
+    attribute_names: ClassVar[tuple[str, ...]]
     pattern: ClassVar[OpPattern]
     num_inputs: ClassVar[tuple[int, int | None]]
     is_view: ClassVar[bool] = False
@@ -157,14 +159,14 @@ class OpDef(Abstract):
     def __eq__(self, other: object) -> bool:
         if self.__class__ is not other.__class__:
             return False
-        return all(getattr(self, f.name) == getattr(other, f.name) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+        return all(getattr(self, name) == getattr(other, name) for name in self.attribute_names)
 
     def __hash__(self) -> int:
-        return hash((self.name, *[getattr(self, f.name) for f in dataclasses.fields(self)]))  # type: ignore[arg-type]
+        return hash((self.name, *[getattr(self, name) for name in self.attribute_names]))
 
     def attributes(self) -> dict[str, Any]:
         """Name -> value of every attribute, in order."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in self.attribute_names}
 
     def replace(self: _O, **changes: Any) -> _O:
         """The same operator with some attributes changed."""
@@ -186,9 +188,13 @@ def attributes_of_operator(cls: type[_O]) -> type[_O]:
     """Make the annotated fields of an operator class its keyword attributes; for bases, which are not registered.
 
     Instances are values by the methods of `OpDef`, so that of a dataclass only the constructor is generated: a frozen
-    dataclass for each of 150 operators would take a third of the time of importing relay. Type checkers refuse writes.
+    dataclass for each of 150 operators would take a third of the time of importing relay. A class without attributes of
+    its own has its base's constructor. Type checkers refuse writes.
     """
-    return dataclasses.dataclass(kw_only=True, repr=False, eq=False)(cls)
+    if inspect.get_annotations(cls):
+        cls = dataclasses.dataclass(kw_only=True, repr=False, eq=False)(cls)
+    cls.attribute_names = tuple([f.name for f in dataclasses.fields(cls)])  # type: ignore[arg-type]
+    return cls
 
 
 _registry: dict[str, type[OpDef]] = {}
@@ -203,7 +209,7 @@ def register_op(name: str, *, pattern: OpPattern) -> Callable[[type[_O]], type[_
             other = _registry[name]
             raise CompileError(f"operator {name!r} is registered already, by {other.__module__}.{other.__qualname__}")
         made = attributes_of_operator(cls)
-        hidden = [f.name for f in dataclasses.fields(made) if hasattr(OpDef, f.name)]  # type: ignore[arg-type]
+        hidden = [attribute for attribute in made.attribute_names if hasattr(OpDef, attribute)]
         if hidden:
             raise CompileError(f"operator {name!r}: attributes {', '.join(hidden)} hide members of OpDef; rename them")
         made.name, made.pattern = name, pattern

@@ -29,7 +29,6 @@ __all__ = ["AbsorbShuffles"]
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
 class AbsorbShuffles(FunctionPass):
     """conv(shuffle(x), w) = conv(x, w'), for images with the channels last; see the module's docstring."""
 

@@ -8,7 +8,6 @@ types along the depth, (N, K), as dense layers have them. The weights are transp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from relay.expr import Call, Constant, Expr, Function
@@ -23,7 +22,6 @@ from te.ir import PassContext
 __all__ = ["ArrangeWeights"]
 
 
-@dataclass(frozen=True)
 class ArrangeWeights(FunctionPass):
     """Convolutions of data (N, spatial..., C) take weights (spatial..., I, O), products in float32 weights (K, N)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from relay.expr import Call, Constant, Expr, Function, TupleGetItem
@@ -22,7 +21,6 @@ _GLOBAL_POOLS = {
 }
 
 
-@dataclass(frozen=True)
 class CanonicalizeOps(RewritePass):
     """Views (squeeze, expand_dims) become `reshape`, a bias an `add`, global pooling a reduction, a product with a
     constant matrix a dense layer, the fields of a `split` slices: all for static shapes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from relay.expr import Call, Constant, Expr
@@ -14,7 +13,6 @@ from relay.transform.function_pass import RewritePass
 __all__ = ["CanonicalizeQuantization"]
 
 
-@dataclass(frozen=True)
 class CanonicalizeQuantization(RewritePass):
     """`qnn.quantize` and `qnn.dequantize` become arithmetic, which passes simplify and fuse as any other.
 

@@ -30,7 +30,6 @@ __all__ = ["ConvertLayout"]
 Permutation = tuple[int, ...]
 
 
-@dataclass(frozen=True)
 class ConvertLayout(FunctionPass):
     """Operators with a `data_layout` work on channels last; transposes are moved and cancelled around them."""
 

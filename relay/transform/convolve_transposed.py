@@ -39,7 +39,6 @@ _Transposed = Conv1DTranspose | Conv2DTranspose | Conv3DTranspose
 _FORWARD: dict[int, type[Conv1D | Conv2D | Conv3D]] = {1: Conv1D, 2: Conv2D, 3: Conv3D}
 
 
-@dataclass(frozen=True)
 class ConvolveTransposed(RewritePass):
     """Transposed convolutions of data (N, spatial..., C) with constant weights; others are kept."""
 

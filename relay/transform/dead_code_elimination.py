@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 from relay.analysis import evaluation_order
@@ -13,7 +12,6 @@ from te.ir import IRModule, Pass, PassContext, post_order, rewrite_dag
 __all__ = ["DeadCodeElimination"]
 
 
-@dataclass(frozen=True)
 class DeadCodeElimination(Pass):
     """Unused `Let` values without side effects, unused tuple fields, and functions that "main" does not reach, go.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from relay.analysis import scopes
@@ -18,7 +17,6 @@ __all__ = ["EliminateCommonSubexpr"]
 _MERGED_CONSTANT_BYTES = 4096
 
 
-@dataclass(frozen=True)
 class EliminateCommonSubexpr(FunctionPass):
     """Calls of one pure operator on the same arguments in the same scope become one; so do equal small constants.
 

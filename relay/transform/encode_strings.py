@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -33,7 +32,6 @@ _BLIND = frozenset({
 """Operators for which a string is as good as its number: they move elements, or find them equal."""
 
 
-@dataclass(frozen=True)
 class EncodeStrings(FunctionPass):
     """Tensors of strings, those in lists and in the bodies of control flow too, become tensors of int64.
 

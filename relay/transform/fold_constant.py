@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -23,7 +22,6 @@ PassContext.declare_option(
 PassContext.declare_option("relay.FoldConstant.max_macs", 1 << 31, "contractions larger than this are not folded")
 
 
-@dataclass(frozen=True)
 class FoldConstant(FunctionPass):
     """Calls of pure operators on constants become constants, by the operators' references.
 

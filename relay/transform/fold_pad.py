@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from relay.expr import Call, Expr, Function
@@ -14,7 +13,6 @@ from te.ir import PassContext
 __all__ = ["FoldPad"]
 
 
-@dataclass(frozen=True)
 class FoldPad(FunctionPass):
     """conv(pad(x)) = conv(x) with more padding, when only spatial dimensions are padded, and with 0.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,6 @@ __all__ = ["FoldScaleAxis"]
 _HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.dense")
 
 
-@dataclass(frozen=True)
 class FoldScaleAxis(FunctionPass):
     """conv(x, w) * s = conv(x, w * s) and conv(x * s, w) = conv(x, w * s) for constants w, and s constant per channel.
 

@@ -7,7 +7,6 @@ written in place (`relay.build.parts`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from relay.expr import Call, Constant, Expr, Function
@@ -20,7 +19,6 @@ from te.ir import PassContext
 __all__ = ["MapBeforeJoining"]
 
 
-@dataclass(frozen=True)
 class MapBeforeJoining(FunctionPass):
     """f(concatenate(x, y)) = concatenate(f(x), f(y)), where heavy operators compute x and y for nobody else."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
@@ -34,7 +33,6 @@ _MAX_REGION = 64
 """Most operators between an image and what it is enlarged to."""
 
 
-@dataclass(frozen=True)
 class MovePointwise(FunctionPass):
     """1 x 1 convolutions commute with enlarging images, distribute over concatenations, merge with dense layers."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
@@ -16,7 +15,6 @@ from te.ir import PassContext, rewrite_dag
 __all__ = ["PackNarrowConstants"]
 
 
-@dataclass(frozen=True)
 class PackNarrowConstants(FunctionPass):
     """Constants of types of less than a byte become bytes that hold several elements, with `unpack_bits` on them.
 

@@ -30,7 +30,6 @@ _MOST_STEPS = 8
 """Operators between a product and the softmax, at most, where there are several ways to go."""
 
 
-@dataclass(frozen=True)
 class RecognizeAttention(FunctionPass):
     """softmax(q k^T * scale + mask) v in small operators becomes one operator, which is one kernel.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from te.ir import PassContext
 __all__ = ["RecognizePatterns"]
 
 
-@dataclass(frozen=True)
 class RecognizePatterns(FunctionPass):
     """Spelled-out normalisations, activations and rotary embeddings become one operator each, and one kernel each."""
 

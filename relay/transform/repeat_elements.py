@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -25,7 +24,6 @@ _REACH = 2
 """Elements away, at most, from where a result lies: those that a cubic filter covers."""
 
 
-@dataclass(frozen=True)
 class RepeatElements(FunctionPass):
     """take(x, [(first + i) // times]) = strided_slice(repeat(pad(x), times)) along the last dimension.
 

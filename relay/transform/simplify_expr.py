@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -26,7 +25,6 @@ from te.tir import Dim
 __all__ = ["SimplifyExpr"]
 
 
-@dataclass(frozen=True)
 class SimplifyExpr(FunctionPass):
     """Identities, views of views, transposes of transposes, casts of casts, chains of constants are reduced.
 
@@ -39,9 +37,20 @@ class SimplifyExpr(FunctionPass):
         return rewrite([rule() for rule in RULES], function)
 
 
+_LOOKED_AT = 4096
+"""Elements of a constant, at most, that are compared with a number."""
+
+
 def _is_uniform(value: float) -> Callable[[Constant], bool]:
     """A constant whose elements all are `value`; big ones are not looked at."""
-    return lambda c: c.data.size in range(1, 4097) and c.data.dtype.kind in "biufV" and bool(np.all(c.data == value))
+
+    def check(constant: Constant) -> bool:
+        size = constant.ty.size
+        if size is None or not 0 < size <= _LOOKED_AT or constant.data.dtype.kind not in "biufV":
+            return False
+        return constant.data.flat[0] == value and bool(np.all(constant.data == value))
+
+    return check
 
 
 def _attr(call: Call, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from te.ir import Span
 __all__ = ["SimplifyInference"]
 
 
-@dataclass(frozen=True)
 class SimplifyInference(RewritePass):
     """`nn.batch_norm` becomes one multiplication and one addition per channel, which then fold into weights.
 

@@ -8,7 +8,6 @@ only the tap in the middle of 3 x 3 reads the image at all. What is left is a co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +22,6 @@ __all__ = ["TrimKernels"]
 _Forward = Conv1D | Conv2D | Conv3D
 
 
-@dataclass(frozen=True)
 class TrimKernels(RewritePass):
     """conv(x, w) = conv(x, some taps of w) with less padding, for finite constant weights and images of known sizes."""
 

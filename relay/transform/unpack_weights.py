@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from relay.expr import Call, Constant, Expr
@@ -13,7 +12,6 @@ from relay.transform.function_pass import RewritePass
 __all__ = ["UnpackWeights"]
 
 
-@dataclass(frozen=True)
 class UnpackWeights(RewritePass):
     """`nn.dense_bits` with constant weights becomes `nn.dense`: tensor cores want matrices of floats."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from relay.expr import Call, Constant, Expr, Function
@@ -19,7 +18,6 @@ __all__ = ["WidenProducts"]
 _NARROW = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True)
 class WidenProducts(FunctionPass):
     """`nn.batch_matmul` of float16 or bfloat16 data becomes one of float32 between casts.
 

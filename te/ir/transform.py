@@ -148,8 +148,9 @@ _default = PassContext()
 _current: ContextVar[PassContext] = ContextVar("relayc_pass_context")
 
 
+@dataclass(frozen=True)
 class Pass(ABC):
-    """A transformation of a module. Subclasses are frozen dataclasses that implement `run`."""
+    """A transformation of a module. Subclasses implement `run`; those with options are frozen dataclasses, too."""
 
     opt_level: ClassVar[int] = 0
 

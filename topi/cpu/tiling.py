@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -131,13 +130,14 @@ def _crowding(target: Target, rows: int, apart: int) -> float:
     return 1.0 + _CROWDING * max(max(of_a_set.values()) - int(_WAYS_OF_ROWS * ways), 0) ** 2
 
 
-def _tiles(target: Target, lanes: int, vectors: int | None, temporaries: int = 0) -> Iterator[RegisterTile]:
+@lru_cache(maxsize=256)
+def _tiles(target: Target, lanes: int, vectors: int | None, temporaries: int = 0) -> tuple[RegisterTile, ...]:
     """Tiles whose accumulators, one row of vectors, one broadcast and `temporaries` fit in the registers."""
     registers = target.vector_registers - temporaries - (_NEON_SPARE if "neon" in target.features else 0)
-    for v in range(1, 5) if vectors is None else (vectors,):
-        for rows in range(1, 29):
-            if rows * v + v + 1 <= registers:
-                yield RegisterTile(rows, v, lanes)
+    widths = range(1, 5) if vectors is None else (vectors,)
+    return tuple([
+        RegisterTile(rows, v, lanes) for v in widths for rows in range(1, 29) if rows * v + v + 1 <= registers
+    ])  # fmt: skip
 
 
 def tile_cycles(tile: RegisterTile, steps: int, line: int = 0) -> float:
@@ -174,14 +174,20 @@ def best_tile(
     are the bytes from one row of the left operand to the next, which may meet in few sets of the cache.
     """
     lanes = vector_lanes(target) if lanes is None else lanes
-    candidates = [t for t in _tiles(target, lanes, vectors, temporaries) if t.rows <= max(rows, 1)]
-
-    def cost(tile: RegisterTile) -> float:
+    best, least = None, (math.inf, 0)
+    for tile in _tiles(target, lanes, vectors, temporaries):
+        if tile.rows > max(rows, 1):
+            continue
+        cost = _cost(tile, rows, columns, steps, line)
+        if cost > least[0]:
+            continue  # what follows makes no tile cheaper
         tiles = math.ceil(rows / tile.rows) * math.ceil(columns / tile.columns)
         uneven = max(cores * largest_share(tiles, cores) * _NEARLY_EVEN, 1.0)
-        return _cost(tile, rows, columns, steps, line) * uneven * _crowding(target, tile.rows, apart)
-
-    return min(candidates, key=lambda tile: (cost(tile), -tile.rows * tile.vectors))
+        rank = (cost * uneven * _crowding(target, tile.rows, apart), -tile.rows * tile.vectors)
+        if best is None or rank < least:
+            best, least = tile, rank
+    assert best is not None, "a tile of one row fits in any registers"
+    return best
 
 
 _NEARLY_EVEN = 0.9
@@ -245,7 +251,7 @@ def tile_rows(
         crowding = _crowding(target, tile.rows, apart)
         return _cost(tile, rows, panel, steps, line) * crowding * cores * largest_share(tiles, cores)
 
-    tiles = list(_tiles(target, lanes, vectors, temporaries))
+    tiles = _tiles(target, lanes, vectors, temporaries)
     best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
     return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= rows])
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from te.arith import Analyzer
 from te.dtype import INT64
 from te.ir.visitor import Mutator
@@ -95,7 +93,6 @@ def flatten(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Flattener().visit(func.body))
 
 
-@dataclass(frozen=True)
 class Flatten(FunctionPass):
     """Buffers of any shape become one-dimensional ones with one index."""
 

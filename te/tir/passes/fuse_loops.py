@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from te.arith import Analyzer
 from te.ir.visitor import Mutator, collect
@@ -168,7 +167,6 @@ def fuse_loops(func: PrimFunc) -> PrimFunc:
     return func.with_body(_with_fused(_Fuser().visit(func.body)))
 
 
-@dataclass(frozen=True)
 class FuseLoops(FunctionPass):
     """Loops of a sequence with the pragma "fuse_with_next" become one, where that changes nothing.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from te.ir.visitor import Mutator
 from te.tir import ops
 from te.tir.analysis import contains, free_variables
@@ -53,7 +51,6 @@ def hoist_allocations(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Hoister().visit(func.body)) if contains(func.body, frozenset((Allocate,))) else func
 
 
-@dataclass(frozen=True)
 class HoistAllocations(FunctionPass):
     """`for i: allocate(n): body` becomes `allocate(n): for i: body`."""
 

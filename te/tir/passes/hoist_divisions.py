@@ -174,7 +174,6 @@ def hoist_divisions(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Hoister(func).visit(func.body))
 
 
-@dataclass(frozen=True)
 class HoistDivisions(FunctionPass):
     """Divisions by sizes known at run time leave the loops that they do not depend on."""
 

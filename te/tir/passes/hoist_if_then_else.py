@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from te.ir.visitor import Mutator, post_order
 from te.tir.expr import And, BufferLoad, PrimExpr, Var
 from te.tir.function import PrimFunc
@@ -65,7 +63,6 @@ def hoist_if_then_else(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Hoister().visit(func.body))
 
 
-@dataclass(frozen=True)
 class HoistIfThenElse(FunctionPass):
     """`for i: if c: body` becomes `if c: for i: body` where c does not depend on i."""
 

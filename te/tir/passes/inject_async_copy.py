@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from te.ir.visitor import Mutator
 from te.tir import ops
 from te.tir.buffer import Buffer
@@ -92,7 +90,6 @@ def inject_async_copy(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Injector().visit(func.body))
 
 
-@dataclass(frozen=True)
 class InjectAsyncCopy(FunctionPass):
     """Stores in "async_scope" of 4, 8 or 16 bytes read from global memory become `async_copy`; the attribute goes.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from te.ir.visitor import Mutator, post_order
 from te.tir import ops
 from te.tir.buffer import Buffer
@@ -117,7 +115,6 @@ def inject_double_buffer(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Injector().visit(func.body))
 
 
-@dataclass(frozen=True)
 class InjectDoubleBuffer(FunctionPass):
     """Buffers marked "double_buffer_scope" get two halves in turns."""
 

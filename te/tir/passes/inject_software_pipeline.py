@@ -169,7 +169,6 @@ def inject_software_pipeline(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Injector().visit(func.body))
 
 
-@dataclass(frozen=True)
 class InjectSoftwarePipeline(FunctionPass):
     """Buffers marked "pipeline_scope" become rings of `stages` copies, filled `stages` - 1 iterations ahead.
 

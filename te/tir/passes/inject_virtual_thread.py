@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from te.ir.node import Node
 from te.ir.visitor import Mutator, post_order
 from te.tir import ops
@@ -143,7 +141,6 @@ def inject_virtual_thread(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Injector().visit(func.body))
 
 
-@dataclass(frozen=True)
 class InjectVirtualThread(FunctionPass):
     """Virtual thread axes become unrolled loops around each statement that depends on them."""
 

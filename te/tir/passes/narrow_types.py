@@ -296,7 +296,6 @@ def lower_narrow_types(func: PrimFunc) -> PrimFunc:
     return func.with_body(body) if same else func.replace(params=params, buffer_map=buffers, body=body)
 
 
-@dataclass(frozen=True)
 class LowerNarrowTypes(FunctionPass):
     """Values of float8, float4 and of integers of less than a byte become bytes, operations on them arithmetic on bits.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from te.ir.visitor import Mutator
 from te.tir import ops
 from te.tir.buffer import Buffer
@@ -57,7 +55,6 @@ def overlap_iterations(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Overlapper().visit(func.body))
 
 
-@dataclass(frozen=True)
 class OverlapIterations(FunctionPass):
     """Under loops with the pragma "overlap_iterations" the last loop runs an iteration late, in one as long as it.
 

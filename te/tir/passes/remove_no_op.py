@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from te.ir.node import Node
@@ -144,7 +143,6 @@ def remove_no_op(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Remover().visit(func.body))
 
 
-@dataclass(frozen=True)
 class RemoveNoOp(FunctionPass):
     """Statements without effect are removed. (TVM: `RemoveNoOp`.)"""
 

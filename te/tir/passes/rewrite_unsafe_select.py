@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from te.arith import Analyzer
 from te.dtype import INT32, INT64
@@ -92,7 +91,6 @@ def rewrite_unsafe_select(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Rewriter().visit(func.body))
 
 
-@dataclass(frozen=True)
 class RewriteUnsafeSelect(FunctionPass):
     """A Select that could fault on the side not chosen becomes the lazy if_then_else."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from te.arith import Analyzer
 from te.dtype import INT32, INT64
@@ -151,7 +150,6 @@ def simplify(func: PrimFunc) -> PrimFunc:
     return func.with_body(simplify_stmt(func.body))
 
 
-@dataclass(frozen=True)
 class Simplify(FunctionPass):
     """Expressions become canonical; decided branches, trivial loops and empty statements go. (TVM: `Simplify`.)"""
 

@@ -397,7 +397,6 @@ def thread_sync(func: PrimFunc) -> PrimFunc:
     return func.with_body(_Kernels().visit(func.body))
 
 
-@dataclass(frozen=True)
 class ThreadSync(FunctionPass):
     """A barrier ("storage_sync") before each statement that meets an earlier access of another thread.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from te.arith import Analyzer
@@ -406,7 +405,6 @@ def vectorize(func: PrimFunc) -> PrimFunc:
     return func.with_body(_LoopVectorizer().visit(func.body))
 
 
-@dataclass(frozen=True)
 class Vectorize(FunctionPass):
     """VECTORIZED loops become vector expressions, or serial loops where there is no vector form."""
 
