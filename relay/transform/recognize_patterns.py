@@ -66,12 +66,17 @@ def _has_slope_of_a_sixth(e: Expr) -> bool:
     return isinstance(op, HardSigmoid) and _is_a_sixth(op.alpha, str(e.dtype)) and op.beta == 0.5
 
 
-def _last_axes(mean: Call) -> int | None:
-    """The first of the trailing dimensions that `mean` goes over; None when it goes over others."""
-    rank = len(mean.args[0].shape)
-    axes: tuple[int, ...] | None = mean.op.axis  # type: ignore[union-attr]
-    found = sorted(range(rank) if axes is None else [a % rank for a in axes])
-    return found[0] if found == list(range(rank - len(found), rank)) else None
+def _axes(reduction: Call) -> tuple[int, ...]:
+    """The dimensions that `reduction` goes over, in ascending order."""
+    rank = len(reduction.args[0].shape)
+    axes: tuple[int, ...] | None = reduction.op.axis  # type: ignore[union-attr]
+    return tuple(sorted(range(rank) if axes is None else [a % rank for a in axes]))
+
+
+def _last_axes(reduction: Call) -> int | None:
+    """The first of the trailing dimensions that `reduction` goes over; None when it goes over others."""
+    rank, found = len(reduction.args[0].shape), _axes(reduction)
+    return found[0] if found and found == tuple(range(rank - len(found), rank)) else None
 
 
 def _parameter(e: Expr, shape: tuple[Any, ...]) -> Expr | None:
@@ -159,6 +164,67 @@ class SpelledLayerNorm(PatternRule):
         parameters = Constant(one), Constant(np.zeros_like(one))
         epsilon = float(array_of(found[self.epsilon]).item())
         return make_call("nn.layer_norm", (x, *parameters), call.span, axis=axis, epsilon=epsilon)
+
+
+class SpelledStandardization(PatternRule):
+    """(x - mean(x)) / sqrt(variance(x) + epsilon) or / (sqrt(variance(x)) + margin), over any axes = standardize(x)
+
+    Not over the last ones with no margin: a layer norm. Several axes of sizes known at run time stay as they are.
+    """
+
+    x, epsilon, margin = wildcard(), _one_number(), _one_number()
+    mean = _mean_of(x)
+    variance = is_op("variance")(x).has_attr({"keepdims": True})
+    distance = is_op("subtract")(x, mean)
+    deviation = is_op("add")(is_op("sqrt")(variance), margin)
+    pattern = _over_root(distance, variance, epsilon) | is_op("divide")(distance, deviation)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, mean = found[self.x], found.call(self.mean)
+        axes = _axes(mean)
+        margin, epsilon = (float(array_of(found[p]).item()) if p in found else 0.0 for p in (self.margin, self.epsilon))
+        is_layer_norm = _last_axes(mean) is not None and not margin
+        if axes != _axes(found.call(self.variance)) or x.ty is not call.ty or is_layer_norm:
+            return None
+        if len(axes) > 1 and not x.tensor_type.is_static:
+            return None
+        return make_call("nn.standardize", (x,), call.span, axis=axes, epsilon=epsilon, margin=margin)
+
+
+class SpelledRMSNormOfChannels(PatternRule):
+    """x / sqrt(mean(x**2) + epsilon) over one dimension that is not the last = standardize(x), not centred"""
+
+    x, epsilon = wildcard(), _one_number()
+    mean = _mean_of(_square_of(x))
+    pattern = _over_root(x, mean, epsilon)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, mean = found[self.x], found.call(self.mean)
+        axes, epsilon = _axes(mean), float(array_of(found[self.epsilon]).item())
+        if len(axes) != 1 or _last_axes(mean) is not None or x.ty is not call.ty:
+            return None
+        return make_call("nn.standardize", (x,), call.span, axis=axes, epsilon=epsilon, centred=False)
+
+
+class StandardizedRows(PatternRule):
+    """standardize(x) over the last dimensions, which layouts may have made of others = layer_norm(x, 1, 0)
+
+    Not centred: rms_norm(x, 1).
+    """
+
+    x = wildcard()
+    pattern = is_op("nn.standardize")(x).has_attr({"margin": 0.0})
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        axis, op = _last_axes(call), call.op
+        shape = call.shape[axis:]
+        if axis is None or not all(isinstance(d, int) for d in shape):
+            return None
+        one = np.ones([int(d) for d in shape], numpy_dtype(call.dtype))  # type: ignore[arg-type]
+        parameters = [Constant(one), Constant(np.zeros_like(one))]
+        name, count = ("nn.layer_norm", 2) if op.centred else ("nn.rms_norm", 1)  # type: ignore[union-attr]
+        epsilon = op.epsilon  # type: ignore[union-attr]
+        return make_call(name, (found[self.x], *parameters[:count]), call.span, axis=axis, epsilon=epsilon)
 
 
 class ShiftedLayerNorm(PatternRule):
@@ -291,6 +357,9 @@ RULES: tuple[type[PatternRule], ...] = (
     ScaledNorm,
     CentredRMSNorm,
     SpelledLayerNorm,
+    SpelledStandardization,
+    SpelledRMSNormOfChannels,
+    StandardizedRows,
     ShiftedLayerNorm,
     SpelledGelu,
     SpelledTanhGelu,

@@ -15,10 +15,11 @@ from topi.cpu import (
     reduction,
     rows,
     stagewise,
+    standardize,
     winograd,
 )
 
 __all__ = [
     "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective", "lrn", "matmul", "moments",
-    "pooling", "reduction", "rows", "stagewise", "winograd",
+    "pooling", "reduction", "rows", "stagewise", "standardize", "winograd",
 ]  # fmt: skip

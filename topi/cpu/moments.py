@@ -209,24 +209,32 @@ def schedule_by_moments(
 
 
 def schedule_rows_by_moments(
-    s: te.Schedule, result: te.Tensor, norm: te.Tensor, moments: Moments, first: int, group: int, target: Target
+    s: te.Schedule,
+    result: te.Tensor,
+    norm: te.Tensor,
+    moments: Moments,
+    outer: Sequence[int],
+    target: Target,
+    group: int = 1,
 ) -> te.Schedule:
     """As `schedule_by_moments`, row by row: each is standardised while a cache has it.
 
-    A row begins at dimension `first`; `group` indices of the dimension in front are one.
+    The dimensions `outer` tell rows apart; `group` indices of the last of them are one.
     """
     s.recompute(result, norm)
     out, lanes = s.outputs[0].output(0), vector_lanes(target)
     before = inline_others(s, out, s.current(result).op)
-    outer, inner = list(s[out].op.axis[:first]), list(s[out].op.axis[first:])
+    axes = list(s[out].op.axis)
+    rows, trailing = [axes[a] for a in outer], axes[max(outer) + 1 :]
+    s[out].reorder(*rows, *[axis for a, axis in enumerate(axes) if a not in outer])
     if group > 1:
-        outer[-1], _ = s[out].split(outer[-1], factor=group)
-    row = s[out].fuse(*outer)
+        rows[-1], _ = s[out].split(rows[-1], factor=group)
+    row = s[out].fuse(*rows)
     parallel(s, out, row, work_behind(out), lanes)
     if moments.x.ndim - 1 in moments.sizes:
-        vectorize_elements(s, out, s[out].fuse(*inner), constant_size([extent_of(axis) for axis in inner]), lanes)
+        vectorize_elements(s, out, s[out].fuse(*trailing), constant_size([extent_of(a) for a in trailing]), lanes)
     else:
-        vectorize_elements(s, out, inner[-1], extent_of(inner[-1]), lanes)
+        vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), lanes)
     _schedule_moments(s, moments, target, (out, row))
     for op in before:
         if s[op].attach != "root" or not uses_reduction(op):

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["schedule_rows", "schedule_rowwise"]
 
 
-@register_schedule(["softmax", "layer_norm", "rms_norm", "instance_norm", "group_norm", "l2_normalize"], "cuda")
+@register_schedule(
+    ["softmax", "layer_norm", "rms_norm", "instance_norm", "group_norm", "l2_normalize", "standardize"], "cuda"
+)
 def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """One kernel for the anchor and the elementwise operations behind it; other outputs are kernels of their own."""
     result = anchor.output(0)

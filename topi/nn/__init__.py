@@ -23,7 +23,16 @@ from topi.nn.dense import Pairs, batch_matmul, batch_matmul_packed, bias_add, de
 from topi.nn.dense_bits import dense_bits
 from topi.nn.embedding import embedding_bag
 from topi.nn.linear_attention import linear_attention
-from topi.nn.norm import batch_norm, group_norm, instance_norm, l2_normalize, layer_norm, lrn, rms_norm
+from topi.nn.norm import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    l2_normalize,
+    layer_norm,
+    lrn,
+    rms_norm,
+    standardize,
+)
 from topi.nn.pad import mirror_pad, pad
 from topi.nn.pool import Windows, adaptive_pool, avg_pool, lp_pool, max_pool, max_pool_with_argmax
 from topi.nn.quads import conv2d_quads, dense_quad_groups, dense_quads, window_quad_groups, words
@@ -86,6 +95,7 @@ __all__ = [
     "selu",
     "silu",
     "softmax",
+    "standardize",
     "softplus",
     "softsign",
     "thresholded_relu",

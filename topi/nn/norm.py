@@ -19,10 +19,13 @@ from topi.utils import accumulator_type, num_elements
 
 __all__ = [
     "batch_norm", "group_norm", "group_norm_by_moments", "instance_norm", "l2_normalize", "layer_norm",
-    "layer_norm_by_moments", "lrn", "rms_norm",
+    "layer_norm_by_moments", "lrn", "rms_norm", "standardize", "standardize_by_moments",
 ]  # fmt: skip
 
 _LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+
+_ROUNDING = {"float32": 2.0**-24, "float64": 2.0**-53}
+"""Half a unit in the last place of 1."""
 
 IndexOf = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 
@@ -52,13 +55,14 @@ def _mean_of(
     return te.compute(tuple(rows), lambda *i: total(*i) / count, name=name, tag=ELEMWISE)
 
 
-def _inverse_deviation(variance: Tensor, epsilon: float, name: str) -> Tensor:
-    return te.compute(
-        variance.shape,
-        lambda *i: te.rsqrt(variance(*i) + te.const(epsilon, variance.dtype)),
-        name=f"{name}_scale",
-        tag=ELEMWISE,
-    )
+def _inverse_deviation(variance: Tensor, epsilon: float, name: str, margin: float = 0) -> Tensor:
+    """1 / (sqrt(variance + epsilon) + margin)"""
+
+    def body(*i: Any) -> PrimExpr:
+        squared = variance(*i) + te.const(epsilon, variance.dtype)
+        return 1 / (te.sqrt(squared) + te.const(margin, variance.dtype)) if margin else te.rsqrt(squared)
+
+    return te.compute(variance.shape, body, name=f"{name}_scale", tag=ELEMWISE)
 
 
 def _standardized(
@@ -257,6 +261,69 @@ def l2_normalize(x: Tensor, axes: Sequence[int], epsilon: float) -> Tensor:
 
     attrs = {"axis": axes[0]} if trailing or len(axes) == 1 else {}
     return te.compute(x.shape, body, name="l2_normalize", tag="l2_normalize", attrs=attrs)
+
+
+def standardize(x: Tensor, axes: Sequence[int], epsilon: float, margin: float, *, centred: bool) -> Tensor:
+    """(x - mean) / (sqrt(variance + epsilon) + margin) over dimensions `axes`, in ascending order.
+
+    Not `centred`: x over that root of the mean of squares. The anchor's attribute "axis" is as that of `l2_normalize`.
+    """
+    kept = [a for a in range(x.ndim) if a not in axes]
+    rows, reduced, wide = [x.shape[a] for a in kept], [x.shape[a] for a in axes], accumulator_type(x.dtype)
+    trailing = [*kept, *axes] == list(range(x.ndim))
+
+    def source(i: Sequence[Any], ks: Sequence[Any]) -> Sequence[Any]:
+        at = {**dict(zip(kept, i, strict=True)), **dict(zip(axes, ks, strict=True))}
+        return [at[a] for a in range(x.ndim)]
+
+    def distance(i: Sequence[Any], at: Sequence[Any]) -> PrimExpr:
+        value = te.cast(wide, x(*at))
+        return value - mean(*i) if mean is not None else value
+
+    def squared(i: Sequence[Any], ks: Sequence[Any]) -> PrimExpr:
+        value = distance(i, source(i, ks))
+        return value * value
+
+    def element(i: Sequence[Any], ks: Sequence[Any]) -> PrimExpr:
+        return te.cast(wide, x(*source(i, ks)))
+
+    mean = _mean_of(x, rows, reduced, element, "standardize_mean", trailing) if centred else None
+    variance = _mean_of(x, rows, reduced, squared, "standardize_variance", trailing)
+    scale = _inverse_deviation(variance, epsilon, "standardize", margin)
+
+    def body(*i: Any) -> PrimExpr:
+        row = [i[a] for a in kept]
+        return te.cast(x.dtype, distance(row, i) * scale(*row))
+
+    attrs = {"axes": tuple(axes), "epsilon": epsilon, "margin": margin, "centred": centred}
+    attrs |= {"axis": axes[0]} if trailing or len(axes) == 1 else {}
+    return te.compute(x.shape, body, name="standardize", tag="standardize", attrs=attrs)
+
+
+def standardize_by_moments(moments: Moments, epsilon: float, margin: float) -> Tensor:
+    """`standardize` over the dimensions of `moments`, by these.
+
+    A deviation of less than what the mean is rounded by isn't known: dividing by it would magnify that.
+    """
+    x, wide, axes = moments.x, moments.wide, list(moments.sizes)
+    kept = [a for a in range(x.ndim) if a not in axes]
+    count = te.cast(wide, num_elements([x.shape[a] for a in axes]))
+    sums, rounding = moments.sum(), te.const(_ROUNDING[wide], wide)
+    mean = te.compute(sums.shape, lambda *i: sums(*i) / count, name="standardize_mean", tag=ELEMWISE)
+    squares = moments.squared_distances(mean)
+
+    def known(*i: Any) -> PrimExpr:
+        least = mean(*i) * rounding
+        return te.maximum(squares(*i) / count, least * least)
+
+    variance = te.compute(sums.shape, known, name="standardize_variance", tag=ELEMWISE)
+    scale = _inverse_deviation(variance, epsilon, "standardize", margin)
+
+    def body(*i: Any) -> PrimExpr:
+        row = [i[a] for a in kept]
+        return te.cast(x.dtype, (te.cast(wide, x(*i)) - mean(*row)) * scale(*row))
+
+    return te.compute(x.shape, body, name="standardize", tag="standardize")
 
 
 def lrn(x: Tensor, size: int, axis: int, alpha: float, beta: float, bias: float) -> Tensor:

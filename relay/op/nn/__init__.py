@@ -40,6 +40,7 @@ from relay.op.nn.norm import (
     lrn,
     rms_norm,
     softmax,
+    standardize,
 )
 from relay.op.nn.packed_conv import conv2d_nhwc_packed
 from relay.op.nn.pad import pad
@@ -132,6 +133,7 @@ __all__ = [
     "selu",
     "silu",
     "softmax",
+    "standardize",
     "softplus",
     "softsign",
     "space_to_depth",

@@ -23,6 +23,7 @@ __all__ = [
     "LogSoftmax",
     "RMSNorm",
     "Softmax",
+    "Standardize",
     "batch_norm",
     "group_norm",
     "instance_norm",
@@ -32,6 +33,7 @@ __all__ = [
     "lrn",
     "rms_norm",
     "softmax",
+    "standardize",
 ]  # fmt: skip
 
 Perm = tuple[int, ...]
@@ -294,6 +296,39 @@ class L2Normalize(OpDef):
         return self.replace(axis=tuple([perm.index(a) for a in check_axes(2, self.axis, len(perm))]))
 
 
+@register_op("nn.standardize", pattern=OpPattern.OUT_FUSABLE)
+class Standardize(OpDef):
+    """(x - mean) / (sqrt(variance + epsilon) + margin) over `axis` (ONNX: MeanVarianceNormalization).
+
+    Not `centred`: x / (sqrt(mean of squares + epsilon) + margin). (C1) the element type is a float; (C2) axes are in
+    range.
+    """
+
+    axis: tuple[int, ...]
+    epsilon: float = 1e-5
+    margin: float = 0.0
+    centred: bool = True
+    reads_inputs_once = True
+
+    def infer(self, x: TensorType) -> TensorType:
+        require_float(1, x)
+        check_axes(2, self.axis, x.ndim)
+        return x
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        axes = sorted(check_axes(2, self.axis, x.ndim))
+        return topi.nn.standardize(x, axes, self.epsilon, self.margin, centred=self.centred)
+
+    def reference(self, x: Array) -> Array:
+        axes, wide = check_axes(2, self.axis, x.ndim), x.astype(np.float64)
+        distance = wide - wide.mean(axes, keepdims=True) if self.centred else wide
+        deviation = np.sqrt(np.square(distance).mean(axes, keepdims=True) + self.epsilon)
+        return (distance / (deviation + self.margin)).astype(x.dtype)
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=tuple([perm.index(a) for a in check_axes(2, self.axis, len(perm))]))
+
+
 @register_op("nn.lrn", pattern=OpPattern.OUT_FUSABLE)
 class LRN(OpDef):
     """x / (bias + alpha / size * sum of squares over `size` neighbours along `axis`)^beta (ONNX: LRN).
@@ -381,3 +416,11 @@ def l2_normalize(data: Expr, eps: float = 1e-10, axis: int | Sequence[int] = -1)
 def lrn(data: Expr, size: int = 5, axis: int = 1, bias: float = 2.0, alpha: float = 1e-5, beta: float = 0.75) -> Call:
     """Local response normalisation along `axis`."""
     return LRN(size=size, axis=axis, bias=bias, alpha=alpha, beta=beta)(data)
+
+
+def standardize(
+    data: Expr, axis: int | Sequence[int], epsilon: float = 1e-5, margin: float = 0.0, centred: bool = True
+) -> Call:
+    """`data` with mean 0 and variance 1 over `axis`; not `centred`, with a mean of squares of 1."""
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    return Standardize(axis=axes, epsilon=epsilon, margin=margin, centred=centred)(data)
