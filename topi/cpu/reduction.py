@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from te.ir import post_order
-from te.tir import Var
+from te.tir import Cast, Max, Min, Var
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel
 from topi.cpu.injective import vectorize_elements
@@ -36,6 +36,8 @@ _LINES = 8
 _APART_BYTES, _MOST_APART_BYTES = 8192, 32768
 """So far apart lie the lines that are taken at once, at least, where they are shorter: processors see what is read in
 order, and fetch it ahead, once for each page. At most, where their number wants it."""
+_AHEAD_BYTES = 1024
+"""How far ahead in each of these lines is asked for memory, where the processor doesn't see to that."""
 _BLOCK = 1024
 """Elements of a line that a reduction across memory keeps partial results of, in the first-level cache."""
 _SMALLEST_BLOCK = 256
@@ -220,7 +222,7 @@ def schedule_across(
 
     s[accumulator].compute_at(s[out], group)
     if narrow is None:
-        add_up_lines(s, accumulator, lanes)
+        _ask_ahead(s, accumulator, add_up_lines(s, accumulator, lanes), target)
         return
     *data, column = s[accumulator].op.axis
     *before, part = s[accumulator].op.reduce_axis
@@ -232,8 +234,11 @@ def schedule_across(
     add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
 
 
-def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
-    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside."""
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
+    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
+
+    Returns the loop over the lines that are taken at once.
+    """
     *data, column = s[tensor].op.axis
     *before, line = s[tensor].op.reduce_axis
     at_once, apart = _lines_apart(extent_of(line), _line_bytes(s[tensor].op))
@@ -243,6 +248,25 @@ def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
     s[tensor].reorder(*data, *before, lines, page, vectors, each, lane)
     s[tensor].unroll(each)
     s[tensor].vectorize(lane)
+    return each
+
+
+def _ask_ahead(s: te.Schedule, tensor: te.Tensor, loop: te.IterVar, target: Target) -> None:
+    """Ask, in each iteration of `loop`, for what lies a little further on in a line of inputs beyond the caches.
+
+    Where an element takes a few instructions, the processor doesn't run far ahead by itself: a largest number with its
+    tests for NaN, conversions of narrow floats. Sums of others gain nothing.
+    """
+    op = s[tensor].op
+    assert isinstance(op, te.ComputeOp)
+    nodes = list(post_order((*op.body, *op.body[0].combiner.result)))  # type: ignore[attr-defined]
+    slow = [e for e in nodes if isinstance(e, Max | Min) and e.dtype.is_float]
+    narrow = [e for e in nodes if isinstance(e, Cast) and e.value.dtype.is_float]
+    if not (slow or narrow):
+        return
+    for source in _read_from_memory(op):
+        if is_streamed(source, 1, target):
+            s[tensor].prefetch_ahead(source, loop, _AHEAD_BYTES // source.dtype.nbytes)
 
 
 def _line_bytes(op: te.Operation) -> int:
