@@ -15,6 +15,7 @@ from relay.analysis import evaluation_order, users
 from relay.build.in_place import in_place_inputs
 from relay.build.load_scalars import load_scalars
 from relay.build.merge_dimensions import merge_dimensions
+from relay.build.merge_rows import merge_rows
 from relay.build.own_sizes import sizes_of
 from relay.build.workspace import Workspace, lift_workspaces
 from relay.expr import Call, Constant, Expr, Function, Tuple, TupleGetItem, Var
@@ -185,7 +186,8 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     """
     try:
         merges = target.device_kind == "cpu"  # whose kernels get addresses; those of others may get tensors
-        inputs, outputs = to_tensors(merge_dimensions(workload.function) if merges else workload.function)
+        merged = merge_rows(merge_dimensions(workload.function)) if merges else workload.function
+        inputs, outputs = to_tensors(merged)
         if merges:
             outputs = in_one_loop(outputs)
         with config if config is not None else Config():

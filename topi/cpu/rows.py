@@ -13,6 +13,7 @@ from topi.cpu.prefetch import is_streamed
 from topi.cpu.row_statistics import is_worth_keeping, prefetch_next_rows, split_at, statistics_at, uses_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
+from topi.cpu.turned_rows import TurnedRows
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import layer_norm_by_moments
@@ -41,6 +42,9 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return _schedule_by_moments(s, anchor, first, target)
     if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
         return schedule_across_memory(s, outs, anchor, target)
+    turned = TurnedRows.of(anchor, outs, target) if first == len(anchor.axis) - 1 else None
+    if turned is not None:
+        return turned.schedule()
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     before, behind = split_at(stages, anchor)
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from backend.target import Target
 
-__all__ = ["reduce_rows_together", "rows_are_short"]
+__all__ = ["ask_for_rows", "reduce_rows_together", "rows_are_short"]
 
 _FEW_VECTORS = 3
 """Rows are shorter than so many vectors where neighbouring rows are reduced together."""
@@ -81,7 +81,7 @@ def _turn_rows(
     s[copy].unroll(blocks)
     s[copy].unroll(vectors)
     if dimension == len(tensor.shape) - 2 and is_streamed(tensor, lanes * length, target):
-        _ask_for_rows(s, copy, tensor, blocks, lanes)
+        ask_for_rows(s, copy, tensor, blocks, lanes)
 
 
 def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
@@ -96,7 +96,7 @@ def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
     ]
 
 
-def _ask_for_rows(s: te.Schedule, copy: te.Tensor, tensor: te.Tensor, blocks: te.IterVar, lanes: int) -> None:
+def ask_for_rows(s: te.Schedule, copy: te.Tensor, tensor: te.Tensor, blocks: te.IterVar, lanes: int) -> None:
     """Ask for each cache line of a later group of rows, some for each block of columns of this one."""
     shape = [constant_size([d]) for d in tensor.shape]
     length, line, block = shape[-1], LINE_BYTES // tensor.dtype.nbytes, block_of(lanes, tensor.dtype)

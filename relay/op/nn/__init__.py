@@ -133,9 +133,9 @@ __all__ = [
     "selu",
     "silu",
     "softmax",
-    "standardize",
     "softplus",
     "softsign",
     "space_to_depth",
+    "standardize",
     "thresholded_relu",
 ]  # fmt: skip

@@ -103,3 +103,70 @@ def test_variance(transformed, operators, squared: str):
     same(before, after)
     before = Function((x,), op.mean(square, axis=1))
     assert transformed(before, RecognizePatterns()) is before
+
+
+def standardized(x: Expr, axes: tuple[int, ...], epsilon: float, spelling: str = "divide") -> Expr:
+    distance = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
+    total = op.add(op.mean(op.power(distance, const(2.0)), axis=axes, keepdims=True), const(epsilon))
+    if spelling == "rsqrt":
+        return op.multiply(distance, op.rsqrt(total))
+    return op.divide(distance, op.sqrt(total))
+
+
+@pytest.mark.parametrize("spelling", ["divide", "rsqrt"])
+@pytest.mark.parametrize("axes", [(1,), (0, 2, 3), (0,), (1, 2)])
+def test_standardization_over_other_dimensions(transformed, operators, axes: tuple[int, ...], spelling: str):
+    x = var("x", (2, 4, 3, 5))
+    y = standardized(x, axes, 1e-6, spelling)
+    before = Function((x,), op.add(op.multiply(y, parameter(4, 1, 1)), parameter(4, 1, 1)))
+    after = transformed(before, RecognizePatterns())
+    assert operators(after) == {"nn.standardize": 1, "multiply": 1, "add": 1}
+    same(before, after)
+
+
+def test_standardization_with_a_margin(transformed, operators):
+    x = var("x", (2, 4, 3, 5))
+    for axes in ((0, 2, 3), (2, 3), (1,)):
+        distance = op.subtract(x, op.mean(x, axis=axes, keepdims=True))
+        deviation = op.sqrt(op.mean(op.multiply(distance, distance), axis=axes, keepdims=True))
+        before = Function((x,), op.divide(distance, op.add(deviation, const(1e-9))))
+        after = transformed(before, RecognizePatterns())
+        assert operators(after) == {"nn.standardize": 1}
+        same(before, after)
+
+
+def test_root_mean_square_of_channels(transformed, operators):
+    x = var("x", (2, 4, 3, 5))
+
+    def scaled(axes: tuple[int, ...]) -> Expr:
+        squares = op.mean(op.multiply(x, x), axis=axes, keepdims=True)
+        return op.divide(x, op.sqrt(op.add(squares, const(1e-5))))
+
+    before = Function((x,), scaled((1,)))
+    after = transformed(before, RecognizePatterns())
+    assert operators(after) == {"nn.standardize": 1}
+    assert not after.body.op.centred
+    same(before, after)
+    before = Function((x,), scaled((0, 2)))
+    assert transformed(before, RecognizePatterns()) is before
+
+
+def test_standardization_of_the_last_dimensions_is_a_norm_of_rows(transformed, operators):
+    """Layouts make channels the last dimension."""
+    x = var("x", (2, 3, 5, 4))
+    for centred, name in ((True, "nn.layer_norm"), (False, "nn.rms_norm")):
+        y = op.multiply(op.nn.standardize(x, 3, 1e-6, centred=centred), parameter(4))
+        before = Function((x,), y)
+        after = transformed(before, RecognizePatterns())
+        assert operators(after) == {name: 1}
+        same(before, after)
+    with_margin = Function((x,), op.nn.standardize(x, 3, 0.0, 1e-9))
+    assert transformed(with_margin, RecognizePatterns()) is with_margin
+
+
+def test_sizes_known_at_run_time_are_standardized_over_one_dimension_only(transformed, operators):
+    x = var("x", (SizeVar("n"), 4, SizeVar("h"), 5))
+    function = Function((x,), standardized(x, (1,), 1e-6))
+    assert operators(transformed(function, RecognizePatterns())) == {"nn.standardize": 1}
+    function = Function((x,), standardized(x, (0, 2, 3), 1e-6))
+    assert "nn.standardize" not in operators(transformed(function, RecognizePatterns()))

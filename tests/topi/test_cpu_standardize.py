@@ -1,0 +1,86 @@
+"""Standardisation over any dimensions: channels of planes, channels of all images of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relay
+import te
+import topi
+from backend.runtime import device, graph_executor
+from backend.target import Target
+from relay.expr import Var
+from relay.interpreter import evaluate
+from te.tir import PrimFunc
+from topi.registry import schedules_for
+
+Array = np.ndarray[Any, Any]
+SMALL_CACHES = "llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"
+
+
+def _results(data: Array, target: str, **attributes: object) -> tuple[Array, Array]:
+    x = Var("x", relay.TensorType(data.shape, str(data.dtype)))
+    program = relay.Function((x,), relay.nn.standardize(x, **attributes))  # type: ignore[arg-type]
+    module = graph_executor.GraphModule(relay.build(program, target)["default"](device("cpu", 0)), 2)
+    module.set_input("x", data)
+    module.run()
+    return module.get_output(0).numpy(), evaluate(program, [data])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((2, 24, 33, 31), (1,)),
+        ((1, 96, 64, 64), (1,)),
+        ((3, 400, 7, 7), (1,)),
+        ((4, 8, 40, 40), (0, 2, 3)),
+        ((1, 8, 100, 100), (0, 2, 3)),
+        ((2, 3, 200, 200), (2, 3)),
+        ((3000, 70), (0,)),
+        ((2, 60, 50, 24), (1, 2)),
+        ((3, 20, 30, 8), (0, 1, 2)),
+        ((5, 6, 7), (0, 1, 2)),
+        ((3, 4, 5, 6), (0, 2)),
+        ((2, 3, 4, 5), (1, 3)),
+    ],
+)
+@pytest.mark.parametrize("target", ["llvm", SMALL_CACHES, "llvm -mattr=-avx512f"])
+def test_any_dimensions_are_right(shape: tuple[int, ...], axis: tuple[int, ...], target: str) -> None:
+    data = np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * 3 + 2
+    for attributes in ({"epsilon": 1e-6}, {"epsilon": 0.0, "margin": 1e-9}, {"centred": False}):
+        found, wanted = _results(data, target, axis=axis, **attributes)
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 4e-3), ("float64", 1e-12)])
+def test_other_types_are_right(dtype: str, tolerance: float) -> None:
+    data = np.random.default_rng(0).standard_normal((4, 24, 17, 19)).astype(dtype)
+    for axis in ((1,), (0, 2, 3)):
+        found, wanted = _results(data, SMALL_CACHES, axis=axis)
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_channels_without_variance_are_not_magnified() -> None:
+    """What rounding leaves of their mean may be divided by a deviation as small as that, not by a smaller one."""
+    data = np.full((2, 3, 200, 200), 3.1, np.float32)
+    data[:, 1] = 1e4
+    for axis in ((0, 2, 3), (2, 3)):
+        found, _ = _results(data, SMALL_CACHES, axis=axis, epsilon=0.0, margin=1e-9)
+        assert np.abs(found).max() <= 4
+
+
+def _lowered(shape: tuple[int, ...], axes: tuple[int, ...], target: str = "llvm") -> PrimFunc:
+    x = te.placeholder(shape, name="x")
+    y = topi.nn.standardize(x, axes, 1e-6, 0.0, centred=True)
+    return te.lower(next(iter(schedules_for([y], Target(target)))), [x, y])["main"]
+
+
+def test_channels_of_planes_and_batches_are_one_kernel() -> None:
+    """One parallel loop: strips of planes have their statistics at hand, and so has each channel of a batch."""
+    strips, rows = str(_lowered((1, 96, 256, 256), (1,))), str(_lowered((8, 16, 128, 128), (0, 2, 3)))
+    assert strips.count("in parallel(") == rows.count("in parallel(") == 1
+    assert "standardize_parts" in rows
+    assert "standardize_parts" not in strips
