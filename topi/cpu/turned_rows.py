@@ -36,8 +36,8 @@ kept of them takes such a part of the first-level cache."""
 _KEPT = 3
 """Tensors of rows that are kept: turned, computed, turned back."""
 _SHORT, _SHORT_SOFTMAX = 2, 4
-"""Rows of fewer vectors are turned: where a vector is a small part of a row, adding up its lanes costs less. Softmax has
-as many exponentials for what is left of a row as for a vector. Rows of whole pairs of vectors aren't."""
+"""Rows of fewer vectors are turned: in longer ones adding up the lanes of a vector costs little. Softmax has as many
+exponentials for what is left of a row as for a vector. Rows of whole pairs of vectors aren't turned."""
 
 
 @dataclass(frozen=True)
