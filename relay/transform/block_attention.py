@@ -65,9 +65,10 @@ class BlockAttention(RewritePass):
     def _blocked(self, call: Call, op: Attention, operands: tuple[Expr, ...]) -> Call:
         query, _, value = operands[:3]
         sizes = (query.shape[1], value.shape[1], query.shape[3], value.shape[3])
-        known = [d if isinstance(d, int) else _UNKNOWN_POSITIONS for d in sizes]
-        heads = [d for d in (query.shape[0], query.shape[2]) if isinstance(d, int)]
-        queries, panel = attention_blocks(self.target, *known, heads=math.prod(heads))
+        positions, *known = [d if isinstance(d, int) else _UNKNOWN_POSITIONS for d in sizes]
+        groups = [d for d in (query.shape[0], value.shape[2]) if isinstance(d, int)]
+        rows = positions * (query.shape[2] // value.shape[2])
+        queries, panel = attention_blocks(self.target, rows, *known, heads=math.prod(groups))
         return make_call(
             "nn.blocked_attention", operands, call.span, scale=op.scale, queries=queries, panel=panel,
             causal=op.causal, masked_value=op.masked_value, softcap=op.softcap,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel, vectorize_panel
 from topi.cpu.injective import vectorize_elements
+from topi.cpu.lane_sums import sum_lanes
+from topi.cpu.prefetch import AHEAD_BYTES, is_streamed
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
@@ -16,6 +18,8 @@ from topi.nn.blocked_attention import AttentionForm
 from topi.registry import operations_behind, register_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backend.target import Target
 
 __all__ = ["schedule_blocked_attention"]
@@ -28,11 +32,14 @@ _OF_A_BLOCK = ("queries", "score", "largest", "weight", "total", "share")
 _PACKING_COST = 4.0
 """Operations that copying an element into a panel is counted as."""
 
-_FEWEST_QUERIES = 8
-"""Queries, where their number is known, for which keys and values are packed: fewer cost less than that."""
+_MOST_APART = 7
+"""Rows, at most, that are computed one by one where they can't be together: fewer than packing is worth it for."""
 
 _VECTORS = 8
 """Vectors of a query's result that are added up at a time, in as many registers."""
+
+_MOST_VECTORS = 4
+"""The same of results of several rows, at most."""
 
 _MOST_IMBALANCE = 1.05
 """How much longer the busiest thread may take for whole heads than for blocks: packing in their threads is worth it."""
@@ -40,23 +47,39 @@ _MOST_IMBALANCE = 1.05
 
 @register_schedule("blocked_attention", "cpu")
 def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Blocks of queries; of queries counted at run time that are fewer, blocks of one register tile, or single ones."""
+    """Blocks of rows; of rows counted at run time that are fewer, blocks of one register tile, or those of a position.
+
+    The rows of a head of keys are the queries of all heads that share it.
+    """
     form = anchor.attrs["form"]
     assert isinstance(form, AttentionForm)
     stages = _stages(outs)
-    length = stages["queries"].shape[2]
-    if isinstance(length, int) and length < _FEWEST_QUERIES:
-        return _one_by_one(outs, anchor, form, target)
+    rows, depth = stages["queries"].shape[2:]
+    if isinstance(rows, int):
+        schedule = _schedule_of(rows, depth, target)
+        return schedule(outs, anchor, form, target)
     s = _in_blocks(outs, anchor, form, target)
-    if isinstance(length, int):
-        return s
-    depth = constant_size(stages["queries"].shape[3:])
-    height = tile_rows(target, form.queries, form.panel, depth, apart=4 * depth)
+    steps, of_a_position = constant_size([depth]), _heads_of_a_group(outs[0], stages["score"])
+    height = tile_rows(target, form.queries, form.panel, steps, apart=4 * steps)
     few = _in_blocks(outs, anchor, replace(form, queries=height), target) if 1 < height < form.queries else s
     if few is not s:
         s.when_small(few)
-    few.when_small(_one_by_one(outs, anchor, form, target))
+    fewest = _together if _schedule_of(of_a_position, depth, target) is _together else _one_by_one
+    few.when_small(fewest(outs, anchor, replace(form, queries=of_a_position), target))
     return s
+
+
+def _schedule_of(rows: int, depth: te.Dim, target: Target) -> Callable[..., te.Schedule]:
+    """The way to go for so many rows: keys and values are packed where each is used often enough."""
+    whole = isinstance(depth, int) and depth % vector_lanes(target) == 0
+    if rows > 1 and whole and rows <= target.vector_registers // 2:
+        return _together
+    return _one_by_one if rows <= _MOST_APART else _in_blocks
+
+
+def _heads_of_a_group(out: te.Tensor, score: te.Tensor) -> int:
+    """Heads of queries that share one of keys and values."""
+    return constant_size(out.shape[2:3]) // constant_size(score.shape[1:2])
 
 
 def _stages(outs: list[te.Tensor]) -> dict[str, te.Tensor]:
@@ -75,17 +98,15 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
     inline_injective(s, outs, keep=[anchor])
     stage, lanes = _stages(outs), vector_lanes(target)
 
-    batch, position, head, column = s[out].op.axis
+    *_, column = s[out].op.axis
     *_, keys = stage["score"].shape
     *_, depth = stage["queries"].shape
     work = 2.0 * constant_size([*stage["score"].shape, constant_size([depth, column.extent]) // depth + depth])
-    block, row = s[out].split(position, factor=form.queries, tail="shift")
-    s[out].reorder(batch, head, block, row, column)
-    heads = s[out].fuse(batch, head)
+    heads, block, row = _blocks_of_rows(s, out, stage["score"], form.queries)
     panels = [stage["key_panels"], stage["value_panels"]]
     _pack_keys(s, stage["key_rows"], stage["key_panels"], form.panel, target)
     _pack_values(s, stage["value_panels"])
-    if _heads_go_round(stage["score"], stage["key_panels"], form, target):
+    if _heads_go_round(stage["score"], form, target):
         parallel(s, out, heads, work, lanes)
         for tensor in panels:
             s[tensor].compute_at(s[out], heads)
@@ -97,17 +118,116 @@ def _in_blocks(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm,
             parallel(s, tensor, shared, constant_size(tensor.shape) * _PACKING_COST, lanes)
     _tile(s, out, anchor.output(0), row, column, form, constant_size([keys]), target)
 
-    score, weight = stage["score"], stage["weight"]
+    score = stage["score"]
     *_, row, column = s[score].op.axis
     _tile(s, score, stage["product"], row, column, form, constant_size([depth]), target)
+    _softmax_at(s, stage, out, block, form, lanes)
+    return s
+
+
+def _blocks_of_rows(
+    s: te.Schedule, out: te.Tensor, score: te.Tensor, rows: int
+) -> tuple[te.IterVar, te.IterVar, te.IterVar]:
+    """The loops of `out` over heads of keys, blocks of the rows of a head, and rows; columns are inside of them."""
+    batch, position, head, column = s[out].op.axis
+    per_group = _heads_of_a_group(out, score)
+    if per_group > 1:
+        head, each = s[out].split(head, factor=per_group)
+        s[out].reorder(batch, head, position, each, column)
+        if rows == per_group:
+            return s[out].fuse(batch, head), position, each
+        position = s[out].fuse(position, each)
+    block, row = s[out].split(position, factor=rows, tail="shift")
+    s[out].reorder(batch, head, block, row, column)
+    return s[out].fuse(batch, head), block, row
+
+
+def _together(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
+    """Few rows at once, keys and values being read where they are: once for all rows, in the order of memory."""
+    s = te.create_schedule([out.op for out in outs])
+    out, mixed = outs[0], anchor.output(0)
+    inline_injective(s, outs, keep=[anchor])
+    stage, lanes = _stages(outs), vector_lanes(target)
+    for name in ("key_rows", "key_panels", "value_panels"):
+        s[stage[name]].compute_inline()
+
+    score, *_, column = stage["score"], *s[out].op.axis
+    heads, block, row = _blocks_of_rows(s, out, score, form.queries)
+    block = s[out].fuse(heads, block)
+    parallel(s, out, block, 4.0 * constant_size(score.shape) * constant_size([extent_of(column)]), lanes)
+    wide = replace(form, panel=_vectors_of_rows(form.queries, extent_of(column), target) * lanes)
+    _tile(s, out, mixed, row, column, wide, constant_size(score.shape[-1:]), target)
+    _read_ahead(s, mixed, stage["value_panels"], target)
+    sums = _sums_of_products(s, score, stage["product"], target)
+    _read_ahead(s, sums, stage["key_rows"], target)
+    _softmax_at(s, stage, out, block, form, lanes)
+    return s
+
+
+def _vectors_of_rows(rows: int, columns: te.Dim, target: Target) -> int:
+    """Vectors of the results of so many rows that are added up at a time: long pieces of values are read as a whole."""
+    fitting = [v for v in range(_MOST_VECTORS, 0, -1) if rows * v + v + 1 <= target.vector_registers] or [1]
+    even = (v for v in fitting if isinstance(columns, int) and columns % (v * vector_lanes(target)) == 0)
+    return next(even, fitting[0])
+
+
+def _softmax_at(
+    s: te.Schedule, stage: dict[str, te.Tensor], out: te.Tensor, block: te.IterVar, form: AttentionForm, lanes: int
+) -> None:
+    """Everything between the inputs and the second product for each `block` of `out`, all but the scores by vectors."""
     for name in _OF_A_BLOCK:
         s[stage[name]].compute_at(s[out], block)
-    for tensor in (stage["queries"], weight):
-        last = s[tensor].op.axis[-1]
-        vectorize_elements(s, tensor, last, extent_of(last), lanes)
-    for tensor in (stage["largest"], stage["total"]):
-        _reduce_row(s, tensor, form.panel, lanes)
-    return s
+    for name in ("queries", "weight"):
+        last = s[stage[name]].op.axis[-1]
+        vectorize_elements(s, stage[name], last, extent_of(last), lanes)
+    for name in ("largest", "total"):
+        _reduce_row(s, stage[name], form.panel, lanes)
+
+
+def _sums_of_products(s: te.Schedule, score: te.Tensor, product: te.Tensor, target: Target) -> te.Tensor:
+    """Scores of few rows, keys read along memory: a vector of sums for each row and key, those of a key in registers.
+
+    The lanes of as many keys as a vector has are added up together. Returns the stage that reads the keys: one after
+    the other, without a loop inside of a key, since a processor sees what lies in steps that stay the same.
+    """
+    lanes = vector_lanes(target)
+    *_, row, column = s[score].op.axis
+    group, each = s[score].split(column, factor=lanes)
+    s[score].reorder(group, row, each)
+    s[score].unroll(row)
+    s[score].vectorize(each)
+    s[score].pragma(group, "loop_partition_hint")  # the last keys may be fewer
+
+    _, lane = s[product].split(s[product].op.reduce_axis[0], factor=lanes)
+    lanes_apart = s.rfactor(product, lane, factor_axis=-1)
+    assert isinstance(lanes_apart, te.Tensor)
+    s[product].set_scope("local")
+    s[product].compute_at(s[score], row)
+    s[product].tensorize(s[product].op.axis[-1], sum_lanes(lanes, 4, str(product.dtype)))
+
+    sums = s.cache_write(lanes_apart, "local")
+    s[lanes_apart].compute_at(s[score], group)
+    *_, row, key, lane = s[lanes_apart].op.axis
+    s[lanes_apart].reorder(key, row, lane)
+    s[lanes_apart].unroll(row)
+    s[lanes_apart].vectorize(lane)
+    s[sums].compute_at(s[lanes_apart], key)
+    *_, row, key, lane = s[sums].op.axis
+    (step,) = s[sums].op.reduce_axis
+    s[sums].reorder(step, row, key, lane)
+    for axis in (step, row):
+        s[sums].unroll(axis)
+    s[sums].vectorize(lane)
+    return sums
+
+
+def _read_ahead(s: te.Schedule, reader: te.Tensor, copied: te.Tensor, target: Target) -> None:
+    """Ask for what the arguments hold further on, in each step of `reader`, where what would be `copied` is large."""
+    length = constant_size(copied.shape[-1:])
+    for op in operations_behind([copied]):
+        tensor = op.output(0)
+        if isinstance(op, te.PlaceholderOp) and is_streamed(tensor, length, target):
+            s[reader].prefetch_ahead(tensor, s[reader].op.reduce_axis[-1], AHEAD_BYTES // tensor.dtype.nbytes)
 
 
 def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:
@@ -119,9 +239,9 @@ def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm
     for name in ("key_rows", "key_panels", "value_panels"):
         s[stage[name]].compute_inline()
 
-    batch, position, head, column = s[out].op.axis
-    s[out].reorder(batch, head, position, column)
-    row = s[out].fuse(s[out].fuse(batch, head), position)
+    *_, column = s[out].op.axis
+    heads, block, row = _blocks_of_rows(s, out, stage["score"], 1)
+    row = s[out].fuse(s[out].fuse(heads, block), row)
     parallel(s, out, row, 4.0 * constant_size(stage["score"].shape) * constant_size([extent_of(column)]), lanes)
     together = min(_VECTORS * lanes, constant_size([extent_of(column)]))
     columns, within = s[out].split(column, factor=together, tail="shift")
@@ -171,14 +291,13 @@ def _tile(
     vectorize_panel(s, product, n, form.panel, lanes, apart=partial)
 
 
-def _heads_go_round(score: te.Tensor, key_panels: te.Tensor, form: AttentionForm, target: Target) -> bool:
+def _heads_go_round(score: te.Tensor, form: AttentionForm, target: Target) -> bool:
     """Can threads have whole heads, with keys and values of their own, without one having much more to do?"""
     batch, heads, length, _ = score.shape
-    groups = key_panels.shape[1]
     count = constant_size([batch, heads], default=1)
     blocks = -(-constant_size([length], default=4 * form.queries) // form.queries)
     by_heads, by_blocks = [largest_share(n, target.num_cores) for n in (count, count * blocks)]
-    return heads == groups and by_heads <= _MOST_IMBALANCE * by_blocks
+    return by_heads <= _MOST_IMBALANCE * by_blocks
 
 
 def _pack_keys(s: te.Schedule, rows: te.Tensor, panels: te.Tensor, panel: int, target: Target) -> None:

@@ -51,25 +51,31 @@ def blocked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
 
 
 class _Blocked:
-    def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm
-    ) -> None:
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> None:
         self.query, self.key, self.value, self.mask, self.form = query, key, value, mask, form
         self.batch, self.length, self.heads, self.depth = query.shape
         _, self.keys, self.groups, self.width = value.shape
+        self.per_group = self._heads_of_a_group()
         self.panel_keys, self.padded_keys = [
             as_dim(ceil_div(self.keys, unit) * unit) for unit in (form.panel, form.fill or form.panel)
         ]
-        self.rows = (self.batch, self.heads, self.length)
+        self.rows = (self.batch, self.groups, as_dim(self.length * self.per_group))
         self.wide = accumulator_type(query.dtype)
         self.lowest, self.zero = te.const(float("-inf"), self.wide), te.const(0, self.wide)
 
     def _stage(self, shape: tuple[Dim, ...], body: Callable[..., PrimExpr], name: str) -> Tensor:
         return te.compute(shape, body, name=name, tag=f"blocked_attention_{name}")
 
-    def _group(self, h: Any) -> Any:
-        per_group = self.heads // self.groups
-        return h if isinstance(per_group, int) and per_group == 1 else h // per_group
+    def _heads_of_a_group(self) -> int:
+        """Heads of queries that share one of keys and values."""
+        assert isinstance(self.heads, int) and isinstance(self.groups, int)
+        return self.heads // self.groups
+
+    def _query(self, g: Any, row: Any) -> tuple[Any, Any]:
+        """The head and the position of a row: the rows of a group are the queries of all its heads, by positions."""
+        if self.per_group == 1:
+            return g, row
+        return g * self.per_group + row % self.per_group, row // self.per_group
 
     def _within(self, at: Any, size: Dim, padded: Dim, entry: PrimExpr, beyond: PrimExpr) -> PrimExpr:
         """`entry`, but `beyond` where `at` is past the `size` that was filled up to `padded`."""
@@ -78,7 +84,8 @@ class _Blocked:
     def _queries(self) -> Tensor:
         scale = te.const(self.form.scale, self.wide)
 
-        def body(b: Any, h: Any, s: Any, d: Any) -> PrimExpr:
+        def body(b: Any, g: Any, row: Any, d: Any) -> PrimExpr:
+            h, s = self._query(g, row)
             return te.cast(self.wide, self.query(b, s, h, d)) * scale
 
         return self._stage((*self.rows, self.depth), body, "queries")
@@ -111,17 +118,18 @@ class _Blocked:
         return self._stage((self.batch, self.groups, count, self.keys, panel), body, "value_panels")
 
     def _scores(self) -> Tensor:
-        """(B, H, S, T filled up): -inf where a key may not be seen or there is none."""
+        """(B, G, rows, T filled up): -inf where a key may not be seen or there is none."""
         queries, panels, panel = self._queries(), self._key_panels(), self.form.panel
         d = te.reduce_axis((0, self.depth), name="d")
 
-        def dot(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
-            return te.sum(queries(b, h, s, d) * panels(b, self._group(h), t // panel, d, t % panel), axis=d)
+        def dot(b: Any, g: Any, row: Any, t: Any) -> PrimExpr:
+            return te.sum(queries(b, g, row, d) * panels(b, g, t // panel, d, t % panel), axis=d)
 
         product = self._stage((*self.rows, self.padded_keys), dot, "product")
 
-        def masked(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
-            score = capped(product(b, h, s, t), self.form.softcap)
+        def masked(b: Any, g: Any, row: Any, t: Any) -> PrimExpr:
+            h, s = self._query(g, row)
+            score = capped(product(b, g, row, t), self.form.softcap)
             if self.mask is not None:
                 entry = self.mask(*broadcast_index((b, h, s, t), self.mask.shape))
                 hidden = te.const(self.form.masked_value, self.wide)
@@ -139,24 +147,26 @@ class _Blocked:
         k_out = te.reduce_axis((0, self.keys), name="t")
         largest = self._stage(self.rows, lambda *i: largest_number(score(*i, k_max), axis=k_max), "largest")
 
-        def relative(b: Any, h: Any, s: Any, t: Any) -> PrimExpr:
-            top = largest(b, h, s)
-            return te.exp_nonpositive(score(b, h, s, t) - te.select(top == self.lowest, self.zero, top))
+        def relative(b: Any, g: Any, row: Any, t: Any) -> PrimExpr:
+            top = largest(b, g, row)
+            return te.exp_nonpositive(score(b, g, row, t) - te.select(top == self.lowest, self.zero, top))
 
         weight = self._stage(score.shape, relative, "weight")
         total = self._stage(self.rows, lambda *i: te.sum(weight(*i, k_sum), axis=k_sum), "total")
         one = te.const(1, self.wide)
         share = self._stage(self.rows, lambda *i: one / te.select(total(*i) == self.zero, one, total(*i)), "share")
 
-        def mix(b: Any, h: Any, s: Any, e: Any) -> PrimExpr:
-            column = values(b, self._group(h), e // panel, k_out, e % panel)
-            return te.sum(weight(b, h, s, k_out) * column, axis=k_out)
+        def mix(b: Any, g: Any, row: Any, e: Any) -> PrimExpr:
+            column = values(b, g, e // panel, k_out, e % panel)
+            return te.sum(weight(b, g, row, k_out) * column, axis=k_out)
 
         shape = (*self.rows, self.width)
         mixed = te.compute(shape, mix, name="mixed", tag="blocked_attention", attrs={"form": self.form})
 
         def normalized(b: Any, s: Any, h: Any, e: Any) -> PrimExpr:
-            return te.cast(self.query.dtype, mixed(b, h, s, e) * share(b, h, s))
+            many = self.per_group
+            row = (b, h, s) if many == 1 else (b, h // many, s * many + h % many)
+            return te.cast(self.query.dtype, mixed(*row, e) * share(*row))
 
         shape = (self.batch, self.length, self.heads, self.width)
         return te.compute(shape, normalized, name="attention", tag=INJECTIVE)
