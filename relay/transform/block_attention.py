@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -16,6 +15,7 @@ from relay.transform.function_pass import RewritePass
 from relay.type import dims_equal
 from te.tir import Dim
 from topi.cpu.tiling import attention_blocks, score_fill
+from topi.groups import constant_size
 
 __all__ = ["BlockAttention"]
 
@@ -66,9 +66,9 @@ class BlockAttention(RewritePass):
         query, _, value = operands[:3]
         sizes = (query.shape[1], value.shape[1], query.shape[3], value.shape[3])
         positions, *known = [d if isinstance(d, int) else _UNKNOWN_POSITIONS for d in sizes]
-        groups = [d for d in (query.shape[0], value.shape[2]) if isinstance(d, int)]
-        rows = positions * (query.shape[2] // value.shape[2])
-        queries, panel = attention_blocks(self.target, rows, *known, heads=math.prod(groups))
+        heads, groups = constant_size([query.shape[2]]), constant_size([value.shape[2]])
+        batch = query.shape[0] if isinstance(query.shape[0], int) else 1
+        queries, panel = attention_blocks(self.target, positions * (heads // groups), *known, heads=batch * groups)
         return make_call(
             "nn.blocked_attention", operands, call.span, scale=op.scale, queries=queries, panel=panel,
             causal=op.causal, masked_value=op.masked_value, softcap=op.softcap,

@@ -19,8 +19,8 @@ from te.tir import Dim
 
 __all__ = ["RecognizeAttention"]
 
-_FEWEST_QUERIES = 8
-"""With fewer queries than this the products are of vectors, and are left as they are spelled."""
+_FEWEST_TURNED = 8
+"""With fewer queries than this, keys that lie channel by channel are left to the products."""
 
 _AS_GOOD_AS_HIDDEN = -1e30
 """A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen."""
@@ -59,8 +59,7 @@ class SpelledAttention(PatternRule):
         scores = _Scores.of(weights.softmax, found.shared)
         if scores is None or (weights.masked_by is not None and weights.masked_by is not scores.added):
             return None
-        *lead, queries, _ = weights.softmax.shape
-        if (isinstance(queries, int) and queries < _FEWEST_QUERIES) or len(lead) > 2:
+        if len(weights.softmax.shape) > 4:
             return None
         value = found[self.value] if not call.op.transpose_b else _swapped(found[self.value])  # type: ignore[union-attr]
         made = scores.attention(value, call)
@@ -124,6 +123,16 @@ def _swapped(e: Expr) -> Expr:
             return reshaped(_swapped(x), (*e.shape[:-2], e.shape[-1], e.shape[-2]), e.span)
     rank = len(e.shape)
     return transposed(e, (*range(rank - 2), rank - 1, rank - 2))
+
+
+def _is_turned(e: Expr) -> bool:
+    """Do the elements of a row of `e` lie apart in memory, behind a view or not?"""
+    while is_call_of(e, "reshape"):
+        e = cast(Call, e).args[0]
+    if not is_call_of(e, "transpose"):
+        return False
+    axes, rank = cast(Call, e).op.axes, len(e.shape)  # type: ignore[union-attr]
+    return axes is None or axes[-1] % rank != rank - 1
 
 
 def _number(e: Expr) -> float | None:
@@ -256,6 +265,9 @@ class _Scores:
         ones = (1,) * (2 - len(lead))
         known = ((*lead, *ones)[1], query.shape[-1], value.shape[-1])
         if not all(isinstance(d, int) for d in known):
+            return None
+        few = isinstance(queries, int) and queries < _FEWEST_TURNED
+        if few and any(_is_turned(e) for e in (key, value)):
             return None
         scale = self.scale * before * after * (self.softcap or 1.0)
         query = reshaped(query, (*lead, *ones, queries, query.shape[-1]))

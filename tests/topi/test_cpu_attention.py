@@ -64,7 +64,13 @@ def test_sizes(name: str):
     compiled_against_reference(*attention_graph(SIZES[name], None, "float32"))
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 70, 4, 2, 16, 24), (2, 7, 33, 3, 3, 10, 21), (1, 1, 1, 2, 2, 8, 8)])
+FEW = [
+    (1, 1, 70, 4, 2, 16, 24), (2, 7, 33, 3, 3, 10, 21), (1, 1, 1, 2, 2, 8, 8), (1, 1, 133, 8, 2, 32, 80),
+    (2, 2, 64, 6, 2, 16, 16), (1, 7, 40, 2, 2, 64, 96), (1, 1, 50, 7, 1, 16, 128), (1, 1, 37, 12, 12, 16, 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", FEW)
 @pytest.mark.parametrize("masked", [False, True])
 def test_few_queries_read_keys_and_values_where_they_are(sizes: tuple[int, ...], masked: bool):
     batch, queries, keys, *_ = sizes
@@ -72,6 +78,40 @@ def test_few_queries_read_keys_and_values_where_they_are(sizes: tuple[int, ...],
     (node,) = make_graph(relay.optimize(IRModule({"main": function}), backend.Target("llvm"))["main"]).nodes
     assert "panels" not in str(lower(node.workload, backend.Target("llvm")).function)
     compiled_against_reference(function, arrays)
+
+
+TARGETS = {
+    "skylake-avx512": ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512", 16, 16),
+    "haswell": ("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell", 8, 8),
+    "neoverse-n1": ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1", 4, 16),
+}
+
+
+@pytest.mark.parametrize("cpu", TARGETS)
+def test_heads_that_share_keys_read_them_once(cpu: str):
+    """All rows of a key take one load of each of its vectors, as long as registers hold a vector of sums for each."""
+    name, lanes, most = TARGETS[cpu]
+    target = backend.Target(name)
+    for rows in (2, most, most + 2):
+        function, _ = attention_graph((1, rows // 2, 256, 8, 4, 64, 64), None, "float32")
+        (node,) = make_graph(relay.optimize(IRModule({"main": function}), target)["main"]).nodes
+        text = str(lower(node.workload, target).function)
+        assert ("panels" in text) == (rows > most)
+        if rows <= most:
+            assert re.search(r"in parallel\(4\)|in range\(4\):", text.split("product", 1)[0]), (
+                "a head of keys at a time"
+            )
+            (sums,) = set(re.findall(r"product\.rf\.local = allocate\(\[(\d+)\]", text))
+            assert int(sums) == rows * lanes, "sums of one key"
+            assert len(re.findall(r" = shuffle\(", text)) == rows * 2 * (lanes - 1)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 19])
+@pytest.mark.parametrize("mask", [(1, 6, "s", 45), (2, 1, "s", 45), (1, 1, 1, 45), (6, 1, 45), None])
+def test_masks_of_heads_that_share_keys(mask: tuple[int | str, ...] | None, queries: int):
+    shape = mask and tuple([queries if n == "s" else int(n) for n in mask])
+    sizes = (2, queries, 45, 6, 2, 16, 24)
+    compiled_against_reference(*attention_graph(sizes, shape, "float32", causal=mask is None, softcap=2.0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
@@ -128,9 +168,10 @@ def test_operator_is_known():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_sizes_known_at_run_time(causal: bool, masked: bool):
+@pytest.mark.parametrize("heads", [2, 8])
+def test_sizes_known_at_run_time(causal: bool, masked: bool, heads: int):
     queries, keys = te.size_var("s"), te.size_var("t")
-    params = [var("q", (1, queries, 2, 8)), var("k", (1, keys, 2, 8)), var("v", (1, keys, 2, 12))]
+    params = [var("q", (1, queries, heads, 8)), var("k", (1, keys, 2, 8)), var("v", (1, keys, 2, 12))]
     operands = [op.transpose(p, (0, 2, 1, 3)) for p in params]
     if masked:
         params.append(var("m", (queries, keys)))
@@ -141,7 +182,7 @@ def test_sizes_known_at_run_time(causal: bool, masked: bool):
     executor = graph_executor.GraphModule(lib["default"](backend.device("cpu", 0)))
     rng = np.random.default_rng(0)
     for s, t in [(1, 1), (1, 70), (5, 40), (7, 33), (24, 24), (61, 130), (200, 16)]:
-        shapes = [(1, s, 2, 8), (1, t, 2, 8), (1, t, 2, 12), (s, t)][: len(params)]
+        shapes = [(1, s, heads, 8), (1, t, 2, 8), (1, t, 2, 12), (s, t)][: len(params)]
         arrays = [rng.standard_normal(shape).astype("float32") for shape in shapes]
         for index, array in enumerate(arrays):
             executor.set_input(index, array)

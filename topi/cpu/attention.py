@@ -36,10 +36,7 @@ _MOST_APART = 7
 """Rows, at most, that are computed one by one where they can't be together: fewer than packing is worth it for."""
 
 _VECTORS = 8
-"""Vectors of a query's result that are added up at a time, in as many registers."""
-
-_MOST_VECTORS = 4
-"""The same of results of several rows, at most."""
+"""Vectors of a row's result that are added up at a time, in as many registers, at most."""
 
 _MOST_IMBALANCE = 1.05
 """How much longer the busiest thread may take for whole heads than for blocks: packing in their threads is worth it."""
@@ -72,7 +69,7 @@ def schedule_blocked_attention(outs: list[te.Tensor], anchor: te.Operation, targ
 def _schedule_of(rows: int, depth: te.Dim, target: Target) -> Callable[..., te.Schedule]:
     """The way to go for so many rows: keys and values are packed where each is used often enough."""
     whole = isinstance(depth, int) and depth % vector_lanes(target) == 0
-    if rows > 1 and whole and rows <= target.vector_registers // 2:
+    if whole and rows <= target.vector_registers // 2:
         return _together
     return _one_by_one if rows <= _MOST_APART else _in_blocks
 
@@ -166,7 +163,7 @@ def _together(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, 
 
 def _vectors_of_rows(rows: int, columns: te.Dim, target: Target) -> int:
     """Vectors of the results of so many rows that are added up at a time: long pieces of values are read as a whole."""
-    fitting = [v for v in range(_MOST_VECTORS, 0, -1) if rows * v + v + 1 <= target.vector_registers] or [1]
+    fitting = [v for v in range(_VECTORS, 0, -1) if rows * v + v + 1 <= target.vector_registers] or [1]
     even = (v for v in fitting if isinstance(columns, int) and columns % (v * vector_lanes(target)) == 0)
     return next(even, fitting[0])
 

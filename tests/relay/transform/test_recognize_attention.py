@@ -181,11 +181,14 @@ def test_softmax_along_the_queries_stays(transformed):
     assert transformed(before, RecognizeAttention()) is before
 
 
-def test_few_queries_stay(transformed):
-    q, k, v = var("q", (1, 2, 2, D)), var("k", (1, 2, 64, D)), var("v", (1, 2, 64, D))
-    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=True), axis=-1)
+@pytest.mark.parametrize("turned", [False, True])
+def test_few_queries_are_found_where_keys_lie_by_rows(transformed, operators, turned: bool):
+    q, v = var("q", (1, 2, 2, D)), var("v", (1, 2, 64, D))
+    k = var("k", (1, 2, D, 64) if turned else (1, 2, 64, D))
+    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=not turned), axis=-1)
     before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
-    assert transformed(before, RecognizeAttention()) is before
+    after = transformed(before, RecognizeAttention())
+    assert after is before if turned else operators(after) == {"nn.attention": 1}
 
 
 def test_blocks_read_projections_in_place(transformed, operators):
