@@ -8,7 +8,7 @@ rows of the product (channels first), blocks of results are turned in registers 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeGuard
 
@@ -16,7 +16,7 @@ from backend.target import Target
 from relay.expr import Call, Expr, Function, Var
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relay.op.base import OpDef, OpPattern
-from relay.op.nn.dense import DensePacked
+from relay.op.nn.dense import BatchMatmulPacked, DensePacked
 from relay.op.nn.dense_bits import DenseBits
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups
@@ -28,15 +28,15 @@ from te.tir import Dim, as_int
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size
-from topi.utils import num_elements
+from topi.utils import num_elements, same_dim
 
 __all__ = ["StoreInOrder"]
 
 _PRODUCTS = (
     DensePacked, DenseBits, DenseQuads, DenseQuadGroups,
-    Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked, Conv2DNHWCQuads, WindowQuadGroups,
+    Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked, Conv2DNHWCQuads, WindowQuadGroups, BatchMatmulPacked,
 )  # fmt: skip
-"""Products of rows with packed weights, whose register tiles `StoreOrder` knows how to store."""
+"""Products with packed weights, or other packed matrices, whose register tiles `StoreOrder` knows how to store."""
 
 
 _FEWEST = 4
@@ -82,16 +82,17 @@ class _Order:
     def of(source: TensorType, axes: Sequence[int], product: Call | None, target: Target) -> _Order | None:
         """The order of a transposed result of `product`, or of a view of it; None where it had better stay apart."""
         first = None if product is None else _first_of_columns(source, product)
-        if product is None or first is None:
+        if product is None or first is None or not _keeps_matrices(source, product, first):
             return None
-        groups, placed = _neighbours(source.shape, axes, first)
+        apart = {first, first - 1} if isinstance(product.op, BatchMatmulPacked) else {first}
+        groups, placed = _neighbours(source.shape, axes, apart)
         sizes = [num_elements([source.shape[d] for d in group]) for group in groups]
         order = _Order(tuple(sizes), tuple(placed), sum(group[0] < first for group in groups))
         if order.axes == tuple(range(len(groups))):  # all that changes place has a size of 1
             return None
-        return order if order._keeps_runs(target) or order._turns(source, product, target) else None
+        return order if order._keeps_runs(product, target) or order._turns(source, product, target) else None
 
-    def _keeps_runs(self, target: Target) -> bool:
+    def _keeps_runs(self, product: Call, target: Target) -> bool:
         """Does the last of the dimensions stay the last, and is it made of whole vectors of a row?
 
         Or of large parts of vectors, if all columns are whole ones: these are computed whole then, and stored by parts.
@@ -100,7 +101,8 @@ class _Order:
         if self.rows == 0 or last < self.rows or self.axes[-1] != last:
             return False
         run, columns = constant_size(self.sizes[-1:]), constant_size(self.sizes[self.rows :])
-        return run % lanes == 0 or (run % _FEWEST == 0 and columns % lanes == 0)
+        by_parts = run % _FEWEST == 0 and columns % lanes == 0 and not isinstance(product.op, BatchMatmulPacked)
+        return run % lanes == 0 or by_parts
 
     def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
         """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?
@@ -129,17 +131,24 @@ def _first_of_columns(source: TensorType, product: Call) -> int | None:
     return first if constant_size(source.shape[first:]) == columns else None
 
 
-def _neighbours(shape: Sequence[Dim], axes: Sequence[int], first: int) -> tuple[list[list[int]], list[int]]:
+def _keeps_matrices(source: TensorType, product: Call, first: int) -> bool:
+    """Are rows of the matrices of a batch, if it is one, still a dimension of the view, the one before its columns?"""
+    if not isinstance(product.op, BatchMatmulPacked):
+        return True
+    return first > 0 and same_dim(source.shape[first - 1], product.shape[-2]) and as_int(product.shape[-2]) != 1
+
+
+def _neighbours(shape: Sequence[Dim], axes: Sequence[int], apart: Collection[int]) -> tuple[list[list[int]], list[int]]:
     """The dimensions that are not 1, in groups that stay together, and the order they are stored in.
 
-    The groups are those of rows, then those of columns, from dimension `first` on.
+    No group is of dimensions before and behind one of those that begin something else, `apart`.
     """
     lasting = [d for d in range(len(shape)) if as_int(shape[d]) != 1]
     stored = [d for d in axes if as_int(shape[d]) != 1]
     groups: list[list[int]] = []
     for d in lasting:
         before = groups[-1][-1] if groups else None
-        if before is not None and d != first and stored.index(before) + 1 == stored.index(d):
+        if before is not None and d not in apart and stored.index(before) + 1 == stored.index(d):
             groups[-1].append(d)
         else:
             groups.append([d])
@@ -173,8 +182,10 @@ def _anchor(call: Call) -> Call | None:
 
 
 def _reads_weights_in_place(product: Call) -> bool:
-    """Are the weights of the type that they are multiplied in?"""
-    return product.args[1].dtype.nbytes == product.dtype.nbytes == 4 and not getattr(product.op, "pairs", False)
+    """Are the weights of the type that they are multiplied in, and the same for all rows?"""
+    if isinstance(product.op, BatchMatmulPacked) or getattr(product.op, "pairs", False):
+        return False
+    return product.args[1].dtype.nbytes == product.dtype.nbytes == 4
 
 
 def _is_heavy(call: Call) -> bool:

@@ -262,13 +262,14 @@ def _batch_matmul_packed(
     out = outs[0]
     inline_injective(s, outs, keep=[anchor])
     accumulator = local_accumulator(s, anchor, out)
-    *batch, row, column = s[out].op.axis
+    order = StoreOrder.of(out)
+    batch, row, column = order.loops_of_matrices(s, out)
     work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
-    chains = bool(functions_behind(out, anchor))
-    columns = extent_of(column)
+    chains, columns = bool(functions_behind(out, anchor)), order.result.shape[-1]
     _tile_output(
-        s, out, accumulator, list(batch), row, column, columns, plan, work, vector_lanes(target), chains=chains
-    )
+        s, out, accumulator, batch, row, column, columns, plan, work, vector_lanes(target), chains=chains,
+        run=order.run,
+    )  # fmt: skip
     return s
 
 

@@ -88,6 +88,14 @@ class StoreOrder:
         s[out].reorder(*rows, *columns)
         return s[out].fuse(*rows), s[out].fuse(*columns)
 
+    def loops_of_matrices(self, s: te.Schedule, out: te.Tensor) -> tuple[list[te.IterVar], te.IterVar, te.IterVar]:
+        """The loops over the batch, the rows and the columns of matrices, of what is stored."""
+        axes = s[out].op.axis
+        *batch, row = [axes[i] for i in self.rows]
+        columns = [axes[i] for i in self.columns]
+        s[out].reorder(*batch, row, *columns)
+        return batch, row, s[out].fuse(*columns)
+
 
 def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, nbytes: int) -> int:
     """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
