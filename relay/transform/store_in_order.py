@@ -126,6 +126,8 @@ class _Order:
 def _first_of_columns(source: TensorType, product: Call) -> int | None:
     """The first dimension of a view of the result of `product` that is of its columns; None where one is of both."""
     columns, first = product.shape[-1], source.ndim
+    if not isinstance(columns, int):
+        return None
     while first and isinstance(source.shape[first - 1], int) and constant_size(source.shape[first:]) < columns:
         first -= 1
     return first if constant_size(source.shape[first:]) == columns else None

@@ -17,7 +17,8 @@ from relay.op import nn
 from relay.op.common import numpy_dtype
 from relay.op.nn.dense_bits import dense_bits
 from te.ir import IRModule, PassContext
-from te.tir import SizeVar
+from te.tir import Dim, SizeVar
+from topi.groups import constant_size
 
 RANDOM = np.random.default_rng(5)
 SERVER = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=icelake-server -num-cores=2")
@@ -28,7 +29,7 @@ TARGETS = ["llvm -num-cores=2", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-a
 
 def projected(x: Expr, columns: int) -> Expr:
     """A dense layer with a bias."""
-    depth, dtype = x.tensor_type.shape[-1], numpy_dtype(str(x.dtype))
+    depth, dtype = constant_size(x.shape[-1:]), numpy_dtype(str(x.dtype))
     weight, bias = RANDOM.standard_normal((columns, depth)) / depth**0.5, RANDOM.standard_normal(columns)
     return nn.dense(x, relay.const(weight.astype(dtype))) + relay.const(bias.astype(dtype))
 
@@ -64,7 +65,7 @@ def check(
     module = IRModule({"main": Function(tuple(params), body)})
     executor = graph_executor.GraphModule(relay.build(module, target)["default"](device("cpu", 0)), num_threads=2)
     for known in sizes or ({},):
-        data = [of_type(p, [d if isinstance(d, int) else known[d.name] for d in p.shape]) for p in params]
+        data = [of_type(p, [d if isinstance(d, int) else known[str(d)] for d in p.shape]) for p in params]
         expected = evaluate(module, data)
         assert isinstance(expected, np.ndarray)
         result = executor(*data)[0].numpy().astype(np.float64)
@@ -86,7 +87,7 @@ def split_heads(x: Expr, count: int) -> Expr:
 
 def summed_bytes(x: Expr, columns: int) -> Expr:
     """Codes of a byte, less their zero, times bytes: int32."""
-    weight = np.clip(RANDOM.normal(0, 12, (x.tensor_type.shape[-1], columns)), -128, 127).astype(np.int32)
+    weight = np.clip(RANDOM.normal(0, 12, (constant_size(x.shape[-1:]), columns)), -128, 127).astype(np.int32)
     centred = relay.op.subtract(relay.op.cast(x, "int32"), relay.const(np.int32(120)))
     return nn.batch_matmul(centred, relay.const(weight), transpose_b=False)
 
@@ -101,7 +102,7 @@ def requantised(sums: Expr, dtype: str) -> Expr:
 
 def of_four_bits(x: Expr, columns: int) -> Expr:
     """A product with weights of 4 bits, 32 of a column with one scale."""
-    depth = x.tensor_type.shape[-1]
+    depth = constant_size(x.shape[-1:])
     codes = RANDOM.integers(0, 256, (columns, depth // 2)).astype(np.uint8)
     scales = RANDOM.random((columns, depth // 32), dtype=np.float32) / depth
     return dense_bits(x, codes, scales, np.full(scales.shape, 8), 4)
@@ -209,7 +210,7 @@ def test_heads_of_rows_that_are_counted_at_run_time(count: int, width: int, targ
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rows", [(2, 37), OPEN])
 @pytest.mark.parametrize(("count", "width"), [(4, 32), (4, 40)])
-def test_heads_of_weights_of_four_bits(count: int, width: int, rows: tuple[int, int], target: str):
+def test_heads_of_weights_of_four_bits(count: int, width: int, rows: tuple[Dim, Dim], target: str):
     x = var("x", (*rows, 64))
     body = split_heads(of_four_bits(x, count * width), count)
     assert len(kernels(body, [x])) == 1
@@ -227,7 +228,7 @@ def test_a_single_row_of_weights_of_four_bits_stays_as_it_was():
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 @pytest.mark.parametrize(("rows", "count", "width"), [((2, 37), 4, 32), ((1, 20), 4, 20), (OPEN, 3, 48)])
-def test_heads_of_sums_of_bytes(rows: tuple[int, int], count: int, width: int, dtype: str, target: str):
+def test_heads_of_sums_of_bytes(rows: tuple[Dim, Dim], count: int, width: int, dtype: str, target: str):
     x = var("x", (*rows, 24), "uint8")
     body = split_heads(requantised(summed_bytes(x, count * width), dtype), count)
     assert kernels(body, [x])[-1][-1] == "transpose" and ("transpose",) not in kernels(body, [x])
@@ -267,3 +268,47 @@ def test_blocks_that_are_turned_divide_the_rows_where_they_can():
     text = str(lower(node.workload, SERVER).function)
     (blocks,) = [int(line.split("parallel(")[1].split(")")[0]) for line in text.splitlines() if "parallel(" in line]
     assert 112 * 112 % blocks == 0 and 112 * 112 // blocks % 7 == 0
+
+
+def joined_heads(rows: tuple[Dim, Dim], keys: Dim, count: int, width: int) -> tuple[Expr, list[Var]]:
+    """Matrices (B, H, S, T) times (B, H, T, D) as (B, S, H * D)."""
+    batch, positions = rows
+    a, v = var("a", (batch, count, positions, keys)), var("v", (batch, count, keys, width))
+    product = nn.relu(nn.batch_matmul(a, v, transpose_b=False))
+    return relay.reshape(relay.transpose(product, (0, 2, 1, 3)), (batch, positions, count * width)), [a, v]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("rows", "keys", "count", "width"),
+    [((1, 37), 20, 4, 32), ((3, 20), 37, 3, 48), ((2, 5), 9, 2, 80), (OPEN, SizeVar("t"), 4, 32)],
+)
+def test_heads_are_joined_by_the_product(rows: tuple[Dim, Dim], keys: Dim, count: int, width: int, target: str):
+    body, params = joined_heads(rows, keys, count, width)
+    assert ("transpose",) not in kernels(body, params)
+    sizes = [{**known, "t": t} for known, t in zip(SOME_SIZES, (7, 32, 1, 40), strict=True)]
+    check(body, params, target, *(sizes if rows == OPEN else ()))
+
+
+def test_batches_of_products_as_one_dimension_are_split_and_joined():
+    a, v = var("a", (6, 20, 24)), var("v", (6, 24, 32))
+    product = relay.reshape(nn.batch_matmul(a, v, transpose_b=False), (2, 3, 20, 32))
+    body = relay.transpose(product, (0, 2, 1, 3))
+    assert ("transpose",) not in kernels(body, [a, v])
+    check(body, [a, v], "llvm")
+
+
+def test_products_of_a_batch_whose_rows_or_columns_are_taken_apart_stay_as_they_were():
+    a, v = var("a", (6, 20, 24)), var("v", (6, 24, 32))
+    product = nn.batch_matmul(a, v, transpose_b=False)
+    apart = relay.transpose(relay.reshape(product, (6, 4, 5, 32)), (0, 2, 1, 3))
+    for body in (apart, relay.transpose(product, (0, 2, 1)), relay.transpose(product, (2, 0, 1))):
+        assert any("transpose" in operators and len(operators) == 1 for operators in kernels(body, [a, v]))
+        check(body, [a, v], "llvm")
+
+
+def test_columns_that_are_counted_at_run_time_stay_in_order():
+    a, k = var("a", (*OPEN, 24)), var("k", (OPEN[0], SizeVar("t"), 24))
+    body = relay.transpose(nn.batch_matmul(a, k), (1, 0, 2))
+    assert ("transpose",) in kernels(body, [a, k])
+    check(body, [a, k], "llvm", {"b": 2, "s": 20, "t": 7})
