@@ -84,3 +84,11 @@ def test_channels_of_planes_and_batches_are_one_kernel() -> None:
     assert strips.count("in parallel(") == rows.count("in parallel(") == 1
     assert "standardize_parts" in rows
     assert "standardize_parts" not in strips
+
+
+def test_strips_ask_for_what_they_read() -> None:
+    """What is read through stages of one dimension of columns, too: planes of several are taken as that."""
+    for shape, axis in (((1, 96, 412, 412), 1), ((96, 412 * 412), 0)):
+        text = str(_lowered(shape, (axis,)))
+        assert "prefetch(address_of(x[" in text
+        assert "prefetch(address_of(standardize[" in text

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.prefetch import LINE_BYTES, inputs_of
+from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size
+from topi.registry import operations_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,9 +117,10 @@ def prefetch_columns(
     """Ask in each iteration of `loop` for `width` columns that will be read and written.
 
     ``place(*i)``: the row and the first column of them, from what `Stage.prefetch_line` gives. Inputs of the results'
-    shape only: others are small.
+    shape only: others are small. They may be read by stages in front.
     """
-    line = LINE_BYTES // out.dtype.nbytes
+    line, shape = LINE_BYTES // out.dtype.nbytes, tuple(out.shape)
+    read = [op.output(0) for op in operations_behind([s[stage].op.output(0)]) if isinstance(op, te.PlaceholderOp)]
 
     def further(by: int) -> Callable[..., Sequence[Any]]:
         def indices(*i: Any) -> Sequence[Any]:
@@ -128,7 +130,6 @@ def prefetch_columns(
         return indices
 
     for first in range(0, width, line):
-        for tensor in inputs_of(s[stage].op):
-            if tuple(tensor.shape) == tuple(out.shape):
-                s[stage].prefetch_line(tensor, loop, further(first))
+        for tensor in [t for t in read if tuple(t.shape) == shape]:
+            s[stage].prefetch_line(tensor, loop, further(first))
         s[stage].prefetch_line(out, loop, further(first), written=True)
