@@ -10,16 +10,23 @@ from backend.vector_math import EXPANSIONS, expand
 from te.dtype import DType
 from te.ir import IRModule, Mutator, Pass, PassContext
 from te.tir import Call, Cast, Div, Mul, PrimExpr, PrimFunc
+from te.tir.analysis import contains
 
 __all__ = ["LowerIntrin", "lower_intrinsics"]
+
+_EXPANDED = frozenset((Call, Cast))
 
 
 class _Expander(Mutator):
     def __init__(self, keep: Collection[str], fused: bool, lookups: bool) -> None:
         self.expanded, self.fused, self.lookups = EXPANSIONS.keys() - set(keep), fused, lookups
 
+    def expands(self, node: Call | Cast) -> bool:
+        """Is it one of the nodes that become something else?"""
+        return _rounds(node) if isinstance(node, Cast) else node.op in self.expanded
+
     def visit_Cast(self, cast: Cast) -> Any:
-        if cast.dtype.bits != 16 or not cast.dtype.is_float or cast.value.dtype.element != "float32":
+        if not _rounds(cast):
             return self.visit_default(cast)
         value = self._factor(cast.value, cast.dtype)
         return cast if value is cast.value else Cast(cast.dtype, value)
@@ -38,6 +45,11 @@ class _Expander(Mutator):
         return expand(call, self.fused, self.lookups) if call.op in self.expanded else call
 
 
+def _rounds(cast: Cast) -> bool:
+    """To 16-bit floats?"""
+    return cast.dtype.bits == 16 and cast.dtype.is_float and cast.value.dtype.element == "float32"
+
+
 def lower_intrinsics(
     function: PrimFunc, keep: Collection[str] = (), *, fused: bool = False, lookups: bool = False
 ) -> PrimFunc:
@@ -45,7 +57,9 @@ def lower_intrinsics(
 
     `fused`: multiply-adds of the target round once; `lookups`: its vectors pick from 8 words by lane.
     """
-    return function.with_body(_Expander(keep, fused, lookups).visit(function.body))
+    expander = _Expander(keep, fused, lookups)
+    found = contains(function.body, _EXPANDED, expander.expands)
+    return function.with_body(expander.visit(function.body)) if found else function
 
 
 @dataclass(frozen=True)

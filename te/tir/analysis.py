@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from te.dtype import DType
@@ -12,14 +13,14 @@ from te.tir.stmt import Allocate, BufferStore, For, LetStmt
 __all__ = ["contains", "dtypes_of", "free_variables"]
 
 
-def contains(program: Node, classes: frozenset[type]) -> bool:
-    """Is a node of one of the classes in it? Several times as fast as a visitor: to be asked before one is sent."""
+def contains(program: Node, classes: frozenset[type], suits: Callable[[Any], bool] | None = None) -> bool:
+    """Is a node of one of the classes in it (that `suits`)? Several times as fast as a visitor: to be asked before."""
     seen: set[int] = set()
     stack: list[Any] = [program]
     while stack:
         node = stack.pop()
         node_class = node.__class__
-        if node_class in classes:
+        if node_class in classes and (suits is None or suits(node)):
             return True
         if node_class not in _LEAVES and id(node) not in seen:
             seen.add(id(node))
@@ -34,10 +35,14 @@ def dtypes_of(program: Node) -> set[DType]:
     stack: list[Any] = [program]
     while stack:
         node = stack.pop()
+        node_class = node.__class__
+        if node_class in _LEAVES:
+            found.add(node.dtype)
+            continue
         if id(node) in seen:
             continue
         seen.add(id(node))
-        if _KINDS.get(node.__class__) in (BufferLoad, Allocate):
+        if node_class in _ACCESSES:
             found.add(node.buffer.dtype)
         if isinstance(node, PrimExpr):
             found.add(node.dtype)
@@ -84,6 +89,7 @@ def free_variables(program: Node) -> list[Var]:
 
 _LEAVES = frozenset((IntImm, FloatImm, StringImm))
 
+_ACCESSES = frozenset((BufferLoad, BufferStore, Allocate))
 _KINDS: dict[type, type] = {
     Var: Var, SizeVar: Var, BufferLoad: BufferLoad, BufferStore: BufferLoad, Let: Let, LetStmt: Let,
     Allocate: Allocate, For: For,

@@ -11,7 +11,7 @@ import pytest
 
 import backend.vector_math
 from backend.llvm.build import build
-from backend.lower_intrin import LowerIntrin
+from backend.lower_intrin import LowerIntrin, lower_intrinsics
 from backend.runtime import nd
 from backend.target import Target
 from backend.vector_math import EXPANSIONS
@@ -335,6 +335,12 @@ def test_no_library_call_is_left_but_the_kept_ones():
     assert LowerIntrin(keep=("tanh",)).run(module, None) is module
     wide = IRModule({"f": function("erf", "float64", 1, 8, 64)})
     assert LowerIntrin().run(wide, None) is wide
+
+
+def test_a_function_without_anything_to_expand_is_left_alone() -> None:
+    plain, tanh = function("fabs", "float32", 1, 8, 64), function("tanh", "float32", 1, 8, 64)
+    assert lower_intrinsics(plain) is plain
+    assert lower_intrinsics(tanh) is not tanh and lower_intrinsics(tanh, ("tanh",)) is tanh
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 16])

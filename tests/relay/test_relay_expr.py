@@ -7,7 +7,7 @@ import pytest
 
 import relay
 import te
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.type import broadcast_shapes
 from te import tir
 from te.errors import CompileError
@@ -65,6 +65,30 @@ def test_an_operator_name_is_taken_once():
         class Other(OpDef):
             def infer(self, x):
                 return x
+
+
+def test_a_class_without_attributes_of_its_own_has_those_of_its_base():
+    @attributes_of_operator
+    class Base(OpDef):
+        axis: int = -1
+
+        def infer(self, x):
+            return x
+
+    @attributes_of_operator
+    class Plain(Base):
+        num_data_inputs = 1
+
+    @attributes_of_operator
+    class Further(Plain):
+        keep: bool = False
+
+    Plain.name = Further.name = "test.plain"
+    assert Plain(axis=2).attributes() == {"axis": 2} and Further(keep=True).attributes() == {"axis": -1, "keep": True}
+    assert Plain(axis=2) == Plain(axis=2) != Plain(axis=1) and Plain() != Further()
+    assert Plain(axis=2).replace(axis=3) == Plain(axis=3)
+    with pytest.raises(TypeError):
+        Plain(keep=True)
 
 
 def chain(length: int) -> relay.Function:

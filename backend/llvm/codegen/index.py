@@ -105,13 +105,16 @@ class IndexEmitter(Visitor[str]):
         return self.text.pure(f"add nsw i64 {index.value}, {index.constant}") if index.constant else index.value
 
     def _arithmetic(self, expr: Any) -> Index:
-        if expr.__class__ is not Mul:
-            terms = _terms(expr)
-            if len(terms) > 2 and any(_divides(term) for term, _ in terms):
-                return self._sum_of(terms)
-        a, b = self.index(expr.a), self.index(expr.b)
         if expr.__class__ is Mul:
-            return self.product(a, b)
+            return self.product(self.index(expr.a), self.index(expr.b))
+        terms = _terms(expr)
+        divides = len(terms) > 2 and any(_divides(term) for term, _ in terms)
+        return self._sum_of(terms) if divides else self._sum_as_written(expr)
+
+    def _sum_as_written(self, expr: Any) -> Index:
+        if expr.__class__ is not Add and expr.__class__ is not Sub:
+            return self.index(expr)
+        a, b = self._sum_as_written(expr.a), self._sum_as_written(expr.b)
         return self.sum(a, b, 1 if expr.__class__ is Add else -1)
 
     def _sum_of(self, terms: Sequence[tuple[PrimExpr, int]]) -> Index:

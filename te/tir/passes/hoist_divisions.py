@@ -169,7 +169,7 @@ def hoist_divisions(func: PrimFunc) -> PrimFunc:
     Divisors that might be 0 there are taken to be 1: then no iteration uses the value. Divisions without negative
     operands become truncating ones, which are single instructions.
     """
-    if not contains(func.body, _DIVISIONS) or not any(_divides_by_size(node) for node in post_order(func.body)):
+    if not contains(func.body, _DIVISIONS, _divides_by_size):
         return func
     return func.with_body(_Hoister(func).visit(func.body))
 

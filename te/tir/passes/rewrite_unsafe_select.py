@@ -8,6 +8,7 @@ from te.arith import Analyzer
 from te.dtype import INT32, INT64
 from te.ir.structural import structural_equal
 from te.ir.visitor import Mutator, post_order
+from te.tir.analysis import contains
 from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, IterVar, Mod, PrimExpr, Range, Select
 from te.tir.function import PrimFunc
 from te.tir.intrinsics import INTRINSICS
@@ -73,6 +74,7 @@ def _node_can_not_fault(node: PrimExpr, analyzer: Analyzer, read: Sequence[Buffe
     return not isinstance(node, Call) or INTRINSICS[node.op].pure
 
 
+_SELECTS = frozenset((Select,))
 _DIVISIONS = (Div, Mod, FloorDiv, FloorMod)
 
 
@@ -88,7 +90,7 @@ def rewrite_unsafe_select(func: PrimFunc) -> PrimFunc:
     A side is safe when its reads are proved to lie inside their buffers and it neither divides integers by a variable
     nor calls an impure function; what the condition reads too is read in any case. (TVM: `RewriteUnsafeSelect`.)
     """
-    return func.with_body(_Rewriter().visit(func.body))
+    return func.with_body(_Rewriter().visit(func.body)) if contains(func.body, _SELECTS) else func
 
 
 class RewriteUnsafeSelect(FunctionPass):

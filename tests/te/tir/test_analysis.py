@@ -39,6 +39,8 @@ def test_nodes_of_a_class_are_found_wherever_they_stand():
     assert contains(body, frozenset((FloorDiv, FloorMod)))
     assert contains(body, frozenset((IntImm,)))
     assert not contains(body, frozenset((FloorMod, LetStmt)))
+    assert contains(body, frozenset((FloorDiv,)), lambda division: division.b.value == 3)
+    assert not contains(body, frozenset((FloorDiv,)), lambda division: division.b.value == 4)
 
 
 def test_the_types_of_a_program_are_those_of_its_values_and_buffers():
