@@ -107,10 +107,9 @@ class _Order:
     def _turns(self, source: TensorType, product: Call, target: Target) -> bool:
         """Are rows and columns exchanged, of each entry of a batch perhaps, and are there enough to turn?
 
-        Two panels of the product stay in the second-level cache: sums over more are added up by parts. Weights that are
-        made ready panel by panel want these to be the outermost loop.
+        Two panels of the product stay in the second-level cache: sums over more are added up by parts.
         """
-        if not source.is_static or not _reads_weights_in_place(product):
+        if not source.is_static or isinstance(product.op, BatchMatmulPacked):
             return False
         *batch, length, columns = [constant_size([d]) for d in self.sizes]
         *_, panel = weights = product.args[1].tensor_type.static_shape
@@ -119,7 +118,8 @@ class _Order:
         if self.rows != len(batch) + 1 or self.axes != turned or not lanes:
             return False
         block = block_of(lanes[0], source.dtype)
-        fits = 2 * 4 * math.prod(weights[1:]) <= target.cache_bytes.l2
+        codes = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
+        fits = 2 * 4 * codes * math.prod(weights[1:]) <= target.cache_bytes.l2
         return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
 
 
@@ -181,13 +181,6 @@ def _anchor(call: Call) -> Call | None:
     if not isinstance(product.op, _PRODUCTS) or product.dtype.nbytes > 4:
         return None
     return product if getattr(product.op, "groups", 1) == 1 else None
-
-
-def _reads_weights_in_place(product: Call) -> bool:
-    """Are the weights of the type that they are multiplied in, and the same for all rows?"""
-    if isinstance(product.op, BatchMatmulPacked) or getattr(product.op, "pairs", False):
-        return False
-    return product.args[1].dtype.nbytes == product.dtype.nbytes == 4
 
 
 def _is_heavy(call: Call) -> bool:

@@ -136,14 +136,19 @@ def store_turned(
     group, step = s[out].split(column, factor=width, tail="shift")
     panel, group = s[out].split(group, factor=plan.panel // width)
     strip, lane = s[out].split(within, factor=lanes, tail="shift")
-    outside = [*batch, block, panel] if plan.tiles_at_once or not whole else [*batch, panel, block]
+    if plan.apart:
+        outside = [panel, *batch, block]
+    else:
+        outside = [*batch, block, panel] if plan.tiles_at_once or not whole else [*batch, panel, block]
     s[out].reorder(*outside, group, strip, step, lane)
     s[out].unroll(step)
     s[out].vectorize(lane)
     turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
     s[turned].unroll(vectors)
     s[turned].compute_at(s[out], strip)
-    if whole:
+    if plan.apart:  # each panel is made ready by who stores its columns
+        shared, inner = panel, s[out].fuse(*batch, block)
+    elif whole:
         shared = inner = s[out].fuse(*outside)
     else:  # whose last panel is told apart by a loop of its own
         shared, inner = s[out].fuse(*batch, block), panel

@@ -312,3 +312,17 @@ def test_columns_that_are_counted_at_run_time_stay_in_order():
     body = relay.transpose(nn.batch_matmul(a, k), (1, 0, 2))
     assert ("transpose",) in kernels(body, [a, k])
     check(body, [a, k], "llvm", {"b": 2, "s": 20, "t": 7})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("batch", "rows", "columns"), [(1, 196, 64), (2, 75, 48), (1, 41, 100)])
+@pytest.mark.parametrize("dtype", ["float16", "four bits"])
+def test_products_whose_weights_are_made_ready_panel_by_panel_are_turned(
+    batch: int, rows: int, columns: int, dtype: str, target: str
+):
+    x = var("x", (batch, rows, 64), "float32" if dtype == "four bits" else dtype)
+    result = of_four_bits(x, columns) if dtype == "four bits" else nn.relu(projected(x, columns))
+    body = relay.transpose(result, (0, 2, 1))
+    check(body, [x], target, rtol=2e-2, atol=2e-2)
+    if columns == 64:
+        assert ("transpose",) not in kernels(body, [x])
