@@ -94,10 +94,10 @@ class Jobs:
 
 
 def concatenated(arrays: Sequence[Array], arena: Arena, jobs: Jobs) -> Array:
-    """Matrices of one dtype below each other, once `jobs` have run; stored by columns if they are."""
-    widths, depth = [len(array) for array in arrays], arrays[0].shape[1]
+    """Arrays of one dtype below each other, once `jobs` have run; stored in Fortran's order if all of them are."""
+    widths = [len(array) for array in arrays]
     by_columns = all(array.T.flags.c_contiguous for array in arrays)
-    shape = (sum(widths), depth)
+    shape = (sum(widths), *arrays[0].shape[1:])
     whole = arena.empty(shape[::-1], arrays[0].dtype).T if by_columns else arena.empty(shape, arrays[0].dtype)
     begin = 0
     for array, width in zip(arrays, widths, strict=True):

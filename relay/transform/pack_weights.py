@@ -11,7 +11,6 @@ weights are transformed here too. The option "relay.winograd" limits the sizes o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -38,7 +37,7 @@ from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
 from relay.transform.quad_groups import pack_quad_groups
-from relay.transform.winograd import winograd_shape, winograd_tiles
+from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
 from topi.cpu.tiling import (
@@ -50,8 +49,7 @@ from topi.cpu.tiling import (
     shuffles_groups,
     spare_registers,
 )
-from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
-from topi.nn.winograd import WINOGRAD_FILTERS
+from topi.cpu.winograd_plan import WinogradPlan, WinogradShape
 
 __all__ = ["PackWeights"]
 
@@ -206,7 +204,7 @@ class _Packer:
         if op.groups > 1 and (group_size == 1 or (narrow and call.dtype == "float32")):
             return _channels_last(call, op, Constant(weight.data.transpose(order), span=weight.span))
         if isinstance(op, Conv2D):
-            winograd = self._winograd_plan(call, op, kernel)
+            winograd = self._winograd_plan(call, op)
             if winograd is not None:
                 return self._winograd(call, op, weight, outputs_first, winograd)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
@@ -308,13 +306,12 @@ class _Packer:
         codes = pad(codes, [*[(0, 0)] * (len(codes.shape) - 1), (0, missing)]) if missing else codes
         return _Quads(codes, zero, *known)
 
-    def _winograd_plan(self, call: Call, op: Conv2D, kernel: Sequence[int]) -> WinogradPlan | None:
-        tiles = [m for m in WINOGRAD_FILTERS.get(kernel[0], ()) if m in self.winograd_tiles]
+    def _winograd_plan(self, call: Call, op: Conv2D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype == "float32" else None
-        if shape is None or not tiles:
+        if shape is None:
             return None
         if shape not in self.plans:
-            self.plans[shape] = winograd_pays(self.target, shape, tiles)
+            self.plans[shape] = winograd_plan(self.target, shape, self.winograd_tiles)
         return self.plans[shape]
 
     def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:

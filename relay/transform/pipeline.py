@@ -10,6 +10,7 @@ from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.canonicalize_quantization import CanonicalizeQuantization
+from relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
 from relay.transform.convolve_transposed import ConvolveTransposed
@@ -60,7 +61,7 @@ def default_pipeline(
         integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
-        arrange = (RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), *weights)
+        arrange = (RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), CombineParallelConv2D(target), *weights)
         together = (StoreInOrder(target), FuseSiblings(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from backend.target import Target
 from relay.expr import Call
 from relay.op.nn.conv import Conv2D
 from relay.sizes import LIKELY_SIDE, likely
 from te.errors import CompileError
 from te.ir import PassContext
-from topi.cpu.winograd_plan import WinogradShape
+from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.layout import Layout
+from topi.nn.winograd import WINOGRAD_FILTERS
 
-__all__ = ["winograd_shape", "winograd_tiles"]
+__all__ = ["winograd_plan", "winograd_shape", "winograd_tiles"]
 
 _WINOGRAD: dict[str, frozenset[int]] = {
     "auto": frozenset((2, 4)), "f2": frozenset((2,)), "f4": frozenset((4,)), "off": frozenset(),
@@ -47,3 +51,9 @@ def winograd_shape(call: Call, op: Conv2D) -> WinogradShape | None:
     batch = results["N"]
     images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
     return WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[0])
+
+
+def winograd_plan(target: Target, shape: WinogradShape, allowed: Collection[int]) -> WinogradPlan | None:
+    """The plan for a convolution by Winograd's algorithm in `allowed` tiles; None where the direct one is as quick."""
+    tiles = [m for m in WINOGRAD_FILTERS.get(shape.kernel, ()) if m in allowed]
+    return winograd_pays(target, shape, tiles) if tiles else None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "reads_in_place",
+    "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place",
     "reads_transposed", "score_fill", "shuffles_groups", "spare_registers", "threads_worthwhile", "tile_cycles",
     "tile_rows", "vector_lanes",
 ]  # fmt: skip
@@ -159,6 +159,22 @@ def _cost(tile: RegisterTile, rows: int, columns: int, steps: int, line: int = 0
 def direct_cycles(target: Target, rows: int, columns: int, steps: int) -> float:
     """Cycles of a product, or a convolution as one, by its cheapest tile: what another algorithm has to beat."""
     return _cost(best_tile(target, rows, columns, steps), rows, columns, steps)
+
+
+def product_cycles(target: Target, rows: int, columns: int, steps: int, line: int = 0, apart: int = 0) -> float:
+    """Cycles on the busiest core of a product with packed weights, whose last panel has the vectors that it needs.
+
+    The rest: see `best_tile`.
+    """
+    lanes = min(vector_lanes(target), 1 << (columns - 1).bit_length())
+    tile = best_tile(target, rows, columns, steps, lanes=lanes, line=line, cores=target.num_cores, apart=apart)
+    panels, rest = divmod(columns, tile.columns)
+    cycles = panels * tile_cycles(tile, steps, line)
+    if rest:
+        cycles += tile_cycles(RegisterTile(tile.rows, -(-rest // lanes), lanes), steps, line)
+    tiles = math.ceil(rows / tile.rows)
+    share = largest_share(tiles * math.ceil(columns / tile.columns), target.num_cores)
+    return tiles * cycles * _crowding(target, tile.rows, apart) * share
 
 
 @lru_cache(maxsize=1024)
