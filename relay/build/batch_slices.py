@@ -27,7 +27,7 @@ from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool
 from relay.op.nn.winograd import Conv2DNHWCWinograd
-from relay.op.transform import Concatenate, Transpose
+from relay.op.transform import Concatenate, StridedSlice, Transpose
 from relay.type import TensorType
 from te.errors import CompileError
 from te.ir import PassContext
@@ -280,6 +280,8 @@ def _maps_images(call: Call, batched: Sequence[bool]) -> bool:
             return all(batched) and op.axis % len(call.shape) != 0
         case Transpose() as op:
             return op.axes[0] == 0
+        case StridedSlice() as op:
+            return all(axis % len(call.shape) for axis in op.axes)
         case op:
             if call.operator.pattern > OpPattern.BROADCAST or call.operator.has_side_effect:
                 return False

@@ -13,10 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeGuard, cast
 
 from backend.target import Target
-from relay.analysis import users
+from relay.analysis import evaluation_order, scopes, users
 from relay.expr import Call, Constant, Expr, Function
 from relay.op.base import OpDef, OpPattern
 from relay.op.nn.conv import Conv2D
@@ -46,13 +46,14 @@ class CombineParallelConv2D(FunctionPass):
     opt_level: ClassVar[int] = 3
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        by_user = users(function)
+        by_user, (where, _) = users(function), scopes(function)
         siblings: dict[tuple[Any, ...], list[Branch]] = {}
-        for call in {id(e): e for used in by_user.values() for e in used}.values():
-            if _is_candidate(call):
-                branch = branch_of(call, by_user, with_activation=True)
+        for e in evaluation_order(function):
+            if _is_candidate(e):
+                branch = branch_of(e, by_user, with_activation=True)
                 if not _has_more_behind(branch, by_user):
-                    siblings.setdefault((id(call.args[0]), call.op, branch.activation), []).append(branch)
+                    key = id(e.args[0]), e.op, branch.activation, id(where[id(e)])
+                    siblings.setdefault(key, []).append(branch)
         model = _CostModel(self.target, winograd_tiles(context), by_user)
         with Config():  # of plans that are only considered, no tuner is to ask
             groups = [group for some in siblings.values() if len(some) > 1 for group in model.groups(some)]
@@ -60,7 +61,7 @@ class CombineParallelConv2D(FunctionPass):
         return combined(function, groups) if groups else function
 
 
-def _is_candidate(e: Expr) -> bool:
+def _is_candidate(e: Expr) -> TypeGuard[Call]:
     if not isinstance(e, Call) or not isinstance(e.op, Conv2D) or not isinstance(e.args[1], Constant):
         return False
     forms = (e.op.data_layout, e.op.kernel_layout, e.op.groups) == ("NHWC", "OIHW", 1)

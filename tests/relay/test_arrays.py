@@ -51,8 +51,9 @@ def test_what_a_job_raises_is_raised() -> None:
         jobs.run()
 
 
-def test_matrices_below_each_other() -> None:
-    parts = [np.full((n, 3), n, "float32") for n in (2, 1, 4)]
+@pytest.mark.parametrize("rest", [(3,), (5, 3, 2)])
+def test_arrays_below_each_other(rest: tuple[int, ...]) -> None:
+    parts = [np.full((n, *rest), n, "float32") for n in (2, 1, 4)]
     for given in (parts, [np.asfortranarray(part) for part in parts]):
         jobs = Jobs()
         whole = concatenated(given, Arena(), jobs)

@@ -118,6 +118,7 @@ def test_functions_that_map_images_get_a_smaller_batch():
         (relay.concatenate([x, y], axis=3), (x, y), [True, True]),
         (relay.transpose(x, (0, 3, 1, 2)), (x,), [True]),
         (relay.nn.max_pool2d(x, (2, 2), layout="NHWC"), (x,), [True]),
+        (relay.strided_slice(x, (4,), (12,), axes=(-1,)), (x,), [True]),
     ):
         function = sliced(body, *params, batched=flags)
         assert function is not None
@@ -136,6 +137,7 @@ def test_functions_that_mix_images_are_refused():
         (relay.op.add(x, like), (x,)),
         (relay.op.add(relay.transpose(x, (0, 2, 1)), row), (x, row)),
         (relay.reshape(x, (64, 4)), (x,)),
+        (relay.strided_slice(x, (0, 1), (8, 3), axes=(0, 1)), (x,)),
         (relay.nn.conv1d(x, relay.const(normal(8, 8, 3)), data_layout="CNW", kernel_layout="OIW"), (x,)),
     ):
         assert sliced(body, *params) is None, body
