@@ -46,8 +46,11 @@ LAYERS = (
     Layer(224, 64, 64, 3), Layer(112, 128, 128, 3), Layer(56, 256, 256, 3), Layer(28, 512, 512, 3),
     Layer(56, 128, 32, 3), Layer(14, 128, 32, 3), Layer(7, 128, 32, 3), Layer(27, 96, 256, 5, 1, 2),
     Layer(13, 384, 256, 3, 1, 2), Layer(128, 256, 150, 1), Layer(28, 136, 136, 1, 1, 4), Layer(28, 256, 256, 3, 1, 32),
+    Layer(56, 128, 128, 3, 1, 32), Layer(14, 512, 512, 3, 1, 32), Layer(56, 256, 256, 3, 2, 32),
+    Layer(28, 104, 104, 3, 1, 13), Layer(14, 320, 320, 3, 1, 20), Layer(14, 336, 336, 3, 1, 14),
+    Layer(28, 240, 240, 3, 1, 6), Layer(28, 136, 136, 3, 1, 4), Layer(28, 240, 240, 1, 1, 3),
 )  # fmt: skip
-"""ResNet-50's, VGG-19's, DenseNet-121's, AlexNet's, SegFormer's, ShuffleNet's and ResNeXt-50's."""
+"""ResNet-50's, VGG-19's, DenseNet-121's, AlexNet's, SegFormer's, ShuffleNet's, ResNeXt-50's and RegNets'."""
 
 
 class Measured(NamedTuple):

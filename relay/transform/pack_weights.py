@@ -2,7 +2,8 @@
 
 A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
 KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target by the cost model of the schedules; in a
-grouped convolution a panel holds a group. The packing is done here, once; panels are filled up with zeros.
+grouped convolution a panel holds a group, or, where groups are narrow, a vector of outputs of any groups. The packing
+is done here, once; panels are filled up with zeros.
 
 3 x 3 and 5 x 5 convolutions with stride 1 become Winograd convolutions where the cost model expects a gain: their
 weights are transformed here too. The option "relay.winograd" limits the sizes of their tiles or turns them off.
@@ -11,6 +12,7 @@ weights are transformed here too. The option "relay.winograd" limits the sizes o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -40,14 +42,15 @@ from relay.transform.quad_groups import pack_quad_groups
 from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
+from topi.cpu.group_plan import GroupedWindows, crosses_groups
 from topi.cpu.tiling import (
     group_panel,
     has_byte_products,
     packed_columns,
     reads_in_place,
     reads_transposed,
-    shuffles_groups,
     spare_registers,
+    vector_lanes,
 )
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape
 
@@ -200,8 +203,7 @@ class _Packer:
         order = [op.kernel_layout.index(axis) for axis in ("O", *op.data_layout[1:-1], "I")]
         outputs_first = self._values(weight).transpose(order)
         channels, *kernel, group_size = outputs_first.shape
-        narrow = shuffles_groups(self.target, op.groups, group_size, channels // op.groups)
-        if op.groups > 1 and (group_size == 1 or (narrow and call.dtype == "float32")):
+        if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, Constant(weight.data.transpose(order), span=weight.span))
         if isinstance(op, Conv2D):
             winograd = self._winograd_plan(call, op)
@@ -214,7 +216,10 @@ class _Packer:
             if quads is not None:
                 return quads
         pairs = op.groups == 1 and group_size > 1 and _fit_16_bits(call.args[0], weight)
-        if op.groups > 1:
+        across = self._across_groups(call, op, channels, kernel, group_size)
+        if across:
+            packed = self._packed(weight, outputs_first, op.kernel_layout, vector_lanes(self.target))
+        elif op.groups > 1:
             packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
@@ -224,9 +229,22 @@ class _Packer:
             packed = self._packed(weight, outputs_first, op.kernel_layout, width)
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
-            pairs=pairs,
+            pairs=pairs, across_groups=across,
         )  # fmt: skip
         return _with_panels(call, made, packed)
+
+    def _across_groups(
+        self, call: Call, op: Conv1D | Conv2D | Conv3D, channels: int, kernel: Sequence[int], inputs: int
+    ) -> bool:
+        """Are panels to be of neighbouring outputs, whatever groups these belong to?"""
+        sizes = [d for d in call.shape[1:-1] if isinstance(d, int)]
+        if op.groups == 1 or len(sizes) < op.rank:
+            return False
+        windows = GroupedWindows(
+            math.prod(sizes[:-1]), sizes[-1], math.prod(kernel[:-1]), kernel[-1], op.strides[-1], op.dilation[-1],
+            op.groups, inputs, channels // op.groups, any(op.padding),
+        )  # fmt: skip
+        return crosses_groups(self.target, windows)
 
     def _computed_weights(self, call: Call, weight: Expr) -> Expr:
         """A convolution with weights that are computed at run time, which are packed there."""
@@ -237,17 +255,23 @@ class _Packer:
         outputs_first = make_call("transpose", (weight,), call.span, axes=tuple(order))
         channels, *kernel, group_size = outputs_first.tensor_type.static_shape
         outputs, steps = channels // op.groups, math.prod(kernel) * group_size
-        narrow = shuffles_groups(self.target, op.groups, group_size, outputs)
-        if op.groups > 1 and (group_size == 1 or narrow):
+        if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, outputs_first)
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
         apart = group_size * op.strides[-1]
-        width = self._width(rows, channels, steps, apart, line) if op.groups == 1 else group_panel(self.target, outputs)
-        panels = Call(PackPanels(width=width), (reshaped(outputs_first, (op.groups, outputs, steps)),), span=call.span)
-        packed = reshaped(panels, (op.groups * -(-outputs // width), *kernel, group_size, width))
+        across, blocks = self._across_groups(call, op, channels, kernel, group_size), op.groups
+        if across:
+            blocks, outputs, width = 1, channels, vector_lanes(self.target)
+        elif op.groups > 1:
+            width = group_panel(self.target, outputs)
+        else:
+            width = self._width(rows, channels, steps, apart, line)
+        panels = Call(PackPanels(width=width), (reshaped(outputs_first, (blocks, outputs, steps)),), span=call.span)
+        packed = reshaped(panels, (blocks * -(-outputs // width), *kernel, group_size, width))
         made = _PACKED[op.rank](
             strides=op.strides, padding=op.padding, dilation=op.dilation, groups=op.groups, channels=channels,
+            across_groups=across,
         )  # fmt: skip
         return Call(made, (call.args[0], packed), span=call.span)
 

@@ -1,6 +1,7 @@
 """Schedules for CPUs. Importing the package registers them."""
 
 from topi.cpu import (
+    across_groups,
     attention,
     bits,
     channelwise,
@@ -20,6 +21,6 @@ from topi.cpu import (
 )
 
 __all__ = [
-    "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective", "lrn", "matmul", "moments",
-    "pooling", "reduction", "rows", "stagewise", "standardize", "winograd",
+    "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective", "lrn",
+    "matmul", "moments", "pooling", "reduction", "rows", "stagewise", "standardize", "winograd",
 ]  # fmt: skip

@@ -21,16 +21,16 @@ from topi.registry import operations_behind, register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_conv_packed"]
+__all__ = ["feeding_pads", "schedule_conv_packed", "schedule_pad"]
 
 
-def _pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
+def feeding_pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
     """The pad stages that feed the anchor directly."""
     feeding = {id(t.op) for t in anchor.input_tensors}
     return [op for op in operations_behind(outs) if op.tag == "pad" and id(op) in feeding]
 
 
-def _schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
+def schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
     """The bordered copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
     result, lanes = pad.output(0), vector_lanes(target)
     *lines, w, c = s[result].op.axis
@@ -63,13 +63,13 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
 
 def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
-    pads = _pads(outs, anchor)
+    pads = feeding_pads(outs, anchor)
     pairs = paired_data(anchor)
     inline_injective(s, outs, keep=[anchor, *StoreOrder.of(outs[0]).kept, *pads, *widened_weights(anchor), *pairs])
     for op in pairs:
         schedule_pairs(s, op, target)
     for pad in pads:
-        _schedule_pad(s, pad, target)
+        schedule_pad(s, pad, target)
         if anchor.attrs["groups"] > 1:  # which read a part of many pixels: their lines should not meet in the caches
             s[pad].storage_align(s[pad].op.axis[-2], SET_ELEMENTS, LINE_ELEMENTS)
     tile_product(s, outs[0], anchor, target, plan)

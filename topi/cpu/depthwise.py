@@ -1,7 +1,4 @@
-"""Depthwise convolutions on CPUs, and those of narrow groups: channels last, vectors of channels.
-
-Weights are (..., C, 1) or (..., 1, C), with groups (..., I, C).
-"""
+"""Depthwise convolutions on CPUs: channels last, vectors of channels. Weights are (..., C, 1) or (..., 1, C)."""
 
 from __future__ import annotations
 
@@ -10,16 +7,14 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import local_accumulator
 from topi.cpu.injective import functions_behind
-from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import shuffles_groups
 from topi.cpu.windows import tile_windows
-from topi.groups import constant_size, extent_of, inline_injective
+from topi.groups import inline_injective
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_conv_channels_last", "schedule_depthwise_conv"]
+__all__ = ["schedule_depthwise_conv"]
 
 
 @register_schedule(["depthwise_conv1d_nwc", "depthwise_conv2d_nhwc", "depthwise_conv3d_ndhwc"], "cpu")
@@ -45,14 +40,3 @@ function goes with four, with five to eight it takes a quarter longer."""
 
 _UNROLLED = 16
 """Taps that are unrolled, at most: all of 5 x 5 would be a tenth faster, and take over twice as long to compile."""
-
-
-@register_schedule(["conv1d_nwc", "conv2d_nhwc", "conv3d_ndhwc"], "cpu")
-def schedule_conv_channels_last(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """Narrow groups as depthwise convolutions are scheduled; stage by stage where weights are no constants."""
-    groups, channels = anchor.attrs["groups"], constant_size([extent_of(anchor.axis[-1])])
-    inputs = constant_size([extent_of(anchor.reduce_axis[-1])])
-    known = anchor.attrs["kernel_layout"][-2:] == "IO" and anchor.output(0).dtype == "float32"
-    if known and shuffles_groups(target, groups, inputs, channels // groups):
-        return schedule_depthwise_conv(outs, anchor, target)
-    return schedule_stagewise(outs, anchor, target)

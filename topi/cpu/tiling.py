@@ -26,7 +26,7 @@ __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
     "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place",
-    "reads_transposed", "score_fill", "shuffles_groups", "spare_registers", "threads_worthwhile", "tile_cycles",
+    "reads_transposed", "score_fill", "spare_registers", "threads_worthwhile", "tile_cycles",
     "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
@@ -226,17 +226,6 @@ def group_panel(target: Target, group: int) -> int:
     """Width of the panel of a group of `group` outputs: whole vectors, so that each line of it begins with one."""
     lanes = vector_lanes(target)
     return -(-group // lanes) * lanes if group > lanes else 1 << (group - 1).bit_length()
-
-
-def shuffles_groups(target: Target, groups: int, inputs: int, outputs: int) -> bool:
-    """Are groups of `inputs` and `outputs` channels so narrow that a vector of channels has several whole groups?
-
-    A vector of data, one of its channels repeated for all outputs of each group by a shuffle within 16 bytes, is then
-    what a vector of weights is multiplied with.
-    """
-    lanes = vector_lanes(target)
-    within = inputs == outputs and 1 < outputs < lanes and outputs in (2, 4)
-    return within and groups * outputs % lanes == 0
 
 
 def group_columns(target: Target, rows: int, group: int, steps: int) -> int:

@@ -18,7 +18,7 @@ from topi.nn.activation import (
 )
 from topi.nn.attention import attention
 from topi.nn.blocked_attention import blocked_attention
-from topi.nn.conv import conv, conv_packed, conv_transpose
+from topi.nn.conv import conv, conv_across_groups, conv_packed, conv_transpose
 from topi.nn.dense import Pairs, batch_matmul, batch_matmul_packed, bias_add, dense, dense_packed, pack_panels
 from topi.nn.dense_bits import dense_bits
 from topi.nn.embedding import embedding_bag
@@ -58,6 +58,7 @@ __all__ = [
     "conv",
     "conv2d_nhwc_winograd",
     "conv2d_quads",
+    "conv_across_groups",
     "conv_packed",
     "conv_transpose",
     "dense",

@@ -16,11 +16,14 @@ from te import Tensor
 from te.tir import Dim, IterVar, PrimExpr, as_dim, as_int
 from topi.layout import Layout
 from topi.nn.dense import Pairs, int16_pairs, widened
-from topi.nn.pad import pad_spatial
+from topi.nn.pad import pad, pad_spatial
 from topi.tag import ELEMWISE, INJECTIVE
 from topi.utils import accumulator_type, ceil_div, num_elements, ravel_index, unravel_index
 
-__all__ = ["conv", "conv_packed", "conv_transpose", "kernel_axes", "output_size", "output_sizes", "taps_at"]
+__all__ = [
+    "conv", "conv_across_groups", "conv_packed", "conv_transpose", "kernel_axes", "output_size", "output_sizes",
+    "taps_at",
+]  # fmt: skip
 
 
 def output_size(size: Dim, kernel: Dim, stride: int, dilation: int, padding: int) -> Dim:
@@ -176,6 +179,65 @@ def conv_packed(
         return total(ravel_index(i[:-1], grid), column)
 
     return _rounded(te.compute((*grid, channels), image, name="image", tag=INJECTIVE), out_dtype)
+
+
+def conv_across_groups(
+    data: Tensor,
+    weight: Tensor,
+    channels: int,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    out_dtype: str | None = None,
+) -> Tensor:
+    """Convolution of `data` (N, spatial..., C) in groups, with weights (ceil(O / NR), spatial..., I, NR).
+
+    Unlike `conv_packed`'s, blocks are of neighbouring outputs, whatever groups they belong to (tag
+    "conv2d_nhwc_across_groups", ...). Where these are at most two, an output reads a channel of the block's first group
+    or of its last, which for a vector are two broadcasts and a mask.
+    """
+    blocks, *kernel, group_size, nr = weight.shape
+    rank, names = len(kernel), "dhw"[-len(kernel) :]
+    assert isinstance(blocks, int) and isinstance(nr, int)
+    out_dtype = out_dtype or data.dtype
+    wide, outputs = accumulator_type(out_dtype), channels // groups
+    whole = group_size == outputs and nr % outputs == 0 and (any(padding) or channels % nr == 0)  # groups of a vector
+    more = -channels % nr if whole and any(padding) else 0  # channels, so that vectors of the data are whole, too
+    padded = data
+    if any(padding):
+        padded = pad(data, [0, *padding[:rank], 0], [0, *padding[rank:], more], 0)
+    sizes = output_sizes(data.shape[1:-1], kernel, strides, dilation, padding)
+    taps = kernel_axes(names, kernel)
+    rc = te.reduce_axis((0, group_size), name="rc")
+    ends = [(b * nr // outputs, (min(b * nr + nr, channels) - 1) // outputs) for b in range(blocks)]
+    most = max(last - first for first, last in ends)
+
+    def value(position: Sequence[Any], c: Any) -> PrimExpr:
+        begin = c // nr * nr
+        if most == 0:
+            return padded(*position, begin // outputs * group_size + rc)
+        if whole:
+            return padded(*position, c // outputs * group_size + rc)
+        if most > 1:
+            return padded(*position, te.min(c, channels - 1) // outputs * group_size + rc)
+        first, last = begin // outputs, (begin + (nr - 1)) // outputs
+        if channels % nr:
+            last = te.min(last, groups - 1)
+        ends = [padded(*position, group * group_size + rc) for group in (first, last)]
+        return te.select(c < last * outputs, *ends)
+
+    def body(*i: Any) -> PrimExpr:
+        b, *position, c = i
+        factor = te.cast(wide, weight(c // nr, *taps, rc, c % nr))
+        data_at = (b, *taps_at(position, taps, strides, dilation))
+        return te.sum(te.cast(wide, value(data_at, c)) * factor, axis=[*taps, rc])
+
+    attrs = _attributes(strides, dilation, groups, outputs=outputs, has_border=any(padding))
+    tag = f"conv{rank}d_n{names}c_across_groups"
+    total = te.compute((data.shape[0], *sizes, blocks * nr), body, name=f"conv{rank}d", tag=tag, attrs=attrs)
+    image = te.compute((*total.shape[:-1], channels), total, name="image", tag=INJECTIVE)
+    return _rounded(image, out_dtype)
 
 
 def conv_transpose(

@@ -65,6 +65,8 @@ class IndexEmitter(Visitor[str]):
         self.wide: dict[Var, Index] = {}
         """Loop variables, sizes and what is computed from them: their 64-bit form; they have no entry in `env`."""
         self.nonnegative: set[Var] = set()
+        self.ranges: dict[Var, tuple[int, int]] = {}
+        """Loop variables: the least value and the end, where both are known."""
 
     def is_index(self, expr: PrimExpr) -> bool:
         """Is this arithmetic on positions, sizes and constants alone? Data is not: it may wrap around."""

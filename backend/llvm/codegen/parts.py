@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from backend.llvm.codegen.memory import MemoryEmitter
+from backend.llvm.codegen.permuted import PermutedLoadEmitter
 
 __all__ = ["PartEmitter", "word_vector"]
 
 
-class PartEmitter(MemoryEmitter):
+class PartEmitter(PermutedLoadEmitter):
     """Takes vectors of int32 apart and puts them together."""
 
     def by_parts(

@@ -168,6 +168,8 @@ class StmtEmitter(CallEmitter):
     def loop(self, loop: For, low: Index, high: Index) -> None:
         """The body for each position in [low, high)."""
         text, start, stop = self.text, self.operand(low), self.operand(high)
+        if low.value is None and high.value is None:
+            self.ranges[loop.loop_var] = (low.constant, high.constant)
         body, done = text.label("for"), text.label("endfor")
         if low.value is not None or high.value is not None:
             ready = text.label("enter")

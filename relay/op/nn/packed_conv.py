@@ -40,7 +40,8 @@ class _Packed(OpDef):
     `padding` is (begin..., end...) of the spatial axes. (C1) strides and dilation have a number for each spatial axis,
     padding two; (C2) weights have the data's element type, or one of less bits whose values it holds; (C3) data has two
     dimensions more than there are spatial axes, weights three; (C4) C = I * groups; (C5) the blocks hold `channels`
-    outputs, and with groups each block holds those of one group; (C6) the dilated kernel fits into the padded input.
+    outputs, and with groups each block holds those of one group, unless they are `across_groups`; (C6) the dilated
+    kernel fits into the padded input.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -55,6 +56,8 @@ class _Packed(OpDef):
     """weights, and data less `zero_point`, are integers within 16 bits, and there is one group: data may be codes of a
     byte then, and the result is int32"""
     zero_point: int = 0
+    across_groups: bool = False
+    """blocks are of neighbouring outputs, whatever groups these belong to; a block is a vector then"""
 
     rank: ClassVar[int]
 
@@ -72,7 +75,7 @@ class _Packed(OpDef):
         matches = dims_match(c, as_dim(group_size * self.groups))
         require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
         assert isinstance(blocks, int) and isinstance(nr, int)
-        needed = -(-self.channels // nr) if self.groups == 1 else self.groups
+        needed = self.groups if self.groups > 1 and not self.across_groups else -(-self.channels // nr)
         require(
             0 < self.channels <= blocks * nr and blocks == needed and self.channels % self.groups == 0,
             f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
@@ -87,6 +90,11 @@ class _Packed(OpDef):
         return "int32" if self.pairs else self.out_dtype or data
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        if self.across_groups:
+            return topi.nn.conv_across_groups(
+                data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups,
+                self._result_dtype(data.dtype),
+            )  # fmt: skip
         pairs = topi.nn.Pairs(self.zero_point) if self.pairs else None
         return topi.nn.conv_packed(
             data, weight, self.channels, self.strides, self.padding, self.dilation, self.groups,
@@ -96,7 +104,8 @@ class _Packed(OpDef):
     def reference(self, data: Array, weight: Array) -> Array:
         data = data.astype(np.int32) - np.int32(self.zero_point) if self.pairs else data
         _, *kernel, group_size, nr = weight.shape
-        outputs = np.moveaxis(weight, (-1, -2), (1, 2))[:, : self.channels // self.groups if self.groups > 1 else nr]
+        apart = self.groups > 1 and not self.across_groups
+        outputs = np.moveaxis(weight, (-1, -2), (1, 2))[:, : self.channels // self.groups if apart else nr]
         w = outputs.reshape(-1, group_size, *kernel)[: self.channels]
         y = convolve(np.moveaxis(data, -1, 1), w, self.strides, self.padding, self.dilation, self.groups)
         return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(numpy_dtype(self._result_dtype(str(data.dtype))))

@@ -7,8 +7,13 @@ import pytest
 
 import relay
 from backend.runtime import device, graph_executor
+from backend.target import Target
 from relay import Call, Function, IRModule, const, op, var
 from relay.op import nn
+from relay.op.base import make_call
+from relay.transform.pack_weights import PackWeights
+from te.ir import PassContext, post_order
+from topi.cpu.group_plan import GroupedWindows, GroupTile, plan_group_tile
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
@@ -54,20 +59,100 @@ def test_all_panels_pass_over_blocks_of_rows(groups: int, inputs: int, outputs: 
     np.testing.assert_allclose(runner.get_output(0).numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("groups", "width"), [(8, 4), (16, 2), (4, 4)])
-@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(1, 1, 1), (3, 1, 1), (3, 2, 1), (3, 1, 2)])
-def test_groups_of_less_than_a_vector_are_shuffled_out_of_vectors(
-    groups: int, width: int, kernel: int, stride: int, dilation: int
+AVX512, AVX2 = "llvm -mcpu=skylake-avx512", "llvm -mcpu=haswell"
+HOST = ["llvm", "llvm -mattr=-avx512f"]
+
+
+def result_of(function: Function, target: str, *data: np.ndarray, threads: int = 2) -> np.ndarray:
+    compiled = relay.build(IRModule({"main": function}), target)
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=threads)
+    return runner(*data)[0].numpy()
+
+
+GROUPS = [
+    (8, 4, 4), (16, 2, 2), (4, 4, 4), (6, 8, 8), (13, 8, 8), (2, 24, 24), (5, 24, 24), (4, 34, 34), (3, 12, 12),
+    (4, 16, 16), (3, 5, 16), (2, 3, 40), (8, 3, 8), (7, 4, 2),
+]  # fmt: skip
+"""Groups, and inputs and outputs of each."""
+
+
+@pytest.mark.parametrize(("groups", "inputs", "outputs", "kernel", "stride", "dilation", "target"), [
+    *[(*sizes, 3, 1, 1, target) for sizes in GROUPS for target in HOST],
+    *[(*sizes, *window, "llvm") for sizes in GROUPS[::2] for window in [(1, 1, 1), (3, 2, 1), (3, 1, 2), (9, 1, 1)]],
+])  # fmt: skip
+def test_groups_share_vectors(
+    groups: int, inputs: int, outputs: int, kernel: int, stride: int, dilation: int, target: str
 ):
     random = np.random.default_rng(groups)
-    data = random.standard_normal((2, groups * width, 9, 19)).astype("float32")
-    weight = random.standard_normal((groups * width, width, kernel, kernel)).astype("float32")
+    data = random.standard_normal((2, groups * inputs, 9, 19)).astype("float32")
+    weight = random.standard_normal((groups * outputs, inputs, kernel, kernel)).astype("float32")
+    bias = random.standard_normal((groups * outputs, 1, 1)).astype("float32")
     x = var("x", data.shape)
     y = nn.conv2d(x, const(weight), stride, dilation * (kernel // 2), dilation, groups)
-    compiled = relay.build(IRModule({"main": Function((x,), nn.relu(y))}), "llvm")
-    assert "gather" not in compiled.module.get_source("raw-ll")
-    assert "nn.conv2d_nhwc_packed" not in [name for node in compiled.graph.nodes for name in node.ops]
-    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)), num_threads=1)
+    with PassContext(config={"relay.winograd": "off"}):
+        result = result_of(Function((x,), nn.relu(op.add(y, const(bias)))), target, data)
     assert isinstance(y, Call)
-    expected = np.maximum(y.op.reference(data, weight), 0)  # type: ignore[union-attr]
-    np.testing.assert_allclose(runner(data)[0].numpy(), expected, rtol=1e-4, atol=1e-4)
+    expected = np.maximum(y.op.reference(data, weight) + bias, 0)  # type: ignore[union-attr]
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("width", [8, 24])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_groups_share_vectors_of_any_rank_and_type(rank: int, width: int, dtype: str):
+    random, groups = np.random.default_rng(rank), 4
+    shape = (1, groups * width, *(3, 5, 10)[-rank:])
+    data = random.integers(-4, 5, shape).astype(dtype)
+    weight = random.integers(-4, 5, (groups * width, width, *[3] * rank)).astype(dtype)
+    x = var("x", shape, dtype)
+    y = make_call(f"nn.conv{rank}d", (x, const(weight)), padding=(1,) * (2 * rank), groups=groups)
+    expected = y.op.reference(data.astype("float64"), weight.astype("float64"))  # type: ignore[union-attr]
+    np.testing.assert_array_equal(result_of(Function((x,), y), "llvm", data), expected.astype(dtype))
+
+
+@pytest.mark.parametrize("width", [4, 8, 24])
+def test_groups_share_vectors_with_weights_that_are_computed_and_functions_behind(width: int):
+    random, groups = np.random.default_rng(width), 4
+    data = random.standard_normal((1, 6, 14, groups * width)).astype("float32")
+    weight = random.standard_normal((groups * width, width, 3, 3)).astype("float32")
+    x, w = var("x", data.shape), var("w", weight.shape)
+    y = nn.conv2d(x, nn.relu(w), padding=1, groups=groups, data_layout="NHWC")
+    assert isinstance(y, Call)
+    result = result_of(Function((x, w), op.sigmoid(y)), "llvm", data, weight)
+    total = y.op.reference(data, np.maximum(weight, 0))  # type: ignore[union-attr]
+    np.testing.assert_allclose(result, 1 / (1 + np.exp(-total)), rtol=1e-4, atol=1e-5)
+
+
+def source(target: str, groups: int, width: int, kernel: int = 3, channels: int | None = None) -> tuple[str, bool]:
+    """LLVM assembly of a grouped convolution for a target; do its vectors belong to several groups?"""
+    x = var("x", (1, 28, 28, groups * width))
+    weight = np.ones((groups * width, width, kernel, kernel), np.float32)
+    y = nn.conv2d(x, const(weight), padding=kernel // 2, groups=groups, data_layout="NHWC")
+    module = PackWeights(Target(target))(IRModule({"main": Function((x,), y)}))
+    packed = [e.op for e in post_order(module["main"].body) if isinstance(e, Call)]
+    across = any(getattr(o, "across_groups", False) for o in packed)
+    with PassContext(config={"relay.winograd": "off"}):
+        return relay.build(IRModule({"main": Function((x,), y)}), target).module.get_source("raw-ll"), across
+
+
+@pytest.mark.parametrize(("target", "groups", "width", "instruction"), [
+    (AVX512, 32, 4, "permvar.sf.512"), (AVX512, 32, 8, "permvar.sf.512"), (AVX512, 13, 8, "permvar.sf.512"),
+    (AVX2, 32, 4, "avx2.permps"), (AVX512, 5, 24, "select <16 x i1>"), (AVX512, 4, 34, "select <16 x i1>"),
+])  # fmt: skip
+def test_narrow_groups_are_permuted_or_joined(target: str, groups: int, width: int, instruction: str):
+    text, across = source(target, groups, width)
+    assert across and instruction in text and "gather" not in text
+
+
+@pytest.mark.parametrize(("target", "groups", "width"), [
+    (AVX512, 3, 64), (AVX512, 2, 128), (AVX2, 5, 24), (AVX2, 4, 34), (AVX2, 8, 8), ("llvm -mcpu=x86-64-v2", 8, 4),
+])  # fmt: skip
+def test_wide_groups_and_few_registers_have_tiles_of_one_group(target: str, groups: int, width: int):
+    assert not source(target, groups, width)[1]
+
+
+def test_taps_of_a_line_share_what_they_read():
+    windows = GroupedWindows(28, 28, 3, 3, 1, 1, 8, 24, 24, has_border=True)
+    assert plan_group_tile(Target(AVX512), windows) == GroupTile(14, 1)  # divides the line
+    text, _ = source(AVX512, 8, 24)
+    assert text.count("select <16 x i1>") == 14 * 3  # all taps in one step, of which LLVM finds what is read twice

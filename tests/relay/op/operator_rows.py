@@ -283,6 +283,10 @@ CONVOLUTION = [
     row("nn.conv2d_nhwc_packed", f32(1, 3, 3, 4), f32(2, 1, 1, 2, 3), channels=6, groups=2),
     row("nn.conv2d_nhwc_packed", f32(2, 3, 3, 10), f32(2, 1, 1, 5, 44), channels=88, groups=2),
     row("nn.conv2d_nhwc_packed", f32(1, 5, 9, 6), f32(3, 3, 2, 2, 21), channels=63, groups=3, padding=(1, 0, 1, 1)),
+    row(
+        "nn.conv2d_nhwc_packed", f32(1, 4, 5, 9), f32(2, 3, 3, 3, 8), channels=15, groups=3, padding=(1, 1, 1, 1),
+        across_groups=True,
+    ),
     row("nn.conv1d_nwc_packed", f32(2, 11, 3), f32(2, 3, 3, 8), channels=13, padding=(1, 2), strides=(2,)),
     row("nn.conv1d_nwc_packed", f32(1, 14, 8), f32(2, 3, 4, 8), channels=16, groups=2, dilation=(2,)),
     row("nn.conv3d_ndhwc_packed", f32(1, 3, 4, 5, 6), f32(1, 2, 1, 3, 6, 8), channels=8, padding=(1, 0, 1, 0, 0, 1)),

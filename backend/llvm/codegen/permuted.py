@@ -1,0 +1,69 @@
+"""Loads of elements of one aligned vector, of which a loop says which: one instruction permutes what it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from backend.llvm.codegen.index import Index
+from backend.llvm.codegen.memory import MemoryEmitter
+from backend.llvm.types import register_type
+from te.dtype import DType, dtype
+from te.tir import Add, Broadcast, Buffer, PrimExpr, Var, const
+from te.tir.substitute import substitute
+
+__all__ = ["PermutedLoadEmitter"]
+
+_PERMUTATIONS = {16: ("avx512f", "llvm.x86.avx512.permvar.{}.512"), 8: ("avx2", "llvm.x86.avx2.perm{}")}
+"""By lanes of 32 bits: the feature, and what permutes a vector by the last bits of each lane of another."""
+_INT32 = dtype("int32")
+_KINDS = {("float", 16): "sf", ("i32", 16): "si", ("float", 8): "ps", ("i32", 8): "d"}
+
+
+class PermutedLoadEmitter(MemoryEmitter):
+    """Emits loads such as that of ``x[16 * i + lane // 4 * 4 + k]`` with k of a loop over [0, 4)."""
+
+    def _load_block(self, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
+        block = super()._load_block(buffer, index, of)
+        return self._load_permuted(buffer, index, of) if block is None else block
+
+    def _load_permuted(self, buffer: Buffer, index: PrimExpr, of: DType) -> str | None:
+        lanes, extent, kind = of.lanes, buffer.shape[0], register_type(of.element)
+        needed, name = _PERMUTATIONS.get(lanes, ("", ""))
+        whole = isinstance(extent, int) and extent % lanes == 0
+        if needed not in self.machine.features or (kind, lanes) not in _KINDS or not whole:
+            return None
+        for var in _added_variables(index):
+            if var not in self.ranges:
+                continue
+            low, high = self.ranges[var]
+            spread = self.as_lanes(substitute(index, {var: const(0, var.dtype)}))
+            if spread is None or spread[0].factor % lanes:
+                return None
+            base, offsets = spread
+            picks = [base.constant + offset for offset in offsets]
+            first = (min(picks) + low) // lanes * lanes
+            if max(picks) + high > first + lanes:
+                continue
+            block = self.load(buffer, Index(base.value, first, base.factor), of)
+            return self._permuted(block, var, [pick - first for pick in picks], of, name.format(_KINDS[kind, lanes]))
+        return None
+
+    def _permuted(self, block: str, var: Var, picks: list[int], of: DType, name: str) -> str:
+        """Of a vector the elements at `picks` plus the value of `var`."""
+        kind, index = register_type(of), f"<{of.lanes} x i32>"
+        place = self.text.pure(f"trunc i64 {self.operand(self.index(var))} to i32")
+        words = ", ".join([f"i32 {pick}" for pick in picks])
+        places = self.text.pure(f"add {index} {self.splat(place, _INT32.with_lanes(of.lanes))}, <{words}>")
+        self.text.module.declare(name, kind, f"{kind}, {index}")
+        return self.text.pure(f"call {kind} @{name}({kind} {block}, {index} {places})")
+
+
+def _added_variables(index: PrimExpr) -> Iterator[Var]:
+    """Variables that all lanes of an index add as they are."""
+    if isinstance(index, Add):
+        yield from _added_variables(index.a)
+        yield from _added_variables(index.b)
+    elif isinstance(index, Broadcast):
+        yield from _added_variables(index.value)
+    elif isinstance(index, Var):
+        yield index

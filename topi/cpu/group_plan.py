@@ -1,0 +1,160 @@
+"""How convolutions of narrow groups are tiled: vectors of neighbouring channels, whatever groups these belong to.
+
+A panel of weights is one vector of outputs. What it is multiplied with is an input of each output's group, side by
+side: one that is broadcast, where all are of one group; two and a mask, where they are of two; or an aligned vector of
+the data, permuted, where the vector has several whole groups. Taps along a line share it. A register tile is of some
+pixels of a line by one or two vectors. The cycles of a step, all taps along a line of one input, are counted as in
+`topi.cpu.tiling`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from topi.cpu.tiling import RegisterTile, best_tile, group_columns, vector_lanes
+from topi.tuning import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from backend.target import Target
+
+__all__ = ["GroupTile", "GroupedWindows", "crosses_groups", "plan_group_tile"]
+
+MOST_SHARED_TAPS = 7
+"""Taps along a line that are written out to share what they read, at most."""
+MOST_STEPS_WRITTEN_OUT = 4
+_PORTS, _LATENCY, _LOAD_CYCLES = 2, 4, 0.6
+_PERMUTATION_CYCLES = 0.3
+"""What a permutation takes of the ports that multiply."""
+_NOT_HIDDEN = 0.15
+"""The part of loading, or of multiplying, whichever is less, that isn't hidden. Measured on Zen 5: 84 % of the peak
+with as many cycles of both, 52 % where loads take nearly twice as long."""
+_LOOP_CYCLES, _ENTERING_CYCLES = 0.25, 60
+"""Cycles of a step's loop, and of clearing and storing a tile."""
+_SHIFTED = 1.1
+"""What a last tile costs that is moved back to end with the line, whose place then isn't known: measured up to 1.9."""
+_NOTABLY = 0.9
+"""The part of the cycles of groups as products by themselves that crossing them takes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWindows:
+    """A convolution in groups: so many `lines` (all but the last spatial dimension) of so many `columns` of results,
+    by windows of `taps` x `line_taps`."""
+
+    lines: int
+    columns: int
+    taps: int
+    line_taps: int
+    stride: int
+    dilation: int
+    groups: int
+    inputs: int
+    outputs: int
+    has_border: bool
+    """the data is copied, into lines of whole vectors"""
+
+    @property
+    def shares_taps(self) -> bool:
+        """Do taps along a line share what they read?"""
+        return self.line_taps <= MOST_SHARED_TAPS
+
+    @property
+    def is_written_out(self) -> bool:
+        """Are the steps of the reduction so few that all of a pixel are written out, its vector loaded once?"""
+        return self.taps * self.line_taps * self.inputs <= MOST_STEPS_WRITTEN_OUT
+
+    def groups_of_a_vector(self, lanes: int) -> int:
+        """Groups that a vector of outputs belongs to, at most."""
+        channels = self.groups * self.outputs
+        begins = range(0, channels, lanes)
+        return max(min(b + lanes, channels) - 1 - b // self.outputs * self.outputs for b in begins) // self.outputs + 1
+
+    def is_permuted(self, lanes: int) -> bool:
+        """Is what a vector of outputs is multiplied with an aligned vector of the data, permuted?"""
+        whole = self.inputs == self.outputs < lanes and lanes % self.outputs == 0
+        return whole and (self.has_border or self.groups * self.outputs % lanes == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTile:
+    """`columns` pixels of a line by `vectors` of outputs."""
+
+    columns: int
+    vectors: int
+
+
+def crosses_groups(target: Target, windows: GroupedWindows) -> bool:
+    """Are vectors of neighbouring outputs, of different groups, faster than each group as a product by itself?"""
+    if not _has_permutations(target, windows) and not _has_masks(target, windows):
+        return False
+    together = _cycles(target, windows, plan_group_tile(target, windows))
+    return choose("groups together", together < _NOTABLY * _cycles_apart(target, windows), (True, False))
+
+
+def plan_group_tile(target: Target, windows: GroupedWindows) -> GroupTile:
+    """The cheapest register tile."""
+    tiles = list(_tiles(target, windows))
+    best = min(tiles, key=lambda tile: (_cycles(target, windows, tile), tile.vectors))
+    found = choose("tile", str((best.columns, best.vectors)), [str((t.columns, t.vectors)) for t in tiles])
+    return next(tile for tile in tiles if str((tile.columns, tile.vectors)) == found)
+
+
+def _has_masks(target: Target, windows: GroupedWindows) -> bool:
+    """Are two broadcasts joined at no cost, and registers enough for steps of several taps?
+
+    AVX2's 16 registers hold tiles of ten pixels, which came to 60 to 80 % of the peak: no more than groups apart.
+    """
+    return "avx512f" in target.features and windows.groups_of_a_vector(vector_lanes(target)) <= 2
+
+
+def _has_permutations(target: Target, windows: GroupedWindows) -> bool:
+    """Has the processor an instruction that permutes a vector by an index that is worked out?"""
+    lanes = vector_lanes(target)
+    return windows.is_permuted(lanes) and {8: "avx2", 16: "avx512f"}.get(lanes) in target.features
+
+
+def _tiles(target: Target, windows: GroupedWindows) -> Iterator[GroupTile]:
+    """Tiles whose sums, a step's weights and what they are multiplied with fit in the registers."""
+    weights = windows.line_taps if windows.shares_taps else 1
+    if windows.is_written_out:
+        weights = windows.taps * windows.line_taps * windows.inputs
+    panels = -(-windows.groups * windows.outputs // vector_lanes(target))
+    for vectors in (1, 2) if panels % 2 == 0 else (1,):
+        spare = target.vector_registers - vectors * weights - 2
+        for columns in range(1, min(spare // vectors, windows.columns) + 1):
+            yield GroupTile(columns, vectors)
+    if weights + 2 >= target.vector_registers:
+        yield GroupTile(1, 1)
+
+
+def _cycles(target: Target, windows: GroupedWindows, tile: GroupTile) -> float:
+    """Cycles of all tiles."""
+    lanes = vector_lanes(target)
+    of_a_step = windows.line_taps if windows.shares_taps else 1
+    reach = {x * windows.stride + k * windows.dilation for x in range(tile.columns) for k in range(of_a_step)}
+    values = len(reach) * tile.vectors
+    permuted = windows.is_permuted(lanes)
+    of_a_value = 2 if windows.groups_of_a_vector(lanes) == 2 and not permuted else 1
+    computing = tile.columns * tile.vectors * of_a_step / _PORTS + (_PERMUTATION_CYCLES * values if permuted else 0)
+    computing = max(computing, of_a_step * _LATENCY)
+    loading = (values * of_a_value + of_a_step * tile.vectors) * _LOAD_CYCLES
+    step = max(computing, loading) + _NOT_HIDDEN * min(computing, loading) + _LOOP_CYCLES
+    steps = windows.taps * windows.line_taps // of_a_step * windows.inputs
+    panels = -(-windows.groups * windows.outputs // lanes)
+    tiles = windows.lines * math.ceil(windows.columns / tile.columns) * math.ceil(panels / tile.vectors)
+    shifted = _SHIFTED if windows.columns % tile.columns else 1.0
+    return shifted * tiles * (steps * step + _ENTERING_CYCLES)
+
+
+def _cycles_apart(target: Target, windows: GroupedWindows) -> float:
+    """Cycles of the groups as products by themselves."""
+    lanes, rows = vector_lanes(target), windows.lines * windows.columns
+    steps = windows.taps * windows.line_taps * windows.inputs
+    columns = group_columns(target, rows, windows.outputs, steps)
+    tile: RegisterTile = best_tile(target, rows, columns, steps, vectors=-(-columns // lanes))
+    tiles = math.ceil(rows / tile.rows) * math.ceil(windows.outputs / columns) * windows.groups
+    return tiles * (steps * tile.cycles_per_step() + _ENTERING_CYCLES)
