@@ -115,13 +115,17 @@ class ModuleBuilder:
         return note
 
     @deep_trees()
-    def add(self, function: PrimFunc, key: str = "", note: str = "") -> None:
-        """Compile one function, with its host function unless its attribute "packed_api" is False."""
+    def add(self, function: PrimFunc, key: str = "", note: str = "", *, parts: Sequence[PrimFunc] = ()) -> None:
+        """Compile one function, with its host function unless its attribute "packed_api" is False, and its `parts`.
+
+        These are functions that it calls, found by their names in the result.
+        """
+        functions = {f.name: f for f in (function, *parts)}
         self._names.append(function.name)
         if self._parts is None:
-            self._collected[function.name] = function
+            self._collected.update(functions)
             return
-        host, device = split_host_device(IRModule({function.name: function}), self.target)
+        host, device = split_host_device(IRModule(functions), self.target)
         if device is None:
             self._parts.add(list(host.functions.values()), key, note)
         else:

@@ -95,7 +95,8 @@ class CGenerator(CLikeGenerator):
         outer, self.lines, depth, self.depth = self.lines, [], self.depth, 0
         self.in_task = True
         self.line(f"typedef struct {{ int64_t low_, extent_; {' '.join(f'{t} {n};' for t, n in fields)} }} {closure};")
-        with self.block(f"static void {task}(Ctx* ctx, void* closure_, int32_t task_, int32_t tasks_, int64_t step_)"):
+        numbers = "int32_t task_, int32_t tasks_, int64_t step_, int32_t threads_"
+        with self.block(f"static void {task}(Ctx* ctx, void* closure_, {numbers})"):
             self.line(f"{closure}* shared_ = ({closure}*)closure_;")
             for kind, name in fields:
                 self.line(f"{kind} {name} = shared_->{name};")
@@ -148,6 +149,10 @@ class CGenerator(CLikeGenerator):
         if name not in self.symbols:
             raise CompileError(f"call of kernel {name!r}, which the module has not; it has: {', '.join(self.symbols)}")
         return f"{self.symbols[name]}({', '.join(['ctx', *[self.visit(a) for a in node.args[1:]]])})"
+
+    def call_call_step(self, node: Call) -> str:
+        first = self.visit(node.args[-1])
+        return f"{self.call_call_kernel(node)[:-1]}, {first} + 1)"
 
     def call_call_extern(self, node: Call) -> str:
         name, args = self.called(node), node.args[1:]

@@ -10,7 +10,7 @@ PRELUDE = r"""#include <math.h>
 
 typedef struct Ctx Ctx;
 struct Ctx {
-  void (*parallel)(Ctx*, void (*)(Ctx*, void*, int32_t, int32_t, int64_t), void*, int32_t, int64_t);
+  void (*parallel)(Ctx*, void (*)(Ctx*, void*, int32_t, int32_t, int64_t, int32_t), void*, int32_t, int64_t);
   int32_t num_threads, draws;
   void* (*alloc_workspace)(Ctx*, int64_t);
   void (*free_workspace)(Ctx*, void*);

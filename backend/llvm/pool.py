@@ -87,7 +87,7 @@ def _install_if_complete(code: bytes) -> _Pool | None:
 def _install(code: bytes) -> _Pool:
     image = link([code])
     pool = _Pool(
-        image.address("relayc_parallel"), image.address("relayc_alloc_workspace"),
+        image.address("relayc_region"), image.address("relayc_alloc_workspace"),
         image.address("relayc_free_workspace"), image.address("relayc_worker_count"),
     )  # fmt: skip
     os.register_at_fork(after_in_child=ctypes.CFUNCTYPE(None)(image.address("relayc_forget_workers")))

@@ -46,7 +46,7 @@ define void @relayc_free_workspace(ptr %ctx, ptr %memory) {
 """
 
 _SERIAL = """
-define void @relayc_parallel(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps) {
+define void @relayc_region(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps) {
   call void @every_step(ptr %ctx, ptr %task, ptr %closure, i64 %steps)
   ret void
 }
@@ -64,7 +64,7 @@ check:
   %more = icmp slt i64 %step, %steps
   br i1 %more, label %run, label %done
 run:
-  call void %task(ptr %ctx, ptr %closure, i32 0, i32 1, i64 %step)
+  call void %task(ptr %ctx, ptr %closure, i32 0, i32 1, i64 %step, i32 1)
   %next = add i64 %step, 1
   br label %check
 done:
@@ -251,7 +251,7 @@ done:
   ret void
 }}
 
-define void @relayc_parallel(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps) {{
+define void @relayc_region(ptr %ctx, ptr %task, ptr %closure, i32 %max_tasks, i64 %steps) {{
 entry:
   %own = alloca %job, align 8
   %p.ctx.threads = getelementptr i8, ptr %ctx, i64 8

@@ -74,7 +74,7 @@ run:
   %of.share = sub i64 %next, %high
   %of.share32 = trunc i64 %of.share to i32
   %chunk = add i32 %before, %of.share32
-  call void %task(ptr %ctx, ptr %closure, i32 %chunk, i32 %chunks, i64 %step)
+  call void %task(ptr %ctx, ptr %closure, i32 %chunk, i32 %chunks, i64 %step, i32 %threads)
   %counted = add i64 %count, 1
   br label %look
 done:

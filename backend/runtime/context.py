@@ -46,7 +46,7 @@ ARG_TENSOR = 7  # DLTensor*
 ARG_STR = 11  # char*, UTF-8, ended by a zero byte
 
 _Task = ctypes.CFUNCTYPE(
-    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32
 )
 _Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _Task, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
 _AllocWorkspace = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
@@ -65,8 +65,9 @@ class Ctx(ctypes.Structure):
     """The struct itself. All functions take the `Ctx*` first.
 
     parallel(ctx, task, closure, max_tasks, steps): fork-join; for every step below `steps`, one after the other, calls
-        task(ctx, closure, i, n, step) once for every i below an n of its choice, at most max_tasks (and 1 at least),
-        from up to num_threads threads. No step begins before all of the one before is done; n is the same in all.
+        task(ctx, closure, i, n, step, threads) once for every i below an n of its choice, at most max_tasks (and 1 at
+        least), from up to num_threads threads. No step begins before all of the one before is done; n is the same in
+        all. The tasks are shared between so many `threads`, n / threads neighbours each, whoever runs them in the end.
     draws: how often functions have drawn random numbers with this context; they count it up.
     alloc_workspace(ctx, nbytes): scratch of the calling thread, aligned to 64 bytes, freed in reverse order.
     call_packed(ctx, name, args, kinds, n): calls the global function `name` with n 8-byte values of kinds `ARG_*`;
@@ -159,7 +160,7 @@ def _serial_parallel(
     ctx: int, task: Callable[..., None], closure: int | None, _max_tasks: int, steps: int
 ) -> None:
     for step in range(steps):
-        task(ctx, closure, 0, 1, step)
+        task(ctx, closure, 0, 1, step, 1)
 
 
 @_AllocWorkspace

@@ -25,11 +25,13 @@ from relay.build.caches import place_caches
 from relay.build.dynamic import plan_dynamic
 from relay.build.entry import ENTRY_NAME, make_dynamic_entry, make_entry
 from relay.build.graph import ControlNode, ExecutionGraph, add_workspaces, make_graph, place_tensors, share_params
+from relay.build.kernel_steps import KernelStep, split_steps
 from relay.build.lower import Workload, lower
 from relay.build.own_sizes import sizes_of
 from relay.build.parts import PartsReport
 from relay.build.process import compiling
 from relay.build.records import current_records
+from relay.build.regions import plan_regions
 from relay.build.workspace import Workspace
 from relay.expr import Constant, Expr, Function, Var
 from relay.op.sequence import ListOperator
@@ -82,21 +84,24 @@ class BuildReport:
 
 @dataclass
 class _Note:
-    """What is kept with a kernel's code: see `relay.build.lower.Kernel`."""
+    """What is kept with a kernel's code: see `relay.build.lower.Kernel`, and `relay.build.kernel_steps`."""
 
     workspaces: list[Workspace]
     in_place: list[int]
     sizes: tuple[str, ...]
+    steps: list[KernelStep]
 
     def to_json(self) -> str:
         workspaces = [(size_to_json(count), element) for count, element in self.workspaces]
-        return json.dumps({"workspaces": workspaces, "in_place": self.in_place, "sizes": self.sizes})
+        others = {"in_place": self.in_place, "sizes": self.sizes, "steps": self.steps}
+        return json.dumps({"workspaces": workspaces, **others})
 
     @staticmethod
     def from_json(text: str, variables: Mapping[str, SizeVariable]) -> _Note:
         record = json.loads(text)
         workspaces = [(size_from_json(count, variables), element) for count, element in record["workspaces"]]
-        return _Note(workspaces, record["in_place"], tuple(record["sizes"]))
+        steps = [KernelStep(*step) for step in record["steps"]]
+        return _Note(workspaces, record["in_place"], tuple(record["sizes"]), steps)
 
 
 def bind_params_by_name(function: Function, params: Mapping[str, Any]) -> Function:
@@ -197,7 +202,7 @@ def build(
                 own = kernels[node.workload.name].sizes
                 node.sizes = tuple([node.names[name] for name in own])
         for part in graph.all_graphs():
-            entries += _plan(part, kernels, target.device_kind == "cpu", len(entries))
+            entries += _plan(part, kernels, target, len(entries))
     with report.step("compile"):
         for entry in entries:
             key = str(entry)  # calls and constants: all there is
@@ -258,20 +263,22 @@ def _specialized(mod: IRModule | Function, sizes: Mapping[str, int]) -> IRModule
 
 
 def _plan(
-    graph: ExecutionGraph, kernels: Mapping[str, _Note], with_entries: bool, number: int
+    graph: ExecutionGraph, kernels: Mapping[str, _Note], target: Target, number: int
 ) -> list[PrimFunc]:
     """Place the tensors of the graph; gives the functions that run its nodes in a row, where such are wanted.
 
     Those of graphs with size variables are numbered from `number` on.
     """
     add_workspaces(graph, {name: kernel.workspaces for name, kernel in kernels.items()})
+    plan_regions(graph, {name: kernel.steps for name, kernel in kernels.items()}, target)
     in_place = {name: kernel.in_place for name, kernel in kernels.items()}
+    with_entries = target.device_kind == "cpu"
     if graph.is_placed_now:
         place_tensors(graph, in_place)
         if not with_entries:
             return []
         graph.entry = ENTRY_NAME if number == 0 else f"{ENTRY_NAME}_{number}"
-        return [make_entry(graph, graph.entry)]
+        return [make_entry(graph, graph.entry, {name: kernel.steps for name, kernel in kernels.items()})]
     rounds = plan_dynamic(graph, in_place)
     if not with_entries:
         return []
@@ -311,8 +318,9 @@ def _lower_all(
         note = builder.reuse(workload.name, key) if known else None
         if note is None:
             kernel = lower(workload, builder.target, config)
-            note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes).to_json()
-            builder.add(kernel.function, key, note)
+            function, parts, steps = split_steps(kernel.function, builder.target)
+            note = _Note(list(kernel.workspaces), list(kernel.in_place), kernel.sizes, steps).to_json()
+            builder.add(function, key, note, parts=parts)
         variables = sizes_of(workload.function)
         notes[workload.name] = _Note.from_json(note, variables)
     return notes

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from relay.build.graph import ExecutionGraph, GraphNode
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
+
+from relay.build.graph import ExecutionGraph, GraphNode, moments
+from relay.build.kernel_steps import KernelStep, call_steps
 from te.dtype import HANDLE, INT32, dtype
 from te.tir import (
+    AttrStmt,
     Binary,
     Cast,
     Dim,
@@ -27,10 +32,13 @@ ENTRY_NAME = "relayc_run"
 _POINTER_BYTES = 8
 
 
-def make_entry(graph: ExecutionGraph, name: str = ENTRY_NAME) -> PrimFunc:
+def make_entry(
+    graph: ExecutionGraph, name: str = ENTRY_NAME, steps: Mapping[str, Sequence[KernelStep]] | None = None
+) -> PrimFunc:
     """``relayc_run(arena, tensors)``: `arena` is the base of the intermediate memory, `tensors` a table of addresses.
 
     Intermediate tensors lie at constant offsets of the arena; the table holds those of inputs, outputs and parameters.
+    `steps` are those of the kernels, by name, for nodes in regions.
     """
     arena, table = Var("arena", HANDLE), Var("tensors", HANDLE)
 
@@ -43,10 +51,26 @@ def make_entry(graph: ExecutionGraph, name: str = ENTRY_NAME) -> PrimFunc:
         return call_intrin("handle", "load_at", table, const(graph.base_of(number) * _POINTER_BYTES, "int64"))
 
     def call(node: GraphNode) -> Evaluate:
-        addresses = [address(number) for number in (*node.inputs, *node.outputs)]
-        return Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *addresses))
+        return Evaluate(call_intrin("int32", "call_kernel", StringImm(node.workload.name), *arguments(node)))
 
-    calls = [call(node) for node in graph.nodes]
+    def arguments(node: GraphNode) -> list[PrimExpr]:
+        return [address(number) for number in (*node.inputs, *node.outputs)]
+
+    def joined(nodes: Sequence[GraphNode]) -> Iterator[Stmt]:
+        """The steps of nodes in a region; those of nodes that run at the same time are done together."""
+        assert steps is not None
+        for _, together in groupby(moments(nodes), lambda pair: pair[0]):
+            loops = [call_steps(n.workload.name, steps[n.workload.name], arguments(n), n.cycles) for _, n in together]
+            for step in zip_longest(*loops):
+                own = sorted([loop for loop in step if loop is not None], key=lambda loop: -loop.cycles)
+                yield own[0] if len(own) == 1 else AttrStmt("independent", None, const(len(own)), seq(own))
+
+    calls: list[Stmt] = []
+    for region, nodes in groupby(graph.nodes, lambda node: node.region):
+        if region is None or steps is None:
+            calls += map(call, nodes)
+        else:
+            calls.append(AttrStmt("region", None, const(region), seq(joined(list(nodes)))))
     attrs = {"global_symbol": name, "packed_api": False}
     return PrimFunc((arena, table), seq(calls), {}, attrs)
 

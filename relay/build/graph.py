@@ -8,7 +8,8 @@ and parameters where the caller puts them, everything else in the arena.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +31,20 @@ from te.errors import CompileError
 from te.ir import Span
 from te.tir import Dim
 
-__all__ = ["ExecutionGraph", "GraphNode", "GraphTensor", "add_workspaces", "last_reads", "make_graph",
-           "place_handed_on", "place_outputs", "place_tensors", "reuse_inputs"]  # fmt: skip
+__all__ = [
+    "ExecutionGraph",
+    "GraphNode",
+    "GraphTensor",
+    "add_workspaces",
+    "last_reads",
+    "make_graph",
+    "moments",
+    "place_handed_on",
+    "place_outputs",
+    "place_tensors",
+    "plan_arena",
+    "reuse_inputs",
+]  # fmt: skip
 
 Value = int | tuple["Value", ...]
 
@@ -87,6 +100,12 @@ class GraphNode:
     scratch: int = 0
     sizes: tuple[Dim, ...] = ()
     names: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
+    region: int | None = None
+    """nodes in a row of the same number are one parallel region"""
+    beside: bool = False
+    """does it run at the same time as the node in front of it, in the same region?"""
+    cycles: float = 0.0
+    """about what the kernel takes, on one core; 0: unknown"""
 
 
 @dataclass
@@ -363,6 +382,14 @@ class _Numbering:
         return known
 
 
+def moments(nodes: Iterable[GraphNode]) -> Iterator[tuple[int, GraphNode]]:
+    """Nodes in order, numbered in time: those that run at the same time have one number."""
+    moment = -1
+    for node in nodes:
+        moment += not node.beside
+        yield moment, node
+
+
 def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """The strides, in elements, of a tensor without gaps, the last dimension innermost."""
     strides = [1] * len(shape)
@@ -419,7 +446,7 @@ def place_handed_on(graph: ExecutionGraph) -> None:
 def last_reads(graph: ExecutionGraph) -> dict[int, int]:
     """Tensor that owns memory -> the last step that writes or reads it."""
     last: dict[int, int] = {}
-    for step, node in enumerate(graph.nodes):
+    for step, node in moments(graph.nodes):
         for number in (*node.outputs, *node.inputs):
             last[graph.base_of(number)] = step
     return {**last, **{graph.base_of(number): len(graph.nodes) for number in graph.kept}}
@@ -428,7 +455,8 @@ def last_reads(graph: ExecutionGraph) -> dict[int, int]:
 def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> None:
     """Let results take the memory of inputs that are read for the last time, where the kernel allows it."""
     last = last_reads(graph)
-    for step, node in enumerate(graph.nodes):
+    readers = Counter((step, graph.base_of(i)) for step, node in moments(graph.nodes) for i in node.inputs)
+    for step, node in moments(graph.nodes):
         result = node.outputs[0]
         if graph.tensors[result].base is not None:  # a slice of a batch has its place
             continue
@@ -436,21 +464,26 @@ def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
             base = graph.base_of(node.inputs[position])
             mine = graph.tensors[result].storage is None and graph.tensors[base].storage is None
             mine = mine and graph.tensors[result].base is None
-            once = [graph.base_of(number) for number in node.inputs].count(base) == 1
+            once = readers[step, base] == 1
             if mine and once and last[base] == step and graph.tensors[base].as_large_as(graph.tensors[result]):
                 graph.tensors[result].base = base
                 last[base] = last[result]
                 break
 
 
-def _place_arena(graph: ExecutionGraph) -> None:
+def plan_arena(graph: ExecutionGraph) -> MemoryPlan:
+    """Offsets for the tensors that have no place yet."""
     last = last_reads(graph)
     first: dict[int, int] = {}
-    for step, node in enumerate(graph.nodes):
+    for step, node in moments(graph.nodes):
         for number in node.outputs:
             first.setdefault(graph.base_of(number), step)
     owned = [n for n in first if graph.tensors[n].storage is None]
-    graph.plan = plan_memory([Lifetime(n, graph.tensors[n].nbytes, first[n], last[n]) for n in owned])
+    return plan_memory([Lifetime(n, graph.tensors[n].nbytes, first[n], last[n]) for n in owned])
+
+
+def _place_arena(graph: ExecutionGraph) -> None:
+    graph.plan = plan_arena(graph)
     for number, offset in graph.plan.offsets.items():
         graph.tensors[number].storage = ("arena", offset)
 

@@ -378,6 +378,11 @@ class Interpreter(Visitor[Any]):
         self.call(self.module[name], tuple(args))
         return 0
 
+    def _call_step(self, node: Call) -> int:
+        name, *args, i = [self.visit(a) for a in node.args]
+        self.call(self.module[name], (*args, i, i + 1))
+        return 0
+
     def _call_function(self, node: Call) -> Any:
         name, *args = [self.visit(a) for a in node.args]
         function = self.functions.get(name)
@@ -501,6 +506,7 @@ _CALLS: dict[str, Callable[[Interpreter, Call], Any]] = {
     "address_of": Interpreter._call_address_of, "handle_add_byte_offset": Interpreter._call_handle_add_byte_offset,
     "load_at": Interpreter._call_load_at, "atomic_add": Interpreter._call_atomic,
     "atomic_max": Interpreter._call_atomic, "call_kernel": Interpreter._call_kernel,
+    "call_step": Interpreter._call_step,
     "call_extern": Interpreter._call_function, "call_packed": Interpreter._call_function,
     "warp_shuffle_xor": Interpreter._call_warp_shuffle_xor, "storage_sync": Interpreter._call_storage_sync,
     "prefetch": Interpreter._call_nothing, "next_draw": Interpreter._call_next_draw,

@@ -73,6 +73,11 @@ class For(Stmt):
         extent = max(self.extent.value, 1)
         return -(-extent // max(round(extent / most), 1))
 
+    @property
+    def cycles(self) -> int:
+        """About how long an iteration of a parallel loop takes, where that is known: for shares of several."""
+        return self.annotations.get("pragma_cycles", 1)
+
 
 @node
 class While(Stmt):
@@ -141,7 +146,8 @@ class AttrStmt(Stmt):
     """A fact about `body`: `key` says which, `subject` (an IterVar, a Buffer, a Var or None) whom it is about.
 
     Keys: "thread_extent" (subject: thread IterVar; value: extent), "virtual_thread", "double_buffer_scope" and
-    "storage_scope" (subject: Buffer), "pragma_<name>", "prefetch_scope", "tensorize" facts left by the schedule.
+    "storage_scope" (subject: Buffer), "pragma_<name>", "prefetch_scope", "tensorize" facts left by the schedule;
+    "region": parallel loops in the body are one region of threads; "independent": they don't need each other.
     """
 
     key: str

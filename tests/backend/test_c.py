@@ -239,7 +239,7 @@ def test_parallel_loop_goes_through_the_context():
     np.testing.assert_array_equal(got, want)
     source = build(function, target=TARGET).get_source()
     assert source.count("ctx->parallel(") == 1  # the inner loop runs serially
-    parameters = "Ctx* ctx, void* closure_, int32_t task_, int32_t tasks_, int64_t step_"
+    parameters = "Ctx* ctx, void* closure_, int32_t task_, int32_t tasks_, int64_t step_, int32_t threads_"
     assert f"static void relayc_f_task0({parameters})" in source
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from backend.llvm.codegen.dots import DotEmitter
+from backend.llvm.codegen.index import Index
 from backend.llvm.codegen.lookups import LookupEmitter
 from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
 from te.dtype import INT32, DType, dtype
@@ -317,6 +318,18 @@ class CallEmitter(LookupEmitter):
         """Kernels return nothing and can't fail: the call's value is 0."""
         self._call(dtype("void"), _name(call), [("ptr", "%ctx"), *[self._typed(a) for a in call.args[1:]]])
         return "0"
+
+    def emit_call_step(self, call: Call) -> str:
+        one = self.index(call.args[-1])
+        self.call_range(call, one, self.sum(one, Index(None, 1, 0)))
+        return "0"
+
+    def call_range(self, call: Call, first: Index, last: Index) -> None:
+        """The iterations [first, last) of the function that a "call_step" names."""
+        kind = register_type(call.args[-1].dtype)
+        bounds = [(kind, self.text.pure(f"trunc i64 {self.operand(b)} to {kind}")) for b in (first, last)]
+        arguments = [self._typed(a) for a in call.args[1:-1]]
+        self._call(dtype("void"), _name(call), [("ptr", "%ctx"), *arguments, *bounds])
 
     def _typed(self, expr: PrimExpr) -> tuple[str, str]:
         if isinstance(expr, StringImm):

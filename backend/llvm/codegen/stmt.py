@@ -10,7 +10,15 @@ from backend.llvm.assembly import FunctionText
 from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE, CallEmitter
 from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.index import Index, is_nonnegative
-from backend.llvm.codegen.regions import is_region, outline, regions_of
+from backend.llvm.codegen.regions import (
+    Step,
+    called_step,
+    independent_loops,
+    is_region,
+    most_tasks,
+    outline,
+    regions_of,
+)  # fmt: skip
 from backend.llvm.types import element_bytes, memory_type
 from te.dtype import INT64
 from te.errors import CompileError
@@ -64,7 +72,7 @@ class StmtEmitter(CallEmitter):
     def visit_SeqStmt(self, stmt: SeqStmt) -> None:
         for joined, run in groupby(stmt.stmts, self._may_be_joined):
             if joined:
-                self._region([each for each in run if is_region(each)])
+                self._region([independent_loops(each) or (each,) for each in run])  # type: ignore[misc]
             else:
                 for each in run:
                     self.visit(each)
@@ -83,6 +91,9 @@ class StmtEmitter(CallEmitter):
                 f"axis {stmt.subject} is bound to a thread of a GPU, which the llvm target has not; "
                 "use parallel(axis), or build for cuda"
             )
+        if self.parallel and (loops := independent_loops(stmt)):
+            self._region([loops])
+            return
         self.visit(stmt.body)
 
     def visit_IfThenElse(self, stmt: IfThenElse) -> None:
@@ -141,12 +152,12 @@ class StmtEmitter(CallEmitter):
     def visit_For(self, loop: For) -> None:
         extent = self.index(loop.extent)
         if self.parallel and is_region(loop):
-            self._region([loop])
+            self._region([(loop,)])
             return
         if loop.kind is ForKind.VECTORIZED:
             raise CompileError(f"loop {loop.loop_var.name} is still vectorized; run the vectorize pass first")
         if self.parallel and loop.kind is ForKind.SERIAL and (regions := regions_of(loop)):
-            self._region(regions, loop)
+            self._region([(each,) for each in regions], loop)
             return
         low = self.index(loop.min)
         if extent.value is None and (extent.constant <= 1 or self._is_written_out(loop, extent.constant)):
@@ -167,6 +178,9 @@ class StmtEmitter(CallEmitter):
 
     def loop(self, loop: For, low: Index, high: Index) -> None:
         """The body for each position in [low, high)."""
+        if (call := called_step(loop)) is not None:
+            self.call_range(call, low, high)
+            return
         text, start, stop = self.text, self.operand(low), self.operand(high)
         if low.value is None and high.value is None:
             self.ranges[loop.loop_var] = (low.constant, high.constant)
@@ -218,24 +232,23 @@ class StmtEmitter(CallEmitter):
     # Parallel regions
 
     def _may_be_joined(self, stmt: Stmt) -> bool:
-        """Is this a region whose bounds are known before those in front of it have run?"""
-        return self.parallel and is_region(stmt) and self.is_index(stmt.extent) and self.is_index(stmt.min)
+        """Is this a step of a region, whose bounds are known before those in front of it have run?"""
+        if not self.parallel or not is_region(stmt):
+            return self.parallel and bool(independent_loops(stmt))
+        return self.is_index(stmt.extent) and self.is_index(stmt.min)
 
-    def _region(self, regions: Sequence[For], around: For | None = None) -> None:
+    def _region(self, steps: Sequence[Step], around: For | None = None) -> None:
         """Parallel loops in a row, or all of the body of a loop `around` them, as one region: its threads are called
-        once and meet after each of the loops."""
+        once and meet after each of the steps."""
         text = self.text
-        steps = Index(None, len(regions), 0)
+        count = Index(None, len(steps), 0)
         if around is not None:
-            steps = self.product(self.index(around.extent), steps)
-        task, closure = outline(self, regions, around)
-        shares = [
-            self.intrinsic("smin", INT64, self.operand(self.index(each.extent)), str(each.most_threads))
-            for each in regions
-        ]
+            count = self.product(self.index(around.extent), count)
+        task, closure = outline(self, steps, around)
+        shares = [most_tasks(self, step) for step in steps]
         most = text.value(f"trunc i64 {reduce(lambda a, b: self.intrinsic('smax', INT64, a, b), shares)} to i32")
         run = text.value(f"load ptr, ptr {self.byte_offset('%ctx', CTX_PARALLEL)}, align 8")
-        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {most}, i64 {self.operand(steps)})")
+        text.effect(f"call void {run}(ptr %ctx, ptr @{task}, ptr {closure}, i32 {most}, i64 {self.operand(count)})")
 
     def child(self, text: FunctionText) -> StmtEmitter:
         """An emitter for a function outlined from this one: the same target, and parallel loops run serially."""

@@ -14,7 +14,9 @@ from backend.runtime.context import Context
 
 __all__ = ["Body", "Parallel", "Task", "assemble", "context", "in_two_python_threads", "run", "task"]
 
-Task = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64)
+Task = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32
+)
 Parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, Task, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64)
 Body = Callable[[int, int, int], object]
 """Called with the number of a chunk, the number of chunks, and the step."""
@@ -27,7 +29,7 @@ def context(threads: int) -> Context:
 
 
 def task(body: Body) -> ctypes._CFuncPtr:
-    return Task(lambda _ctx, _closure, i, n, step: body(i, n, step))
+    return Task(lambda _ctx, _closure, i, n, step, _threads: body(i, n, step))
 
 
 def run(threads: int, tasks: int, body: Body, steps: int = 1) -> None:

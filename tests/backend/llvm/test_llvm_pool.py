@@ -83,7 +83,7 @@ def test_nobody_waits_for_workers_that_have_not_begun():
 
 
 COUNTING_TASK = """
-define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step) {
+define void @count(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step, i32 %threads) {
   %place = getelementptr i32, ptr %counts, i32 %task
   %before = atomicrmw add ptr %place, i32 1 monotonic
   ret void

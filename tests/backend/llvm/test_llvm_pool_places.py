@@ -39,7 +39,7 @@ class OpenPool:
         source += "define ptr @mailboxes_address() { ret ptr @mailboxes }\n"
         source += "define void @set_benched() { store i32 1, ptr @benched ret void }\n"
         image = assemble(source)
-        self.parallel = Parallel(image.address("relayc_parallel"))
+        self.parallel = Parallel(image.address("relayc_region"))
         self.bench = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int64)(image.address("bench"))
         self.set_benched = ctypes.CFUNCTYPE(None)(image.address("set_benched"))
         address = ctypes.CFUNCTYPE(ctypes.c_void_p)(image.address("mailboxes_address"))()

@@ -76,7 +76,7 @@ def test_steps_inside_a_region_run_once():
 
 
 ORDERED_TASK = """
-define void @ordered(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step) {
+define void @ordered(ptr %ctx, ptr %counts, i32 %task, i32 %tasks, i64 %step, i32 %threads) {
   %chunks = zext i32 %tasks to i64
   %before = mul i64 %step, %chunks
   %done = load atomic i64, ptr %counts monotonic, align 8

@@ -42,14 +42,14 @@ typedef struct { void* data; int32_t type, id, ndim; uint8_t code, bits; uint16_
 
 void axpy(Ctx* c, float* x, float* y, float a, int32_t n) { for (int i = 0; i < n; i++) y[i] += a * x[i]; }
 
-static void fill(Ctx* c, void* closure, int32_t task, int32_t tasks, int64_t step) {
+static void fill(Ctx* c, void* closure, int32_t task, int32_t tasks, int64_t step, int32_t threads) {
   int64_t* out = closure;
   int64_t n = out[0];
   for (int64_t i = task * n / tasks; i < (task + 1) * n / tasks; i++) out[i + 1] = i * i;
 }
 void squares(Ctx* c, int64_t* out) { c->parallel(c, fill, out, 64, 1); }
 
-static void grow(Ctx* c, void* closure, int32_t task, int32_t tasks, int64_t step) {
+static void grow(Ctx* c, void* closure, int32_t task, int32_t tasks, int64_t step, int32_t threads) {
   int64_t* out = closure;
   for (int64_t i = task * 64 / tasks; i < (task + 1) * 64 / tasks; i++) out[i] = out[i] * 3 + step;
 }

@@ -1,0 +1,44 @@
+"""How several loops that don't need each other are shared between threads as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from te.tir import PrimExpr, maximum, minimum
+
+__all__ = ["shares"]
+
+
+def shares(
+    loops: Sequence[tuple[int, int]], task: PrimExpr, tasks: PrimExpr, threads: PrimExpr
+) -> list[tuple[PrimExpr, PrimExpr]]:
+    """The iterations [first, last) of each loop that task `task` of `tasks`, which `threads` share, runs.
+
+    `loops` are iterations and the cycles of one, those with most first. A thread gets as much of each loop as comes
+    nearest to an even share, and of the last one what makes up for the rest. That is cut into its tasks loop by loop:
+    it reads the weights of one layer, then those of the next.
+    """
+    of_thread = tasks // threads
+    thread = task // of_thread
+    piece = task - thread * of_thread
+    lows, highs = [_cuts(loops, t, threads) for t in (thread, thread + 1)]
+    lengths = [high - low for low, high in zip(lows, highs, strict=True)]
+    cycles = [length * each for length, (_, each) in zip(lengths, loops, strict=True)]
+    total = sum(cycles[1:], cycles[0])
+    left = [p * total // of_thread for p in (piece, piece + 1)]
+    ranges: list[tuple[PrimExpr, PrimExpr]] = []
+    for (_, each), low, length, own in zip(loops, lows, lengths, cycles, strict=True):
+        first, last = [low + maximum(minimum((cut + each // 2) // each, length), 0) for cut in left]
+        ranges.append((first, last))
+        left = [cut - own for cut in left]
+    return ranges
+
+
+def _cuts(loops: Sequence[tuple[int, int]], thread: PrimExpr, threads: PrimExpr) -> list[PrimExpr]:
+    """How many iterations of each loop are those of the threads before a thread."""
+    *others, (extent, cycles) = loops
+    cuts = [(2 * thread * n + threads) // (2 * threads) for n, _ in others]
+    ahead = sum([(cut * threads - thread * n) * each for cut, (n, each) in zip(cuts, others, strict=True)])
+    most = extent * cycles // 2  # more would take iterations back from the thread before
+    rest = thread * (extent * cycles) - maximum(minimum(ahead, most), -most) + threads * cycles // 2
+    return [*cuts, rest // (threads * cycles)]
