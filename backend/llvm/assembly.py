@@ -32,6 +32,10 @@ class ModuleText:
         self._numbers += 1
         return self._numbers
 
+    def has(self, name: str) -> bool:
+        """Is there a function of this name already?"""
+        return any(f"@{name}(" in text.split("\n", 1)[0] for text in self.functions)
+
     def declare(self, name: str, result: str, args: str) -> None:
         """Declare an external function or an intrinsic, once."""
         self._declarations.setdefault(name, f"declare {result} @{name}({args})")

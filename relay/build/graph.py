@@ -8,7 +8,6 @@ and parameters where the caller puts them, everything else in the arena.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -455,7 +454,9 @@ def last_reads(graph: ExecutionGraph) -> dict[int, int]:
 def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -> None:
     """Let results take the memory of inputs that are read for the last time, where the kernel allows it."""
     last = last_reads(graph)
-    readers = Counter((step, graph.base_of(i)) for step, node in moments(graph.nodes) for i in node.inputs)
+    read: dict[int, list[int]] = {}
+    for step, node in moments(graph.nodes):
+        read.setdefault(step, []).extend(node.inputs)
     for step, node in moments(graph.nodes):
         result = node.outputs[0]
         if graph.tensors[result].base is not None:  # a slice of a batch has its place
@@ -464,7 +465,7 @@ def reuse_inputs(graph: ExecutionGraph, in_place: Mapping[str, Sequence[int]]) -
             base = graph.base_of(node.inputs[position])
             mine = graph.tensors[result].storage is None and graph.tensors[base].storage is None
             mine = mine and graph.tensors[result].base is None
-            once = readers[step, base] == 1
+            once = [graph.base_of(number) for number in read[step]].count(base) == 1
             if mine and once and last[base] == step and graph.tensors[base].as_large_as(graph.tensors[result]):
                 graph.tensors[result].base = base
                 last[base] = last[result]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 from backend.llvm.assembly import FunctionText
@@ -23,6 +23,8 @@ Step = tuple[For, ...]
 
 _Captured = list[tuple[str, str]]
 """Values that a body uses, of the function around it: types and names."""
+_Run = Callable[[FunctionText, _Captured, str, str], None]
+"""Emits the call, in a task, that runs iterations [first, last) with what was captured."""
 
 
 def is_region(stmt: Stmt) -> TypeGuard[For]:
@@ -79,45 +81,66 @@ def outline(outer: StmtEmitter, steps: Sequence[Step], around: For | None = None
     iterations; the body takes them as parameters, so that what LLVM knows of the buffers (`noalias`) is not lost on the
     way through memory.
     """
-    bodies = [[_outline_body(outer, loop, around) for loop in step] for step in steps]
-    name, count = bodies[0][0][0], len(steps)
+    name, count = f"{outer.text.name}.task{outer.text.module.fresh_number()}", len(steps)
+    bodies = [[_outlined(outer, loop, around) for loop in step] for step in steps]
     parameters = "ptr %ctx, ptr %closure, i32 %task, i32 %tasks, i64 %step, i32 %threads"
     signature = f"internal void @{name}({parameters}) #0"
     text = FunctionText(outer.text.module, name, signature)
-    captured: _Captured = []
+    bounds = [[_bounds(outer, loop) for loop in step] for step in steps]
+    begin: _Captured = [] if around is None else [("i64", outer.operand(outer.index(around.min)))]
+    wanted = [begin, *[used for outlined in bodies for _, used in outlined], *[b for step in bounds for b in step]]
+    captured = list(dict.fromkeys([value for values in wanted for value in values if value[1].startswith("%")]))
+    names = dict(zip(captured, _loaded(text, "%closure", [kind for kind, _ in captured]), strict=True))
     turn: _Captured = []
     if around is not None:
-        captured.append(("i64", outer.operand(outer.index(around.min))))
-        first = _load_captured(text, captured, 0)[0][1]
+        first = names.get(begin[0], begin[0])[1]
         turn.append(("i64", text.value(f"add i64 {text.value(f'udiv i64 %step, {count}')}, {first}")))
     labels = [text.label("region") for _ in steps]
     choices = " ".join(f"i64 {i}, label %{label}" for i, label in enumerate(labels[1:], 1))
     text.effect(f"switch i64 {text.value(f'urem i64 %step, {count}')}, label %{labels[0]} [ {choices} ]")
-    for label, step, outlined in zip(labels, steps, bodies, strict=True):
+    for label, step, outlined, limits in zip(labels, steps, bodies, bounds, strict=True):
         text.place(label)
         with text.region():
-            ranges = [] if len(step) == 1 else _shares_of(outer, text, step)
-            for i, (loop, (_, body, used)) in enumerate(zip(step, outlined, strict=True)):
-                own = [*used, *[("i64", outer.operand(outer.index(bound))) for bound in (loop.extent, loop.min)]]
-                *values, extent, low = _load_captured(text, own, len(captured))
-                first, last = ranges[i] if ranges else _share(text, extent[1])
-                bounds = [("i64", text.value(f"add i64 {bound}, {low[1]}")) for bound in (first, last)]
-                args = ["ptr %ctx", *[f"{kind} {value}" for kind, value in [*values, *turn, *bounds]]]
-                text.effect(f"call void @{body}({', '.join(args)})")
-                captured += own
+            ranges = [] if len(step) == 1 else _shares_of(text, outer, step)
+            for i, ((run, used), own) in enumerate(zip(outlined, limits, strict=True)):
+                extent, low = [names.get(bound, bound)[1] for bound in own]
+                first, last = ranges[i] if ranges else _share(text, extent)
+                if low != "0":
+                    first, last = [text.value(f"add i64 {bound}, {low}") for bound in (first, last)]
+                run(text, [*[names.get(value, value) for value in used], *turn], first, last)
         text.effect("ret void")
     text.finish()
     return name, _store_closure(outer, captured)
 
 
-def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[str, str, _Captured]:
-    """A name for the task of a parallel loop, the function of its iterations [first, last), and what that captures.
+def _bounds(outer: StmtEmitter, loop: For) -> _Captured:
+    """The extent of a loop and its first position, as values of the function around it."""
+    return [("i64", outer.operand(outer.index(bound))) for bound in (loop.extent, loop.min)]
+
+
+def _outlined(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
+    """What runs iterations [first, last) of a loop in a task, with the values that it captures."""
+    call = called_step(loop)
+    if call is None or around is not None:
+        return _outline_body(outer, loop, around)
+    used = [var for var in free_variables(call) if var is not loop.loop_var]
+    captured = [(register_type(var.dtype), outer.visit(var)) for var in used]
+
+    def run(text: FunctionText, values: _Captured, first: str, last: str) -> None:
+        inner = outer.child(text)
+        inner.env.update(zip(used, [name for _, name in values], strict=True))
+        inner.call_range(call, Index(first, 0), Index(last, 0))
+
+    return run, captured
+
+
+def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[_Run, _Captured]:
+    """As `_outlined`, by a function of the iterations.
 
     Where there is a loop `around`, which isn't in the function, its variable comes behind what is captured.
     """
     module = outer.text.module
-    number = module.fresh_number()
-    body_name, task_name = f"{outer.text.name}.body{number}", f"{outer.text.name}.task{number}"
+    body_name = f"{outer.text.name}.body{module.fresh_number()}"
     parameters = ["ptr %ctx"]
     inner = outer.child(FunctionText(module, body_name, ""))
     captured: _Captured = []
@@ -147,7 +170,12 @@ def _outline_body(outer: StmtEmitter, loop: For, around: For | None) -> tuple[st
     inner.end_streaming()
     inner.text.effect("ret void")
     inner.text.finish()
-    return task_name, body_name, captured
+
+    def run(text: FunctionText, values: _Captured, first: str, last: str) -> None:
+        args = ["ptr %ctx", *[f"{kind} {value}" for kind, value in [*values, ("i64", first), ("i64", last)]]]
+        text.effect(f"call void @{body_name}({', '.join(args)})")
+
+    return run, captured
 
 
 def _store_closure(outer: StmtEmitter, captured: _Captured) -> str:
@@ -157,11 +185,11 @@ def _store_closure(outer: StmtEmitter, captured: _Captured) -> str:
     return closure
 
 
-def _load_captured(text: FunctionText, captured: _Captured, start: int) -> _Captured:
-    """Values of the closure, the first of which is its value `start`."""
+def _loaded(text: FunctionText, words: str, kinds: Sequence[str]) -> _Captured:
+    """Values of these types, each of which has a word of memory."""
     loaded: _Captured = []
-    for i, (kind, _) in enumerate(captured, start):
-        address = text.value(f"getelementptr i8, ptr %closure, i64 {8 * i}")
+    for i, kind in enumerate(kinds):
+        address = text.value(f"getelementptr i8, ptr {words}, i64 {8 * i}")
         loaded.append((kind, text.value(f"load {kind}, ptr {address}, align 8")))
     return loaded
 
@@ -176,12 +204,32 @@ def _share(text: FunctionText, extent: str) -> tuple[str, str]:
     return first, last
 
 
-def _shares_of(outer: StmtEmitter, text: FunctionText, step: Step) -> list[tuple[str, str]]:
-    """The iterations of each of several loops that a task runs."""
+def _shares_of(text: FunctionText, outer: StmtEmitter, step: Step) -> list[tuple[str, str]]:
+    """The iterations of each of several loops that a task runs, as a function for so many loops computes them."""
+    name, count = f"{outer.text.name}.shares{len(step)}", len(step)
+    if not text.module.has(name):
+        _add_shares(outer, name, count)
+    numbers = [str(n) for loop in step for n in (_constant(loop), loop.cycles)]
+    given = [text.value(f"zext i32 %{own} to i64") for own in ("task", "tasks", "threads")]
+    table = text.alloca(f"[{2 * count} x i64]", 8)
+    text.effect(f"call void @{name}(ptr {table}, {', '.join([f'i64 {n}' for n in (*given, *numbers)])})")
+    bounds = [value for _, value in _loaded(text, table, ["i64"] * (2 * count))]
+    return list(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def _add_shares(outer: StmtEmitter, name: str, count: int) -> None:
+    """Add the function of `shares` of so many loops: it stores two bounds of each."""
+    variables = [Var(f"n{i}", INT64) for i in range(3 + 2 * count)]
+    parameters = ", ".join([f"i64 %{var.name}" for var in variables])
+    text = FunctionText(outer.text.module, name, f"internal void @{name}(ptr %bounds, {parameters}) #1")
     emitter = outer.child(text)
-    names = {name: Var(name, INT64) for name in ("task", "tasks", "threads")}
-    for name, var in names.items():
-        emitter.wide[var] = Index(text.value(f"zext i32 %{name} to i64"), 0)
+    for var in variables:
+        emitter.wide[var] = Index(f"%{var.name}", 0)
         emitter.nonnegative.add(var)
-    ranges = shares([(_constant(loop), loop.cycles) for loop in step], **names)
-    return [(emitter.operand(emitter.index(a)), emitter.operand(emitter.index(b))) for a, b in ranges]
+    task, tasks, threads, *loops = variables
+    ranges = shares(list(zip(loops[::2], loops[1::2], strict=True)), task, tasks, threads)
+    for i, bound in enumerate([bound for both in ranges for bound in both]):
+        value = emitter.operand(emitter.index(bound))
+        text.effect(f"store i64 {value}, ptr {emitter.byte_offset('%bounds', 8 * i)}, align 8")
+    text.effect("ret void")
+    text.finish()

@@ -8,9 +8,11 @@ from te.tir import PrimExpr, maximum, minimum
 
 __all__ = ["shares"]
 
+Number = int | PrimExpr
+
 
 def shares(
-    loops: Sequence[tuple[int, int]], task: PrimExpr, tasks: PrimExpr, threads: PrimExpr
+    loops: Sequence[tuple[Number, Number]], task: PrimExpr, tasks: PrimExpr, threads: PrimExpr
 ) -> list[tuple[PrimExpr, PrimExpr]]:
     """The iterations [first, last) of each loop that task `task` of `tasks`, which `threads` share, runs.
 
@@ -34,7 +36,7 @@ def shares(
     return ranges
 
 
-def _cuts(loops: Sequence[tuple[int, int]], thread: PrimExpr, threads: PrimExpr) -> list[PrimExpr]:
+def _cuts(loops: Sequence[tuple[Number, Number]], thread: PrimExpr, threads: PrimExpr) -> list[PrimExpr]:
     """How many iterations of each loop are those of the threads before a thread."""
     *others, (extent, cycles) = loops
     cuts = [(2 * thread * n + threads) // (2 * threads) for n, _ in others]

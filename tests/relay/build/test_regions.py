@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,7 +190,7 @@ def test_a_profile_names_each_kernel_of_a_region():
     np.testing.assert_array_equal(executor.get_output(0).numpy(), whole)
 
 
-def test_a_saved_model_has_its_regions(tmp_path):
+def test_a_saved_model_has_its_regions(tmp_path: Path) -> None:
     function = inception(64, 14)
     model = compiled(function)
     model.save(tmp_path / "m.relayc")
