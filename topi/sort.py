@@ -8,10 +8,10 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.dtype import DType
 from te.tir import Buffer, Dim, PrimExpr, Shuffle, Stmt, call_intrin, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
 from te.tir.ops import broadcast, ramp
+from topi.counting import MOST_COUNTED, Row, first_of_row
 from topi.groups import constant_size
 from topi.loops import loop_nest
 from topi.tag import INJECTIVE
@@ -37,7 +37,7 @@ def argsort(x: Tensor, axis: int, ascending: bool = True, dtype: str = "int32") 
 
 
 def _first_positions(x: Tensor, count: Dim, axis: int, ascending: bool, dtype: str) -> Tensor:
-    """The first `count` positions of `argsort`. Few of many are kept in a heap while the row passes by."""
+    """The first `count` positions of `argsort`. Places of few are counted; more of many are kept in a heap."""
     n, others = x.shape[axis], (*x.shape[:axis], *x.shape[axis + 1 :])
     most = _as_part(count, n)
 
@@ -48,12 +48,13 @@ def _first_positions(x: Tensor, count: Dim, axis: int, ascending: bool, dtype: s
         with ib.for_range(0, num_elements(others), "row", kind, independent=True) as row:
             at = unravel_index(row, others)
             before, after = at[:axis], at[axis:]
-            few = isinstance(count, int) and _FEWEST <= count <= _FEW
-            find = _sort if not most else _insert if few else _select
-            row_keys = _Keys(keys, before, after, x.dtype, ascending)
-            order = find(ib, n, count, row_keys)
+            if isinstance(count, int) and 1 <= count <= MOST_COUNTED:
+                order = first_of_row(ib, Row(ib, keys, before, after, n, ascending), count)
+            else:
+                find = _select if most else _sort
+                order = find(ib, n, count, _Keys(keys, before, after, ascending))
             with ib.for_range(0, count, "k") as k:
-                out[(*before, k, *after)] = order(k)
+                out[(*before, k, *after)] = order[k]
         return ib.get()
 
     attrs = {"axis": axis, "comes_before": lambda a, b: comes_before(a, b, ascending)}
@@ -70,11 +71,6 @@ def _as_part(count: Dim, n: Dim) -> bool:
 
 _MANY = 4
 """How many times as many a row has as positions that are wanted of it, where finding these costs less than sorting."""
-_FEWEST, _FEW = 4, 128
-"""How many may be wanted of a row where these are kept in order, each element put among them by vectors, rather than in
-a heap: of 16 in half the time."""
-_LANES = 8
-"""Elements of a vector of those that are kept in order."""
 _TOGETHER = 16
 """Elements side by side that are compared with the last of the chosen ones together, as vectors."""
 
@@ -86,7 +82,6 @@ class _Keys:
     buffer: BufferView
     before: Sequence[Any]
     after: Sequence[Any]
-    dtype: DType
     ascending: bool
 
     def __getitem__(self, position: Any) -> PrimExpr:
@@ -97,67 +92,24 @@ class _Keys:
         return comes_before(a, b, self.ascending)
 
 
-Positions = Callable[[Any], PrimExpr]
-"""The position in a row that comes at a place in order."""
-
-
-def _sort(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> Positions:
+def _sort(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
     """All positions of a row in order."""
     order = ib.allocate("int32", n, "order", scope="global")
     merged = ib.allocate("int32", n, "merged", scope="global")
     with ib.for_range(0, n, "k") as k:
         order[k] = k
     _merge_passes(ib, n, order, merged, lambda a, b: keys.comes_before(keys[a], keys[b]))
-    return lambda k: order[k]
+    return order
 
 
-def _insert(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> Positions:
-    """The first `count` positions of a row, in order: those of what has passed are kept so."""
-    assert isinstance(count, int)
-    kept = _Kept(ib, count, keys)
-    with ib.for_range(0, count, "k") as k:
-        kept.put(keys[k], k, filled=k)
-    _meet_the_rest(ib, n, count, keys, lambda: kept.values[count], kept.put)
-    return lambda k: kept.places[k + 1]
-
-
-class _Kept:
-    """The first elements of what has passed, in order, behind an empty place; equal ones by their places."""
-
-    def __init__(self, ib: IRBuilder, count: int, keys: _Keys) -> None:
-        self.ib, self.keys, self.vectors = ib, keys, max(-(-count // _LANES), 1)
-        room = 1 + self.vectors * _LANES
-        self.values, self.places = ib.allocate(str(keys.dtype), room, "values"), ib.allocate("int32", room, "places")
-        with ib.for_range(0, room, "k") as k:
-            self.values[k], self.places[k] = te.const(0, keys.dtype), 0
-
-    def put(self, value: PrimExpr, place: Any, filled: Any = None) -> None:
-        """Put an element in front of the first one that it comes before, and the others a place on, the last one out.
-
-        Only the first `filled` are there where that is given.
-        """
-        ib = self.ib
-        value, place = (broadcast(ib.let("new", x), _LANES) for x in (value, place))
-        with ib.for_range(0, self.vectors, "vector") as vector:
-            first = ib.let("first", (self.vectors - 1 - vector) * _LANES)  # the last ones first: places are free then
-            number, here, previous = (ramp(first + k, 1, _LANES) for k in (0, 1, 0))
-            follows = self.keys.comes_before(value, self.values[here])
-            moved = self.keys.comes_before(value, self.values[previous])
-            if filled is not None:
-                follows, moved = te.any(follows, number >= filled), te.any(moved, number > filled)
-            follows, moved = ib.let("follows", follows), ib.let("moved", te.all(moved, number > 0))
-            for kept, new in ((self.values, value), (self.places, place)):
-                kept[here] = te.select(moved, kept[previous], te.select(follows, new, kept[here]))
-
-
-def _select(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> Positions:
+def _select(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> BufferView:
     """The first `count` positions of a row, in order.
 
     A heap, the last of them on top, holds the first of what has passed: most elements meet a single comparison. Then
     the top goes to the end, `count` times (heapsort).
     """
     room = te.max(count, 1) if not isinstance(count, int) else max(count, 1)
-    values = ib.allocate(keys.dtype, room, "values", scope="global")
+    values = ib.allocate(keys.buffer.buffer.dtype, room, "values", scope="global")
     places = ib.allocate("int32", room, "places", scope="global")
     heap = _Heap(ib, values, places, keys.comes_before)
     with ib.for_range(0, count, "k") as k:
@@ -173,7 +125,7 @@ def _select(ib: IRBuilder, n: Dim, count: Dim, keys: _Keys) -> Positions:
         values[end] = values[0]
         places[end] = places[0]
         heap.sink(0, value, place, end)
-    return lambda k: places[k]
+    return places
 
 
 def _meet_the_rest(

@@ -23,13 +23,14 @@ _GLOBAL_POOLS = {
 
 class CanonicalizeOps(RewritePass):
     """Views (squeeze, expand_dims) become `reshape`, a bias an `add`, global pooling a reduction, a product with a
-    constant matrix a dense layer, the fields of a `split` slices: all for static shapes.
+    constant matrix a dense layer, the fields of a `split` slices: all for static shapes. A `topk` of one
+    is an `argmax`.
     """
 
     opt_level: ClassVar[int] = 1
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return cast(Function, rewrite_dag(super().transform(function, context), _field_as_slice))  # type: ignore[arg-type]
+        return cast(Function, rewrite_dag(super().transform(function, context), _field_alone))  # type: ignore[arg-type]
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
@@ -44,18 +45,35 @@ class CanonicalizeOps(RewritePass):
         return _as_reduction(call) if is_call_of(call, *_GLOBAL_POOLS) else call
 
 
-def _field_as_slice(e: Expr) -> Expr:
-    """One part of a `split` as a slice, so that it can be read in place."""
-    if not isinstance(e, TupleGetItem) or not isinstance(e.tuple_value, Call) or not is_call_of(e.tuple_value, "split"):
+def _field_alone(e: Expr) -> Expr:
+    """A field of an operator's results, computed on its own."""
+    if not isinstance(e, TupleGetItem) or not isinstance(e.tuple_value, Call):
         return e
-    source, axis = e.tuple_value.args[0], e.tuple_value.op.axis % len(e.shape)  # type: ignore[union-attr]
-    parts = cast(TupleType, e.tuple_value.ty).fields
+    if is_call_of(e.tuple_value, "topk"):
+        return _largest(e, e.tuple_value)
+    return _field_as_slice(e, e.tuple_value) if is_call_of(e.tuple_value, "split") else e
+
+
+def _largest(e: TupleGetItem, topk: Call) -> Expr:
+    """The first largest of each row, or its position. (NaN is the smallest of no row, but what `argmin` gives.)"""
+    op, data = topk.op, topk.args[0]
+    if op.k != 1 or (op.is_ascend and not data.dtype.is_integral):  # type: ignore[union-attr]
+        return e
+    axis, name = op.axis % len(data.shape), "argmin" if op.is_ascend else "argmax"  # type: ignore[union-attr]
+    place = make_call(name, (data,), topk.span, axis=(axis,), keepdims=True, dtype=op.dtype)  # type: ignore[union-attr]
+    return place if e.index else make_call("gather", (data, place), topk.span, axis=axis)
+
+
+def _field_as_slice(e: TupleGetItem, split: Call) -> Expr:
+    """One part of a `split` as a slice, so that it can be read in place."""
+    source, axis = split.args[0], split.op.axis % len(e.shape)  # type: ignore[union-attr]
+    parts = cast(TupleType, split.ty).fields
     sizes = [d for t in parts if isinstance(d := cast(TensorType, t).shape[axis], int)]
     if len(sizes) < len(parts):
         return e
     begin = sum(sizes[: e.index])
     bounds = {"begin": (begin,), "end": (begin + sizes[e.index],), "strides": (1,), "axes": (axis,)}
-    return make_call("strided_slice", (source,), e.tuple_value.span, **bounds)
+    return make_call("strided_slice", (source,), split.span, **bounds)
 
 
 def _as_reduction(call: Call) -> Expr:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from relay import Function, const, op, var
+from relay import Function, Tuple, const, op, var
+from relay.interpreter import evaluate
 from relay.op import nn
 from relay.transform import CanonicalizeOps, EliminateCommonSubexpr, SimplifyExpr
 
@@ -35,3 +37,21 @@ def test_fields_of_a_split_are_slices_that_views_pass(transformed, operators):
     y = op.add(op.reshape(q, (1, 5, 2, 4)), op.multiply(op.reshape(k, (1, 5, 2, 4)), op.reshape(v, (1, 5, 2, 4))))
     after = transformed(Function((x,), y), CanonicalizeOps(), SimplifyExpr(), EliminateCommonSubexpr())
     assert operators(after) == {"reshape": 1, "strided_slice": 3, "add": 1, "multiply": 1}
+
+
+@pytest.mark.parametrize(("dtype", "is_ascend", "found"), [
+    ("float32", False, {"argmax": 1, "gather": 1}),
+    ("int32", True, {"argmin": 1, "gather": 1}),
+    ("float32", True, {"topk": 1}),  # NaN is the greatest, which argmin does not say
+])  # fmt: skip
+def test_the_first_of_a_row_is_an_extremum(dtype, is_ascend, found, transformed, operators):
+    x = var("x", (2, 30, 5), dtype)
+    y = Tuple(tuple(op.topk(x, 1, axis=1, is_ascend=is_ascend)))
+    after = transformed(Function((x,), y), CanonicalizeOps(), EliminateCommonSubexpr())
+    assert operators(after) == found
+    data = np.random.default_rng(0).integers(0, 5, (2, 30, 5)).astype(dtype)
+    if dtype == "float32":
+        data[0, 3:9, 1], data[1, :, 2] = np.nan, -np.inf
+    expected = op.indexing.TopK(k=1, axis=1, is_ascend=is_ascend).reference(data)
+    for got, want in zip(evaluate(after, [data]), expected, strict=True):
+        np.testing.assert_array_equal(got, want)
