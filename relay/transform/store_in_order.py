@@ -2,7 +2,8 @@
 
 Heads of attention, windows, images with channels first: their kernels would be another pass over memory. There are two
 kinds. Where runs of columns stay runs, of a few at least, each is stored elsewhere. Where memory runs along the
-rows of the product (channels first), blocks of results are turned in registers as they leave the first-level cache.
+rows of the product (channels first), blocks of results are turned in registers as they leave the first-level cache;
+those of Winograd's algorithm are lines of tiles of an image.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from relay.op.nn.dense import BatchMatmulPacked, DensePacked
 from relay.op.nn.dense_bits import DenseBits
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups
+from relay.op.nn.winograd import Conv2DNHWCWinograd
 from relay.op.transform import Reshape, Transpose
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
@@ -27,6 +29,7 @@ from te.ir import PassContext, post_order
 from te.tir import Dim, as_int
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
+from topi.cpu.winograd_plan import WinogradShape, winograd_turns
 from topi.groups import constant_size
 from topi.utils import num_elements, same_dim
 
@@ -37,7 +40,6 @@ _PRODUCTS = (
     Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked, Conv2DNHWCQuads, WindowQuadGroups, BatchMatmulPacked,
 )  # fmt: skip
 """Products with packed weights, or other packed matrices, whose register tiles `StoreOrder` knows how to store."""
-
 
 _FEWEST = 4
 """Elements of a row that are stored by one instruction, at least."""
@@ -90,6 +92,8 @@ class _Order:
         order = _Order(tuple(sizes), tuple(placed), sum(group[0] < first for group in groups))
         if order.axes == tuple(range(len(groups))):  # all that changes place has a size of 1
             return None
+        if isinstance(product.op, Conv2DNHWCWinograd):
+            return order._by_lines(product, target)
         return order if order._keeps_runs(product, target) or order._turns(source, product, target) else None
 
     def _keeps_runs(self, product: Call, target: Target) -> bool:
@@ -121,6 +125,24 @@ class _Order:
         codes = 8 // product.op.bits if isinstance(product.op, DenseBits) else 1  # in an element of the weights
         fits = 2 * 4 * codes * math.prod(weights[1:]) <= target.cache_bytes.l2
         return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
+
+    def _by_lines(self, product: Call, target: Target) -> _Order | None:
+        """The order (N, C, H, W) of a convolution that is computed by lines of its image, where it is this one."""
+        whole, convolution = product.tensor_type, product.op
+        assert isinstance(convolution, Conv2DNHWCWinograd)
+        if not whole.is_static:
+            return None
+        images, height, width, channels = whole.static_shape
+        sizes = (height * width, channels) if images == 1 else (images, height * width, channels)
+        last = len(sizes) - 1
+        if self.sizes != sizes or self.axes != (*range(last - 1), last, last - 1):
+            return None
+        *_, inputs, panel = product.args[1].tensor_type.static_shape
+        shape = WinogradShape(
+            images, height, width, inputs, channels, convolution.kernel_size, convolution.groups, convolution.dilation
+        )
+        pays = winograd_turns(target, shape, convolution.tile, panel)
+        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if pays else None
 
 
 def _first_of_columns(source: TensorType, product: Call) -> int | None:
@@ -178,6 +200,8 @@ def _anchor(call: Call) -> Call | None:
     if len(heavy) != 1 or not isinstance(function.body, Call) or function.body.shape != heavy[0].shape:
         return None
     (product,) = heavy
+    if isinstance(product.op, Conv2DNHWCWinograd):
+        return product
     if not isinstance(product.op, _PRODUCTS) or product.dtype.nbytes > 4:
         return None
     return product if getattr(product.op, "groups", 1) == 1 else None

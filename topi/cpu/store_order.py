@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from topi.cpu.product_plan import ProductPlan
 
-__all__ = ["StoreOrder", "store_turned"]
+__all__ = ["StoreOrder", "store_turned", "turn_line"]
 
 _BLOCK_SHARE = 1 / 2
 """Of the first-level cache, for a block of results that are turned."""
@@ -154,3 +154,23 @@ def store_turned(
         shared, inner = s[out].fuse(*batch, block), panel
     s[source].compute_at(s[out], inner)
     return shared
+
+
+def turn_line(
+    s: te.Schedule, out: te.Tensor, source: te.Tensor, place: te.IterVar, channel: te.IterVar, x: te.IterVar,
+    target: Target,
+) -> None:  # fmt: skip
+    """Lines of some channels of `out` (N, C, ..., W) are `source` (N, ..., W, C), computed at `place`, turned.
+
+    `channel` and `x` are the loops over channels and columns inside of `place`, innermost.
+    """
+    lanes = next(n for n in vectors_turned(target, out.dtype) if n <= constant_size([extent_of(x)]))
+    group, step = s[out].split(channel, factor=block_of(lanes, out.dtype))
+    strip, lane = s[out].split(x, factor=lanes, tail="shift")
+    s[out].reorder(group, strip, step, lane)
+    s[out].unroll(step)
+    s[out].vectorize(lane)
+    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[turned].unroll(vectors)
+    s[turned].compute_at(s[out], strip)
+    s[source].compute_at(s[out], place)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import as_int
 from topi.cpu.common import panel_width, parallel, vectorize_panel
+from topi.cpu.store_order import StoreOrder, turn_line
 from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
 from topi.groups import constant_size, extent_of, inline_injective
@@ -35,8 +36,9 @@ def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, t
 
     Where tiles are counted at run time, others serve less of them than a block has.
     """
-    plan = _plan(target, anchor, outs[0])
-    images, *sides = [isinstance(d, int) for d in outs[0].shape[:3]]
+    order = StoreOrder.of(outs[0])
+    plan = _plan(target, anchor, order)
+    images, *sides = [isinstance(d, int) for d in order.result.shape[:3]]
     few = () if all((images, *sides)) else (1,) if all(sides) else _FEW_TILES
     blocks = [n for n in few if n < plan.block]
     fewer = [replace(plan, block=n, rows=min(n, plan.rows), weights_once=True) for n in blocks]
@@ -56,13 +58,18 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     out = outs[0]
     stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
     spectrum = stages["winograd_input"]
-    inline_injective(s, outs, keep=[anchor])
+    order = StoreOrder.of(out)
+    inline_injective(s, outs, keep=[anchor, *order.kept])
     lanes = vector_lanes(target)
-    dilation = anchor.attrs["dilation"]
-    t_outer, panel, vector, line = _tile_output(s, out, plan, math.gcd(lanes, plan.panel), dilation)
+    dilation, width = anchor.attrs["dilation"], math.gcd(lanes, plan.panel)
+    if order.is_turned:
+        t_outer, panel, vector, line = _turn_output(s, out, order.source, plan, width, target)
+    else:
+        t_outer, panel, vector, line = _tile_output(s, out, plan, width, dilation)
+    result = order.source if order.is_turned else out
     for half, across, place in ((stages["winograd_rows"], 0, vector), (stages["winograd_output"], 1, line)):
         _transform(s, half, across)
-        s[half].compute_at(s[out], place)
+        s[half].compute_at(s[result], place)
     _schedule_product(s, anchor.output(0), plan, lanes)
     s[anchor].compute_at(s[out], panel)
     chunk = _schedule_input(s, spectrum, lanes)
@@ -82,7 +89,8 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     return s
 
 
-def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
+def _plan(target: Target, anchor: te.Operation, order: StoreOrder) -> WinogradPlan:
+    out = order.result
     images, *sides = out.shape[:3]
     likely = anchor.attrs["likely_sides"] or (_LIKELY_SIDE, _LIKELY_SIDE)
     lines, columns = [d if isinstance(d, int) else max(side, 1) for d, side in zip(sides, likely, strict=True)]
@@ -91,7 +99,7 @@ def _plan(target: Target, anchor: te.Operation, out: te.Tensor) -> WinogradPlan:
     shape = WinogradShape(
         images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"], attrs["dilation"]
     )
-    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor))
+    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_turned)
 
 
 _LIKELY_SIDE = 256
@@ -125,6 +133,35 @@ def _tile_output(
     s[out].unroll(x_inner)
     s[out].vectorize(lane)
     return block, panel, vector, y_inner
+
+
+def _turn_output(
+    s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: WinogradPlan, width: int, target: Target
+) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
+    """The same loops where `out` (N, O, H, W) is `source` (N, H, W, O) turned; blocks are whole lines of tiles.
+
+    A line of tiles of `width` channels is transformed back at a time, and turned out of the first-level cache.
+    """
+    source = s[source].op.output(0)
+    n, c, y, x = s[out].op.axis
+    columns = math.ceil(constant_size([extent_of(x)]) / plan.tile)
+    panel, c = s[out].split(c, factor=plan.panel)
+    vector, c = s[out].split(c, factor=width)
+    y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
+    block, line = s[out].split(y, factor=plan.block // columns, tail="shift")
+    outside = [panel, n, block] if plan.weights_once else [n, block, panel]
+    s[out].reorder(*outside, line, vector, y_inner, c, x)
+    block = s[out].fuse(n, block)
+    if plan.weights_once:
+        block = panel = s[out].fuse(panel, block)
+    turn_line(s, out, source, vector, c, x, target)
+
+    n, y, x, c = s[source].op.axis
+    tile, x_inner = s[source].split(x, factor=plan.tile, tail="predicate")
+    s[source].reorder(n, tile, y, x_inner, c)
+    s[source].unroll(x_inner)
+    s[source].vectorize(c)
+    return block, panel, tile, y
 
 
 def _transform(s: te.Schedule, half: te.Tensor, across: int) -> te.IterVar:

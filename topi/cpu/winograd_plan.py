@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from topi.cpu.tiling import (
     CACHE_BYTES_PER_CYCLE,
     CORES_OF_MEMORY,
+    LINE_ELEMENTS,
     MEMORY_BYTES_PER_CYCLE,
     RegisterTile,
     direct_cycles,
@@ -27,7 +28,7 @@ from topi.tuning import choose
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["WinogradPlan", "plan_winograd", "winograd_pays"]
+__all__ = ["WinogradPlan", "plan_winograd", "winograd_pays", "winograd_turns"]
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and bytes at most: it is loaded, added a few times, stored, and loaded
@@ -99,9 +100,15 @@ _CONSIDERED = 12
 """Plans that tuning may try, the cheapest ones."""
 
 
-def plan_winograd(target: Target, shape: WinogradShape, tile: int, panel: int | None = None) -> WinogradPlan:
-    """The cheapest plan for F(tile, kernel); `panel` is fixed where the weights are packed already."""
-    plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width)]
+def plan_winograd(
+    target: Target, shape: WinogradShape, tile: int, panel: int | None = None, *, by_lines: bool = False
+) -> WinogradPlan:
+    """The cheapest plan for F(tile, kernel); `panel` is fixed where the weights are packed already.
+
+    Blocks are whole lines of tiles of an image if `by_lines`.
+    """
+    blocks = list(_blocks_of_lines(shape, tile) if by_lines else _blocks(shape.tiles(tile)))
+    plans = [plan for width in _panels(target, shape, panel) for plan in _plans(target, shape, tile, width, blocks)]
     plans.sort(key=lambda plan: (plan.cycles, -plan.block))
     if panel is None:
         return plans[0]
@@ -126,6 +133,20 @@ def winograd_pays(
     best = min(plans.values(), key=lambda plan: plan.cycles)
     likely = best.tile if best.cycles < _GAIN * direct else _DIRECT
     return plans.get(choose(f"Winograd tile of {shape}", likely, (_DIRECT, *tiles)))
+
+
+def winograd_turns(target: Target, shape: WinogradShape, tile: int, panel: int) -> bool:
+    """Had the results better be turned line by line than by a kernel of their own?
+
+    Its cycles are those of moving each element twice, from a cache that cores share or, of more than the second level,
+    half as fast. Whole lines of tiles may fit the cores and caches less well, by up to as many.
+    """
+    if shape.dilation > 1 or shape.columns < LINE_ELEMENTS:
+        return False
+    free, by_lines = [plan_winograd(target, shape, tile, panel, by_lines=lines).cycles for lines in (False, True)]
+    nbytes = 4.0 * shape.images * shape.lines * shape.columns * shape.outputs
+    apart = 2 * nbytes / CACHE_BYTES_PER_CYCLE * (2 if nbytes > target.cache_bytes.l2 else 1)
+    return by_lines - free <= apart / target.num_cores
 
 
 def _panels(target: Target, shape: WinogradShape, panel: int | None) -> list[int]:
@@ -158,7 +179,16 @@ def _blocks(tiles: int) -> Iterator[int]:
         last = block
 
 
-def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Iterator[WinogradPlan]:
+def _blocks_of_lines(shape: WinogradShape, tile: int) -> Iterator[int]:
+    """Likewise of the lines of tiles of an image, one line at least."""
+    lines, columns = math.ceil(shape.lines / tile), math.ceil(shape.columns / tile)
+    sizes = dict.fromkeys(math.ceil(lines / parts) for parts in range(1, lines + 1))
+    return (n * columns for n in sizes if n == 1 or n * columns <= _MOST_BLOCK)
+
+
+def _plans(
+    target: Target, shape: WinogradShape, tile: int, panel: int, blocks: Sequence[int]
+) -> Iterator[WinogradPlan]:
     lanes = math.gcd(vector_lanes(target), panel)
     vectors = panel // lanes
     size, tiles, panels = (tile + shape.kernel - 1) ** 2, shape.tiles(tile), shape.outputs // panel
@@ -170,7 +200,7 @@ def _plans(target: Target, shape: WinogradShape, tile: int, panel: int) -> Itera
     entering = size * vector_cycles * inputs / math.gcd(vector_lanes(target), inputs)
     leaving = (size + tile * tile) / 2 * vector_cycles * shape.outputs / lanes
     held = _HELD_SHARE * target.cache_bytes.l2
-    for block in _blocks(tiles):
+    for block in blocks:
         count = math.ceil(tiles / block)
         steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), shape.inputs)
                  for rows in range(max(1, most // 2), most + 1)}  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,13 +13,14 @@ from backend.target import Target
 from relay.analysis import well_formed
 from relay.build.graph import make_graph
 from relay.build.lower import lower
-from relay.expr import Expr, Function, Tuple, Var, var
+from relay.expr import Call, Expr, Function, Tuple, Var, var
 from relay.interpreter import evaluate
 from relay.op import nn
 from relay.op.common import numpy_dtype
 from relay.op.nn.dense_bits import dense_bits
 from te.ir import IRModule, PassContext
 from te.tir import Dim, SizeVar
+from topi.cpu.winograd_plan import WinogradShape, plan_winograd
 from topi.groups import constant_size
 
 RANDOM = np.random.default_rng(5)
@@ -326,3 +329,58 @@ def test_products_whose_weights_are_made_ready_panel_by_panel_are_turned(
     check(body, [x], target, rtol=2e-2, atol=2e-2)
     if columns == 64:
         assert ("transpose",) not in kernels(body, [x])
+
+
+def winograd(
+    batch: int, height: int, width: int, channels: int, dilation: int = 1, kernel: int = 3, groups: int = 1
+) -> tuple[Expr, list[Var]]:
+    """A convolution of 3 x 3 or 5 x 5 with a residual and an activation, channels first."""
+    x, residual = var("x", (batch, height, width, 64)), var("r", (batch, height, width, channels))
+    taps = RANDOM.standard_normal((channels, 64 // groups, kernel, kernel), dtype=np.float32) / kernel / 8
+    reach = kernel // 2 * dilation
+    image = nn.conv2d(
+        x, relay.const(taps), padding=reach, dilation=dilation, groups=groups, data_layout="NHWC"
+    )
+    return relay.transpose(nn.relu(image + residual), (0, 3, 1, 2)), [x, residual]
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "llvm -num-cores=64"])
+@pytest.mark.parametrize(
+    ("batch", "height", "width", "channels", "kernel", "groups"),
+    [(1, 57, 59, 64, 3, 1), (3, 33, 18, 96, 3, 1), (1, 34, 130, 64, 3, 1), (1, 31, 37, 64, 5, 1),
+     (2, 19, 40, 64, 3, 2)],
+)  # fmt: skip
+def test_lines_of_winograds_tiles_are_turned(
+    batch: int, height: int, width: int, channels: int, kernel: int, groups: int, target: str, monkeypatch: Any
+):
+    """Images that are no whole tiles, and several; lines of tiles that are no whole blocks."""
+    monkeypatch.setattr("relay.transform.store_in_order.winograd_turns", lambda *_: True)
+    body, params = winograd(batch, height, width, channels, kernel=kernel, groups=groups)
+    operators = kernels(body, params, Target(target))
+    if any("nn.conv2d_nhwc_winograd" in of_kernel for of_kernel in operators):
+        assert ("transpose",) not in operators
+    check(body, params, target)
+
+
+def test_which_winograd_convolutions_are_turned():
+    """Where whole lines of tiles are blocks as good as any, and lines are whole cache lines."""
+    for target in (SERVER, HASWELL):
+        assert len(kernels(*winograd(1, 80, 80, 64), target)) == 1
+        assert len(kernels(*winograd(2, 112, 112, 64), target)) == 1
+        assert len(kernels(*winograd(1, 14, 14, 64), target)) == 2
+        dilated = kernels(*winograd(1, 80, 80, 64, dilation=2), target)
+        assert len(dilated) == 2 and "nn.conv2d_nhwc_winograd" in dilated[0]
+
+
+def test_heads_of_winograd_convolutions_stay_apart():
+    """Only channels first is known; columns that change place are another kernel's."""
+    body, params = winograd(1, 80, 80, 64)
+    assert isinstance(body, Call)
+    grouped = relay.transpose(relay.reshape(body.args[0], (6400, 4, 16)), (1, 0, 2))
+    assert len(kernels(grouped, params)) == 2
+
+
+def test_whole_lines_of_tiles_are_planned():
+    shape = WinogradShape(1, 57, 80, 64, 64)
+    plan = plan_winograd(SERVER, shape, 4, 32, by_lines=True)
+    assert plan.block % 20 == 0
