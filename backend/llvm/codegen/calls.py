@@ -282,7 +282,7 @@ class CallEmitter(LookupEmitter):
         """Are all lanes of integers below a limit? Larger ones of halves, then a comparison whose outcomes are bits
         of a word: half of the instructions that the largest of all lanes takes on x86."""
         value, of = self.visit(values), values.dtype
-        while of.lanes % 2 == 0 and of.bits * of.lanes > self._register_bits():
+        while of.lanes % 2 == 0 and of.bits * of.lanes > self.machine.vector_bits:
             half = of.element.with_lanes(of.lanes // 2)
             low, high = self._slice(value, of, 0, half.lanes), self._slice(value, of, half.lanes, half.lanes)
             value, of = self.intrinsic("smax" if of.is_int else "umax", half, low, high), half
@@ -292,10 +292,6 @@ class CallEmitter(LookupEmitter):
             return below
         word = self.text.pure(f"bitcast <{of.lanes} x i1> {below} to i{of.lanes}")
         return self.text.pure(f"icmp eq i{of.lanes} {word}, -1")
-
-    def _register_bits(self) -> int:
-        features = self.machine.features
-        return 512 if "avx512f" in features else 256 if "avx2" in features else 128
 
     def emit_assume(self, call: Call) -> str:
         self.text.module.declare("llvm.assume", "void", "i1")

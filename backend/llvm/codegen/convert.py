@@ -31,6 +31,11 @@ class Machine:
     caches: int = 0
     features: frozenset[str] = frozenset()
 
+    @property
+    def vector_bits(self) -> int:
+        """The width of a vector register."""
+        return 512 if "avx512f" in self.features else 256 if "avx2" in self.features else 128
+
 
 class ConvertEmitter(IndexEmitter):
     """Emits conversions."""

@@ -15,6 +15,7 @@ from te.errors import CompileError
 from te.ir import IRModule, PassContext
 from te.tir import (
     Allocate,
+    Broadcast,
     BufferLoad,
     BufferStore,
     Call,
@@ -46,6 +47,7 @@ from te.tir import (
     seq,
 )
 from te.tir.ops import all as all_of
+from te.tir.ops import logical_and
 from tests.backend.llvm.programs import assert_same, elementwise, loop, make, rng, sample
 
 
@@ -144,6 +146,21 @@ def test_masked_and_gathered_accesses(run_both, lanes, dtype):
     for count in range(lanes + 1):
         zeros = np.zeros(64, sample(dtype, 1).dtype)
         assert_same(run_both(f, sample(dtype, 64), zeros, where, count))
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "int64"])
+@pytest.mark.parametrize(("lanes", "wanted"), [(10, 8), (16, 8), (24, 16), (33, 16), (17, 17)])
+def test_masked_loads_of_several_registers(run_llvm, lanes, wanted, dtype, target):
+    a, c = decl_buffer((64,), dtype, name="A"), decl_buffer((64,), dtype, name="C")
+    n, first = Var("n", dtype_of("int32")), Var("first", dtype_of("int32"))
+    mask = logical_and(Broadcast(n > 0, lanes), ramp(0, 1, lanes) < wanted)
+    load = BufferLoad(a, (ramp(first, 1, lanes),), mask)
+    f = make(BufferStore(c, load, (ramp(0, 1, lanes),)), a, c, n, first)
+    ones = np.ones(64, sample(dtype, 1).dtype)
+    for given in (1, 0):
+        _, result, *_ = run_llvm(f, ones, np.zeros(64, ones.dtype), given, 9, target=Target(target))
+        np.testing.assert_array_equal(result, given * (np.arange(64) < wanted))
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
