@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import re
+
 import numpy as np
 import pytest
 
@@ -124,3 +127,45 @@ def test_pool_positions(case, column_major, known):
         module(backend.nd.array(a), *results)
         np.testing.assert_array_equal(np.moveaxis(results[0].numpy(), 1, 3), best)
         np.testing.assert_array_equal(np.moveaxis(results[1].numpy(), 1, 3), expected.astype("int64"))
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_vectors_of_lines_begin_where_lines_do(stride, target) -> None:
+    """Behind the border, so that they are whole cache lines; windows 2 apart then read even and odd elements apart."""
+    x = te.placeholder((1, 4, 224, 224), "float32", "x")
+    out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (3, 3), (stride, stride), (1, 1), (1, 1, 1, 1)))
+    text = str(te.lower(schedule_for([out], Target(target)), [x, out]))
+    loads = re.findall(r" x\[ramp\(([^,]+), 1, \d+\)\]", text)  # those without borders
+    assert loads and all(int(re.search(r"[-+] (\d+)$", load).group(1)) % 8 == 0 for load in loads)
+    windows = [line for line in text.splitlines() if "max_pool.local" in line and "max(" in line]
+    assert windows and not any(", 2, " in line for line in windows)
+    assert ("max_pool_parts" in text) == (stride == 2)
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"] if platform.machine() == "x86_64" else ["llvm"])
+@pytest.mark.parametrize("width", [40, 119, 120])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_vectors_that_end_behind_the_line(kernel, width, target):
+    """What lies in them there is the next line, or no part of the image; one test for it, not two."""
+    a = RNG.integers(1, 100, (2, 2, 19, width)).astype("float32")
+    x, border = te.placeholder(a.shape, "float32", "x"), (kernel // 2,) * 4
+    out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (kernel, kernel), (1, 1), (1, 1), border))
+    module, result = te.lower(schedule_for([out], Target(target)), [x, out]), backend.nd.empty(out.shape, "float32")
+    backend.build(module, target=Target(target))(backend.nd.array(a), result)
+    moved = np.moveaxis(a, 1, 3)
+    covered = windows(moved, (kernel, kernel), (1, 1), (1, 1), border, moved.shape, -np.inf)
+    np.testing.assert_array_equal(np.moveaxis(result.numpy(), 1, 3), covered.max(0))
+
+
+def test_later_lines_are_asked_for_in_the_order_of_memory() -> None:
+    """Each vector of a line asks for its share of two, 8 KB or more further on."""
+    x = te.placeholder((1, 64, 224, 224), "float32", "x")
+    out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)))
+    text = str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))
+    asked = [line for line in text.splitlines() if "prefetch(" in line and "i4" in line]  # by whole vectors of a line
+    for first, second in zip(asked[::2], asked[1::2], strict=True):
+        ahead = re.search(r" \* 32 \+ (\d+)[\],]", first)  # 16 elements of the line, by 2
+        assert ahead is not None and int(ahead.group(1)) >= 2048
+        assert "+ 16]" in second or str(int(ahead.group(1)) + 16) in second
+    assert asked
