@@ -8,6 +8,7 @@ from typing import Any
 
 import te
 from te import Tensor
+from te.dtype import FLOAT32
 from te.tir import Buffer, Dim, PrimExpr, Shuffle, Stmt, call_intrin, ir_builder
 from te.tir.ir_builder import BufferView, IRBuilder
 from te.tir.ops import broadcast, ramp
@@ -276,98 +277,120 @@ _WORTH_SHARING = 1 << 16
 
 
 class _Lines:
-    """Running results along the last axis: of long lines by vectors, of several short ones at once."""
+    """Running results along the last axis: of long lines by vectors, of several short ones at once.
+
+    Those of narrow floats are rounded as they are stored, not on their way.
+    """
 
     def __init__(
-        self, ib: IRBuilder, source: BufferView, out: BufferView, combine: Combine, start: PrimExpr, exclusive: bool
-    ) -> None:
-        self.ib, self.source, self.out = ib, source, out
-        self.combine, self.start, self.exclusive = combine, start, exclusive
+        self, ib: IRBuilder, source: BufferView, out: BufferView, combine: Combine, start: int, length: Dim,
+        exclusive: bool, reverse: bool,
+    ) -> None:  # fmt: skip
+        self.ib, self.source, self.out, self.length = ib, source, out, length
+        self.kind = out.buffer.dtype
+        self.wide = FLOAT32 if self.kind.is_float and self.kind.bits < 32 else self.kind
+        self.combine, self.start = combine, te.const(start, self.wide)
+        self.exclusive, self.reverse = exclusive, reverse
 
-    def run(self, shape: Sequence[Dim]) -> None:
-        """All lines of a tensor of `shape`."""
-        *outer, length = shape
+    def run(self, outer: Sequence[Dim]) -> None:
+        """All lines of a tensor whose dimensions in front of the last one are `outer`."""
         count: Any = num_elements(outer)
-        kind = "parallel" if constant_size(shape) >= _WORTH_SHARING else "serial"
-        lanes = _VECTOR_BYTES * 8 // self.start.dtype.bits if self.start.dtype.bits in (32, 64) else 0
-        if lanes and (not isinstance(length, int) or length >= 2 * lanes):
-            with self.ib.for_range(0, count, "line", kind) as line:
-                self._by_vectors(tuple(unravel_index(line, outer)), length, lanes)
+        kind = "parallel" if constant_size([*outer, self.length]) >= _WORTH_SHARING else "serial"
+        lanes = _VECTOR_BYTES * 8 // self.wide.bits if self.wide.bits in (32, 64) else 0
+        if lanes and (not isinstance(self.length, int) or self.length >= 2 * lanes):
+            with self.ib.for_range(0, count, "line", kind) as number:
+                line = _along(number, count, self.reverse)  # all memory in one order, which the processor runs ahead in
+                self._by_vectors(tuple(unravel_index(line, outer)), lanes)
             return
         with self.ib.for_range(0, count // _LINES, "block", kind) as block:
-            self._together([tuple(unravel_index(block * _LINES + n, outer)) for n in range(_LINES)], length)
+            self._together([tuple(unravel_index(block * _LINES + n, outer)) for n in range(_LINES)])
         with self.ib.for_range(count // _LINES * _LINES, count, "line") as line:
-            self._together([tuple(unravel_index(line, outer))], length)
+            self._together([tuple(unravel_index(line, outer))])
 
-    def _together(self, lines: Sequence[tuple[Any, ...]], length: Dim) -> None:
-        total = self.ib.allocate(self.start.dtype, len(lines), "total")
+    def _together(self, lines: Sequence[tuple[Any, ...]]) -> None:
+        total = self.ib.allocate(self.wide, len(lines), "total")
         for n in range(len(lines)):
             total[n] = self.start
-        with self.ib.for_range(0, length, "k") as k:
+        with self.ib.for_range(0, self.length, "k") as k:
             self._step(lines, total, k)
 
     def _step(self, lines: Sequence[tuple[Any, ...]], total: BufferView, k: PrimExpr) -> None:
         """One element of each line. Reads before writes: lines that are pages apart look alike to the processor."""
+        place = _along(k, self.length, self.reverse)
         for n, line in enumerate(lines if self.exclusive else ()):
-            self.out[(*line, k)] = total[n]
+            self.out[(*line, place)] = total[n]
         for n, line in enumerate(lines):
-            total[n] = self.combine(total[n], te.cast(self.start.dtype, self.source[(*line, k)]))
+            total[n] = self.combine(total[n], te.cast(self.wide, te.cast(self.kind, self.source[(*line, place)])))
         for n, line in enumerate(() if self.exclusive else lines):
-            self.out[(*line, k)] = total[n]
+            self.out[(*line, place)] = total[n]
 
-    def _by_vectors(self, line: tuple[Any, ...], length: Any, lanes: int) -> None:
+    def _by_vectors(self, line: tuple[Any, ...], lanes: int) -> None:
         """One line. In each vector pairs are combined, then fours, ...: what a first half comes to with the second one.
 
         From vector to vector there is one step to wait for: with what all before come to. (Sklansky, 1960. Combining
         with a vector that is shifted, as Hillis and Steele do, is `vexpandps` to LLVM: three times as slow as memory.)
         """
-        ib, every = self.ib, ramp(0, 1, lanes)
-        total = ib.allocate(self.start.dtype, lanes, "total")
+        ib, every, length = self.ib, ramp(0, 1, lanes), self.length
+        total = ib.allocate(self.wide, lanes, "total")
         neutral = broadcast(self.start, lanes)
         total[every] = neutral
+
+        def turned(vector: PrimExpr) -> PrimExpr:
+            return Shuffle((vector,), tuple(reversed(range(lanes)))) if self.reverse else vector
 
         def first_halves(vector: PrimExpr, half: int) -> PrimExpr:
             last = [i // half * half - 1 for i in range(lanes)]
             return Shuffle((neutral, vector), tuple([lanes + last[i] if i & half else i for i in range(lanes)]))
 
         with ib.for_range(0, length // lanes, "vector") as number:
-            here = (*line, ramp(number * lanes, 1, lanes))
-            run: PrimExpr = ib.let("run", te.cast(self.start.dtype.with_lanes(lanes), self.source[here]))
+            begin = length - (number + 1) * lanes if self.reverse else number * lanes
+            here = (*line, ramp(begin, 1, lanes))
+            given = te.cast(self.kind.with_lanes(lanes), self.source[here])
+            run: PrimExpr = ib.let("run", turned(te.cast(self.wide.with_lanes(lanes), given)))
             for bit in range(lanes.bit_length() - 1):
                 run = ib.let("run", self.combine(first_halves(run, 1 << bit), run))
             before = ib.let("before", total[every])
             result = self.combine(before, run)
             one_later = tuple(range(lanes - 1, 2 * lanes - 1))
-            self.out[here] = Shuffle((before, result), one_later) if self.exclusive else result
+            self.out[here] = turned(Shuffle((before, result), one_later) if self.exclusive else result)
             total[every] = self.combine(before, Shuffle((run,), (lanes - 1,) * lanes))
         with ib.for_range(length // lanes * lanes, length, "k") as k:
             self._step([line], total, k)
 
 
+def _along(k: PrimExpr, length: Dim, reverse: bool) -> PrimExpr:
+    """Where the element after `k` others is."""
+    return length - 1 - k if reverse else k
+
+
 def _running(combine: Combine, start: int, name: str) -> Callable[..., Tensor]:
-    def running(x: Tensor, axis: int, dtype: str | None = None, exclusive: bool = False) -> Tensor:
-        kind = dtype or x.dtype
+    def running(
+        x: Tensor, axis: int, dtype: str | None = None, exclusive: bool = False, reverse: bool = False
+    ) -> Tensor:
+        kind, length = dtype or x.dtype, x.shape[axis]
 
         def fill(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
             ib = ir_builder.create()
             source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
             if axis == x.ndim - 1:
-                _Lines(ib, source, out, combine, te.const(start, kind), exclusive).run(x.shape)
+                _Lines(ib, source, out, combine, start, length, exclusive, reverse).run(x.shape[:-1])
                 return ib.get()
             with loop_nest(ib, x.shape) as i:
-                previous = (*i[:axis], i[axis] - 1, *i[axis + 1 :])
-                value = te.cast(kind, source[previous if exclusive else i])
+                here, previous = (
+                    (*i[:axis], _along(k, length, reverse), *i[axis + 1 :]) for k in (i[axis], i[axis] - 1)
+                )
+                value = te.cast(kind, source[previous if exclusive else here])
                 with ib.if_scope(i[axis] == 0):
-                    out[i] = te.const(start, kind) if exclusive else value
+                    out[here] = te.const(start, kind) if exclusive else value
                 with ib.else_scope():
-                    out[i] = combine(out[previous], value)
+                    out[here] = combine(out[previous], value)
             return ib.get()
 
-        attrs = {"axis": axis, "exclusive": exclusive, "combine": combine, "start": start}
+        attrs = {"axis": axis, "exclusive": exclusive, "reverse": reverse, "combine": combine, "start": start}
         return te.extern(x.shape, [x], fill, name=name, dtype=kind, tag="scan", attrs=attrs)
 
     running.__name__ = running.__qualname__ = name
-    running.__doc__ = f"The {name} along `axis`, in type `dtype`; `exclusive` leaves the element itself out."
+    running.__doc__ = f"The {name} along `axis`, in type `dtype`; `exclusive` of itself, from the end by `reverse`."
     return running
 
 

@@ -390,6 +390,7 @@ class Running(OpDef):
     axis: int
     dtype: str
     exclusive: bool = False
+    reverse: bool = False
 
     define: ClassVar[Callable[..., te.Tensor]]
     evaluate: ClassVar[Callable[..., Array]]
@@ -401,15 +402,16 @@ class Running(OpDef):
         return x.with_dtype(self.dtype)
 
     def compute(self, x: te.Tensor) -> te.Tensor:
-        return type(self).define(x, check_axis(1, self.axis, x.ndim), self.dtype, self.exclusive)
+        return type(self).define(x, check_axis(1, self.axis, x.ndim), self.dtype, self.exclusive, self.reverse)
 
     def reference(self, x: Array) -> Array:
         kind = numpy_dtype(self.dtype)
-        values = x.astype(kind)
+        values = np.flip(x, self.axis).astype(kind) if self.reverse else x.astype(kind)
         if self.exclusive:
             first = np.full_like(values.take([0], self.axis), self.start) if x.shape[self.axis] else values
             values = np.concatenate([first, values.take(range(x.shape[self.axis] - 1), self.axis)], self.axis)
-        return type(self).evaluate(values, axis=self.axis, dtype=kind)
+        result = type(self).evaluate(values, axis=self.axis, dtype=kind)
+        return np.flip(result, self.axis) if self.reverse else result
 
     def transposed(self, perm: tuple[int, ...], types: Sequence[Type]) -> OpDef | None:
         return self.replace(axis=perm.index(check_axis(1, self.axis, len(perm))))
@@ -417,7 +419,10 @@ class Running(OpDef):
 
 @register_op("cumsum", pattern=OpPattern.OPAQUE)
 class CumSum(Running):
-    """The sum of the elements up to each one along `axis`, in type `dtype` (ONNX: CumSum); `exclusive` of it."""
+    """The sum of the elements up to each one along `axis`, in type `dtype` (ONNX: CumSum); `exclusive` of it.
+
+    With `reverse` it is the sum of the elements from each one on.
+    """
 
     define = staticmethod(topi.cumsum)
     evaluate = staticmethod(np.cumsum)
@@ -426,7 +431,10 @@ class CumSum(Running):
 
 @register_op("cumprod", pattern=OpPattern.OPAQUE)
 class CumProd(Running):
-    """The product of the elements up to each one along `axis`, in type `dtype`; `exclusive` of it."""
+    """The product of the elements up to each one along `axis`, in type `dtype`; `exclusive` of it.
+
+    With `reverse` it is the product of the elements from each one on.
+    """
 
     define = staticmethod(topi.cumprod)
     evaluate = staticmethod(np.cumprod)
@@ -486,11 +494,15 @@ def topk(
     return TupleGetItem(call, 0), TupleGetItem(call, 1)
 
 
-def cumsum(data: Expr, axis: int, dtype: str | None = None, exclusive: bool = False) -> Call:
-    """Running sums along `axis`."""
-    return CumSum(axis=axis, dtype=str(dtype or data.dtype), exclusive=exclusive)(data)
+def cumsum(
+    data: Expr, axis: int, dtype: str | None = None, exclusive: bool = False, reverse: bool = False
+) -> Call:
+    """Running sums along `axis`, from its end with `reverse`."""
+    return CumSum(axis=axis, dtype=str(dtype or data.dtype), exclusive=exclusive, reverse=reverse)(data)
 
 
-def cumprod(data: Expr, axis: int, dtype: str | None = None, exclusive: bool = False) -> Call:
-    """Running products along `axis`."""
-    return CumProd(axis=axis, dtype=str(dtype or data.dtype), exclusive=exclusive)(data)
+def cumprod(
+    data: Expr, axis: int, dtype: str | None = None, exclusive: bool = False, reverse: bool = False
+) -> Call:
+    """Running products along `axis`, from its end with `reverse`."""
+    return CumProd(axis=axis, dtype=str(dtype or data.dtype), exclusive=exclusive, reverse=reverse)(data)

@@ -43,12 +43,14 @@ def test_long_rows_are_merged_in_passes(lower_cuda):
     assert launches(lower_cuda([x], [topi.argsort(x, 0)])) == 1 + 3
 
 
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize(("shape", "axis"), [((3, 40), 1), ((3, 4), 0), ((50,), 0), ((2, 35, 2), 1), ((300, 3), 1)])
-def test_running_sums(run_cuda, shape, axis, exclusive):
+def test_running_sums(run_cuda, shape, axis, exclusive, reverse):
     x, a = te.placeholder(shape, "float32", "x"), few(*shape)
-    (result,) = run_cuda([x], [topi.cumsum(x, axis, exclusive=exclusive)], a)
-    np.testing.assert_array_equal(result, a.cumsum(axis) - (a if exclusive else 0))
+    (result,) = run_cuda([x], [topi.cumsum(x, axis, exclusive=exclusive, reverse=reverse)], a)
+    total = np.flip(np.flip(a, axis).cumsum(axis), axis) if reverse else a.cumsum(axis)
+    np.testing.assert_array_equal(result, total - (a if exclusive else 0))
 
 
 @pytest.mark.parametrize("most_looks", [0, 1 << 30])

@@ -9,24 +9,32 @@ import backend
 import te
 import topi
 from backend.target import Target
+from te.dtype import dtype as dtype_of
+from te.tir.values import numpy_dtype
 from topi.registry import schedule_for
 
 TARGET = Target("llvm")
 
 
+def running_sums(a, axis, exclusive, reverse, dtype):
+    a = np.flip(a, axis) if reverse else a
+    total = a.cumsum(axis, dtype=dtype) - (a if exclusive else 0)
+    return np.flip(total, axis) if reverse else total
+
+
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize(
     ("shape", "axis"),
     [((7, 33), 1), ((8, 5), 1), ((3, 11, 20), 2), ((19,), 0), ((300, 300), 1), ((9, 4, 3), 1), ((2, 0), 1)], ids=str
 )  # fmt: skip
-def test_running_sums(shape, axis, exclusive) -> None:
+def test_running_sums(shape, axis, exclusive, reverse) -> None:
     a = np.random.default_rng(0).integers(-9, 9, shape).astype("int32")
     x = te.placeholder(shape, "int32", "x")
-    out = topi.cumsum(x, axis, "int64", exclusive)
+    out = topi.cumsum(x, axis, "int64", exclusive, reverse)
     result = backend.nd.empty(shape, "int64")
     backend.build(te.lower(schedule_for([out], TARGET), [x, out]), target=TARGET)(backend.nd.array(a), result)
-    total = a.cumsum(axis, dtype="int64")
-    assert np.array_equal(result.numpy(), total - a if exclusive else total)
+    assert np.array_equal(result.numpy(), running_sums(a, axis, exclusive, reverse, "int64"))
 
 
 def test_running_sums_of_lines_whose_number_is_known_at_run_time() -> None:
@@ -44,33 +52,36 @@ def test_running_sums_of_lines_whose_number_is_known_at_run_time() -> None:
 VECTORS = [((5, 32), 1), ((3, 100), 1), ((2, 3, 4001), 2), ((257,), 0)]  # whole vectors, and elements behind the last
 
 
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "llvm -mattr=-avx512f,-avx2,-avx"])
 @pytest.mark.parametrize(("shape", "axis"), VECTORS, ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
-def test_long_lines_are_summed_up_by_vectors(dtype, shape, axis, target, exclusive) -> None:
-    a = np.random.default_rng(2).integers(-9, 9, shape).astype(dtype)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "int64"])
+def test_long_lines_are_summed_up_by_vectors(dtype, shape, axis, target, exclusive, reverse) -> None:
+    whole = np.random.default_rng(2).integers(-9, 9, shape)
+    a = whole.astype(numpy_dtype(dtype_of(dtype)))
     x = te.placeholder(shape, dtype, "x")
-    out = topi.cumsum(x, axis, dtype, exclusive)
+    out = topi.cumsum(x, axis, dtype, exclusive, reverse)
     module = te.lower(schedule_for([out], Target(target)), [x, out])
     assert "shuffle(" in str(module)
     result = backend.nd.empty(shape, dtype)
     backend.build(module, target=Target(target))(backend.nd.array(a), result)
-    total = a.cumsum(axis, dtype=dtype)
-    assert np.array_equal(result.numpy(), total - a if exclusive else total)  # whole numbers: any order is exact
+    total = running_sums(whole, axis, exclusive, reverse, "int64").astype(a.dtype)  # rounded once, where it has to be
+    assert np.array_equal(result.numpy(), total)  # whole numbers: any order is exact
 
 
+@pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
-def test_running_sums_of_lines_whose_length_is_known_at_run_time(exclusive) -> None:
+def test_running_sums_of_lines_whose_length_is_known_at_run_time(exclusive, reverse) -> None:
     length = te.size_var("length")
     x = te.placeholder((3, length), "float32", "x")
-    out = topi.cumsum(x, 1, exclusive=exclusive)
+    out = topi.cumsum(x, 1, exclusive=exclusive, reverse=reverse)
     function = backend.build(te.lower(schedule_for([out], TARGET), [x, out]), target=TARGET)
     for count in (1, 16, 77):
         a = np.random.default_rng(3).integers(-9, 9, (3, count)).astype("float32")
         result = backend.nd.empty(a.shape, "float32")
         function(backend.nd.array(a), result)
-        assert np.array_equal(result.numpy(), a.cumsum(1) - (a if exclusive else 0))
+        assert np.array_equal(result.numpy(), running_sums(a, 1, exclusive, reverse, "float32"))
 
 
 def test_what_stands_in_front_of_an_infinity_is_not_touched_by_it() -> None:

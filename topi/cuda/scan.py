@@ -71,7 +71,7 @@ def _scan_lines(op: te.ExternOp, ins: Sequence[Buffer], outs: Sequence[Buffer]) 
         total = ib.allocate(kind, 1, "total")
         total[0] = te.const(op.attrs["start"], kind)
         with ib.for_range(0, shape[axis], "k") as k:
-            at = (*line[:axis], k, *line[axis:])
+            at = (*line[:axis], shape[axis] - 1 - k if op.attrs["reverse"] else k, *line[axis:])
             if exclusive:
                 out[at] = total[0]
             total[0] = combine(total[0], te.cast(kind, source[at]))
@@ -84,22 +84,26 @@ def _scan_passes(op: te.ExternOp, length: int, ins: Sequence[Buffer], outs: Sequ
     """Pass p combines every element with the one 2 ** p places in front; pass -1 copies."""
     axis, kind, shape = int(op.attrs["axis"]), str(outs[0].dtype), outs[0].shape
     exclusive, combine = op.attrs["exclusive"], op.attrs["combine"]
-    passes = (length - 1).bit_length()
+    passes, step = (length - 1).bit_length(), -1 if op.attrs["reverse"] else 1
     ib = ir_builder.create()
     source, out = ib.buffer(ins[0]), ib.buffer(outs[0])
     scratch = ib.allocate(kind, shape, "sums", scope="global")
     buffers = [out if (passes - i) % 2 == 0 else scratch for i in range(passes + 1)]
+
+    def in_front(i: Sequence[PrimExpr]) -> PrimExpr:
+        return length - 1 - i[axis] if op.attrs["reverse"] else i[axis]
+
     with loop_nest(ib, shape, independent=True) as i:
-        previous = (*i[:axis], i[axis] - 1, *i[axis + 1 :])
+        previous = (*i[:axis], i[axis] - step, *i[axis + 1 :])
         value = te.cast(kind, source[previous if exclusive else i])
         first = te.const(op.attrs["start"], kind)
-        buffers[0][i] = te.if_then_else(i[axis] > 0, value, first) if exclusive else value
+        buffers[0][i] = te.if_then_else(in_front(i) > 0, value, first) if exclusive else value
     for p in range(passes):
         with loop_nest(ib, shape, independent=True) as i:
-            front = (*i[:axis], i[axis] - (1 << p), *i[axis + 1 :])
+            front = (*i[:axis], i[axis] - step * (1 << p), *i[axis + 1 :])
             here = buffers[p][i]
             both = combine(buffers[p][front], here)
-            buffers[p + 1][i] = te.if_then_else(i[axis] >= 1 << p, both, here)
+            buffers[p + 1][i] = te.if_then_else(in_front(i) >= 1 << p, both, here)
     return ib.get()
 
 

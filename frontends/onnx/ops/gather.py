@@ -159,9 +159,7 @@ def _cumulate(node: OnnxNode, function: Callable[..., Expr]) -> Expr:
     axis = node.axis(node.constant_ints(1, "the axis")[0], node.rank(0))
     x = node[0]
     backwards, exclusive = node.attr_bool("reverse", False), node.attr_bool("exclusive", False)
-    x = op.reverse(x, axis=axis) if backwards else x
-    x = function(x, axis=axis, dtype=x.dtype, exclusive=exclusive)
-    return op.reverse(x, axis=axis) if backwards else x
+    return function(x, axis=axis, dtype=x.dtype, exclusive=exclusive, reverse=backwards)
 
 
 @converter("ReverseSequence", since=10)

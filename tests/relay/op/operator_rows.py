@@ -248,7 +248,11 @@ INDEXING = [
     row("topk", f32(6, 2), k=3, axis=0, is_ascend=True, dtype="int64"),
     row("cumsum", f32(3, 4), axis=1, dtype="float32"),
     row("cumsum", i32(3, 4), axis=0, dtype="int64", exclusive=True),
+    row("cumsum", f32(3, 40), axis=1, dtype="float32", reverse=True),
+    row("cumsum", i32(3, 37), axis=1, dtype="int32", exclusive=True, reverse=True),
+    row("cumsum", i32(3, 4), axis=0, dtype="int64", exclusive=True, reverse=True),
     row("cumprod", f32(2, 4), axis=-1, dtype="float32"),
+    row("cumprod", f32(2, 4), axis=0, dtype="float32", reverse=True),
     row("cumprod", f32(2, 4), axis=1, dtype="float32", exclusive=True),
 ]
 
