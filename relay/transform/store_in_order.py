@@ -3,7 +3,7 @@
 Heads of attention, windows, images with channels first: their kernels would be another pass over memory. There are two
 kinds. Where runs of columns stay runs, of a few at least, each is stored elsewhere. Where memory runs along the
 rows of the product (channels first), blocks of results are turned in registers as they leave the first-level cache;
-those of Winograd's algorithm are lines of tiles of an image.
+those of Winograd's algorithm are lines of tiles of an image, those of depthwise convolutions lines.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from backend.target import Target
 from relay.expr import Call, Expr, Function, Var
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relay.op.base import OpDef, OpPattern
+from relay.op.nn.conv import Conv2D
 from relay.op.nn.dense import BatchMatmulPacked, DensePacked
 from relay.op.nn.dense_bits import DenseBits
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
@@ -28,7 +29,7 @@ from relay.type import TensorType
 from te.ir import PassContext, post_order
 from te.tir import Dim, as_int
 from topi.cpu.register_transpose import block_of, vectors_turned
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import LINE_ELEMENTS, vector_lanes
 from topi.cpu.winograd_plan import WinogradShape, winograd_turns
 from topi.groups import constant_size
 from topi.utils import num_elements, same_dim
@@ -92,8 +93,8 @@ class _Order:
         order = _Order(tuple(sizes), tuple(placed), sum(group[0] < first for group in groups))
         if order.axes == tuple(range(len(groups))):  # all that changes place has a size of 1
             return None
-        if isinstance(product.op, Conv2DNHWCWinograd):
-            return order._by_lines(product, target)
+        if isinstance(product.op, (Conv2DNHWCWinograd, Conv2D)):
+            return order._by_lines(source, product, target)
         return order if order._keeps_runs(product, target) or order._turns(source, product, target) else None
 
     def _keeps_runs(self, product: Call, target: Target) -> bool:
@@ -126,23 +127,31 @@ class _Order:
         fits = 2 * 4 * codes * math.prod(weights[1:]) <= target.cache_bytes.l2
         return fits and columns >= block and panel % block == 0 and not 0 < columns % panel < block
 
-    def _by_lines(self, product: Call, target: Target) -> _Order | None:
-        """The order (N, C, H, W) of a convolution that is computed by lines of its image, where it is this one."""
-        whole, convolution = product.tensor_type, product.op
-        assert isinstance(convolution, Conv2DNHWCWinograd)
-        if not whole.is_static:
+    def _by_lines(self, source: TensorType, product: Call, target: Target) -> _Order | None:
+        """The order (N, C, H, W) of a convolution that is computed by lines of its image, where it is this one.
+
+        Of float32: narrower numbers are turned in tiles of more channels than a vector of the sums has.
+        """
+        whole = product.tensor_type
+        if not whole.is_static or source.dtype != "float32":
             return None
         images, height, width, channels = whole.static_shape
         sizes = (height * width, channels) if images == 1 else (images, height * width, channels)
         last = len(sizes) - 1
         if self.sizes != sizes or self.axes != (*range(last - 1), last, last - 1):
             return None
-        *_, inputs, panel = product.args[1].tensor_type.static_shape
-        shape = WinogradShape(
-            images, height, width, inputs, channels, convolution.kernel_size, convolution.groups, convolution.dilation
-        )
-        pays = winograd_turns(target, shape, convolution.tile, panel)
-        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if pays else None
+        return _Order(whole.static_shape, (0, 3, 1, 2), 3) if _lines_pay(product, target) else None
+
+
+def _lines_pay(product: Call, target: Target) -> bool:
+    """Is a convolution at least as fast by lines, turned as they are stored, as with a kernel behind it?"""
+    images, height, width, channels = product.tensor_type.static_shape
+    op = product.op
+    if not isinstance(op, Conv2DNHWCWinograd):  # a depthwise one
+        return width >= LINE_ELEMENTS and channels % vector_lanes(target) == 0
+    *_, inputs, panel = product.args[1].tensor_type.static_shape
+    shape = WinogradShape(images, height, width, inputs, channels, op.kernel_size, op.groups, op.dilation)
+    return winograd_turns(target, shape, op.tile, panel)
 
 
 def _first_of_columns(source: TensorType, product: Call) -> int | None:
@@ -200,11 +209,19 @@ def _anchor(call: Call) -> Call | None:
     if len(heavy) != 1 or not isinstance(function.body, Call) or function.body.shape != heavy[0].shape:
         return None
     (product,) = heavy
-    if isinstance(product.op, Conv2DNHWCWinograd):
+    if isinstance(product.op, Conv2DNHWCWinograd) or _is_depthwise(product):
         return product
     if not isinstance(product.op, _PRODUCTS) or product.dtype.nbytes > 4:
         return None
     return product if getattr(product.op, "groups", 1) == 1 else None
+
+
+def _is_depthwise(call: Call) -> bool:
+    """A depthwise convolution of floats, channels last."""
+    op = call.op
+    if not isinstance(op, Conv2D) or op.data_layout != "NHWC" or call.dtype != "float32":
+        return False
+    return op.groups > 1 and as_int(call.args[0].shape[-1]) == op.groups
 
 
 def _is_heavy(call: Call) -> bool:

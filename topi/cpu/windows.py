@@ -34,12 +34,13 @@ def tile_windows(
     vectors: int = 1,
     *,
     divide: bool = True,
+    alone: bool = True,
 ) -> None:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
     Of a number that divides the width where one is near, if `divide`; else of as many as that.
     Tiles are of up to `vectors` vectors of channels. What pads the input is inlined. Windows, or lines of them, of up
-    to `unrolled` taps are unrolled.
+    to `unrolled` taps are unrolled. Where it is not `alone`, another stage has the loops over lines.
     """
     channels = constant_size([extent_of(s[out].op.axis[-1])])
     lanes = vector_lanes(target)
@@ -59,13 +60,14 @@ def tile_windows(
     vectors = -(-constant_size([channel.extent]) // lanes)
     work = 2.0 * constant_size(out.shape) * taps
     part = _vectors_of_a_part(target, count, vectors, min(target.num_cores, threads_worthwhile(work, lanes)))
-    if part < vectors:
+    if part < vectors and alone:
         block, channel_outer = s[out].split(channel_outer, factor=part)
         line_axes.insert(0, block)
     s[out].reorder(*line_axes, x_outer, channel_outer, x_inner, channel_inner)
-    lines = s[out].fuse(*line_axes) if len(line_axes) > 1 else line_axes[0]
-    parallel(s, out, lines, work, lanes)
-    s[out].pragma(lines, "loop_partition_hint")
+    if alone:
+        lines = s[out].fuse(*line_axes) if len(line_axes) > 1 else line_axes[0]
+        parallel(s, out, lines, work, lanes)
+        s[out].pragma(lines, "loop_partition_hint")
     if width > 2 * columns:
         s[out].pragma(x_outer, "loop_partition_hint")
     else:  # every tile has a border

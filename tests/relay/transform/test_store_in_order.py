@@ -384,3 +384,41 @@ def test_whole_lines_of_tiles_are_planned():
     shape = WinogradShape(1, 57, 80, 64, 64)
     plan = plan_winograd(SERVER, shape, 4, 32, by_lines=True)
     assert plan.block % 20 == 0
+
+
+def depthwise(
+    batch: int, height: int, width: int, channels: int, kernel: int = 3, stride: int = 1
+) -> tuple[Expr, list[Var]]:
+    """A depthwise convolution with a residual and an activation, channels first."""
+    x, lines, columns = var("x", (batch, height, width, channels)), -(-height // stride), -(-width // stride)
+    residual = var("r", (batch, lines, columns, channels))
+    taps = relay.const(RANDOM.standard_normal((channels, 1, kernel, kernel), dtype=np.float32))
+    image = nn.conv2d(x, taps, strides=stride, padding=kernel // 2, groups=channels, data_layout="NHWC")
+    return relay.transpose(nn.gelu(image + residual), (0, 3, 1, 2)), [x, residual]
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "llvm -num-cores=64"])
+@pytest.mark.parametrize(
+    ("batch", "height", "width", "channels", "kernel", "stride"),
+    [(1, 17, 19, 48, 3, 1), (3, 5, 40, 32, 5, 1), (2, 33, 37, 16, 3, 2), (1, 3, 300, 144, 3, 1), (1, 6, 16, 16, 7, 1)],
+)
+def test_lines_of_depthwise_convolutions_are_turned(
+    batch: int, height: int, width: int, channels: int, kernel: int, stride: int, target: str
+):
+    body, params = depthwise(batch, height, width, channels, kernel, stride)
+    assert len(kernels(body, params, Target(target))) == 1
+    check(body, params, target)
+
+
+def test_short_lines_and_channels_that_are_no_vectors_stay_apart():
+    assert len(kernels(*depthwise(1, 14, 14, 64))) == 2
+    assert len(kernels(*depthwise(1, 56, 56, 40))) == 2
+    assert len(kernels(*depthwise(1, 56, 56, 40), HASWELL)) == 1
+
+
+@pytest.mark.parametrize("made", [depthwise(1, 20, 40, 32), winograd(1, 80, 80, 64)])
+def test_lines_of_other_types_stay_apart(made: tuple[Expr, list[Var]]):
+    body, params = made
+    assert isinstance(body, Call)
+    rounded = relay.transpose(requantised(body.args[0], "uint8"), (0, 3, 1, 2))
+    assert ("transpose",) in kernels(rounded, params)
