@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import te
-from te.arith import Analyzer
-from te.tir import PrimExpr, Reduce, as_dim, as_int
-from te.tir.substitute import substitute
-from topi.cpu.accesses import reads
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.injective import vectorize_elements
 from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.tiling import vector_lanes
+from topi.cpu.window_lines import WindowLines
 from topi.cpu.windows import MOST_TAPS, tile_windows
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.registry import operations_behind, register_schedule
@@ -20,7 +17,7 @@ from topi.tag import PAD
 from topi.utils import ravel_index
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from backend.target import Target
 
@@ -105,91 +102,13 @@ def _schedule_open_lines(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     return s
 
 
-def _border(anchor: te.ComputeOp) -> int:
-    """Elements by which the first window of a line begins before the line does; 0 where that isn't known."""
-    zeros = {axis.var: te.const(0) for axis in (anchor.axis[-1], anchor.reduce_axis[-1])}
-    begins = {as_int(Analyzer().simplify(substitute(index[-1], zeros))) for _, index in reads(anchor)}
-    begin = begins.pop() if len(begins) == 1 else None
-    return 0 if begin is None else -begin
-
-
-def _lines_first(s: te.Schedule, anchor: te.Operation, most: int) -> tuple[te.Tensor, ...]:
-    """Let the anchor reduce windows across lines first, then along them, so that neighbours share the former.
-
-    Returns the results of the former, by vectors of up to `most` elements, and, if windows are a few elements apart,
-    every so manieth of them side by side, which is what neighbouring windows read. The first vector ends with the
-    border: the others begin where the line does, so that they are whole cache lines, if lines of the image are. Lines
-    of a length known at run time are not cut. Nothing, and the anchor as it was, for windows of one line or column.
-    """
-    assert isinstance(anchor, te.ComputeOp)
-    *across, along = anchor.reduce_axis
-    size, width = extent_of(along), extent_of(anchor.axis[-1])
-    several = across and constant_size([extent_of(k) for k in across]) > 1
-    if not several or not isinstance(size, int) or size == 1 or anchor.attrs.get("dilation", (0,))[-1] != 1:
-        return ()
-    stride, (whole,) = anchor.attrs["strides"][-1], anchor.body
-    assert isinstance(whole, Reduce)
-    taps = [te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in across]
-    outer, read = [extent_of(axis) for axis in anchor.axis[:-1]], as_dim((width - 1) * stride + size)
-    attrs, names = {"stride": anchor.attrs["strides"][-2]}, [f"{anchor.name}_{n}" for n in ("lines", "parts")]
-
-    def across_lines(line: Sequence[Any], place: Any, inside: PrimExpr | None = None) -> PrimExpr:
-        at = {axis.var: v for axis, v in zip(anchor.axis[:-1], line, strict=True)}
-        at |= {k.var: tap.var for k, tap in zip(across, taps, strict=True)}
-        at |= {anchor.axis[-1].var: te.const(0), along.var: place}  # what lies so far after the first window's start
-        source = [substitute(e, at) for e in whole.source]
-        if inside is not None:
-            terms = zip(source, whole.combiner.identity, strict=True)
-            source = [te.if_then_else(inside, e, identity) for e, identity in terms]
-        return whole.replace(source=tuple(source), axis=tuple(taps))
-
-    def along_lines(*tensors: te.Tensor, element: Callable[[Sequence[Any], Any], PrimExpr]) -> tuple[te.Tensor, ...]:
-        k = te.reduce_axis((0, size), name="k")
-
-        def window(*i: Any) -> PrimExpr:
-            return whole.replace(source=(element(i[:-1], i[-1] * stride + k),), axis=(k,))
-
-        s.recompute(anchor.output(0), te.compute((*outer, width), window, name=anchor.name, tag=anchor.tag))
-        return tuple([s.current(t) for t in tensors])
-
-    if not isinstance(read, int):
-        lines = te.compute((*outer, read), lambda *i: across_lines(i[:-1], i[-1]), name=names[0], attrs=attrs)
-        return along_lines(lines, element=lambda line, place: lines(*line, place))
-    vector = min(read, most)
-    lead = 0 if vector == read else -_border(anchor) % vector
-    extent, phases = read + lead, stride if vector % stride == 0 else 1
-    groups, each = -(-extent // vector), vector // phases
-    widths = [as_dim(tensor.shape[-1]) for tensor, _ in reads(anchor)]
-    bordered = all(isinstance(d, int) and read - _border(anchor) > d for d in widths)  # which tests for it already
-
-    def vectors(*i: Any) -> PrimExpr:
-        place = i[-2] * vector + i[-1]
-        return across_lines(i[:-2], place - lead, None if bordered else place < extent)
-
-    lines = te.compute((*outer, groups, vector), vectors, name=names[0], attrs=attrs)
-    if phases == 1:
-        return along_lines(
-            lines, element=lambda line, place: lines(*line, (place + lead) // vector, (place + lead) % vector)
-        )
-
-    def apart(*i: Any) -> PrimExpr:
-        return lines(*i[:-3], i[-2], i[-1] * phases + i[-3])
-
-    parts = te.compute((*outer, phases, groups, each), apart, name=names[1])
-
-    def element(line: Sequence[Any], place: Any) -> PrimExpr:
-        at = (place + lead) // phases
-        return parts(*line, (place + lead) % phases, at // each, at % each)
-
-    return along_lines(lines, parts, element=element)
-
-
 def _schedule_lines(
     outs: list[te.Tensor], operation: te.Operation, target: Target, part: int | None = None, share: bool = True
 ) -> te.Schedule:
     """Windows that lie along the last axis. With `share` neighbours share what windows reduce across lines."""
     s = te.create_schedule([out.op for out in outs])
-    lines = _lines_first(s, operation, 2 * vector_lanes(target)) if share else ()
+    shared = WindowLines.of(operation) if share else None
+    lines = () if shared is None else shared.apply(s, 2 * vector_lanes(target))
     out, anchor = s.outputs[0].output(0), s[operation].op
     inline_injective(s, [out], keep=[anchor, *[s[t].op for t in lines]])
     _tile_lines(s, out, anchor, lines, target, part)
@@ -232,7 +151,7 @@ def _tile_lines(
 def _buffer_lines(
     s: te.Schedule, lines: Sequence[te.Tensor], out: te.Tensor, at: te.IterVar, target: Target
 ) -> None:
-    """Reduce windows across lines at loop `at` of `out`, and take what lies side by side apart: see `_lines_first`."""
+    """Reduce windows across lines at loop `at` of `out`, and take what lies side by side apart: see `WindowLines`."""
     whole, parts = lines[0], lines[-1]
     for tensor in lines:
         s[tensor].set_scope("local")

@@ -1,0 +1,120 @@
+"""Windows that are reduced across lines first, then along them: neighbours share what is reduced across."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import te
+from te.arith import Analyzer
+from te.tir import Dim, IterVar, PrimExpr, Reduce, as_dim, as_int
+from te.tir.substitute import substitute
+from topi.cpu.accesses import reads
+from topi.groups import constant_size, extent_of
+
+__all__ = ["WindowLines"]
+
+Element = Callable[[Sequence[Any], Any], PrimExpr]
+"""What lies at a place of a line, given by the other indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLines:
+    """Windows of `size` columns, `stride` apart, along the last axis of `anchor`, whose body is `whole`.
+
+    `taps` are the axes of what is reduced across lines.
+    """
+
+    anchor: te.ComputeOp
+    whole: Reduce
+    taps: tuple[IterVar, ...]
+    size: int
+    stride: int
+
+    @staticmethod
+    def of(anchor: te.Operation) -> WindowLines | None:
+        """None for windows of one line or one column, or with gaps between their columns."""
+        assert isinstance(anchor, te.ComputeOp)
+        *across, along = anchor.reduce_axis
+        size = extent_of(along)
+        several = across and constant_size([extent_of(k) for k in across]) > 1
+        if not several or not isinstance(size, int) or size == 1 or anchor.attrs.get("dilation", (0,))[-1] != 1:
+            return None
+        (whole,) = anchor.body
+        assert isinstance(whole, Reduce)
+        taps = tuple([te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in across])
+        return WindowLines(anchor, whole, taps, size, anchor.attrs["strides"][-1])
+
+    def apply(self, s: te.Schedule, most: int) -> tuple[te.Tensor, ...]:
+        """Let the anchor read what is reduced across lines, which is returned: by vectors of up to `most` elements.
+
+        If windows are a few elements apart every so manieth element is put side by side, which is what neighbouring
+        windows read; then that is returned, too. Lines of a length known at run time are not cut into vectors.
+        """
+        read = as_dim((extent_of(self.anchor.axis[-1]) - 1) * self.stride + self.size)
+        if isinstance(read, int):
+            return self._by_vectors(s, read, min(read, most))
+        lines = self._compute("lines", (read,), lambda *i: self._across(i[:-1], i[-1]))
+        return self._along(s, lambda line, place: lines(*line, place), lines)
+
+    def _by_vectors(self, s: te.Schedule, read: int, vector: int) -> tuple[te.Tensor, ...]:
+        """The first vector ends with the border: the others begin where the line does.
+
+        So they are whole cache lines, if lines of the image are.
+        """
+        lead = 0 if vector == read else -self._border() % vector
+        extent, phases = read + lead, self.stride if vector % self.stride == 0 else 1
+        groups, each = -(-extent // vector), vector // phases
+        widths = [as_dim(tensor.shape[-1]) for tensor, _ in reads(self.anchor)]
+        is_bordered = all(isinstance(d, int) and read - self._border() > d for d in widths)  # so it is tested for
+
+        def vectors(*i: Any) -> PrimExpr:
+            place = i[-2] * vector + i[-1]
+            return self._across(i[:-2], place - lead, None if is_bordered else place < extent)
+
+        lines = self._compute("lines", (groups, vector), vectors)
+        if phases == 1:
+            return self._along(s, lambda line, at: lines(*line, (at + lead) // vector, (at + lead) % vector), lines)
+        apart = self._compute("parts", (phases, groups, each), lambda *i: lines(*i[:-3], i[-2], i[-1] * phases + i[-3]))
+
+        def element(line: Sequence[Any], place: Any) -> PrimExpr:
+            at = (place + lead) // phases
+            return apart(*line, (place + lead) % phases, at // each, at % each)
+
+        return self._along(s, element, lines, apart)
+
+    def _border(self) -> int:
+        """Elements by which the first window of a line begins before the line does; 0 where that isn't known."""
+        zeros = {axis.var: te.const(0) for axis in (self.anchor.axis[-1], self.anchor.reduce_axis[-1])}
+        begins = {as_int(Analyzer().simplify(substitute(index[-1], zeros))) for _, index in reads(self.anchor)}
+        begin = begins.pop() if len(begins) == 1 else None
+        return 0 if begin is None else -begin
+
+    def _compute(self, name: str, last: Sequence[Dim], element: Callable[..., PrimExpr]) -> te.Tensor:
+        shape = (*[extent_of(axis) for axis in self.anchor.axis[:-1]], *last)
+        attrs = {"stride": self.anchor.attrs["strides"][-2]}
+        return te.compute(shape, element, name=f"{self.anchor.name}_{name}", attrs=attrs)
+
+    def _across(self, line: Sequence[Any], place: Any, inside: PrimExpr | None = None) -> PrimExpr:
+        """What lies `place` elements after the start of the first window, of all lines of a window; if `inside`."""
+        *across, along = self.anchor.reduce_axis
+        at = {axis.var: v for axis, v in zip(self.anchor.axis[:-1], line, strict=True)}
+        at |= {k.var: tap.var for k, tap in zip(across, self.taps, strict=True)}
+        at |= {self.anchor.axis[-1].var: te.const(0), along.var: place}
+        source = [substitute(e, at) for e in self.whole.source]
+        if inside is not None:
+            terms = zip(source, self.whole.combiner.identity, strict=True)
+            source = [te.if_then_else(inside, e, identity) for e, identity in terms]
+        return self.whole.replace(source=tuple(source), axis=self.taps)
+
+    def _along(self, s: te.Schedule, element: Element, *tensors: te.Tensor) -> tuple[te.Tensor, ...]:
+        """Let the anchor reduce elements along lines; returns `tensors` as the schedule has them."""
+        anchor, k = self.anchor, te.reduce_axis((0, self.size), name="k")
+
+        def window(*i: Any) -> PrimExpr:
+            return self.whole.replace(source=(element(i[:-1], i[-1] * self.stride + k),), axis=(k,))
+
+        shape = [extent_of(axis) for axis in anchor.axis]
+        s.recompute(anchor.output(0), te.compute(shape, window, name=anchor.name, tag=anchor.tag))
+        return tuple([s.current(t) for t in tensors])
