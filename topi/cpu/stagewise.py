@@ -25,7 +25,7 @@ _CONVOLUTIONS = [
     for rank, layouts in ((1, ("ncw", "nwc")), (2, ("nchw", "nhwc")), (3, ("ncdhw", "ndhwc")))
     for layout in layouts
     for kind, suffix in (("conv", ""), ("depthwise_conv", ""), ("conv", "_transpose"))
-    if layout[-1] != "c" or suffix
+    if kind == "conv" or layout[-1] != "c"
 ]
 _OTHERS = [
     "attention", "default", "dense", "recurrent", "scan", "scatter", "sort",

@@ -156,3 +156,19 @@ def test_taps_of_a_line_share_what_they_read():
     assert plan_group_tile(Target(AVX512), windows) == GroupTile(14, 1)  # divides the line
     text, _ = source(AVX512, 8, 24)
     assert text.count("select <16 x i1>") == 14 * 3  # all taps in one step, of which LLVM finds what is read twice
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("rank", "layout"), [(1, "NWC"), (2, "NHWC"), (3, "NDHWC")])
+def test_channels_last_without_packed_weights(rank: int, layout: str, groups: int):
+    random = np.random.default_rng(rank)
+    data = random.standard_normal((2, *[9] * rank, 8)).astype("float32")
+    weight = random.standard_normal((10, 8 // groups, *[3] * rank)).astype("float32")
+    x = var("x", data.shape)
+    y = getattr(nn, f"conv{rank}d")(x, const(weight), groups=groups, padding=1, data_layout=layout)
+    with PassContext(disabled_pass=["PackWeights"]):
+        compiled = relay.build(IRModule({"main": Function((x,), y)}), "llvm")
+    runner = graph_executor.GraphModule(compiled["default"](device("cpu", 0)))
+    runner.set_input("x", data)
+    runner.run()
+    np.testing.assert_allclose(runner.get_output(0).numpy(), y.op.reference(data, weight), rtol=1e-4, atol=1e-4)
