@@ -220,8 +220,8 @@ def test_taps_of_a_line_are_written_out_where_their_pixels_fit_into_registers(cp
     """Six rows of 7 x 3 values do, fourteen don't: the compiler would spill them."""
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -num-cores=2")
     (workload,) = [w for w in workloads(iter([convolution(224, 3, 64, 7, 2)]), target) if "conv" in w.name]
-    extents = [as_int(loop.extent) for loop in collect(lower(workload, target).function.body, For)]
-    assert extents.count(7) == loops_over_taps
+    loops = collect(lower(workload, target).function.body, For)
+    assert len([loop for loop in loops if loop.loop_var.name in ("kh", "kw")]) == loops_over_taps
 
 
 def test_tiles_leave_registers_for_what_no_multiply_add_reads_from_memory():

@@ -20,6 +20,8 @@ __all__ = ["StoreOrder", "store_turned", "turn_line"]
 
 _BLOCK_SHARE = 1 / 2
 """Of the first-level cache, for a block of results that are turned."""
+_SHIFTED = 1.2
+"""How much longer blocks take, at most, of which the last one is shifted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,8 @@ def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, targ
     """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
 
     As many as come out even for the rows, and for the cores, which share these blocks and `others` of each. A block
-    takes about a tile longer than its tiles: it reads its panel from the second-level cache first. Sizes that divide
-    the rows are better than any other: no block is shifted, so it is known where on a line of an image tiles begin.
+    takes about a tile longer than its tiles: it reads its panel from the second-level cache first. Where sizes divide
+    the rows no block is shifted, so it is known where on a line of an image tiles begin.
     """
     most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (nbytes * plan.panel * plan.height)
     least = -(-lanes // plan.height)
@@ -114,7 +116,9 @@ def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, targ
 
     sizes = range(most, least - 1, -1)
     whole = [tiles for tiles in sizes if rows % (tiles * plan.height) == 0 and 2 * tiles > most]
-    return min(min(whole or sizes, key=cost) * plan.height, rows)
+    best, even = min(sizes, key=cost), min(whole, key=cost, default=None)
+    tiles = best if even is None or cost(even) > _SHIFTED * cost(best) else even
+    return min(tiles * plan.height, rows)
 
 
 def store_turned(
