@@ -114,6 +114,8 @@ def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
     found, rows, columns = turnable(out, strided), out.shape[strided], out.shape[-1]
     if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)):
         return None
+    if any(isinstance(d, int) and d == 0 for d in out.shape):
+        return None
 
     def fits(lanes: int) -> bool:
         needed = ((rows, block_of(lanes, found[0].dtype)), (columns, lanes))

@@ -182,3 +182,12 @@ def test_many_parts_of_sizes_known_at_run_time_are_joined(axis, target):
     sizes = RNG.integers(0, 4, len(parts))
     data = [RNG.standard_normal((n, 3) if axis == 0 else (3, n), dtype=np.float32) for n in sizes]
     np.testing.assert_array_equal(module(*data)[0].numpy(), np.maximum(np.concatenate(data, axis), 0))
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 5), (0, 5)])
+def test_transpositions_of_nothing_at_any_batch_size(shape):
+    x = relay.var("x", (SizeVar("n"), *shape))
+    module = executor(relay.Function((x,), op.transpose(x)))
+    module.set_input("x", np.zeros((2, *shape), np.float32))
+    module.run()
+    assert module.get_output(0).numpy().shape == (*reversed(shape), 2)
