@@ -67,7 +67,6 @@ class MixedPrecision(Enum):
     """float32: results or inner values that leave the range of float16, or lose their meaning when rounded."""
 
 
-@dataclasses.dataclass(repr=False, eq=False)
 class OpDef(Abstract):
     """Base of operators. Instances are values: equal when class and attributes are equal, usable as dictionary keys.
 
@@ -181,6 +180,9 @@ class OpDef(Abstract):
 
     def __str__(self) -> str:
         return self.name
+
+
+dataclasses.dataclass(repr=False, eq=False)(OpDef)  # no decorator: type checkers take operators for frozen
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
