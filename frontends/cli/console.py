@@ -72,9 +72,8 @@ def guarded(command: Callable[_P, _R]) -> Callable[_P, _R]:
 def _failures() -> tuple[type[Exception], ...]:
     """What a command reports without a traceback. The compiler's error is among it where the compiler is in use."""
     compiler = sys.modules.get("te.errors")
-    return (RelaycError, OSError, MemoryError) if compiler is None else (
-        compiler.CompileError, RelaycError, OSError, MemoryError
-    )  # fmt: skip
+    own = () if compiler is None else (compiler.CompileError,)
+    return (*own, RelaycError, OSError, MemoryError)
 
 
 def _report(kind: str, text: str) -> None:

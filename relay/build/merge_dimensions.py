@@ -8,7 +8,7 @@ outside of the kernel knows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from relay.analysis import evaluation_order
@@ -18,7 +18,7 @@ from relay.op.transform import Transpose
 from relay.type import TensorType
 from te.tir import Dim
 
-__all__ = ["merge_dimensions"]
+__all__ = ["follows_elements", "merge_dimensions", "rebuilt"]
 
 
 def merge_dimensions(function: Function) -> Function:
@@ -36,13 +36,26 @@ def merge_dimensions(function: Function) -> Function:
     flags = function.body.tensor_type.dtype.is_bool and all(isinstance(e, Var) or _transposes(e) for e in exprs)
     if tensors is None or not 0 < len(groups) < len(shape) + flags:
         return function
+    return rebuilt(function, exprs, lambda e, made: _merged(e, groups, tensors, made, "uint8" if flags else None))
+
+
+def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, dict[int, Expr]], Expr]) -> Function:
+    """A function of what `exprs`, producers first, have become: `merged` is given those made before by their ids.
+
+    As it was where a parameter is not used, or nothing is left to compute.
+    """
     made: dict[int, Expr] = {}
     for e in exprs:
-        made[id(e)] = _merged(e, groups, tensors, made, "uint8" if flags else None)
+        made[id(e)] = merged(e, made)
     params = [made[id(p)] for p in function.params if id(p) in made]
     if len(params) < len(function.params) or not isinstance(made[id(function.body)], Call):
         return function
     return Function(tuple([p for p in params if isinstance(p, Var)]), made[id(function.body)], function.attrs)
+
+
+def follows_elements(call: Call) -> bool:
+    """Does it work element by element, wherever these are?"""
+    return call.operator.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(call.operator.attributes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +99,7 @@ def _is_followed(e: Expr) -> bool:
         return e.data.ndim == 0
     if not isinstance(e, Call):
         return isinstance(e, Var) and isinstance(e.ty, TensorType)
-    follows = e.operator.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(e.operator.attributes())
-    return follows or _transposes(e)
+    return follows_elements(e) or _transposes(e)
 
 
 def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:

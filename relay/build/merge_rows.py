@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from relay.analysis import evaluation_order
+from relay.build.merge_dimensions import follows_elements, rebuilt
 from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.base import OpPattern
 from relay.op.nn.norm import LayerNorm, LogSoftmax, RMSNorm, Softmax
 from relay.type import TensorType
 
@@ -30,13 +30,7 @@ def merge_rows(function: Function) -> Function:
     ty = anchors[0].tensor_type
     if ty.ndim < 3 or not ty.is_static or not all(e is anchors[0] or _is_followed(e, ty) for e in exprs):
         return function
-    made: dict[int, Expr] = {}
-    for e in exprs:
-        made[id(e)] = _merged(e, ty, made)
-    params = [made[id(p)] for p in function.params if id(p) in made]
-    if len(params) < len(function.params):
-        return function
-    return Function(tuple([p for p in params if isinstance(p, Var)]), made[id(function.body)], function.attrs)
+    return rebuilt(function, exprs, lambda e, made: _merged(e, ty, made))
 
 
 def _is_of_rows(e: Expr) -> bool:
@@ -50,7 +44,7 @@ def _is_of_rows(e: Expr) -> bool:
 def _is_followed(e: Expr, ty: TensorType) -> bool:
     """Is this elementwise, or data, of the shape of the rows, or else the same for all of them?"""
     if isinstance(e, Call):
-        if e.operator.pattern > OpPattern.BROADCAST or {"axis", "shape"} & set(e.operator.attributes()):
+        if not follows_elements(e):
             return False
     elif not isinstance(e, Var | Constant):
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import topi
 from backend.runtime import device, graph_executor
 from backend.target import Target
 from relay.expr import Expr, Var
-from relay.interpreter import evaluate
 from te.ir import collect
 from te.tir import (
     Allocate,
@@ -29,6 +27,7 @@ from te.tir import (
     SizeVar,
     as_int,
 )
+from tests.topi.compiled import compiled_and_defined
 from topi.cpu.tiling import vector_lanes
 from topi.registry import schedules_for
 
@@ -46,18 +45,8 @@ def _check(
     function: Callable[[Var], Expr], *shape: int, dtype: str = "float32", tolerance: float = 2e-6, target: str = "llvm"
 ) -> None:
     data = (np.random.default_rng(0).standard_normal(shape) * 5).astype(dtype)
-    found, wanted = _results(function, data, target)
+    found, wanted = compiled_and_defined(function, data, target)
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
-
-
-def _results(function: Callable[[Var], Expr], data: np.ndarray[Any, Any], target: str) -> tuple[Any, Any]:
-    """What `function` makes of `data`, compiled, and by its definition."""
-    x = Var("x", relay.TensorType(data.shape, str(data.dtype)))
-    program = relay.Function((x,), function(x))
-    module = graph_executor.GraphModule(relay.build(program, target)["default"](device("cpu", 0)), 2)
-    module.set_input("x", data)
-    module.run()
-    return module.get_output(0).numpy(), evaluate(program, [data])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +103,7 @@ def test_parts_of_nothing_but_minus_infinity_count_as_nothing() -> None:
     data = np.random.default_rng(0).standard_normal((600, 1024), dtype=np.float32)
     data[:100, 0] = data[500:, 0] = data[:300, 1] = data[301:, 1] = data[:, 2] = -np.inf
     data[7, 3], data[599, 4] = np.inf, np.nan
-    found, _ = _results(lambda x: relay.nn.softmax(x, axis=0), data, SMALL_CACHES)
+    found, _ = compiled_and_defined(lambda x: relay.nn.softmax(x, axis=0), data, SMALL_CACHES)
     usual = np.exp(data[:, [0, 1, *range(5, 1024)]].astype(np.float64))
     np.testing.assert_allclose(found[:, [0, 1, *range(5, 1024)]], usual / usual.sum(0), rtol=1e-5)
     assert np.isnan(found[:, [2, 4]]).all()

@@ -10,11 +10,9 @@ import pytest
 import relay
 import te
 import topi
-from backend.runtime import device, graph_executor
 from backend.target import Target
-from relay.expr import Var
-from relay.interpreter import evaluate
 from te.tir import PrimFunc
+from tests.topi.compiled import compiled_and_defined
 from topi.registry import schedules_for
 
 Array = np.ndarray[Any, Any]
@@ -22,12 +20,7 @@ SMALL_CACHES = "llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"
 
 
 def _results(data: Array, target: str, **attributes: object) -> tuple[Array, Array]:
-    x = Var("x", relay.TensorType(data.shape, str(data.dtype)))
-    program = relay.Function((x,), relay.nn.standardize(x, **attributes))  # type: ignore[arg-type]
-    module = graph_executor.GraphModule(relay.build(program, target)["default"](device("cpu", 0)), 2)
-    module.set_input("x", data)
-    module.run()
-    return module.get_output(0).numpy(), evaluate(program, [data])
+    return compiled_and_defined(lambda x: relay.nn.standardize(x, **attributes), data, target)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,7 @@ class CallEmitter(LookupEmitter):
     def _slice(self, value: str, of: DType, start: int, count: int) -> str:
         if count == 1:
             return self.lane(value, of, start)
-        kind = register_type(of)
-        picks = ", ".join([f"i32 {start + i}" for i in range(count)])
-        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{count} x i32> <{picks}>")
+        return self.part(value, register_type(of.element), of.lanes, start, count)
 
     # Memory and addresses
 

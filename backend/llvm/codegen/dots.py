@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from backend.llvm.codegen.parts import PartEmitter, word_vector
+from backend.llvm.codegen.parts import word_vector
+from backend.llvm.codegen.permuted import PermutedLoadEmitter
 from te.tir import Add, Call, PrimExpr
 
 __all__ = ["DotEmitter"]
@@ -24,7 +25,7 @@ _VNNI = {
 """By lanes of int32: features of which one set makes vpdpbusd an instruction."""
 
 
-class DotEmitter(PartEmitter):
+class DotEmitter(PermutedLoadEmitter):
     """Emits the intrinsics in the forms that become one instruction, or the few that there are."""
 
     def emit_byte_pairs(self, call: Call) -> str:

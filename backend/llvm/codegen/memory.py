@@ -7,13 +7,12 @@ those that stay within one vector, of which all elements are wanted or which is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from math import gcd
 from operator import floordiv, mod
 from typing import Any
 
-from backend.llvm.codegen.expr import ExprEmitter
 from backend.llvm.codegen.index import Index
+from backend.llvm.codegen.parts import PartEmitter
 from backend.llvm.codegen.streaming import LINE_BYTES, divides
 from backend.llvm.types import element_bytes, memory_type, register_type, suffix
 from te.dtype import DType, dtype
@@ -45,7 +44,7 @@ _AVX2_BITS, _LEAST_MASKED_BYTES = 256, 4
 """Vectors of AVX2, and the least elements of which its instructions load some."""
 
 
-class MemoryEmitter(ExprEmitter):
+class MemoryEmitter(PartEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
 
     alignment: dict[Var, int]
@@ -250,12 +249,15 @@ class MemoryEmitter(ExprEmitter):
         has_signs = self.machine.vector_bits == _AVX2_BITS and element_bytes(of) >= _LEAST_MASKED_BYTES
         if lanes <= most or not has_signs:
             return self._load_register(buffer, base, of, mask)
-        parts: list[str] = []
-        for begin in range(0, lanes, most):
+        padded, element = -(-lanes // most) * most, register_type(of.element)
+        rest = [min(i, lanes) for i in range(padded)]
+        wanted = mask if padded == lanes else self._picked(mask, "zeroinitializer", "i1", lanes, rest)
+        parts: list[tuple[str, int]] = []
+        for begin in range(0, padded, most):
             at = Index(base.value, base.constant + begin, base.factor)
-            wanted = self._lanes(mask, f"<{lanes} x i1>", range(begin, begin + most), lanes, "zeroinitializer")
-            parts.append(self._load_register(buffer, at, of.with_lanes(most), self._opaque(wanted, most)))
-        return self._lanes_of_all(parts, of, most)
+            hidden = self._opaque(self.part(wanted, "i1", padded, begin, most), most)
+            parts.append((self._load_register(buffer, at, of.with_lanes(most), hidden), most))
+        return self.part(self.joined(parts, element), element, padded, 0, lanes)
 
     def _opaque(self, mask: str, lanes: int) -> str:
         """The same mask, of which LLVM doesn't know how it came about."""
@@ -269,24 +271,6 @@ class MemoryEmitter(ExprEmitter):
         self.text.module.declare(name, kind, f"ptr, i32 immarg, <{of.lanes} x i1>, {kind}")
         operands = f"ptr {self.address(buffer, base)}, i32 {align}, <{of.lanes} x i1> {mask}, {kind} zeroinitializer"
         return self.from_memory(self.text.value(f"call {kind} @{name}({operands})"), of)
-
-    def _lanes_of_all(self, parts: Sequence[str], of: DType, width: int) -> str:
-        """Vectors of `width` lanes one behind the other, as many lanes as a value of type `of` has."""
-        value = parts[0]
-        for count, part in enumerate(parts[1:], 1):
-            have = count * width
-            kind, wide = (register_type(of.with_lanes(n)) for n in (width, have))
-            spread = part if have == width else self._lanes(part, kind, range(have), width, "poison")
-            last = min(have + width, of.lanes)
-            picks = ", ".join([f"i32 {i}" for i in range(last)])
-            value = self.text.pure(f"shufflevector {wide} {value}, {wide} {spread}, <{last} x i32> <{picks}>")
-        return value
-
-    def _lanes(self, value: str, kind: str, wanted: Iterable[int], lanes: int, others: str) -> str:
-        """The lanes `wanted` of a vector of `lanes`; of `others` those that it doesn't have."""
-        picks = [f"i32 {min(i, lanes)}" for i in wanted]
-        into = f"<{len(picks)} x i32> <{', '.join(picks)}>"
-        return self.text.pure(f"shufflevector {kind} {value}, {kind} {others}, {into}")
 
     def _load_every_second(self, buffer: Buffer, base: Index, of: DType, mask: str) -> str:
         """Of consecutive elements every second one, where the mask wants it."""

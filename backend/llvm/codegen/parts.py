@@ -1,58 +1,59 @@
-"""Vectors of int32 of any length by instructions for vectors of the lengths that the processor has."""
+"""Vectors of any length by instructions for vectors of the lengths that the processor has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from backend.llvm.codegen.permuted import PermutedLoadEmitter
+from backend.llvm.codegen.expr import ExprEmitter
 
 __all__ = ["PartEmitter", "word_vector"]
 
 
-class PartEmitter(PermutedLoadEmitter):
-    """Takes vectors of int32 apart and puts them together."""
+class PartEmitter(ExprEmitter):
+    """Takes vectors apart and puts them together. `element` is the type of a lane."""
 
     def by_parts(
         self, lanes: int, widths: Collection[int], operands: Sequence[str], instruction: Callable[..., str]
     ) -> str:
-        """The results of ``instruction(width, parts of the operands...)`` as one vector, the widest parts first."""
+        """The results of ``instruction(width, parts of the operands...)`` as one vector, the widest parts first.
+
+        All are vectors of int32.
+        """
         results: list[tuple[str, int]] = []
         begin = 0
         while begin < lanes:
             width = max(w for w in widths if w <= lanes - begin)
-            parts = [self.part(v, lanes, begin, width) for v in operands]
+            parts = [self.part(v, "i32", lanes, begin, width) for v in operands]
             results.append((instruction(width, *parts), width))
             begin += width
-        return self.joined(results)
+        return self.joined(results, "i32")
 
-    def part(self, value: str, lanes: int, begin: int, width: int) -> str:
-        """Some lanes of a vector of int32."""
+    def part(self, value: str, element: str, lanes: int, begin: int, width: int) -> str:
+        """Some lanes of a vector."""
         if lanes == width:
             return value
-        kind, picks = word_vector(lanes), ", ".join([f"i32 {i}" for i in range(begin, begin + width)])
-        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{width} x i32> <{picks}>")
+        return self._picked(value, "poison", element, lanes, range(begin, begin + width))
 
-    def joined(self, parts: list[tuple[str, int]]) -> str:
-        """Vectors of int32 as one."""
+    def joined(self, parts: Sequence[tuple[str, int]], element: str) -> str:
+        """Vectors, of so many lanes each, as one."""
         value, lanes = parts[0]
         for other, width in parts[1:]:
-            widened = self._spread(other, width, max(width, lanes))
-            before = self._spread(value, lanes, max(width, lanes))
             both = max(width, lanes)
-            picks = ", ".join([f"i32 {i}" for i in (*range(lanes), *range(both, both + width))])
-            kind = word_vector(both)
-            value = self.text.pure(
-                f"shufflevector {kind} {before}, {kind} {widened}, <{lanes + width} x i32> <{picks}>"
-            )
+            widened, before = self._spread(other, element, width, both), self._spread(value, element, lanes, both)
+            value = self._picked(before, widened, element, both, (*range(lanes), *range(both, both + width)))
             lanes += width
         return value
 
-    def _spread(self, value: str, lanes: int, width: int) -> str:
+    def _spread(self, value: str, element: str, lanes: int, width: int) -> str:
         """A vector with more lanes, of any value."""
         if lanes == width:
             return value
-        kind, picks = word_vector(lanes), ", ".join([f"i32 {i if i < lanes else 0}" for i in range(width)])
-        return self.text.pure(f"shufflevector {kind} {value}, {kind} poison, <{width} x i32> <{picks}>")
+        return self._picked(value, "poison", element, lanes, [i if i < lanes else 0 for i in range(width)])
+
+    def _picked(self, value: str, other: str, element: str, lanes: int, picks: Sequence[int]) -> str:
+        """Lanes of two vectors of as many."""
+        kind, places = f"<{lanes} x {element}>", ", ".join([f"i32 {i}" for i in picks])
+        return self.text.pure(f"shufflevector {kind} {value}, {kind} {other}, <{len(picks)} x i32> <{places}>")
 
 
 def word_vector(lanes: int) -> str:

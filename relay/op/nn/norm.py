@@ -271,18 +271,27 @@ class GroupNorm(OpDef):
         return self.replace(axis=perm.index(check_axis(3, self.axis, len(perm)))) if batch_first else None
 
 
-@register_op("nn.l2_normalize", pattern=OpPattern.OUT_FUSABLE)
-class L2Normalize(OpDef):
-    """x / sqrt(max(sum of squares over `axis`, eps)). (C1) the element type is a float; (C2) axes are in range."""
+@attributes_of_operator
+class _OverAxes(OpDef):
+    """A normalisation over dimensions `axis`. (C1) the element type is a float; (C2) axes are in range."""
 
     axis: tuple[int, ...]
-    eps: float = 1e-10
     reads_inputs_once = True
 
     def infer(self, x: TensorType) -> TensorType:
         require_float(1, x)
         check_axes(2, self.axis, x.ndim)
         return x
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axis=tuple([perm.index(a) for a in check_axes(2, self.axis, len(perm))]))
+
+
+@register_op("nn.l2_normalize", pattern=OpPattern.OUT_FUSABLE)
+class L2Normalize(_OverAxes):
+    """x / sqrt(max(sum of squares over `axis`, eps)). (C1) the element type is a float; (C2) axes are in range."""
+
+    eps: float = 1e-10
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         return topi.nn.l2_normalize(x, sorted(check_axes(2, self.axis, x.ndim)), self.eps)
@@ -292,28 +301,18 @@ class L2Normalize(OpDef):
         total = np.square(wide).sum(check_axes(2, self.axis, x.ndim), keepdims=True)
         return (wide / np.sqrt(np.maximum(total, self.eps))).astype(x.dtype)
 
-    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
-        return self.replace(axis=tuple([perm.index(a) for a in check_axes(2, self.axis, len(perm))]))
-
 
 @register_op("nn.standardize", pattern=OpPattern.OUT_FUSABLE)
-class Standardize(OpDef):
+class Standardize(_OverAxes):
     """(x - mean) / (sqrt(variance + epsilon) + margin) over `axis` (ONNX: MeanVarianceNormalization).
 
     Not `centred`: x / (sqrt(mean of squares + epsilon) + margin). (C1) the element type is a float; (C2) axes are in
     range.
     """
 
-    axis: tuple[int, ...]
     epsilon: float = 1e-5
     margin: float = 0.0
     centred: bool = True
-    reads_inputs_once = True
-
-    def infer(self, x: TensorType) -> TensorType:
-        require_float(1, x)
-        check_axes(2, self.axis, x.ndim)
-        return x
 
     def compute(self, x: te.Tensor) -> te.Tensor:
         axes = sorted(check_axes(2, self.axis, x.ndim))
@@ -324,9 +323,6 @@ class Standardize(OpDef):
         distance = wide - wide.mean(axes, keepdims=True) if self.centred else wide
         deviation = np.sqrt(np.square(distance).mean(axes, keepdims=True) + self.epsilon)
         return (distance / (deviation + self.margin)).astype(x.dtype)
-
-    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
-        return self.replace(axis=tuple([perm.index(a) for a in check_axes(2, self.axis, len(perm))]))
 
 
 @register_op("nn.lrn", pattern=OpPattern.OUT_FUSABLE)
