@@ -12,6 +12,7 @@ import te
 from backend.runtime.registry import get_global_func
 from backend.target import Target
 from relay.analysis import evaluation_order, users
+from relay.build.compose_moves import compose_moves
 from relay.build.in_place import in_place_inputs
 from relay.build.load_scalars import load_scalars
 from relay.build.merge_dimensions import merge_dimensions
@@ -186,7 +187,7 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
     """
     try:
         merges = target.device_kind == "cpu"  # whose kernels get addresses; those of others may get tensors
-        merged = merge_rows(merge_dimensions(workload.function)) if merges else workload.function
+        merged = _merged(workload.function) if merges else workload.function
         inputs, outputs = to_tensors(merged)
         if merges:
             outputs = in_one_loop(outputs)
@@ -202,6 +203,11 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
         function = load_scalars(function, len(inputs))
     sizes = tuple(p.name for p in function.params if isinstance(p, SizeVar))
     return Kernel(workload.name, function, tuple(workspaces), in_place, sizes)
+
+
+def _merged(function: Function) -> Function:
+    """The same to the same memory, of as few dimensions as can be."""
+    return merge_rows(merge_dimensions(compose_moves(function)))
 
 
 def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
