@@ -18,6 +18,7 @@ from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.function_pass import FunctionPass, RewritePass
 from relay.transform.fuse_ops import FuseOps
 from relay.transform.fuse_siblings import FuseSiblings
+from relay.transform.join_slices import JoinSlices
 from relay.transform.keep_caches import KeepCaches, find_caches
 from relay.transform.map_before_joining import MapBeforeJoining
 from relay.transform.move_pointwise import MovePointwise
@@ -57,6 +58,7 @@ __all__ = [
     "FunctionPass",
     "FuseOps",
     "FuseSiblings",
+    "JoinSlices",
     "KeepCaches",
     "MapBeforeJoining",
     "MovePointwise",

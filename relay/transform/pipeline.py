@@ -23,6 +23,7 @@ from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
 from relay.transform.fuse_ops import FuseOps
 from relay.transform.fuse_siblings import FuseSiblings
+from relay.transform.join_slices import JoinSlices
 from relay.transform.map_before_joining import MapBeforeJoining
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
@@ -61,7 +62,8 @@ def default_pipeline(
         integers = (FakeQuantizationToInteger(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
-        arrange = (RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), CombineParallelConv2D(target), *weights)
+        moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining())
+        arrange = (*moves, CombineParallelConv2D(target), *weights)
         together = (StoreInOrder(target), FuseSiblings(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)

@@ -299,7 +299,7 @@ class SliceOfEverything(PatternRule):
 
 
 class SliceOfSlice(PatternRule):
-    """x[a:b][c:d] = x[a + c:a + d] for slices that step by one"""
+    """x[a:b:s][c:d:t] = x[a + c * s:e:s * t] for slices that step forward, by one where sizes are symbolic"""
 
     x = wildcard()
     inner = is_op("strided_slice")(x)
@@ -308,17 +308,27 @@ class SliceOfSlice(PatternRule):
     def replace(self, call: Call, found: Found) -> Expr | None:
         x, inner = found[self.x], found.call(self.inner)
         first: list[Dim] = [0] * len(x.shape)
+        steps = [1] * len(x.shape)
         for cut in (inner, call):
             begin, strides, _ = cast(StridedSlice, cut.op).resolved(cut.args[0].shape)
-            if any(s != 1 for s in strides):
-                return None
-            first = [add_sizes(a, b) for a, b in zip(first, begin, strict=True)]
+            for a, (b, step) in enumerate(zip(begin, strides, strict=True)):
+                if step != 1 and (step < 1 or not isinstance(call.shape[a], int)):
+                    return None
+                if steps[a] != 1 and not isinstance(b, int):
+                    return None
+                first[a] = add_sizes(first[a], b * steps[a] if isinstance(b, int) else b)
+                steps[a] *= step
         axes = [a for a, (before, after) in enumerate(zip(x.shape, call.shape, strict=True))
                 if not dims_equal(before, after) or not dims_equal(first[a], 0)]  # fmt: skip
-        merged = make_call("strided_slice", (x,), call.span, begin=tuple([first[a] for a in axes]),
-                           end=tuple([add_sizes(first[a], call.shape[a]) for a in axes]),
-                           strides=(1,) * len(axes), axes=tuple(axes))  # fmt: skip
+        ends = [add_sizes(first[a], _reach(call.shape[a], steps[a])) for a in axes]
+        merged = make_call("strided_slice", (x,), call.span, begin=tuple([first[a] for a in axes]), end=tuple(ends),
+                           strides=tuple([steps[a] for a in axes]), axes=tuple(axes))  # fmt: skip
         return merged if merged.ty is call.ty else None
+
+
+def _reach(size: Dim, step: int) -> Dim:
+    """From the first of so many elements to behind the last."""
+    return (size - 1) * step + 1 if isinstance(size, int) and size > 0 else size
 
 
 class PadOfPad(PatternRule):

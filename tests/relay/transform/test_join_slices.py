@@ -1,0 +1,75 @@
+"""JoinSlices: even steps of a tensor, joined again, are a transposition; others stay joined."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+import relay
+from relay.expr import Call, Expr, Function, Var
+from relay.interpreter import evaluate
+from relay.transform import JoinSlices, PassContext, SimplifyExpr
+
+
+def names(e: Expr) -> list[str]:
+    """The operators of a chain of calls, outermost first."""
+    return [e.operator.name, *names(e.args[0])] if isinstance(e, Call) else []
+
+
+def changed(shape: Sequence[int], firsts: Sequence[Sequence[int]], steps: Sequence[int], axis: int) -> list[str]:
+    x = Var("x", relay.TensorType(tuple(shape), "float32"))
+    parts = [relay.strided_slice(x, list(first), list(shape), list(steps)) for first in firsts]
+    before = Function((x,), relay.concatenate(parts, axis=axis))
+    after = JoinSlices().transform(before, PassContext())
+    a = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.testing.assert_array_equal(evaluate(after, [a]), evaluate(before, [a]))
+    return names(after.body)
+
+
+MOVED = ["reshape", "transpose", "reshape"]
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_blocks_of_planes(axis, rows_first) -> None:
+    places = list(itertools.product(range(2), range(3)))
+    order = places if rows_first else sorted(places, key=lambda p: p[::-1])
+    assert changed((2, 3, 8, 9), [(0, 0, *p) for p in order], (1, 1, 2, 3), axis) == MOVED
+
+
+def test_one_dimension_where_it_is_joined() -> None:
+    assert changed((5, 12), [(0, i) for i in range(4)], (1, 4), 1) == MOVED
+
+
+@pytest.mark.parametrize(
+    ("shape", "firsts", "steps"),
+    [((5, 13), [(0, 0), (0, 1)], (1, 2)), ((5, 12), [(0, 1), (0, 0)], (1, 2)), ((5, 12), [(0, 0), (0, 0)], (1, 2)),
+     ((5, 12), [(0, 0), (0, 1)], (1, 3)), ((4, 4), [(0, 0), (1, 0), (1, 1), (0, 1)], (2, 2)),
+     ((5, 12), [(0, 0), (0, 6)], (1, 1))],
+)  # fmt: skip
+def test_what_is_no_transposition_stays_joined(shape, firsts, steps) -> None:
+    assert changed(shape, firsts, steps, 1)[0] == "concatenate"
+
+
+def test_slices_of_different_tensors_stay_joined() -> None:
+    x, y = [Var(name, relay.TensorType((4, 6), "float32")) for name in "xy"]
+    parts = [relay.strided_slice(v, [0, i], [4, 6], [1, 2]) for i, v in enumerate((x, y))]
+    function = Function((x, y), relay.concatenate(parts, axis=1))
+    assert names(JoinSlices().transform(function, PassContext()).body)[0] == "concatenate"
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [(([0, 1], [9, 20], [2, 3]), ([1, 0], [4, 6], [1, 2])), (([1, 2], [9, 19], [1, 1]), ([0, 1], [8, 17], [3, 4])),
+     (([1, 2], [9, 19], [3, 5]), ([0, 1], [3, 4], [1, 1]))],
+)  # fmt: skip
+def test_a_slice_of_a_slice_is_one(inner, outer) -> None:
+    x = Var("x", relay.TensorType((9, 20), "float32"))
+    before = Function((x,), relay.strided_slice(relay.strided_slice(x, *inner), *outer))
+    after = SimplifyExpr().transform(before, PassContext())
+    a = np.arange(180, dtype=np.float32).reshape(9, 20)
+    np.testing.assert_array_equal(evaluate(after, [a]), evaluate(before, [a]))
+    assert names(after.body) == ["strided_slice"]
