@@ -150,6 +150,33 @@ def _axes(reduction: Call, rank: int) -> list[int]:
     return list(range(rank)) if axes is None else [a % rank for a in axes]
 
 
+class TurnedNorm(PatternRule):
+    """transpose(norm(transpose(x, p), ...), q), where q undoes p = standardize(x) over dimension p[-1], scaled, shifted
+
+    Norms of rows, layer_norm or rms_norm: what torch writes for a norm over the channels of planes, which takes two
+    passes over memory less in its place.
+    """
+
+    x, gamma, beta = wildcard(), wildcard(), wildcard()
+    turned = is_op("transpose")(x)
+    norm = is_op("nn.layer_norm")(turned, gamma, beta) | is_op("nn.rms_norm")(turned, gamma)
+    pattern = is_op("transpose")(norm)
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        x, norm, rank = found[self.x], found.call(self.norm), len(call.shape)
+        there, back = (c.op.axes for c in (found.call(self.turned), call))  # type: ignore[union-attr]
+        last = norm.op.axis % rank == rank - 1  # type: ignore[union-attr]
+        if not last or any(there[a] != n for n, a in enumerate(back)) or found.shared(norm):
+            return None
+        axis, epsilon, centred = there[-1], norm.op.epsilon, self.beta in found  # type: ignore[union-attr]
+        result = make_call("nn.standardize", (x,), norm.span, axis=(axis,), epsilon=epsilon, centred=centred)
+        sides = (x.shape[axis], *[1] * (rank - 1 - axis))
+        for name, parameter in (("multiply", self.gamma), ("add", self.beta)):
+            if parameter in found:
+                result = make_call(name, (result, reshaped(found[parameter], sides)), norm.span)
+        return result
+
+
 NORM_RULES: tuple[type[PatternRule], ...] = (
     SpelledGroupNorm,
     RestoredShape,
@@ -157,4 +184,5 @@ NORM_RULES: tuple[type[PatternRule], ...] = (
     ShiftedChannels,
     SpelledInstanceNorm,
     SpelledVariance,
+    TurnedNorm,
 )

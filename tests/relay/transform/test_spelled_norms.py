@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from relay import Expr, Function, const, op, var
+from relay import Expr, Function, Tuple, const, op, var
 from relay.interpreter import evaluate
-from relay.transform import RecognizePatterns, SimplifyExpr
+from relay.transform import ConvertLayout, RecognizePatterns, SimplifyExpr
 from te.tir import SizeVar
 
 RNG = np.random.default_rng(4)
@@ -170,3 +170,44 @@ def test_sizes_known_at_run_time_are_standardized_over_one_dimension_only(transf
     assert operators(transformed(function, RecognizePatterns())) == {"nn.standardize": 1}
     function = Function((x,), standardized(x, (0, 2, 3), 1e-6))
     assert "nn.standardize" not in operators(transformed(function, RecognizePatterns()))
+
+
+def turned_norm(x: Expr, there: tuple[int, ...], back: tuple[int, ...], channels: int, beta: bool = True) -> Expr:
+    rows = op.transpose(x, there)
+    parameters = [parameter(channels) for _ in range(1 + beta)]
+    norm = op.nn.layer_norm(rows, *parameters) if beta else op.nn.rms_norm(rows, *parameters)
+    return op.transpose(norm, back)
+
+
+@pytest.mark.parametrize(
+    ("there", "back", "channels"),
+    [((0, 2, 3, 1), (0, 3, 1, 2), 4), ((2, 0, 3, 1), (1, 3, 0, 2), 4), ((0, 2, 1, 3), (0, 2, 1, 3), 5)],
+)
+def test_norms_between_transpositions_are_in_place(transformed, operators, there, back, channels):
+    x = var("x", (2, 4, 3, 5))
+    for beta in (True, False):
+        before = Function((x,), turned_norm(x, there, back, channels, beta))
+        after = transformed(before, RecognizePatterns())
+        assert "transpose" not in operators(after)
+        assert after.body.ty is before.body.ty
+        same(before, after)
+
+
+def test_norms_between_other_transpositions_stay(transformed):
+    x, square = var("x", (2, 4, 3, 5)), var("x", (2, 4, 4, 4))
+    rows = op.nn.layer_norm(op.transpose(x, (0, 2, 3, 1)), parameter(4), parameter(4))
+    planes = op.nn.layer_norm(op.transpose(x, (0, 2, 3, 1)), parameter(5, 4), parameter(5, 4), axis=2)
+    for before in (
+        Function((square,), turned_norm(square, (0, 2, 3, 1), (0, 2, 3, 1), 4)),  # not back, though as large
+        Function((x,), op.transpose(planes, (0, 3, 1, 2))),
+        Function((x,), Tuple((rows, op.transpose(rows, (0, 3, 1, 2))))),
+    ):
+        assert transformed(before, RecognizePatterns()) is before
+
+
+def test_norms_between_transpositions_are_rows_where_channels_are_last(transformed, operators):
+    x, kernel = var("x", (1, 8, 6, 6)), parameter(8, 8, 1, 1)
+    normal = turned_norm(op.nn.conv2d(x, kernel), (0, 2, 3, 1), (0, 3, 1, 2), 8)
+    before = Function((x,), op.nn.conv2d(normal, kernel))
+    after = transformed(before, RecognizePatterns(), ConvertLayout(), RecognizePatterns())
+    assert operators(after) == {"nn.conv2d": 2, "nn.layer_norm": 1, "transpose": 2}
