@@ -169,11 +169,22 @@ def test_sizes_of_parts():
     assert sizes((1, 48, 48, 64), (1, 2)) == {1: 1, 2: 24}  # lines of channels
     near = Target("llvm -l1-bytes=49152 -l2-bytes=1048576")
     assert sizes((1, 504, 504, 64), (1, 2), near) == {1: 1, 2: 252}  # lines for which two results are little
-    assert sizes((1, 504, 504, 1024), (1, 2), near) == {1: 1, 2: 126}  # fewer: half of the second-level cache
+    assert sizes((1, 504, 504, 2048), (1, 2), near) == {1: 1, 2: 126}  # fewer: the second-level cache
+    assert sizes((1, 504, 504, 6000), (1, 2), near) == {1: 1, 2: 84}  # of columns that results are kept of at once
+    shared = Target("llvm -num-cores=8 -l1-bytes=49152 -l2-bytes=1048576")
+    assert sizes((1, 16, 16, 1280), (1, 2), shared) == {1: 2, 2: 16}  # a core's share
 
 
 def loops_of(out: te.Tensor, inputs, target: Target) -> str:
     return str(te.lower(schedule_for([out], target), [*inputs, out]))
+
+
+@pytest.mark.parametrize(("channels", "block"), [(1280, 1280), (2560, 2560), (3072, 1536)])
+def test_lines_of_channels_are_taken_as_a_whole_where_the_first_level_cache_keeps_their_results(channels, block):
+    target = Target("llvm -num-cores=1 -l1-bytes=49152 -l2-bytes=1048576")
+    x = te.placeholder((1, 32, 32, channels), "float32", "x")
+    loops = loops_of(topi.variance(x, (1, 2)), [x], target)
+    assert f"variance_part_beginning = allocate([{block}]" in loops
 
 
 @pytest.mark.parametrize(("shape", "step"), [((1, 90, 90, 16), 96), ((2, 3, 130, 64), 32)], ids=str)

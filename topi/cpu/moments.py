@@ -37,8 +37,8 @@ __all__ = [
     "schedule_rows_by_moments", "schedule_variance",
 ]  # fmt: skip
 
-_COLUMNS = 1024
-"""Elements of a line that partial results are kept of at once, where lines are added up."""
+_COLUMN_BYTES = 12
+"""What is kept of a column where lines are added up: two results, and what distances are measured from."""
 _FEWEST_LINES = 256
 """Lines of a part, where they lie across memory: each part has two results for each column, which are read twice."""
 _PIECE_BYTES = 1024
@@ -58,14 +58,16 @@ def part_sizes(
     """How many elements along each dimension of `reduced` make a part of a tensor of `shape`, elements of `nbytes`.
 
     Whole dimensions from the last one on, a part of the next, one element of those before: what `room` bytes hold. By
-    default they are those of the first-level cache; where lines lie across memory they are `_FEWEST_LINES`, unless half
-    of the second-level cache holds less.
+    default they are those of the first-level cache; where lines lie across memory they are `_FEWEST_LINES`, unless the
+    second-level cache holds less, or a core's share is.
     """
     last = len(shape) - 1
-    line = 1 if last in reduced else min(likely_extent(shape[last], _COLUMNS), _COLUMNS)
+    most = _columns_at_once(target)
+    line = 1 if last in reduced else min(likely_extent(shape[last], most), most)
     if room is None:
         l1, l2 = target.cache_bytes.l1, target.cache_bytes.l2
-        own = max(l1, min(_FEWEST_LINES * line * nbytes, l2 // 2))
+        share = constant_size(shape) * nbytes // target.num_cores
+        own = max(l1, min(_FEWEST_LINES * line * nbytes, l2, share))
         room = choose("part", own, [l1, *[l2 // n for n in (2, 4, 8, 16)]])
     room //= nbytes * line
     sizes: dict[int, Dim] = {}
@@ -86,9 +88,14 @@ def _even_part(length: int, most: int) -> int:
     return divisor if 4 * divisor >= most else most
 
 
-def _even_block(columns: int, lanes: int) -> int:
-    """Whole vectors of a line that is longer than what partial results are kept of, as evenly as it can be divided."""
-    return -(-columns // -(-columns // _COLUMNS) // (2 * lanes)) * 2 * lanes
+def _columns_at_once(target: Target) -> int:
+    """Columns of which two thirds of the first-level cache keep what is kept: lines of so many are read as a whole."""
+    return 2 * target.cache_bytes.l1 // 3 // _COLUMN_BYTES
+
+
+def _even_block(columns: int, most: int, lanes: int) -> int:
+    """Whole vectors of a line that is longer than the `most` columns taken at once, as evenly as it can be divided."""
+    return -(-columns // -(-columns // most) // (2 * lanes)) * 2 * lanes
 
 
 def part_by_part(
@@ -121,7 +128,8 @@ def _schedule_moments(
     parts, lanes = moments.sums, vector_lanes(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
-    block = columns if columns <= _COLUMNS else _even_block(columns, lanes)
+    most = _columns_at_once(target)
+    block = columns if columns <= most else _even_block(columns, most, lanes)
     stages = (moments.beginning, moments.shift, moments.distances[0])
     work = None if at is not None else constant_size(moments.x.shape) * 4.0
     part = part_by_part(s, parts, stages, block if across else None, work, target)
