@@ -13,6 +13,7 @@ from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.line_buffer import buffer_line, shared_line
+from topi.cpu.line_reads import ask_for_lines
 from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
 from topi.cpu.register_transpose import block_of, vectors_turned
@@ -95,14 +96,25 @@ def vectorize_elements(
     if not isinstance(extent, int):
         outer, inner = s[tensor].split(axis, factor=lanes)
     elif extent >= lanes:
-        factor = 2 * lanes if extent >= 4 * lanes else lanes
-        if extent >= 8 * vectors * lanes or extent % (vectors * lanes) == 0:
-            factor = vectors * lanes
-        outer, inner = s[tensor].split(axis, factor=factor, tail="shift")
+        outer, inner = s[tensor].split(axis, factor=_together(extent, lanes, vectors), tail="shift")
     else:
         outer, inner = s[tensor].split(axis, nparts=1)
     s[tensor].vectorize(inner)
     return outer
+
+
+def _together(extent: te.Dim, lanes: int, vectors: int) -> int:
+    """How many elements of an axis are computed step by step: of short ones fewer than so many vectors."""
+    if not isinstance(extent, int) or extent < 4 * lanes:
+        return lanes
+    many = extent >= 8 * vectors * lanes or extent % (vectors * lanes) == 0
+    return (vectors if many else 2) * lanes
+
+
+def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool:
+    """Do the caches not hold the output, whose lines have several vectors?"""
+    beyond = 0 < target.cache_bytes.l3 < constant_size(out.shape) * out.dtype.nbytes
+    return beyond and constant_size([extent]) >= 4 * lanes
 
 
 def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
@@ -230,13 +242,15 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             tiles = rows.apply(s)
         else:
             period = _period(out) if strided is None else None
-            wanted = not flat and strided is None and vectors == _VECTORS and len(outs) == 1
-            out, chunks, whole = _packed_lines(s, out, target, wanted=wanted)
+            wanted = not flat and strided is None and len(outs) == 1
+            out, chunks, whole = _packed_lines(s, out, target, wanted=wanted and vectors == _VECTORS)
             *outer, last = s[whole].op.axis if chunks else axes
             if period is not None:
                 repeat, last = s[whole].split(last, factor=period)
                 outer, extent = [*outer, repeat], period
             last = vectorize_elements(s, whole, last, extent, lanes, vectors)
+            if wanted and not chunks and period is None and _is_long(out, extent, lanes, target):
+                ask_for_lines(s, out, last, _together(extent, lanes, vectors), target)
             tiles = chunks or ([*outer, last] if strided is None else tile_strided(s, out, strided, last))
         parallel_outer(s, out, tiles, work, target)
     return s, counted

@@ -8,16 +8,15 @@ core, and leave it a cache line at a time; what the next ones are made of is ask
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import te
-from te.arith import Analyzer
-from te.tir import IterVar, PrimExpr, Range, Var, as_int, const
+from te.tir import IterVar, PrimExpr, Range, Var, const
 from te.tir.substitute import substitute
-from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES, read_later, rows_ahead
+from topi.cpu.line_reads import LineRead, line_reads
+from topi.cpu.prefetch import LINE_BYTES, rows_ahead
 from topi.groups import constant_size
 from topi.utils import ravel_index, unravel_index
 
@@ -28,21 +27,19 @@ __all__ = ["PackedLines"]
 
 _PART_OF_L2 = 16
 """A chunk is at most this part of the second-level cache: of longer lines ends matter little."""
-_LARGE_PARTS = 4
-"""Inputs of so many parts of the output, or more, come from memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLines:
     """Chunks of `count` lines of `out`, of `width` elements each, all its dimensions but the last taken as one.
 
-    `strides` is how many elements of large inputs lie between the places that neighbouring lines are read from.
+    Large inputs are read in the order of memory (`inputs`).
     """
 
     out: te.Tensor
     count: int
     width: int
-    strides: Mapping[te.Tensor, int]
+    inputs: Sequence[LineRead]
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedLines | None:
@@ -59,9 +56,8 @@ class PackedLines:
         count = LINE_BYTES // math.gcd(line, LINE_BYTES)
         if count == 1 or line < LINE_BYTES or count * line > target.cache_bytes.l2 // _PART_OF_L2:
             return None
-        large = [(t, i) for t, i in reads(op) if _LARGE_PARTS * constant_size(t.shape) >= math.prod(shape)]
-        strides = {t: stride for t, index in large if (stride := _stride(op, t, index)) is not None}
-        return PackedLines(out, count, shape[-1], strides) if large and all(t in strides for t, _ in large) else None
+        inputs = line_reads(op)
+        return PackedLines(out, count, shape[-1], inputs) if inputs else None
 
     def apply(self, s: te.Schedule) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
         """Schedule the output; returns it, the loop over chunks, and the lines computed there, of two dimensions."""
@@ -72,7 +68,7 @@ class PackedLines:
         s[out].pragma(chunk, "loop_partition_hint")
         vectors, vector = s[out].split(s[out].fuse(within, last), factor=LINE_BYTES // out.dtype.nbytes)
         s[out].vectorize(vector)
-        self._ask_ahead(s, out, lines, vectors)
+        self._ask_ahead(s, out, vectors)
         s[lines].set_scope("local")
         s[lines].compute_at(s[out], chunk)
         return out, [chunk], lines
@@ -93,46 +89,26 @@ class PackedLines:
         s.recompute(self.out, te.compute(self.out.shape, in_shape, name=op.name, tag="injective"))
         return s.current(lines)
 
-    def _ask_ahead(self, s: te.Schedule, out: te.Tensor, lines: te.Tensor, vectors: te.IterVar) -> None:
+    def _ask_ahead(self, s: te.Schedule, out: te.Tensor, vectors: te.IterVar) -> None:
         """Ask, with each cache line of the output that is stored, for what later chunks are made of."""
-        assert isinstance(lines.op, te.ComputeOp)
-        steps = self.count * rows_ahead(self.count * self.width * out.dtype.nbytes)
-        for tensor, index in reads(lines.op):
-            if tensor in self.strides:
-                later = read_later(lines.op.axis, index, 0, steps)
-                widened = max(tensor.dtype.nbytes // out.dtype.nbytes, 1)
-                s[out].prefetch_line(tensor, vectors, self._place(tensor, later), lines=widened)
+        for read in self.inputs:
+            widened = max(read.parts * read.tensor.dtype.nbytes // out.dtype.nbytes, 1)
+            s[out].prefetch_line(read.tensor, vectors, self._place(read), lines=widened)
 
-    def _place(self, tensor: te.Tensor, later: Callable[..., list[PrimExpr]]) -> Callable[..., list[PrimExpr]]:
+    def _place(self, read: LineRead) -> Callable[..., list[PrimExpr]]:
         """The same place of a later chunk, about: borders change it by a few elements.
 
-        `later` gives it for a line and a column; that is worked out for the first line of a chunk only.
+        It is worked out for the first line of a chunk only.
         """
-        size, gap = self.count * self.width, self.strides[tensor] - self.width
+        size, gap = self.count * self.width, read.stride - read.parts * self.width
+        steps = self.count * rows_ahead(size * self.out.dtype.nbytes)
+        shape = [constant_size([d]) for d in self.out.shape[:-1]]
+        last = math.prod(shape) - 1
 
         def place(*first: PrimExpr) -> list[PrimExpr]:
             flat = ravel_index(first, self.out.shape)
-            begin = ravel_index(later(flat // size * self.count, const(0)), tensor.shape)
-            return [begin + flat % size + flat % size // self.width * gap]
+            line = te.min(flat // size * self.count + steps, last)
+            begin = read.place([*unravel_index(line, shape), const(0)])
+            return [begin + flat % size * read.parts + flat % size // self.width * gap]
 
         return place
-
-
-def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
-    """How many elements of `tensor` lie between the places that neighbouring lines of `op` are read from.
-
-    None where it isn't read in the order of the output: it is judged by in the middle, where there are no borders.
-    """
-    place, analyzer = ravel_index(index, list(tensor.shape)), Analyzer()
-    extents = [constant_size([axis.extent]) for axis in op.axis]
-    middle = {axis.var: const(extent // 2) for axis, extent in zip(op.axis, extents, strict=True)}
-
-    def apart(number: int) -> int | None:
-        var = op.axis[number].var
-        values = {**middle, var: const(extents[number] // 2 - 1)}
-        return as_int(analyzer.simplify(substitute(place, middle) - substitute(place, values)))
-
-    strides = [apart(n) for n, extent in enumerate(extents) if extent > 1]
-    known = [stride for stride in strides if stride is not None]
-    in_order = len(known) == len(strides) > 1 and known == sorted(known, reverse=True) and known[-1] == 1
-    return known[-2] if in_order else None

@@ -1,0 +1,161 @@
+"""How an operation reads its large inputs line by line, and asking for them in the order of memory.
+
+Processors fetch ahead what is read in order. They don't where a line is read in several parts at once (halves of a
+gated unit), and not far enough where other inputs come from the second-level cache or arithmetic fills the time
+between two reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import te
+from backend.vector_math import EXPANSIONS
+from te.arith import Analyzer
+from te.ir import post_order
+from te.tir import Call, PrimExpr, as_int, const
+from te.tir.substitute import substitute
+from topi.cpu.accesses import reads
+from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, rows_ahead
+from topi.groups import constant_size, extent_of
+from topi.registry import operations_behind
+from topi.utils import ravel_index
+
+if TYPE_CHECKING:
+    from backend.target import Target
+    from te.tir import Var
+
+__all__ = ["LineRead", "ask_for_lines", "line_reads"]
+
+_LARGE_PARTS = 4
+"""Inputs of so many parts of the output, or more, come from memory."""
+_PART_OF_L1 = 4
+"""What is read again for each line takes no time if it is at most this part of the first-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineRead:
+    """A large tensor, read at `index`, by the `axes` of an output, for the lines of that.
+
+    Neighbouring lines are read `stride` elements apart. Of each as many times the elements of an output's line are
+    wanted, beginning at `index`, as `parts` says: those parts of it that are read side by side.
+    """
+
+    tensor: te.Tensor
+    axes: Sequence[te.IterVar]
+    index: tuple[PrimExpr, ...]
+    stride: int
+    parts: int
+
+    def place(self, at: Sequence[PrimExpr]) -> PrimExpr:
+        """How many elements lie in front of what is read where the axes have such values."""
+        values = {axis.var: value for axis, value in zip(self.axes, at, strict=True)}
+        return ravel_index([substitute(i, values) for i in self.index], list(self.tensor.shape))
+
+
+def line_reads(op: te.ComputeOp) -> list[LineRead] | None:
+    """Every large input, once for each line that is read of it together; None where one is read in another order."""
+    elements, width = constant_size(op.output(0).shape), constant_size([extent_of(op.axis[-1])])
+    found: dict[te.Tensor, list[tuple[tuple[PrimExpr, ...], int]]] = {}
+    for tensor, index in reads(op):
+        if _LARGE_PARTS * constant_size(tensor.shape) >= elements:
+            stride = _stride(op, tensor, index)
+            if stride is None:
+                return None
+            found.setdefault(tensor, []).append((tuple(index), stride))
+    return [read for tensor, places in found.items() for read in _together(op, tensor, places, width)]
+
+
+def _together(
+    op: te.ComputeOp, tensor: te.Tensor, places: Sequence[tuple[tuple[PrimExpr, ...], int]], width: int
+) -> list[LineRead]:
+    """Reads of one tensor: parts of the same line are one where they are all of it."""
+    first, stride = places[0]
+    distances = [_distance(op, tensor, first, index) for index, _ in places]
+    if len({stride for _, stride in places}) == 1 and stride % width == 0:
+        near = [d for d in distances if d is not None]
+        if len(near) == len(places) and max(near) - min(near) < stride and len(set(near)) >= stride // width:
+            lowest = places[distances.index(min(near))][0]
+            return [LineRead(tensor, op.axis, lowest, stride, stride // width)]
+    apart = dict(zip(distances, places, strict=True))
+    return [LineRead(tensor, op.axis, index, stride, 1) for index, stride in apart.values()]
+
+
+def _flat(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], at: Mapping[Var, PrimExpr]) -> PrimExpr:
+    return substitute(ravel_index(index, list(tensor.shape)), at)
+
+
+def _middle(op: te.ComputeOp) -> dict[Var, PrimExpr]:
+    return {axis.var: const(constant_size([extent_of(axis)]) // 2) for axis in op.axis}
+
+
+def _distance(
+    op: te.ComputeOp, tensor: te.Tensor, first: Sequence[PrimExpr], second: Sequence[PrimExpr]
+) -> int | None:
+    middle = _middle(op)
+    return as_int(Analyzer().simplify(_flat(op, tensor, second, middle) - _flat(op, tensor, first, middle)))
+
+
+def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
+    """How many elements of `tensor` lie between the places that neighbouring lines of `op` are read from.
+
+    None where it isn't read in the order of the output: it is judged by in the middle, where there are no borders.
+    """
+    analyzer, middle = Analyzer(), _middle(op)
+    here = _flat(op, tensor, index, middle)
+
+    def apart(axis: te.IterVar) -> int | None:
+        before = {**middle, axis.var: middle[axis.var] - 1}
+        return as_int(analyzer.simplify(here - _flat(op, tensor, index, before)))
+
+    strides = [apart(axis) for axis in op.axis if constant_size([extent_of(axis)]) > 1]
+    known = [stride for stride in strides if stride is not None]
+    in_order = len(known) == len(strides) > 1 and known == sorted(known, reverse=True) and known[-1] == 1
+    return known[-2] if in_order else None
+
+
+def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
+    """Ask, in each iteration of `loop`, which computes so many `elements` of a line, for what comes later of inputs.
+
+    In the order of memory: all parts of a line that are read at once. And for what will be written, where lines are no
+    whole cache lines: those can't be stored past the caches, and are read before they are written.
+    """
+    assert isinstance(out.op, te.ComputeOp)
+    inputs, size, width = line_reads(out.op), out.dtype.nbytes, constant_size(out.shape[-1:])
+    whole = width * size % LINE_BYTES == 0
+    if not inputs or (whole and _are_fetched(out.op, inputs, target)):
+        return
+    for read in inputs:
+        s[out].prefetch_line(read.tensor, loop, _later(read, width), lines=_lines(read.tensor, read.parts * elements))
+    if not whole:
+        ahead = AHEAD_BYTES // size
+        s[out].prefetch_line(
+            out, loop, lambda *first: [ravel_index(first, list(out.shape)) + ahead], written=True,
+            lines=_lines(out, elements)
+        )  # fmt: skip
+
+
+def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -> bool:
+    """Does the processor fetch the inputs by itself? Lines in order, where nothing else takes time."""
+    large = {read.tensor for read in inputs}
+    others = sum(constant_size(t.shape) * t.dtype.nbytes for t in {t for t, _ in reads(op)} - large)
+    computed = any(isinstance(e, Call) and e.op in EXPANSIONS for body in _bodies(op) for e in post_order(body))
+    return all(r.parts == 1 for r in inputs) and not computed and others <= target.cache_bytes.l1 // _PART_OF_L1
+
+
+def _bodies(op: te.ComputeOp) -> list[tuple[PrimExpr, ...]]:
+    """What is computed for an element, by all operations that are inlined into `op`."""
+    return [tuple(o.body) for o in operations_behind([op.output(0)]) if isinstance(o, te.ComputeOp)]
+
+
+def _lines(tensor: te.Tensor, elements: int) -> int:
+    return -(-elements * tensor.dtype.nbytes // LINE_BYTES)
+
+
+def _later(read: LineRead, width: int) -> Callable[..., list[PrimExpr]]:
+    """Where the tensor is read some kilobytes later, all parts of its lines from first to last."""
+    size, in_order = read.tensor.dtype.nbytes, read.stride == width
+    ahead = AHEAD_BYTES // size if in_order else rows_ahead(read.stride * size) * read.stride
+    return lambda *first: [read.place(first) + (read.parts - 1) * first[-1] + ahead]
