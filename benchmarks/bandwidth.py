@@ -71,6 +71,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("sigmoid", relay.sigmoid, (one,))
     yield case("gelu", nn.gelu, (one,))
     yield from _elementwise(case, one)
+    yield case("swiglu, halves of rows", _swiglu, (one * 4 // 3 // 2000, 2000))
+    yield case("where, a row's mask", lambda x: relay.where(_mask(), x, relay.const(np.float32(0))), rows)
     yield case("bias, NHWC", lambda x: relay.add(x, weight(_CHANNELS)), image)
     yield case("bias, NCHW", lambda x: relay.add(x, weight(_CHANNELS, 1, 1)), nchw)
     yield case("softmax", nn.softmax, rows)
@@ -186,6 +188,11 @@ def _chain(x: Expr) -> Expr:
 
 def _batch_norm(x: Expr, weight: Callable[..., Expr]) -> Expr:
     return nn.batch_norm(x, weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS))[0]
+
+
+def _swiglu(x: Expr) -> Expr:
+    gate, data = relay.split(x, 2, axis=1)
+    return relay.multiply(nn.silu(gate), data)
 
 
 def _mask() -> Expr:

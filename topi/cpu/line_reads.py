@@ -15,7 +15,7 @@ import te
 from backend.vector_math import EXPANSIONS
 from te.arith import Analyzer
 from te.ir import post_order
-from te.tir import Call, PrimExpr, as_int, const
+from te.tir import Call, PrimExpr, Select, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
 from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, rows_ahead
@@ -120,12 +120,13 @@ def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
     """Ask, in each iteration of `loop`, which computes so many `elements` of a line, for what comes later of inputs.
 
     In the order of memory: all parts of a line that are read at once. And for what will be written, where lines are no
-    whole cache lines: those can't be stored past the caches, and are read before they are written.
+    whole cache lines: those can't be stored past the caches, and are read before they are written. Where there is
+    little else to do only for long vectors, each of which is stored to two cache lines.
     """
     assert isinstance(out.op, te.ComputeOp)
     inputs, size, width = line_reads(out.op), out.dtype.nbytes, constant_size(out.shape[-1:])
-    whole = width * size % LINE_BYTES == 0
-    if not inputs or (whole and _are_fetched(out.op, inputs, target)):
+    whole, long_vectors = width * size % LINE_BYTES == 0, target.vector_bytes >= LINE_BYTES
+    if not inputs or ((whole or not long_vectors) and _are_fetched(out.op, inputs, target)):
         return
     for read in inputs:
         s[out].prefetch_line(read.tensor, loop, _later(read, width), lines=_lines(read.tensor, read.parts * elements))
@@ -138,11 +139,16 @@ def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
 
 
 def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -> bool:
-    """Does the processor fetch the inputs by itself? Lines in order, where nothing else takes time."""
+    """Does the processor fetch the inputs by itself? Lines in order, where nothing else takes time.
+
+    Long vectors that are chosen from are loaded by masks, of which it sees no order (Zen 5).
+    """
     large = {read.tensor for read in inputs}
     others = sum(constant_size(t.shape) * t.dtype.nbytes for t in {t for t, _ in reads(op)} - large)
-    computed = any(isinstance(e, Call) and e.op in EXPANSIONS for body in _bodies(op) for e in post_order(body))
-    return all(r.parts == 1 for r in inputs) and not computed and others <= target.cache_bytes.l1 // _PART_OF_L1
+    nodes = [e for body in _bodies(op) for e in post_order(body)]
+    masked = target.vector_bytes >= LINE_BYTES and any(isinstance(e, Select) for e in nodes)
+    busy = masked or any(isinstance(e, Call) and e.op in EXPANSIONS for e in nodes)
+    return all(r.parts == 1 for r in inputs) and not busy and others <= target.cache_bytes.l1 // _PART_OF_L1
 
 
 def _bodies(op: te.ComputeOp) -> list[tuple[PrimExpr, ...]]:

@@ -1,0 +1,88 @@
+"""Large inputs that are read line by line: what is asked for, and in which order."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import te
+import topi
+from tests.topi import small_caches
+from topi.cpu.line_reads import LineRead, line_reads
+from topi.groups import constant_size
+
+_CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
+_LONG_VECTORS = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"
+
+lowered = partial(small_caches.lowered, caches=_CACHES)
+result = partial(small_caches.result, caches=_CACHES)
+
+
+def columns(x: te.Tensor, first: int, count: int) -> te.Tensor:
+    return topi.strided_slice(x, (0, first), (1, 1), (constant_size(x.shape[:1]), count))
+
+
+def gated(x: te.Tensor) -> te.Tensor:
+    """The first half of each line, weighted by the sigmoid of the second."""
+    width = constant_size(x.shape[1:]) // 2
+    first, second = (columns(x, at, width) for at in (0, width))
+    return topi.multiply(first, topi.sigmoid(second))
+
+
+def only_read(out: te.Tensor) -> LineRead:
+    assert isinstance(out.op, te.ComputeOp)
+    (read,) = line_reads(out.op) or []
+    return read
+
+
+def asked(out: te.Tensor, arguments: list[te.Tensor], target: str = _LONG_VECTORS) -> list[str]:
+    return [line.strip() for line in str(lowered(out, arguments, target)).splitlines() if "prefetch(" in line]
+
+
+@pytest.mark.parametrize("width", [96, 100, 101, 256])
+def test_halves_of_lines_are_computed_as_numpy_does(width) -> None:
+    x = te.placeholder((90, 2 * width), "float32", "x")
+    array = np.random.default_rng(0).standard_normal(x.shape, np.float32)
+    expected = array[:, :width] / (1 + np.exp(-array[:, width:]))
+    np.testing.assert_allclose(result(gated(x), [x], [array]), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("processor", small_caches.PROCESSORS)
+def test_both_halves_of_a_line_are_asked_for_in_order(processor) -> None:
+    x = te.placeholder((90, 1024), "float32", "x")
+    read = only_read(gated(x))
+    assert (read.stride, read.parts) == (1024, 2)
+    lines = asked(gated(x), [x], small_caches.PROCESSORS[processor])
+    assert len(lines) in (2, 4, 8, 16)  # twice the elements that are computed together
+    assert all("* 1024 + i1.outer" in line and "+ 2048, " in line for line in lines)  # two lines of 4 KB later
+    assert sum("+ 16])" in line for line in lines) == 1
+
+
+def test_parts_that_are_not_read_are_not_asked_for() -> None:
+    x = te.placeholder((90, 1024), "float32", "x")
+    quarter = columns(x, 256, 256)
+    read = only_read(topi.sigmoid(quarter))
+    assert (read.stride, read.parts) == (1024, 1)
+
+
+def test_results_that_begin_anywhere_are_asked_for_too() -> None:
+    for width, written in ((512, False), (500, True)):
+        x = te.placeholder((90, 2 * width), "float32", "x")
+        assert any("address_of(x" in line for line in asked(gated(x), [x]))
+        assert any("address_of(T_multiply" in line or "address_of(multiply" in line
+                   for line in asked(gated(x), [x])) == written  # fmt: skip
+
+
+def test_processors_fetch_plain_lines_themselves() -> None:
+    x, bias = te.placeholder((90, 1024), "float32", "x"), te.placeholder((1024,), "float32", "bias")
+    mask = te.placeholder((1024,), "bool", "mask")
+    long_bias = te.placeholder((16384,), "float32", "bias")
+    long = te.placeholder((90, 16384), "float32", "x")
+    assert not asked(topi.add(x, bias), [x, bias])
+    assert asked(topi.add(long, long_bias), [long, long_bias])  # which takes a part of the first-level cache itself
+    chosen = topi.where(mask, x, topi.negative(x))
+    assert asked(chosen, [mask, x]) and not asked(chosen, [mask, x], small_caches.PROCESSORS["haswell"])
+    held = small_caches.lowered(gated(x), [x], caches="-l3-bytes=33554432")
+    assert "prefetch(" not in str(held)
