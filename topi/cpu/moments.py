@@ -37,6 +37,8 @@ __all__ = [
     "schedule_rows_by_moments", "schedule_variance",
 ]  # fmt: skip
 
+_COLUMNS = 1024
+"""Elements of a line that several passes over lines take at once."""
 _COLUMN_BYTES = 12
 """What is kept of a column where lines are added up: two results, and what distances are measured from."""
 _FEWEST_LINES = 256
@@ -62,7 +64,7 @@ def part_sizes(
     second-level cache holds less, or a core's share is.
     """
     last = len(shape) - 1
-    most = _columns_at_once(target)
+    most = _COLUMNS if room is not None else _columns_at_once(target)
     line = 1 if last in reduced else min(likely_extent(shape[last], most), most)
     if room is None:
         l1, l2 = target.cache_bytes.l1, target.cache_bytes.l2
