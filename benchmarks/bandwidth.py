@@ -1,6 +1,6 @@
 """Kernels that do little but move memory, against copies of as many bytes measured in turn in the same run.
 
-    python -m benchmarks.bandwidth [--threads 1] [--megabytes 8,128] [--only softmax] [--rounds 9]
+    python -m benchmarks.bandwidth [--threads 1] [--megabytes 8,128] [--only softmax] [--rounds 9] [--target llvm]
 
 Every case reads and writes about `megabytes` in all: one size beyond the second-level cache, one beyond the last. Bytes
 are counted once for each input and output; the share is that of numpy's copy (the C library's, which writes past the
@@ -239,11 +239,11 @@ def _values(random: np.random.Generator, of: relay.TensorType) -> np.ndarray[Any
     return random.standard_normal(of.static_shape, dtype=np.float32).astype(numpy_dtype(str(of.dtype)))
 
 
-def compiled(case: Case, threads: int) -> graph_executor.GraphModule:
+def compiled(case: Case, threads: int, target: str = "llvm") -> graph_executor.GraphModule:
     """The case, compiled, its inputs set, its results checked."""
     random = np.random.default_rng(0)
     feeds = [_values(random, p.tensor_type) for p in case.function.params]
-    module = graph_executor.GraphModule(relay.build(case.function, "llvm")["default"](device("cpu", 0)), threads)
+    module = graph_executor.GraphModule(relay.build(case.function, target)["default"](device("cpu", 0)), threads)
     for param, array in zip(case.function.params, feeds, strict=True):
         module.set_input(param.name, array)
     module.run()
@@ -256,12 +256,12 @@ def compiled(case: Case, threads: int) -> graph_executor.GraphModule:
     return module
 
 
-def measure(case: Case, threads: int, rounds: int) -> tuple[float, float]:
+def measure(case: Case, threads: int, rounds: int, target: str = "llvm") -> tuple[float, float]:
     """GB/s of the case and of copies of as many bytes: each the best of runs in turns, as STREAM reports them.
 
     One thread is timed by its own clock, which stands while others have the core.
     """
-    module, source = compiled(case, threads), np.ones(case.nbytes // 8, np.float32)
+    module, source = compiled(case, threads, target), np.ones(case.nbytes // 8, np.float32)
     copy, target = StreamingCopy(threads, case.nbytes // 2), np.zeros_like(source)
     seconds: list[float] = []
     copied: list[float] = []
@@ -288,13 +288,14 @@ def run_program(cases: Callable[[int], Iterator[Case]], doc: str, megabytes: str
     parser.add_argument("--megabytes", default=megabytes, help="sizes, with commas")
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--target", default="llvm", help="a target that this machine runs; by default all it has")
     args = parser.parse_args()
     sizes = [int(float(size) * 1e6) for size in args.megabytes.split(",")]
     print("| kernel |" + "".join(f" {size / 1e6:.0f} MB, GB/s | copy | share |" for size in sizes))
     print("|---|" + "---|---|---|" * len(sizes))
     for alike in zip(*[cases(size) for size in sizes], strict=True):
         if args.only in alike[0].name:
-            figures = [measure(case, args.threads, args.rounds) for case in alike]
+            figures = [measure(case, args.threads, args.rounds, args.target) for case in alike]
             cells = "".join([f" {moved:.1f} | {copy:.1f} | {100 * moved / copy:.0f} % |" for moved, copy in figures])
             print(f"| {alike[0].name} |{cells}", flush=True)
 

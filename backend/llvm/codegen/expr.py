@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from backend.llvm.assembly import FunctionText
@@ -351,9 +351,9 @@ class ExprEmitter(ConvertEmitter):
         return self.text.pure(f"icmp {predicate} {kind} {self.visit(expr.a)}, {self.visit(expr.b)}")
 
     def _decided(self, expr: Compare) -> str | None:
-        """A comparison of vectors of known numbers that comes out the same in all lanes."""
-        outcomes = set(self.known_outcomes(expr) or ())
-        return None if len(outcomes) != 1 else "splat (i1 true)" if outcomes.pop() else "zeroinitializer"
+        """A comparison of vectors of known numbers, as a constant."""
+        outcomes = self.known_outcomes(expr)
+        return None if outcomes is None else flags_text(outcomes)
 
     def known_outcomes(self, expr: Compare) -> list[bool] | None:
         """How a comparison of vectors of known signed numbers comes out in each lane; None for others."""
@@ -456,6 +456,18 @@ class ExprEmitter(ConvertEmitter):
         name = f"llvm.lrint.{suffix(target)}.{suffix(source)}"
         self.text.module.declare(name, register_type(target), register_type(source))
         return self.text.pure(f"call {register_type(target)} @{name}({register_type(source)} {value})")
+
+
+def flags_text(flags: Sequence[bool]) -> str:
+    """A constant vector of bools."""
+    if len(set(flags)) == 1:
+        return "splat (i1 true)" if flags[0] else "zeroinitializer"
+    return f"<{', '.join([f'i1 {str(flag).lower()}' for flag in flags])}>"
+
+
+def known_flags(value: str) -> list[bool] | None:
+    """The bools of a constant that `flags_text` wrote of different ones; None for any other value."""
+    return ["true" in flag for flag in value.split(",")] if value.startswith("<") else None
 
 
 _TRUE = ("true", "splat (i1 true)")

@@ -11,6 +11,7 @@ from math import gcd
 from operator import floordiv, mod
 from typing import Any
 
+from backend.llvm.codegen.expr import known_flags
 from backend.llvm.codegen.index import Index
 from backend.llvm.codegen.parts import PartEmitter
 from backend.llvm.codegen.streaming import LINE_BYTES, divides
@@ -247,7 +248,9 @@ class MemoryEmitter(PartEmitter):
         """
         lanes, most = of.lanes, self.machine.vector_bits // (8 * element_bytes(of))
         has_signs = self.machine.vector_bits == _AVX2_BITS and element_bytes(of) >= _LEAST_MASKED_BYTES
-        if lanes <= most or not has_signs:
+        known = known_flags(mask)
+        is_wanted = known is not None and all(any(known[i : i + most]) for i in range(0, lanes, most))
+        if lanes <= most or not has_signs or is_wanted:
             return self._load_register(buffer, base, of, mask)
         padded, element = -(-lanes // most) * most, register_type(of.element)
         rest = [min(i, lanes) for i in range(padded)]

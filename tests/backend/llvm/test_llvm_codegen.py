@@ -163,6 +163,20 @@ def test_masked_loads_of_several_registers(run_llvm, lanes, wanted, dtype, targe
         np.testing.assert_array_equal(result, given * (np.arange(64) < wanted))
 
 
+@pytest.mark.parametrize("wanted", [25, 8, 24])
+def test_masked_loads_of_known_lanes_are_loads(run_llvm, wanted):
+    # Of 32 lanes those that a mask wants from 8 on: no register without one of them, then some without any.
+    a, c = decl_buffer((64,), "float32", name="A"), decl_buffer((64,), "float32", name="C")
+    first = Var("first", dtype_of("int32"))
+    load = BufferLoad(a, (ramp(first, 1, 32),), ramp(0, 1, 32) < wanted)
+    f = make(BufferStore(c, load, (ramp(0, 1, 32),)), a, c, first)
+    target = Target("llvm -mattr=-avx512f")
+    _, result, *_ = run_llvm(f, np.ones(64, "float32"), np.zeros(64, "float32"), 9, target=target)
+    np.testing.assert_array_equal(result, np.arange(64) < wanted)
+    code = build(IRModule({"f": f}), target).get_source("asm")
+    assert code.count("vmaskmovps") == (1 if wanted == 25 else 4)
+
+
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_lazy_choice_touches_only_what_it_chose(run_llvm, lanes):
     # a[i - 2] for i < 2 would lie before the buffer
