@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ import topi
 from backend.target import Target
 from te.dtype import dtype
 from te.ir import collect
-from te.tir import BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var
+from te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var
+from te.tir.interpreter import Interpreter
+from te.tir.stmt import ForKind
 from topi.cpu.register_transpose import block_of, turned, vectors_turned
 from topi.cpu.transpose import strided_axis
 from topi.registry import schedule_for
@@ -232,6 +236,9 @@ ORDERED = {
     "bytes": ((1280, 1100), (1, 0), "uint8"), "odd lines of bytes": ((1285, 1030), (1, 0), "int8"),
     "bytes, shared sets": ((1280, 1024), (1, 0), "uint8"),
     "batch": ((3, 600, 520), (0, 2, 1), "float16"), "heads": ((2, 640, 6, 80), (0, 2, 3, 1), "float32"),
+    "pages": ((320, 2048), (1, 0), "float32"), "odd lines, more than pages": ((341, 2100), (1, 0), "float32"),
+    "pages of bytes": ((1280, 4096), (1, 0), "uint8"), "odd pages of bytes": ((1285, 3300), (1, 0), "int8"),
+    "long heads": ((2, 200, 4, 520), (0, 2, 3, 1), "float32"), "batch of pages": ((3, 320, 4096), (0, 2, 1), "float16"),
 }  # fmt: skip
 
 
@@ -280,6 +287,53 @@ def test_each_tile_that_is_turned_asks_for_its_share_of_the_next_block(rows) -> 
     assert tiles
 
 
+class _Reads(Interpreter):
+    """Notes which cache lines of arguments are read and asked for, by iterations of the parallel loop."""
+
+    def __init__(self, function: PrimFunc, arguments: Sequence[np.ndarray]) -> None:
+        super().__init__({function.name: function})
+        self.read: list[set[int]] = []
+        self.asked: list[set[int]] = []
+        self.call(function, tuple(arguments))
+
+    def visit_For(self, node: For) -> None:
+        if node.kind is not ForKind.PARALLEL:
+            return super().visit_For(node)
+        for i in range(self.visit(node.extent)):
+            self.env[node.loop_var] = i
+            self.read.append(set())
+            self.asked.append(set())
+            self.visit(node.body)
+
+    def visit_Call(self, node: Call) -> Any:
+        if node.op == "prefetch":
+            self.asked[-1].add(self.visit(node.args[0]).offset // 64)
+        return super().visit_Call(node)
+
+    def visit_BufferLoad(self, node: BufferLoad) -> Any:
+        if node.buffer.name == "x":
+            places = np.asarray(self.visit(node.indices[0])) * node.buffer.dtype.nbytes // 64
+            self.read[-1].update(places.reshape(-1).tolist())
+        return super().visit_BufferLoad(node)
+
+
+@pytest.mark.parametrize("length", [2048, 2176])
+def test_a_block_of_pieces_asks_for_all_of_the_next_one(length) -> None:
+    """Of long lines, a piece of each of as many as fill two cache lines of the output."""
+    x = te.placeholder((128, length), "float32", "x")
+    out = topi.transpose(x, (1, 0))
+    target = Target("llvm -mcpu=haswell -l1-bytes=8192 -l2-bytes=524288 -l3-bytes=16384 -num-cores=1")
+    function = te.lower(schedule_for([out], target), [x, out])["main"]
+    a = np.arange(128 * length, dtype=np.float32).reshape(128, length)
+    result = np.empty((length, 128), np.float32)
+    reads = _Reads(function, [a, result])
+    assert np.array_equal(result, a.T)
+    assert all(len(block) % 32 == 0 and len(block) >= 32 * 512 // 64 for block in reads.read)
+    blocks = 128 // 32  # of a piece of each line; those behind the last one are not known to it
+    assert all(asked == read for k, (asked, read) in enumerate(zip(reads.asked, reads.read[1:], strict=False))
+               if (k + 1) % blocks)  # fmt: skip
+
+
 @pytest.mark.parametrize("rows", [1280, 1285])
 @pytest.mark.parametrize("processor", PROCESSORS)
 def test_bytes_are_widened_where_one_vector_reaches_over_all_lines_that_are_turned(rows, processor) -> None:
@@ -296,12 +350,12 @@ def test_bytes_are_widened_where_one_vector_reaches_over_all_lines_that_are_turn
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [((5000, 40), "float32"), ((640, 6000), "float32"), ((100, 1320), "float32")],
+    ("shape", "kind", "l2"),
+    [((5000, 40), "float32", 524288), ((640, 6000), "float32", 65536), ((100, 1320), "float32", 524288)],
 )
-def test_other_lines_are_not(shape, kind) -> None:
-    """Lines that are short, blocks beyond the second-level cache, and few of them."""
+def test_other_lines_are_not(shape, kind, l2) -> None:
+    """Lines that are short, blocks of which not even pieces fit into the second-level cache, and few of them."""
     x = te.placeholder(shape, kind, "x")
     out = topi.transpose(x, (1, 0))
-    target = Target("llvm -l2-bytes=524288 -l3-bytes=16384 -num-cores=1")
+    target = Target(f"llvm -l2-bytes={l2} -l3-bytes=16384 -num-cores=1")
     assert not _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])

@@ -5,6 +5,9 @@ asked for. So a block of the input's lines, as many as fill two cache lines of e
 brought into the second-level cache in order, while the block before is turned there, strip by strip. A part of the next
 block is asked for with each tile that is turned in registers, and a part of the strip before is stored past the caches
 with each few columns of them: all at once, either would keep the other, and what is turned, waiting.
+
+Of lines so long that the cache doesn't hold such a block, a block has a piece of each. What is asked for still follows
+these, one after the other, while what is turned goes across.
 """
 
 from __future__ import annotations
@@ -34,23 +37,32 @@ _LONG_LINE_BYTES = 1024
 """Of the input's lines, from which a block is more than what is asked for anyway."""
 _SHARES = 4
 """Blocks for each core, at least."""
+_LEAST_PIECE_BYTES, _PIECE_BYTES = 512, 2048
+"""Of the input's lines, fewest and most, where a block of whole ones doesn't fit: in C 0.5 to 4 KB were alike."""
+_PART_OF_L2 = 8
+"""Blocks of pieces are at most this part of the second-level cache, since pieces that lie pages apart share its sets.
+(Bytes, pieces of 1 instead of 2 KB: 26 to 32 GB/s.)"""
+_LINES_AT_ONCE = 4
+"""Cache lines that are asked for as one piece of memory; pieces are multiples of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedTiles:
     """Blocks of `width` places along the last axis of the output, taken by strips of a cache line of its other axis.
 
-    `inside` are the output's axes that run within a block beside. Strips are copied before they are turned where they
-    share sets of the first-level cache, in which they would not stay.
+    `inside` are the output's axes that run within a block beside; none where a block is a `piece` of each line only, of
+    so many elements. Strips are copied before they are turned where they share sets of the first-level cache, in which
+    they would not stay.
     """
 
     turn: Turn
     width: int
     inside: tuple[int, ...]
+    piece: int | None
 
     @staticmethod
     def of(turn: Turn, target: Target) -> OrderedTiles | None:
-        """None where lines of the input are short, or a block of them exceeds its part of the second-level cache."""
+        """None where lines of the input are short, or not even pieces of them fit into the second-level cache."""
         sizes = [*turn.out.shape, *turn.tensor.shape[turn.position + 1 :]]
         nbytes, l2 = turn.apart * turn.tensor.dtype.nbytes, target.cache_bytes.l2
         rows, columns = constant_size([turn.rows]), constant_size([turn.columns])
@@ -60,9 +72,12 @@ class OrderedTiles:
             return None
         wide = turn.begins_anywhere and _BLOCKS_OF_CACHE * _LINES_AND_ONE * turn.line * nbytes <= l2
         width = max((_LINES_AND_ONE if wide else _LINES) * turn.line, turn.lanes)
-        if _BLOCKS_OF_CACHE * width * nbytes > l2 or columns < _SHARES * target.num_cores * width:
+        if columns < _SHARES * target.num_cores * width:
             return None
-        return OrderedTiles(turn, width, _axes_inside(turn))
+        if _BLOCKS_OF_CACHE * width * nbytes <= l2:
+            return OrderedTiles(turn, width, _axes_inside(turn), None)
+        piece = _piece(turn, width, l2)
+        return None if piece is None else OrderedTiles(turn, width, (), piece)
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
         """Schedule the output; returns the loops outside of a strip, outermost first.
@@ -71,7 +86,11 @@ class OrderedTiles:
         """
         turn, out = self.turn, self.turn.out
         axes = list(s[out].op.axis)
-        strip, row = s[out].split(axes[turn.number], factor=turn.line_of_input, tail="shift")
+        row, pieces = axes[turn.number], []
+        if self.piece is not None:
+            piece, row = s[out].split(row, factor=self.piece, tail="shift")
+            pieces = [piece]
+        strip, row = s[out].split(row, factor=turn.line_of_input, tail="shift")
         group, row = s[out].split(row, factor=turn.block)
         if turn.begins_anywhere:
             part, (vector, column) = turn.split_columns(s, self.width)
@@ -80,7 +99,7 @@ class OrderedTiles:
             fits = at_once % turn.line == 0 and self.width % at_once == 0
             vector, column = s[out].split(column, factor=at_once if fits else turn.line)
         outside = [axis for n, axis in enumerate(axes[:-1]) if n != turn.number and n not in self.inside]
-        loops = [*outside, part, *[axes[n] for n in self.inside]]
+        loops = [*outside, *pieces, part, *[axes[n] for n in self.inside]]
         s[out].reorder(*loops, strip, group, row, vector, column)
         s[out].vectorize(column)
         s[out].pragma(strip, "overlap_iterations")
@@ -91,16 +110,20 @@ class OrderedTiles:
         for_columns = self.width * turn.block // turn.line_of_input
         vectors_of_columns = -(-self._lines_turned() // turn.lanes)
         lines = -(-for_columns // vectors_of_columns)
-        s[packed].prefetch_line(turn.tensor, vectors, self._in_next_block(vectors.var, lines), lines=lines)
+        together = lines if self.piece is None else _LINES_AT_ONCE
+        for first in range(0, lines, together):
+            place = self._in_next_block(vectors.var, lines, first)
+            s[packed].prefetch_line(turn.tensor, vectors, place, lines=min(together, lines - first))
         return loops
 
     def _lines_turned(self) -> int:
         return self.width + (self.turn.line if self.turn.begins_anywhere else 0)
 
-    def _in_next_block(self, vector: Var, lines: int) -> Callable[..., Sequence[PrimExpr]]:
-        """Where the next block's cache `lines` begin that are asked for with a `vector` of some columns.
+    def _in_next_block(self, vector: Var, lines: int, first_line: int) -> Callable[..., Sequence[PrimExpr]]:
+        """Where the next block's cache `lines` begin, from `first_line` on, that are asked for with some `vector`.
 
-        They lie as far into that block, in memory, as the columns do in theirs, one vector's behind the other's.
+        They lie as far into that block, in the order of memory, as the vector's columns do in theirs, one vector's
+        behind the other's.
         """
         turn, turned = self.turn, self._lines_turned()
         shape, position, last = turn.tensor.shape, turn.position, len(turn.tensor.shape) - 1
@@ -109,11 +132,27 @@ class OrderedTiles:
         def place(*first: PrimExpr) -> Sequence[PrimExpr]:
             index = [e for _, e in sorted(zip(dims, first, strict=True), key=lambda pair: pair[0])]
             index[position] = index[position] - te.min(vector * turn.lanes, turned - turn.lanes) + turned
+            further = (vector * lines + first_line) * turn.line_of_input
+            if self.piece is not None:
+                begin = te.min(index[last] // self.piece * self.piece, constant_size(shape[last:]) - self.piece)
+                within = (index[last] - begin) * self.width + further
+                index[position], index[last] = index[position] + within // self.piece, begin + within % self.piece
+                return index
             begin = ravel_index(index[: position + 1], shape[: position + 1]) * turn.apart
-            within = ravel_index(index[position + 1 :], shape[position + 1 :]) * self.width
-            return (begin + within + vector * (lines * turn.line_of_input),)
+            return (begin + ravel_index(index[position + 1 :], shape[position + 1 :]) * self.width + further,)
 
         return place
+
+
+def _piece(turn: Turn, width: int, l2: int) -> int | None:
+    """So many elements of each of `width` lines; None where the second-level cache holds too few.
+
+    The last piece of a line is shifted: so many that this repeats little.
+    """
+    size, unit = turn.tensor.dtype.nbytes, _LINES_AT_ONCE * turn.line_of_input
+    length, most = constant_size(turn.tensor.shape[-1:]), min(_PIECE_BYTES, l2 // (_PART_OF_L2 * width)) // size
+    pieces = range(most // unit * unit, _LEAST_PIECE_BYTES // size - 1, -unit)
+    return min(pieces, key=lambda piece: -(-length // piece) * piece) if pieces and length >= pieces[-1] else None
 
 
 def _axes_inside(turn: Turn) -> tuple[int, ...]:
