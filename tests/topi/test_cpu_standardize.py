@@ -29,6 +29,10 @@ def _results(data: Array, target: str, **attributes: object) -> tuple[Array, Arr
         ((2, 24, 33, 31), (1,)),
         ((1, 96, 64, 64), (1,)),
         ((3, 400, 7, 7), (1,)),
+        ((30, 32, 7, 7), (1,)),
+        ((24, 20, 9, 8), (1,)),
+        ((20, 30, 13, 5), (1,)),
+        ((2, 16, 24, 6, 8), (2,)),
         ((4, 8, 40, 40), (0, 2, 3)),
         ((1, 8, 100, 100), (0, 2, 3)),
         ((2, 3, 200, 200), (2, 3)),
@@ -85,3 +89,22 @@ def test_strips_ask_for_what_they_read() -> None:
         text = str(_lowered(shape, (axis,)))
         assert "prefetch(address_of(x[" in text
         assert "prefetch(address_of(standardize[" in text
+
+
+def test_small_planes_are_standardised_image_by_image() -> None:
+    """Each image in one piece, its moments in one pass; results that are no whole lines wait for each other."""
+    caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
+    odd, whole = (str(_lowered((256, 384, side, side), (1,), caches)) for side in (14, 16))
+    cached, planes = str(_lowered((8, 384, 14, 14), (1,), caches)), str(_lowered((256, 384, 56, 56), (1,), caches))
+    for text in (odd, whole, cached):
+        assert "standardize_parts" in text
+        assert text.count("in parallel(") == 1
+    assert ["standardize.local" in text for text in (odd, whole, cached)] == [True, False, False]
+    assert "standardize_parts" not in planes
+
+
+def test_few_images_are_standardised_in_strips() -> None:
+    """One image, or three, would leave a core without work."""
+    caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
+    for images in (1, 3):
+        assert "standardize_parts" not in str(_lowered((images, 768, 16, 16), (1,), caches))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from te.tir import Dim
 
 __all__ = [
-    "exceeds_caches", "exceeds_near_caches", "part_by_part", "part_sizes", "schedule_by_moments",
+    "exceeds_caches", "exceeds_near_caches", "moments_at", "part_by_part", "part_sizes", "schedule_by_moments",
     "schedule_rows_by_moments", "schedule_variance",
 ]  # fmt: skip
 
@@ -46,6 +46,8 @@ _FEWEST_LINES = 256
 _PIECE_BYTES = 1024
 """Of lines that are added up in the order of memory, so much is taken at once: half of it where results stay in
 registers, so that none are loaded and stored again."""
+_LINES_OF_PARTS = 8
+"""Of lines that are no whole vectors so many are taken at once: ends of vectors cost more than order gains."""
 _SHARE_ALONG, _SHARE_ACROSS = 4, 2
 """Which part of the second-level cache is gone over twice: a larger one in pieces of lines."""
 _SHARE_OF_LAST = 2
@@ -161,7 +163,8 @@ def _pass_in_order(s: te.Schedule, stage: te.Tensor, columns: int, lanes: int, t
     lines, vectors, fitting = extent_of(line), -(-columns // lanes), (target.vector_registers - 2) // 3
     at_once = vectors if vectors <= fitting else max(n for n in (4, 3, 2, 1) if vectors % n == 0)
     nbytes = _PIECE_BYTES if vectors > at_once else _PIECE_BYTES // 2
-    together = max(nbytes // (columns * s[stage].op.output(0).dtype.nbytes), 1)
+    least = 1 if columns % lanes == 0 else _LINES_OF_PARTS
+    together = max(nbytes // (columns * s[stage].op.output(0).dtype.nbytes), least)
     each = max(n for n in range(1, together + 1) if not isinstance(lines, int) or lines % n == 0)
     lines, within = s[stage].split(line, factor=each)
     block, inner = s[stage].split(column, factor=at_once * lanes)
@@ -245,6 +248,15 @@ def schedule_rows_by_moments(
         vectorize_elements(s, out, s[out].fuse(*trailing), constant_size([extent_of(a) for a in trailing]), lanes)
     else:
         vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), lanes)
+    moments_at(s, before, moments, out, row, target)
+    return s
+
+
+def moments_at(
+    s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, out: te.Tensor, row: te.IterVar, target: Target
+) -> None:
+    """Compute `moments`, and what of `before` is made of them, at the loop `row` of `out`."""
+    lanes = vector_lanes(target)
     _schedule_moments(s, moments, target, (out, row))
     for op in before:
         if s[op].attach != "root" or not uses_reduction(op):
@@ -257,7 +269,6 @@ def schedule_rows_by_moments(
             add_up_lines(s, statistic, lanes)
         else:
             vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
-    return s
 
 
 @register_schedule(VARIANCE, "cpu", rank=Rank.REDUCTION)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.across_memory import schedule_across_memory
+from topi.cpu.images import are_small_images, schedule_images
 from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.rows import schedule_rowwise
@@ -35,6 +36,8 @@ def schedule_standardize(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     if "axis" in anchor.attrs and along and not (by_moments and exceeds_caches(row, rows, target)):
         return schedule_rowwise(outs, anchor, target)
     strip = constant_size([shape[a] for a in axes]) * LINE_BYTES
+    if by_moments and not along and axes[0] > 0 and len(axes) == 1 and are_small_images(outs, anchor, target):
+        return schedule_images(outs, anchor, target)
     fits = not by_moments or strip <= target.cache_bytes.l2 // _SHARE_OF_STRIPS
     if len(axes) == 1 and not along and fits:
         s = te.create_schedule([out.op for out in outs])
