@@ -356,15 +356,18 @@ class _StageNest:
         schedule, tensor = self.nests.bounds.schedule, line.tensor
         tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
         start = {v.var: number(0) for v in self.leaves[self.positions[leaf.var] + 1 :]}
-        values = [self.math.expr(self.values[axis.var]) for axis in self.stage.op.root_axes]
-        chosen = line.indices(*[self.math.expr(self.math.poly(value, start)) for value in values])
+        axes = [axis.var for axis in self.stage.op.root_axes]
+        first = [Var(axis.name, axis.dtype) for axis in axes]  # one that is a loop counts from 0 inside of others
+        chosen = line.indices(*first)
         loops = {loop.var: value for loop, value in self.loops.values.items()}
+        for axis, var in zip(axes, first, strict=True):
+            loops[var] = self.math.poly(self.math.expr(self.values[axis]), start)
         wanted = [self.math.poly(self.nests.lower(convert(i), loops), {}) for i in chosen]
         shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
-        *first, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
+        *outer, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
         behind = [number(0)] * (len(tensor.shape) - len(wanted))
         places = [last + number(k * CACHE_LINE // tensor.dtype.nbytes) for k in range(line.lines)]
-        return seq(*[self._touch(tensor, [*first, *behind, place], line.written) for place in places])
+        return seq(*[self._touch(tensor, [*outer, *behind, place], line.written) for place in places])
 
     def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool) -> Stmt:
         place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))

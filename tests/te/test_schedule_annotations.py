@@ -313,3 +313,16 @@ def test_a_schedule_prints_its_stages_with_their_loops():
     s = te.create_schedule(b.op)
     s[b].split(b.op.axis[0], factor=4)
     assert str(s).splitlines() == ["schedule of", "  stage(a: )", "  stage(b: i.outer, i.inner)"]
+
+
+def test_axes_that_are_loops_inside_of_others_begin_once():
+    """Loops of what is computed inside of others count from 0: where an axis begins is not added twice."""
+    a = te.placeholder((64, 8), name="a")
+    b = te.compute((64, 8), lambda i, j: a[i, j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    copy = s.cache_write(b, "local")
+    outer, _ = s[b].split(b.op.axis[0], factor=4)
+    s[copy].compute_at(s[b], outer)
+    s[copy].prefetch_line(a, s[copy].op.axis[0], lambda i, j: (te.min(i + 8, 63), j))
+    asked = next(line for line in str(te.lower(s, [a, b], simple_mode=True)).splitlines() if "prefetch(" in line)
+    assert "min(i.outer * 4 + i.c + 8, 63)" in asked

@@ -89,3 +89,39 @@ def test_others_are_left_alone(case) -> None:
             "borders": (topi.nn.pad(topi.transpose(x, (1, 0, 2)), (0, 0, 1), (0, 0, 1), 0.0), [x]),
             "several": (topi.add(topi.transpose(x, (1, 0, 2)), topi.transpose(y, (1, 0, 2))), [x, y])}  # fmt: skip
     assert "prefetch(" not in str(lowered(*outs[case]))
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "block"), [((2, 3, 64, 128), 2), ((2, 3, 28, 56), 2), ((3, 2, 63, 63), 3), ((1, 4, 32, 224), 4)]
+)
+def test_rows_of_every_second_element(shape, block, kind) -> None:
+    n, c, h, w = shape
+    x = te.placeholder(shape, kind, "x")
+    parts = topi.reshape(x, (n, c, h // block, block, w // block, block))
+    array = np.random.default_rng(0).integers(-100, 100, shape).astype(kind)
+    expected = array.reshape(n, c, h // block, block, w // block, block).transpose(0, 3, 5, 1, 2, 4)
+    np.testing.assert_array_equal(result(topi.transpose(parts, (0, 3, 5, 1, 2, 4)), [x], [array]), expected)
+
+
+@pytest.mark.parametrize("processor", small_caches.PROCESSORS)
+def test_what_is_taken_apart_is_asked_for_in_the_order_of_memory(processor) -> None:
+    """Chunks of 16 rows for each of four parts are a piece of 4 KB: what is asked for is as far in one 8 KB later."""
+    x = te.placeholder((256, 256, 2, 64, 2), "int8", "x")
+    out = topi.transpose(x, (0, 2, 4, 1, 3))
+    text = str(lowered(out, [x], small_caches.PROCESSORS[processor]))
+    asked = [line for line in text.splitlines() if "prefetch(" in line]
+    assert len(asked) == 1 and "allocate" not in text
+    assert "i0 * 65536 + i1 * 2048 + i2 * 1024" in asked[0] and "+ 32, 255) * 256" in asked[0]
+
+
+def test_chunks_divide_what_they_are_parts_of() -> None:
+    x = te.placeholder((4, 90, 3, 24), "int8", "x")  # 48 rows of 24 bytes are 1 KB at least, 45 of them half of all
+    text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x]))
+    assert "min(" not in text.splitlines()[-1]
+
+
+def test_an_axis_that_is_one_chunk_may_be_in_another_order() -> None:
+    x = te.placeholder((50, 14, 16, 42), "int8", "x")  # 16 rows of 588 bytes are whole lines, fewer aren't
+    text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x]))
+    assert text.count('scope="local"') == 1 and "1, 64)] = " in text.splitlines()[-1]

@@ -221,11 +221,15 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
         strided = strided_axis(out) if len(axes) > 1 else None
         work *= 1 if strided is None else max(1, _ACROSS_COST / cost)
         turn = None if strided is None or not squares else _turn(out, strided, target)
-        if strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT):
+        short = strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT)
+        rows = None if flat or short or vectors != _VECTORS else _moved_rows(outs, target)
+        if short:
             *outer, _, _ = axes
             joined = s[out].fuse(*axes[-2:])
-            extent, short = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])
-            tiles = [*outer, vectorize_elements(s, out, joined, extent, lanes * short)]
+            extent, width = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])
+            tiles = [*outer, vectorize_elements(s, out, joined, extent, lanes * width)]
+        elif rows is not None and (strided is not None or not lines):
+            tiles = rows.apply(s)
         elif strided is not None and turn is not None:
             counted = counted or not all(isinstance(out.shape[a], int) for a in (strided, -1))
             tiles = tile_turned(s, turn, target, vectors * lanes)
@@ -238,8 +242,6 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
             out, chunks, whole = _packed_lines(s, out, target, wanted=len(outs) == 1)
             inside = _vectorize_between_borders(s, whole, lanes)
             tiles = chunks or inside
-        elif not flat and strided is None and vectors == _VECTORS and (rows := _moved_rows(outs, target)) is not None:
-            tiles = rows.apply(s)
         else:
             period = _period(out) if strided is None else None
             wanted = not flat and strided is None and len(outs) == 1

@@ -9,7 +9,7 @@ put together in the first-level cache, a chunk of whole lines, which leaves it a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,10 +27,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedRows"]
 
+Place = Callable[..., Sequence[PrimExpr]]
+"""Where to ask for memory, by the values of a stage's axes."""
+
 _CHUNK_BYTES = 1024
 """Of the output, at least, that are written at once: so each page is used for a while. In C 1 to 4 KB were alike."""
 _MOST_IN_VAIN = 4
 """At the end of an axis nothing new is asked for: in one of so many chunks at most."""
+_MOST_APART = 4
+"""Elements of the input from one of a row to the next, at most: of more, squares that are turned are faster."""
+_LEAST_PICKED = 4
+"""Elements that shuffles pick from each vector of the input, at least, where a row's are apart in it."""
+_LONGEST_APART = 4096
+"""Elements of such rows, and of what lies between them, at most: the first-level cache keeps it for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +73,10 @@ class PackedRows:
         if chosen is None or len(large) != 1:
             return None
         (tensor, index), (number, count) = large[0], chosen
-        steps = [*[1] * number, count]
-        strides = _strides(op, tensor, index, steps)
-        own = [math.prod(shape[n + 1 :]) * step for n, step in enumerate(steps)]
-        if strides is None or all(s == o for s, o, d in zip(strides, own, shape, strict=False) if d > 1):
+        strides = _strides(op, tensor, index, number + 1)
+        if strides is None or all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
             return None
+        strides[number] *= count
         return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
@@ -93,18 +101,46 @@ class PackedRows:
         s[rows].vectorize(vector)
         ahead = self._ahead(order)
         if ahead is not None:
-            s[rows].prefetch_line(self.tensor, vectors, read_later(axes_of_index, self.index, *ahead))
+            later = read_later(axes_of_index, self.index, *ahead)
+            s[rows].prefetch_line(self.tensor, vectors, self._in_piece(order, ahead[0], later))
         return loops
 
     def _order(self) -> list[int]:
         """The axes that chunks are counted by in the order of the input, the one that is cut in chunks among them."""
         return sorted(range(self.number + 1), key=lambda n: -self.strides[n])
 
+    def _in_piece(self, order: Sequence[int], number: int, later: Place) -> Place:
+        """Where to ask for what is read `later` along axis `number`.
+
+        Where that is one piece of memory, as far from its beginning as computing has come with what is read now: so it
+        is asked for in the order of memory, each line once, however rows take their elements from it.
+        """
+        inside = order[order.index(number) + 1 :]
+        sizes = [-(-constant_size([self.out.shape[n]]) // self._each(n)) for n in inside]
+        behind = [constant_size([d]) for d in self.out.shape[self.number + 1 :]]
+        sizes += [self.count, *behind]
+        if self.strides[number] != math.prod(sizes):
+            return later
+
+        def place(*first: PrimExpr) -> Sequence[PrimExpr]:
+            row = first[self.number] % self.count
+            begin = [const(0) if n in inside or n > self.number else e for n, e in enumerate(first)]
+            if self.number not in inside:
+                begin[self.number] = first[self.number] - row
+            come = [*[first[n] // self._each(n) for n in inside], row, *first[self.number + 1 :]]
+            return (ravel_index(later(*begin), self.tensor.shape) + ravel_index(come, sizes),)
+
+        return place
+
+    def _each(self, number: int) -> int:
+        """Places along an axis that its loop takes at once."""
+        return self.count if number == self.number else 1
+
     def _ahead(self, order: Sequence[int]) -> tuple[int, int] | None:
         """The axis and the places along it after which a chunk is read that comes some kilobytes later."""
         step = constant_size(self.out.shape[self.number + 1 :]) * self.count * self.tensor.dtype.nbytes
         for n in reversed(order):
-            each = self.count if n == self.number else 1
+            each = self._each(n)
             chunks, times = -(-constant_size([self.out.shape[n]]) // each), rows_ahead(step)
             if _MOST_IN_VAIN * times <= chunks:
                 return n, times * each
@@ -122,6 +158,8 @@ def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int) -> tu
         if shape[number] * inside % multiple == 0:
             least = multiple // math.gcd(inside, multiple)
             count = -(-_CHUNK_BYTES // (inside * least)) * least
+            even = (n for n in range(count, min(2 * count, shape[number]) + 1, least) if shape[number] % n == 0)
+            count = next(even, count)
             if count * inside > target.cache_bytes.l1 // 2 and (multiple > 1 or number < len(shape) - 2):
                 return None
             if count <= shape[number]:
@@ -129,12 +167,10 @@ def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int) -> tu
     return None
 
 
-def _strides(
-    op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], steps: Sequence[int]
-) -> list[int] | None:
-    """How many elements of `tensor` so many steps are along the first axes of `op`; all 0 where a table decides.
+def _strides(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], count: int) -> list[int] | None:
+    """How many elements of `tensor` a step is along the first `count` axes of `op`; all 0 where a table decides.
 
-    None where rows of the output aren't what lies side by side in it.
+    None where rows of the output aren't what lies in it in even steps, side by side or a few elements apart.
     """
     place, analyzer = ravel_index(index, list(tensor.shape)), Analyzer()
     zeros = {axis.var: const(0) for axis in op.axis}
@@ -145,8 +181,10 @@ def _strides(
         return as_int(analyzer.simplify(substitute(place, values) - substitute(place, zeros)))
 
     last = extents[-1] - 1
-    if apart(len(extents) - 1, last) != last:
+    step, rest = divmod(apart(len(extents) - 1, last) or 0, max(last, 1))
+    most = min(_MOST_APART, LINE_BYTES // tensor.dtype.nbytes // _LEAST_PICKED, _LONGEST_APART // extents[-1])
+    if rest or not (step == 1 or last == 0 or 1 < step <= most):
         return None
-    found = [apart(n, step) for n, step in enumerate(steps)]
+    found = [apart(n, 1) for n in range(count)]
     known = [stride for stride in found if stride is not None]
     return known if len(known) == len(found) else [0] * len(found)

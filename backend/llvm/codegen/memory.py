@@ -480,13 +480,16 @@ class MemoryEmitter(PartEmitter):
 _FEWEST_LANES = 8
 """Of vectors worth loading by pieces: scalar loads of fewer elements are as quick."""
 
+_WIDEST_GAP = 4
+"""From one element to the next of a piece."""
+
 
 def _pieces(offsets: list[int], of: DType) -> list[tuple[int, int]]:
     """First offset and length of the vectors to load elements at known `offsets` by; none where there are too many.
 
-    Elements of one or two bytes may have others between them, of which shuffles of bytes choose.
+    Elements may have a few others between them, of which shuffles choose.
     """
-    lanes, gap = of.lanes, 4 if element_bytes(of.element) <= 2 else 1
+    lanes, gap = of.lanes, _WIDEST_GAP
     wanted = sorted(set(offsets))
     starts = [i for i, offset in enumerate(wanted) if i == 0 or offset - wanted[i - 1] > gap]
     found: list[tuple[int, int]] = []
