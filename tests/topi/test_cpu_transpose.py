@@ -229,6 +229,37 @@ def test_stores_of_whole_lines_leave_more_for_reading(processor, rows) -> None:
     assert "allocate([1024]" in text and f" * {rows}, {1000 - rows})" in text  # so many lines of the output in a tile
 
 
+RUNS = {
+    "channels last": (3, 64, 64, 64), "lines that end anywhere": (1, 49, 128, 128), "two tiles": (1, 96, 64, 128),
+    "no sets in common": (1, 96, 100, 65),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["uint8", "float16", "float32"])
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_runs_of_lines_that_share_sets_are_copied_before_they_are_turned(name, kind, processor) -> None:
+    """And asked for meanwhile: half of each run while runs are copied, half with the tiles that are turned."""
+    n, c, h, w = RUNS[name]
+    cpu = f"-mcpu={processor}" if processor != "generic" else ""
+    target = Target(f"llvm {cpu} -l2-bytes=524288 -l3-bytes=65536")
+    a = (np.arange(n * c * h * w) * 7919 % 251).reshape(n, c, h * w).astype(kind)
+    x = te.placeholder(a.shape, kind, "x")
+    out = topi.transpose(x, (0, 2, 1))
+    module = te.lower(schedule_for([out], target), [x, out])
+    loops = [loop for loop in collect(module["main"].body, For) if _asks(loop) and collect(loop, BufferStore)]
+    tiles = [loop for loop in loops if collect(loop, Shuffle)]
+    assert tiles
+    assert (len(tiles) < len(loops)) == (h * w * dtype(kind).nbytes % 2048 == 0)
+    result = backend.nd.empty(out.shape, kind)
+    backend.build(module, target=target)(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), a.swapaxes(1, 2))
+
+
+def _asks(stmt: Stmt) -> bool:
+    return any(call.op == "prefetch" for call in collect(stmt, Call))
+
+
 ORDERED = {
     "matrix": ((640, 300), (1, 0), "float32"), "odd lines": ((635, 300), (1, 0), "float32"),
     "shared sets": ((640, 512), (1, 0), "float32"), "odd lines, shared sets": ((1100, 512), (1, 0), "float16"),
@@ -264,8 +295,7 @@ def _loops_of_strips(function: PrimFunc) -> list[For]:
 
     def does_all(stmt: Stmt) -> bool:
         stored = {store.buffer.name for store in collect(stmt, BufferStore)}
-        asks = any(call.op == "prefetch" for call in collect(stmt, Call))
-        return len(stored) > 1 and asks and bool(collect(stmt, Shuffle))
+        return len(stored) > 1 and _asks(stmt) and bool(collect(stmt, Shuffle))
 
     return [loop for loop in collect(function.body, For) for test in collect(loop.body, IfThenElse)
             if any(does_all(inner) for inner in collect(test.then_case, For))]  # fmt: skip
