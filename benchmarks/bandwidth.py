@@ -178,6 +178,8 @@ def _elementwise(case: Callable[..., Case], one: int) -> Iterator[Case]:
     yield case("quantize", lambda x: quantize(x, scale, zero, 0), (one * 8 // 5,))
     fake = lambda x: quantize(nn.relu(dequantize(x, scale, zero, 0)), scale, zero, 0)  # noqa: E731
     yield case("relu of uint8", fake, (4 * one,), dtype="uint8")
+    table = lambda x: quantize(nn.silu(dequantize(x, scale, zero, 0)), scale, zero, 0)  # noqa: E731
+    yield case("silu of uint8", table, (4 * one,), dtype="uint8")
 
 
 def _chain(x: Expr) -> Expr:

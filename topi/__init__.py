@@ -74,7 +74,7 @@ from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take,
 from topi.layout import Layout
 from topi.linalg import det, inverse
 from topi.packing import unpack_bits
-from topi.quantization import dequantize, quantize
+from topi.quantization import dequantize, lookup, quantize
 from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum, variance
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.selection import non_max_suppression, nonzero
@@ -164,6 +164,7 @@ __all__ = [
     "logical_not",
     "logical_or",
     "logical_xor",
+    "lookup",
     "max",
     "maximum",
     "mean",

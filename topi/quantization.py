@@ -8,10 +8,10 @@ import numpy as np
 
 import te
 from te import Tensor
-from te.tir import PrimExpr
-from topi.tag import BROADCAST
+from te.tir import PrimExpr, call_intrin
+from topi.tag import BROADCAST, ELEMWISE
 
-__all__ = ["dequantize", "quantize"]
+__all__ = ["dequantize", "lookup", "quantize"]
 
 
 def quantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int, dtype: str) -> Tensor:
@@ -35,6 +35,16 @@ def dequantize(data: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Te
         return (te.cast("float32", data(*i)) - te.cast("float32", zero_point(*at))) * scale(*at)
 
     return te.compute(data.shape, body, name="dequantize", tag=BROADCAST)
+
+
+def lookup(codes: Tensor, table: Tensor) -> Tensor:
+    """The entry of `table` (256,) that each of 8-bit `codes`, taken for an unsigned byte, says."""
+
+    def body(*i: Any) -> PrimExpr:
+        byte = codes(*i) if codes.dtype == "uint8" else call_intrin("uint8", "reinterpret", codes(*i))
+        return table(te.cast("int32", byte))
+
+    return te.compute(codes.shape, body, name="lookup", tag=ELEMWISE)
 
 
 def _parameter_index(scale: Tensor, position: tuple[Any, ...], axis: int) -> tuple[Any, ...]:

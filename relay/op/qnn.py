@@ -19,7 +19,9 @@ from relay.op.common import Array, check_axis, require
 from relay.type import TensorType, dims_match
 from te.dtype import dtype as parse_dtype
 
-__all__ = ["Dequantize", "Quantize", "dequantize", "dequantized", "flipped", "quantize", "quantized", "unflipped"]
+__all__ = [
+    "Dequantize", "Lookup", "Quantize", "dequantize", "dequantized", "flipped", "quantize", "quantized", "unflipped",
+]  # fmt: skip
 
 CODES = ("uint8", "int8", "uint16", "int16", "int32")
 """Element types of codes."""
@@ -86,6 +88,27 @@ class Dequantize(OpDef):
             values -= _along(zero_point, self.axis, data.ndim).astype(np.float32)
         values *= _along(scale, self.axis, data.ndim)
         return values
+
+
+@register_op("qnn.lookup", pattern=OpPattern.ELEMWISE)
+class Lookup(OpDef):
+    """The entry of a table that each code says: any function of a byte.
+
+    (C1) The codes have 8 bits, and are taken for unsigned bytes; (C2) the table has the shape (256,).
+    """
+
+    num_data_inputs = 1
+
+    def infer(self, codes: TensorType, table: TensorType) -> TensorType:
+        require(str(codes.dtype) in ("uint8", "int8"), f"(C1) {codes} are not codes of 8 bits")
+        require(table.shape == (256,), f"(C2) {table} has no entry for each byte")
+        return TensorType(codes.shape, table.dtype)
+
+    def compute(self, codes: te.Tensor, table: te.Tensor) -> te.Tensor:
+        return topi.lookup(codes, table)
+
+    def reference(self, codes: Array, table: Array) -> Array:
+        return table[codes.view(np.uint8)]
 
 
 def _along(x: Array, axis: int, rank: int) -> Array:

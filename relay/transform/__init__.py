@@ -32,6 +32,7 @@ from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.store_in_order import StoreInOrder
+from relay.transform.tabulate_bytes import TabulateBytes
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.trim_kernels import TrimKernels
 from relay.transform.unpack_weights import UnpackWeights
@@ -76,6 +77,7 @@ __all__ = [
     "SimplifyExpr",
     "SimplifyInference",
     "StoreInOrder",
+    "TabulateBytes",
     "TimingInstrument",
     "ToMixedPrecision",
     "TrimKernels",

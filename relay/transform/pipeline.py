@@ -35,6 +35,7 @@ from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.store_in_order import StoreInOrder
+from relay.transform.tabulate_bytes import TabulateBytes
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.trim_kernels import TrimKernels
 from relay.transform.unpack_weights import UnpackWeights
@@ -56,10 +57,11 @@ def default_pipeline(
     arrange: tuple[Pass, ...] = ()
     attention: tuple[Pass, ...] = ()
     integers: tuple[Pass, ...] = ()
+    tables: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
     together: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
-        integers = (FakeQuantizationToInteger(target),)
+        integers, tables = (FakeQuantizationToInteger(target),), (TabulateBytes(target),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining())
@@ -75,6 +77,7 @@ def default_pipeline(
         FoldConstant(),
         DeadCodeElimination(),
         EliminateCommonSubexpr(),
+        *tables,
         CanonicalizeOps(),
         SimplifyExpr(),
         RecognizePatterns(),

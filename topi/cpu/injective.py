@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import te
 from backend.vector_math import EXPANSIONS
 from te.ir import post_order
-from te.tir import Call, FloorMod, ProducerLoad, Var, as_int
+from te.tir import Call, FloorMod, PrimExpr, ProducerLoad, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.line_buffer import buffer_line, shared_line
@@ -56,8 +56,26 @@ def _is_flat(outs: Sequence[te.Tensor]) -> bool:
     shape = tuple(outs[0].shape)
     ops = operations_behind(outs)
     tensors = [t for op in ops for t in op.outputs]
-    same_shape = all(tuple(t.shape) == shape or constant_size(t.shape) == 1 for t in tensors)
+    tables = _tables(ops)
+    same_shape = all(tuple(t.shape) == shape or constant_size(t.shape) == 1 for t in tensors if t not in tables)
     return same_shape and all(op.tag in ("elemwise", "broadcast", "") for op in ops)
+
+
+def _tables(ops: Sequence[te.Operation]) -> set[te.Tensor]:
+    """What is read at places that memory says, wherever an element lies."""
+    nodes = [e for op in ops if isinstance(op, te.ComputeOp) for e in post_order(op.body)]
+    loads = [e for e in nodes if isinstance(e, ProducerLoad)]
+    return {load.producer for load in loads if load.indices and all(map(_is_read, load.indices))}
+
+
+def _is_read(index: PrimExpr) -> bool:
+    return any(isinstance(e, ProducerLoad) for e in post_order((index,)))
+
+
+def _least_bytes(out: te.Tensor) -> int:
+    """Of an element, what vectors are chosen for, at least: 1 where bytes are looked up, and nothing is computed."""
+    assert isinstance(out.op, te.ComputeOp)
+    return 1 if isinstance(out.op.body[0], ProducerLoad) and _tables([out.op]) else 4
 
 
 def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
@@ -207,7 +225,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
     injective = [op for op in operations_behind(outs) if is_injective(op)]
     cost, vectors = element_cost(injective), _VECTORS_OF_CHAINS if _has_chains(injective) else _VECTORS
     for out in {id(o.op): o for o in outs}.values():
-        lanes = vector_lanes(target, max([4, *[t.dtype.nbytes for t in out.op.outputs]]))
+        lanes = vector_lanes(target, max([_least_bytes(out), *[t.dtype.nbytes for t in out.op.outputs]]))
         axes = list(s[out].op.axis)
         if not axes:
             continue

@@ -590,6 +590,9 @@ QUANTISATION = [
     row("qnn.dequantize", u8(3, 4, 5), np.float32(0.01), np.uint8(100)),
     row("qnn.dequantize", u8(3, 4, 5), f32(5, low=0.005, high=0.02), u8(5)),
     row("qnn.dequantize", i32(3, 4), f32(3, low=0.005, high=0.02), i32(3), axis=0),
+    row("qnn.lookup", u8(3, 50, 5), u8(256)),
+    row("qnn.lookup", u8(3, 7).view(np.int8), u8(256).view(np.int8)),
+    row("qnn.lookup", u8(3, 70), f32(256)),
 ]
 
 _HEADS = (f32(2, 4, 6, 5), f32(2, 4, 3, 5), f32(2, 4, 3, 7), f32(2, 3, 5, 7))

@@ -1,0 +1,51 @@
+"""Gathers from 256 bytes at places that are bytes: instructions that pick from registers."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from topi.registry import schedule_for
+
+RANDOM = np.random.default_rng(3)
+X86 = "llvm -mtriple=x86_64-unknown-linux-gnu"
+INSTRUCTIONS = [
+    (f"{X86} -mcpu=icelake-server", r"vpermt2b", 4), (f"{X86} -mcpu=skylake-avx512", "vpshufb", 16),
+    (f"{X86} -mcpu=haswell", "vpshufb", 16), (f"{X86} -mcpu=x86-64-v2", "pshufb", 16),
+    ("llvm -mtriple=aarch64-unknown-linux-gnu", "tbx", 4),
+]  # fmt: skip
+
+
+def lookup(length: int, dtype: str = "uint8") -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    codes, table = te.placeholder((length,), "uint8", "codes"), te.placeholder((256,), dtype, "table")
+    return codes, table, topi.lookup(codes, table)
+
+
+def built(tensors: tuple[te.Tensor, te.Tensor, te.Tensor], target: str) -> backend.runtime.Module:
+    kind = Target(target)
+    return backend.build(te.lower(schedule_for([tensors[-1]], kind), list(tensors)), target=kind)
+
+
+@pytest.mark.parametrize(("target", "instruction", "least"), INSTRUCTIONS, ids=str)
+def test_bytes_are_looked_up_in_registers(target, instruction, least):
+    code = built(lookup(4096), target).get_source("asm")
+    assert code.count(f"\t{instruction}") >= least
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="for processors of this kind")
+@pytest.mark.parametrize("length", [1, 15, 16, 33, 63, 64, 100, 127, 129, 1000])
+@pytest.mark.parametrize(
+    "target", ["llvm", "llvm -mattr=-avx512vbmi", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64-v2", "llvm -mcpu=x86-64"]
+)
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float32"])
+def test_entries_are_those_of_the_table(dtype, target, length):
+    codes, table = RANDOM.integers(0, 256, length).astype("uint8"), RANDOM.integers(-99, 99, 256).astype(dtype)
+    result = backend.nd.empty((length,), dtype)
+    built(lookup(length, dtype), target)(backend.nd.array(codes), backend.nd.array(table), result)
+    np.testing.assert_array_equal(result.numpy(), table[codes])
