@@ -15,8 +15,10 @@ from backend.runtime import device, graph_executor
 from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
+from te.arith import Analyzer
 from te.ir import collect
-from te.tir import PrimFunc, Shuffle
+from te.tir import BufferLoad, BufferStore, Call, For, ForKind, PrimFunc, Shuffle, as_int, const
+from te.tir.substitute import substitute
 from topi.registry import schedules_for
 
 nn = relay.nn
@@ -92,6 +94,32 @@ def test_short_rows_are_turned(target: str) -> None:
     assert len(collect(short.body, Shuffle)) > 8
     for shape in ((256, 1000), (256, 64), (3, 10)):
         assert not collect(_lowered(lambda x: topi.nn.softmax(x, 1), shape, target).body, Shuffle)
+
+
+@pytest.mark.parametrize("length", [5, 7, 8, 10, 13, 16, 21, 24, 31])
+def test_rows_are_packed_as_memory_has_them(length: int) -> None:
+    """Whole vectors of results, from registers, where two vectors are picked from by one instruction."""
+    _check(nn.softmax, (3, 100, length))
+    _check(_layer_norm, (128, length))
+    function = _lowered(lambda x: topi.nn.softmax(x, 1), (128, length), "llvm -mcpu=x86-64-v4")
+    stores = [node for node in collect(function.body, BufferStore) if node.buffer.data in function.params]
+    assert [node.value.dtype.lanes for node in stores] == [16] * length
+
+
+def test_every_line_of_later_rows_is_asked_for() -> None:
+    """Rows of 10 are turned by blocks of 4 columns, of which the last one is shifted."""
+    x = te.placeholder((1 << 20, 10), name="x")
+    y = topi.max(x, -1)
+    body = te.lower(next(iter(schedules_for([y], Target("llvm")))), [x, y])["main"].body
+    (loop,) = [node for node in collect(body, For) if node.kind is ForKind.PARALLEL]
+    addresses = [call.args[0] for call in collect(loop, Call) if call.op == "address_of"]
+    asked = [load.indices[0] for load in addresses if isinstance(load, BufferLoad)]
+
+    def lines(group: int) -> set[int]:
+        places = [as_int(Analyzer().simplify(substitute(index, {loop.loop_var: const(group)}))) for index in asked]
+        return {place // 16 for place in places if place is not None}
+
+    assert lines(0) | lines(1) >= set(range(min(lines(0)), min(lines(1))))
 
 
 def test_extremes_of_short_rows_are_right() -> None:

@@ -81,7 +81,7 @@ def _turn_rows(
     s[copy].unroll(blocks)
     s[copy].unroll(vectors)
     if dimension == len(tensor.shape) - 2 and is_streamed(tensor, lanes * length, target):
-        ask_for_rows(s, copy, tensor, blocks, lanes)
+        ask_for_rows(s, tensor, copy, blocks, block_of(lanes, tensor.dtype), lanes)
 
 
 def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
@@ -96,11 +96,16 @@ def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
     ]
 
 
-def ask_for_rows(s: te.Schedule, copy: te.Tensor, tensor: te.Tensor, blocks: te.IterVar, lanes: int) -> None:
-    """Ask for each cache line of a later group of rows, some for each block of columns of this one."""
+def ask_for_rows(
+    s: te.Schedule, tensor: te.Tensor, stage: te.Tensor, blocks: te.IterVar, block: int, rows: int
+) -> None:
+    """Ask for each cache line of a later group of `rows` of a tensor, some for each block of columns of this one.
+
+    `stage` has a dimension of columns before the one of rows; `blocks` is its loop over blocks of so many of them.
+    """
     shape = [constant_size([d]) for d in tensor.shape]
-    length, line, block = shape[-1], LINE_BYTES // tensor.dtype.nbytes, block_of(lanes, tensor.dtype)
-    group = lanes * length
+    length, line = shape[-1], LINE_BYTES // tensor.dtype.nbytes
+    group = rows * length
     ahead = rows_ahead(group * tensor.dtype.nbytes) * group
     blocks_of_rows, lines_of_rows = -(-length // block), -(-group // line)
     lines = -(-lines_of_rows // blocks_of_rows)
@@ -109,9 +114,10 @@ def ask_for_rows(s: te.Schedule, copy: te.Tensor, tensor: te.Tensor, blocks: te.
         def indices(*i: Any) -> Sequence[Any]:
             *others, column, row = i
             first = ravel_index((*others, row, 0), shape)
-            return unravel_index(first + ahead + (column // block * lines + number) * line, shape)
+            number_of_block = (column + block - 1) // block  # the last one may be shifted inwards
+            return unravel_index(first + ahead + (number_of_block * lines + number) * line, shape)
 
         return indices
 
     for number in range(lines):
-        s[copy].prefetch_line(tensor, blocks, place(number))
+        s[stage].prefetch_line(tensor, blocks, place(number))

@@ -12,6 +12,7 @@ from te.tir import PrimExpr, ProducerLoad
 from topi.cpu.accesses import reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.injective import element_cost
+from topi.cpu.packed_turn import can_pack, pack_rows
 from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reduction import add_up_in_registers
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
@@ -109,11 +110,30 @@ class TurnedRows:
             if isinstance(op, te.ComputeOp) and op is not out.op and all(t.op is not op for t in computed):
                 s[op].compute_inline()
         rows = self._rows_together()
-        group = self._loops(s, out, rows)
-        self._turn(s, out, group, turned, rows)
-        for tensor in computed:
-            self._compute(s, tensor, out, group)
+        packed = self._is_packed(out)
+        group, tile = self._packed_loops(s, out, rows) if packed else (self._loops(s, out, rows), None)
+        if not packed:
+            self._turn_back(s, out, group, turned)
+        copies = self._turn(s, out, group, turned)
+        for stage in (*kept, self.anchor):
+            tensor = made[stage.output(0)]
+            columns = self._compute(s, tensor, out, tile if tile is not None and tensor is turned else group)
+            if columns is not None and tensor is not turned:  # most arithmetic is there: memory is idle meanwhile
+                copies = dict.fromkeys(copies, (tensor, columns, _CHAINS))
+        for read, busy in copies.items():
+            if is_streamed(read, rows * constant_size(out.shape[-1:]), self.target):
+                ask_for_rows(s, read, *busy, rows)
         return s
+
+    def _is_packed(self, out: te.Tensor) -> bool:
+        """Are results `out` put together in registers as memory has them? They are turned back and nothing else.
+
+        Not longer rows than there are registers.
+        """
+        if self.anchor is not self.out.op or "memory_strides" in self.out.op.attrs:
+            return False
+        length = constant_size(out.shape[-1:])
+        return length < self.target.vector_registers and can_pack(self.target, self.lanes, out.dtype)
 
     def _rows_together(self) -> int:
         """A few vectors of rows, of which the rows are a multiple if that is more than one."""
@@ -133,37 +153,58 @@ class TurnedRows:
         work = constant_size(out.shape) * element_cost(self.stages)
         return parallel_outer(s, out, [*lead, group], work, self.target)[-1]
 
-    def _turn(self, s: te.Schedule, out: te.Tensor, group: te.IterVar, turned: te.Tensor, rows: int) -> None:
-        """Turn the results of a group of rows back, and what is read of it."""
+    def _packed_loops(self, s: te.Schedule, out: te.Tensor, rows: int) -> tuple[te.IterVar, te.IterVar]:
+        """As `_loops`, a vector of rows at a time turned back and stored; that loop, too."""
+        *lead, row, _ = s[out].op.axis
+        group, within = s[out].split(row, factor=rows, tail="shift")
+        tile, each = s[out].split(within, factor=self.lanes)
+        length, ndim = constant_size(out.shape[-1:]), len(out.shape)
+        s[out].tensorize(each, pack_rows(self.lanes, length, ndim, str(out.dtype)))
+        work = constant_size(out.shape) * element_cost(self.stages)
+        return parallel_outer(s, out, [*lead, group], work, self.target)[-1], tile
+
+    def _turn_back(self, s: te.Schedule, out: te.Tensor, group: te.IterVar, turned: te.Tensor) -> None:
+        """Turn the results of a group of rows back, into a buffer."""
         position, length = len(turned.shape) - 2, constant_size(out.shape[-1:])
-        before = operations_behind([turned])
         readers = [op for op in operations_behind([out]) if turned in op.input_tensors]
         back, _, _ = transpose_in_registers(s, turned, readers, position, self._lanes_along(length)[0])
         s[back].compute_at(s[out], group)
+
+    def _turn(
+        self, s: te.Schedule, out: te.Tensor, group: te.IterVar, turned: te.Tensor
+    ) -> dict[te.Tensor, tuple[te.Tensor, te.IterVar, int]]:
+        """Turn what is read of a group of rows.
+
+        Returns for each input its turned copy, the loop over blocks of columns and how many columns a block has.
+        """
+        position, copies = len(turned.shape) - 2, dict[te.Tensor, tuple[te.Tensor, te.IterVar, int]]()
+        before = operations_behind([turned])
         whole = [t for op in before for t in op.outputs if tuple(t.shape) == tuple(out.shape)]
         for tensor in [t for t in whole if isinstance(t.op, te.PlaceholderOp)]:
             now = operations_behind([s.current(turned)])
             readers = [op for op in now if tensor in op.input_tensors]
             copy, blocks, _ = transpose_in_registers(s, tensor, readers, position, self.lanes)
             s[copy].compute_at(s[out], group)
-            if is_streamed(tensor, rows * length, self.target):
-                ask_for_rows(s, copy, tensor, blocks, rows)
+            copies[tensor] = copy, blocks, block_of(self.lanes, tensor.dtype)
+        return copies
 
-    def _compute(self, s: te.Schedule, tensor: te.Tensor, out: te.Tensor, group: te.IterVar) -> None:
-        """Compute a stage for a group of rows, column by column."""
+    def _compute(self, s: te.Schedule, tensor: te.Tensor, out: te.Tensor, group: te.IterVar) -> te.IterVar | None:
+        """Compute a stage for a group of rows, column by column. Returns the loop over columns where it has them."""
         if s[tensor].op.reduce_axis:
             for stage in add_up_in_registers(s, tensor, self.lanes):
                 s[stage].compute_at(s[out], group)
-            return
+            return None
         s[tensor].set_scope("local")
         s[tensor].compute_at(s[out], group)
         *_, column, row = (None, *s[tensor].op.axis)
+        blocks: te.IterVar | None = None
         if column is not None and len(s[tensor].op.axis) == len(out.shape):
-            _, each = s[tensor].split(column, factor=_CHAINS)
+            blocks, each = s[tensor].split(column, factor=_CHAINS)
             s[tensor].unroll(each)
         vectors, lane = s[tensor].split(row, factor=self.lanes)
         s[tensor].unroll(vectors)
         s[tensor].vectorize(lane)
+        return blocks
 
 
 def _turned(op: te.ComputeOp, rank: int, made: dict[te.Tensor, te.Tensor]) -> te.Tensor:
