@@ -130,15 +130,21 @@ def _joined(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor
     return te.extern(shape, inputs, fill, name="concatenate", dtype=inputs[0].dtype, tag="default")
 
 
+_MOST_INTERLEAVED = 4
+"""Inputs of which all are read for each element of the result, in vectors that hold some of each anyway."""
+
+
 def stack(inputs: Sequence[Tensor], axis: int) -> Tensor:
     """The inputs, all of one shape, along a new dimension `axis`."""
     shape = (*inputs[0].shape[:axis], len(inputs), *inputs[0].shape[axis:])
+    interleaved = axis == inputs[0].ndim and len(inputs) <= _MOST_INTERLEAVED
+    choose = te.select if interleaved else te.if_then_else
 
     def body(*i: Any) -> PrimExpr:
         rest = (*i[:axis], *i[axis + 1 :])
         result = inputs[-1](*rest)
         for k in range(len(inputs) - 2, -1, -1):
-            result = te.if_then_else(i[axis] == k, inputs[k](*rest), result)
+            result = choose(i[axis] == k, inputs[k](*rest), result)
         return result
 
     return _injective(shape, body, "stack")

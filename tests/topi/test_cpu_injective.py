@@ -140,3 +140,27 @@ def test_lines_that_are_resampled_are_computed_once():
     copied = topi.take(te.compute(x.shape, lambda *i: x[i], tag="injective"), places, 3, mode="fast")
     text = str(te.lower(schedule_for([copied], TARGET), [x, places, copied]))
     assert "allocate" not in text, "what is only moved is read where it is"
+
+
+def _lowered(out, arguments) -> str:
+    return str(te.lower(schedule_for([out], Target("llvm -mcpu=skylake-avx512")), [*arguments, out]))
+
+
+def test_what_only_moves_is_moved_by_vectors_of_its_own_type() -> None:
+    x = te.placeholder((50, 1024), "int8", "x")
+    assert "1, 128)] = " in _lowered(topi.flip(x, (1,)), [x]).splitlines()[-1]
+    assert "1, 32)] = " in _lowered(topi.add(topi.flip(x, (1,)), x), [x]).splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_tensors_are_interleaved_without_masks(count, kind) -> None:
+    inputs = [te.placeholder((40, 100), kind, f"x{i}") for i in range(count)]
+    out = topi.stack(inputs, 2)
+    text = _lowered(out, inputs)
+    assert "where=" not in text and "fused.outer" in text
+    arrays = [np.random.default_rng(i).integers(-100, 100, (40, 100)).astype(kind) for i in range(count)]
+    function = backend.build(te.lower(schedule_for([out], Target("llvm")), [*inputs, out]), target=Target("llvm"))
+    found = backend.nd.empty((40, 100, count), kind)
+    function(*[backend.nd.array(a) for a in arrays], found)
+    np.testing.assert_array_equal(found.numpy(), np.stack(arrays, 2))

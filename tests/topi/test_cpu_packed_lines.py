@@ -85,3 +85,21 @@ def test_others_are_left_alone(case) -> None:
             "out of order": (bordered(topi.transpose(x, (1, 0, 2)), (0, 1, 1), (0, 1, 1), "edge"), x)}  # fmt: skip
     out, argument = outs[case]
     assert "allocate" not in str(lowered(out, [argument]))
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64"])
+def test_reversed_lines_leave_a_buffer(kind) -> None:
+    x = te.placeholder((211, 300), kind, "x")
+    text = str(lowered(topi.flip(x, (1,)), [x]))
+    assert text.count('scope="local"') >= 1 and "prefetch(" in text
+    array = np.random.default_rng(0).integers(-100, 100, (211, 300)).astype(kind)
+    np.testing.assert_array_equal(result(topi.flip(x, (1,)), [x], [array]), array[:, ::-1])
+
+
+def test_lines_shorter_than_cache_lines_leave_a_buffer() -> None:
+    x = te.placeholder((40, 56, 56), "int8", "x")
+    text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x]))
+    assert " in range(29):" in text  # 32 lines of 58 bytes are 29 cache lines
+    array = np.random.default_rng(0).integers(-100, 100, (40, 56, 56)).astype("int8")
+    expected = np.pad(array, ((0, 0), (1, 1), (1, 1)))
+    np.testing.assert_array_equal(result(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x], [array]), expected)

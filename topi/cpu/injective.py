@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import te
 from backend.vector_math import EXPANSIONS
 from te.ir import post_order
-from te.tir import Call, FloorMod, PrimExpr, ProducerLoad, Var, as_int
+from te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.line_buffer import buffer_line, shared_line
@@ -36,6 +36,8 @@ _FEWEST, _SHORT = 4, 8
 one."""
 _ACROSS_COST = 5
 """Operations that an element counts as, at least, which is read across memory."""
+_COMPUTED_BYTES = 4
+"""Of elements that are computed, at least: narrower ones are converted for it."""
 _VECTORS, _VECTORS_OF_CHAINS = 2, 4
 """Vectors that are computed step by step, and of mathematical functions: what waits for the steps before fills the
 scheduler of the processor. Four took 5 to 20 % less time than two for most functions, one took more."""
@@ -72,10 +74,11 @@ def _is_read(index: PrimExpr) -> bool:
     return any(isinstance(e, ProducerLoad) for e in post_order((index,)))
 
 
-def _least_bytes(out: te.Tensor) -> int:
-    """Of an element, what vectors are chosen for, at least: 1 where bytes are looked up, and nothing is computed."""
+def _least_bytes(out: te.Tensor, ops: Sequence[te.Operation]) -> int:
+    """Of an element, what vectors are chosen for, at least: 1 where bytes are looked up or moved, not computed."""
     assert isinstance(out.op, te.ComputeOp)
-    return 1 if isinstance(out.op.body[0], ProducerLoad) and _tables([out.op]) else 4
+    looked_up = isinstance(out.op.body[0], ProducerLoad) and _tables([out.op])
+    return 1 if looked_up or all(map(_only_moves, ops)) else _COMPUTED_BYTES
 
 
 def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
@@ -88,6 +91,21 @@ def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
             gaps = [a for a, b in itertools.pairwise(inside) if strides[a] != strides[b] * shape[b]]
             first = max([first, *[i + 1 for i in gaps]])
     return first
+
+
+def _only_moves(op: te.Operation) -> bool:
+    """Are the results elements of what it reads, or constants, chosen by where they lie?"""
+    if not isinstance(op, te.ComputeOp):
+        return False
+    pending = list(op.body)
+    for e in pending:
+        if isinstance(e, Select):
+            pending += [e.true_value, e.false_value]
+        elif isinstance(e, Call) and e.op == "if_then_else":
+            pending += e.args[1:]
+        elif not isinstance(e, ProducerLoad) and not isinstance(e, IntImm | FloatImm):
+            return False
+    return True
 
 
 def _has_chains(ops: Sequence[te.Operation]) -> bool:
@@ -225,7 +243,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
     injective = [op for op in operations_behind(outs) if is_injective(op)]
     cost, vectors = element_cost(injective), _VECTORS_OF_CHAINS if _has_chains(injective) else _VECTORS
     for out in {id(o.op): o for o in outs}.values():
-        lanes = vector_lanes(target, max([_least_bytes(out), *[t.dtype.nbytes for t in out.op.outputs]]))
+        lanes = vector_lanes(target, max([_least_bytes(out, injective), *[t.dtype.nbytes for t in out.op.outputs]]))
         axes = list(s[out].op.axis)
         if not axes:
             continue

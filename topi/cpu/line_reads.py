@@ -112,7 +112,7 @@ def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> i
 
     strides = [apart(axis) for axis in op.axis if constant_size([extent_of(axis)]) > 1]
     known = [stride for stride in strides if stride is not None]
-    in_order = len(known) == len(strides) > 1 and known == sorted(known, reverse=True) and known[-1] == 1
+    in_order = len(known) == len(strides) > 1 and known == sorted(known, reverse=True) and abs(known[-1]) == 1
     return known[-2] if in_order else None
 
 

@@ -27,6 +27,8 @@ __all__ = ["PackedLines"]
 
 _PART_OF_L2 = 16
 """A chunk is at most this part of the second-level cache: of longer lines ends matter little."""
+_SHORTEST_BYTES, _LEAST_BYTES = 32, 1024
+"""Lines that are put together, at least, and what chunks have at least where lines are shorter than cache lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class PackedLines:
             return None
         line = shape[-1] * size
         count = LINE_BYTES // math.gcd(line, LINE_BYTES)
-        if count == 1 or line < LINE_BYTES or count * line > target.cache_bytes.l2 // _PART_OF_L2:
+        count *= -(-_LEAST_BYTES // (count * line)) if line < LINE_BYTES else 1
+        if count == 1 or line < _SHORTEST_BYTES or count * line > target.cache_bytes.l2 // _PART_OF_L2:
             return None
         inputs = line_reads(op)
         return PackedLines(out, count, shape[-1], inputs) if inputs else None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["strided_axis", "tile_strided", "tile_turned", "turnable"]
 
+_MOST_INTERLEAVED = 4
+"""Tensors, at most, that are large though each makes up one of so many columns only."""
 _TILE = 16
 """Elements of the strided axis in a tile of scalars: a cache line of float32."""
 _ROWS = 256
@@ -49,8 +51,9 @@ def strided_axis(out: te.Tensor) -> int | None:
     numbers = {axis.var: n for n, axis in enumerate(op.axis)}
     last = len(op.axis) - 1
     strided: set[int] = set()
+    parts = max(2, min(constant_size(out.shape[-1:]), _MOST_INTERLEAVED))
     for tensor, index in reads(op):
-        if constant_size(tensor.shape) * 2 < constant_size(out.shape):
+        if constant_size(tensor.shape) * parts < constant_size(out.shape):
             continue
         variable = only_variable(index[-1]) if index else None
         number = None if variable is None else numbers.get(variable)
