@@ -71,6 +71,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("sigmoid", relay.sigmoid, (one,))
     yield case("gelu", nn.gelu, (one,))
     yield from _elementwise(case, one)
+    yield case("bias of 3, float16", relay.add, (2 * one // 3, 3), (3,), dtype="float16")
     yield case("swiglu, halves of rows", _swiglu, (one * 4 // 3 // 2000, 2000))
     yield case("where, a row's mask", lambda x: relay.where(_mask(), x, relay.const(np.float32(0))), rows)
     yield case("bias, NHWC", lambda x: relay.add(x, weight(_CHANNELS)), image)

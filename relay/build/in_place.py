@@ -40,6 +40,8 @@ class _Accesses(Visitor[None]):
         self.visit_default(node)
 
     def visit_Call(self, node: Call) -> None:
+        if node.op == "prefetch":  # whatever lies there by then
+            return
         self.unsure = self.unsure or node.op in ("address_of", "call_extern", "call_packed", "call_kernel")
         self.visit_default(node)
 

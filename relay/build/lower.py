@@ -198,7 +198,7 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
         raise
     in_place = in_place_inputs(function, len(inputs)) if len(outputs) == 1 and "gpu" not in target.keys else ()
     if in_place:
-        function = function.with_attr("noalias", False)
+        function = function.with_attr("noalias", False).with_attr("overlapping", (*in_place, len(inputs)))
     if "cpu" in target.keys:
         function = load_scalars(function, len(inputs))
     sizes = tuple(p.name for p in function.params if isinstance(p, SizeVar))

@@ -1,8 +1,9 @@
-"""Kernels that transpose, with neighbouring dimensions that stay neighbours made one.
+"""Elementwise kernels and transpositions, with neighbouring dimensions that stay neighbours made one.
 
-To the code NCHW to NHWC is a matrix of channels by pixels for each image, whatever the sides of images are: its lines
-are long, whole vectors, and often whole cache lines, and fewer numbers index them. Memory doesn't change, so nobody
-outside of the kernel knows.
+A scale for each channel is one for each line of a matrix, whose lines are planes; where channels are last it is a row
+for all lines, of which there are many side by side. To the code NCHW to NHWC is a matrix of channels by pixels for each
+image, whatever the sides of images are: its lines are long, whole vectors, and often whole cache lines, and fewer
+numbers index them. Memory doesn't change, so nobody outside of the kernel knows.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ __all__ = ["follows_elements", "merge_dimensions", "rebuilt"]
 def merge_dimensions(function: Function) -> Function:
     """A primitive function that does the same to the same memory, of as few dimensions as can be.
 
-    Only of transpositions, and of what is elementwise before or after them; others are returned as they are. Flags that
-    are moved, and nothing else, are moved as bytes.
+    Only of transpositions, of what is elementwise before or after them, and of what repeats smaller tensors; others are
+    returned as they are: elements one by one need no dimensions. Flags that are moved, and nothing else, are moved as
+    bytes.
     """
     exprs = list(evaluation_order(function.body))
-    if "strides" in function.attrs or not any(map(_transposes, exprs)) or not all(map(_is_followed, exprs)):
+    if "strides" in function.attrs or not all(map(_is_followed, exprs)):
+        return function
+    if not any(map(_transposes, exprs)) and not _repeats(exprs):
         return function
     tensors = _tensors(exprs, function.body)
     shape = function.body.tensor_type.shape
@@ -94,9 +98,15 @@ def _transposes(e: Expr) -> bool:
     return isinstance(e, Call) and isinstance(e.op, Transpose)
 
 
+def _repeats(exprs: Sequence[Expr]) -> bool:
+    """Have several shapes, those of one element apart, a part in it?"""
+    shapes = {e.tensor_type.shape for e in exprs if not isinstance(e, Constant)}
+    return len([shape for shape in shapes if any(d != 1 for d in shape)]) > 1
+
+
 def _is_followed(e: Expr) -> bool:
     if isinstance(e, Constant):
-        return e.data.ndim == 0
+        return e.data.size == 1
     if not isinstance(e, Call):
         return isinstance(e, Var) and isinstance(e.ty, TensorType)
     return follows_elements(e) or _transposes(e)
@@ -139,6 +149,8 @@ def _merged(
     tensor = tensors[id(e)]
     if isinstance(e, Var):
         return Var(e.name, TensorType(tensor.shape(groups), dtype or e.tensor_type.dtype))
+    if isinstance(e, Constant):
+        return e if e.data.ndim == 0 else Constant(e.data.reshape(()))
     if not isinstance(e, Call):
         return e
     args = [made[id(a)] for a in e.args]

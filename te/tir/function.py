@@ -21,8 +21,9 @@ class PrimFunc(Node):
     """Parameters, the buffers that handle parameters stand for, and a body.
 
     `attrs`: "global_symbol" (the name it is linked by), "target" (once bound), "noalias" (buffers don't overlap;
-    default True), "packed_api" (False: a raw kernel without argument checks), "calling_convention" of host and device
-    parts. Scalar parameters are variables without an entry in `buffer_map`.
+    default True), "overlapping" (positions of those parameters that do, where it is False; default all), "packed_api"
+    (False: a raw kernel without argument checks), "calling_convention" of host and device parts. Scalar parameters are
+    variables without an entry in `buffer_map`.
     """
 
     params: tuple[Var, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from topi.cpu.line_buffer import buffer_line, shared_line
 from topi.cpu.line_reads import ask_for_lines
 from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
+from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
@@ -34,6 +36,8 @@ _CALL_COST = 16
 _FEWEST, _SHORT = 4, 8
 """Elements of a last axis across memory that are interleaved, rather than turned, and rather than put together one by
 one."""
+_MOST_LINES = 16
+"""Cache lines of a vector that reaches over several lines of the output."""
 _ACROSS_COST = 5
 """Operations that an element counts as, at least, which is read across memory."""
 _COMPUTED_BYTES = 4
@@ -179,6 +183,34 @@ def _is_short(out: te.Tensor, most: int) -> bool:
     return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
 
 
+def _lines_of_vectors(out: te.Tensor, vectors: int) -> int:
+    """How many lines are whole cache lines together, in vectors that are not too long; 0 where there are none.
+
+    Each is shorter than a cache line, or than so many `vectors`, if these are more than of most operations: lines of
+    which little is computed are put together in a buffer.
+    """
+    if out.ndim < 2:
+        return 0
+    rows, columns = out.shape[-2:]
+    line = LINE_BYTES // out.dtype.nbytes
+    most = line if vectors == _VECTORS else vectors * line
+    if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < most or columns % line == 0:
+        return 0
+    count = line // math.gcd(line, columns)
+    return count if count <= rows and columns * count <= _MOST_LINES * line else 0
+
+
+def _vectorize_lines(s: te.Schedule, out: te.Tensor, count: int) -> list[te.IterVar]:
+    """Vectors of so many lines: where in a line, and in which, their elements are is the same for all of them."""
+    *outer, rows, columns = s[out].op.axis
+    together = count * constant_size([columns.extent])
+    vectors, vector = s[out].split(s[out].fuse(rows, columns), factor=together, tail="guard")
+    s[out].vectorize(vector)
+    for axis in (*outer, vectors):
+        s[out].pragma(axis, "loop_partition_hint")
+    return [*outer, vectors]
+
+
 def _period(out: te.Tensor) -> int | None:
     """What the last axis of `out` is taken modulo wherever it is read by, if that divides it: see `tile`."""
     op = out.op
@@ -259,7 +291,11 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
         turn = None if strided is None or not squares else _turn(out, strided, target)
         short = strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT)
         rows = None if flat or short or vectors != _VECTORS else _moved_rows(outs, target)
-        if short:
+        plain = strided is None and rows is None and not flat and not lines
+        together = _lines_of_vectors(out, vectors) if plain else 0
+        if together:
+            tiles = _vectorize_lines(s, out, together)
+        elif short:
             *outer, _, _ = axes
             joined = s[out].fuse(*axes[-2:])
             extent, width = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])

@@ -112,12 +112,14 @@ def _begin(
     """An emitter that knows the function's parameters, and how those are declared."""
     is_host = function.attrs.get("calling_convention") == "packed"
     emitter = StmtEmitter(FunctionText(module, name, ""), machine, [] if is_host else None)
-    unaliased = bool(function.attrs.get("noalias", True)) and not is_host
+    every = range(len(function.params))
+    overlapping = () if function.attrs.get("noalias", True) else function.attrs.get("overlapping", every)
     parameters = ["ptr %ctx"]
     for i, var in enumerate(function.params):
         buffer = function.buffer_map.get(var)
         name = "%error" if is_host and i == len(function.params) - 1 else f"%p{i}"
         if var.dtype.is_handle:
+            unaliased = not is_host and i not in overlapping
             facts = _pointer_facts(buffer) if unaliased and buffer is not None else ""
             parameters.append(f"ptr {facts}{name}")
             emitter.env[var] = name

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+import backend
 import relay
 from backend.runtime import device, graph_executor
+from relay.build.lower import Workload, lower
 from relay.expr import Function, var
 from te.ir import IRModule, PassContext
 
@@ -62,3 +66,19 @@ def test_a_transpose_does_not_work_in_place():
     z = relay.op.add(relay.op.transpose(y, (1, 0)), relay.const(2.0))
     data = np.arange(256, dtype=np.float32).reshape(16, 16)
     np.testing.assert_array_equal(run(build(z, params=[x]), data)[0], data.T + 3)
+
+
+def test_only_what_is_overwritten_may_overlap():
+    x, bias = var("x", (64, 64)), var("bias", (64,))
+    kernel = lower(Workload.of(Function((x, bias), relay.op.add(x, bias))), backend.Target("llvm"))
+    assert kernel.in_place == (0,) and kernel.function.attrs["overlapping"] == (0, 2)
+    text = backend.build(IRModule({kernel.name: kernel.function}), target="llvm").get_source("raw-ll")
+    (declared,) = [line for line in text.splitlines() if line.startswith("define") and f"@{kernel.name}(" in line]
+    assert re.findall(r"ptr (\w*).*?%p(\d)", declared) == [("", "0"), ("noalias", "1"), ("", "2")]
+
+
+def test_asking_for_memory_ahead_leaves_kernels_in_place():
+    target = backend.Target("llvm -l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192")
+    x, bias = var("x", (64, 512)), var("bias", (512,))
+    kernel = lower(Workload.of(Function((x, bias), relay.tanh(relay.op.add(x, bias)))), target)
+    assert "prefetch(" in str(kernel.function) and kernel.in_place == (0,)

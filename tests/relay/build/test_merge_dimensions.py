@@ -84,6 +84,24 @@ def test_flags_are_moved_as_bytes() -> None:
     assert np.array_equal(module.get_output(0).numpy(), flags.T)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "small"),
+    [
+        (((2, 3, 4, 5), (3, 1, 1)), [(2, 3, 20), (1, 3, 1)]),
+        (((2, 3, 4, 5), (5,)), [(24, 5), (1, 5)]),
+        (((2, 3, 4, 5), (2, 1, 1, 5), (1, 1, 1)), [(2, 12, 5), (2, 1, 5), (1, 1, 1)]),
+        (((2, 3, 4), (1, 3, 1), (4,)), [(2, 3, 4), (1, 3, 1), (4,)]),
+    ],
+    ids=str,
+)
+def test_smaller_tensors_are_repeated_along_merged_dimensions(shapes, small) -> None:
+    params = [var(f"x{i}", *shape) for i, shape in enumerate(shapes)]
+    y: relay.Expr = params[0]
+    for other in params[1:]:
+        y = relay.multiply(relay.add(y, other), relay.const(np.full((1,) * len(shapes[0]), 2, np.float32)))
+    assert merged(y, *params) == (small, None)
+
+
 def test_others_are_left_alone() -> None:
     x = var("x", 2, 3, 4)
     assert merged(relay.nn.relu(x), x)[0] == [(2, 3, 4)]

@@ -1,0 +1,75 @@
+"""Lines shorter than a cache line: vectors reach over as many as are whole cache lines together."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from tests.topi import small_caches
+from topi.registry import schedule_for
+
+_CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
+
+lowered = partial(small_caches.lowered, caches=_CACHES)
+result = partial(small_caches.result, caches=_CACHES)
+
+
+def stored_lanes(out: te.Tensor, arguments: list[te.Tensor], target: str = "llvm") -> int:
+    """Elements of the first store's vector."""
+    stores = [line for line in str(lowered(out, arguments, target)).splitlines() if line.strip().startswith("add[")]
+    return int(stores[0].split("]")[0].rsplit(", ", 1)[1].rstrip(")"))
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64", "bool"])
+@pytest.mark.parametrize("columns", [3, 7, 20, 21])
+@pytest.mark.parametrize("rows", [64, 101])
+def test_rows_and_columns_are_added_as_numpy_does(rows, columns, kind) -> None:
+    random = np.random.default_rng(0)
+    for shape in ((columns,), (rows, 1)):
+        a, b = (random.integers(0, 2 if kind == "bool" else 9, s).astype(kind) for s in ((rows, columns), shape))
+        x, y = te.placeholder(a.shape, kind, "x"), te.placeholder(b.shape, kind, "y")
+        out, expected = (topi.logical_or(x, y), a | b) if kind == "bool" else (topi.add(x, y), a + b)
+        np.testing.assert_array_equal(result(out, [x, y], [a, b]), expected)
+
+
+@pytest.mark.parametrize("rows", [40, 1001])
+def test_functions_of_short_lines_and_of_two_short_factors(rows) -> None:
+    random = np.random.default_rng(0)
+    for columns in (4, 7, 20, 24):
+        a, b = random.standard_normal((rows, columns), np.float32), random.standard_normal((rows, 1), np.float32)
+        x, y = te.placeholder(a.shape, "float32", "x"), te.placeholder(b.shape, "float32", "y")
+        np.testing.assert_allclose(result(topi.tanh(topi.add(x, y)), [x, y], [a, b]), np.tanh(a + b), atol=1e-6)
+        row = te.placeholder((1, columns), "float32", "row")
+        np.testing.assert_array_equal(result(topi.multiply(y, row), [y, row], [b, a[:1]]), b * a[:1])
+
+
+@pytest.mark.parametrize("processor", small_caches.PROCESSORS)
+def test_vectors_are_whole_cache_lines(processor) -> None:
+    target = small_caches.PROCESSORS[processor]
+    for kind, columns, lanes in (("float32", 3, 48), ("float16", 3, 96), ("int8", 3, 192), ("float32", 7, 112),
+                                 ("float32", 10, 80), ("float64", 6, 24), ("float32", 8, 16)):  # fmt: skip
+        x, y = te.placeholder((999, columns), kind, "x"), te.placeholder((columns,), kind, "y")
+        assert stored_lanes(topi.add(x, y), [x, y], target) == lanes
+
+
+def test_vectors_do_not_grow_too_long() -> None:
+    x, y = te.placeholder((4999, 33), "int8", "x"), te.placeholder((33,), "int8", "y")
+    assert stored_lanes(topi.add(x, y), [x, y]) <= 64  # not the 2112 elements of 33 cache lines
+
+
+def test_the_last_lines_are_fewer() -> None:
+    x, y = te.placeholder((1001, 3), "float32", "x"), te.placeholder((3,), "float32", "y")
+    *_, loop, inside, rest = str(lowered(topi.add(x, y), [x, y])).rstrip().splitlines()
+    assert " in range(62):" in loop and "1, 48)] = " in inside and "add[ramp(2976, 1, 27)] = " in rest
+
+
+def test_few_lines_stay_apart() -> None:
+    x, y = te.placeholder((3, 7), "float32", "x"), te.placeholder((7,), "float32", "y")
+    out = topi.add(x, y)
+    text = str(te.lower(schedule_for([out], backend.Target("llvm")), [x, y, out]))
+    assert "112" not in text
