@@ -24,7 +24,7 @@ from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
 from topi.cpu.turn import Turn
 from topi.groups import constant_size, extent_of, inline_injective, is_injective
 from topi.registry import Rank, operations_behind, register_schedule
-from topi.tag import PAD
+from topi.tag import PAD, is_broadcast
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -291,7 +291,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
         turn = None if strided is None or not squares else _turn(out, strided, target)
         short = strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT)
         rows = None if flat or short or vectors != _VECTORS else _moved_rows(outs, target)
-        plain = strided is None and rows is None and not flat and not lines
+        plain = not flat and strided is None and rows is None and all(is_broadcast(op.tag) for op in injective)
         together = _lines_of_vectors(out, vectors) if plain else 0
         if together:
             tiles = _vectorize_lines(s, out, together)
