@@ -252,3 +252,15 @@ def test_rows_that_the_near_caches_cannot_hold_are_standardised_one_by_one(group
     wide = (wide - wide.mean(2, keepdims=True)) / np.sqrt(wide.var(2, keepdims=True) + 1e-5)
     expected = wide.reshape(a.shape) * g.reshape(6, 1, 1) + b.reshape(6, 1, 1)
     np.testing.assert_allclose(run(out, [x, gamma, beta], [a, g, b], target), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("side", "groups", "asked"), [(14, 8, 2), (27, 64, 2), (64, 8, 0), (7, 64, 0)])
+def test_rows_of_channels_ask_for_the_next(side, groups, asked):
+    """A line for each that is stored; not for rows that the first-level cache doesn't hold twice, nor short ones."""
+    shape = (300, 64, side, side)
+    target = Target("llvm -mcpu=znver5 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
+    x, gamma = te.placeholder(shape, "float32", "x"), te.placeholder((shape[1],), "float32", "gamma")
+    norms = [topi.nn.group_norm(x, gamma, gamma, groups, 1, 1e-5)]
+    norms += [topi.nn.instance_norm(x, gamma, gamma, 1, 1e-5)] if groups == shape[1] else []
+    for out in norms:
+        assert str(te.lower(schedule_for([out], target), [x, gamma, out])).count("prefetch(") == asked

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.injective import elements_at_once, vectorize_elements
 from topi.cpu.moments import (
     exceeds_caches,
     exceeds_near_caches,
@@ -14,21 +14,29 @@ from topi.cpu.moments import (
     schedule_by_moments,
     schedule_rows_by_moments,
 )
+from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.row_statistics import inline_others, statistics_at, work_behind
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import largest_share, vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import group_norm_by_moments
-from topi.registry import Rank, register_schedule
+from topi.registry import Rank, operations_behind, register_schedule
+from topi.utils import ravel_index
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.target import Target
 
 __all__ = ["schedule_channelwise"]
 
 _MOST_OF_A_CORE = 1.1
 """Of its share, what a core may have where whole images are shared: as much is gained by finding them in the caches."""
+
+_LEAST_BYTES, _SHARE_OF_L1 = 2048, 3
+"""Of rows for which memory is asked while the one before is worked on: shorter ones the processor sees coming itself,
+longer ones would drive each other out of the first-level cache."""
 
 
 @register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)
@@ -66,9 +74,29 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
         inner.insert(0, within)
     row = s[out].fuse(batch, channel)
     parallel(s, out, row, work_behind(out), lanes)
-    vectorize_elements(s, out, s[out].fuse(*rest), constant_size([extent_of(a) for a in rest]), lanes)
+    length = constant_size([extent_of(a) for a in rest])
+    vectors = vectorize_elements(s, out, s[out].fuse(*rest), length, lanes)
     statistics_at(s, before, out, row, 2, lanes)
+    row_length = anchor.attrs.get("group_size", 1) * length
+    _ask_for_next(s, out, vectors, row_length, elements_at_once(length, lanes), target)
     return s
+
+
+def _ask_for_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> None:
+    """Ask for the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many."""
+    row, shape = length * out.dtype.nbytes, tuple(out.shape)
+    known = all(isinstance(d, int) for d in shape)
+    if not known or not _LEAST_BYTES <= row <= target.cache_bytes.l1 // _SHARE_OF_L1:
+        return
+    ahead, lines = length * rows_ahead(row), -(-each * out.dtype.nbytes // LINE_BYTES)
+
+    def place(*i: Any) -> Sequence[Any]:
+        return [ravel_index(i, shape) + ahead]
+
+    read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
+    for tensor in read:
+        if tuple(tensor.shape) == shape and is_streamed(tensor, 1, target):
+            s[out].prefetch_line(tensor, vectors, place, lines=lines)
 
 
 def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, target: Target) -> te.Schedule:

@@ -29,7 +29,7 @@ from topi.tag import PAD, is_broadcast
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["element_cost", "functions_behind", "schedule_injective", "vectorize_elements"]
+__all__ = ["element_cost", "elements_at_once", "functions_behind", "schedule_injective", "vectorize_elements"]
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
@@ -124,6 +124,13 @@ def functions_behind(out: te.Tensor, anchor: te.Operation) -> set[str]:
     before = {id(op) for op in operations_behind([anchor.output(0)])}
     bodies = [op.body for op in operations_behind([out]) if id(op) not in before and isinstance(op, te.ComputeOp)]
     return {e.op for body in bodies for e in post_order(body) if isinstance(e, Call) and e.op in EXPANSIONS}
+
+
+def elements_at_once(extent: int, lanes: int, vectors: int = _VECTORS) -> int:
+    """Elements of an axis, of a vector at least, that `vectorize_elements` takes together."""
+    if extent >= 8 * vectors * lanes or extent % (vectors * lanes) == 0:
+        return vectors * lanes
+    return 2 * lanes if extent >= 4 * lanes else lanes
 
 
 def vectorize_elements(
