@@ -131,6 +131,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("pad", lambda x: nn.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), image)
     for mode in ("constant", "reflect"):
         yield case(f"pad, NCHW, {mode}", lambda x, mode=mode: nn.pad(x, _FRAME, pad_mode=mode), nchw)
+    yield case("stack, last axis", lambda a, b: relay.stack([a, b], axis=2), *[(one // 2 // _ROW, _ROW)] * 2)
+    yield case("reverse, rows of 1000 bytes", lambda x: relay.reverse(x, 1), (4 * one // 1000, 1000), dtype="uint8")
     yield case("tile", lambda x: relay.tile(x, (1, 3)), (one // 2 // 1000, 1000))
     yield case("gather rows", lambda x: relay.take(x, relay.const(_shuffled(one // 256)), axis=0), (one // 256, 256))
     yield case("resize 2x, nearest", lambda x: _repeated(_repeated(x, 1), 2), _small(nbytes))

@@ -52,6 +52,7 @@ def cases(nbytes: int) -> Iterator[Case]:
         yield case("depth to space", kind, _depth_to_space, lambda n: (1, 64, *_sides(n // 64)))
         yield case("pixel shuffle", kind, _pixel_shuffle, lambda n: (1, 64, *_sides(n // 64)))
         yield case("space to depth", kind, _space_to_depth, lambda n: (1, 64, *_sides(n // 64)))
+        yield case("patches merged", kind, _merged, lambda n: (n // 28 // 28 // 192, 28, 28, 192))
         yield case("channel shuffle", kind, _channel_shuffle, lambda n: (1, 64, *_sides(n // 64)))
         yield case("channel shuffle, NHWC", kind, _last_shuffle, lambda n: (1, *_sides(n // 64), 64))
         yield case("windows of 7 x 7", kind, _windows, lambda n: (n // 56 // 56 // 96, 56, 56, 96))
@@ -101,6 +102,12 @@ def _space_to_depth(x: Expr) -> Expr:
     n, c, h, w = _shape(x)
     blocks = relay.transpose(relay.reshape(x, (n, c, h // 2, 2, w // 2, 2)), (0, 3, 5, 1, 2, 4))
     return relay.reshape(blocks, (n, 4 * c, h // 2, w // 2))
+
+
+def _merged(x: Expr) -> Expr:
+    shape, firsts = _shape(x), ((0, 0), (1, 0), (0, 1), (1, 1))
+    parts = [relay.strided_slice(x, (0, *first, 0), shape, (1, 2, 2, 1)) for first in firsts]
+    return relay.concatenate(parts, axis=3)
 
 
 def _channel_shuffle(x: Expr) -> Expr:
