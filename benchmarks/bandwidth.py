@@ -267,12 +267,12 @@ def measure(case: Case, threads: int, rounds: int, target: str = "llvm") -> tupl
     One thread is timed by its own clock, which stands while others have the core.
     """
     module, source = compiled(case, threads, target), np.ones(case.nbytes // 8, np.float32)
-    copy, target = StreamingCopy(threads, case.nbytes // 2), np.zeros_like(source)
+    copy, into = StreamingCopy(threads, case.nbytes // 2), np.zeros_like(source)
     seconds: list[float] = []
     copied: list[float] = []
     for _ in range(rounds * max(1, 16_000_000 // case.nbytes)):
         if threads == 1:
-            copied.append(case.nbytes / _seconds(time.thread_time, lambda: np.copyto(target, source)) / 1e9)
+            copied.append(case.nbytes / _seconds(time.thread_time, lambda: np.copyto(into, source)) / 1e9)
             seconds.append(_seconds(time.thread_time, module.run))
         else:
             copied.append(copy.gbs())
