@@ -36,9 +36,12 @@ _MOST_VECTORS, _SHARE_OF_L1 = 4, 4
 kept of them takes such a part of the first-level cache."""
 _KEPT = 3
 """Tensors of rows that are kept: turned, computed, turned back."""
-_SHORT, _SHORT_SOFTMAX = 2, 4
-"""Rows of fewer vectors are turned: in longer ones adding up the lanes of a vector costs little. Softmax has as many
-exponentials for what is left of a row as for a vector. Rows of whole pairs of vectors aren't turned."""
+_SHORT = {"softmax": 64, "layer_norm": 48}
+"""Rows of fewer elements are turned, whatever the vectors: adding up the lanes of one takes about as long as so much
+of a row, for the sum and the largest of a softmax, or the two sums of a layer norm. Softmax has as many exponentials
+for what is left of a row as for a vector. Rows of whole pairs of vectors aren't turned."""
+_SHORT_OF_ONE_SUM = 16
+"""Norms with one sum turn rows shorter than a vector and so many elements."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ class TurnedRows:
         rows, length = result.shape[-2:]
         if not isinstance(rows, int) or not isinstance(length, int) or rows < self.lanes:
             return False
-        softmax = self.anchor.tag == "softmax"
-        short = length < (_SHORT_SOFTMAX if softmax else _SHORT) * self.lanes and length % (2 * self.lanes) != 0
+        most = _SHORT.get(self.anchor.tag, _SHORT_OF_ONE_SUM + self.lanes)
+        short = length < most and length % (2 * self.lanes) != 0
         fits = block_of(self.lanes, result.dtype) <= length and bool(self._lanes_along(length))
         return short and fits and self.lanes in vectors_turned(self.target, result.dtype)
 
