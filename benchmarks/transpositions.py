@@ -43,6 +43,7 @@ def cases(nbytes: int) -> Iterator[Case]:
         for c in _CHANNELS[1:]:
             yield turned(f"NCHW to NHWC, {c} channels", kind, (0, 2, 3, 1), lambda n, c=c: (1, c, *_sides(n // c)))
             yield turned(f"NHWC to NCHW, {c} channels", kind, (0, 3, 1, 2), lambda n, c=c: (1, *_sides(n // c), c))
+        yield turned("NCHW to NHWC, 128 x 64 x 64", kind, (0, 2, 3, 1), lambda n: (n // (128 * 64 * 64), 128, 64, 64))
         for b, h, d in ((4, 12, 64), (1, 6, 80)):
             yield turned(f"{h} heads of {d}", kind, (0, 2, 1, 3), lambda n, s=(b, h, d): _heads(n, *s))
             yield turned(f"{h} heads of {d}, turned", kind, (0, 2, 3, 1), lambda n, s=(b, h, d): _heads(n, *s))

@@ -270,6 +270,8 @@ ORDERED = {
     "pages": ((320, 2048), (1, 0), "float32"), "odd lines, more than pages": ((341, 2100), (1, 0), "float32"),
     "pages of bytes": ((1280, 4096), (1, 0), "uint8"), "odd pages of bytes": ((1285, 3300), (1, 0), "int8"),
     "long heads": ((2, 200, 4, 520), (0, 2, 3, 1), "float32"), "batch of pages": ((3, 320, 4096), (0, 2, 1), "float16"),
+    "planes": ((3, 64, 4096), (0, 2, 1), "float32"), "odd planes": ((3, 200, 3025), (0, 2, 1), "float16"),
+    "planes of bytes": ((6, 64, 4096), (0, 2, 1), "uint8"),
 }  # fmt: skip
 
 
@@ -337,7 +339,10 @@ class _Reads(Interpreter):
 
     def visit_Call(self, node: Call) -> Any:
         if node.op == "prefetch":
-            self.asked[-1].add(self.visit(node.args[0]).offset // 64)
+            (load,) = collect(node, BufferLoad)
+            place = self.visit(load.indices[0])
+            self.asked[-1].add(place * load.buffer.dtype.nbytes // 64)
+            return 0
         return super().visit_Call(node)
 
     def visit_BufferLoad(self, node: BufferLoad) -> Any:
@@ -347,21 +352,21 @@ class _Reads(Interpreter):
         return super().visit_BufferLoad(node)
 
 
-@pytest.mark.parametrize("length", [2048, 2176])
-def test_a_block_of_pieces_asks_for_all_of_the_next_one(length) -> None:
-    """Of long lines, a piece of each of as many as fill two cache lines of the output."""
-    x = te.placeholder((128, length), "float32", "x")
-    out = topi.transpose(x, (1, 0))
+@pytest.mark.parametrize("shape", [(128, 2048), (128, 2176), (288, 1536), (2, 64, 2048)], ids=str)
+def test_a_block_of_pieces_asks_for_all_of_the_next_one(shape) -> None:
+    """Of long lines, a piece of as many as fill two cache lines of the output: the one below, or beside it."""
+    x = te.placeholder(shape, "float32", "x")
+    axes = (0, 2, 1) if len(shape) == 3 else (1, 0)
+    out = topi.transpose(x, axes)
     target = Target("llvm -mcpu=haswell -l1-bytes=8192 -l2-bytes=524288 -l3-bytes=16384 -num-cores=1")
-    function = te.lower(schedule_for([out], target), [x, out])["main"]
-    a = np.arange(128 * length, dtype=np.float32).reshape(128, length)
-    result = np.empty((length, 128), np.float32)
-    reads = _Reads(function, [a, result])
-    assert np.array_equal(result, a.T)
+    a = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    result = np.empty(np.transpose(a, axes).shape, np.float32)
+    reads = _Reads(te.lower(schedule_for([out], target), [x, out])["main"], [a, result])
+    assert np.array_equal(result, np.transpose(a, axes))
     assert all(len(block) % 32 == 0 and len(block) >= 32 * 512 // 64 for block in reads.read)
-    blocks = 128 // 32  # of a piece of each line; those behind the last one are not known to it
-    assert all(asked == read for k, (asked, read) in enumerate(zip(reads.asked, reads.read[1:], strict=False))
-               if (k + 1) % blocks)  # fmt: skip
+    below = shape[-2] // 32 if shape[-2] > 8 * 32 else 0  # what follows the last of these isn't known to it
+    pairs = enumerate(zip(reads.asked, reads.read[1:], strict=False))
+    assert all(asked == read for k, (asked, read) in pairs if not below or (k + 1) % below)
 
 
 @pytest.mark.parametrize("rows", [1280, 1285])
