@@ -15,7 +15,8 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import Allocate, Compare, PrimFunc
+from te.tir import Allocate, BufferStore, Compare, FloorMod, PrimFunc
+from tests.topi.small_caches import lowered, result
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
@@ -54,6 +55,26 @@ def test_functions_in_front_of_a_softmax_are_computed_once(columns: int) -> None
 
 def test_an_addition_in_front_of_a_softmax_is_computed_in_each_pass() -> None:
     assert _rows_kept(_lowered(lambda x: topi.add(x, x), 100)) == 1
+
+
+@pytest.mark.parametrize("columns", [4000, 4001, 4010])
+@pytest.mark.parametrize("operator", [topi.nn.softmax, topi.nn.log_softmax])
+def test_long_rows_leave_the_caches_by_whole_lines(
+    operator: Callable[[te.Tensor, int], te.Tensor], columns: int
+) -> None:
+    """Where they begin anywhere in a line, the lines that memory has are stored: their places depend on the row's."""
+    caches = "-l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144"
+    x = te.placeholder((24, columns), name="x")
+    y = operator(x, 1)
+    (func,) = lowered(y, [x], caches=caches).functions.values()
+    stores = [node for node in collect(func.body, BufferStore) if node.buffer.data in func.params]
+    assert any(collect(store.indices[-1], FloorMod) for store in stores) == (columns % 16 != 0)
+    data = np.random.default_rng(0).standard_normal((24, columns), dtype=np.float32)
+    powers = np.exp(data - data.max(1, keepdims=True))
+    expected = powers / powers.sum(1, keepdims=True)
+    if operator is topi.nn.log_softmax:
+        expected = np.log(expected)
+    np.testing.assert_allclose(result(y, [x], [data], caches=caches), expected, rtol=2e-5, atol=1e-7)
 
 
 def _rows_kept(func: PrimFunc) -> int:

@@ -29,6 +29,8 @@ LINE_BYTES = 64
 AHEAD_BYTES = 8192
 """What a core reads from memory in the time that one line takes (Zen 5: 40 GB/s, 200 ns); a quarter of the smallest
 first-level cache."""
+_ROWS_OF_L2 = 4
+"""Rows that the second-level cache holds where the next is asked for: that, this one, what is kept of it, and room."""
 _FEWEST_STEPS_APART, _MOST_STEPS_APART = 4, 64
 """Steps of the reduction between lines that are fetched ahead. Fewer, where so few tiles read a panel, are not worth a
 loop: there each step asks, for a line several times."""
@@ -50,7 +52,7 @@ def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
     Small tensors stay in the cache, long rows would drive each other out of it.
     """
     size, row = constant_size(tensor.shape) * tensor.dtype.nbytes, length * tensor.dtype.nbytes
-    return size > target.cache_bytes.l2 >= 8 * row
+    return size > target.cache_bytes.l2 >= _ROWS_OF_L2 * row
 
 
 def rows_ahead(nbytes: int) -> int:

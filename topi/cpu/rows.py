@@ -9,7 +9,7 @@ from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.injective import element_cost, vectorize_elements
 from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
-from topi.cpu.prefetch import is_streamed
+from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.row_statistics import is_worth_keeping, prefetch_next_rows, split_at, statistics_at, uses_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = ["schedule_rowwise"]
+
+_LINES_TOGETHER = 16
+"""Cache lines of a long row that are stored at once: one more is computed than that."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
@@ -56,14 +59,33 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     axes = list(s[out].op.axis)
     row = s[out].fuse(*axes[:first])
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
-    whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else lanes
-    busy = [(out, vectorize_elements(s, out, axes[-1], axes[-1].extent, max(lanes, whole_lines)))]
+    busy = [(out, _store_loop(s, out, first, target))]
     for op in kept:
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
     busy += statistics_at(s, before, out, row, first, lanes)
     prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
+
+
+def _store_loop(s: te.Schedule, out: te.Tensor, first: int, target: Target) -> te.IterVar:
+    """Vectorise the results, and return the loop over vectors: whole cache lines, beyond the caches.
+
+    Long rows that begin anywhere in a line are stored by the lines that memory has. Each end of a row is an ordinary
+    store beside one past the caches: short rows lose by that.
+    """
+    column, lanes, line = s[out].op.axis[-1], vector_lanes(target), LINE_BYTES // out.dtype.nbytes
+    row_bytes = constant_size(out.shape[first:]) * out.dtype.nbytes
+    plain = first == len(out.shape) - 1 and all(isinstance(d, int) for d in out.shape)
+    beyond = constant_size(out.shape) * out.dtype.nbytes > target.cache_bytes.l3 > 0
+    long = row_bytes > max(target.cache_bytes.l1, (_LINES_TOGETHER + 1) * LINE_BYTES)
+    if plain and beyond and long and row_bytes % LINE_BYTES and "memory_strides" not in out.op.attrs:
+        tile, each, column = s[out].split_lines(_LINES_TOGETHER * line, line)
+        s[out].unroll(each)
+        s[out].vectorize(column)
+        return tile
+    whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else lanes
+    return vectorize_elements(s, out, column, column.extent, max(lanes, whole_lines))
 
 
 def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> bool:
