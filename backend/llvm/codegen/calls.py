@@ -12,7 +12,7 @@ from backend.llvm.types import compute_type, constant, element_bytes, memory_typ
 from te.dtype import INT32, DType, dtype
 from te.errors import CompileError
 from te.ir import collect
-from te.tir import LT, BufferLoad, Call, PrimExpr, StringImm, as_int
+from te.tir import LT, BufferLoad, Call, Cast, PrimExpr, StringImm, as_int
 
 __all__ = ["CTX_CALL_PACKED", "CTX_FREE", "CTX_PARALLEL", "CTX_WORKSPACE", "CallEmitter"]
 
@@ -32,6 +32,9 @@ _LLVM_UNARY = {
     "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos",
     "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
 }  # fmt: skip
+_ROUNDINGS, _HALF_ARITHMETIC = ("floor", "ceil", "trunc", "round"), ("avx512fp16", "fullfp16")
+"""Of a float16 in float32 these are exact in float16, too: LLVM would round there, number by number where the processor
+computes nothing in float16. A fence for reassociation is in its way, and costs nothing."""
 _LLVM_BINARY = {"pow": "pow", "atan2": "atan2"}
 _C_UNARY = ("expm1", "log1p", "asinh", "acosh", "atanh", "erf")
 _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl"}
@@ -83,7 +86,11 @@ class CallEmitter(LookupEmitter):
     def emit_llvm_math(self, call: Call) -> str:
         name = _LLVM_UNARY.get(call.op) or _LLVM_BINARY[call.op]
         operands = [self.computed(a) for a in call.args]
-        return self.rounded(self.intrinsic(name, compute_type(call.dtype), *operands), call.dtype)
+        of = compute_type(call.dtype)
+        halves = isinstance(call.args[0], Cast) and call.args[0].value.dtype.bits == 16
+        if call.op in _ROUNDINGS and halves and self.machine.features.isdisjoint(_HALF_ARITHMETIC):
+            operands = [self.intrinsic("arithmetic.fence", of, x) for x in operands]
+        return self.rounded(self.intrinsic(name, of, *operands), call.dtype)
 
     def emit_c_math(self, call: Call) -> str:
         """A C library function, lane by lane."""
