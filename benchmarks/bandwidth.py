@@ -89,6 +89,11 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("softmax, rows of 49", nn.softmax, (one // 49 // 64 * 64, 49))
     yield case("softmax, rows of 10", nn.softmax, (one // 10 // 64 * 64, 10))
     yield case("layer norm, NCHW channels", lambda x: nn.standardize(x, 1), nchw)
+    small = (one // 384 // 196, 384, 14, 14)
+    yield case("layer norm, channels of planes of 14x14", lambda x: nn.standardize(x, 1), small)
+    yield case("group norm, planes of 14x14", lambda x: nn.group_norm(x, weight(384), weight(384), 48), small)
+    planes = (1, 96, *[_side(one, 96)] * 2)
+    yield case("layer norm between transpositions", lambda x: _normed_channels(x, weight(96)), planes)
     batch = (8, _CHANNELS, *[_side(one // 8)] * 2)
     yield case("mean and variance of a batch", lambda x: nn.standardize(x, (0, 2, 3)), batch)
     yield case("rms norm", lambda x: nn.rms_norm(x, weight(_ROW)), rows)
@@ -189,6 +194,10 @@ def _chain(x: Expr) -> Expr:
     for i in range(8):
         x = relay.multiply(x, relay.const(np.float32(1.01))) if i % 2 else relay.add(x, relay.const(np.float32(0.1)))
     return x
+
+
+def _normed_channels(x: Expr, weight: Expr) -> Expr:
+    return relay.transpose(nn.layer_norm(relay.transpose(x, (0, 2, 3, 1)), weight, weight), (0, 3, 1, 2))
 
 
 def _batch_norm(x: Expr, weight: Callable[..., Expr]) -> Expr:
