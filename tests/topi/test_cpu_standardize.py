@@ -108,3 +108,13 @@ def test_few_images_are_standardised_in_strips() -> None:
     caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
     for images in (1, 3):
         assert "standardize_parts" not in str(_lowered((images, 768, 16, 16), (1,), caches))
+
+
+@pytest.mark.parametrize("features", ["-mattr=-avx512f", "-mattr=-avx512f,-avx2,-avx"])
+def test_small_planes_are_right_with_other_vectors(features: str) -> None:
+    data = np.random.default_rng(1).standard_normal((24, 32, 7, 7), dtype=np.float32) * 2 + 5
+    for shape in (data.shape, (24, 16, 14, 7), (49, 24, 8, 4)):
+        values = data.reshape(shape)
+        found, wanted = _results(values, f"{SMALL_CACHES} {features}", axis=(1,))
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+        assert "standardize_parts" in str(_lowered(shape, (1,), f"{SMALL_CACHES} {features}"))
