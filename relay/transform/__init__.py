@@ -12,6 +12,7 @@ from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.encode_strings import EncodeStrings
 from relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
+from relay.transform.fold_code_scales import FoldCodeScales
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
@@ -53,6 +54,7 @@ __all__ = [
     "EliminateCommonSubexpr",
     "EncodeStrings",
     "FakeQuantizationToInteger",
+    "FoldCodeScales",
     "FoldConstant",
     "FoldPad",
     "FoldScaleAxis",

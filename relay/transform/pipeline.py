@@ -18,6 +18,7 @@ from relay.transform.dead_code_elimination import DeadCodeElimination
 from relay.transform.eliminate_common_subexpr import EliminateCommonSubexpr
 from relay.transform.encode_strings import EncodeStrings
 from relay.transform.fake_quantization_to_integer import FakeQuantizationToInteger
+from relay.transform.fold_code_scales import FoldCodeScales
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.fold_pad import FoldPad
 from relay.transform.fold_scale_axis import FoldScaleAxis
@@ -58,10 +59,12 @@ def default_pipeline(
     attention: tuple[Pass, ...] = ()
     integers: tuple[Pass, ...] = ()
     tables: tuple[Pass, ...] = ()
+    codes: tuple[Pass, ...] = ()
     unpack: tuple[Pass, ...] = ()
     together: tuple[Pass, ...] = ()
     if "cpu" in target.keys:
         integers, tables = (FakeQuantizationToInteger(target),), (TabulateBytes(target),)
+        codes = (FoldCodeScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining())
@@ -93,6 +96,7 @@ def default_pipeline(
         CombineParallelDense(),
         ConvertLayout(),
         RecognizePatterns(),  # norms over channels, which are the last dimension now
+        *codes,
         *arrange,
         FoldConstant(),
         SimplifyExpr(),

@@ -89,3 +89,36 @@ def test_the_largest_of_narrow_numbers_is_found_among_wide_ones(dtype: str) -> N
     func = te.lower(next(iter(schedules_for([y], CPU))), [x, y])["main"]
     compared = [e for e in collect(func.body, Compare) if e.a.dtype.is_float]
     assert compared and all(e.a.dtype.bits == 32 for e in compared)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "groups"),
+    [((64, 32), "float32", 16), ((66, 32), "float32", 33), ((64, 160), "float32", 32), ((64, 200), "float32", 64),
+     ((65, 32), "float32", 65), ((64, 200), "float16", 32)],
+)  # fmt: skip
+def test_short_rows_of_softmax_are_taken_stage_by_stage(shape: tuple[int, int], dtype: str, groups: int) -> None:
+    """Four or two, whose results take no more than a 24th of the first-level cache."""
+    target = Target("llvm -mcpu=x86-64-v3 -num-cores=2 -l1-bytes=32768")
+    x = te.placeholder(shape, dtype, name="x")
+    y = topi.nn.softmax(x, 1)
+    func = te.lower(next(iter(schedules_for([y], target))), [x, y])["main"]
+    outermost = next(line for line in str(func).splitlines() if line.lstrip().startswith("for "))
+    assert f"({groups}):" in outermost
+
+
+@pytest.mark.parametrize("rows", [36, 38, 39])
+@pytest.mark.parametrize("columns", [32, 77, 96, 128, 250])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+def test_short_rows_together_are_right(dtype: str, columns: int, rows: int) -> None:
+    random = np.random.default_rng(1)
+    data = random.integers(0, 100, (rows, columns)) if dtype == "uint8" else random.standard_normal((rows, columns))
+    weight = relay.const(random.standard_normal(columns, dtype=np.float32))
+    x = Var("x", relay.TensorType((rows, columns), dtype))
+    for norm in (relay.nn.softmax, lambda v: relay.nn.layer_norm(v, weight, weight)):
+        wide = relay.multiply(norm(relay.cast(x, "float32")), relay.const(np.float32(30)))
+        program = relay.Function((x,), relay.cast(relay.clip(relay.round(wide), 0, 100), dtype))
+        module = graph_executor.GraphModule(relay.build(program, "llvm")["default"](device("cpu", 0)), 2)
+        module.set_input("x", data.astype(dtype))
+        module.run()
+        got, wanted = module.get_output(0).numpy(), evaluate(program, [data.astype(dtype)])
+        np.testing.assert_allclose(got.astype("float32"), wanted.astype("float32"), rtol=0, atol=1)

@@ -42,9 +42,17 @@ def prefetch_next_rows(
 
 
 def statistics_at(
-    s: te.Schedule, before: list[te.ComputeOp], out: te.Tensor, row: te.IterVar, first: int, lanes: int
+    s: te.Schedule,
+    before: list[te.ComputeOp],
+    out: te.Tensor,
+    row: te.IterVar,
+    first: int,
+    lanes: int,
+    together: int = 1,
 ) -> list[tuple[te.Tensor, te.IterVar]]:
     """Compute what depends on reductions at the loop `row` of `out`; rows have `first` indices.
+
+    `together`: so many rows are taken in each iteration.
 
     Returns the stages of whole rows with their loops over vectors.
     """
@@ -55,8 +63,9 @@ def statistics_at(
         result = op.output(0)
         s[result].compute_at(s[out], row)
         if op.reduce_axis:
+            at = (s[result], s[result].op.axis[0]) if together > 1 else (s[out], row)
             for partial in vectorize_reduction(s, result, lanes):
-                s[partial].compute_at(s[out], row)
+                s[partial].compute_at(*at)
         elif len(op.axis) > first:
             loop = vectorize_elements(s, result, s[result].op.axis[-1], op.axis[-1].extent, lanes)
             rows.append((result, loop))

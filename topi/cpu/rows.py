@@ -26,6 +26,11 @@ __all__ = ["schedule_rowwise"]
 
 _LINES_TOGETHER = 16
 """Cache lines of a long row that are stored at once: one more is computed than that."""
+_TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
+"""Short rows that are worked on together, and the share of the first-level cache that their results may take: what
+processors look ahead is a row of 10 vectors, about, with its statistics."""
+_WIDE_BYTES = 4
+"""Of the numbers that statistics are made of."""
 
 
 @register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
@@ -57,13 +62,15 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
     axes = list(s[out].op.axis)
-    row = s[out].fuse(*axes[:first])
+    row, together = s[out].fuse(*axes[:first]), _rows_together(out, anchor, first, target)
+    if together > 1:
+        row, _ = s[out].split(row, factor=together)
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
     busy = [(out, _store_loop(s, out, first, target))]
     for op in kept:
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
-    busy += statistics_at(s, before, out, row, first, lanes)
+    busy += statistics_at(s, before, out, row, first, lanes, together)
     prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
 
@@ -86,6 +93,19 @@ def _store_loop(s: te.Schedule, out: te.Tensor, first: int, target: Target) -> t
         return tile
     whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else lanes
     return vectorize_elements(s, out, column, column.extent, max(lanes, whole_lines))
+
+
+def _rows_together(out: te.Tensor, anchor: te.Operation, first: int, target: Target) -> int:
+    """How many rows are taken stage by stage: what one waits for, its lanes added up, say, the others fill.
+
+    Not where elements have as many bytes as numbers of a norm: those wait for memory.
+    """
+    rows, length = out.shape[0], constant_size(out.shape[first:]) * out.dtype.nbytes
+    waits = anchor.tag == "softmax" or out.dtype.nbytes < _WIDE_BYTES
+    if first != 1 or not waits or not all(isinstance(d, int) for d in out.shape):
+        return 1
+    room = target.cache_bytes.l1 // _SHARE_OF_TOGETHER
+    return max([n for n in _TOGETHER if n * length <= room and constant_size([rows]) % n == 0], default=1)
 
 
 def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> bool:
