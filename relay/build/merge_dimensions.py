@@ -58,8 +58,9 @@ def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, d
 
 
 def follows_elements(call: Call) -> bool:
-    """Does it work element by element, wherever these are?"""
-    return call.operator.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(call.operator.attributes())
+    """Does it work element by element, wherever these are, and is nothing else among its inputs, a table, say?"""
+    op, alike = call.operator, call.operator.num_data_inputs is None
+    return alike and op.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(op.attributes())
 
 
 @dataclass(frozen=True, slots=True)
