@@ -125,3 +125,23 @@ def test_an_axis_that_is_one_chunk_may_be_in_another_order() -> None:
     x = te.placeholder((50, 14, 16, 42), "int8", "x")  # 16 rows of 588 bytes are whole lines, fewer aren't
     text = str(lowered(topi.transpose(x, (0, 2, 1, 3)), [x]))
     assert text.count('scope="local"') == 1 and "1, 64)] = " in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((5, 3, 4, 16, 7, 16), (0, 2, 4, 3, 5, 1)), ((7, 3, 5, 14, 4, 14), (0, 2, 4, 3, 5, 1)),
+     ((2, 3, 3, 4, 28, 30), (0, 3, 4, 1, 5, 2)), ((9, 2, 70, 33), (0, 2, 3, 1))],
+)  # fmt: skip
+def test_rows_that_are_interleaved(shape, axes, kind) -> None:
+    x = te.placeholder(shape, kind, "x")
+    array = np.random.default_rng(0).integers(-100, 100, shape).astype(kind)
+    np.testing.assert_array_equal(result(topi.transpose(x, axes), [x], [array]), array.transpose(axes))
+
+
+@pytest.mark.parametrize("processor", small_caches.PROCESSORS)
+def test_interleaved_rows_leave_a_buffer_and_ask_for_all_they_are_made_of(processor) -> None:
+    x = te.placeholder((64, 3, 4, 16, 4, 16), "int8", "x")
+    text = str(lowered(topi.transpose(x, (0, 2, 4, 3, 5, 1)), [x], small_caches.PROCESSORS[processor]))
+    assert text.count('scope="local"') == 1 and text.count("prefetch(") == 3
+    assert "1, 64)] = " in text.splitlines()[-1]

@@ -297,12 +297,12 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
         work *= 1 if strided is None else max(1, _ACROSS_COST / cost)
         turn = None if strided is None or not squares else _turn(out, strided, target)
         short = strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT)
-        rows = None if flat or short or vectors != _VECTORS else _moved_rows(outs, target)
+        rows = None if flat or vectors != _VECTORS else _moved_rows(outs, target)
         plain = not flat and strided is None and rows is None and all(is_broadcast(op.tag) for op in injective)
         together = _lines_of_vectors(out, vectors) if plain else 0
         if together:
             tiles = _vectorize_lines(s, out, together)
-        elif short:
+        elif short and (rows is None or rows.axes_of_row == 1):
             *outer, _, _ = axes
             joined = s[out].fuse(*axes[-2:])
             extent, width = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])

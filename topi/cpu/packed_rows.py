@@ -36,6 +36,8 @@ _MOST_IN_VAIN = 4
 """At the end of an axis nothing new is asked for: in one of so many chunks at most."""
 _MOST_APART = 4
 """Elements of the input from one of a row to the next, at most: of more, squares that are turned are faster."""
+_MOST_INTERLEAVED = 4
+"""Rows of the input that one of the output is made of, at most."""
 _LEAST_PICKED = 4
 """Elements that shuffles pick from each vector of the input, at least, where a row's are apart in it."""
 _LONGEST_APART = 4096
@@ -48,6 +50,7 @@ class PackedRows:
 
     It is read at `index`. `strides` is how far apart in it, in elements, neighbours along the axes before `number` are,
     and chunks along it. `packed`: a buffer holds a chunk first, since its rows are no whole cache lines.
+    A row is the last of the output's axes, or the last two, interleaved: it is made of a few rows of the input.
     """
 
     out: te.Tensor
@@ -57,6 +60,7 @@ class PackedRows:
     count: int
     strides: tuple[int, ...]
     packed: bool
+    axes_of_row: int
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedRows | None:
@@ -68,16 +72,22 @@ class PackedRows:
         if not known or not 0 < target.cache_bytes.l3 < elements * size or any(conditions(op)):
             return None
         large = [(t, tuple(index)) for t, index in reads(op) if 2 * constant_size(t.shape) >= elements]
-        packed = _chunk(shape, size, target, LINE_BYTES) if shape[-1] * size % LINE_BYTES else None
-        chosen = packed or _chunk(shape, size, target, 1)
-        if chosen is None or len(large) != 1:
+        if len(large) != 1:
             return None
-        (tensor, index), (number, count) = large[0], chosen
-        strides = _strides(op, tensor, index, number + 1)
-        if strides is None or all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
+        ((tensor, index),) = large
+        apart = _distances(op, tensor, index)
+        axes = _axes_of_row(apart, shape, size)
+        row = math.prod(shape[len(shape) - axes :]) * size
+        packed = _chunk(shape, size, target, LINE_BYTES, axes) if axes and row % LINE_BYTES else None
+        chosen = packed or (_chunk(shape, size, target, 1, axes) if axes == 1 else None)
+        if chosen is None:
+            return None
+        number, count = chosen
+        strides = _strides(apart, number + 1)
+        if all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
             return None
         strides[number] *= count
-        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None)
+        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over chunks, outermost first."""
@@ -95,15 +105,29 @@ class PackedRows:
             _, vector = s[out].split(s[out].fuse(within, *axes[number + 1 :]), factor=line)
             s[out].vectorize(vector)
             s[rows].compute_at(s[out], loops[-1])
-        column = s[rows].op.axis[-1]
-        whole = constant_size(out.shape[-1:]) < line
-        vectors, vector = s[rows].split(column, nparts=1) if whole else s[rows].split(column, line, tail="shift")
+        column, parts = s[rows].op.axis[-1], self._parts
+        if self.axes_of_row > 1:
+            column = s[rows].fuse(*s[rows].op.axis[-self.axes_of_row :])
+        length = line * parts
+        whole = constant_size(out.shape[-self.axes_of_row :]) < length
+        vectors, vector = s[rows].split(column, nparts=1) if whole else s[rows].split(column, length, tail="shift")
         s[rows].vectorize(vector)
         ahead = self._ahead(order)
         if ahead is not None:
             later = read_later(axes_of_index, self.index, *ahead)
-            s[rows].prefetch_line(self.tensor, vectors, self._in_piece(order, ahead[0], later))
+            for part in range(parts):
+                place = self._of_part(later, part) if parts > 1 else self._in_piece(order, ahead[0], later)
+                s[rows].prefetch_line(self.tensor, vectors, place)
         return loops
+
+    @property
+    def _parts(self) -> int:
+        """Rows of the input that a row is made of."""
+        return constant_size(self.out.shape[-1:]) if self.axes_of_row > 1 else 1
+
+    @staticmethod
+    def _of_part(later: Place, part: int) -> Place:
+        return lambda *first: later(*first[:-1], const(part))
 
     def _order(self) -> list[int]:
         """The axes that chunks are counted by in the order of the input, the one that is cut in chunks among them."""
@@ -148,12 +172,12 @@ class PackedRows:
         return None
 
 
-def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int) -> tuple[int, int] | None:
+def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int, axes: int) -> tuple[int, int] | None:
     """The axis and so many places along it, with all that lies behind, that are a chunk: a multiple of so many bytes.
 
-    None where there is none that half of the first-level cache holds; a single row may be longer.
+    None where there is none that half of the first-level cache holds; a single row, the last `axes`, may be longer.
     """
-    for number in range(len(shape) - 2, -1, -1):
+    for number in range(len(shape) - 1 - axes, -1, -1):
         inside = math.prod(shape[number + 1 :]) * size
         if shape[number] * inside % multiple == 0:
             least = multiple // math.gcd(inside, multiple)
@@ -167,11 +191,11 @@ def _chunk(shape: Sequence[int], size: int, target: Target, multiple: int) -> tu
     return None
 
 
-def _strides(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], count: int) -> list[int] | None:
-    """How many elements of `tensor` a step is along the first `count` axes of `op`; all 0 where a table decides.
+_Distances = Callable[[int, int], int | None]
+"""How far apart, in elements of the input, so many steps along an axis are; None where a table decides."""
 
-    None where rows of the output aren't what lies in it in even steps, side by side or a few elements apart.
-    """
+
+def _distances(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> _Distances:
     place, analyzer = ravel_index(index, list(tensor.shape)), Analyzer()
     zeros = {axis.var: const(0) for axis in op.axis}
     extents = [constant_size([axis.extent]) for axis in op.axis]
@@ -180,11 +204,26 @@ def _strides(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], cou
         values = {**zeros, op.axis[number].var: const(min(steps, extents[number] - 1))}
         return as_int(analyzer.simplify(substitute(place, values) - substitute(place, zeros)))
 
-    last = extents[-1] - 1
-    step, rest = divmod(apart(len(extents) - 1, last) or 0, max(last, 1))
-    most = min(_MOST_APART, LINE_BYTES // tensor.dtype.nbytes // _LEAST_PICKED, _LONGEST_APART // extents[-1])
-    if rest or not (step == 1 or last == 0 or 1 < step <= most):
-        return None
+    return apart
+
+
+def _axes_of_row(apart: _Distances, shape: Sequence[int], size: int) -> int:
+    """The last axis or the last two, where these are what lies in the input in even steps; 0 where they aren't.
+
+    One: elements side by side or a few apart. Two: some rows of the input, interleaved.
+    """
+    last = shape[-1] - 1
+    step, rest = divmod(apart(len(shape) - 1, last) or 0, max(last, 1))
+    most = min(_MOST_APART, LINE_BYTES // size // _LEAST_PICKED, _LONGEST_APART // shape[-1])
+    if not rest and (step == 1 or last == 0 or 1 < step <= most):
+        return 1
+    before = shape[-2] - 1
+    interleaved = 1 < shape[-1] <= _MOST_INTERLEAVED and shape[-1] <= before and len(shape) > 2
+    return 2 if interleaved and not rest and apart(len(shape) - 2, before) == before else 0
+
+
+def _strides(apart: _Distances, count: int) -> list[int]:
+    """How many elements of the input a step is along the first `count` axes; all 0 where a table decides."""
     found = [apart(n, 1) for n in range(count)]
     known = [stride for stride in found if stride is not None]
     return known if len(known) == len(found) else [0] * len(found)
