@@ -39,6 +39,8 @@ _SHARES = 4
 """Blocks for each core, at least."""
 _LEAST_PIECE_BYTES, _PIECE_BYTES = 512, 2048
 """Of the input's lines, fewest and most, where a block of whole ones doesn't fit: in C 0.5 to 4 KB were alike."""
+_MOST_REPEATED = 17 / 16
+"""As much of a line as all its pieces have at most. (Lines of 784 floats by two pieces of 448: 29 to 26 GB/s.)"""
 _PART_OF_L2 = 8
 """Blocks of pieces are at most this part of the second-level cache, since pieces that lie pages apart share its sets.
 (Bytes, pieces of 1 instead of 2 KB: 26 to 32 GB/s.)"""
@@ -75,15 +77,14 @@ class OrderedTiles:
             return None
         wide = turn.begins_anywhere and _BLOCKS_OF_CACHE * _LINES_AND_ONE * turn.line * nbytes <= l2
         width = max((_LINES_AND_ONE if wide else _LINES) * turn.line, turn.lanes)
-        if _BLOCKS_OF_CACHE * width * nbytes <= l2:
-            many = columns >= _SHARES * target.num_cores * width
-            return OrderedTiles(turn, width, _axes_inside(turn), None) if many else None
+        many = columns >= _SHARES * target.num_cores * width
+        if many and _BLOCKS_OF_CACHE * width * nbytes <= l2:
+            return OrderedTiles(turn, width, _axes_inside(turn), None)
         if not turn.begins_anywhere:  # blocks of two cache lines or more, about even
             width = -(-columns // (max(columns // width, 1) * turn.line)) * turn.line
+            many = constant_size(turn.out.shape) >= _SHARES * target.num_cores * width * _PIECE_BYTES
         piece = _piece(turn, width, l2)
-        least = _SHARES * target.num_cores * width * (piece or 0)
-        enough = columns >= width and constant_size(turn.out.shape) >= least
-        return OrderedTiles(turn, width, (), piece) if piece is not None and enough else None
+        return OrderedTiles(turn, width, (), piece) if many and piece is not None else None
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
         """Schedule the output; returns the loops outside of a strip, outermost first.
@@ -161,12 +162,14 @@ class OrderedTiles:
 def _piece(turn: Turn, width: int, l2: int) -> int | None:
     """So many elements of each of `width` lines; None where the second-level cache holds too few.
 
-    The last piece of a line is shifted: so many that this repeats little.
+    The last piece of a line is shifted: so many that this repeats little, none where it repeats much.
     """
     size, unit = turn.tensor.dtype.nbytes, _LINES_AT_ONCE * turn.line_of_input
     length, most = constant_size(turn.tensor.shape[-1:]), min(_PIECE_BYTES, l2 // (_PART_OF_L2 * width)) // size
     pieces = range(most // unit * unit, _LEAST_PIECE_BYTES // size - 1, -unit)
-    return min(pieces, key=lambda piece: -(-length // piece) * piece) if pieces and length >= pieces[-1] else None
+    fitting = {piece: -(-length // piece) * piece for piece in pieces}
+    best = min(fitting, key=fitting.__getitem__, default=0)
+    return best if 0 < best <= length and fitting[best] <= _MOST_REPEATED * length else None
 
 
 def _axes_inside(turn: Turn) -> tuple[int, ...]:

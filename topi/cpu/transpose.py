@@ -103,7 +103,7 @@ def tile_turned(s: te.Schedule, turn: Turn, target: Target, at_once: int) -> lis
     known = isinstance(columns, int) and isinstance(turn.rows, int)
     along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
     if known and size * out.dtype.nbytes > largest:  # what is smaller is not stored past the caches
-        packed = CopiedRuns.of(turn, target) or OrderedTiles.of(turn, target) or PackedTiles.of(turn, target)
+        packed = OrderedTiles.of(turn, target) or CopiedRuns.of(turn, target) or PackedTiles.of(turn, target)
         if packed is not None:
             return packed.apply(s, at_once)
     lines_first = along_output and caches.l2 // turn.power < 2 * _AHEAD  # few lines are in the same sets
