@@ -190,18 +190,13 @@ def _is_short(out: te.Tensor, most: int) -> bool:
     return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
 
 
-def _lines_of_vectors(out: te.Tensor, vectors: int) -> int:
-    """How many lines are whole cache lines together, in vectors that are not too long; 0 where there are none.
-
-    Each is shorter than a cache line, or than so many `vectors`, if these are more than of most operations: lines of
-    which little is computed are put together in a buffer.
-    """
+def _lines_of_vectors(out: te.Tensor) -> int:
+    """How many lines, each shorter than a cache line, are whole ones together; 0 where that makes too long vectors."""
     if out.ndim < 2:
         return 0
     rows, columns = out.shape[-2:]
     line = LINE_BYTES // out.dtype.nbytes
-    most = line if vectors == _VECTORS else vectors * line
-    if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < most or columns % line == 0:
+    if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < line:
         return 0
     count = line // math.gcd(line, columns)
     return count if count <= rows and columns * count <= _MOST_LINES * line else 0
@@ -299,7 +294,7 @@ def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) ->
         short = strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT)
         rows = None if flat or vectors != _VECTORS else _moved_rows(outs, target)
         plain = not flat and strided is None and rows is None and all(is_broadcast(op.tag) for op in injective)
-        together = _lines_of_vectors(out, vectors) if plain else 0
+        together = _lines_of_vectors(out) if plain else 0
         if together:
             tiles = _vectorize_lines(s, out, together)
         elif short and (rows is None or rows.axes_of_row == 1):
