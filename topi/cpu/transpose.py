@@ -10,6 +10,7 @@ from te.tir import IterVar, Var, as_int
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.copied_runs import CopiedRuns
 from topi.cpu.ordered_tiles import OrderedTiles
+from topi.cpu.packed_matrices import PackedMatrices
 from topi.cpu.packed_tiles import PackedTiles
 from topi.cpu.turn import Turn
 from topi.groups import constant_size, extent_of
@@ -103,7 +104,8 @@ def tile_turned(s: te.Schedule, turn: Turn, target: Target, at_once: int) -> lis
     known = isinstance(columns, int) and isinstance(turn.rows, int)
     along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
     if known and size * out.dtype.nbytes > largest:  # what is smaller is not stored past the caches
-        packed = OrderedTiles.of(turn, target) or CopiedRuns.of(turn, target) or PackedTiles.of(turn, target)
+        kinds = (OrderedTiles, CopiedRuns, PackedTiles, PackedMatrices)
+        packed = next((found for kind in kinds if (found := kind.of(turn, target)) is not None), None)
         if packed is not None:
             return packed.apply(s, at_once)
     lines_first = along_output and caches.l2 // turn.power < 2 * _AHEAD  # few lines are in the same sets
