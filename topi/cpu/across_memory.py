@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.merged_columns import merge_columns
 from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel, vectorize_panel
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.elements import vectorize_elements
 from topi.cpu.lane_sums import sum_lanes
 from topi.cpu.prefetch import AHEAD_BYTES, is_streamed
 from topi.cpu.reduction import vectorize_reduction

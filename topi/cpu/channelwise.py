@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.injective import elements_at_once, vectorize_elements
+from topi.cpu.elements import elements_at_once, vectorize_elements
 from topi.cpu.moments import (
     exceeds_caches,
     exceeds_near_caches,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, parallel
-from topi.cpu.injective import functions_behind
+from topi.cpu.elements import functions_behind
 from topi.cpu.store_order import StoreOrder, turn_line
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.windows import tile_windows

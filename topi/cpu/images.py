@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import PrimExpr
 from topi.cpu.common import parallel
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.elements import vectorize_elements
 from topi.cpu.moments import moments_at
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.row_statistics import inline_others, is_worth_keeping, work_behind

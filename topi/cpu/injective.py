@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import te
-from backend.vector_math import EXPANSIONS
 from te.ir import post_order
 from te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
+from topi.cpu.elements import VECTORS, element_cost, elements_at_once, vectorize_elements, vectors_at_once
 from topi.cpu.line_buffer import buffer_line, shared_line
 from topi.cpu.line_reads import ask_for_lines
 from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
-from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import block_of, vectors_turned
+from topi.cpu.short_lines import lines_of_vectors, vectorize_lines
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
 from topi.cpu.turn import Turn
@@ -29,32 +28,15 @@ from topi.tag import PAD, is_broadcast
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["element_cost", "elements_at_once", "functions_behind", "schedule_injective", "vectorize_elements"]
+__all__ = ["schedule_injective"]
 
-_CALL_COST = 16
-"""Operations that a transcendental function is counted as."""
 _FEWEST, _SHORT = 4, 8
 """Elements of a last axis across memory that are interleaved, rather than turned, and rather than put together one by
 one."""
-_MOST_LINES = 16
-"""Cache lines of a vector that reaches over several lines of the output."""
 _ACROSS_COST = 5
 """Operations that an element counts as, at least, which is read across memory."""
 _COMPUTED_BYTES = 4
 """Of elements that are computed, at least: narrower ones are converted for it."""
-_VECTORS, _VECTORS_OF_CHAINS = 2, 4
-"""Vectors that are computed step by step, and of mathematical functions: what waits for the steps before fills the
-scheduler of the processor. Four took 5 to 20 % less time than two for most functions, one took more."""
-
-
-def element_cost(ops: Sequence[te.Operation]) -> float:
-    """Scalar operations for one output element of injective operations computed together, roughly."""
-    cost = 0.0
-    for op in ops:
-        if isinstance(op, te.ComputeOp):
-            nodes = list(post_order(op.body))
-            cost += sum(_CALL_COST if isinstance(e, Call) else 1 for e in nodes)
-    return cost
 
 
 def _is_flat(outs: Sequence[te.Tensor]) -> bool:
@@ -112,52 +94,6 @@ def _only_moves(op: te.Operation) -> bool:
     return True
 
 
-def _has_chains(ops: Sequence[te.Operation]) -> bool:
-    """Is a mathematical function computed, which is a chain of many operations, but no power, which has too many?"""
-    bodies = [op.body for op in ops if isinstance(op, te.ComputeOp)]
-    called = {e.op for body in bodies for e in post_order(body) if isinstance(e, Call)}
-    return "pow" not in called and not called.isdisjoint(EXPANSIONS)
-
-
-def functions_behind(out: te.Tensor, anchor: te.Operation) -> set[str]:
-    """The mathematical functions that are computed of the result of `anchor`, on the way to `out`."""
-    before = {id(op) for op in operations_behind([anchor.output(0)])}
-    bodies = [op.body for op in operations_behind([out]) if id(op) not in before and isinstance(op, te.ComputeOp)]
-    return {e.op for body in bodies for e in post_order(body) if isinstance(e, Call) and e.op in EXPANSIONS}
-
-
-def elements_at_once(extent: int, lanes: int, vectors: int = _VECTORS) -> int:
-    """Elements of an axis, of a vector at least, that `vectorize_elements` takes together."""
-    if extent >= 8 * vectors * lanes or extent % (vectors * lanes) == 0:
-        return vectors * lanes
-    return 2 * lanes if extent >= 4 * lanes else lanes
-
-
-def vectorize_elements(
-    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, extent: te.Dim, lanes: int, vectors: int = _VECTORS
-) -> te.IterVar:
-    """Vectorise `axis` of `tensor`, some vectors at a time where it is long enough; returns what is left of it outside.
-
-    A last partial group of a long axis is shifted inwards: it computes a few elements twice instead of testing each.
-    """
-    if not isinstance(extent, int):
-        outer, inner = s[tensor].split(axis, factor=lanes)
-    elif extent >= lanes:
-        outer, inner = s[tensor].split(axis, factor=_together(extent, lanes, vectors), tail="shift")
-    else:
-        outer, inner = s[tensor].split(axis, nparts=1)
-    s[tensor].vectorize(inner)
-    return outer
-
-
-def _together(extent: te.Dim, lanes: int, vectors: int) -> int:
-    """How many elements of an axis are computed step by step: of short ones fewer than so many vectors."""
-    if not isinstance(extent, int) or extent < 4 * lanes:
-        return lanes
-    many = extent >= 8 * vectors * lanes or extent % (vectors * lanes) == 0
-    return (vectors if many else 2) * lanes
-
-
 def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool:
     """Do the caches not hold the output, whose lines have several vectors?"""
     beyond = 0 < target.cache_bytes.l3 < constant_size(out.shape) * out.dtype.nbytes
@@ -182,35 +118,6 @@ def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
 
     fitting = [lanes for lanes in vectors_turned(target, found[0].dtype) if fits(lanes)]
     return Turn(out, strided, *found, fitting[0]) if fitting else None
-
-
-def _is_short(out: te.Tensor, most: int) -> bool:
-    """Has the last axis `most` elements, and the one before it more, so that vectors may reach over places of both?"""
-    rows, columns = out.shape[-2:]
-    return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
-
-
-def _lines_of_vectors(out: te.Tensor) -> int:
-    """How many lines, each shorter than a cache line, are whole ones together; 0 where that makes too long vectors."""
-    if out.ndim < 2:
-        return 0
-    rows, columns = out.shape[-2:]
-    line = LINE_BYTES // out.dtype.nbytes
-    if not isinstance(rows, int) or not isinstance(columns, int) or not 1 < columns < line:
-        return 0
-    count = line // math.gcd(line, columns)
-    return count if count <= rows and columns * count <= _MOST_LINES * line else 0
-
-
-def _vectorize_lines(s: te.Schedule, out: te.Tensor, count: int) -> list[te.IterVar]:
-    """Vectors of so many lines: where in a line, and in which, their elements are is the same for all of them."""
-    *outer, rows, columns = s[out].op.axis
-    together = count * constant_size([columns.extent])
-    vectors, vector = s[out].split(s[out].fuse(rows, columns), factor=together, tail="guard")
-    s[out].vectorize(vector)
-    for axis in (*outer, vectors):
-        s[out].pragma(axis, "loop_partition_hint")
-    return [*outer, vectors]
 
 
 def _period(out: te.Tensor) -> int | None:
@@ -248,18 +155,6 @@ def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> li
     return [*outer, vectors]
 
 
-def _moved_rows(outs: Sequence[te.Tensor], target: Target) -> PackedRows | None:
-    return PackedRows.of(outs[0], target) if len(outs) == 1 else None
-
-
-def _packed_lines(
-    s: te.Schedule, out: te.Tensor, target: Target, *, wanted: bool
-) -> tuple[te.Tensor, list[te.IterVar], te.Tensor]:
-    """The output, the loop over chunks of its lines, and the lines: see `PackedLines`. Else no loop, and twice it."""
-    packed = PackedLines.of(out, target) if wanted else None
-    return (out, [], out) if packed is None else packed.apply(s)
-
-
 @register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
 def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Everything inlined into the outputs, each written in one vectorised pass."""
@@ -271,62 +166,112 @@ def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Targ
 
 def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) -> tuple[te.Schedule, bool]:
     """The schedule, and whether it has squares turned in registers along axes whose lengths are known at run time."""
-    s, counted = te.create_schedule([out.op for out in outs]), False
-    lines = {id(out.op): line for out in outs if len(outs) == 1 and (line := shared_line(out)) is not None}
-    inline_injective(s, outs, keep=[line.op for line in lines.values()])
-    injective = [op for op in operations_behind(outs) if is_injective(op)]
-    cost, vectors = element_cost(injective), _VECTORS_OF_CHAINS if _has_chains(injective) else _VECTORS
-    for out in {id(o.op): o for o in outs}.values():
-        lanes = vector_lanes(target, max([_least_bytes(out, injective), *[t.dtype.nbytes for t in out.op.outputs]]))
-        axes = list(s[out].op.axis)
-        if not axes:
-            continue
-        work = constant_size(out.shape) * cost
-        extent = axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
-        flat = not lines and _is_flat(outs)
-        if flat:
-            first = _first_without_gaps(outs)
-            extent = constant_size([a.extent for a in axes[first:]])
-            axes = [*axes[:first], s[out].fuse(*axes[first:])]
-        strided = strided_axis(out) if len(axes) > 1 else None
-        work *= 1 if strided is None else max(1, _ACROSS_COST / cost)
-        turn = None if strided is None or not squares else _turn(out, strided, target)
-        short = strided == len(axes) - 2 and _is_short(out, _FEWEST if turn is not None else _SHORT)
-        rows = None if flat or vectors != _VECTORS else _moved_rows(outs, target)
-        plain = not flat and strided is None and rows is None and all(is_broadcast(op.tag) for op in injective)
-        together = _lines_of_vectors(out) if plain else 0
+    s, line = te.create_schedule([out.op for out in outs]), shared_line(outs[0]) if len(outs) == 1 else None
+    inline_injective(s, outs, keep=[] if line is None else [line.op])
+    outputs = [out for out in {id(o.op): o for o in outs}.values() if s[out].op.axis]
+    turned = [_Written(s, outs, out, line, target, squares=squares).schedule() for out in outputs]
+    return s, any(turned)
+
+
+class _Written:
+    """An output of a group, and what its loops are chosen by: where its elements, and those of the inputs, lie.
+
+    `flat`: shapes don't matter. `strided` is the axis along which a large input lies in memory, where that is not the
+    last one, `turn` how squares of both are turned in registers. `rows` are those of an input, in another order. `line`
+    serves several results of each line.
+    """
+
+    def __init__(
+        self, s: te.Schedule, outs: list[te.Tensor], out: te.Tensor, line: te.Tensor | None, target: Target,
+        *, squares: bool,
+    ) -> None:  # fmt: skip
+        self.s, self.out, self.line, self.target, self.alone = s, out, line, target, len(outs) == 1
+        ops = [op for op in operations_behind(outs) if is_injective(op)]
+        least, cost = _least_bytes(out, ops), element_cost(ops)
+        self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
+        self.vectors, self.repeats = vectors_at_once(ops), all(is_broadcast(op.tag) for op in ops)
+        self.flat, self.first_without_gaps = line is None and _is_flat(outs), _first_without_gaps(outs)
+        self.strided = strided_axis(out) if out.ndim > 1 else None
+        self.turn = None if self.strided is None or not squares else _turn(out, self.strided, target)
+        moves = self.alone and not self.flat and self.vectors == VECTORS
+        self.rows = PackedRows.of(out, target) if moves else None
+        self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _ACROSS_COST))
+
+    def schedule(self) -> bool:
+        """Choose the loops; returns whether squares are turned along axes whose lengths are known at run time."""
+        s, out, squares, buffered = self.s, self.out, False, False
+        in_place = self.strided is None and self.rows is None and not self.flat and self.repeats
+        together = lines_of_vectors(out) if in_place else 0
         if together:
-            tiles = _vectorize_lines(s, out, together)
-        elif short and (rows is None or rows.axes_of_row == 1):
-            *outer, _, _ = axes
-            joined = s[out].fuse(*axes[-2:])
-            extent, width = constant_size(out.shape[-2:]), constant_size(out.shape[-1:])
-            tiles = [*outer, vectorize_elements(s, out, joined, extent, lanes * width)]
-        elif rows is not None and (strided is not None or not lines):
-            tiles = rows.apply(s)
-        elif strided is not None and turn is not None:
-            counted = counted or not all(isinstance(out.shape[a], int) for a in (strided, -1))
-            tiles = tile_turned(s, turn, target, vectors * lanes)
-        elif id(out.op) in lines:
-            tiles = _vectorize_between_borders(s, out, lanes)[:-1]
-            *_, around = parallel_outer(s, out, tiles, work, target)
-            buffer_line(s, lines[id(out.op)], out, around, target)
-            continue
-        elif strided is None and constant_size([extent]) >= 4 * lanes and _has_borders(out):
-            out, chunks, whole = _packed_lines(s, out, target, wanted=len(outs) == 1)
-            inside = _vectorize_between_borders(s, whole, lanes)
-            tiles = chunks or inside
+            loops = vectorize_lines(s, out, together)
+        elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
+            loops = self._interleave()
+        elif self.rows is not None and (self.strided is not None or self.line is None):
+            loops = self.rows.apply(s)
+        elif self.turn is not None:
+            squares = not all(isinstance(d, int) for d in (self.turn.rows, self.turn.columns))
+            loops = tile_turned(s, self.turn, self.target, self.vectors * self.lanes)
+        elif self.line is not None:
+            buffered, loops = True, _vectorize_between_borders(s, out, self.lanes)[:-1]
         else:
-            period = _period(out) if strided is None else None
-            wanted = not flat and strided is None and len(outs) == 1
-            out, chunks, whole = _packed_lines(s, out, target, wanted=wanted and vectors == _VECTORS)
-            *outer, last = s[whole].op.axis if chunks else axes
-            if period is not None:
-                repeat, last = s[whole].split(last, factor=period)
-                outer, extent = [*outer, repeat], period
-            last = vectorize_elements(s, whole, last, extent, lanes, vectors)
-            if wanted and not chunks and period is None and _is_long(out, extent, lanes, target):
-                ask_for_lines(s, out, last, _together(extent, lanes, vectors), target)
-            tiles = chunks or ([*outer, last] if strided is None else tile_strided(s, out, strided, last))
-        parallel_outer(s, out, tiles, work, target)
-    return s, counted
+            out, loops = self._in_order()
+        *_, around = parallel_outer(s, out, loops, self.work, self.target)
+        if buffered and self.line is not None:
+            buffer_line(s, self.line, out, around, self.target)
+        return squares
+
+    def _is_short(self) -> bool:
+        """Has the last axis few elements, and the one before it, along which inputs lie, more?
+
+        Then vectors may reach over places of both.
+        """
+        if self.strided is None or self.strided != self.out.ndim - 2:
+            return False
+        rows, columns = self.out.shape[-2:]
+        most = _SHORT if self.turn is None else _FEWEST
+        return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
+
+    def _interleave(self) -> list[te.IterVar]:
+        s, out = self.s, self.out
+        *outer, rows, columns = s[out].op.axis
+        extent, lanes = constant_size(out.shape[-2:]), self.lanes * constant_size(out.shape[-1:])
+        return [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)]
+
+    def _in_order(self) -> tuple[te.Tensor, list[te.IterVar]]:
+        """Vectors of the last axis. Returns the output, which is another one where lines are put together first."""
+        axes, extent = self._axes()
+        bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and _has_borders(self.out)
+        packs = self.alone and self.strided is None and (bordered or (not self.flat and self.vectors == VECTORS))
+        packed = PackedLines.of(self.out, self.target) if packs else None
+        if packed is None:
+            bounded = bordered and _vectorize_between_borders(self.s, self.out, self.lanes)
+            return self.out, bounded or self._vectorize(self.out, axes, extent)
+        out, chunks, lines = packed.apply(self.s)
+        if bordered:
+            _vectorize_between_borders(self.s, lines, self.lanes)
+        else:
+            self._vectorize(lines, self.s[lines].op.axis, extent)
+        return out, chunks
+
+    def _axes(self) -> tuple[list[te.IterVar], te.Dim]:
+        """The axes, made one where shapes don't matter, and the length of the last."""
+        s, out, first = self.s, self.out, self.first_without_gaps
+        axes = list(s[out].op.axis)
+        if self.flat:
+            return [*axes[:first], s[out].fuse(*axes[first:])], constant_size([a.extent for a in axes[first:]])
+        return axes, axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
+
+    def _vectorize(self, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim) -> list[te.IterVar]:
+        """Vectors of the output, or of its lines before they are put together; returns the loops outside of them."""
+        s, (*outer, last) = self.s, axes
+        period = _period(self.out) if self.strided is None else None
+        if period is not None:
+            repeat, last = s[tensor].split(last, factor=period)
+            outer, extent = [*outer, repeat], period
+        vectors = vectorize_elements(s, tensor, last, extent, self.lanes, self.vectors)
+        if self.strided is not None:
+            return tile_strided(s, tensor, self.strided, vectors)
+        asks = self.alone and not self.flat and tensor is self.out and period is None
+        if asks and _is_long(self.out, extent, self.lanes, self.target):
+            ask_for_lines(s, tensor, vectors, elements_at_once(extent, self.lanes, self.vectors), self.target)
+        return [*outer, vectors]

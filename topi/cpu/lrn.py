@@ -9,7 +9,7 @@ import te
 from te.tir import PrimExpr
 from te.tir.substitute import substitute
 from topi.cpu.common import parallel_outer
-from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.prefetch import LINE_BYTES, inputs_of
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes

@@ -20,7 +20,7 @@ from topi.cpu.common import (
     vectorize_panel,
     vectorize_runs,
 )
-from topi.cpu.injective import functions_behind
+from topi.cpu.elements import functions_behind
 from topi.cpu.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.prefetch import stream_panels, stream_widened
 from topi.cpu.product_parts import sum_by_parts

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel, parallel_outer
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.elements import vectorize_elements
 from topi.cpu.prefetch import AHEAD_BYTES, inputs_of, is_streamed
 from topi.cpu.reduction import (
     add_up_lines,

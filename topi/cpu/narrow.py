@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.elements import vectorize_elements
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import te
 from topi.cpu.common import local_accumulator, parallel
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.elements import vectorize_elements
 from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.window_lines import WindowLines

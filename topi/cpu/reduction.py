@@ -9,7 +9,7 @@ from te.ir import post_order
 from te.tir import Cast, Max, Min, Var
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel
-from topi.cpu.injective import vectorize_elements
+from topi.cpu.elements import vectorize_elements
 from topi.cpu.narrow_sums import sum_bytes_in_parts
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, prefetch_rows, rows_ahead
 from topi.cpu.short_rows import reduce_rows_together, rows_are_short

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from te.ir import post_order
 from te.tir import Binary, Call, Select
-from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.prefetch import is_streamed, prefetch_rows
 from topi.cpu.reduction import vectorize_reduction
 from topi.groups import constant_size

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
-from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
 from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.row_statistics import is_worth_keeping, prefetch_next_rows, split_at, statistics_at, uses_reduction

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import parallel, parallel_outer
-from topi.cpu.injective import element_cost, vectorize_elements
+from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import register_schedule

@@ -11,7 +11,7 @@ from te.rewrite import map_reads
 from te.tir import PrimExpr, ProducerLoad
 from topi.cpu.accesses import reads
 from topi.cpu.common import parallel_outer
-from topi.cpu.injective import element_cost
+from topi.cpu.elements import element_cost
 from topi.cpu.packed_turn import can_pack, pack_rows
 from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reduction import add_up_in_registers
