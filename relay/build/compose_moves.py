@@ -55,7 +55,7 @@ def _chain(function: Function) -> list[Call]:
     calls: list[Call] = []
     e = function.body
     while isinstance(e, Call):
-        data = [a for a in e.args if not (isinstance(a, Constant) and a.data.ndim == 0)]
+        data = [a for a in e.args if not (isinstance(a, Constant) and a.shape == ())]
         known = isinstance(e.ty, TensorType) and e.ty.is_static
         if len(data) != 1 or not known or not (_moves(e) or follows_elements(e)):
             return []

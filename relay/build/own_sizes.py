@@ -77,9 +77,9 @@ def _united(function: Function) -> Function:
 
 
 def _met(call: Call) -> Iterator[tuple[Dim, Dim]]:
-    """The dimensions of an operator's inputs that meet those of its result, but not those that are repeated."""
+    """The dimensions of an operator's data that meet those of its result, but not those that are repeated."""
     result = call.ty
-    for arg in call.args:
+    for arg in call.args[: call.operator.num_data_inputs]:
         if isinstance(arg.ty, TensorType) and isinstance(result, TensorType):
             pairs = zip(reversed(arg.ty.shape), reversed(result.shape), strict=False)
             yield from ((d, other) for d, other in pairs if not is_at_least(1, d))

@@ -119,7 +119,8 @@ def _keeps_channels(e: Call) -> bool:
         return False
     if _is_convolution(e):
         return _is_depthwise(e)
-    same = e.op.pattern <= OpPattern.BROADCAST and tuple(e.args[_image_of(e)].shape) == tuple(e.shape)
+    alike = e.op.num_data_inputs is None and e.op.pattern <= OpPattern.BROADCAST
+    same = alike and tuple(e.args[_image_of(e)].shape) == tuple(e.shape)
     return same and not {"axis", "shape", "newshape"} & set(e.op.attributes())
 
 

@@ -199,7 +199,7 @@ def _channels_last(rank: int) -> Permutation:
 
 
 def _data_inputs(call: Call, op: OpDef) -> Sequence[Expr]:
-    return call.args if op.num_data_inputs is None else call.args[: op.num_data_inputs]
+    return call.args[: op.num_data_inputs]
 
 
 def _transposed_fields(e: Expr, axes: Sequence[int]) -> Expr:

@@ -91,4 +91,4 @@ def _behind(call: Call, shared: Sharing) -> Expr:
 
 
 def _number(e: Expr) -> float | None:
-    return float(e.data.item()) if isinstance(e, Constant) and e.data.size == 1 and e.data.ndim == 0 else None
+    return float(e.data.item()) if isinstance(e, Constant) and e.shape == () else None

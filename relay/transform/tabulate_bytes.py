@@ -14,6 +14,7 @@ from relay.op.base import OpDef, OpPattern
 from relay.op.qnn import Lookup
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
+from topi.groups import constant_size
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -102,7 +103,7 @@ def _is_elementwise(call: Call) -> bool:
     op = call.op
     if not isinstance(op, OpDef) or op.has_side_effect or type(op).reference is OpDef.reference:
         return False
-    alike = isinstance(op, Lookup) or all(a.data.size == 1 for a in call.args if isinstance(a, Constant))
+    alike = isinstance(op, Lookup) or all(constant_size(a.shape) == 1 for a in call.args if isinstance(a, Constant))
     follows = op.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(op.attributes())
     return alike and follows and isinstance(call.ty, TensorType)
 

@@ -11,6 +11,7 @@ from relay.analysis import list_op_freqs
 from relay.expr import Call, Constant, Expr, Function, Var, const, var
 from relay.interpreter import evaluate
 from relay.op import nn
+from relay.op.base import make_call
 from relay.transform.absorb_shuffles import AbsorbShuffles
 from te.ir import IRModule
 from te.tir import SizeVar
@@ -78,6 +79,14 @@ def test_what_keeps_channels_gets_its_numbers_in_their_order():
     y = relay.minimum(y, const(np.float32(2)))
     after = absorbed(x, relay.add(conv(depthwise(y, strides=2), 16, 1, 2), numbers(16)))
     assert transpositions(after) == 0
+
+
+def test_tables_of_codes_keep_their_order():
+    x = image()
+    codes = relay.cast(relay.multiply(relay.abs(x), const(np.float32(50))), "uint8")
+    table = Constant(RANDOM.permutation(256).astype(np.uint8))
+    looked_up = make_call("qnn.lookup", (shuffled(codes, 4), table))
+    absorbed(x, conv(relay.cast(looked_up, "float32")))
 
 
 def test_channels_that_come_unevenly_are_shuffled():

@@ -16,6 +16,7 @@ from relay.transform.canonicalize_quantization import CanonicalizeQuantization
 from relay.transform.fold_constant import FoldConstant
 from relay.transform.tabulate_bytes import TabulateBytes
 from te.ir import IRModule
+from te.tir import SizeVar
 
 HASWELL = Target("llvm -mcpu=haswell -mtriple=x86_64-unknown-linux-gnu")
 RANDOM = np.random.default_rng(4)
@@ -58,6 +59,18 @@ def test_results_are_those_of_the_references(function, source, result, target):
     module.set_input("x", data)
     module.run()
     np.testing.assert_array_equal(module.get_output(0).numpy(), evaluate(whole, [data]))
+
+
+def test_how_many_codes_there_are_may_be_known_at_run_time():
+    # The table has 256 entries however many they are: its length is none of theirs.
+    x = var("x", (SizeVar("n"),), "int8")
+    whole = Function((x,), quantized(relay.sigmoid(dequantized(x)), 1 / 255, 0))
+    module = graph_executor.GraphModule(relay.build(whole, "llvm")["default"](device("cpu", 0)))
+    for count in (1, 7, 300):
+        data = RANDOM.integers(-128, 128, count).astype(np.int8)
+        module.set_input("x", data)
+        module.run()
+        np.testing.assert_array_equal(module.get_output(0).numpy(), evaluate(whole, [data]))
 
 
 def test_what_lies_between_is_passed_over():
