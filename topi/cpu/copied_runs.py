@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["CopiedRuns"]
 
 _LINES, _ASKED_BY_TILES = 8, 4
-"""Cache lines of a run, and those of the next that tiles ask for. (Runs of 4 and of 16 were slower.)"""
+"""Cache lines of a run, and those of the next that tiles ask for. (Runs of 4 were slower, of 16 alike.)"""
 _LEAST_POWER = PAGE_BYTES // 2
 """Lines apart by multiples of that are copied; others stay in the caches (128 lines of float16, apart by multiples of
 512 bytes: copied 69 instead of 86 % of a copy)."""
