@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from relay.build.merge_dimensions import follows_elements
 from relay.expr import Call, Constant, Expr, Function, Var
 from relay.op.transform import Reshape, Transpose
 from relay.type import TensorType
@@ -57,7 +55,7 @@ def _chain(function: Function) -> list[Call]:
     while isinstance(e, Call):
         data = [a for a in e.args if not (isinstance(a, Constant) and a.shape == ())]
         known = isinstance(e.ty, TensorType) and e.ty.is_static
-        if len(data) != 1 or not known or not (_moves(e) or follows_elements(e)):
+        if len(data) != 1 or not known or not (_moves(e) or e.operator.follows_elements()):
             return []
         calls.append(e)
         e = data[0]
@@ -65,16 +63,11 @@ def _chain(function: Function) -> list[Call]:
     return calls[::-1] if alone and "strides" not in function.attrs else []
 
 
-@dataclass
 class _Parts:
     """The sizes whose product each dimension of a value is, by their numbers, outermost first.
 
     `of_input` are those of the input as they lie in memory, `of_value` those of what has been made of it.
     """
-
-    sizes: dict[int, int] = field(init=False)
-    of_input: list[int] = field(init=False)
-    of_value: list[list[int]] = field(init=False)
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.sizes = dict(enumerate(shape))

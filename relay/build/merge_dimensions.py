@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from relay.analysis import evaluation_order
 from relay.expr import Call, Constant, Expr, Function, Var
-from relay.op.base import OpPattern
 from relay.op.transform import Transpose
 from relay.type import TensorType
 from te.tir import Dim
 
-__all__ = ["follows_elements", "merge_dimensions", "rebuilt"]
+__all__ = ["merge_dimensions", "rebuilt"]
 
 
 def merge_dimensions(function: Function) -> Function:
@@ -55,12 +54,6 @@ def rebuilt(function: Function, exprs: Sequence[Expr], merged: Callable[[Expr, d
     if len(params) < len(function.params) or not isinstance(made[id(function.body)], Call):
         return function
     return Function(tuple([p for p in params if isinstance(p, Var)]), made[id(function.body)], function.attrs)
-
-
-def follows_elements(call: Call) -> bool:
-    """Does it work element by element, wherever these are, and is nothing else among its inputs, a table, say?"""
-    op, alike = call.operator, call.operator.num_data_inputs is None
-    return alike and op.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(op.attributes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +103,7 @@ def _is_followed(e: Expr) -> bool:
         return e.data.size == 1
     if not isinstance(e, Call):
         return isinstance(e, Var) and isinstance(e.ty, TensorType)
-    return follows_elements(e) or _transposes(e)
+    return e.operator.follows_elements() or _transposes(e)
 
 
 def _tensors(exprs: Sequence[Expr], body: Expr) -> dict[int, _Tensor] | None:

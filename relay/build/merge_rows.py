@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from relay.analysis import evaluation_order
-from relay.build.merge_dimensions import follows_elements, rebuilt
+from relay.build.merge_dimensions import rebuilt
 from relay.expr import Call, Constant, Expr, Function, Var
 from relay.op.nn.norm import LayerNorm, LogSoftmax, RMSNorm, Softmax
 from relay.type import TensorType
@@ -44,7 +44,7 @@ def _is_of_rows(e: Expr) -> bool:
 def _is_followed(e: Expr, ty: TensorType) -> bool:
     """Is this elementwise, or data, of the shape of the rows, or else the same for all of them?"""
     if isinstance(e, Call):
-        if not follows_elements(e):
+        if not e.operator.follows_elements():
             return False
     elif not isinstance(e, Var | Constant):
         return False

@@ -163,6 +163,11 @@ class OpDef(Abstract):
     def __hash__(self) -> int:
         return hash((self.name, *[getattr(self, name) for name in self.attribute_names]))
 
+    def follows_elements(self) -> bool:
+        """Does it work element by element, wherever these are, and is nothing else among its inputs, a table, say?"""
+        alike = self.num_data_inputs is None
+        return alike and self.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(self.attribute_names)
+
     def attributes(self) -> dict[str, Any]:
         """Name -> value of every attribute, in order."""
         return {name: getattr(self, name) for name in self.attribute_names}
@@ -253,4 +258,3 @@ def make_call(op: OpDef | str, args: Sequence[Expr], span: Span | None = None, *
     Raises TypeInferenceError (operator, argument types, broken constraint, place) or UnknownOperatorError.
     """
     return Call(get_op(op)(**attrs) if isinstance(op, str) else op, tuple(args), span=span)
-

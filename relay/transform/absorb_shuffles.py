@@ -16,7 +16,7 @@ import numpy as np
 
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
-from relay.op.base import OpDef, OpPattern, make_call
+from relay.op.base import OpDef, make_call
 from relay.op.nn.conv import Conv2D
 from relay.op.transform import Transpose
 from relay.transform.builders import array_of, is_call_of, reshaped
@@ -119,9 +119,7 @@ def _keeps_channels(e: Call) -> bool:
         return False
     if _is_convolution(e):
         return _is_depthwise(e)
-    alike = e.op.num_data_inputs is None and e.op.pattern <= OpPattern.BROADCAST
-    same = alike and tuple(e.args[_image_of(e)].shape) == tuple(e.shape)
-    return same and not {"axis", "shape", "newshape"} & set(e.op.attributes())
+    return e.op.follows_elements() and tuple(e.args[_image_of(e)].shape) == tuple(e.shape)
 
 
 def _reordered(e: Call, position: int, shuffle: _Shuffle) -> Expr:

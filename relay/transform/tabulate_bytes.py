@@ -10,7 +10,7 @@ import numpy as np
 from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relay.interpreter import apply_reference
-from relay.op.base import OpDef, OpPattern
+from relay.op.base import OpDef
 from relay.op.qnn import Lookup
 from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
@@ -103,9 +103,8 @@ def _is_elementwise(call: Call) -> bool:
     op = call.op
     if not isinstance(op, OpDef) or op.has_side_effect or type(op).reference is OpDef.reference:
         return False
-    alike = isinstance(op, Lookup) or all(constant_size(a.shape) == 1 for a in call.args if isinstance(a, Constant))
-    follows = op.pattern <= OpPattern.BROADCAST and not {"axis", "shape"} & set(op.attributes())
-    return alike and follows and isinstance(call.ty, TensorType)
+    alike = op.follows_elements() and all(constant_size(a.shape) == 1 for a in call.args if isinstance(a, Constant))
+    return (isinstance(op, Lookup) or alike) and isinstance(call.ty, TensorType)
 
 
 def _value(constant: Constant) -> Array:

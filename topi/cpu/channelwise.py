@@ -17,7 +17,7 @@ from topi.cpu.moments import (
 from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.row_statistics import inline_others, statistics_at, work_behind
 from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import largest_share, vector_lanes
+from topi.cpu.tiling import shares_evenly, vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import group_norm_by_moments
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = ["schedule_channelwise"]
-
-_MOST_OF_A_CORE = 1.1
-"""Of its share, what a core may have where whole images are shared: as much is gained by finding them in the caches."""
 
 _LEAST_BYTES, _SHARE_OF_L1 = 2048, 3
 """Of rows for which memory is asked while the one before is worked on: shorter ones the processor sees coming itself,
@@ -55,8 +52,8 @@ def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     nbytes, known = anchor.output(0).dtype.nbytes, all(isinstance(d, int) for d in shape)
     if axis != 1:
         images, image = constant_size(shape[:1]), constant_size(shape[1:]) * nbytes
-        shared = largest_share(images, target.num_cores) * target.num_cores <= _MOST_OF_A_CORE
-        return _schedule_by_moments(s, anchor, known and shared and not exceeds_caches(image, images, target), target)
+        by_rows = known and shares_evenly(images, target.num_cores) and not exceeds_caches(image, images, target)
+        return _schedule_by_moments(s, anchor, by_rows, target)
     row = constant_size([group_size, *shape[2:]]) * nbytes
     rows = constant_size(shape[:2]) // group_size
     if known and exceeds_near_caches(row, target):

@@ -89,11 +89,10 @@ class CopiedRuns:
         share = -(-columns * _ASKED_BY_TILES // (_LINES * of_group * of_vectors))
         lines = 1 << (share - 1).bit_length()  # so that none reaches from one run into another
         shape, position, last = turn.tensor.shape, turn.position, len(turn.tensor.shape) - 1
-        dims = [*[d for d in range(last) if d != position], last, position]  # as the turned copy has them
 
         def beginning(first: int) -> Callable[..., Sequence[PrimExpr]]:
             def place(*at: PrimExpr) -> Sequence[PrimExpr]:
-                index = [e for _, e in sorted(zip(dims, at, strict=True), key=lambda pair: pair[0])]
+                index = turn.read_at(at)
                 tile = (group.var * of_vectors + vectors.var) * of_group + blocks.var
                 line = tile * lines + first
                 begin = index[last] - group.var * turn.line_of_input - blocks.var * turn.block

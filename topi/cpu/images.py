@@ -17,7 +17,7 @@ from topi.cpu.moments import moments_at
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.row_statistics import inline_others, is_worth_keeping, work_behind
 from topi.cpu.strips import are_whole_lines
-from topi.cpu.tiling import largest_share, vector_lanes
+from topi.cpu.tiling import shares_evenly, vector_lanes
 from topi.groups import constant_size
 from topi.moments import Moments
 from topi.nn.norm import standardize_by_moments
@@ -33,8 +33,6 @@ _COLUMNS = 1024
 """Elements of a plane whose statistics the first-level cache holds."""
 _SHARE_OF_L1, _SHARE_OF_L2 = 4, 0.75
 """Which part of the first-level cache results wait in until they are whole lines; how much of the second an image."""
-_MOST_OF_A_CORE = 1.1
-"""Of its share, what a core may have."""
 
 
 def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
@@ -45,8 +43,9 @@ def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target
     out, axis = outs[0], int(anchor.attrs["axis"])
     l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
     image, columns = constant_size(out.shape[axis:]) * out.dtype.nbytes, constant_size(out.shape[axis + 1 :])
-    shared = largest_share(images, target.num_cores) * target.num_cores <= _MOST_OF_A_CORE
-    if len(outs) > 1 or columns > _COLUMNS or image > _SHARE_OF_L2 * l2 or images * image <= l2 or not shared:
+    if len(outs) > 1 or columns > _COLUMNS or image > _SHARE_OF_L2 * l2 or images * image <= l2:
+        return False
+    if not shares_evenly(images, target.num_cores):
         return False
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     return not any(is_worth_keeping(op, stages, anchor, near=False) for op in stages)

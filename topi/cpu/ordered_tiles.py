@@ -139,10 +139,9 @@ class OrderedTiles:
         """
         turn, turned = self.turn, self._lines_turned()
         shape, position, last = turn.tensor.shape, turn.position, len(turn.tensor.shape) - 1
-        dims = [*[d for d in range(last) if d != position], last, position]  # as the turned copy has them
 
         def place(*first: PrimExpr) -> Sequence[PrimExpr]:
-            index = [e for _, e in sorted(zip(dims, first, strict=True), key=lambda pair: pair[0])]
+            index = turn.read_at(first)
             index[position] = index[position] - te.min(vector * turn.lanes, turned - turn.lanes)
             further = (vector * lines + first_line) * turn.line_of_input
             if self.piece is not None:

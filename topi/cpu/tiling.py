@@ -273,6 +273,15 @@ def largest_share(iterations: int, cores: int) -> float:
     return math.ceil(iterations / cores) / iterations if iterations else 1.0
 
 
+def shares_evenly(iterations: int, cores: int) -> bool:
+    """Is the largest share hardly more than any other?"""
+    return largest_share(iterations, cores) * cores <= _MOST_OF_A_CORE
+
+
+_MOST_OF_A_CORE = 1.1
+"""Of its share, what a core may have where whole images are shared: as much is gained by finding them in the caches."""
+
+
 def parallel_worthwhile(operations: float, lanes: int) -> bool:
     """Is `operations` scalar operations, done `lanes` at a time, enough work to share between threads?"""
     return operations / lanes >= _PARALLEL_CYCLES

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import te
+from te.tir import PrimExpr
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.register_transpose import block_of, transpose_in_registers
 from topi.groups import constant_size, extent_of
@@ -99,6 +100,12 @@ class Turn:
         if lines_first:
             s[source].vectorize(s[source].op.axis[-1])
         return source, copy, blocks, vectors
+
+    def read_at(self, place: Sequence[PrimExpr]) -> list[PrimExpr]:
+        """The input's index that a `place` in the turned copy is of, whose last two dimensions are the two turned."""
+        last = len(self.tensor.shape) - 1
+        dims = [*[d for d in range(last) if d != self.position], last, self.position]
+        return [e for _, e in sorted(zip(dims, place, strict=True), key=lambda pair: pair[0])]
 
     def split_columns(self, s: te.Schedule, width: int) -> tuple[te.IterVar, Sequence[te.IterVar]]:
         """Cut lines of `out` that begin anywhere as memory has them: the loop over tiles of `width`, those inside.
