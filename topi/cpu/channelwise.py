@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_channelwise"]
 
-_LEAST_BYTES, _SHARE_OF_L1 = 2048, 3
-"""Of rows for which memory is asked while the one before is worked on: shorter ones the processor sees coming itself,
-longer ones would drive each other out of the first-level cache."""
+_LEAST_BYTES = 2048
+"""Of rows for which memory is asked while the one before is stored: shorter ones the processor sees coming itself."""
 
 
 @register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)
@@ -80,10 +79,13 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
 
 
 def _ask_for_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> None:
-    """Ask for the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many."""
+    """Ask for the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many.
+
+    It is in the second-level cache then, as this one, while statistics, and functions behind, are computed.
+    """
     row, shape = length * out.dtype.nbytes, tuple(out.shape)
     known = all(isinstance(d, int) for d in shape)
-    if not known or not _LEAST_BYTES <= row <= target.cache_bytes.l1 // _SHARE_OF_L1:
+    if not known or row < _LEAST_BYTES:
         return
     ahead, lines = length * rows_ahead(row), -(-each * out.dtype.nbytes // LINE_BYTES)
 
