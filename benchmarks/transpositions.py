@@ -18,7 +18,7 @@ from benchmarks.bandwidth import Case, run_program
 from relay.expr import Expr, Var
 from te.dtype import dtype as as_dtype
 
-_CHANNELS = (1, 3, 32, 64, 80, 96, 255)
+_CHANNELS = (3, 32, 64, 80, 96, 128, 255)
 _SQUARES = ((64, 64), (49, 49), (128, 64), (49, 32))
 
 
@@ -40,7 +40,7 @@ def cases(nbytes: int) -> Iterator[Case]:
         yield turned("lines of 2501 to odd ones", kind, (1, 0), lambda n: (n // 2501 // 64 * 64 + 1, 2501))
         yield turned("lines of pages to pages", kind, (1, 0), lambda n: (n // 4096 // 1024 * 1024, 4096))
     for kind in ("uint8", "float16", "float32"):
-        for c in _CHANNELS[1:]:
+        for c in _CHANNELS:
             yield turned(f"NCHW to NHWC, {c} channels", kind, (0, 2, 3, 1), lambda n, c=c: (1, c, *_sides(n // c)))
             yield turned(f"NHWC to NCHW, {c} channels", kind, (0, 3, 1, 2), lambda n, c=c: (1, *_sides(n // c), c))
         yield turned("NCHW to NHWC, 128 x 64 x 64", kind, (0, 2, 3, 1), lambda n: (n // (128 * 64 * 64), 128, 64, 64))
@@ -67,6 +67,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("relu in front", "float32", lambda x: relay.transpose(relay.nn.relu(x)), _matrix)
     yield case("gelu behind", "float32", lambda x: relay.nn.gelu(relay.transpose(x)), _matrix)
     yield case("bias of channels, to NHWC", "float32", _biased, lambda n: (1, 64, *_sides(n // 64)))
+    yield case("bias of channels, to NCHW", "float32", _biased_first, lambda n: (1, *_sides(n // 64), 64))
+    yield case("codes, to NCHW", "float32", _codes, lambda n: (1, *_sides(n // 64), 64), 0.8)
 
 
 def _sides(area: int) -> tuple[int, int]:
@@ -154,6 +156,16 @@ def _unscaled(x: Expr) -> Expr:
 
 def _biased(x: Expr) -> Expr:
     return relay.nn.relu(relay.transpose(relay.add(x, _per_channel(64, 0.5)), (0, 2, 3, 1)))
+
+
+def _biased_first(x: Expr) -> Expr:
+    bias = relay.const(np.linspace(0, 1, 64, dtype=np.float32))
+    return relay.transpose(relay.nn.relu(relay.add(x, bias)), (0, 3, 1, 2))
+
+
+def _codes(x: Expr) -> Expr:
+    codes = relay.clip(relay.round(relay.multiply(x, relay.const(np.float32(20)))), -128, 127)
+    return relay.transpose(relay.cast(codes, "int8"), (0, 3, 1, 2))
 
 
 def _per_channel(channels: int, first: float) -> Expr:

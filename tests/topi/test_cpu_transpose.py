@@ -142,7 +142,7 @@ def test_transpositions(shape, axes, kind, target) -> None:
 
 LARGE = {
     "whole lines": ((320, 160), (1, 0)), "short lines": ((33, 1600), (1, 0)), "powers of two": ((256, 2048), (1, 0)),
-    "few rows": ((2048, 40), (1, 0)), "planes": ((2, 6, 256, 33), (0, 3, 1, 2)), "batch": ((9, 256, 70), (0, 2, 1)),
+    "few rows": ((2048, 40), (1, 0)), "planes": ((2, 6, 256, 33), (0, 3, 1, 2)), "batch": ((9, 256, 49), (0, 2, 1)),
     "odd lines": ((333, 190), (1, 0)), "odd planes": ((2, 6, 259, 33), (0, 3, 1, 2)),
     "page rows": ((1501, 512), (1, 0)),
 }  # fmt: skip
@@ -292,6 +292,7 @@ ORDERED = {
     "long heads": ((2, 200, 4, 512), (0, 2, 3, 1), "float32"), "batch of pages": ((3, 320, 4096), (0, 2, 1), "float16"),
     "planes": ((3, 64, 4096), (0, 2, 1), "float32"), "odd planes": ((2, 300, 3025), (0, 2, 1), "float16"),
     "planes of bytes": ((6, 64, 4096), (0, 2, 1), "uint8"),
+    "half a kilobyte": ((2, 640, 128), (0, 2, 1), "float32"), "255 channels": ((1285, 255), (1, 0), "float16"),
 }  # fmt: skip
 
 
@@ -411,6 +412,39 @@ def test_bytes_are_widened_where_one_vector_reaches_over_all_lines_that_are_turn
     result = backend.nd.empty(out.shape, "float32")
     backend.build(module, target=target)(backend.nd.array(a), result)
     assert np.array_equal(result.numpy(), a.T.astype("float32"))
+
+
+def test_results_that_the_caches_hold_of_what_they_do_not_are_read_in_order_too() -> None:
+    """Quantised, a result is a quarter of what is turned for it."""
+    x = te.placeholder((1280, 1100), "float32", "x")
+    out = topi.cast(topi.transpose(x, (1, 0)), "int8")
+    target = Target("llvm -l2-bytes=524288 -l3-bytes=2097152 -num-cores=1")
+    module = te.lower(schedule_for([out], target), [x, out])
+    assert _loops_of_strips(module["main"])
+    a = (np.arange(1280 * 1100) * 7919 % 251 - 125).reshape(1280, 1100).astype("float32")
+    result = backend.nd.empty(out.shape, "int8")
+    backend.build(module, target=target)(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), a.T.astype("int8"))
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_biases_leave_tiles_to_be_turned(first, beyond) -> None:
+    """One that lies along the input's lines is the same number all along a line of the output."""
+    shape = (3, 640, 144) if first else (3, 144, 640)
+    x, bias = te.placeholder(shape, "float32", "x"), te.placeholder((144,), "float32", "bias")
+    if first:
+        out = topi.transpose(topi.nn.relu(topi.add(x, bias)), (0, 2, 1))
+    else:
+        out = topi.nn.relu(topi.add(topi.transpose(x, (0, 2, 1)), bias))
+    target = Target("llvm -l2-bytes=524288 -l3-bytes=65536 -num-cores=1" if beyond else "llvm")
+    module = te.lower(schedule_for([out], target), [x, bias, out])
+    assert collect(module["main"].body, Shuffle)
+    a, b = [np.random.default_rng(k).random(t.shape, np.float32) - 0.5 for k, t in enumerate((x, bias))]
+    result = backend.nd.empty(out.shape)
+    backend.build(module, target=target)(backend.nd.array(a), backend.nd.array(b), result)
+    expected = np.maximum(a + b, 0).swapaxes(1, 2) if first else np.maximum(a.swapaxes(1, 2) + b, 0)
+    np.testing.assert_array_equal(result.numpy(), expected)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ _LINES, _LINES_AND_ONE = 2, 3
 """Cache lines that are written of each of the output's lines at a time; and where one more is turned in vain."""
 _BLOCKS_OF_CACHE = 3
 """Blocks that a second-level cache holds: one that is turned, one that arrives, and what else comes along."""
-_LONG_LINE_BYTES = 1024
-"""Of the input's lines, from which a block is more than what is asked for anyway."""
+_LONG_LINE_BYTES = 400
+"""Of the input's lines, from which this is faster for bytes, too (384 bytes: 99 to 80 % of a copy, 416: 59 to 95)."""
 _SHARES = 4
 """Blocks for each core, at least."""
 _LEAST_PIECE_BYTES, _PIECE_BYTES = 512, 2048

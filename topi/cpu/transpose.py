@@ -77,7 +77,8 @@ def turnable(out: te.Tensor, number: int) -> tuple[te.Tensor, int] | None:
     row, column = op.axis[number].var, op.axis[-1].var
     found: tuple[te.Tensor, int] | None = None
     for tensor, index in reads(op):
-        if not index or only_variable(index[-1]) is not row:
+        across = bool(index) and only_variable(index[-1]) is row
+        if not across or all(e is not column for e in post_order(index)):  # a bias of rows is the same along a line
             continue
         along = [i for i, e in enumerate(index[:-1]) if only_variable(e) is column]
         others = [e for i, e in enumerate(index[:-1]) if i not in along]
@@ -103,7 +104,7 @@ def tile_turned(s: te.Schedule, turn: Turn, target: Target, at_once: int) -> lis
     streamed = size * (tensor.dtype.nbytes + out.dtype.nbytes) > largest
     known = isinstance(columns, int) and isinstance(turn.rows, int)
     along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
-    if known and size * out.dtype.nbytes > largest:  # what is smaller is not stored past the caches
+    if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) > largest:  # else the caches hold both, nearly
         kinds = (OrderedTiles, CopiedRuns, PackedTiles, PackedMatrices)
         packed = next((found for kind in kinds if (found := kind.of(turn, target)) is not None), None)
         if packed is not None:
