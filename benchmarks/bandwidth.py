@@ -120,6 +120,9 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("sum, middle axis", lambda x: relay.sum(x, axis=1), (32, 2 * one // 32 // 256, 256))
     yield case("sum, all", relay.sum, (2 * one // _ROW, _ROW))
     yield case("mean, NHWC image", lambda x: relay.mean(x, axis=(1, 2)), (1, more, more, _CHANNELS))
+    for length in (1000, 50257):
+        several = (2 * one // length, length)
+        yield case(f"log-sum-exp, rows of {length}", lambda x: relay.log_sum_exp(x, axis=-1), several)
     yield case("argmax, last axis", lambda x: relay.argmax(x, axis=-1), (2 * one // _ROW, _ROW))
     yield case("argmax, rows of 10", lambda x: relay.argmax(x, axis=-1), (2 * one // 10, 10))
     yield case("argmax, all", relay.argmax, (2 * one // _ROW, _ROW))

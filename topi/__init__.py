@@ -75,7 +75,7 @@ from topi.layout import Layout
 from topi.linalg import det, inverse
 from topi.packing import unpack_bits
 from topi.quantization import dequantize, lookup, quantize
-from topi.reduction import all, any, argmax, argmin, max, mean, min, prod, sum, variance
+from topi.reduction import all, any, argmax, argmin, log_sum_exp, max, mean, min, prod, sum, variance
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.selection import non_max_suppression, nonzero
 from topi.sort import argsort, cumprod, cumsum, searchsorted, sort, topk
@@ -160,6 +160,7 @@ __all__ = [
     "log1p",
     "log2",
     "log10",
+    "log_sum_exp",
     "logical_and",
     "logical_not",
     "logical_or",

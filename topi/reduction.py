@@ -14,12 +14,12 @@ from te import Tensor
 from te.dtype import DType
 from te.tir import Dim, IterVar, PrimExpr
 from topi.elementwise import elementwise
-from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE, VARIANCE
+from topi.tag import COMM_REDUCE, COMM_REDUCE_IDX, ELEMWISE, LOG_SUM_EXP, VARIANCE
 from topi.utils import accumulator_type, normalize_axes, num_elements, ravel_index
 
 __all__ = [
-    "all", "any", "arg_reducer", "argmax", "argmin", "highest", "largest_number", "lowest", "max", "mean", "min",
-    "prod", "reduced_shape", "smallest_number", "sum", "variance",
+    "all", "any", "arg_reducer", "argmax", "argmin", "distance_below", "highest", "largest_number", "log_sum_exp",
+    "lowest", "max", "mean", "min", "prod", "reduced_shape", "smallest_number", "sum", "variance",
 ]  # fmt: skip
 
 Axis = int | Sequence[int] | None
@@ -152,6 +152,35 @@ largest_number = te.comm_reducer(lambda a, b: te.select(a < b, b, a), lowest, na
 """As max, for where NaN may be left out: one instruction where max takes four."""
 smallest_number = te.comm_reducer(lambda a, b: te.select(b < a, b, a), highest, name="smallest_number")
 """As min, likewise."""
+
+
+def log_sum_exp(x: Tensor, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """log(sum(e^x)) of floats, by distances from the largest, so that nothing overflows; NaN if any is NaN.
+
+    The anchor, "log_sum_exp_total", has the attributes "axes" and "keepdims" of the sum that it is.
+    """
+    axes = normalize_axes(axis, x.ndim)
+    wide = accumulator_type(x.dtype)
+    largest = _reduce(largest_number, x, axis, keepdims, "log_sum_exp_max", lambda v: te.cast(wide, v))
+    ks = _axes_of(x, axes)
+
+    def exponentials(*i: Any) -> PrimExpr:
+        value = te.cast(wide, x(*_source_index(i, ks, axes, x.ndim, keepdims)))
+        power = te.exp_nonpositive(distance_below(value, largest(*i)))
+        return te.sum(power, axis=ks) if ks else power
+
+    attrs = {**largest.op.attrs, "axes": axes, "keepdims": keepdims}
+    tag = LOG_SUM_EXP if ks else ELEMWISE
+    total = te.compute(largest.shape, exponentials, name="log_sum_exp_total", tag=tag, attrs=attrs)
+    return te.compute(
+        total.shape, lambda *i: te.cast(x.dtype, largest(*i) + te.log(total(*i))), name="log_sum_exp", tag=ELEMWISE
+    )
+
+
+def distance_below(value: PrimExpr, largest: PrimExpr) -> PrimExpr:
+    """value - largest, but for infinities: 0 where both are infinity, minus infinity where both are that."""
+    distance = value - te.maximum(te.min_value(largest.dtype), te.minimum(te.max_value(largest.dtype), largest))
+    return te.select(te.const(0, distance.dtype) < distance, te.const(0, distance.dtype), distance)
 
 
 def arg_reducer(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
-    "BROADCAST", "COMM_REDUCE", "COMM_REDUCE_IDX", "ELEMWISE", "INJECTIVE", "PAD", "VARIANCE", "is_broadcast",
-    "is_injective",
+    "BROADCAST", "COMM_REDUCE", "COMM_REDUCE_IDX", "ELEMWISE", "INJECTIVE", "LOG_SUM_EXP", "PAD", "VARIANCE",
+    "is_broadcast", "is_injective",
 ]  # fmt: skip
 
 ELEMWISE = "elemwise"
@@ -19,6 +19,8 @@ COMM_REDUCE = "comm_reduce"
 """A commutative reduction over axes."""
 COMM_REDUCE_IDX = "comm_reduce_idx"
 """A commutative reduction of (index, value) pairs."""
+LOG_SUM_EXP = "log_sum_exp"
+"""A sum of exponentials of distances from the largest, which another reduction finds."""
 VARIANCE = "variance"
 """A sum of squared distances from a mean, which another reduction finds."""
 

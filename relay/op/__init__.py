@@ -91,7 +91,7 @@ from relay.op.indexing import (
 from relay.op.layout import layout_transform
 from relay.op.linalg import det, inverse
 from relay.op.packing import unpack_bits
-from relay.op.reduce import all, any, argmax, argmin, max, mean, min, prod, sum, variance
+from relay.op.reduce import all, any, argmax, argmin, log_sum_exp, max, mean, min, prod, sum, variance
 from relay.op.selection import non_max_suppression, nonzero
 from relay.op.transform import (
     concatenate,
@@ -173,6 +173,7 @@ __all__ = [
     "log1p",
     "log2",
     "log10",
+    "log_sum_exp",
     "logical_and",
     "logical_not",
     "logical_or",

@@ -18,8 +18,8 @@ from relay.type import TensorType, Type
 from topi.reduction import reduced_shape
 
 __all__ = [
-    "AllOf", "AnyOf", "ArgMax", "ArgMin", "Max", "Mean", "Min", "Prod", "Sum", "Variance", "all", "any", "argmax",
-    "argmin", "max", "mean", "min", "prod", "sum", "variance",
+    "AllOf", "AnyOf", "ArgMax", "ArgMin", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "Variance", "all", "any",
+    "argmax", "argmin", "log_sum_exp", "max", "mean", "min", "prod", "sum", "variance",
 ]  # fmt: skip
 
 AxisLike = int | Sequence[int] | None
@@ -137,6 +137,21 @@ class Variance(Reduction):
     evaluate = staticmethod(np.var)
 
 
+@register_op("log_sum_exp", pattern=OpPattern.COMM_REDUCE)
+class LogSumExp(Reduction):
+    """The logarithm of the sum of e^x, of floats (ONNX: ReduceLogSumExp); of nothing, minus infinity."""
+
+    mixed_precision = MixedPrecision.NEVER
+    domain = ("float",)
+    define = staticmethod(topi.log_sum_exp)
+
+    @staticmethod
+    def evaluate(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+        top = np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+        total = np.log(np.sum(np.exp(x - np.where(np.isfinite(top), top, 0)), axis=axis, keepdims=keepdims))
+        return total + np.where(np.isfinite(top), top, 0).reshape(total.shape)
+
+
 @register_op("all", pattern=OpPattern.COMM_REDUCE)
 class AllOf(Reduction):
     """Does every bool hold?"""
@@ -238,6 +253,7 @@ max = _helper(Max)
 min = _helper(Min)
 mean = _helper(Mean)
 variance = _helper(Variance)
+log_sum_exp = _helper(LogSumExp)
 all = _helper(AllOf)
 any = _helper(AnyOf)
 

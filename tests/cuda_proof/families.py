@@ -106,6 +106,7 @@ FAMILIES: dict[str, Callable[[], relay.Function]] = {
     "sum of columns": _op("sum", (301, 37), axis=(0,)),
     "sum of all": _op("sum", (3, 17, 129)),
     "variance": _op("variance", (5, 17, 129), axis=(0, 2)),
+    "log_sum_exp": _op("log_sum_exp", (7, 131), axis=(1,)),
     "maximum of the middle": _op("max", (3, 45, 11), axis=(1,)),
     "argmax": _op("argmax", (9, 77), axis=(1,)),
     "softmax": _op("nn.softmax", (13, 1001)),

@@ -9,6 +9,7 @@ from topi.cpu import (
     depthwise,
     extremum,
     injective,
+    log_sum_exp,
     lrn,
     matmul,
     moments,
@@ -21,6 +22,6 @@ from topi.cpu import (
 )
 
 __all__ = [
-    "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective", "lrn",
-    "matmul", "moments", "pooling", "reduction", "rows", "stagewise", "standardize", "winograd",
+    "across_groups", "attention", "bits", "channelwise", "conv2d", "depthwise", "extremum", "injective",
+    "log_sum_exp", "lrn", "matmul", "moments", "pooling", "reduction", "rows", "stagewise", "standardize", "winograd",
 ]  # fmt: skip

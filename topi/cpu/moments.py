@@ -57,13 +57,14 @@ _LIKELY = 64
 
 
 def part_sizes(
-    shape: Sequence[Dim], nbytes: int, reduced: Sequence[int], target: Target, room: int | None = None
-) -> dict[int, Dim]:
+    shape: Sequence[Dim], nbytes: int, reduced: Sequence[int], target: Target, room: int | None = None,
+    lines: int | None = None,
+) -> dict[int, Dim]:  # fmt: skip
     """How many elements along each dimension of `reduced` make a part of a tensor of `shape`, elements of `nbytes`.
 
     Whole dimensions from the last one on, a part of the next, one element of those before: what `room` bytes hold. By
     default they are those of the first-level cache; where lines lie across memory they are `_FEWEST_LINES`, unless the
-    second-level cache holds less, or a core's share is.
+    second-level cache holds less, or a core's share is, or the number of `lines`.
     """
     last = len(shape) - 1
     most = _COLUMNS if room is not None else _columns_at_once(target)
@@ -73,7 +74,7 @@ def part_sizes(
         share = constant_size(shape) * nbytes // target.num_cores
         own = max(l1, min(_FEWEST_LINES * line * nbytes, l2, share))
         room = choose("part", own, [l1, *[l2 // n for n in (2, 4, 8, 16)]])
-    room //= nbytes * line
+    room = room // (nbytes * line) if lines is None or last in reduced else lines
     sizes: dict[int, Dim] = {}
     for axis in sorted(reduced, reverse=True):
         extent = shape[axis]

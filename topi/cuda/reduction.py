@@ -27,7 +27,7 @@ _LEAST_STEPS = 16
 """Columns that a thread reduces at least in a part; less is not worth a second kernel."""
 
 
-@register_schedule(["comm_reduce", "comm_reduce_idx", "variance"], "cuda", rank=Rank.REDUCTION)
+@register_schedule(["comm_reduce", "comm_reduce_idx", "log_sum_exp", "variance"], "cuda", rank=Rank.REDUCTION)
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Every reduction of the group; an elementwise operation behind the last one is computed with it."""
     if not isinstance(anchor, te.ComputeOp):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from frontends.onnx.node import OnnxNode
-from frontends.onnx.ops.common import float_const
 from frontends.onnx.registry import convert_with, converter
 from relay import op
 from relay.expr import Expr
@@ -17,21 +16,11 @@ def _square_sum(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
     return op.sum(op.multiply(x, x), axis=axis, keepdims=keepdims)
 
 
-def _log_sum_exp(x: Expr, axis: tuple[int, ...], keepdims: bool) -> Expr:
-    """The maximum is taken out first, so that nothing overflows; all -inf stays -inf."""
-    if x.tensor_type.size == 0:
-        return op.log(op.sum(op.exp(x), axis=axis, keepdims=keepdims))
-    top = op.max(x, axis=axis, keepdims=True)
-    top = op.where(op.isfinite(top), top, float_const(0.0, x))
-    total = op.log(op.sum(op.exp(op.subtract(x, top)), axis=axis, keepdims=keepdims))
-    return op.add(total, top if keepdims else op.squeeze(top, axis=axis))
-
-
 _REDUCERS: dict[str, Reducer] = {
     "ReduceL1": lambda x, axis, keep: op.sum(op.abs(x), axis=axis, keepdims=keep),
     "ReduceL2": lambda x, axis, keep: op.sqrt(_square_sum(x, axis, keep)),
     "ReduceLogSum": lambda x, axis, keep: op.log(op.sum(x, axis=axis, keepdims=keep)),
-    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceLogSumExp": lambda x, axis, keep: op.log_sum_exp(x, axis=axis, keepdims=keep),
     "ReduceMax": lambda x, axis, keep: op.max(x, axis=axis, keepdims=keep),
     "ReduceMean": lambda x, axis, keep: op.mean(x, axis=axis, keepdims=keep),
     "ReduceMin": lambda x, axis, keep: op.min(x, axis=axis, keepdims=keep),

@@ -188,9 +188,9 @@ TRANSFORM = [
 _SMALL = f32(2, 3, 4)
 
 REDUCE = [
-    *[row(op, _SMALL, axis=(1,)) for op in ("sum", "prod", "max", "min", "mean", "variance")],
-    *[row(op, _SMALL, axis=(0, -1), keepdims=True) for op in ("sum", "max", "mean", "variance")],
-    *[row(op, _SMALL) for op in ("sum", "max", "mean", "variance")],
+    *[row(op, _SMALL, axis=(1,)) for op in ("sum", "prod", "max", "min", "mean", "variance", "log_sum_exp")],
+    *[row(op, _SMALL, axis=(0, -1), keepdims=True) for op in ("sum", "max", "mean", "variance", "log_sum_exp")],
+    *[row(op, _SMALL) for op in ("sum", "max", "mean", "variance", "log_sum_exp")],
     row("sum", i32(3, 4), axis=(0,)),
     row("mean", i32(3, 4), axis=(1,)),
     row("sum", f32(2, 3), axis=()),
@@ -470,6 +470,7 @@ EMPTY = [
     row("mean", f32(0, 3), axis=(1,)),
     row("variance", f32(0, 3), axis=(1,)),
     row("variance", f32(0, 3), axis=(0,)),
+    row("log_sum_exp", f32(0, 3), axis=(0,)),
     row("nn.instance_norm", f32(2, 0, 3), f32(3), f32(3), axis=2),
     row("take", f32(4, 3), i64(), axis=0),
     row("gather", f32(4, 3), _NOTHING, axis=0),

@@ -1,0 +1,45 @@
+"""Logarithms of sums of exponentials by parts: one pass over memory.
+
+A part gets its own largest number, and the sum of e to the distances from that. What all parts have in common is found
+from those: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import te
+from te import Tensor
+from te.tir import Dim, PrimExpr
+from topi.parts import Index, Parts
+from topi.reduction import distance_below, largest_number
+
+__all__ = ["ExponentialSums"]
+
+
+class ExponentialSums(Parts):
+    """Sums of e^(x - largest) over some dimensions of `x`, part by part; `largests` and `sums` are of one operation.
+
+    `largest` and `total` are of all parts.
+    """
+
+    def __init__(self, x: Tensor, sizes: Mapping[int, Dim], name: str, *, keepdims: bool = False) -> None:
+        super().__init__(x, sizes, name, keepdims=keepdims)
+        extents = {a: sizes[a] for a in self.several}
+        largest = self.reduction(extents, self.element, largest_number)
+        self.largest_of_part = te.compute(self.shape, largest, name=f"{name}_part_max")
+        self.sum_of_part = te.compute(self.shape, self.reduction(extents, self._power), name=f"{name}_part_sum")
+        self.largests, self.sums = te.compute(
+            self.shape, lambda *i: (self.largest_of_part(*i), self.sum_of_part(*i)), name=f"{name}_parts"
+        )
+        self.largest = self.over_parts(lambda part: self.largests(*part), f"{name}_max", largest_number)
+        self.total = self.over_parts(self._share, f"{name}_total")
+
+    def _power(self, part: Index, at: Index) -> PrimExpr:
+        return te.exp_nonpositive(distance_below(self.element(part, at), self.largest_of_part(*part)))
+
+    def _share(self, part: Any) -> PrimExpr:
+        """What a part counts for. A part of nothing but minus infinity has a sum of 0."""
+        power = te.exp_nonpositive(distance_below(self.largests(*part), self.largest(*self.result_of(part))))
+        return power * self.sums(*part)
