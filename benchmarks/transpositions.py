@@ -61,6 +61,7 @@ def cases(nbytes: int) -> Iterator[Case]:
         yield case("query, key, value", kind, _apart, lambda n: (n // 49 // 288, 49, 3, 3, 32))
         yield case("patches", kind, _patches, lambda n: (n // 3 // 224 // 224, 3, 224, 224))
     yield case("image to planes, scaled", "uint8", _scaled, lambda n: (1, *_sides(n // 3), 3), 0.2)
+    yield case("images of 518 x 518 to planes", "uint8", _scaled, lambda n: (n // 3 // 518 // 518, 518, 518, 3), 0.2)
     yield case("planes to image, scaled", "uint8", _unscaled, lambda n: (1, 3, *_sides(n // 3)), 0.2)
     yield case("widened", "uint8", lambda x: relay.cast(relay.transpose(x), "float32"), _matrix, 0.2)
     yield case("narrowed", "float32", lambda x: relay.cast(relay.transpose(x), "float16"), _matrix, 2 / 3)

@@ -457,3 +457,23 @@ def test_other_lines_are_not(shape, kind, l2) -> None:
     out = topi.transpose(x, (1, 0))
     target = Target(f"llvm -l2-bytes={l2} -l3-bytes=16384 -num-cores=1")
     assert not _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_planes_of_images_that_are_no_whole_cache_lines_are_stored_by_those_of_memory(kind, processor) -> None:
+    """Made floats and normalised on the way: whole vectors, at places that are multiples of cache lines."""
+    line = 64 // dtype(kind).nbytes
+    x = te.placeholder((2, 3001, 3), "uint8", "x")
+    half = te.compute((1,), lambda i: te.const(0.5, "float32"), tag="elemwise")
+    out = topi.cast(topi.multiply(topi.cast(topi.transpose(x, (0, 2, 1)), "float32"), half), kind)
+    cpu = f"-mcpu={processor}" if processor != "generic" else ""
+    module = te.lower(schedule_for([out], Target(f"llvm {cpu} -l2-bytes=8192 -l3-bytes=8192")), [x, out])
+    stores = collect(module["main"].body, BufferStore)
+    if line <= 2 * Target(f"llvm {cpu}").vector_bytes // 4:  # else it is more vectors than are best computed together
+        assert all(store.value.dtype.lanes == line for store in stores)
+        assert any(f"% {line}" in str(store) for store in stores)
+    a = (np.arange(2 * 3001 * 3) * 7919 % 251).reshape(2, 3001, 3).astype("uint8")
+    result = backend.nd.empty(out.shape, kind)
+    backend.build(module, target=Target(f"llvm {cpu}"))(backend.nd.array(a), result)
+    assert np.array_equal(result.numpy(), (a.swapaxes(1, 2) * np.float32(0.5)).astype(kind))

@@ -16,10 +16,11 @@ from topi.cpu.line_buffer import buffer_line, shared_line
 from topi.cpu.line_reads import ask_for_lines
 from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
+from topi.cpu.prefetch import is_beyond_caches
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.short_lines import lines_of_vectors, vectorize_lines
 from topi.cpu.tiling import vector_lanes
-from topi.cpu.transpose import strided_axis, tile_strided, tile_turned, turnable
+from topi.cpu.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
 from topi.cpu.turn import Turn
 from topi.groups import constant_size, extent_of, inline_injective, is_injective
 from topi.registry import Rank, operations_behind, register_schedule
@@ -96,8 +97,7 @@ def _only_moves(op: te.Operation) -> bool:
 
 def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool:
     """Do the caches not hold the output, whose lines have several vectors?"""
-    beyond = 0 < target.cache_bytes.l3 < constant_size(out.shape) * out.dtype.nbytes
-    return beyond and constant_size([extent]) >= 4 * lanes
+    return is_beyond_caches(out, target) and constant_size([extent]) >= 4 * lanes
 
 
 def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
@@ -239,6 +239,10 @@ class _Written:
 
     def _in_order(self) -> tuple[te.Tensor, list[te.IterVar]]:
         """Vectors of the last axis. Returns the output, which is another one where lines are put together first."""
+        if self.strided is not None:
+            by_lines = tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
+            if by_lines is not None:
+                return self.out, by_lines
         axes, extent = self._axes()
         bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and _has_borders(self.out)
         packs = self.alone and self.strided is None and (bordered or (not self.flat and self.vectors == VECTORS))

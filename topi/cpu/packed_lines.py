@@ -16,7 +16,7 @@ import te
 from te.tir import IterVar, PrimExpr, Range, Var, const
 from te.tir.substitute import substitute
 from topi.cpu.line_reads import LineRead, line_reads
-from topi.cpu.prefetch import LINE_BYTES, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
 from topi.groups import constant_size
 from topi.utils import ravel_index, unravel_index
 
@@ -52,7 +52,7 @@ class PackedLines:
         op, size, shape = out.op, out.dtype.nbytes, [d for d in out.shape if isinstance(d, int)]
         assert isinstance(op, te.ComputeOp)
         known = 1 < len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and op.attrs.get("strides") is None
-        if not known or not 0 < target.cache_bytes.l3 < math.prod(shape) * size:
+        if not known or not is_beyond_caches(out, target):
             return None
         line = shape[-1] * size
         count = LINE_BYTES // math.gcd(line, LINE_BYTES)

@@ -18,7 +18,7 @@ from te.arith import Analyzer
 from te.tir import PrimExpr, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import conditions, reads
-from topi.cpu.prefetch import LINE_BYTES, read_later, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
 from topi.groups import constant_size
 from topi.utils import ravel_index
 
@@ -69,7 +69,7 @@ class PackedRows:
         assert isinstance(op, te.ComputeOp)
         elements = constant_size(out.shape)
         known = 1 < len(shape) == len(out.shape) and out.dtype.bits % 8 == 0 and op.attrs.get("strides") is None
-        if not known or not 0 < target.cache_bytes.l3 < elements * size or any(conditions(op)):
+        if not known or not is_beyond_caches(out, target) or any(conditions(op)):
             return None
         large = [(t, tuple(index)) for t, index in reads(op) if 2 * constant_size(t.shape) >= elements]
         if len(large) != 1:

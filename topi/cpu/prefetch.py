@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from topi.cpu.product_plan import ProductPlan
 
 __all__ = [
-    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_streamed", "prefetch_rows", "read_later", "rows_ahead",
-    "stream_panels", "stream_widened",
+    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_rows", "read_later",
+    "rows_ahead", "stream_panels", "stream_widened",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -44,6 +44,11 @@ further is no sooner, and drives out what is at hand. Processors with a large on
 cycles away."""
 _LEAST_OF_ONE_TILE = 4
 """As `_LEAST_MULTIPLY_ADDS_A_LINE`, where so much is asked for early enough that it is quicker than the processor."""
+
+
+def is_beyond_caches(tensor: te.Tensor, target: Target) -> bool:
+    """Is it known that no cache holds it? Results that are so large are stored past the caches."""
+    return 0 < target.cache_bytes.l3 < constant_size(tensor.shape) * tensor.dtype.nbytes
 
 
 def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:

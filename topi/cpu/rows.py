@@ -9,7 +9,7 @@ from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
-from topi.cpu.prefetch import LINE_BYTES, is_streamed
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
 from topi.cpu.row_statistics import is_worth_keeping, prefetch_next_rows, split_at, statistics_at, uses_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
@@ -84,7 +84,7 @@ def _store_loop(s: te.Schedule, out: te.Tensor, first: int, target: Target) -> t
     column, lanes, line = s[out].op.axis[-1], vector_lanes(target), LINE_BYTES // out.dtype.nbytes
     row_bytes = constant_size(out.shape[first:]) * out.dtype.nbytes
     plain = first == len(out.shape) - 1 and all(isinstance(d, int) for d in out.shape)
-    beyond = constant_size(out.shape) * out.dtype.nbytes > target.cache_bytes.l3 > 0
+    beyond = is_beyond_caches(out, target)
     long = row_bytes > max(target.cache_bytes.l1, (_LINES_TOGETHER + 1) * LINE_BYTES)
     if plain and beyond and long and row_bytes % LINE_BYTES and "memory_strides" not in out.op.attrs:
         tile, each, column = s[out].split_lines(_LINES_TOGETHER * line, line)

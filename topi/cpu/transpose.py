@@ -12,6 +12,7 @@ from topi.cpu.copied_runs import CopiedRuns
 from topi.cpu.ordered_tiles import OrderedTiles
 from topi.cpu.packed_matrices import PackedMatrices
 from topi.cpu.packed_tiles import PackedTiles
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from topi.cpu.turn import Turn
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
@@ -20,12 +21,14 @@ from topi.tag import PAD
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["strided_axis", "tile_strided", "tile_turned", "turnable"]
+__all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_turned", "turnable"]
 
 _MOST_INTERLEAVED = 4
 """Tensors, at most, that are large though each makes up one of so many columns only."""
 _TILE = 16
 """Elements of the strided axis in a tile of scalars: a cache line of float32."""
+_LINES = 8
+"""Cache lines of each of a few lines that are stored at once: one more is computed than that."""
 _ROWS = 256
 """Elements of an input's line that tiles turned in registers take, one after the other."""
 _PLANES = 16
@@ -198,3 +201,27 @@ def tile_strided(s: te.Schedule, out: te.Tensor, number: int, last_outer: IterVa
     tiles = [*axes[:number], *axes[number + 1 : -1], outer, last_outer]
     s[out].reorder(*tiles, inner)
     return tiles
+
+
+def tile_by_lines(
+    s: te.Schedule, out: te.Tensor, number: int, at_once: int, target: Target
+) -> list[IterVar] | None:
+    """Few lines of `out` along axis `number`, an image's planes, that begin anywhere: cut where memory's lines begin.
+
+    So they are stored past the caches. Returns the loops outside of a tile, outermost first; None where the caches hold
+    the output, or its lines are whole cache lines, or short, or too many, or a cache line is more than what is best
+    computed `at_once`.
+    """
+    line, known = LINE_BYTES // out.dtype.nbytes, all(isinstance(d, int) for d in out.shape)
+    columns, rows = constant_size(out.shape[-1:]), constant_size([out.shape[number]])
+    if not known or not is_beyond_caches(out, target) or "memory_strides" in out.op.attrs:
+        return None
+    if columns % line == 0 or columns < 2 * _LINES * line or rows > _TILE or line > at_once:
+        return None
+    axes = list(s[out].op.axis)
+    tile, each, column = s[out].split_lines(_LINES * line, line)
+    outside = [*axes[:number], *axes[number + 1 : -1], tile]
+    s[out].reorder(*outside, axes[number], each, column)
+    s[out].unroll(each)
+    s[out].vectorize(column)
+    return outside
