@@ -1,7 +1,7 @@
 """Conversions between types.
 
-16-bit floats are stored only: arithmetic on them happens in float32. bfloat16 is converted by integer arithmetic
-everywhere, float16 where the processor has no instruction for it (LLVM would call a library that may not be there).
+16-bit floats are stored only: arithmetic on them happens in float32. bfloat16 is converted by integer arithmetic (but
+see `bfloats`), float16 where the processor has no instruction for it (LLVM would call a library that may not be there).
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from math import gcd
 from operator import floordiv, mod
 from typing import Any
 
+from backend.llvm.codegen.bfloats import BfloatEmitter
 from backend.llvm.codegen.expr import known_flags
 from backend.llvm.codegen.index import Index
-from backend.llvm.codegen.parts import PartEmitter
 from backend.llvm.codegen.streaming import LINE_BYTES, divides
 from backend.llvm.types import element_bytes, memory_type, register_type, suffix
 from te.dtype import DType, dtype
@@ -45,7 +45,7 @@ _AVX2_BITS, _LEAST_MASKED_BYTES = 256, 4
 """Vectors of AVX2, and the least elements of which its instructions load some."""
 
 
-class MemoryEmitter(PartEmitter):
+class MemoryEmitter(BfloatEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
 
     alignment: dict[Var, int]

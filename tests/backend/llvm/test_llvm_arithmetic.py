@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import ml_dtypes
 import numpy as np
@@ -143,14 +144,39 @@ def test_casts(run_both, source, lanes):
         assert_same(run_both(f, values, np.zeros(40, sample(target, 1).dtype)))
 
 
-def test_bfloat16_rounds_to_nearest_even(run_both):
+@pytest.mark.parametrize("lanes", [8, 16, 48, 64])
+def test_bfloat16_rounds_to_nearest_even(run_both, lanes):
     bits = rng.integers(0, 1 << 32, 4096, dtype=np.uint64).astype(np.uint32)
     values = bits.view(np.float32)
-    f = elementwise(lambda a: cast("bfloat16", a), ["float32"], "bfloat16", 8, 4096)
-    ((_, _), (mine, expected)) = run_both(f, values, np.zeros(4096, ml_dtypes.bfloat16))
+    f = elementwise(lambda a: cast("bfloat16", a), ["float32"], "bfloat16", lanes, 4096 // lanes * lanes)
+    values = values[: 4096 // lanes * lanes]
+    ((_, _), (mine, expected)) = run_both(f, values, np.zeros(len(values), ml_dtypes.bfloat16))
     finite = ~np.isnan(values)
     np.testing.assert_array_equal(mine[finite].view(np.uint16), expected[finite].view(np.uint16))
     assert np.isnan(mine[~finite].astype("f4")).all()
+
+
+@pytest.mark.parametrize("lanes", [16, 32, 48])
+def test_denormal_numbers_are_rounded_to_bfloat16_like_others(run_both, lanes):
+    """The processor's instruction takes them for zeros. All kinds, one in each lane of its own among normal ones."""
+    denormal = np.array([1, 0x7FFF, 0x8000, 0x8001, 0x18000, 0x7FFFFF, 0x80008001, 0x807FFFFF], np.uint32)
+    values = np.full((len(denormal), lanes, lanes), 1.0 + 2.0**-8, np.float32)
+    for of_kind, bits in zip(values, denormal.view(np.float32), strict=True):
+        np.fill_diagonal(of_kind, bits)
+    values = values.ravel()
+    f = elementwise(lambda a: cast("bfloat16", a), ["float32"], "bfloat16", lanes, len(values))
+    ((_, _), (mine, expected)) = run_both(f, values, np.zeros(len(values), ml_dtypes.bfloat16))
+    np.testing.assert_array_equal(mine.view(np.uint16), expected.view(np.uint16))
+
+
+@pytest.mark.parametrize(("cpu", "lanes", "count"), [("znver4", 64, 2), ("znver4", 48, 2), ("skylake-avx512", 64, 0)])
+def test_bfloat16_is_rounded_by_the_processor(cpu, lanes, count):
+    f = elementwise(lambda a: cast("bfloat16", a), ["float32"], "bfloat16", lanes, 4 * lanes)
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
+    text = build(IRModule({"f": f}), target).get_source("asm")
+    body = text[: text.index("vpsrld")] if count else text
+    assert len(re.findall(r"\tvcvtne2?ps2bf16\t", body)) == count
+    assert ("vfpclassps" in body) == bool(count)
 
 
 @pytest.mark.parametrize("lanes", [1, 8])

@@ -1,0 +1,52 @@
+"""bfloat16 by the processor's own rounding, where there is one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from backend.llvm.codegen.parts import PartEmitter
+from te.dtype import DType
+
+__all__ = ["BfloatEmitter"]
+
+_FEATURES = {"avx512bf16", "avx512dq"}
+_LANES = 16
+"""Of a register of float32."""
+_DENORMAL = 0x20
+"""Of the classes that `vfpclassps` tells."""
+
+
+class BfloatEmitter(PartEmitter):
+    """Rounds two registers by one instruction, which takes denormal numbers for zeros: those go the long way."""
+
+    def _round_bfloat(self, value: str, source: DType, target: DType) -> str:
+        if not self.machine.features.issuperset(_FEATURES) or source.lanes % _LANES:
+            return super()._round_bfloat(value, source, target)
+        registers = [self.part(value, "float", source.lanes, i, _LANES) for i in range(0, source.lanes, _LANES)]
+        by_integers = partial(super()._round_bfloat, value, source, target)
+        kind = f"<{target.lanes} x i16>"
+        return self.one_of(
+            self._none_denormal(registers), kind, lambda: self._rounded_pairs(registers), by_integers, likely=True
+        )
+
+    def _none_denormal(self, registers: list[str]) -> str:
+        of, flags, name = f"<{_LANES} x float>", f"<{_LANES} x i1>", "llvm.x86.avx512.fpclass.ps.512"
+        self.text.module.declare(name, flags, f"{of}, i32")
+        found = [self.text.pure(f"call {flags} @{name}({of} {x}, i32 {_DENORMAL})") for x in registers]
+        any_of = found[0]
+        for other in found[1:]:
+            any_of = self.text.pure(f"or {flags} {any_of}, {other}")
+        word = self.text.pure(f"bitcast {flags} {any_of} to i{_LANES}")
+        return self.text.pure(f"icmp eq i{_LANES} {word}, 0")
+
+    def _rounded_pairs(self, registers: list[str]) -> str:
+        of, both, name = f"<{_LANES} x float>", 2 * _LANES, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
+        self.text.module.declare(name, f"<{both} x bfloat>", f"{of}, {of}")
+        parts: list[tuple[str, int]] = []
+        for low, high in zip(registers[::2], registers[1::2], strict=False):
+            pair = self.text.pure(f"call <{both} x bfloat> @{name}({of} {high}, {of} {low})")
+            parts.append((self.text.pure(f"bitcast <{both} x bfloat> {pair} to <{both} x i16>"), both))
+        if len(registers) % 2:
+            last = self.text.pure(f"fptrunc {of} {registers[-1]} to <{_LANES} x bfloat>")
+            parts.append((self.text.pure(f"bitcast <{_LANES} x bfloat> {last} to <{_LANES} x i16>"), _LANES))
+        return self.joined(parts, "i16")
