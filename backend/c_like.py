@@ -350,6 +350,11 @@ class CLikeGenerator(Visitor[Any]):
 
     call_fast_rsqrt = call_rsqrt
 
+    def call_fast_reciprocal(self, node: Call) -> str:
+        of = node.dtype.element
+        one = self.convert("1.0f", dtype("float32"), of)
+        return self.arithmetic(of, lambda a, b: f"({a} / {b})", one, self.visit(node.args[0]))
+
     def call_sigmoid(self, node: Call) -> str:
         of = node.dtype.element
         suffix, wide = ("f64", of) if of.bits == 64 else ("f32", dtype("float32"))

@@ -88,6 +88,7 @@ intrinsic("exp_nonpositive", 1, np.exp, doc="e^x of x <= 64 or NaN, for less tha
 intrinsic("log1p_fraction", 1, np.log1p,
           doc="log(1 + x) of 0 <= x <= 1 or NaN, for less than \"log1p\"; of others anything")  # fmt: skip
 intrinsic("fast_rsqrt", 1, _rsqrt, doc="1 / sqrt(x) of positive normal x, off by up to 3 ulp; of others anything")
+intrinsic("fast_reciprocal", 1, lambda x: 1 / x, doc="1 / x, 14 digits of it; of infinity 0")
 intrinsic("round", 1, np.round, doc="to nearest, ties to even")
 intrinsic("pow", 2, np.power)
 intrinsic("atan2", 2, np.arctan2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -38,3 +41,41 @@ def test_every_float16_is_rounded_as_numpy_does(name):
     with np.errstate(invalid="ignore"):
         expected = (np.rint if name == "round" else getattr(np, name))(halves)
     np.testing.assert_array_equal(found.numpy(), expected)
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v2", "llvm -mcpu=haswell"])
+@pytest.mark.parametrize(("dtype", "digits", "smallest"), [("float16", 11, -14), ("bfloat16", 8, -126)])
+def test_gelu_of_every_number_of_16_bits(dtype, digits, smallest, target):
+    """Where it is small, too, down to the smallest numbers of float16: 1 + erf(x) had few digits there."""
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16 if dtype == "float16" else ml_dtypes.bfloat16)
+    x = te.placeholder(numbers.shape, dtype, "x")
+    y = topi.nn.gelu(x, False)
+    kind = backend.Target(target)
+    found = backend.nd.empty(numbers.shape, dtype)
+    backend.build(te.lower(schedule_for([y], kind), [x, y]), target=kind)(backend.nd.array(numbers), found)
+    with np.errstate(invalid="ignore"):
+        result, wide = found.numpy().astype("f8"), numbers.astype("f8")
+    assert np.isnan(result[np.isnan(wide)]).all()
+    assert result[wide == np.inf] == np.inf
+    assert result[wide == -np.inf] == 0
+    finite = np.isfinite(wide)
+    exact = np.array([v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in wide[finite]])
+    last = 2.0 ** (np.maximum(np.floor(np.log2(np.abs(exact) + 1e-300)), smallest) - digits + 1)
+    error = np.abs(result[finite] - exact) / last
+    assert np.max(error[wide[finite] > -5.5]) <= 0.8
+    assert np.max(np.abs(result[finite] - exact)[wide[finite] <= -5.5]) <= 1e-7
+
+
+@pytest.mark.parametrize(("cpu", "estimated"), [("haswell", False), ("skylake-avx512", True)])
+@pytest.mark.parametrize("lanes", [16, 32, 7])
+def test_reciprocals_are_estimated_where_one_instruction_has_14_digits(cpu, estimated, lanes):
+    x = te.placeholder((4 * lanes,), "float32", "x")
+    y = te.compute(x.shape, lambda i: te.fast_reciprocal(x[i]), name="y")
+    s = te.create_schedule(y.op)
+    s[y].vectorize(s[y].split(y.op.axis[0], factor=lanes)[1])
+    code = te.lower(s, [x, y])
+    text = backend.build(code, target=backend.Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}"))
+    assert text.get_source("asm").count("\tvrcp14ps") == (lanes // 16 if estimated else 0)
+    values, found = np.geomspace(1e-30, 1e30, 4 * lanes).astype("f4"), backend.nd.empty(x.shape, "float32")
+    backend.build(code, target=backend.Target("llvm"))(backend.nd.array(values), found)
+    np.testing.assert_allclose(found.numpy(), 1 / values, rtol=2.0**-14)

@@ -12,6 +12,9 @@ __all__ = ["BfloatEmitter"]
 _FEATURES = {"avx512bf16", "avx512dq"}
 _LANES = 16
 """Of a register of float32."""
+_AT_ONCE = (16, 32, 64, 128)
+"""Lanes that one branch decides for: all are computed before it, and wait in registers. LLVM would let vectors of other
+lengths than powers of two out of the branch lane by lane."""
 _DENORMAL = 0x20
 """Of the classes that `vfpclassps` tells."""
 
@@ -20,14 +23,13 @@ class BfloatEmitter(PartEmitter):
     """Rounds two registers by one instruction, which takes denormal numbers for zeros: those go the long way."""
 
     def _round_bfloat(self, value: str, source: DType, target: DType) -> str:
-        if not self.machine.features.issuperset(_FEATURES) or source.lanes % _LANES:
+        if not self.machine.features.issuperset(_FEATURES) or source.lanes not in _AT_ONCE:
             return super()._round_bfloat(value, source, target)
         registers = [self.part(value, "float", source.lanes, i, _LANES) for i in range(0, source.lanes, _LANES)]
         by_integers = partial(super()._round_bfloat, value, source, target)
+        by_processor = partial(self._rounded_pairs, registers)
         kind = f"<{target.lanes} x i16>"
-        return self.one_of(
-            self._none_denormal(registers), kind, lambda: self._rounded_pairs(registers), by_integers, likely=True
-        )
+        return self.one_of(self._none_denormal(registers), kind, by_processor, by_integers, likely=True)
 
     def _none_denormal(self, registers: list[str]) -> str:
         of, flags, name = f"<{_LANES} x float>", f"<{_LANES} x i1>", "llvm.x86.avx512.fpclass.ps.512"
@@ -42,11 +44,11 @@ class BfloatEmitter(PartEmitter):
     def _rounded_pairs(self, registers: list[str]) -> str:
         of, both, name = f"<{_LANES} x float>", 2 * _LANES, "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
         self.text.module.declare(name, f"<{both} x bfloat>", f"{of}, {of}")
+        if len(registers) == 1:
+            rounded = self.text.pure(f"fptrunc {of} {registers[0]} to <{_LANES} x bfloat>")
+            return self.text.pure(f"bitcast <{_LANES} x bfloat> {rounded} to <{_LANES} x i16>")
         parts: list[tuple[str, int]] = []
-        for low, high in zip(registers[::2], registers[1::2], strict=False):
+        for low, high in zip(registers[::2], registers[1::2], strict=True):
             pair = self.text.pure(f"call <{both} x bfloat> @{name}({of} {high}, {of} {low})")
             parts.append((self.text.pure(f"bitcast <{both} x bfloat> {pair} to <{both} x i16>"), both))
-        if len(registers) % 2:
-            last = self.text.pure(f"fptrunc {of} {registers[-1]} to <{_LANES} x bfloat>")
-            parts.append((self.text.pure(f"bitcast <{_LANES} x bfloat> {last} to <{_LANES} x i16>"), _LANES))
         return self.joined(parts, "i16")

@@ -38,6 +38,8 @@ computes nothing in float16. A fence for reassociation is in its way, and costs 
 _LLVM_BINARY = {"pow": "pow", "atan2": "atan2"}
 _C_UNARY = ("expm1", "log1p", "asinh", "acosh", "atanh", "erf")
 _BITWISE = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "shift_left": "shl"}
+_ESTIMATED_LANES = 16
+"""Of float32, whose reciprocals are estimated at once."""
 _REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_reduce_min": "min"}
 
 
@@ -117,6 +119,21 @@ class CallEmitter(LookupEmitter):
         root = self.intrinsic("sqrt", of, self.computed(call.args[0]), flags=flags)
         one = self._constant(of, 1.0)
         return self.rounded(self.text.pure(f"fdiv {flags}{register_type(of)} {one}, {root}"), call.dtype)
+
+    def emit_fast_reciprocal(self, call: Call) -> str:
+        """An estimate of AVX-512's, which is not improved; elsewhere a division."""
+        of, value = compute_type(call.dtype), self.computed(call.args[0])
+        width, name = _ESTIMATED_LANES, "llvm.x86.avx512.rcp14.ps.512"
+        if of.bits != 32 or of.lanes % width or "avx512f" not in self.machine.features:
+            quotient = self.text.pure(f"fdiv {register_type(of)} {self._constant(of, 1.0)}, {value}")
+            return self.rounded(quotient, call.dtype)
+        kind, mask = f"<{width} x float>", f"i{width}"
+        self.text.module.declare(name, kind, f"{kind}, {kind}, {mask}")
+        parts: list[tuple[str, int]] = []
+        for begin in range(0, of.lanes, width):
+            operands = f"{kind} {self.part(value, 'float', of.lanes, begin, width)}, {kind} zeroinitializer, {mask} -1"
+            parts.append((self.text.pure(f"call {kind} @{name}({operands})"), width))
+        return self.rounded(self.joined(parts, "float"), call.dtype)
 
     def emit_fma(self, call: Call) -> str:
         of = compute_type(call.dtype)
