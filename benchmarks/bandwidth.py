@@ -105,6 +105,11 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("group norm", lambda x: nn.group_norm(x, scale, shift, 8), nchw)
     yield case("group norm, NHWC", lambda x: nn.group_norm(x, scale, shift, 8, axis=3), image)
     yield case("instance norm, NHWC", lambda x: nn.instance_norm(x, scale, shift, axis=3), image)
+    few, own = (1, *[_side(one, 24)] * 2, 24), weight(24)
+    yield case("instance norm, NHWC, 24 channels", lambda x: nn.instance_norm(x, own, own, axis=3), few)
+    for name, axis, shape in (("NCHW", 1, (1280, 16, 16)), ("NHWC", 3, (16, 16, 1280))):
+        norm = lambda x, axis=axis: nn.silu(nn.group_norm(x, weight(1280), weight(1280), 32, axis=axis))  # noqa: E731
+        yield case(f"group norm and silu, {name}", norm, (one // 1280 // 256, *shape))
     yield case("variance", lambda x: relay.variance(x, axis=-1), (2 * one // _ROW, _ROW))
     yield case("variance, NHWC image", lambda x: relay.variance(x, axis=(1, 2)), (1, more, more, _CHANNELS))
     yield case("variance, all", relay.variance, (2 * one // _ROW, _ROW))

@@ -264,3 +264,36 @@ def test_rows_of_channels_ask_for_the_next(side, groups, asked):
     norms += [topi.nn.instance_norm(x, gamma, gamma, 1, 1e-5)] if groups == shape[1] else []
     for out in norms:
         assert str(te.lower(schedule_for([out], target), [x, gamma, out])).count("prefetch(") == asked
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 26, 24), (2, 31, 16, 20), (4, 9, 13, 40), (3, 32, 32, 7)], ids=str)
+@pytest.mark.parametrize("target", ["znver5", "haswell", "x86-64-v2"])
+def test_channels_of_some_pixels_are_whole_vectors(shape, target):
+    """Moments of all channels of some pixels, which are one line; each channel's are those of these together."""
+    lanes = {"znver5": 16, "haswell": 8, "x86-64-v2": 4}[target]
+    small = Target(f"llvm -mcpu={target} -num-cores=1 -l1-bytes=8192 -l2-bytes=16384 -l3-bytes=65536")
+    a = (RNG.standard_normal(shape) + 3).astype("float32")
+    g, b = (RNG.standard_normal(shape[-1]).astype("float32") for _ in range(2))
+    x, gamma, beta = (te.placeholder(v.shape, "float32", n) for v, n in ((a, "x"), (g, "gamma"), (b, "beta")))
+    out = topi.nn.instance_norm(x, gamma, beta, 3, 1e-5)
+    loops = loops_of(out, [x, gamma, beta], small)
+    pixels = shape[1] * shape[2]
+    fitting = [n for n in (1, 2, 4, 8, 16, 32) if shape[3] * n % lanes == 0 and pixels % n == 0 and shape[3] * n <= 341]
+    read = {int(n) for n in re.findall(r" x\[ramp\([^\]]*, 1, (\d+)\)\]", loops)}
+    assert bool(fitting) == all(n % lanes == 0 for n in read)
+    wide = a.astype("float64").reshape(shape[0], -1, shape[3])
+    wide = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(
+        run(out, [x, gamma, beta], [a, g, b], small), wide.reshape(shape) * g + b, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(("images", "side", "asked"), [(32, 16, True), (6, 64, False), (3, 16, False)])
+def test_images_with_the_channels_last_ask_for_the_next(images, side, asked):
+    """While one is stored, if an eighth of the last cache holds it, and cores share them."""
+    target = Target("llvm -mcpu=znver5 -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
+    shape = (images, side, side, 640)
+    x, gamma = te.placeholder(shape, "float32", "x"), te.placeholder((640,), "float32", "gamma")
+    out = topi.nn.silu(topi.nn.group_norm(x, gamma, gamma, 32, 3, 1e-5))
+    loops = loops_of(out, [x, gamma], target)
+    assert (f"+ {side * side * 640}," in "".join(re.findall(r"prefetch.*", loops))) == asked

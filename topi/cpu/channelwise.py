@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import te
-from topi.cpu.common import parallel
+from te.tir import PrimExpr
+from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.elements import elements_at_once, vectorize_elements
 from topi.cpu.moments import (
     exceeds_caches,
     exceeds_near_caches,
+    moments_apart,
+    moments_at,
     part_sizes,
     schedule_by_moments,
     schedule_rows_by_moments,
@@ -22,7 +26,7 @@ from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import group_norm_by_moments
 from topi.registry import Rank, operations_behind, register_schedule
-from topi.utils import ravel_index
+from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +37,11 @@ __all__ = ["schedule_channelwise"]
 
 _LEAST_BYTES = 2048
 """Of rows for which memory is asked while the one before is stored: shorter ones the processor sees coming itself."""
+_SHARE_OF_L1 = 6
+"""Which part of the first-level cache some pixels take that are one line: three results are kept of each element."""
+_SHARE_OF_L2, _SHARE_OF_LAST = 2, 8
+"""Rows up to such a part of a cache are still there, or nearer, when they are wanted: what doesn't come from memory has
+to be in the second-level cache then."""
 
 
 @register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)
@@ -81,11 +90,13 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
 def _ask_for_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> None:
     """Ask for the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many.
 
-    It is in the second-level cache then, as this one, while statistics, and functions behind, are computed.
+    Memory answers while functions behind are computed, and what the first-level cache has no room for goes to the next.
     """
-    row, shape = length * out.dtype.nbytes, tuple(out.shape)
-    known = all(isinstance(d, int) for d in shape)
-    if not known or row < _LEAST_BYTES:
+    row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
+    if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
+        return
+    far = constant_size(shape) * out.dtype.nbytes > max(caches)
+    if row > (caches.l3 // _SHARE_OF_LAST if far else caches.l2 // _SHARE_OF_L2):
         return
     ahead, lines = length * rows_ahead(row), -(-each * out.dtype.nbytes // LINE_BYTES)
 
@@ -103,6 +114,8 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, ta
     parameters = [t for t in anchor.input_tensors if len(t.shape) == 1]  # one tensor may serve as both
     gamma, beta = parameters[0], parameters[-1]
     axis, group_size = int(anchor.attrs["axis"]), int(anchor.attrs.get("group_size", 1))
+    if axis != 1 and all(isinstance(d, int) for d in x.shape):
+        return _schedule_lines(s, anchor, x, (gamma, beta), by_rows, target)
     others = [a for a in range(1, x.ndim) if a != axis]
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, others, target), "group_norm")
     norm = group_norm_by_moments(moments, gamma, beta, axis, group_size, anchor.attrs["epsilon"])
@@ -110,3 +123,47 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, ta
         outer, group = ((0, 1), group_size) if axis == 1 else ((0,), 1)
         return schedule_rows_by_moments(s, anchor.output(0), norm, moments, outer, target, group)
     return schedule_by_moments(s, anchor.output(0), norm, moments, 2 if axis == 1 else axis, target)
+
+
+def _schedule_lines(
+    s: te.Schedule, anchor: te.Operation, x: te.Tensor, parameters: tuple[te.Tensor, te.Tensor], by_rows: bool,
+    target: Target,
+) -> te.Schedule:  # fmt: skip
+    """Channels in the last dimension: an image is lines, one behind the other, of the channels of some pixels."""
+    result, group_size = anchor.output(0), int(anchor.attrs.get("group_size", 1))
+    images, *sizes = [constant_size([d]) for d in x.shape]
+    pixels = _pixels_of_a_line(sizes, target)
+    line = max(pixels * sizes[-1], 1)
+    shape = (images, constant_size(sizes) // line, line)
+    flat = te.compute(shape, lambda b, p, c: x(b, *unravel_index(p * line + c, sizes)), name="lines", tag="injective")
+    moments = Moments(flat, part_sizes(shape, x.dtype.nbytes, (1,), target), "group_norm")
+    norm = group_norm_by_moments(moments, *parameters, 2, group_size, anchor.attrs["epsilon"], pixels)
+
+    def in_shape(*i: Any) -> PrimExpr:
+        at = ravel_index(i[1:], sizes)
+        return norm(i[0], at // line, at % line)
+
+    s.recompute(result, te.compute(result.shape, in_shape, name=anchor.name))
+    out, lanes = s.outputs[0].output(0), vector_lanes(target)
+    before = inline_others(s, out, norm.op)
+    image, *rest = s[out].op.axis
+    each, within = s[out].split(s[out].fuse(*rest), factor=line)
+    vectors = vectorize_elements(s, out, within, line, lanes)
+    if by_rows:
+        _ask_for_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
+        parallel(s, out, image, work_behind(out), lanes)
+        moments_at(s, before, moments, out, image, target)
+    else:
+        moments_apart(s, before, moments, target)
+        parallel_outer(s, out, [image, each], work_behind(out), target)
+    return s
+
+
+def _pixels_of_a_line(sizes: Sequence[int], target: Target) -> int:
+    """How many pixels of an image of `sizes` are whole vectors, two if they can; 1 where they can't be, or too many."""
+    pixels, channels, lanes = constant_size(sizes[:-1]), sizes[-1], vector_lanes(target)
+    for unit in (2 * lanes, lanes):
+        each = unit // gcd(channels, unit)
+        if pixels % each == 0 and each * channels * 4 <= target.cache_bytes.l1 // _SHARE_OF_L1:
+            return each
+    return 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.elements import vectorize_elements
-from topi.cpu.prefetch import AHEAD_BYTES, inputs_of, is_streamed
+from topi.cpu.prefetch import AHEAD_BYTES, is_streamed
 from topi.cpu.reduction import (
     add_up_lines,
     pass_across,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from te.tir import Dim
 
 __all__ = [
-    "exceeds_caches", "exceeds_near_caches", "moments_at", "part_by_part", "part_sizes", "schedule_by_moments",
-    "schedule_rows_by_moments", "schedule_variance",
+    "exceeds_caches", "exceeds_near_caches", "moments_apart", "moments_at", "part_by_part", "part_sizes",
+    "schedule_by_moments", "schedule_rows_by_moments", "schedule_variance",
 ]  # fmt: skip
 
 _COLUMNS = 1024
@@ -178,9 +178,13 @@ def _pass_in_order(s: te.Schedule, stage: te.Tensor, columns: int, lanes: int, t
 
 
 def _ask_ahead(s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target) -> None:
-    """Ask, in each iteration of `loop`, for what of `x` lies a little further on, if it is more than caches hold."""
-    for tensor in inputs_of(s[stage].op):
-        if constant_size(tensor.shape) == constant_size(x.shape) and is_streamed(tensor, 1, target):
+    """Ask, in each iteration of `loop`, for what of `x` lies a little further on, if it is more than caches hold.
+
+    It may be in the shape that another tensor is seen in.
+    """
+    for tensor in (x, *x.op.input_tensors):
+        read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
+        if read and is_streamed(tensor, 1, target):
             s[stage].prefetch_ahead(tensor, loop, AHEAD_BYTES // tensor.dtype.nbytes)
 
 
@@ -205,15 +209,7 @@ def schedule_by_moments(
     s.recompute(result, norm)
     out, lanes = s.outputs[0].output(0), vector_lanes(target)
     before = inline_others(s, out, s.current(result).op)
-    _schedule_moments(s, moments, target)
-    for op in before:
-        statistic = op.output(0)
-        if s[op].attach != "root" or not uses_reduction(op) or op.num_outputs > 1 or not op.axis:
-            continue
-        if op.reduce_axis and not op.attrs.get("reduces_last_axis", False):
-            schedule_across(s, statistic, statistic, target)
-        elif not op.reduce_axis:
-            vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), lanes)
+    moments_apart(s, before, moments, target)
     axes = list(s[out].op.axis)
     length = constant_size([extent_of(axis) for axis in axes[first:]])
     last = s[out].fuse(*axes[first:]) if first < len(axes) - 1 else axes[-1]
@@ -251,6 +247,19 @@ def schedule_rows_by_moments(
         vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), lanes)
     moments_at(s, before, moments, out, row, target)
     return s
+
+
+def moments_apart(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, target: Target) -> None:
+    """Compute `moments`, and what of `before` is made of them, before anything else."""
+    _schedule_moments(s, moments, target)
+    for op in before:
+        statistic = op.output(0)
+        if s[op].attach != "root" or not uses_reduction(op) or op.num_outputs > 1 or not op.axis:
+            continue
+        if op.reduce_axis and not op.attrs.get("reduces_last_axis", False):
+            schedule_across(s, statistic, statistic, target)
+        elif not op.reduce_axis:
+            vectorize_elements(s, statistic, op.axis[-1], extent_of(op.axis[-1]), vector_lanes(target))
 
 
 def moments_at(

@@ -172,35 +172,48 @@ def group_norm(x: Tensor, gamma: Tensor, beta: Tensor, num_groups: int, axis: in
 
 
 def group_norm_by_moments(
-    moments: Moments, gamma: Tensor, beta: Tensor, axis: int, group_size: int, epsilon: float
+    moments: Moments, gamma: Tensor, beta: Tensor, axis: int, group_size: int, epsilon: float, pixels: int = 1
 ) -> Tensor:
-    """`group_norm` by the moments of each channel.
+    """`group_norm` by the moments of each channel: its elements times a factor of the channel, and a shift.
 
-    Stages besides those of `Moments`: "<name>_group" of groups, "<name>" of channels again.
+    Along `axis` lie the channels of some `pixels`, one behind the other. Stages besides those of `Moments`:
+    "<name>_group" of groups, "<name>" of channels again.
     """
     x, wide = moments.x, moments.wide
-    batch, channels = x.shape[0], x.shape[axis]
-    count = te.cast(wide, num_elements([*[d for a, d in enumerate(x.shape) if a not in (0, axis)], group_size]))
+    batch, columns = x.shape[0], x.shape[axis]
+    channels = columns // pixels if pixels > 1 else columns
+    elements = num_elements([*[d for a, d in enumerate(x.shape) if a not in (0, axis)], pixels * group_size])
+    count = te.cast(wide, elements)
 
-    def of_groups(sums: Tensor, name: str, finish: Callable[[PrimExpr], PrimExpr]) -> Tensor:
-        k = te.reduce_axis((0, group_size), name="k")
-        groups = te.compute(
+    def of_groups(sums: Tensor, name: str) -> Tensor:
+        j, k = te.reduce_axis((0, pixels), name="j"), te.reduce_axis((0, group_size), name="k")
+        return te.compute(
             (batch, channels // group_size),
-            lambda b, g: te.sum(sums(b, g * group_size + k), axis=k),
+            lambda b, g: te.sum(sums(b, j * channels + g * group_size + k), axis=[j, k]),
             name=f"{name}_group",
             attrs={"reduces_last_axis": True},
         )
+
+    def of_columns(name: str, value: Callable[[PrimExpr, PrimExpr, PrimExpr], PrimExpr]) -> Tensor:
+        """``value(image, column, channel)``"""
         return te.compute(
-            (batch, channels), lambda b, c: finish(groups(b, c // group_size) / count), name=name, tag=ELEMWISE
+            (batch, columns), lambda b, c: value(b, c, c % channels if pixels > 1 else c), name=name, tag=ELEMWISE
         )
 
-    mean = of_groups(moments.sum(), "group_norm_mean", lambda v: v)
-    squares = moments.squared_distances(mean)
-    scale = of_groups(squares, "group_norm_scale", lambda v: te.rsqrt(v + te.const(epsilon, wide)))
+    sums = of_groups(moments.sum(), "group_norm_mean")
+    mean = of_columns("group_norm_mean", lambda b, _, c: sums(b, c // group_size) / count)
+    squares = of_groups(moments.squared_distances(mean), "group_norm_scale")
+
+    def scale(b: PrimExpr, c: PrimExpr) -> PrimExpr:
+        variance = squares(b, c // group_size) / count
+        return te.rsqrt(variance + te.const(epsilon, wide)) * te.cast(wide, gamma(c))
+
+    factor = of_columns("group_norm_scale", lambda b, _, c: scale(b, c))
+    shift = of_columns("group_norm_shift", lambda b, at, c: te.cast(wide, beta(c)) - mean(b, at) * factor(b, at))
 
     def body(*i: Any) -> PrimExpr:
-        value = (te.cast(wide, x(*i)) - mean(i[0], i[axis])) * scale(i[0], i[axis])
-        return te.cast(x.dtype, value * te.cast(wide, gamma(i[axis])) + te.cast(wide, beta(i[axis])))
+        at = (i[0], i[axis])
+        return te.cast(x.dtype, te.cast(wide, x(*i)) * factor(*at) + shift(*at))
 
     return te.compute(x.shape, body, name="group_norm", tag="group_norm")
 
