@@ -8,7 +8,8 @@ floats, with the conversions on top. Three things are done instead (TVM: `relay.
   and those of convolutions that Winograd's algorithm does faster than integers, as nearly as its rounding is.
 - What follows up to `qnn.quantize` (biases, activations, sums of two tensors, means) is computed in units of its scale,
   so that nothing is divided, and rounded to an integer once.
-- Operators that only move values, or choose among them, work on the codes.
+- Operators that only move values, join or choose among them, work on the codes; what rounds a joined tensor rounds its
+  parts, which are codes of other scales or leave products.
 - What is rounded to signed codes is rounded to unsigned ones, as products of bytes want them, and flipped where
   something else reads it.
 
@@ -34,6 +35,7 @@ from relay.op.base import OpDef, make_call
 from relay.op.elementwise import Clip
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.dense import Dense
+from relay.op.nn.pad import Pad
 from relay.op.qnn import Dequantize, Quantize, flipped, quantized, unflipped
 from relay.op.transform import Transpose
 from relay.transform.builders import array_of, is_call_of
@@ -117,7 +119,9 @@ class _Rewriter:
                 return self._convolution(call, call.op)
             case Dense():
                 return self._dense(call)
-            case _ if is_call_of(call, *_MOVES):
+            case _ if is_call_of(call, "concatenate"):
+                return _joined(call)
+            case _ if is_call_of(call, *_MOVES, "take") or _pads_with_zero(call):
                 return _move(call)
             case _:
                 return call
@@ -191,6 +195,8 @@ class _Rewriter:
         scale, zero = (array_of(e) for e in call.args[1:])
         if scale.size != 1 or not np.isfinite(scale).all() or scale.item() <= 0:
             return call
+        if is_call_of(call.args[0], "concatenate") and not shared(call.args[0]):
+            return self._quantize_parts(call, op, shared)
         signed = op.out_dtype == "int8"
         into = _Codes("uint8", int(zero.item()) + 128) if signed else _Codes(op.out_dtype, int(zero.item()))
         same = _in_same_codes(call.args[0], scale.item(), (into, _Codes(op.out_dtype, int(zero.item()))))
@@ -201,6 +207,19 @@ class _Rewriter:
             return call
         codes = _rounded(units, into.zero, into.dtype)
         return flipped(codes) if signed else codes
+
+    def _quantize_parts(self, call: Call, op: Quantize, shared: Sharing) -> Expr:
+        """`call`, of joined tensors, as these tensors' codes joined, where some of them have a use for it."""
+        joined = call.args[0]
+        assert isinstance(joined, Call)
+        parts = [make_call(op, (x, *call.args[1:]), call.span) for x in joined.args]
+        codes = [self._quantize(part, op, shared) for part in parts]
+        if all(code is part for code, part in zip(codes, parts, strict=True)):
+            return call
+        unsigned = [x for x in map(unflipped, codes) if x is not None]
+        if len(unsigned) == len(codes):
+            return flipped(make_call(joined.operator, unsigned, joined.span))
+        return make_call(joined.operator, codes, joined.span)
 
     def _in_units(self, e: Expr, scale: float, into: _Codes, shared: Sharing) -> _Units | None:
         """`e` over `scale`, computed without a division; None where it is not made of codes."""
@@ -264,7 +283,12 @@ def _in_same_codes(values: Expr, scale: float, meanings: Sequence[_Codes]) -> Ex
 
 
 def _is_understood(e: Call) -> bool:
-    return is_call_of(e, "add", "subtract", "nn.relu", "clip", *_LINEAR, *_MOVES)
+    return is_call_of(e, "add", "subtract", "nn.relu", "clip", *_LINEAR, *_MOVES) or _pads_with_zero(e)
+
+
+def _pads_with_zero(e: Call) -> bool:
+    """Are values moved, and zeros put around them?"""
+    return isinstance(e.op, Pad) and (e.op.pad_mode != "constant" or e.op.pad_value == 0)
 
 
 def _applied(e: Call, parts: Sequence[_Units], scale: float, into: _Codes) -> _Units:
@@ -359,6 +383,18 @@ def _of_unsigned(call: Call) -> Expr:
     return make_call(call.op, (source, scale, moved), call.span)  # type: ignore[arg-type]
 
 
+def _joined(call: Call) -> Expr:
+    """Dequantised tensors of one scale and zero point, joined, as the codes of all, dequantised."""
+    first = call.args[0]
+    sources = [(x, _dequantized(x)) for x in call.args]
+    meanings = {None if found is None else (found[0].dtype, *found[1:]) for _, found in sources}
+    if len(meanings) > 1 or None in meanings:
+        return call
+    assert isinstance(first, Call)
+    codes = make_call(call.operator, [found[0] for _, found in sources if found is not None], call.span)
+    return make_call(first.operator, (codes, *first.args[1:]), call.span)
+
+
 def _move(call: Call) -> Expr:
     """An operator that moves or chooses values, on codes; each of several scales stays with its axis."""
     source = call.args[0]
@@ -374,8 +410,11 @@ def _move(call: Call) -> Expr:
         op = op.replace(axis=call.op.axes.index(op.axis % len(codes.shape)))
     elif not (array_of(parameters[0]) > 0).all():
         return call
-    moved = make_call(call.op, (codes,), call.span)  # type: ignore[arg-type]
-    if isinstance(codes, Constant):
+    mover = call.operator
+    if isinstance(mover, Pad) and mover.pad_mode == "constant":
+        mover = mover.replace(pad_value=float(array_of(parameters[1]).item()))
+    moved = make_call(mover, (codes, *call.args[1:]), call.span)
+    if all(isinstance(a, Constant) for a in moved.args):
         return make_call(op, (_value(moved), *parameters), call.span)
     return make_call(op, (moved, *parameters), call.span)
 

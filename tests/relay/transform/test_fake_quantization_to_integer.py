@@ -183,3 +183,40 @@ def test_constants_may_be_codes_and_factors_are_part_of_the_scale():
     eighth = qnn.dequantize(const(np.uint8(255)), 1 / (8 * 255), 0)
     found = count_operators(check(requantised(op.multiply(product, eighth), 0.05 / 8), x))
     assert found["divide"] == 0 and found["nn.dense"] == 1 and found["multiply"] == 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_joined_tensors_are_joined_as_codes(dtype):
+    (x, a), (y, b) = data((1, 8, 6, 6), dtype, 5), data((1, 4, 6, 6), dtype, 5, "y")
+    same = check(qnn.quantize(op.concatenate([a, b], axis=1), 0.02, 5, out_dtype=dtype), x, y, steps=0)
+    assert "float32" not in str(same)
+    z, c = data((1, 4, 6, 6), "uint8", 113, "z")
+    apart = check(requantised(op.concatenate([a, c], axis=1), 0.03, 7, dtype), x, z)
+    assert count_operators(apart)["divide"] == 0 and "12, 6, 6), float32" not in str(apart), "parts are rounded"
+    activated = nn.relu(op.concatenate([a, b], axis=1))
+    assert "12, 6, 6), float32" not in str(check(qnn.quantize(activated, 0.02, 5, out_dtype=dtype), x, y, steps=0))
+
+
+def test_joined_products_round_once_and_stay_unsigned():
+    x, real = data((9, 70))
+    parts = [nn.dense(real, weights((20, 70))), nn.dense(real, weights((12, 70)))]
+    codes_of_both = requantised(op.concatenate(parts, axis=1), 0.05, 3, "int8")
+    function = check(codes_of_both, x)
+    assert count_operators(function)["round"] == 2 and count_operators(function)["reinterpret"] == 1
+    behind = nn.dense(qnn.dequantize(codes_of_both, 0.05, 3), weights((5, 32)))
+    assert count_operators(check(requantised(behind, 0.3), x))["reinterpret"] == 0
+
+
+def test_borders_of_zeros_and_what_tables_pick_are_codes():
+    x, real = data((1, 6, 8, 8))
+    border = ((0, 0), (0, 0), (1, 1), (2, 2))
+    padded = op.take(nn.pad(real, border), const(np.arange(20) // 2), axis=2, mode="clip")
+    function = check(qnn.quantize(padded, 0.02, 113), x, steps=0)
+    assert "float32" not in str(function) and "pad_value=113" in str(function)
+    (y, other), sevens = data((1, 6, 8, 8), name="y"), nn.pad(real, border, pad_value=7.0)
+    assert count_operators(check(requantised(sevens), x))["divide"] == 1, "7.0 may be no code's"
+    wide = nn.pad(op.add(real, other), border)
+    assert count_operators(check(requantised(wide), x, y))["divide"] == 0
+    indices = var("i", shape=(5,), dtype="int64")
+    text = str(rewritten(op.take(weights((30, 4), None), indices, axis=0), indices))
+    assert "(5, 4), int8" in text, "tables stay codes"
