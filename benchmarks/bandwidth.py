@@ -156,6 +156,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("max pool 3x3 by 2", lambda x: _pool(nn.max_pool2d, x, 3), (1, *[_side(one * 8 // 5)] * 2, _CHANNELS))
     pooled = (1, _CHANNELS, *[_side(one * 8 // 5)] * 2)
     yield case("max pool 3x3 by 2, NCHW", lambda x: nn.max_pool2d(x, (3, 3), (2, 2), padding=(1, 1, 1, 1)), pooled)
+    yield case("max pool 5x5 by 1", lambda x: _pool(nn.max_pool2d, x, 5, 1), image)
     yield case("avg pool 2x2 by 2", lambda x: _pool(nn.avg_pool2d, x, 2), (1, *[_side(one * 8 // 5)] * 2, _CHANNELS))
     yield case("global avg pool", lambda x: nn.global_avg_pool2d(x, "NHWC"), (1, more, more, _CHANNELS))
     yield case("lrn, NHWC", lambda x: nn.lrn(x, 5, 3), image)
@@ -250,9 +251,9 @@ def _small(nbytes: int, channels_first: bool = False) -> tuple[int, ...]:
     return (1, _CHANNELS, *sides) if channels_first else (1, *sides, _CHANNELS)
 
 
-def _pool(operator: Callable[..., Expr], x: Expr, window: int) -> Expr:
+def _pool(operator: Callable[..., Expr], x: Expr, window: int, stride: int = 2) -> Expr:
     padding = (window // 2,) * 4 if window % 2 else (0, 0, 0, 0)
-    return operator(x, (window, window), (2, 2), padding=padding, layout="NHWC")
+    return operator(x, (window, window), (stride, stride), padding=padding, layout="NHWC")
 
 
 def _values(random: np.random.Generator, of: relay.TensorType) -> np.ndarray[Any, Any]:

@@ -25,6 +25,8 @@ CASES = [
     ((1, 8, 8, 9), (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), False),
     ((3, 14, 14, 24), (3, 3), (2, 2), (1, 1), (0, 0, 0, 0), True),
     ((1, 30, 31, 16), (7, 7), (1, 2), (1, 1), (3, 3, 3, 3), False),
+    ((2, 13, 13, 40), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2), False),
+    ((1, 9, 12, 20), (7, 5), (1, 1), (1, 1), (3, 2, 3, 2), False),
     ((1, 20, 20, 8), (3, 3), (1, 1), (2, 2), (2, 2, 2, 2), False),
 ]
 
@@ -169,3 +171,26 @@ def test_later_lines_are_asked_for_in_the_order_of_memory() -> None:
         assert ahead is not None and int(ahead.group(1)) >= 2048
         assert "+ 16]" in second or str(int(ahead.group(1)) + 16) in second
     assert asked
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_columns_ask_for_their_own_elements_of_later_ones(kernel, target) -> None:
+    """With the channels last: each the last line of its window, once, 8 KB further on; large windows share columns."""
+    x, border = te.placeholder((8, 60, 60, 128), "float32", "x"), (kernel // 2,) * 4
+    out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (kernel, kernel), (1, 1), (1, 1), border))
+    func = te.lower(schedule_for([out], Target(target)), [x, out])["main"]
+    assert ("max_pool_lines" in str(func)) == (kernel == 5)
+    lines = [line.strip() for line in str(func).splitlines()]
+    asked, stored = ([line for line in lines if line.startswith(p)] for p in ("prefetch(", "max_pool["))
+    vector = int(re.search(r", 1, (\d+)\)\] =", stored[0]).group(1))
+    assert len(asked) * 16 == len(stored) * vector > 0, "a cache line for each that is stored"
+    below = kernel // 2 * (60 - 1) * 128 + 8192 // 4  # from the border on
+    offsets = [int(found.group(1)) for found in (re.search(r"\+ (\d+)[],]", line) for line in asked) if found]
+    assert below in [offset - offset % 128 for offset in offsets]
+
+
+def test_bytes_are_not_asked_for() -> None:
+    x = te.placeholder((8, 224, 224, 64), "uint8", "x")
+    out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)))
+    assert "prefetch(" not in str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))

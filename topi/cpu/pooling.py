@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import te
+from te.tir.substitute import substitute
+from topi.cpu.accesses import reads
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.elements import vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
+from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.window_lines import WindowLines
 from topi.cpu.windows import MOST_TAPS, tile_windows
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from backend.target import Target
+    from te.tir import PrimExpr
 
 __all__ = ["schedule_pool"]
 
@@ -28,6 +33,9 @@ _FEW_TAPS = 9
 _VECTORS = 4
 """Of channels in a tile of NHWC images, which is one column wide: memory is read in order then, which is worth more
 than what neighbouring columns share (twice as fast as 4 columns of one vector where images exceed the caches)."""
+
+_NEIGHBOURS = 2
+"""Columns of NHWC images that share what windows reduce across lines: three are as fast, and take longer to compile."""
 
 
 @register_schedule("pool", "cpu")
@@ -40,9 +48,7 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     out = outs[0]
     lanes = vector_lanes(target)
     if tuple(anchor.attrs["axes"]) == (1, 2) and len(anchor.axis) == 4 and len(outs) == 1:
-        inline_injective(s, outs, keep=[anchor])
-        tile_windows(s, out, local_accumulator(s, anchor, out), 1, target, vectors=_VECTORS)
-        return s
+        return _schedule_columns(outs, anchor, target)
     if len(anchor.axis) - 1 in anchor.attrs["axes"] and len(outs) == 1:
         if isinstance(extent_of(anchor.axis[-1]), int):
             return _schedule_lines(outs, anchor, target)
@@ -65,6 +71,60 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
     s[accumulator].reorder(*data, *s[accumulator].op.reduce_axis, lane)
     s[accumulator].vectorize(lane)
     return s
+
+
+def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Target) -> te.Schedule:
+    """Images with the channels last: a column at a time, of several vectors of channels.
+
+    Where that saves work a few neighbouring columns share what windows reduce across lines, which stays in registers.
+    """
+    s = te.create_schedule([out.op for out in outs])
+    shared = WindowLines.of(operation)
+    lines = shared.apply_to_columns(s) if shared is not None and shared.saves else None
+    out, anchor, columns, vectors = s.outputs[0].output(0), s[operation].op, 1, _VECTORS
+    inline_injective(s, [out], keep=[anchor] if lines is None else [anchor, lines.op])
+    if lines is not None and shared is not None:
+        columns = _NEIGHBOURS
+        read = (columns - 1) * shared.stride + shared.size
+        vectors = min(max((target.vector_registers - 2) // read, 1), _VECTORS)
+    accumulator = local_accumulator(s, anchor, out)
+    tile, column, channels = tile_windows(s, out, accumulator, columns, target, vectors=vectors, divide=False)
+    if lines is not None:
+        s[lines].set_scope("local")
+        s[lines].compute_at(s[out], tile)
+        _reduce_by_vectors(s, lines)
+        s[lines].unroll(s[lines].op.axis[2])
+    reader, strides = accumulator if lines is None else lines, operation.attrs.get("strides")
+    if strides is not None:
+        _fetch_next_columns(s, out, reader, column, strides, channels, target)
+    return s
+
+
+def _fetch_next_columns(
+    s: te.Schedule, out: te.Tensor, reader: te.Tensor, loop: te.IterVar, strides: tuple[int, int], channels: int,
+    target: Target,
+) -> None:  # fmt: skip
+    """Ask, for so many channels of a column of `out`, for what its window in `reader` has of its own, further on.
+
+    That are the last lines of the window, others are in the caches. Behind the end of a line the next one begins. Bytes
+    are too few for each vector of results: asking takes longer than waiting.
+    """
+    op = s[reader].op
+    assert isinstance(op, te.ComputeOp)
+    (across, along), (rows, *columns) = strides, op.reduce_axis
+
+    def place(image: te.Tensor, index: Sequence[PrimExpr], row: int, column: int, *i: Any) -> Sequence[Any]:
+        x = i[2] if columns else i[2] * along + column
+        at = {axis.var: v for axis, v in zip(op.axis, (*i[:2], x, i[3]), strict=True)}
+        at |= dict(zip([k.var for k in op.reduce_axis], (te.const(row), te.const(column)), strict=False))
+        return (ravel_index([substitute(e, at) for e in index], image.shape) + AHEAD_BYTES // image.dtype.nbytes,)
+
+    for image, index in reads(op):
+        last, lines = constant_size([extent_of(rows)]), -(-channels * image.dtype.nbytes // LINE_BYTES)
+        if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, 1, target) or image.dtype.nbytes == 1:
+            continue
+        for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
+            s[out].prefetch_line(image, loop, partial(place, image, index, row, column), lines=lines)
 
 
 @register_schedule("pool_positions", "cpu")

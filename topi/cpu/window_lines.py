@@ -21,12 +21,13 @@ Element = Callable[[Sequence[Any], Any], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class WindowLines:
-    """Windows of `size` columns, `stride` apart, along the last axis of `anchor`, whose body is `whole`.
+    """Windows of `size` columns, `stride` apart, along axis number `along` of `anchor`, whose body is `whole`.
 
     `taps` are the axes of what is reduced across lines.
     """
 
     anchor: te.ComputeOp
+    along: int
     whole: Reduce
     taps: tuple[IterVar, ...]
     size: int
@@ -44,7 +45,21 @@ class WindowLines:
         (whole,) = anchor.body
         assert isinstance(whole, Reduce)
         taps = tuple([te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in across])
-        return WindowLines(anchor, whole, taps, size, anchor.attrs["strides"][-1])
+        return WindowLines(anchor, int(anchor.attrs["axes"][-1]), whole, taps, size, anchor.attrs["strides"][-1])
+
+    @property
+    def saves(self) -> bool:
+        """Does this combine half as many elements for a window as it has, or fewer?
+
+        Some columns are read twice, where neighbouring tiles begin.
+        """
+        across = constant_size([extent_of(k) for k in self.taps])
+        return 2 * (across * self.stride + self.size) <= across * self.size
+
+    @property
+    def read(self) -> Dim:
+        """How many columns the windows of a line read."""
+        return as_dim((extent_of(self.anchor.axis[self.along]) - 1) * self.stride + self.size)
 
     def apply(self, s: te.Schedule, most: int) -> tuple[te.Tensor, ...]:
         """Let the anchor read what is reduced across lines, which is returned: by vectors of up to `most` elements.
@@ -52,11 +67,17 @@ class WindowLines:
         If windows are a few elements apart every so manieth element is put side by side, which is what neighbouring
         windows read; then that is returned, too. Lines of a length known at run time are not cut into vectors.
         """
-        read = as_dim((extent_of(self.anchor.axis[-1]) - 1) * self.stride + self.size)
-        if isinstance(read, int):
-            return self._by_vectors(s, read, min(read, most))
-        lines = self._compute("lines", (read,), lambda *i: self._across(i[:-1], i[-1]))
-        return self._along(s, lambda line, place: lines(*line, place), lines)
+        if isinstance(self.read, int):
+            return self._by_vectors(s, self.read, min(self.read, most))
+        return (self.apply_to_columns(s),)
+
+    def apply_to_columns(self, s: te.Schedule) -> te.Tensor:
+        """Let the anchor read columns that are reduced across lines, which are returned, with dimensions as it has."""
+        at = self.along
+        shape = [extent_of(axis) for axis in self.anchor.axis]
+        shape[at] = self.read
+        lines = self._compute("lines", shape, lambda *i: self._across((*i[:at], *i[at + 1 :]), i[at]))
+        return self._along(s, lambda line, place: lines(*line[:at], place, *line[at:]), lines)[0]
 
     def _by_vectors(self, s: te.Schedule, read: int, vector: int) -> tuple[te.Tensor, ...]:
         """The first vector ends with the border: the others begin where the line does.
@@ -73,10 +94,12 @@ class WindowLines:
             place = i[-2] * vector + i[-1]
             return self._across(i[:-2], place - lead, None if is_bordered else place < extent)
 
-        lines = self._compute("lines", (groups, vector), vectors)
+        outer = [extent_of(axis) for axis in self.anchor.axis[:-1]]
+        lines = self._compute("lines", (*outer, groups, vector), vectors)
         if phases == 1:
             return self._along(s, lambda line, at: lines(*line, (at + lead) // vector, (at + lead) % vector), lines)
-        apart = self._compute("parts", (phases, groups, each), lambda *i: lines(*i[:-3], i[-2], i[-1] * phases + i[-3]))
+        shape = (*outer, phases, groups, each)
+        apart = self._compute("parts", shape, lambda *i: lines(*i[:-3], i[-2], i[-1] * phases + i[-3]))
 
         def element(line: Sequence[Any], place: Any) -> PrimExpr:
             at = (place + lead) // phases
@@ -91,17 +114,17 @@ class WindowLines:
         begin = begins.pop() if len(begins) == 1 else None
         return 0 if begin is None else -begin
 
-    def _compute(self, name: str, last: Sequence[Dim], element: Callable[..., PrimExpr]) -> te.Tensor:
-        shape = (*[extent_of(axis) for axis in self.anchor.axis[:-1]], *last)
+    def _compute(self, name: str, shape: Sequence[Dim], element: Callable[..., PrimExpr]) -> te.Tensor:
         attrs = {"stride": self.anchor.attrs["strides"][-2]}
         return te.compute(shape, element, name=f"{self.anchor.name}_{name}", attrs=attrs)
 
     def _across(self, line: Sequence[Any], place: Any, inside: PrimExpr | None = None) -> PrimExpr:
         """What lies `place` elements after the start of the first window, of all lines of a window; if `inside`."""
         *across, along = self.anchor.reduce_axis
-        at = {axis.var: v for axis, v in zip(self.anchor.axis[:-1], line, strict=True)}
+        others = [axis for n, axis in enumerate(self.anchor.axis) if n != self.along]
+        at = {axis.var: v for axis, v in zip(others, line, strict=True)}
         at |= {k.var: tap.var for k, tap in zip(across, self.taps, strict=True)}
-        at |= {self.anchor.axis[-1].var: te.const(0), along.var: place}
+        at |= {self.anchor.axis[self.along].var: te.const(0), along.var: place}
         source = [substitute(e, at) for e in self.whole.source]
         if inside is not None:
             terms = zip(source, self.whole.combiner.identity, strict=True)
@@ -113,7 +136,8 @@ class WindowLines:
         anchor, k = self.anchor, te.reduce_axis((0, self.size), name="k")
 
         def window(*i: Any) -> PrimExpr:
-            return self.whole.replace(source=(element(i[:-1], i[-1] * self.stride + k),), axis=(k,))
+            place = i[self.along] * self.stride + k
+            return self.whole.replace(source=(element((*i[: self.along], *i[self.along + 1 :]), place),), axis=(k,))
 
         shape = [extent_of(axis) for axis in anchor.axis]
         s.recompute(anchor.output(0), te.compute(shape, window, name=anchor.name, tag=anchor.tag))

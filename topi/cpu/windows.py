@@ -35,12 +35,14 @@ def tile_windows(
     *,
     divide: bool = True,
     alone: bool = True,
-) -> None:
+) -> tuple[te.IterVar, te.IterVar, int]:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
     Of a number that divides the width where one is near, if `divide`; else of as many as that.
     Tiles are of up to `vectors` vectors of channels. What pads the input is inlined. Windows, or lines of them, of up
     to `unrolled` taps are unrolled. Where it is not `alone`, another stage has the loops over lines.
+
+    Returns the loops over the tiles of channels and over the columns inside of a tile, and a tile's channels.
     """
     channels = constant_size([extent_of(s[out].op.axis[-1])])
     lanes = vector_lanes(target)
@@ -83,6 +85,7 @@ def tile_windows(
             s[accumulator].unroll(window[i])
     s[accumulator].unroll(tile_x)
     s[accumulator].vectorize(tile_channel)
+    return channel_outer, x_inner, lanes
 
 
 _EVENLY = 0.85
