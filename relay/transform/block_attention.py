@@ -10,7 +10,7 @@ from backend.target import Target
 from relay.expr import Call, Expr
 from relay.op.base import make_call
 from relay.op.nn.attention import Attention
-from relay.transform.builders import transposed
+from relay.transform.builders import NARROW, transposed
 from relay.transform.function_pass import RewritePass
 from relay.type import dims_equal
 from te.tir import Dim
@@ -33,7 +33,7 @@ _MOST_SECTIONS = 4
 
 @dataclass(frozen=True)
 class BlockAttention(RewritePass):
-    """`nn.attention` of float32 becomes transposes around `nn.blocked_attention`, most of which cancel others.
+    """`nn.attention` of at most float32 becomes transposes around `nn.blocked_attention`, most of which cancel others.
 
     Causal attention of many queries goes section by section, each with the keys that any of its queries sees.
     """
@@ -43,7 +43,7 @@ class BlockAttention(RewritePass):
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
-        if not isinstance(op, Attention) or call.dtype != "float32":
+        if not isinstance(op, Attention) or call.dtype not in ("float32", *NARROW):
             return call
         query, key, value, *mask = call.args
         heads, positions, depth = query.shape[1:]
@@ -72,7 +72,7 @@ class BlockAttention(RewritePass):
         return make_call(
             "nn.blocked_attention", operands, call.span, scale=op.scale, queries=queries, panel=panel,
             causal=op.causal, masked_value=op.masked_value, softcap=op.softcap,
-            fill=score_fill(self.target, sizes[1], panel),
+            fill=score_fill(self.target, sizes[1], panel), rounded=op.rounded,
         )  # fmt: skip
 
 

@@ -12,7 +12,10 @@ from relay.op.base import OpDef, make_call
 from te.ir import Span
 from te.tir import Dim
 
-__all__ = ["array_of", "is_call_of", "reshaped", "transposed"]
+__all__ = ["NARROW", "array_of", "is_call_of", "reshaped", "transposed"]
+
+NARROW = ("float16", "bfloat16")
+"""Element types whose products are summed in float32."""
 
 
 def is_call_of(e: Expr, *names: str) -> bool:

@@ -11,7 +11,7 @@ from relay.expr import Call, Constant, Expr, Function
 from relay.expr_functor import Sharing
 from relay.op.base import OpDef, make_call
 from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
-from relay.transform.builders import array_of, is_call_of, reshaped, transposed
+from relay.transform.builders import NARROW, array_of, is_call_of, reshaped, transposed
 from relay.transform.function_pass import FunctionPass
 from relay.type import dims_equal, shapes_equal
 from te.ir import PassContext
@@ -22,8 +22,9 @@ __all__ = ["RecognizeAttention"]
 _FEWEST_TURNED = 8
 """With fewer queries than this, keys that lie channel by channel are left to the products."""
 
-_AS_GOOD_AS_HIDDEN = -1e30
-"""A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen."""
+_AS_GOOD_AS_HIDDEN, _HIDDEN_IN_HALF = -1e30, -6e4
+"""A mask's number from here down leaves nothing of a score that is added to it: keys with it are not seen. In float16
+nearly the least number."""
 
 
 _MOST_STEPS = 8
@@ -36,8 +37,10 @@ class RecognizeAttention(FunctionPass):
     Scales stand before or behind the first product, a tanh may limit the scores, masks are added or selected by
     `where`, and a constant mask of the keys up to a query's own position means causal attention. Heads that share keys
     and values (`broadcast_to` between views, or a product whose rows are those of all heads of a group) are read where
-    they are. Numbers of heads and channels must be known, positions need not. For float32 only: models of narrower
-    types round every step, and may count on it.
+    they are. Numbers of heads and channels must be known, positions need not.
+
+    Of narrower types, the softmax may be taken in float32. Their scores are rounded behind the masks, as in the model
+    (a mask's least number leaves nothing of a score); what else is rounded on the way is left as precise as it is.
     """
 
     opt_level: ClassVar[int] = 3
@@ -50,19 +53,26 @@ class SpelledAttention(PatternRule):
     """softmax(q k^T * scale + mask) v = attention(q, k, v, mask)"""
 
     weights, value = wildcard(), wildcard()
-    pattern = is_op("nn.batch_matmul")(weights, value)
+    product = is_op("nn.batch_matmul")(weights, value)
+    pattern = product | is_op("cast")(product | is_op("reshape")(product))
 
     def replace(self, call: Call, found: Found) -> Expr | None:
-        weights = _Weights.of(found[self.weights], found.shared)
-        if weights is None or call.dtype != "float32" or call.op.transpose_a:  # type: ignore[union-attr]
+        kind, product = str(call.dtype), found.call(self.product)
+        if kind not in ("float32", *NARROW) or product.op.transpose_a:  # type: ignore[union-attr]
             return None
-        scores = _Scores.of(weights.softmax, found.shared)
+        if product is not call and (kind not in NARROW or any(map(found.shared, (call.args[0], product)))):
+            return None
+        weights = _Weights.of(found[self.weights], kind, found.shared)
+        if weights is None:
+            return None
+        scores = _Scores.of(weights.softmax, kind, found.shared)
         if scores is None or (weights.masked_by is not None and weights.masked_by is not scores.added):
             return None
         if len(weights.softmax.shape) > 4:
             return None
-        value = found[self.value] if not call.op.transpose_b else _swapped(found[self.value])  # type: ignore[union-attr]
-        made = scores.attention(value, call)
+        value = _before_widening(found[self.value], kind)
+        value = value if not product.op.transpose_b else _swapped(value)  # type: ignore[union-attr]
+        made = scores.attention(value, product)
         return None if made is None else reshaped(made, call.shape, call.span)
 
 
@@ -74,10 +84,11 @@ class _Weights:
     masked_by: Expr | None = None
 
     @staticmethod
-    def of(e: Expr, shared: Sharing) -> _Weights | None:
+    def of(e: Expr, kind: str, shared: Sharing) -> _Weights | None:
         """What the weights of a product `e` are, behind a view that puts the heads of a group together."""
+        e = _without_casts(e, kind, shared)
         if is_call_of(e, "reshape") and not shared(e):
-            e = cast(Call, e).args[0]
+            e = _without_casts(cast(Call, e).args[0], kind, shared)
         if is_call_of(e, "where") and not shared(e):
             test, zero, weights = cast(Call, e).args
             if not _is_number(zero, 0.0):
@@ -92,6 +103,23 @@ class _Weights:
     def _of_softmax(e: Expr, masked_by: Expr | None) -> _Weights | None:
         softmax = _softmax(e)
         return None if softmax is None else _Weights(softmax, masked_by)
+
+
+def _without_casts(e: Expr, kind: str, shared: Sharing) -> Expr:
+    """`e` before it was cast from float32 to `kind`, or back."""
+    while is_call_of(e, "cast") and not shared(e):
+        (inner,) = cast(Call, e).args
+        if {str(e.dtype), str(inner.dtype)} != {"float32", kind}:
+            break
+        e = inner
+    return e
+
+
+def _before_widening(e: Expr, kind: str) -> Expr:
+    """The tensor of type `kind` that `e` is a copy of in float32, or `e`."""
+    if is_call_of(e, "cast") and e.dtype == "float32" and cast(Call, e).args[0].dtype == kind:
+        return cast(Call, e).args[0]
+    return e
 
 
 def _where_all_hidden(test: Expr) -> Expr | None:
@@ -150,11 +178,14 @@ class _Scores:
 
     With a `softcap`, softcap * tanh(product * scale / softcap) stands for product * scale; `scale` is what is outside
     of the tanh until it is met, and then what is inside.
-    `joined` is the number of batch entries times heads once these are one dimension, behind a view on the way.
+    `joined` is the number of batch entries times heads once these are one dimension, behind a view on the way. They are
+    `rounded` where they have the type `kind`, narrower than float32, before the softmax is taken of them.
     """
 
     softmax: Call
     product: Call
+    kind: str
+    rounded: bool = False
     joined: Dim | None = None
     scale: float = 1.0
     added: Expr | None = None
@@ -163,19 +194,25 @@ class _Scores:
     softcap: float = 0.0
 
     @staticmethod
-    def of(softmax: Call, shared: Sharing) -> _Scores | None:
+    def of(softmax: Call, kind: str, shared: Sharing) -> _Scores | None:
         """The parts of the argument of `softmax`, taken off from the outside; None when there is something else."""
-        found = _Scores(softmax, softmax)
-        e = softmax.args[0]
+        found = _Scores(softmax, softmax, kind)
+        e = found._note_rounding(_without_casts(softmax.args[0], kind, shared))
         while not is_call_of(e, "nn.batch_matmul"):
             inner = None if shared(e) or not isinstance(e, Call) else found._take(e)
             if inner is None:
                 return None
-            e = inner
-        if shared(e) or e.dtype != softmax.dtype:
+            e = found._note_rounding(_without_casts(inner, kind, shared))
+        if shared(e) or e.dtype not in ("float32", kind):
             return None
         found.product = cast(Call, e)
         return found if found._has_heads_of(softmax) else None
+
+    def _note_rounding(self, e: Expr) -> Expr:
+        """`e`; its type is what the scores are rounded to if nothing is done to them after it."""
+        is_all = self.scale == 1.0 and self.added is None and self.kept is None and not self.softcap
+        self.rounded = self.rounded or (is_all and self.kind in NARROW and e.dtype == self.kind)
+        return e
 
     def _has_heads_of(self, softmax: Call) -> bool:
         """Is the product that of each head, with batch and heads in one or not, or that of each group of heads?"""
@@ -204,6 +241,8 @@ class _Scores:
             if inner.ty is not call.ty or not _holds_product(inner) or mask is None:
                 return None
             mask = mask if self.scale == 1.0 else _scaled(mask, self.scale)
+            if self.added is not None and self.added.dtype != mask.dtype:
+                return None
             if not (isinstance(mask, Constant) and not mask.data.any()):
                 self.added = mask if self.added is None else make_call("add", (self.added, mask), call.span)
             return inner
@@ -217,7 +256,8 @@ class _Scores:
         joins = len(inner.shape) == 3 and len(call.shape) == 4 and shapes_equal(inner.shape[1:], call.shape[2:])
         if joins:
             self.joined = inner.shape[0]
-        return inner if joins or is_call_of(inner, "nn.batch_matmul") else None
+        product = cast(Call, inner).args[0] if is_call_of(inner, "cast") else inner
+        return inner if joins or is_call_of(product, "nn.batch_matmul") else None
 
     def _by_heads(self, mask: Expr) -> Expr | None:
         """A mask of the scores with a dimension of batch entries and one of heads; None where it is of neither."""
@@ -255,7 +295,11 @@ class _Scores:
     def attention(self, value: Expr, call: Call) -> Expr | None:
         """The operator on `value` (..., keys, columns), of shape (batch, heads, queries, columns)."""
         op, (*lead, queries, _) = self.product.op, self.softmax.shape
-        (query, before), (key, after) = [_without_factor(e) for e in self.product.args]
+        (query, before), (key, after) = [
+            _without_factor(_before_widening(e, self.kind)) for e in self.product.args
+        ]
+        if any(e.dtype != self.kind for e in (query, key, value)):
+            return None
         query = _swapped(query) if op.transpose_a else query  # type: ignore[union-attr]
         key = key if op.transpose_b else _swapped(key)  # type: ignore[union-attr]
         groups = call.shape[:-2]
@@ -278,7 +322,7 @@ class _Scores:
         operands = (query, key, value, *([] if mask is None else [mask]))
         return make_call(
             "nn.attention", operands, call.span, scale=scale, causal=causal, masked_value=masked_value,
-            softcap=self.softcap,
+            softcap=self.softcap, rounded=self.rounded,
         )  # fmt: skip
 
     def _mask(self, num_outer: int) -> tuple[Expr | None, bool, float]:
@@ -292,7 +336,7 @@ class _Scores:
         if mask is None:
             return None, False, float("-inf")
         *_, queries, keys = self.softmax.shape
-        if isinstance(queries, int) and isinstance(keys, int) and _is_causal(mask, queries, keys, hidden):
+        if isinstance(queries, int) and isinstance(keys, int) and _is_causal(mask, queries, keys, hidden, self.kind):
             return None, True, float("-inf")
         if num_outer < 2 and len(mask.shape) > 2:
             mask = reshaped(mask, (mask.shape[0], 1, *mask.shape[1:]))
@@ -303,7 +347,7 @@ def _holds_product(e: Expr, steps: int = _MOST_STEPS) -> bool:
     """Is `e` a product of matrices, scaled and masked or not?"""
     if not isinstance(e, Call) or steps == 0:
         return False
-    if is_call_of(e, "reshape"):
+    if is_call_of(e, "reshape", "cast"):
         return _holds_product(e.args[0], steps - 1)
     if is_call_of(e, "multiply", "divide", "add", "where", "tanh"):
         return any(a.ty is e.ty and _holds_product(a, steps - 1) for a in e.args)
@@ -353,8 +397,9 @@ def _before_repetition(e: Expr) -> Expr | None:
     return reshaped(one, (batch, groups, keys, depth)) if shapes_equal(repeated.shape, expected) else None
 
 
-def _is_causal(mask: Expr, queries: int, keys: int, hidden: float) -> bool:
+def _is_causal(mask: Expr, queries: int, keys: int, hidden: float, kind: str) -> bool:
     """Does a constant mask let every query see exactly the keys up to its own position, counted from the end?"""
+    as_good = _HIDDEN_IN_HALF if kind == "float16" else _AS_GOOD_AS_HIDDEN
     if not isinstance(mask, Constant) or queries > keys or mask.data.shape[-2:] != (queries, keys):
         return False
     if mask.data.size != queries * keys:
@@ -362,8 +407,8 @@ def _is_causal(mask: Expr, queries: int, keys: int, hidden: float) -> bool:
     array = array_of(mask).reshape(queries, keys)
     seen = array if array.dtype == np.bool_ else array == 0
     if array.dtype == np.bool_:
-        if hidden > _AS_GOOD_AS_HIDDEN:
+        if hidden > as_good:
             return False
-    elif bool((array[~seen] > _AS_GOOD_AS_HIDDEN).any()):
+    elif bool((array[~seen] > as_good).any()):
         return False
     return bool(np.array_equal(seen, np.tri(queries, keys, keys - queries, dtype=bool)))

@@ -9,14 +9,11 @@ from relay.expr_functor import Sharing
 from relay.op.base import make_call
 from relay.op.nn.dense import BatchMatmul
 from relay.pattern import Found, PatternRule, is_op, rewrite, wildcard
-from relay.transform.builders import is_call_of
+from relay.transform.builders import NARROW, is_call_of
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
 
 __all__ = ["WidenProducts"]
-
-_NARROW = ("float16", "bfloat16")
-
 
 class WidenProducts(FunctionPass):
     """`nn.batch_matmul` of float16 or bfloat16 data becomes one of float32 between casts.
@@ -40,7 +37,7 @@ class NarrowProduct(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         operands = (found[self.x], found[self.y])
-        if any(e.dtype not in _NARROW or isinstance(e, Constant) for e in operands):
+        if any(e.dtype not in NARROW or isinstance(e, Constant) for e in operands):
             return None
         assert isinstance(call.op, BatchMatmul)
         wide = [_widened(e, found.shared) for e in operands]

@@ -162,6 +162,28 @@ def test_rows_that_see_nothing():
     compiled_against_reference(function, arrays)
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("queries", [1, 6, 30])
+def test_narrow_types_are_read_as_they_are(queries: int, kind: str, target: str):
+    """Few queries and blocks; scores are rounded, everything else is float32."""
+    shapes = [(2, 4, queries, 32), (2, 2, 41, 32), (2, 2, 41, 32), (2, 1, 1, 41)]
+    params = [var(name, shape, kind) for name, shape in zip("qkvm", shapes, strict=True)]
+    function = Function(tuple(params), make_call("nn.attention", params, None, scale=0.3, rounded=True))
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(kind) for shape in shapes]
+    mod = IRModule({"main": function})
+    text = str(relay.optimize(mod, backend.Target(target))["main"])
+    assert "nn.blocked_attention" in text and "cast" not in text
+    executor = graph_executor.GraphModule(relay.build(mod, target=target)["default"](backend.device("cpu", 0)))
+    for index, array in enumerate(arrays):
+        executor.set_input(index, array)
+    executor.run()
+    expected = relay.interpreter.evaluate(function, arrays).astype("float64")
+    unit = 2.0 ** (-10 if kind == "float16" else -7)
+    np.testing.assert_allclose(executor.get_output(0).numpy().astype("float64"), expected, rtol=4 * unit, atol=2 * unit)
+
+
 def test_operator_is_known():
     assert get_op("nn.blocked_attention").num_copied_inputs == 3
 

@@ -28,7 +28,8 @@ class AttentionForm:
 
     `masked_value` is the score of keys that a bool mask hides. A positive `softcap` limits scores softly. `queries` are
     the rows of a block, `panel` the keys, and the columns of values, that lie next to each other in a panel. Rows of
-    scores are filled up to a multiple of `fill` keys, which divides `panel` (0: of `panel`).
+    scores are filled up to a multiple of `fill` keys, which divides `panel` (0: of `panel`). `rounded` scores have
+    the element type of the query.
     """
 
     scale: float
@@ -38,6 +39,7 @@ class AttentionForm:
     masked_value: float = float("-inf")
     softcap: float = 0.0
     fill: int = 0
+    rounded: bool = False
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> Tensor:
@@ -134,6 +136,8 @@ class _Blocked:
                 entry = self.mask(*broadcast_index((b, h, s, t), self.mask.shape))
                 hidden = te.const(self.form.masked_value, self.wide)
                 score = te.select(entry, score, hidden) if entry.dtype.is_bool else score + te.cast(self.wide, entry)
+            if self.form.rounded:
+                score = te.cast(self.wide, te.cast(self.query.dtype, score))
             if self.form.causal:
                 score = te.select(t <= s + (self.keys - self.length), score, self.lowest)
             return self._within(t, self.keys, self.padded_keys, score, self.lowest)

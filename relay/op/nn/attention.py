@@ -26,9 +26,10 @@ class Attention(OpDef):
     query (B, H, S, D), key (B, G, T, D), value (B, G, T, E): (B, H, S, E); head h reads key and value h // (H / G).
     A bool mask keeps where True, the scores elsewhere being `masked_value`, another is added; `causal` lets position s
     see keys up to s + T - S; before that a `softcap` above 0 makes of a score softcap * tanh(score / softcap); a row
-    that sees nothing gives 0. (C1) the element type is a float; (C2) of query, key and
-    value; (C3) they have 4 dimensions that agree as above, H a multiple of G; (C4) the mask is bool or of that element
-    type, and broadcasts to (B, H, S, T).
+    that sees nothing gives 0. Everything is computed in float32 if that is wider; `rounded` scores, with their mask,
+    have the element type of the query. (C1) the element type is a float; (C2) of query, key and value; (C3) they have
+    4 dimensions that agree as above, H a multiple of G; (C4) the mask is bool, float32 or of that element type, and
+    broadcasts to (B, H, S, T).
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -37,6 +38,7 @@ class Attention(OpDef):
     causal: bool = False
     masked_value: float = float("-inf")
     softcap: float = 0.0
+    rounded: bool = False
 
     def infer(
         self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
@@ -57,8 +59,8 @@ class Attention(OpDef):
 
     def _check_mask(self, mask: TensorType, query: TensorType, scores: TensorType) -> None:
         require(
-            mask.dtype.is_bool or mask.dtype == query.dtype,
-            f"(C4) a mask of {mask.dtype}; expected bool or {query.dtype}",
+            mask.dtype.is_bool or mask.dtype in (query.dtype, "float32"),
+            f"(C4) a mask of {mask.dtype}; expected bool, float32 or {query.dtype}",
         )
         try:
             fits = shapes_match(broadcast_shapes(mask.shape, scores.shape), scores.shape)
@@ -67,7 +69,9 @@ class Attention(OpDef):
         require(fits, f"(C4) mask {mask} does not broadcast to {scores}")
 
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
-        return topi.nn.attention(query, key, value, mask, self.scale, self.causal, self.masked_value, self.softcap)
+        return topi.nn.attention(
+            query, key, value, mask, self.scale, self.causal, self.masked_value, self.softcap, self.rounded
+        )
 
     def reference(self, query: Array, key: Array, value: Array, mask: Array | None = None) -> Array:
         repeats = query.shape[1] // key.shape[1]
@@ -77,6 +81,8 @@ class Attention(OpDef):
         if mask is not None:
             hides = mask.dtype == np.bool_
             score = np.where(mask, score, self.masked_value) if hides else score + mask.astype(np.float64)
+        if self.rounded:
+            score = score.astype(query.dtype).astype(np.float64)
         if self.causal:
             length, keys = score.shape[-2:]
             score = np.where(np.tri(length, keys, keys - length, dtype=bool), score, -np.inf)
@@ -108,11 +114,13 @@ class BlockedAttention(OpDef):
     masked_value: float = float("-inf")
     softcap: float = 0.0
     fill: int = 0
+    rounded: bool = False
 
     def _by_heads(self) -> Attention:
         return Attention(
-            scale=self.scale, causal=self.causal, masked_value=self.masked_value, softcap=self.softcap
-        )
+            scale=self.scale, causal=self.causal, masked_value=self.masked_value, softcap=self.softcap,
+            rounded=self.rounded,
+        )  # fmt: skip
 
     def infer(
         self, query: TensorType, key: TensorType, value: TensorType, mask: TensorType | None = None
@@ -123,7 +131,7 @@ class BlockedAttention(OpDef):
 
     def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, mask: te.Tensor | None = None) -> te.Tensor:
         form = AttentionForm(
-            self.scale, self.queries, self.panel, self.causal, self.masked_value, self.softcap, self.fill
+            self.scale, self.queries, self.panel, self.causal, self.masked_value, self.softcap, self.fill, self.rounded
         )
         return topi.nn.blocked_attention(query, key, value, mask, form)
 

@@ -403,6 +403,8 @@ NORMALIZATION = [
     row("nn.attention", *[f32(1, 1, 2, 4)] * 3, np.array([[True, False], [False, False]]), scale=1.0),
     row("nn.attention", *[f32(1, 1, 2, 4)] * 3, np.eye(2, dtype=bool), scale=1.0, masked_value=-0.5),
     row("nn.attention", *[f32(1, 2, 3, 4)] * 3, f32(2, 1, 3), scale=2.0, softcap=0.7),
+    row("nn.attention", *[f32(1, 2, 3, 4).astype("float16")] * 3, f32(2, 1, 3), scale=0.5, rounded=True,
+        tolerance=1e-3),
     row("nn.rotary_embedding", f32(2, 3, 2, 8), f32(3, 1, 8), f32(3, 1, 8)),
     row("nn.rotary_embedding", f32(2, 3, 2, 6), f32(2, 3, 1, 3), f32(2, 3, 1, 3)),
     row("nn.rotary_embedding", f32(2, 2, 6), f32(2, 3), f32(2, 3), interleaved=True),
@@ -413,6 +415,8 @@ NORMALIZATION = [
         causal=True),
     row("nn.blocked_attention", *[f32(1, 5, 2, 4)] * 3, f32(2, 1, 5), scale=0.5, queries=2, panel=4),
     row("nn.blocked_attention", *[f32(1, 5, 2, 4)] * 3, f32(2, 1, 5), scale=2.0, queries=2, panel=4, softcap=0.7),
+    row("nn.blocked_attention", *[f32(1, 5, 2, 4).astype("float16")] * 3, f32(2, 1, 5), scale=2.0, queries=2, panel=4,
+        rounded=True, tolerance=1e-3),
     row("nn.blocked_attention", *[f32(1, 2, 1, 4)] * 3, np.array([[True, False], [False, False]]), scale=1.0,
         queries=2, panel=8),
 ]

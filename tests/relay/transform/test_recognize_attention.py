@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from backend import Target
-from relay import Call, Expr, Function, IRModule, analysis, const, op, var
+from relay import Call, Expr, Function, IRModule, Tuple, analysis, const, op, var
+from relay.interpreter import evaluate
 from relay.op import nn
 from relay.op.base import make_call
 from relay.sizes import product
 from relay.transform import BlockAttention, EliminateCommonSubexpr, FuseOps, RecognizeAttention, SimplifyExpr
+from relay.transform.builders import is_call_of
+from te.ir import Sequential
 from te.tir import Dim, SizeVar
 
 B, H, S, D = 1, 2, 9, 4
@@ -225,11 +228,73 @@ def test_rotary_embedding_is_computed_in_the_copies(transformed):
     assert len(kernels(after)) == 1
 
 
-def test_narrow_types_stay(transformed):
+NARROW_SPELLINGS: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "all narrow": lambda x, m: nn.softmax(op.add(x, m), axis=-1),
+    "wide softmax": lambda x, m: op.cast(nn.softmax(wide(op.add(x, m)), axis=-1), x.dtype),
+    "wide mask": lambda x, m: op.cast(nn.softmax(op.add(wide(x), wide(m)), axis=-1), x.dtype),
+    "wide weights": lambda x, m: nn.softmax(wide(op.add(x, m)), axis=-1),
+}
+"""Weights of scores and a mask, of one narrow type; the last ones of float32, as the product is then."""
+
+
+def wide(x: Expr) -> Expr:
+    return op.cast(x, "float32")
+
+
+def narrow_attention(spelling: str, kind: str, heads: int = 2) -> Function:
+    """`heads` of queries for two of keys, with a mask."""
+    q, k, v = var("q", (1, heads, S, D), kind), var("k", (1, 2, S, D), kind), var("v", (1, 2, S, D), kind)
+    mask, joined = var("m", (1, 1, S, S), kind), (1, 2, heads // 2 * S)
+    scaled = op.multiply(q, const(np.asarray(0.5).astype(kind)))
+    product = nn.batch_matmul(op.reshape(scaled, (*joined, D)), k, transpose_b=True)
+    weights = NARROW_SPELLINGS[spelling](op.reshape(product, (1, heads, S, S)), mask)
+    values = v if weights.dtype == kind else wide(v)
+    mixed = nn.batch_matmul(op.reshape(weights, (*joined, S)), values, transpose_b=False)
+    return Function((q, k, v, mask), op.reshape(op.cast(mixed, kind), (1, heads, S, D)))
+
+
+@pytest.mark.parametrize("heads", [2, 6])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("spelling", NARROW_SPELLINGS)
+def test_narrow_types(operators, spelling: str, kind: str, heads: int):
+    before = narrow_attention(spelling, kind, heads)
+    after = Sequential([SimplifyExpr(), RecognizeAttention()])(IRModule({"main": before}))["main"]
+    assert operators(after)["nn.attention"] == 1 and "nn.softmax" not in operators(after)
+    (call,) = [e for e in analysis.evaluation_order(after) if is_call_of(e, "nn.attention")]
+    assert call.dtype == kind and call.op.rounded == (spelling != "wide mask")
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal([int(d) for d in p.shape]).astype(kind) for p in before.params]
+    expected, found = [evaluate(f, inputs).astype("float64") for f in (before, after)]
+    digits = 10 if kind == "float16" else 7
+    np.testing.assert_allclose(found, expected, rtol=4 * 2.0**-digits, atol=4 * 2.0**-digits)
+
+
+def test_least_number_of_a_narrow_type_leaves_nothing_of_a_score():
+    before = narrow_attention("all narrow", "float16")
+    after = RecognizeAttention()(IRModule({"main": before}))["main"]
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal([int(d) for d in p.shape]).astype("float16") for p in before.params]
+    inputs[3][...] = np.finfo("float16").min
+    mean = np.broadcast_to(inputs[2].astype("float32").mean(2, keepdims=True), (1, 2, S, D))
+    np.testing.assert_allclose(evaluate(after, inputs).astype("float32"), mean, atol=1e-3)
+
+
+def test_lower_triangle_of_a_narrow_type_is_causal(transformed):
     q, k, v = [var(name, (1, 2, S, D), "float16") for name in "qkv"]
-    weights = nn.softmax(nn.batch_matmul(q, k, transpose_b=True), axis=-1)
+    hidden = const(np.where(np.tri(S, dtype=bool), 0, np.finfo("float16").min).astype("float16"))
+    weights = nn.softmax(op.add(nn.batch_matmul(q, k, transpose_b=True), hidden), axis=-1)
     before = Function((q, k, v), nn.batch_matmul(weights, v, transpose_b=False))
+    after = RecognizeAttention()(IRModule({"main": before}))["main"]
+    assert is_call_of(after.body, "nn.attention") and after.body.op.causal and len(after.body.args) == 3
+
+
+def test_results_and_weights_that_are_used_wider_stay(transformed):
+    q, k, v = [var(name, (1, 2, S, D), "float16") for name in "qkv"]
+    weights = op.cast(nn.softmax(wide(nn.batch_matmul(q, k, transpose_b=True)), axis=-1), "float16")
+    before = Function((q, k, v), nn.batch_matmul(wide(weights), wide(v), transpose_b=False))
     assert transformed(before, RecognizeAttention()) is before
+    both = Function((q, k, v), Tuple((nn.batch_matmul(weights, v, transpose_b=False), weights)))
+    assert transformed(both, RecognizeAttention()) is both
 
 
 @pytest.mark.parametrize("keys", [300, 333])
