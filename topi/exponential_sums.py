@@ -21,11 +21,16 @@ __all__ = ["ExponentialSums"]
 class ExponentialSums(Parts):
     """Sums of e^(x - largest) over some dimensions of `x`, part by part; `largests` and `sums` are of one operation.
 
-    `largest` and `total` are of all parts.
+    `largest` and `total` are of all parts. Where the largest is infinite distances from it are 0, or infinite; unless
+    they are taken as `finite` the total is NaN, as a softmax has it.
     """
 
-    def __init__(self, x: Tensor, sizes: Mapping[int, Dim], name: str, *, keepdims: bool = False) -> None:
+    def __init__(
+        self, x: Tensor, sizes: Mapping[int, Dim], name: str, *, keepdims: bool = False,
+        finite: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(x, sizes, name, keepdims=keepdims)
+        self._finite = finite
         extents = {a: sizes[a] for a in self.several}
         largest = self.reduction(extents, self.element, largest_number)
         self.largest_of_part = te.compute(self.shape, largest, name=f"{name}_part_max")
@@ -41,5 +46,6 @@ class ExponentialSums(Parts):
 
     def _share(self, part: Any) -> PrimExpr:
         """What a part counts for. A part of nothing but minus infinity has a sum of 0."""
-        power = te.exp_nonpositive(distance_below(self.largests(*part), self.largest(*self.result_of(part))))
-        return power * self.sums(*part)
+        largests, largest = self.largests(*part), self.largest(*self.result_of(part))
+        distance = distance_below(largests, largest) if self._finite else largests - largest
+        return te.exp_nonpositive(distance) * self.sums(*part)

@@ -122,3 +122,29 @@ def test_short_rows_together_are_right(dtype: str, columns: int, rows: int) -> N
         module.run()
         got, wanted = module.get_output(0).numpy(), evaluate(program, [data.astype(dtype)])
         np.testing.assert_allclose(got.astype("float32"), wanted.astype("float32"), rtol=0, atol=1)
+
+
+@pytest.mark.parametrize(("processor", "columns", "kept"), [
+    ("x86-64-v4", 3000, 0), ("x86-64-v3", 3000, 1), ("x86-64-v3", 20_000, 0), ("x86-64-v4", 1000, 1),
+])  # fmt: skip
+def test_exponentials_of_long_rows_are_computed_twice(processor: str, columns: int, kept: int) -> None:
+    """Of rows beyond the first-level cache where a vector is a cache line, else of a quarter of the second."""
+    x = te.placeholder((64, columns), name="x")
+    target, caches = f"llvm -mcpu={processor}", "-l1-bytes=8192 -l2-bytes=131072"
+    (func,) = lowered(topi.nn.softmax(x, 1), [x], target, caches=caches).functions.values()
+    assert _rows_kept(func) == kept
+
+
+@pytest.mark.parametrize("operator", [topi.nn.softmax, topi.nn.log_softmax])
+@pytest.mark.parametrize("columns", [4000, 4999, 20_000])
+def test_long_rows_with_infinities_and_nan(operator: Callable[[te.Tensor, int], te.Tensor], columns: int) -> None:
+    data = np.random.default_rng(1).standard_normal((2, 20, columns), dtype=np.float32)
+    data[0, 0], data[0, 1, : columns // 2], data[0, 2, 7] = -np.inf, -np.inf, np.inf
+    data[0, 3, 5], data[0, 4, -1] = np.nan, 1e30
+    x = te.placeholder(data.shape, "float32", name="x")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        distance = data - data.max(2, keepdims=True)
+        total = np.exp(distance).sum(2, keepdims=True)
+        expected = np.exp(distance) / total if operator is topi.nn.softmax else distance - np.log(total)
+    found = result(operator(x, 2), [x], [data], caches="-num-cores=2 -l1-bytes=8192 -l2-bytes=131072")
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5 if operator is topi.nn.log_softmax else 1e-7)

@@ -8,12 +8,22 @@ import te
 from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.moments import exceeds_caches, part_sizes, schedule_by_moments
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
-from topi.cpu.row_statistics import is_worth_keeping, prefetch_next_rows, split_at, statistics_at, uses_reduction
+from topi.cpu.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_beyond_caches, is_streamed
+from topi.cpu.reduction import vectorize_reduction
+from topi.cpu.row_statistics import (
+    inline_others,
+    is_worth_keeping,
+    prefetch_next_rows,
+    split_at,
+    statistics_at,
+    uses_reduction,
+    work_behind,
+)
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.turned_rows import TurnedRows
+from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import layer_norm_by_moments
@@ -29,6 +39,9 @@ _LINES_TOGETHER = 16
 _TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
 """Short rows that are worked on together, and the share of the first-level cache that their results may take: what
 processors look ahead is a row of 10 vectors, about, with its statistics."""
+_SHARE_OF_L2, _SHARE_OF_PARTS = 4, 16
+"""Which part of the second-level cache a row of a softmax takes at most whose exponentials are kept, and which a part
+of a longer one."""
 _WIDE_BYTES = 4
 """Of the numbers that statistics are made of."""
 
@@ -58,6 +71,8 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
     near = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
     kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
+    if not kept and len(outs) == 1 and _are_long(anchor, target):
+        return _softmax_in_two_passes(s, anchor, first, target)
     for op in stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
@@ -119,6 +134,50 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, targe
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, range(first, x.ndim), target), "layer_norm")
     norm = layer_norm_by_moments(moments, parameters[0], beta, first, anchor.attrs["epsilon"])
     return schedule_by_moments(s, anchor.output(0), norm, moments, first, target)
+
+
+def _are_long(anchor: te.Operation, target: Target) -> bool:
+    """Is `anchor` a softmax of rows, beyond the caches, whose exponentials had better be computed twice than kept?
+
+    Where a vector is a cache line an exponential takes less time than the line to arrive: from rows on that the
+    first-level cache does not hold. Elsewhere so do rows that drive their own exponentials out of the second.
+    """
+    result = anchor.output(0)
+    known = all(isinstance(d, int) for d in result.shape) and anchor.attrs["axis"] == len(result.shape) - 1
+    if anchor.tag != "softmax" or result.dtype.nbytes != _WIDE_BYTES or not known:
+        return False
+    whole_lines = vector_lanes(target) * _WIDE_BYTES >= LINE_BYTES
+    room = target.cache_bytes.l1 if whole_lines else target.cache_bytes.l2 // _SHARE_OF_L2
+    return is_streamed(result, 1, target) and constant_size(result.shape[-1:]) * _WIDE_BYTES > room
+
+
+def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
+    """A row's largest number and sum by parts, in one pass over memory; then the results, of the row in a cache."""
+    stages = {op.tag: op.output(0) for op in operations_behind([anchor.output(0)])}
+    largest, total = stages["softmax_max"], stages["softmax_sum"]
+    (x,) = largest.op.input_tensors
+    room = target.cache_bytes.l2 // _SHARE_OF_PARTS
+    parts = ExponentialSums(x, part_sizes(x.shape, x.dtype.nbytes, [first], target, room), "softmax", finite=False)
+    s.recompute(largest, parts.largest)
+    s.recompute(total, parts.total)
+    out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
+    before = inline_others(s, out, s.current(anchor.output(0)).op)
+    row = s[out].fuse(*s[out].op.axis[:first])
+    parallel(s, out, row, work_behind(out), vector_lanes(target))
+    _store_loop(s, out, first, target)
+    for op in [op for op in before if uses_reduction(op) and all(op is not t.op for t in passes)]:
+        if tuple(op.output(0).shape) == tuple(out.shape):
+            s[op].compute_inline()
+        else:
+            s[op].compute_at(s[out], row)
+    part = part_by_part(s, parts.sums, passes, None, None, target)
+    of_largest, of_sum = (vectorize_reduction(s, stage, vector_lanes(target)) for stage in passes)
+    for partial in (*of_largest, *of_sum):
+        s[partial].compute_at(s[parts.sums], part)
+    busy, length = (*of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
+    for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
+        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length)
+    return s
 
 
 def _reduces_one_axis(anchor: te.Operation) -> bool:
