@@ -78,6 +78,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("bias, NCHW", lambda x: relay.add(x, weight(_CHANNELS, 1, 1)), nchw)
     yield case("softmax", nn.softmax, rows)
     yield case("softmax, rows of 1000", nn.softmax, (one // 1000, 1000))
+    yield case("softmax, rows of 128256", nn.softmax, (one // 128256, 128256))
     yield case("softmax, masked", lambda x: nn.softmax(relay.where(_mask(), x, relay.const(np.float32(-1e9)))), rows)
     yield case("softmax, first axis", lambda x: nn.softmax(x, axis=0), (256, one // 256))
     yield case("softmax, 21 classes", lambda x: nn.softmax(x, axis=0), (21, one // 21))

@@ -71,7 +71,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
     near = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
     kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
-    if not kept and len(outs) == 1 and _are_long(anchor, target):
+    if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
     for op in stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
@@ -136,7 +136,7 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, targe
     return schedule_by_moments(s, anchor.output(0), norm, moments, first, target)
 
 
-def _are_long(anchor: te.Operation, target: Target) -> bool:
+def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
     """Is `anchor` a softmax of rows, beyond the caches, whose exponentials had better be computed twice than kept?
 
     Where a vector is a cache line an exponential takes less time than the line to arrive: from rows on that the
@@ -144,7 +144,7 @@ def _are_long(anchor: te.Operation, target: Target) -> bool:
     """
     result = anchor.output(0)
     known = all(isinstance(d, int) for d in result.shape) and anchor.attrs["axis"] == len(result.shape) - 1
-    if anchor.tag != "softmax" or result.dtype.nbytes != _WIDE_BYTES or not known:
+    if anchor.tag != "softmax" or {result.dtype.nbytes, out.dtype.nbytes} != {_WIDE_BYTES} or not known:
         return False
     whole_lines = vector_lanes(target) * _WIDE_BYTES >= LINE_BYTES
     room = target.cache_bytes.l1 if whole_lines else target.cache_bytes.l2 // _SHARE_OF_L2
