@@ -339,6 +339,20 @@ def test_planes_that_join_a_window_of_channels_are_fetched_ahead():
     assert asked(256) > 0 and asked(16) == 0
 
 
+@pytest.mark.parametrize(("side", "asked"), [(55, True), (27, True), (56, False), (13, False)])
+@pytest.mark.parametrize("features", ["", " -mattr=-avx512f"])
+def test_results_of_planes_that_are_no_whole_lines_are_asked_for(side, asked, features):
+    shape = (64, 6, side, side)
+    x = te.placeholder(shape, name="x")
+    y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)
+    target = Target(f"llvm -mcpu=znver5 -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=262144 -num-cores=1{features}")
+    a = RNG.standard_normal(shape).astype("float32")
+    squares = np.pad(a.astype("float64") ** 2, [(0, 0), (2, 2), (0, 0), (0, 0)])
+    expected = a / (2 + 1e-4 / 5 * sum(squares[:, i : i + 6] for i in range(5))) ** 0.75
+    text = check(y, [x], [a], expected, target)
+    assert ("prefetch(address_of(lrn[" in text) == asked
+
+
 def test_planes_are_fetched_where_the_group_of_vectors_begins_that_reads_them():
     x = te.placeholder((1, 8, 260, 260), name="x")
     y = topi.nn.lrn(x, 5, 1, 1e-4, 0.75, 2.0)

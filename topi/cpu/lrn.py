@@ -10,8 +10,9 @@ from te.tir import PrimExpr
 from te.tir.substitute import substitute
 from topi.cpu.common import parallel_outer
 from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.prefetch import LINE_BYTES, inputs_of
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.strips import are_whole_lines
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, operations_behind, register_schedule
@@ -26,6 +27,8 @@ __all__ = ["schedule_lrn"]
 
 _MOST_NEIGHBOURS = 16
 """Channels in the window of a local response normalisation that is unrolled."""
+_LEAST_BYTES = 2048
+"""Of planes for whose results memory is asked a plane ahead: shorter ones are written before it answers."""
 _ROOTS_AT_ONCE = (4, 2)
 """Vectors of a local response normalisation that are computed together, in the order of preference."""
 
@@ -118,18 +121,22 @@ def _fetch_next_plane(
 ) -> None:
     """Ask, in each of a strip's groups of `step` elements, for those of the plane that joins the window next.
 
-    It is read from memory, a strip long at most: too short for the processor to foresee it soon.
+    It is read from memory, a strip long at most: too short for the processor to foresee it soon. So are the cache lines
+    of the next plane's results, before they are written, where those aren't stored past the caches.
     """
     around = axis + 1
 
-    def ahead(element: int) -> Callable[..., Sequence[Any]]:
+    def ahead(planes: int, element: int) -> Callable[..., Sequence[Any]]:
         def place(*i: Any) -> Sequence[Any]:
-            return (*i[:axis], i[axis] + window // 2 + 1, ravel_index(i[around:], out.shape[around:]) + element)
+            return (*i[:axis], i[axis] + planes, ravel_index(i[around:], out.shape[around:]) + element)
 
         return place
 
     for data in inputs_of(s[out].op):
-        large = constant_size(data.shape) * data.dtype.nbytes > target.cache_bytes.l2
-        if tuple(data.shape) == tuple(out.shape) and large:
+        if tuple(data.shape) == tuple(out.shape) and is_streamed(data, 1, target):
             for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
-                s[out].prefetch_line(data, group, ahead(element))
+                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element))
+    plane = constant_size(out.shape[around:]) * out.dtype.nbytes
+    if plane >= _LEAST_BYTES and not are_whole_lines(out, axis) and is_streamed(out, 1, target):
+        for element in range(0, step, LINE_BYTES // out.dtype.nbytes):
+            s[out].prefetch_line(out, group, ahead(1, element), written=True)
