@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -354,6 +355,12 @@ class CLikeGenerator(Visitor[Any]):
         of = node.dtype.element
         one = self.convert("1.0f", dtype("float32"), of)
         return self.arithmetic(of, lambda a, b: f"({a} / {b})", one, self.visit(node.args[0]))
+
+    def call_normal_tail(self, node: Call) -> str:
+        of = node.dtype.element
+        half, root = (self.convert(c, dtype("float32"), of) for c in ("0.5f", "0.70710678f"))
+        product = partial(self.arithmetic, of, lambda a, b: f"({a} * {b})")
+        return product(half, self.float_call("erfc", of, [product(root, self.visit(node.args[0]))]))
 
     def call_sigmoid(self, node: Call) -> str:
         of = node.dtype.element

@@ -36,7 +36,6 @@ __all__ = [
     "exp2",
     "exp_nonpositive",
     "expm1",
-    "fast_reciprocal",
     "fast_rsqrt",
     "floor",
     "fma",
@@ -50,6 +49,7 @@ __all__ = [
     "log2",
     "log10",
     "nearbyint",
+    "normal_tail",
     "popcount",
     "pow",
     "power",
@@ -91,7 +91,7 @@ log1p = _unary("log1p", "log(1 + x), exact near 0")
 log1p_fraction = _unary("log1p_fraction", "log(1 + x) of x, which is known to be within [0, 1] (or NaN)")
 sqrt = _unary("sqrt", "Square root.")
 rsqrt = _unary("rsqrt", "1 / sqrt(x)")
-fast_reciprocal = _unary("fast_reciprocal", "1 / x, of which 14 digits are right at least: an estimate")
+normal_tail = _unary("normal_tail", "1 - Phi(x) of x >= 0 (or NaN), Phi the normal distribution, to 12 digits")
 fast_rsqrt = _unary("fast_rsqrt", "1 / sqrt(x) of positive normal x, off by up to 3 ulp: an estimate, improved")
 sin = _unary("sin", "Sine of radians.")
 cos = _unary("cos", "Cosine of radians.")

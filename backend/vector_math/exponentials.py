@@ -20,6 +20,9 @@ _HALF_REACH, _BRAIN_REACH = (-18.0, 12.0, 1.0), (-100.0, 100.0, 0.5)
 # (sinh(r) / r - 1) / r^2 and (cosh(r) - 1) / r^2 in r^2, to ln(2)/2
 _SINH = (0.1666666716337204, 0.00833317544311285, 0.00019974095630459487)
 _COSH = (0.5, 0.041666459292173386, 0.0013935428578406572)
+_NORMAL_TAIL = (1.0218938589096069, 0.025519818067550659, 0.010405473411083221, 0.0014721794985234737,
+                -9.5225099357776344e-05, 2.1486130208359100e-05)  # fmt: skip
+"""Phi(-x)^(-1/32), Phi the normal distribution, for 0 <= x <= 5.6, by powers of x."""
 # erf(x) = x P(x^2) / Q(x^2) to 4, beyond which it is 1
 _ERF_P = (1.2824761867523193, 0.21997691690921783, 0.060353368520736694, 0.004413599148392677, 0.000323411455610767,
           2.2579288270208053e-06)  # fmt: skip
@@ -122,6 +125,15 @@ def erf(b: Builder, x: PrimExpr) -> PrimExpr:
     square = b.let(Min(x * x, b.const(16.0)), "square")  # beyond 4 the ratio grows from 1 on
     ratio = x * b.polynomial(square, _ERF_P) / b.polynomial(square, _ERF_Q)
     return Min(Max(ratio, b.const(-1.0)), b.const(1.0))
+
+
+def normal_tail(b: Builder, x: PrimExpr) -> PrimExpr:
+    """Phi(-x), to 12 digits: one over a root of it is close to a polynomial (Abramowitz and Stegun, 7.1.28)."""
+    root: PrimExpr = b.polynomial(x, _NORMAL_TAIL)
+    for _ in range(5):
+        root = b.let(root, "root")
+        root = root * root
+    return b.unary("fast_reciprocal", root)
 
 
 def _half_exp(b: Builder, size: PrimExpr) -> PrimExpr:

@@ -40,7 +40,7 @@ def _has_chains(ops: Sequence[te.Operation]) -> bool:
     """Is a mathematical function computed, which is a chain of many operations, but no power, which has too many?"""
     bodies = [op.body for op in ops if isinstance(op, te.ComputeOp)]
     called = {e.op for body in bodies for e in post_order(body) if isinstance(e, Call)}
-    return "pow" not in called and not called.isdisjoint((*EXPANSIONS, "fast_reciprocal"))
+    return "pow" not in called and not called.isdisjoint(EXPANSIONS)
 
 
 def functions_behind(out: te.Tensor, anchor: te.Operation) -> set[str]:

@@ -69,22 +69,11 @@ def selu(x: Tensor, alpha: float, gamma: float) -> Tensor:
     return _activation(f, x, "selu")
 
 
-_GELU_TAIL = (1.02189384, 0.0255198177, 0.0104054732, 0.00147217948, -9.52253096e-05, 2.14861309e-05)
-"""Phi(-a)^(-1/32), Phi the normal distribution function, for 0 <= a <= 5.6, by powers of a."""
-
-
 def _gelu_of_few_digits(v: PrimExpr) -> PrimExpr:
-    """max(x, 0) - a Phi(-a), a = |x|: 12 digits of it, where it is small, too, as far as float16 reaches.
-
-    A root of the tail is close to a polynomial, as in Abramowitz and Stegun, 7.1.28: for 16-bit floats that takes less
-    than the error function does, and loses nothing where that is close to -1.
-    """
+    """max(x, 0) - a Phi(-a), a = |x|: for 16-bit floats that takes less than the error function does, and loses nothing
+    where that is close to -1."""
     a = te.minimum(te.abs(v), _c(100, v))  # Phi is 0 there, and infinity times 0 none
-    c, square = [_c(value, v) for value in _GELU_TAIL], a * a
-    root = (c[0] + c[1] * a) + square * ((c[2] + c[3] * a) + square * (c[4] + c[5] * a))
-    for _ in range(5):
-        root = root * root
-    return te.maximum(v, _c(0, v)) - a * te.fast_reciprocal(root)
+    return te.maximum(v, _c(0, v)) - a * te.normal_tail(a)
 
 
 def gelu(x: Tensor, approximate: bool) -> Tensor:
