@@ -191,6 +191,8 @@ def _elementwise(case: Callable[..., Case], one: int) -> Iterator[Case]:
         yield case(f"{source} to {target}", lambda x, t=target: relay.cast(x, t), (8 * one // size,), dtype=source)
     for function in (nn.relu, relay.exp, relay.sigmoid):
         yield case(f"{function.__name__}, float16", function, (2 * one,), dtype="float16")
+    for function in (relay.exp, nn.gelu):
+        yield case(f"{function.__name__}, bfloat16", function, (2 * one,), dtype="bfloat16")
     scale, zero = relay.const(np.float32(0.05)), relay.const(np.uint8(3))
     quantize, dequantize = relay.op.qnn.quantize, relay.op.qnn.dequantize
     yield case("quantize", lambda x: quantize(x, scale, zero, 0), (one * 8 // 5,))
