@@ -390,6 +390,22 @@ def test_a_block_of_pieces_asks_for_all_of_the_next_one(shape) -> None:
     assert all(asked == read for k, (asked, read) in pairs if not below or (k + 1) % below)
 
 
+@pytest.mark.parametrize("shape", [(17, 64, 100), (17, 90, 80), (17, 49, 64)], ids=str)
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_matrices_of_whole_cache_lines_ask_for_the_next_one(shape, kind) -> None:
+    """All of it, in the order of memory, with the tiles that are turned: a strip after the other, the last shifted."""
+    shape = (*shape[:2], shape[2] * 4) if kind == "int8" else shape
+    x = te.placeholder(shape, kind, "x")
+    out = topi.transpose(x, (0, 2, 1))
+    target = Target("llvm -mcpu=haswell -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=16384 -num-cores=1")
+    a = (np.arange(np.prod(shape)) % 251).reshape(shape).astype(kind)
+    result = np.empty(a.swapaxes(1, 2).shape, kind)
+    reads = _Reads(te.lower(schedule_for([out], target), [x, out])["main"], [a, result])
+    assert np.array_equal(result, a.swapaxes(1, 2))
+    assert len(reads.read) == 17
+    assert all(read <= asked for asked, read in zip(reads.asked, reads.read[1:], strict=False))
+
+
 @pytest.mark.parametrize("columns", [40, 255])
 def test_few_lines_that_begin_anywhere_are_not_taken_by_pieces(columns) -> None:
     """Tiles of lines as memory has them would be longer than those, or a good part of them."""
