@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import PrimExpr, Reduce
 from te.tir.substitute import substitute
-from topi.cpu.prefetch import LINE_BYTES, is_streamed
+from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.strips import (
     are_stored_by_lines,
     are_whole_lines,
@@ -29,6 +29,7 @@ _VECTORS = 4
 """Of columns that are worked on together: their statistics stay in registers."""
 _FEWEST_ROWS, _MOST_ROWS = 4, 32
 """Of a part: for each there is one exponential more."""
+_FLOAT_BYTES = 4
 
 
 def softmax_by_parts(
@@ -65,13 +66,15 @@ def softmax_by_parts(
         _, lane = s[out].split(column, factor=block)
         s[out].vectorize(lane)
     s[out].split(row, factor=parts.size)
+    by_rows, loops = _go_by_rows(out, axis, target), dict[te.Tensor, te.IterVar]()
     for tensor in stages:
         s[tensor].compute_at(s[out], strip)
-        _vectorize(s, tensor, lanes)
+        loops[tensor] = _vectorize(s, tensor, lanes, by_rows=by_rows)
     for tensor in _passes(parts):
         s[tensor].pragma(tensor.op.axis[axis], "fuse_with_next")
     if is_streamed(out, width, target):
-        _prefetch_rows(s, out, parts, width, block)
+        busy = parts.values or parts.exponentials
+        _prefetch_rows(s, out, parts, (width, block), loops[busy], busy)
 
 
 def _passes(parts: SoftmaxParts) -> list[te.Tensor]:
@@ -95,37 +98,56 @@ def _strip(out: te.Tensor, axis: int, target: Target) -> tuple[int, int]:
     return 2 if kept <= target.cache_bytes.l1 else 4, _MOST_ROWS
 
 
+def _go_by_rows(out: te.Tensor, axis: int, target: Target) -> bool:
+    """Are exponentials found row by row, beside each the results of the strip before that it takes the place of?
+
+    Memory has to read and to store all the time then. Where vectors are parts of cache lines arithmetic binds, and
+    more values than there are registers for cost more than that gains, unless rows share sets of the caches.
+    """
+    return vector_lanes(target) * _FLOAT_BYTES >= LINE_BYTES or share_sets(out, axis, _MOST_ROWS)
+
+
 def _rows_of_a_part(rows: int, most: int) -> int:
     return max([n for n in range(_FEWEST_ROWS, most + 1) if rows % n == 0], default=most)
 
 
-def _vectorize(s: te.Schedule, tensor: te.Tensor, lanes: int) -> None:
-    """A few vectors of columns together, all rows of them before the next ones."""
+def _vectorize(s: te.Schedule, tensor: te.Tensor, lanes: int, *, by_rows: bool) -> te.IterVar:
+    """A few vectors of columns together: all rows of them before the next ones, or, `by_rows`, all of a row.
+
+    Where rows are reduced, the former always. Returns the loop around what is one instruction each.
+    """
     *data, column = s[tensor].op.axis
     block, column = s[tensor].split(column, factor=_VECTORS * lanes)
     if not s[tensor].op.reduce_axis:
         *data, row = data
-        s[tensor].reorder(*data, block, row, column)
+        if not by_rows:
+            s[tensor].reorder(*data, block, row, column)
         s[tensor].vectorize(column)
-        return
+        return block if by_rows else row
+    *_, row = s[tensor].op.reduce_axis
     vectors, lane = s[tensor].split(column, factor=lanes)
-    s[tensor].reorder(*data, block, *s[tensor].op.reduce_axis, vectors, lane)
+    s[tensor].reorder(*data, block, row, vectors, lane)
     s[tensor].unroll(vectors)
     s[tensor].vectorize(lane)
+    return row
 
 
-def _prefetch_rows(s: te.Schedule, out: te.Tensor, parts: SoftmaxParts, width: int, block: int) -> None:
-    """Ask for what the next part will read and write while there is arithmetic: rows of this strip or the next one's.
+def _prefetch_rows(
+    s: te.Schedule, out: te.Tensor, parts: SoftmaxParts, sizes: tuple[int, int], loop: te.IterVar, busy: te.Tensor
+) -> None:
+    """Ask for what will be read and written while `busy` has arithmetic: rows of this strip or the next one's.
 
+    In `loop` a block of columns of each; `sizes` are those of a strip and of a block. A part is read for the first
+    time before its exponentials are found: what is asked for lies further ahead by half of one than memory needs.
     Where rows begin anywhere a strip's last line is the one that is new.
     """
-    axis, rows = parts.axis, parts.rows
+    (width, block), axis, rows = sizes, parts.axis, parts.rows
     end = 0 if are_whole_lines(out, axis) else LINE_BYTES // out.dtype.nbytes - 1
-    busy = parts.values or parts.exponentials
+    further = min(parts.size // 2 + rows_ahead(width * out.dtype.nbytes), rows)
 
     def ahead(*i: Any) -> tuple[Any, Any]:
-        row = (i[axis] + 1) * parts.size + i[axis + 1]
+        row = i[axis] * parts.size + i[axis + 1] + further
         over = row >= rows
         return te.select(over, row - rows, row), te.select(over, i[-1] + (width + end), i[-1] + end)
 
-    prefetch_columns(s, busy, busy.op.axis[axis + 1], out, axis, block, ahead)
+    prefetch_columns(s, busy, loop, out, axis, block, ahead)

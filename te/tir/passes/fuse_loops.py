@@ -72,17 +72,23 @@ def _loads(stmt: Stmt) -> list[BufferLoad]:
 
 
 def _has_parts(loops: Sequence[For], pointer: Var) -> bool:
-    """Is there an S so that every iteration i of each loop touches elements from S i to S (i + 1) only?"""
-    analyzer, accesses = Analyzer(), list[tuple[PrimExpr, Var]]()
+    """Is there an S so that every iteration of each loop touches S elements, those behind what the one before does?"""
+    analyzer, least, accesses = Analyzer(), dict[Var, PrimExpr](), list[tuple[PrimExpr, Var]]()
     for loop in loops:
         for inner in collect(loop.body, For):
             analyzer.bind(inner.loop_var, Range(inner.min, inner.extent))
+            least[inner.loop_var] = inner.min
         touched = [a for a in (*_loads(loop.body), *collect(loop.body, BufferStore)) if a.buffer.data is pointer]
         if any(len(access.indices) != 1 for access in touched):
             return False
-        accesses += [(_AnyLane(analyzer).visit(access.indices[0]), loop.loop_var) for access in touched]
+        accesses += [(_AnyLane(analyzer, least).visit(access.indices[0]), loop.loop_var) for access in touched]
     strides = {stride for access in accesses if (stride := _stride(*access, analyzer)) is not None}
-    return len(strides) == 1 and all(_is_within(*access, next(iter(strides)), analyzer) for access in accesses)
+    if len(strides) != 1:
+        return False
+    (stride,), (index, var) = strides, accesses[0]
+    begin = substitute(index, {**least, var: ops.const(0)})
+    bounds = [analyzer.const_bounds(analyzer.simplify(e - i * stride - begin)) for e, i in accesses]
+    return max([high for _, high in bounds]) - min([low for low, _ in bounds]) < stride
 
 
 def _stride(index: PrimExpr, var: Var, analyzer: Analyzer) -> int | None:
@@ -90,16 +96,11 @@ def _stride(index: PrimExpr, var: Var, analyzer: Analyzer) -> int | None:
     return ops.as_int(analyzer.simplify(second - first))
 
 
-def _is_within(index: PrimExpr, var: Var, stride: int, analyzer: Analyzer) -> bool:
-    low, high = analyzer.const_bounds(analyzer.simplify(index - var * stride))
-    return low >= 0 and high < stride
-
-
 class _AnyLane(Mutator):
-    """Indices of vectors (those of tensor intrinsics) become that of any of their lanes."""
+    """Indices of vectors (those of tensor intrinsics) become that of any of their lanes; what these begin with."""
 
-    def __init__(self, analyzer: Analyzer) -> None:
-        self.analyzer = analyzer
+    def __init__(self, analyzer: Analyzer, least: dict[Var, PrimExpr]) -> None:
+        self.analyzer, self.least = analyzer, least
 
     def visit_Broadcast(self, node: Broadcast) -> PrimExpr:
         return self.visit(node.value)
@@ -107,6 +108,7 @@ class _AnyLane(Mutator):
     def visit_Ramp(self, node: Ramp) -> PrimExpr:
         lane = Var("lane", node.base.dtype)
         self.analyzer.bind(lane, Range(ops.const(0), ops.const(node.lanes)))
+        self.least[lane] = ops.const(0)
         return node.base + lane * node.stride
 
 

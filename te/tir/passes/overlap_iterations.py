@@ -41,13 +41,30 @@ def _overlapped(loop: For) -> Stmt:
     assert isinstance(begin, For) and isinstance(before, For)
     if not can_run_as_one(before, begin):
         return loop
-    both = begin.replace(body=ops.seq(substitute(before.body, {before.loop_var: begin.loop_var}), begin.body))
+    both = _joined(before, begin)
     either = IfThenElse(ops.greater(k, loop.min), both, fresh_copy(begin))
     body = loop.replace(body=ops.seq(*work[:at], either, *work[at + 1 :]))
     result = ops.seq(body, fresh_copy(end, {k: ops.add(loop.min, extent - 1)}))
     for buffer in reversed(allocated):
         result = Allocate(buffer, result)
     return result
+
+
+def _joined(end: For, begin: For) -> For:
+    """One loop instead of two; within, what ends an iteration is part of the loop that overwrites what it reads."""
+    first, allocated = substitute(end.body, {end.loop_var: begin.loop_var}), list[Buffer]()
+    steps = list(statements_of(begin.body, allocated))
+    at = next((i for i, s in enumerate(steps) if not are_independent([s], first)), None)
+    if at is None or not run_alike(first, steps[at]):
+        return begin.replace(body=ops.seq(first, begin.body))
+    inner = steps[at]
+    assert isinstance(first, For) and isinstance(inner, For)
+    if not can_run_as_one(first, inner):
+        return begin.replace(body=ops.seq(first, begin.body))
+    body = ops.seq(*steps[:at], _joined(first, inner), *steps[at + 1 :])
+    for buffer in reversed(allocated):
+        body = Allocate(buffer, body)
+    return begin.replace(body=body)
 
 
 def overlap_iterations(func: PrimFunc) -> PrimFunc:

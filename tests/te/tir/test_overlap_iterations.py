@@ -7,7 +7,7 @@ import pytest
 
 import te
 from te.ir import collect
-from te.tir import For, IfThenElse, PrimFunc
+from te.tir import BufferStore, For, IfThenElse, PrimFunc
 from te.tir.block_interpreter import BlockInterpreter
 from te.tir.passes.overlap_iterations import OVERLAP
 
@@ -65,3 +65,29 @@ def test_an_end_that_reads_what_the_beginning_writes_is_not_overlapped() -> None
     func = _centred(4, apart=False)
     _check(func)
     assert not collect(func.body, IfThenElse)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_loops_within_are_joined_where_the_next_iteration_overwrites_what_is_stored(turned: bool) -> None:
+    """Groups of rows, and rows in them: each is stored beside the one that takes its place, unless in another order."""
+    x = te.placeholder((ROWS, COLUMNS), name="x")
+    k = te.reduce_axis((0, ROWS), name="k")
+    double = te.compute((ROWS, COLUMNS), lambda i, j: x(i, j) * 2, name="double")
+    total = te.compute((COLUMNS,), lambda j: te.sum(double(k, j), axis=k), name="total")
+    y = te.compute((ROWS, COLUMNS), lambda i, j: double(i, j) / 2 - total(j) / (2 * ROWS), name="y")
+    s = te.create_schedule(y.op)
+    strip, column = s[y].split(y.op.axis[1], factor=4)
+    group, row = s[y].split(y.op.axis[0], factor=2)
+    s[y].reorder(strip, group, row, column)
+    for stage in (double, total):
+        s[stage].compute_at(s[y], strip)
+    s[total].reorder(k, total.op.axis[0])
+    outer, inner = s[double].split(double.op.axis[0], factor=2)
+    if turned:
+        s[double].reorder(outer, double.op.axis[1], inner)
+    s[y].pragma(strip, "overlap_iterations")
+    func = te.lower(s, [x, y])["main"]
+    _check(func)
+    (either,) = collect(func.body, IfThenElse)
+    both = [{store.buffer.name for store in collect(loop, BufferStore)} for loop in collect(either.then_case, For)]
+    assert both.count({"y", "double"}) == (1 if turned else 3)
