@@ -186,6 +186,35 @@ def test_blocks_of_planes_are_read_without_divisions(plane: tuple[int, int]) -> 
     assert all(d.dtype.lanes == 1 for index in vectors for kind in (FloorDiv, FloorMod) for d in collect(index, kind))
 
 
+@pytest.mark.parametrize(
+    ("target", "channels", "around", "unrolled"),
+    [
+        ("x86-64-v4", 19, None, True),
+        ("x86-64-v4", 33, None, False),  # more than registers hold
+        ("x86-64-v4", 19, topi.tanh, False),  # much code
+        ("x86-64-v3", 19, None, False),  # vectors of half a cache line
+    ],
+)
+def test_few_planes_that_share_sets_stay_in_registers(
+    target: str, channels: int, around: Callable[[te.Tensor], te.Tensor] | None, unrolled: bool
+) -> None:
+    """Each vector of exponentials of a strip is made by a statement of its own."""
+    x = te.placeholder((2, channels, 64, 64), name="x")
+    y = topi.nn.softmax(around(x) if around else x, 1)
+    caches = Target(f"llvm -mcpu={target} -num-cores=2 -l2-bytes=65536 -l3-bytes=65536")
+    func = te.lower(next(iter(schedules_for([y], caches))), [x, y])["main"]
+    stores = [s for s in collect(func.body, BufferStore) if s.buffer.name == "softmax_exp"]
+    assert (len(stores) == channels) == unrolled
+
+
+@pytest.mark.parametrize("operator", [relay.nn.softmax, relay.nn.log_softmax, relay.nn.l2_normalize])
+def test_planes_in_registers_are_right(operator: Callable[..., Expr]) -> None:
+    for channels in (2, 7, 19, 24):
+        _check(lambda x: operator(x, axis=1), 2, channels, 64, 48, tolerance=2e-5, target=SMALL_CACHES)
+        _check(lambda x: operator(x, axis=1), 2, channels, 64, 64, tolerance=2e-5, target=SMALL_CACHES)
+    _check(lambda x: relay.nn.standardize(x, 1), 2, 19, 64, 64, tolerance=2e-5, target=SMALL_CACHES)
+
+
 def test_planes_of_sizes_known_at_run_time_are_right() -> None:
     shape = (2, 5, *[SizeVar(name) for name in ("height", "width")])
     x = Var("x", relay.TensorType(shape, "float32"))

@@ -12,7 +12,7 @@ from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reduction import add_up_in_registers, add_up_lines, lines_at_once
 from topi.cpu.row_statistics import is_worth_keeping, split_at, uses_reduction
 from topi.cpu.softmax_parts import softmax_by_parts
-from topi.cpu.strips import are_stored_by_lines, prefetch_columns, share_sets, split_into_strips
+from topi.cpu.strips import are_stored_by_lines, are_whole_lines, prefetch_columns, share_sets, split_into_strips
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind
@@ -28,6 +28,8 @@ __all__ = ["schedule_across_memory"]
 _FEWEST_ROWS_OF_PARTS = 40
 _LEAST_BYTES_OF_PARTS = 2048
 """Parts of fewer rows, or in fewer strips, have more in common than of their own."""
+_OTHER_REGISTERS = 8
+"""What e to a vector, its largest number and its sum take."""
 _STRIPS_AHEAD = 4
 """How far ahead is asked for what a strip reads and writes: further drives out what is at hand."""
 
@@ -51,6 +53,8 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
     if merged and largest is not None and not anchor.attrs.get("log") and _is_worth_parts(out, axis, target):
         kept = any(not uses_reduction(op) for op in before)
         softmax_by_parts(s, anchor, largest, kept, work, target)
+    elif merged and _fits_in_registers(out, axis, before, target):
+        _schedule_in_registers(s, out, axis, before, work, target)
     elif merged and _fits_in_strips(out, axis, target):
         _schedule_strips(s, out, axis, before, work, target)
     else:
@@ -73,6 +77,42 @@ def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
     if _fits_in_strips(out, axis, target):
         return streamed and out.dtype.nbytes == 4
     return streamed or not share_sets(out, axis)
+
+
+def _fits_in_registers(out: te.Tensor, axis: int, before: list[te.ComputeOp], target: Target) -> bool:
+    """Do registers hold a vector of each element of a row, where these share sets of the caches, which don't?
+
+    A vector is a cache line, and results are stored past the caches by these. What takes more arithmetic than a
+    softmax would be too much code.
+    """
+    if not all(isinstance(d, int) for d in out.shape) or not all(uses_reduction(op) for op in before):
+        return False
+    length, line = constant_size(out.shape[axis : axis + 1]), vector_lanes(target) * out.dtype.nbytes == LINE_BYTES
+    streamed = out.dtype.nbytes == 4 and are_whole_lines(out, axis) and are_stored_by_lines(out, axis, target)
+    return line and streamed and length <= target.vector_registers - _OTHER_REGISTERS and share_sets(out, axis)
+
+
+def _schedule_in_registers(
+    s: te.Schedule, out: te.Tensor, axis: int, before: list[te.ComputeOp], work: float, target: Target
+) -> None:
+    """A vector of each element of a row at a time, which is read once: how few of them caches hold doesn't matter."""
+    width = LINE_BYTES // out.dtype.nbytes
+    strip, row, column = split_into_strips(s, out, axis, width, work, target)
+    s[out].unroll(row)
+    s[out].vectorize(column)
+    busy, line = out, row
+    for op in before:
+        result = op.output(0)
+        s[result].compute_at(s[out], strip)
+        *data, lane = op.axis
+        s[result].vectorize(lane)
+        if op.reduce_axis:
+            s[result].reorder(*data, *op.reduce_axis, lane)
+            s[result].unroll(op.reduce_axis[-1])
+        elif len(op.axis) > axis + 1:
+            busy, line = result, op.axis[axis]
+            s[result].unroll(line)
+    _prefetch_ahead(s, busy, line, out, axis, width, _STRIPS_AHEAD * width)
 
 
 def _fits_in_strips(out: te.Tensor, axis: int, target: Target) -> bool:
