@@ -18,8 +18,8 @@ from topi.tag import INJECTIVE
 from topi.utils import matching_parts, normalize_axis, num_elements, ravel_index, unravel_index
 
 __all__ = [
-    "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform", "one_hot", "repeat", "reshape",
-    "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
+    "MOST_INTERLEAVED", "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform", "one_hot", "repeat",
+    "reshape", "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
 ]  # fmt: skip
 
 
@@ -130,14 +130,14 @@ def _joined(inputs: Sequence[Tensor], axis: int, shape: Sequence[Dim]) -> Tensor
     return te.extern(shape, inputs, fill, name="concatenate", dtype=inputs[0].dtype, tag="default")
 
 
-_MOST_INTERLEAVED = 4
-"""Inputs of which all are read for each element of the result, in vectors that hold some of each anyway."""
+MOST_INTERLEAVED = 4
+"""Tensors or rows, at most, of which the vectors of a result hold some elements each: all are read for each vector."""
 
 
 def stack(inputs: Sequence[Tensor], axis: int) -> Tensor:
     """The inputs, all of one shape, along a new dimension `axis`."""
     shape = (*inputs[0].shape[:axis], len(inputs), *inputs[0].shape[axis:])
-    interleaved = axis == inputs[0].ndim and len(inputs) <= _MOST_INTERLEAVED
+    interleaved = axis == inputs[0].ndim and len(inputs) <= MOST_INTERLEAVED
     choose = te.select if interleaved else te.if_then_else
 
     def body(*i: Any) -> PrimExpr:

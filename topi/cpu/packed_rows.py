@@ -20,6 +20,7 @@ from te.tir.substitute import substitute
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
 from topi.groups import constant_size
+from topi.transform import MOST_INTERLEAVED
 from topi.utils import ravel_index
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ _MOST_IN_VAIN = 4
 """At the end of an axis nothing new is asked for: in one of so many chunks at most."""
 _MOST_APART = 4
 """Elements of the input from one of a row to the next, at most: of more, squares that are turned are faster."""
-_MOST_INTERLEAVED = 4
-"""Rows of the input that one of the output is made of, at most."""
 _LEAST_PICKED = 4
 """Elements that shuffles pick from each vector of the input, at least, where a row's are apart in it."""
 _LONGEST_APART = 4096
@@ -218,7 +217,7 @@ def _axes_of_row(apart: _Distances, shape: Sequence[int], size: int) -> int:
     if not rest and (step == 1 or last == 0 or 1 < step <= most):
         return 1
     before = shape[-2] - 1
-    interleaved = 1 < shape[-1] <= _MOST_INTERLEAVED and shape[-1] <= before and len(shape) > 2
+    interleaved = 1 < shape[-1] <= MOST_INTERLEAVED and shape[-1] <= before and len(shape) > 2
     return 2 if interleaved and not rest and apart(len(shape) - 2, before) == before else 0
 
 

@@ -17,14 +17,13 @@ from topi.cpu.turn import Turn
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.tag import PAD
+from topi.transform import MOST_INTERLEAVED
 
 if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = ["strided_axis", "tile_by_lines", "tile_strided", "tile_turned", "turnable"]
 
-_MOST_INTERLEAVED = 4
-"""Tensors, at most, that are large though each makes up one of so many columns only."""
 _TILE = 16
 """Elements of the strided axis in a tile of scalars: a cache line of float32."""
 _LINES = 8
@@ -55,7 +54,7 @@ def strided_axis(out: te.Tensor) -> int | None:
     numbers = {axis.var: n for n, axis in enumerate(op.axis)}
     last = len(op.axis) - 1
     strided: set[int] = set()
-    parts = max(2, min(constant_size(out.shape[-1:]), _MOST_INTERLEAVED))
+    parts = max(2, min(constant_size(out.shape[-1:]), MOST_INTERLEAVED))  # each makes up one of them
     for tensor, index in reads(op):
         if constant_size(tensor.shape) * parts < constant_size(out.shape):
             continue
