@@ -120,8 +120,11 @@ def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
     return Turn(out, strided, *found, fitting[0]) if fitting else None
 
 
-def _period(out: te.Tensor) -> int | None:
-    """What the last axis of `out` is taken modulo wherever it is read by, if that divides it: see `tile`."""
+def _period(out: te.Tensor, lanes: int) -> int | None:
+    """What the last axis of `out` is taken modulo wherever it is read by, if that divides it: see `tile`.
+
+    Not where it divides vectors: it is known for each lane then.
+    """
     op = out.op
     assert isinstance(op, te.ComputeOp)
     last, extent = op.axis[-1], extent_of(op.axis[-1])
@@ -129,7 +132,9 @@ def _period(out: te.Tensor) -> int | None:
         as_int(e.b) for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorMod) and e.a is last.var
     }
     period = found.pop() if len(found) == 1 else None
-    return period if period and isinstance(extent, int) and extent > period and extent % period == 0 else None
+    if not period or not isinstance(extent, int) or lanes % period == 0:
+        return None
+    return period if extent > period and extent % period == 0 else None
 
 
 def _has_borders(out: te.Tensor) -> bool:
@@ -268,7 +273,7 @@ class _Written:
     def _vectorize(self, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim) -> list[te.IterVar]:
         """Vectors of the output, or of its lines before they are put together; returns the loops outside of them."""
         s, (*outer, last) = self.s, axes
-        period = _period(self.out) if self.strided is None else None
+        period = _period(self.out, self.lanes) if self.strided is None else None
         if period is not None:
             repeat, last = s[tensor].split(last, factor=period)
             outer, extent = [*outer, repeat], period

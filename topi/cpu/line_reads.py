@@ -87,28 +87,30 @@ def _flat(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr], at: Ma
     return substitute(ravel_index(index, list(tensor.shape)), at)
 
 
-def _middle(op: te.ComputeOp) -> dict[Var, PrimExpr]:
-    return {axis.var: const(constant_size([extent_of(axis)]) // 2) for axis in op.axis}
+def _inside(op: te.ComputeOp) -> dict[Var, PrimExpr]:
+    """A place away from borders, and from seams: those are often in the middle, and where parts of a third are."""
+    return {axis.var: const(constant_size([extent_of(axis)]) * 3 // 8) for axis in op.axis}
 
 
 def _distance(
     op: te.ComputeOp, tensor: te.Tensor, first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> int | None:
-    middle = _middle(op)
-    return as_int(Analyzer().simplify(_flat(op, tensor, second, middle) - _flat(op, tensor, first, middle)))
+    at = _inside(op)
+    return as_int(Analyzer().simplify(_flat(op, tensor, second, at) - _flat(op, tensor, first, at)))
 
 
 def _stride(op: te.ComputeOp, tensor: te.Tensor, index: Sequence[PrimExpr]) -> int | None:
     """How many elements of `tensor` lie between the places that neighbouring lines of `op` are read from.
 
-    None where it isn't read in the order of the output: it is judged by in the middle, where there are no borders.
+    None where it isn't read in the order of the output; elements of pairs may change places.
     """
-    analyzer, middle = Analyzer(), _middle(op)
-    here = _flat(op, tensor, index, middle)
+    analyzer, at = Analyzer(), _inside(op)
 
     def apart(axis: te.IterVar) -> int | None:
-        before = {**middle, axis.var: middle[axis.var] - 1}
-        return as_int(analyzer.simplify(here - _flat(op, tensor, index, before)))
+        steps = 2 if axis is op.axis[-1] and constant_size([extent_of(axis)]) % 2 == 0 else 1
+        later = {**at, axis.var: at[axis.var] + steps}
+        distance = as_int(analyzer.simplify(_flat(op, tensor, index, later) - _flat(op, tensor, index, at)))
+        return None if distance is None or distance % steps else distance // steps
 
     strides = [apart(axis) for axis in op.axis if constant_size([extent_of(axis)]) > 1]
     known = [stride for stride in strides if stride is not None]

@@ -8,7 +8,7 @@ import te
 from te import Tensor
 from te.tir import PrimExpr
 from topi.tag import INJECTIVE
-from topi.utils import broadcast_index, same_dim
+from topi.utils import broadcast_index, full_precision, same_dim
 
 __all__ = ["rotary_embedding"]
 
@@ -17,24 +17,26 @@ def rotary_embedding(x: Tensor, cosine: Tensor, sine: Tensor, interleaved: bool 
     """Pairs of channels (last dimension) of x turned by angles: half of them apart or, `interleaved`, neighbours.
 
     `cosine` and `sine` broadcast to x with one number for each channel, or for each pair. The first of a pair becomes
-    first * cosine - second * sine, the second becomes second * cosine + first * sine.
+    first * cosine - second * sine, the second becomes second * cosine + first * sine. Narrow floats are rounded once.
     """
     channels, columns = x.shape[-1], cosine.shape[-1]
     by_pair = not same_dim(columns, channels)
     half = columns if by_pair else channels // 2
 
     def angle(table: Tensor, *i: Any) -> PrimExpr:
-        c = i[-1]
+        *at, c = i
         if by_pair:
-            c = c // 2 if interleaved else te.if_then_else(c < half, c, c - half)
-        return table(*broadcast_index((*i[:-1], c), table.shape))
+            c = c // 2 if interleaved else c - te.select(c < half, 0, half)
+        return table(*broadcast_index((*at, c), table.shape))
 
     def body(*i: Any) -> PrimExpr:
         *at, c = i
-        if interleaved:
-            partner = te.if_then_else(c % 2 == 0, -x(*at, c + 1), x(*at, c - 1))
-        else:
-            partner = te.if_then_else(c < half, -x(*at, c + half), x(*at, c - half))
-        return x(*i) * angle(cosine, *i) + partner * angle(sine, *i)
+        apart, is_first = (1, c % 2 == 0) if interleaved else (half, c < half)
+        partner = x(*at, c + te.select(is_first, apart, -apart))
+
+        def turned(own: Any, other: Any, cosine: Any, sine: Any) -> PrimExpr:
+            return own * cosine + other * (te.select(is_first, te.const(-1, own.dtype), te.const(1, own.dtype)) * sine)
+
+        return full_precision(turned, x(*i), partner, angle(cosine, *i), angle(sine, *i))
 
     return te.compute(x.shape, body, name="rotary_embedding", tag=INJECTIVE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import floordiv, mod
 from typing import Any
 
 from backend.llvm.assembly import FunctionText
@@ -364,6 +365,11 @@ class ExprEmitter(ConvertEmitter):
         if isinstance(expr, Ramp):
             base, stride = self.splatted_int(expr.base), self.splatted_int(expr.stride)
             return None if base is None or stride is None else [base + i * stride for i in range(expr.lanes)]
+        if isinstance(expr, FloorDiv | FloorMod):
+            a, b = self._known_lanes(expr.a), self._known_lanes(expr.b)
+            if a is None or b is None or 0 in b:
+                return None
+            return list(map(floordiv if isinstance(expr, FloorDiv) else mod, a, b))
         value = self.splatted_int(expr) if isinstance(expr, Broadcast) else None
         return None if value is None else [value] * expr.dtype.lanes
 
