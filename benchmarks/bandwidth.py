@@ -146,6 +146,13 @@ def cases(nbytes: int) -> Iterator[Case]:
     for mode in ("constant", "reflect"):
         yield case(f"pad, NCHW, {mode}", lambda x, mode=mode: nn.pad(x, _FRAME, pad_mode=mode), nchw)
     yield case("stack, last axis", lambda a, b: relay.stack([a, b], axis=2), *[(one // 2 // _ROW, _ROW)] * 2)
+    yield case("concat, 3 and 1 columns", lambda a, b: relay.concatenate([a, b], axis=1), (one // 4, 3), (one // 4, 1))
+    length = one // 32 // 128
+    heads, angles = (1, 64, length, 128), (length, 64)
+    rotary = lambda x, c, s: nn.rotary_embedding(x, c, s, True)  # noqa: E731
+    yield case("rotary embedding, interleaved, float16", rotary, heads, angles, angles, dtype="float16")
+    planes = (one // 256 // 784, 256, 28, 28)
+    yield case("pad, planes of 28x28, reflect", lambda x: nn.pad(x, _FRAME, pad_mode="reflect"), planes)
     yield case("reverse, rows of 1000 bytes", lambda x: relay.reverse(x, 1), (4 * one // 1000, 1000), dtype="uint8")
     yield case("tile", lambda x: relay.tile(x, (1, 3)), (one // 2 // 1000, 1000))
     yield case("gather rows", lambda x: relay.take(x, relay.const(_shuffled(one // 256)), axis=0), (one // 256, 256))

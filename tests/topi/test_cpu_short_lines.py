@@ -73,3 +73,34 @@ def test_few_lines_stay_apart() -> None:
     out = topi.add(x, y)
     text = str(te.lower(schedule_for([out], backend.Target("llvm")), [x, y, out]))
     assert "112" not in text
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32", "int64"])
+@pytest.mark.parametrize("widths", [(2, 2), (3, 1), (5, 5), (1, 4)])
+@pytest.mark.parametrize("rows", [999, 9])
+def test_short_lines_are_joined_by_vectors_over_several(rows, widths, kind) -> None:
+    random = np.random.default_rng(0)
+    arrays = [random.integers(0, 99, (rows, width)).astype(kind) for width in widths]
+    parts = [te.placeholder(a.shape, kind, "part") for a in arrays]
+    np.testing.assert_array_equal(result(topi.concatenate(parts, 1), parts, arrays), np.concatenate(arrays, 1))
+
+
+def test_joined_lines_are_four_cache_lines_at_least_loaded_without_masks() -> None:
+    x, y = te.placeholder((9999, 3), "float32", "x"), te.placeholder((9999, 1), "float32", "y")
+    module = lowered(topi.concatenate([x, y], 1), [x, y])
+    assert "ramp(i0.i1.fused.outer * 64, 1, 64)] = " in str(module)
+    code = backend.build(module, target=backend.Target("llvm -mcpu=x86-64-v4")).get_source("raw-ll")
+    main = code[: code.index("icmp")] if "icmp" in code else code
+    assert "gather" not in code and "shufflevector" in code and "masked.load" not in main
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32"])
+@pytest.mark.parametrize("by_pair", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_pairs_that_are_turned_are_loaded_as_vectors(interleaved, by_pair, kind) -> None:
+    shape = (3, 50, 64)
+    table = (50, 32 if by_pair else 64)
+    x, *angles = [te.placeholder(s, kind, n) for s, n in ((shape, "x"), (table, "cos"), (table, "sin"))]
+    module = lowered(topi.nn.rotary_embedding(x, *angles, interleaved), [x, *angles])
+    code = backend.build(module, target=backend.Target("llvm")).get_source("raw-ll")
+    assert "gather" not in code and "masked" not in code

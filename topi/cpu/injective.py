@@ -18,7 +18,7 @@ from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
 from topi.cpu.prefetch import is_beyond_caches
 from topi.cpu.register_transpose import block_of, vectors_turned
-from topi.cpu.short_lines import lines_of_vectors, vectorize_lines
+from topi.cpu.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
 from topi.cpu.turn import Turn
@@ -36,6 +36,8 @@ _FEWEST, _SHORT = 4, 8
 one."""
 _ACROSS_COST = 5
 """Operations that an element counts as, at least, which is read across memory."""
+_MOST_WRITTEN_OUT = 8
+"""Vectors of a line that are written out where it is known for each of their elements then which ones they are of."""
 _COMPUTED_BYTES = 4
 """Of elements that are computed, at least: narrower ones are converted for it."""
 
@@ -149,6 +151,15 @@ def _has_borders(out: te.Tensor) -> bool:
     return bool(deciding) and all(deciding)
 
 
+def _chooses_lanes(out: te.Tensor) -> bool:
+    """Does where an element lies along the last axis, and no data, decide what it is?"""
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
+    last = op.axis[-1].var
+    deciding = [list(post_order((condition,))) for _, condition in conditions(op)]
+    return any(last in nodes and not any(isinstance(e, ProducerLoad) for e in nodes) for nodes in deciding)
+
+
 def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> list[te.IterVar]:
     """Vectors of the last axis; loop partitioning cuts off those at borders, so that the others need no tests."""
     *outer, last = s[out].op.axis
@@ -183,7 +194,7 @@ class _Written:
 
     `flat`: shapes don't matter. `strided` is the axis along which a large input lies in memory, where that is not the
     last one, `turn` how squares of both are turned in registers. `rows` are those of an input, in another order. `line`
-    serves several results of each line.
+    serves several results of each line. `written_out` is a loop over the few vectors of one.
     """
 
     def __init__(
@@ -200,13 +211,17 @@ class _Written:
         self.turn = None if self.strided is None or not squares else _turn(out, self.strided, target)
         moves = self.alone and not self.flat and self.vectors == VECTORS
         self.rows = PackedRows.of(out, target) if moves else None
+        self.written_out: te.IterVar | None = None
         self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _ACROSS_COST))
 
     def schedule(self) -> bool:
         """Choose the loops; returns whether squares are turned along axes whose lengths are known at run time."""
         s, out, squares, buffered = self.s, self.out, False, False
-        in_place = self.strided is None and self.rows is None and not self.flat and self.repeats
-        together = lines_of_vectors(out) if in_place else 0
+        in_place, together = self.strided is None and self.rows is None and not self.flat, 0
+        if in_place and self.repeats:
+            together = lines_of_vectors(out)
+        elif in_place and self.alone and self.line is None and places_are_known(out.op):
+            together = lines_of_vectors(out, least=FEWEST_LINES)
         if together:
             loops = vectorize_lines(s, out, together)
         elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
@@ -220,9 +235,12 @@ class _Written:
             buffered, loops = True, _vectorize_between_borders(s, out, self.lanes)[:-1]
         else:
             out, loops = self._in_order()
-        *_, around = parallel_outer(s, out, loops, self.work, self.target)
+        _, *inside = parallel = parallel_outer(s, out, loops, self.work, self.target)
         if buffered and self.line is not None:
-            buffer_line(s, self.line, out, around, self.target)
+            buffer_line(s, self.line, out, parallel[-1], self.target)
+        for loop in inside:
+            if loop is self.written_out:
+                s[out].unroll(loop)
         return squares
 
     def _is_short(self) -> bool:
@@ -260,6 +278,8 @@ class _Written:
             _vectorize_between_borders(self.s, lines, self.lanes)
         else:
             self._vectorize(lines, self.s[lines].op.axis, extent)
+        if self.written_out is not None:
+            self.s[lines].unroll(self.written_out)
         return out, chunks
 
     def _axes(self) -> tuple[list[te.IterVar], te.Dim]:
@@ -280,6 +300,8 @@ class _Written:
         vectors = vectorize_elements(s, tensor, last, extent, self.lanes, self.vectors)
         if self.strided is not None:
             return tile_strided(s, tensor, self.strided, vectors)
+        if isinstance(extent, int) and extent <= _MOST_WRITTEN_OUT * self.lanes and _chooses_lanes(self.out):
+            self.written_out = vectors
         asks = self.alone and not self.flat and tensor is self.out and period is None
         if asks and _is_long(self.out, extent, self.lanes, self.target):
             ask_for_lines(s, tensor, vectors, elements_at_once(extent, self.lanes, self.vectors), self.target)

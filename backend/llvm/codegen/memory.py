@@ -7,6 +7,8 @@ those that stay within one vector, of which all elements are wanted or which is 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from math import gcd
 from operator import floordiv, mod
 from typing import Any
@@ -86,12 +88,16 @@ class MemoryEmitter(BfloatEmitter):
         ramp = self.as_ramp(load.indices[-1]) if len(load.indices) == 1 else None
         if ramp is None:
             index = load.indices[-1]
+            wanted = [True] * of.lanes if mask is None else known_flags(mask)
             block = self._load_block(buffer, index, of) if mask is None else None
-            if block is None and mask is None:
-                block = self._load_pieces(buffer, self.as_lanes(index), of)
+            if block is None and wanted is not None:
+                block = self._load_pieces(buffer, self.as_lanes(index), of, wanted)
             return self._gather(buffer, index, of, mask) if block is None else block
         base, stride = ramp
         if mask is not None:
+            block = self._load_wanted(buffer, load.indices[-1], of, mask)
+            if block is not None:
+                return block
             if stride.value is None and stride.constant == 1:
                 return self._masked_load(buffer, base, of, mask)
             if stride.value is None and stride.constant == 2:
@@ -151,7 +157,7 @@ class MemoryEmitter(BfloatEmitter):
             second = self.load(buffer, Index(base.value, base.constant + start, base.factor), of)
             picks = [2 * i if i < half else lanes + 2 * i - start for i in range(lanes)]
             return self._permute(first, second, picks, of)
-        pieces = self._load_pieces(buffer, (base, [stride * i for i in range(lanes)]), of)
+        pieces = self._load_pieces(buffer, (base, [stride * i for i in range(lanes)]), of, [True] * lanes)
         return self._load_lanes(buffer, base, Index(None, stride, 0), of) if pieces is None else pieces
 
     def _permute(self, first: str, second: str | None, picks: list[int], of: DType) -> str:
@@ -182,18 +188,43 @@ class MemoryEmitter(BfloatEmitter):
             return self.splat(block, of)
         return self._permute(block, None, [pick - first for pick in picks], of.with_lanes(count))
 
-    def _load_pieces(self, buffer: Buffer, spread: tuple[Index, list[int]] | None, of: DType) -> str | None:
+    def _load_wanted(self, buffer: Buffer, index: PrimExpr, of: DType, mask: str) -> str | None:
+        """Elements that a mask wants, which is known: loads without masks, which processors see the order of.
+
+        None for what AVX2 has masked loads of.
+        """
+        wanted = None if self._has_signs(of) else known_flags(mask)
+        return None if wanted is None else self._load_pieces(buffer, self.as_lanes(index), of, wanted)
+
+    def _load_pieces(
+        self, buffer: Buffer, spread: tuple[Index, list[int]] | None, of: DType, wanted: list[bool]
+    ) -> str | None:
         """Elements that lie in few pieces of memory, each loaded as vectors; None where they are too many for that.
 
-        What lies between two that are wanted is part of the buffer, too.
+        What lies between two that are wanted is part of the buffer, too. Lanes that are not `wanted` are 0. Registers
+        are put together one by one: of longer shuffles LLVM makes moves of single elements.
         """
         if spread is None:
             return None
         base, offsets = spread
-        lanes, pieces = of.lanes, _pieces(offsets, of)
-        if not pieces:
+        lanes, most = of.lanes, max(self.machine.vector_bits // (8 * element_bytes(of)), _FEWEST_LANES)
+        places = [offset if is_wanted else None for offset, is_wanted in zip(offsets, wanted, strict=True)]
+        inside = [o for o in places if o is not None]
+        parts = [places[i : i + most] for i in range(0, lanes, most)]
+        pieces = [_pieces(part, min(inside), max(inside) + 1) for part in parts]
+        if lanes < _FEWEST_LANES or any(found is None for found in pieces):
             return None
-        value, missing = "poison", set(range(lanes))
+        done = [(self._put_together(buffer, base, part, found or [], of), len(part))
+                for part, found in zip(parts, pieces, strict=True)]  # fmt: skip
+        return self.joined(done, register_type(of.element))
+
+    def _put_together(
+        self, buffer: Buffer, base: Index, places: list[int | None], pieces: list[tuple[int, int]], of: DType
+    ) -> str:
+        """A register of the elements at `places`, 0 where none is wanted, which lie in such pieces."""
+        lanes = len(places)
+        of, missing = of.with_lanes(lanes), {i for i, place in enumerate(places) if place is not None}
+        value = "poison" if len(missing) == lanes else "zeroinitializer"
         for first, count in pieces:
             piece = self.load(buffer, Index(base.value, base.constant + first, base.factor), of.with_lanes(count))
             if count == 1:
@@ -201,9 +232,10 @@ class MemoryEmitter(BfloatEmitter):
             elif count < lanes:
                 widened = [*range(count), *[0] * (lanes - count)]
                 piece = self._permute(piece, None, widened, of.with_lanes(count))
-            here = {i for i in missing if first <= offsets[i] < first + count}
-            picks = [lanes + offsets[i] - first if i in here else i for i in range(lanes)]
-            value, missing = self._permute(value, piece, picks, of), missing - here
+            here = {i: place - first for i, place in enumerate(places)
+                    if i in missing and place is not None and first <= place < first + count}  # fmt: skip
+            value = self._permute(value, piece, [lanes + here[i] if i in here else i for i in range(lanes)], of)
+            missing -= set(here)
         return value
 
     def _load_lanes(self, buffer: Buffer, base: Index, stride: Index, of: DType) -> str:
@@ -247,10 +279,9 @@ class MemoryEmitter(BfloatEmitter):
         finds out while it selects instructions that a mask wants nothing of the part.
         """
         lanes, most = of.lanes, self.machine.vector_bits // (8 * element_bytes(of))
-        has_signs = self.machine.vector_bits == _AVX2_BITS and element_bytes(of) >= _LEAST_MASKED_BYTES
         known = known_flags(mask)
         is_wanted = known is not None and all(any(known[i : i + most]) for i in range(0, lanes, most))
-        if lanes <= most or not has_signs or is_wanted:
+        if lanes <= most or not self._has_signs(of) or is_wanted:
             return self._load_register(buffer, base, of, mask)
         padded, element = -(-lanes // most) * most, register_type(of.element)
         rest = [min(i, lanes) for i in range(padded)]
@@ -261,6 +292,10 @@ class MemoryEmitter(BfloatEmitter):
             hidden = self._opaque(self.part(wanted, "i1", padded, begin, most), most)
             parts.append((self._load_register(buffer, at, of.with_lanes(most), hidden), most))
         return self.part(self.joined(parts, element), element, padded, 0, lanes)
+
+    def _has_signs(self, of: DType) -> bool:
+        """Are masked loads those of AVX2, which go by the signs of lanes?"""
+        return self.machine.vector_bits == _AVX2_BITS and element_bytes(of) >= _LEAST_MASKED_BYTES
 
     def _opaque(self, mask: str, lanes: int) -> str:
         """The same mask, of which LLVM doesn't know how it came about."""
@@ -484,22 +519,25 @@ _WIDEST_GAP = 4
 """From one element to the next of a piece."""
 
 
-def _pieces(offsets: list[int], of: DType) -> list[tuple[int, int]]:
-    """First offset and length of the vectors to load elements at known `offsets` by; none where there are too many.
+def _pieces(places: Sequence[int | None], low: int, high: int) -> list[tuple[int, int]] | None:
+    """First offset and length of the vectors to load elements at known `places` by; None where there are too many.
 
-    Elements may have a few others between them, of which shuffles choose.
+    Elements may have a few others between them, of which shuffles choose. Vectors that have no instruction are made
+    longer where they stay inside of [low, high).
     """
-    lanes, gap = of.lanes, _WIDEST_GAP
-    wanted = sorted(set(offsets))
-    starts = [i for i, offset in enumerate(wanted) if i == 0 or offset - wanted[i - 1] > gap]
+    lanes, gap = len(places), _WIDEST_GAP
+    wanted = sorted({place for place in places if place is not None})
+    starts = [i for i, place in enumerate(wanted) if i == 0 or place - wanted[i - 1] > gap]
     found: list[tuple[int, int]] = []
-    for start, end in zip(starts, [*starts[1:], len(wanted)], strict=True):
-        low, high = wanted[start], wanted[end - 1] + 1
-        whole = (high - low) // lanes * lanes
-        found += [(first, lanes) for first in range(low, low + whole, lanes)]
-        if high - low > whole:
-            found.append((high - lanes, lanes) if whole else (low, high - low))
-    return found if lanes >= _FEWEST_LANES and len(found) * 4 <= max(lanes, 8) else []
+    for start, end in itertools.pairwise([*starts, len(wanted)]):
+        first, last = wanted[start], wanted[end - 1] + 1
+        whole = (last - first) // lanes * lanes
+        found += [(begin, lanes) for begin in range(first, first + whole, lanes)]
+        if (rest := last - first - whole) and (whole or (rest & (rest - 1) and high - low >= lanes)):
+            found.append((max(low, last - lanes), lanes))
+        elif rest:
+            found.append((first, rest))
+    return found if len(found) * 4 <= max(lanes, 8) else None
 
 
 def _memory_suffix(of: DType) -> str:
