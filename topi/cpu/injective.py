@@ -220,7 +220,7 @@ class _Written:
         in_place, together = self.strided is None and self.rows is None and not self.flat, 0
         if in_place and self.repeats:
             together = lines_of_vectors(out)
-        elif in_place and self.alone and self.line is None and places_are_known(out.op):
+        elif in_place and self.alone and self.line is None and places_are_known(out):
             together = lines_of_vectors(out, least=FEWEST_LINES)
         if together:
             loops = vectorize_lines(s, out, together)

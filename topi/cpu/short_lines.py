@@ -37,11 +37,13 @@ def lines_of_vectors(out: te.Tensor, *, least: int = 1) -> int:
     return count if count <= rows and columns * count <= _MOST_LINES * line else 0
 
 
-def places_are_known(op: te.ComputeOp) -> bool:
+def places_are_known(out: te.Tensor) -> bool:
     """Do the inputs' elements, of a vector of whole lines, lie at the same distances from each other in all of them?
 
     Along lines anything may decide where they lie but data; from line to line they lie evenly.
     """
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
     if len(op.axis) < 2:
         return False
     decided = [condition for _, condition in conditions(op)]
