@@ -210,13 +210,16 @@ class MemoryEmitter(BfloatEmitter):
         lanes, most = of.lanes, max(self.machine.vector_bits // (8 * element_bytes(of)), _FEWEST_LANES)
         places = [offset if is_wanted else None for offset, is_wanted in zip(offsets, wanted, strict=True)]
         inside = [o for o in places if o is not None]
+        if lanes % most == 1:
+            places.append(None)  # one lane is no vector
         parts = [places[i : i + most] for i in range(0, lanes, most)]
         pieces = [_pieces(part, min(inside), max(inside) + 1) for part in parts]
         if lanes < _FEWEST_LANES or any(found is None for found in pieces):
             return None
         done = [(self._put_together(buffer, base, part, found or [], of), len(part))
                 for part, found in zip(parts, pieces, strict=True)]  # fmt: skip
-        return self.joined(done, register_type(of.element))
+        element = register_type(of.element)
+        return self.part(self.joined(done, element), element, len(places), 0, lanes)
 
     def _put_together(
         self, buffer: Buffer, base: Index, places: list[int | None], pieces: list[tuple[int, int]], of: DType

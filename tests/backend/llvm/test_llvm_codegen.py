@@ -177,6 +177,22 @@ def test_masked_loads_of_known_lanes_are_loads(run_llvm, wanted):
     assert code.count("vmaskmovps") == (1 if wanted == 25 else 4)
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "int64"])
+@pytest.mark.parametrize("lanes", [15, 16, 17, 33, 65])
+def test_vectors_put_together_of_any_length(run_llvm, lanes, dtype, target):
+    """Neighbours that change places, every fifth lane 0: what is left over may be a single lane."""
+    a, c = decl_buffer((lanes + 1,), dtype, name="A"), decl_buffer((lanes,), dtype, name="C")
+    lane, two, five = ramp(0, 1, lanes), Broadcast(const(2), lanes), Broadcast(const(5), lanes)
+    at = select(lane % two < 1, lane + 1, lane - 1)
+    loads = BufferLoad(a, (at,), lane % five < 4), BufferLoad(a, (at,))
+    values, order = sample(dtype, lanes + 1), np.arange(lanes) ^ 1
+    for load, wanted in zip(loads, (np.arange(lanes) % 5 < 4, True), strict=True):
+        f = make(BufferStore(c, load, (lane,)), a, c)
+        _, result = run_llvm(f, values, np.ones(lanes, values.dtype), target=Target(target))
+        np.testing.assert_array_equal(result, np.where(wanted, values[order], np.zeros(1, values.dtype)))
+
+
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_lazy_choice_touches_only_what_it_chose(run_llvm, lanes):
     # a[i - 2] for i < 2 would lie before the buffer
