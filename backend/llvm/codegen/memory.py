@@ -191,10 +191,13 @@ class MemoryEmitter(BfloatEmitter):
     def _load_wanted(self, buffer: Buffer, index: PrimExpr, of: DType, mask: str) -> str | None:
         """Elements that a mask wants, which is known: loads without masks, which processors see the order of.
 
-        None for what AVX2 has masked loads of.
+        None for what AVX2 has masked loads of, and for several registers, of which LLVM moves single elements then.
         """
-        wanted = None if self._has_signs(of) else known_flags(mask)
+        wanted = None if self._has_signs(of) or of.lanes > self._register_lanes(of) else known_flags(mask)
         return None if wanted is None else self._load_pieces(buffer, self.as_lanes(index), of, wanted)
+
+    def _register_lanes(self, of: DType) -> int:
+        return max(self.machine.vector_bits // (8 * element_bytes(of)), _FEWEST_LANES)
 
     def _load_pieces(
         self, buffer: Buffer, spread: tuple[Index, list[int]] | None, of: DType, wanted: list[bool]
@@ -207,7 +210,7 @@ class MemoryEmitter(BfloatEmitter):
         if spread is None:
             return None
         base, offsets = spread
-        lanes, most = of.lanes, max(self.machine.vector_bits // (8 * element_bytes(of)), _FEWEST_LANES)
+        lanes, most = of.lanes, self._register_lanes(of)
         places = [offset if is_wanted else None for offset, is_wanted in zip(offsets, wanted, strict=True)]
         inside = [o for o in places if o is not None]
         if lanes % most == 1:
