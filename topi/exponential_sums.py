@@ -1,4 +1,4 @@
-"""Logarithms of sums of exponentials by parts: one pass over memory.
+"""Sums of exponentials by parts, for their logarithms and for softmax: one pass over memory.
 
 A part gets its own largest number, and the sum of e to the distances from that. What all parts have in common is found
 from those: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).

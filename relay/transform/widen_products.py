@@ -15,6 +15,7 @@ from te.ir import PassContext
 
 __all__ = ["WidenProducts"]
 
+
 class WidenProducts(FunctionPass):
     """`nn.batch_matmul` of float16 or bfloat16 data becomes one of float32 between casts.
 

@@ -120,8 +120,7 @@ def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, ta
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, others, target), "group_norm")
     norm = group_norm_by_moments(moments, gamma, beta, axis, group_size, anchor.attrs["epsilon"])
     if by_rows:
-        outer, group = ((0, 1), group_size) if axis == 1 else ((0,), 1)
-        return schedule_rows_by_moments(s, anchor.output(0), norm, moments, outer, target, group)
+        return schedule_rows_by_moments(s, anchor.output(0), norm, moments, (0, 1), target, group_size)
     return schedule_by_moments(s, anchor.output(0), norm, moments, 2 if axis == 1 else axis, target)
 
 

@@ -129,11 +129,11 @@ class CallEmitter(LookupEmitter):
             return self.rounded(quotient, call.dtype)
         kind, mask = f"<{width} x float>", f"i{width}"
         self.text.module.declare(name, kind, f"{kind}, {kind}, {mask}")
-        parts: list[tuple[str, int]] = []
-        for begin in range(0, of.lanes, width):
-            operands = f"{kind} {self.part(value, 'float', of.lanes, begin, width)}, {kind} zeroinitializer, {mask} -1"
-            parts.append((self.text.pure(f"call {kind} @{name}({operands})"), width))
-        return self.rounded(self.joined(parts, "float"), call.dtype)
+
+        def estimate(_: int, x: str) -> str:
+            return self.text.pure(f"call {kind} @{name}({kind} {x}, {kind} zeroinitializer, {mask} -1)")
+
+        return self.rounded(self.by_parts(of.lanes, (width,), [value], estimate, "float"), call.dtype)
 
     def emit_fma(self, call: Call) -> str:
         of = compute_type(call.dtype)

@@ -13,20 +13,21 @@ class PartEmitter(ExprEmitter):
     """Takes vectors apart and puts them together. `element` is the type of a lane."""
 
     def by_parts(
-        self, lanes: int, widths: Collection[int], operands: Sequence[str], instruction: Callable[..., str]
-    ) -> str:
+        self, lanes: int, widths: Collection[int], operands: Sequence[str], instruction: Callable[..., str],
+        element: str = "i32",
+    ) -> str:  # fmt: skip
         """The results of ``instruction(width, parts of the operands...)`` as one vector, the widest parts first.
 
-        All are vectors of int32.
+        All are vectors of `element`.
         """
         results: list[tuple[str, int]] = []
         begin = 0
         while begin < lanes:
             width = max(w for w in widths if w <= lanes - begin)
-            parts = [self.part(v, "i32", lanes, begin, width) for v in operands]
+            parts = [self.part(v, element, lanes, begin, width) for v in operands]
             results.append((instruction(width, *parts), width))
             begin += width
-        return self.joined(results, "i32")
+        return self.joined(results, element)
 
     def part(self, value: str, element: str, lanes: int, begin: int, width: int) -> str:
         """Some lanes of a vector."""
