@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from te.bounds import Bounds, Guard, Loops, guard_expr
 from te.errors import LoweringError, ScheduleError
+from te.guess import only_for, retried
 from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from te.poly import Poly, number
 from te.rewrite import map_reads
@@ -60,13 +61,14 @@ class _Nests:
         for stage in self.scans:
             self._share_states(stage)
         for stage in bounds.schedule.stages:
-            self._assign_buffers(stage)
+            if stage not in bounds.guessed:
+                self._assign_buffers(stage)
+        for stage, exact in bounds.guessed.items():
+            self._share_memory(stage, exact)
 
     def program(self) -> Stmt:
         roots = [s for s in self.bounds.schedule.stages if s.attach == "root" and s in self.bounds.loops]
-        body: Stmt = ops.no_op()
-        for stage in reversed(roots):
-            body = self._realize(stage, self._kernel(stage), body)
+        body = self._in_order(roots, self._kernel, ops.no_op())
         for tensor in self.states:
             body = Allocate(self.buffers[tensor], body)
         return body
@@ -104,9 +106,16 @@ class _Nests:
                                         "an argument or belong to two scans: copy it with te.compute")  # fmt: skip
                 self.buffers[shared] = self.buffers[tensor]
 
+    def _share_memory(self, guess: Stage, exact: Stage) -> None:
+        """A guess is in the memory of what it stands for."""
+        by, tensor = guess.op.output(0), exact.op.output(0)
+        self.buffers[by] = self.buffers[tensor]
+        if tensor in self.starts:  # allocated with the guess, which is computed first
+            self.starts[by] = self.starts[tensor]
+
     def _realize(self, stage: Stage, nest: Stmt, rest: Stmt) -> Stmt:
         """`nest`, then `rest`, around them the memory of what `nest` computes."""
-        own = [t for t in stage.op.outputs if t in self.starts]
+        own = [t for t in stage.op.outputs if t in self.starts and stage not in self.bounds.guessed.values()]
         if stage.double_buffered:
             for tensor in own:
                 nest = AttrStmt("double_buffer_scope", self.buffers[tensor], ops.const(1), nest)
@@ -135,9 +144,35 @@ class _Nests:
 
     def attach(self, stage: Stage, position: int, inner: Stmt) -> Stmt:
         """`inner` after the stages computed at the leaf at `position`."""
-        for child in reversed(self.children[stage][position]):
-            inner = self._realize(child, self.nest(child), inner)
-        return inner
+        return self._in_order(self.children[stage][position], self.nest, inner)
+
+    def _in_order(self, stages: Sequence[Stage], nest: Callable[[Stage], Stmt], rest: Stmt) -> Stmt:
+        """The nests of stages that are computed at one place, then `rest`; what is guessed, only if it has to be."""
+        guesses = [g for g in self.bounds.schedule.guesses if g.exact[0] in stages]
+        again = {stage: g for g in guesses for stage in only_for(g, stages, lambda s: self._readers(s, stages))}
+        for stage in reversed(stages):
+            guess = again.get(stage)
+            if guess is None:
+                rest = self._realize(stage, nest(stage), rest)
+            elif stage is guess.exact[-1]:
+                exact: Stmt = ops.no_op()
+                for one in reversed([s for s in stages if again.get(s) is guess]):
+                    exact = self._realize(one, nest(one), exact)
+                result = guess.by[-1].op.output(0)
+                rest = seq(retried(guess, self.buffers[result], self._ends(result), exact), rest)
+        return rest
+
+    def _ends(self, tensor: Tensor) -> list[PrimExpr | None]:
+        """How much of a tensor's memory is computed in each dimension; None where all may be."""
+        sizes = [self.math.dim(d) for d in self.buffers[tensor].shape]
+        starts = self.starts.get(tensor, tuple([number(0) for _ in sizes]))
+        left = [self.math.dim(d) - start for d, start in zip(tensor.shape, starts, strict=True)]
+        return [None if self.math.nonneg(n - d) else self.math.expr(n) for n, d in zip(left, sizes, strict=True)]
+
+    def _readers(self, stage: Stage, stages: Sequence[Stage]) -> set[Stage | None]:
+        """Which of `stages` read one of them, themselves or by what is computed inside; None for any others."""
+        around = [[reader, *[s for s, _ in self.bounds.path(reader)]] for reader in self.bounds.consumers(stage)]
+        return {next((s for s in nest if s in stages), None) for nest in around}
 
     # -- expressions ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from te import staging
 from te.errors import ScheduleError
+from te.guess import Guess
 from te.ir.visitor import post_order
 from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
 from te.rewrite import replace_inputs
@@ -28,6 +29,7 @@ class Schedule:
     def __init__(self, outputs: Sequence[Operation]) -> None:
         self.outputs = list(outputs)
         self.small: Schedule | None = None
+        self.guesses: list[Guess] = []
         self.stages: list[Stage] = []
         self.stage_map: dict[Operation, Stage] = {}
         for op in _operations(self.outputs):
@@ -106,6 +108,19 @@ class Schedule:
         """
         staging.recompute(self, tensor, by)
 
+    def guess(
+        self, exact: Sequence[Tensor], by: Sequence[Tensor], trusted: Callable[[PrimExpr], PrimExpr]
+    ) -> None:
+        """Compute each of `exact` by another formula first, which costs less and is nearly always right.
+
+        Where `trusted` does not hold for some element of the last one that has been computed at a place, all of them
+        are computed there once more, as they say, with what is needed for nothing else. `by` are made with `te.compute`
+        from tensors of this schedule (`current`), of the same shapes and types; they become stages and are computed
+        where those that they stand for are, which must be one loop, in the same memory.
+        Raises ScheduleError for what is not so.
+        """
+        staging.guess(self, exact, by, trusted)
+
     def when_small(self, other: Schedule) -> None:
         """Compute by `other` where a split with tail="shift" finds a symbolic extent below its factor.
 
@@ -132,6 +147,7 @@ class Schedule:
                 stage.attach_stage = twins[stage.attach_stage]
             if stage.home is not None:
                 stage.home = (twins[stage.home[0]], stage.home[1])
+        new.guesses = [g.of(twins) for g in self.guesses]
         return new
 
     def replace_tensors(self, tensors: Mapping[Tensor, Tensor], stages: Iterable[Stage]) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from te.bounds import loop_extents
 from te.errors import ScheduleError
+from te.guess import Guess, move_with_exact
+from te.guess import check as check_guess
 from te.ir.structural import structural_equal
 from te.operation import ComputeOp, Operation, PlaceholderOp
 from te.rewrite import map_reads, replace_inputs
@@ -20,7 +22,7 @@ from te.tir.substitute import substitute
 if TYPE_CHECKING:
     from te.schedule import Schedule
 
-__all__ = ["cache_read", "cache_tiled", "cache_write", "normalize", "recompute", "rfactor"]
+__all__ = ["cache_read", "cache_tiled", "cache_write", "guess", "normalize", "recompute", "rfactor"]
 
 
 def cache_read(schedule: Schedule, tensor: Tensor, scope: str, readers: Sequence[Tensor | Operation]) -> Tensor:
@@ -184,6 +186,20 @@ def recompute(schedule: Schedule, tensor: Tensor, by: Tensor) -> None:
     _drop_unread(schedule, old)
 
 
+def guess(
+    schedule: Schedule, exact: Sequence[Tensor], by: Sequence[Tensor], trusted: Callable[[PrimExpr], PrimExpr]
+) -> None:
+    """See `Schedule.guess`."""
+    check_guess(schedule, exact, by)
+    stages = [schedule[t] for t in exact]
+    first = min(stages, key=schedule.stages.index)
+    for tensor in by:
+        for op in [*_new_operations(schedule, tensor.op), tensor.op]:
+            if op not in schedule.stage_map:
+                _insert_stage(schedule, op, before=first)
+    schedule.guesses.append(Guess(tuple(stages), tuple([schedule[t] for t in by]), trusted))
+
+
 def _drop_unread(schedule: Schedule, reader: Operation) -> None:
     """Take out the stages that only `reader`, which is none any more, has read; and what only those have."""
     sources = [schedule.stage_map[t.op] for t in reader.input_tensors if t.op in schedule.stage_map]
@@ -259,6 +275,7 @@ def _final_op(op: ComputeOp, factored: Operation, axis: IterVar, position: int) 
 def normalize(schedule: Schedule) -> Schedule:
     """See `Schedule.normalize`."""
     result = schedule.copy()
+    move_with_exact(result)
     _move_attachments(result)
     _inject_inline(result)
     return result

@@ -8,6 +8,7 @@ import te
 from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
+from topi.cpu.flat_rows import FlatRows
 from topi.cpu.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_beyond_caches, is_streamed
 from topi.cpu.reduction import vectorize_reduction
@@ -63,9 +64,10 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return _schedule_by_moments(s, anchor, first, target)
     if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
         return schedule_across_memory(s, outs, anchor, target)
-    turned = TurnedRows.of(anchor, outs, target) if first == len(anchor.axis) - 1 else None
-    if turned is not None:
-        return turned.schedule()
+    of_neighbours = FlatRows if anchor.tag == "softmax" else TurnedRows
+    together = of_neighbours.of(anchor, outs, target) if first == len(anchor.axis) - 1 else None
+    if together is not None:
+        return together.schedule()
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     before, behind = split_at(stages, anchor)
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)

@@ -1,0 +1,138 @@
+"""Softmax of short rows: neighbouring rows as one line, sums without the largest of each where these can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relay
+import te
+import topi
+from backend.runtime import device, graph_executor
+from backend.target import Target
+from relay.expr import Expr, Var
+from te.ir import collect
+from te.tir import BufferStore, IfThenElse, PrimFunc
+from topi.registry import schedules_for
+
+nn = relay.nn
+TARGETS = ["llvm", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64-v2"]
+LENGTHS = [1, 4, 7, 10, 16, 17, 31, 32, 49, 60, 64, 77, 100, 128]
+
+
+def _lowered(length: int, target: str, rows: int = 256) -> PrimFunc:
+    x = te.placeholder((rows, length), name="x")
+    y = topi.nn.softmax(x, 1)
+    return te.lower(next(iter(schedules_for([y], Target(target)))), [x, y])["main"]
+
+
+def _run(function: Callable[[Expr], Expr], data: np.ndarray, target: str = "llvm") -> np.ndarray:
+    x = Var("x", relay.TensorType(data.shape, str(data.dtype)))
+    module = graph_executor.GraphModule(
+        relay.build(relay.Function((x,), function(x)), target)["default"](device("cpu", 0)), 2
+    )
+    module.set_input("x", data)
+    module.run()
+    return module.get_output(0).numpy()
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        return powers / powers.sum(-1, keepdims=True)
+
+
+def _data(rows: int, length: int) -> np.ndarray:
+    return np.random.default_rng(length).standard_normal((rows, length), dtype=np.float32) * 3
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_rows_are_right(length: int, target: str) -> None:
+    data = _data(53, length)
+    np.testing.assert_allclose(_run(nn.softmax, data, target), _softmax(data), rtol=3e-6)
+    logarithms = _run(nn.log_softmax, data, target)
+    np.testing.assert_allclose(logarithms, np.log(_softmax(data)), rtol=3e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", [nn.softmax, nn.log_softmax])
+@pytest.mark.parametrize("length", [5, 49, 64])
+@pytest.mark.parametrize("change", [300.0, -300.0, 63.0, -20.0, 3e38, -3e38])
+def test_rows_of_unusual_sizes_are_right(operator: Callable[[Expr], Expr], length: int, change: float) -> None:
+    """What powers of e of the elements themselves would make infinite, or 0, or less exact."""
+    data = _data(64, length)
+    data[17] += np.float32(change)
+    data[40, 1:] = -np.inf
+    data[41, ::2] = -3e38
+    expected = _softmax(data)
+    if operator is nn.log_softmax:
+        with np.errstate(divide="ignore"):
+            expected = np.where(expected > 0, np.log(expected), data.astype(np.float64) - data.max(-1, keepdims=True))
+    np.testing.assert_allclose(_run(operator, data), expected, rtol=4e-6, atol=1e-6)
+
+
+def test_what_is_no_number_stays_in_its_row() -> None:
+    data = _data(64, 49)
+    data[3, 7], data[5], data[9, 0] = np.nan, -np.inf, np.inf
+    found = _run(nn.softmax, data)
+    assert np.isnan(found[[3, 5, 9]]).all()
+    others = [n for n in range(64) if n not in (3, 5, 9)]
+    np.testing.assert_allclose(found[others], _softmax(data[others]), rtol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("length", [10, 49, 64])
+def test_other_types_are_right(dtype: str, length: int) -> None:
+    data = _data(48, length).astype(dtype)
+    tolerance = {"float16": 2e-3, "float64": 1e-13}[dtype]
+    np.testing.assert_allclose(_run(nn.softmax, data), _softmax(data), rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_largest_is_found_where_sums_are_not_trusted_only(target: str) -> None:
+    body = _lowered(49, target).body
+    (again,) = collect(body, IfThenElse)
+    stores = [node for node in collect(body, BufferStore) if node.buffer.name.startswith("softmax_max")]
+    assert stores and {*stores} == {n for n in collect(again, BufferStore) if n.buffer.name.startswith("softmax_max")}
+
+
+@pytest.mark.parametrize("length", [10, 21, 49, 100])
+def test_results_are_whole_vectors_in_the_order_of_memory(length: int) -> None:
+    function = _lowered(length, "llvm -mcpu=x86-64-v4")
+    stores = [node for node in collect(function.body, BufferStore) if node.buffer.data in function.params]
+    assert [node.value.dtype.lanes for node in stores] == [16] * length
+
+
+def test_rows_beyond_the_caches_are_right() -> None:
+    target = "llvm -l2-bytes=65536 -l3-bytes=65536"
+    for rows in (4096, 4099):
+        data = _data(rows, 10)
+        np.testing.assert_allclose(_run(nn.softmax, data, target), _softmax(data), rtol=3e-6)
+
+
+_COLUMN = np.linspace(-1, 1, 20, dtype=np.float32)
+_MASK = np.tril(np.zeros((32, 20), np.float32) - 1e9)
+
+
+@pytest.mark.parametrize(("function", "reference"), [
+    (lambda x: nn.softmax(relay.tanh(x)), lambda x: _softmax(np.tanh(x))),
+    (lambda x: nn.relu(nn.softmax(x)), _softmax),
+    (lambda x: nn.softmax(relay.add(x, relay.const(_COLUMN))), lambda x: _softmax(x + _COLUMN)),
+    (lambda x: relay.multiply(nn.softmax(x), relay.const(_COLUMN)), lambda x: _softmax(x) * _COLUMN),
+    (lambda x: nn.softmax(relay.add(x, relay.const(_MASK))), lambda x: _softmax(x + _MASK)),
+    (lambda x: relay.cast(nn.softmax(x), "float16"), _softmax),
+    (lambda x: relay.transpose(nn.softmax(x), (0, 2, 1)), lambda x: _softmax(x).transpose(0, 2, 1)),
+    (lambda x: nn.softmax(relay.transpose(x, (0, 2, 1))), lambda x: _softmax(x.transpose(0, 2, 1))),
+])  # fmt: skip
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_computed_around_rows_is_right(
+    function: Callable[[Expr], Expr], reference: Callable[[Any], Any], target: str
+) -> None:
+    data = np.random.default_rng(0).standard_normal((6, 32, 20), dtype=np.float32)
+    found = _run(function, data, target)
+    tolerance = 1e-3 if found.dtype == np.float16 else 3e-6
+    np.testing.assert_allclose(found, reference(data), rtol=tolerance, atol=3e-7)

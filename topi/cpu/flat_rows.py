@@ -1,0 +1,174 @@
+"""Softmax of short rows on CPUs: rows that lie next to each other are one line, whole vectors of which are computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import te
+from topi.cpu.accesses import reads
+from topi.cpu.common import parallel_outer
+from topi.cpu.elements import element_cost, elements_at_once, vectorize_elements
+from topi.cpu.lane_sums import sum_lanes
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, prefetch_rows, rows_ahead
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, inline_injective
+from topi.reduction import largest_number
+from topi.registry import operations_behind
+from topi.softmax_guess import element_of_rows, guessed_largest, guessed_powers, is_trusted
+from topi.utils import ravel_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backend.target import Target
+    from te.tir import PrimExpr
+
+__all__ = ["FlatRows"]
+
+_MOST_ELEMENTS = 128
+"""Of a row: vectors of results are written out for as many rows as a vector has lanes."""
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class FlatRows:
+    """As many neighbouring rows along the last dimension of `anchor`, a softmax, as a vector has `lanes`.
+
+    Powers of e are those of the elements themselves (`topi.softmax_guess`), found in the order of memory: whole vectors
+    without masks, whatever the rows' length. Vectors that begin with the rows add them up, lanes are added up for all
+    rows together, and one over the sums is shuffled to the lanes that are their rows'. What reads something that is not
+    the rows' own, element by element, goes row by row. `out` is the kernel's result.
+    """
+
+    anchor: te.ComputeOp
+    out: te.Tensor
+    lanes: int
+    target: Target
+
+    @staticmethod
+    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlatRows | None:
+        """None where rows are long or few, or what follows has another shape."""
+        if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or anchor.tag != "softmax":
+            return None
+        found = FlatRows(anchor, outs[0], vector_lanes(target), target)
+        return found if found._are_short() else None
+
+    def _are_short(self) -> bool:
+        shape = self.anchor.output(0).shape
+        known = len(shape) > 1 and all(isinstance(d, int) for d in shape) and tuple(self.out.shape) == tuple(shape)
+        floats = self._stage("softmax_sum").dtype.nbytes == _FLOAT_BYTES
+        return known and floats and constant_size(shape[-2:-1]) >= self.lanes and self._length <= _MOST_ELEMENTS
+
+    def _goes_along(self, op: te.Operation) -> bool:
+        """Does an operation of the rows' elements read what is theirs, and in the order of memory?"""
+        assert isinstance(op, te.ComputeOp)
+        own = [axis.var for axis in op.axis]
+        return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
+
+    @property
+    def _stages(self) -> list[te.ComputeOp]:
+        return [op for op in operations_behind([self.out]) if isinstance(op, te.ComputeOp)]
+
+    def _stage(self, tag: str) -> te.Tensor:
+        return next(op.output(0) for op in self._stages if op.tag == tag)
+
+    @property
+    def _length(self) -> int:
+        return constant_size(self.anchor.output(0).shape[-1:])
+
+    def schedule(self) -> te.Schedule:
+        """A vector of rows in each iteration: powers of e, sums, one over them or their logarithms, results."""
+        s = te.create_schedule([self.out.op])
+        largest, exact, total = [self._stage(f"softmax_{name}") for name in ("max", "exp", "sum")]
+        assert isinstance(largest.op, te.ComputeOp)
+        element = element_of_rows(largest.op, len(exact.shape) - 1)
+        (of_total,) = [t for t in self.anchor.input_tensors if total in t.op.input_tensors]
+        maxima, lanes_of_maxima = self._by_lanes(element, largest_number, "softmax_max")
+        s.recompute(largest, maxima)
+        exact_sums, lanes_of_exact = self._by_lanes(s.current(exact), te.sum, "softmax_sum")
+        s.recompute(total, exact_sums)
+        powers = guessed_powers(element, exact)
+        sums, lanes_of_sums = self._by_lanes(powers, te.sum, "softmax_sum")
+        if largest in self.anchor.input_tensors:  # a logarithm, from which it is subtracted, too
+            s.guess([largest, exact, total], [guessed_largest(largest), powers, sums], is_trusted)
+        else:
+            s.guess([exact, total], [powers, sums], is_trusted)
+        out = s.outputs[0].output(0)
+        inline_injective(s, [out], keep=[s[of_total].op])
+        if self.anchor is not self.out.op:
+            s[self.anchor].compute_inline()
+        group = self._loops(s, out)
+        for tensor in (largest, exact, total, of_total):
+            s[tensor].set_scope("local")
+            s[tensor].compute_at(s[out], group)
+        s[of_total].vectorize(s[of_total].op.axis[-1])
+        self._find_powers(s, powers)
+        self._add_up(s, sums, lanes_of_sums)
+        vectorize_elements(s, exact, s[exact].op.axis[-1], self._length, self.lanes)
+        for tensor, lanes in ((largest, lanes_of_maxima), (total, lanes_of_exact)):
+            s[lanes].set_scope("local")
+            s[lanes].compute_at(s[tensor], s[tensor].op.axis[-1])
+            self._vectorize_lanes(s, lanes)
+        return s
+
+    def _by_lanes(
+        self, element: Callable[..., PrimExpr], reduction: Callable[..., PrimExpr], name: str
+    ) -> tuple[te.Tensor, te.Tensor]:
+        """Rows reduced, and what of them each lane of vectors that begin with the rows has."""
+        rows, lanes, length = self.anchor.output(0).shape[:-1], self.lanes, self._length
+        j, lane = te.reduce_axis((0, -(-length // lanes)), name="j"), te.reduce_axis((0, lanes), name="lane")
+        nothing = te.const(0.0, "float32") if reduction is te.sum else te.min_value("float32")
+
+        def of_lane(*i: Any) -> PrimExpr:
+            column = j * lanes + i[-1]
+            value = element(*i[:-1], column)
+            return reduction(value if length % lanes == 0 else te.if_then_else(column < length, value, nothing), axis=j)
+
+        partial = te.compute((*rows, lanes), of_lane, name=f"{name}.lanes")
+        return te.compute(rows, lambda *i: reduction(partial(*i, lane), axis=lane), name=name), partial
+
+    def _loops(self, s: te.Schedule, out: te.Tensor) -> te.IterVar:
+        """The loop over groups of rows, of which results are stored a cache line at a time, wherever rows end."""
+        *lead, row, column = s[out].op.axis
+        group, within = s[out].split(row, factor=self.lanes, tail="shift")
+        line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
+        if self._length % line and self._goes_along(s[out].op):
+            vectors, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
+            s[out].unroll(vectors)
+            s[out].vectorize(vector)
+        else:
+            vectorize_elements(s, out, column, self._length, line)
+        work = constant_size(out.shape) * element_cost(self._stages)
+        return parallel_outer(s, out, [*lead, group], work, self.target)[-1]
+
+    def _find_powers(self, s: te.Schedule, powers: te.Tensor) -> None:
+        """Of all rows of a group as one line; later groups are asked for meanwhile."""
+        *_, row, column = s[powers].op.axis
+        shape, elements = powers.shape, self.lanes * self._length
+        if not self._goes_along(s[powers].op):
+            vectors = vectorize_elements(s, powers, column, self._length, self.lanes)
+            prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target)
+            return
+        vectors = vectorize_elements(s, powers, s[powers].fuse(row, column), elements, self.lanes)
+        each = elements_at_once(elements, self.lanes)
+        for tensor in inputs_of(s[powers].op):
+            if is_streamed(tensor, elements, self.target):
+                nbytes = tensor.dtype.nbytes
+                ahead, lines = rows_ahead(elements * nbytes) * elements, -(-each * nbytes // LINE_BYTES)
+                s[powers].prefetch_line(tensor, vectors, lambda *i, n=ahead: [ravel_index(i, shape) + n], lines=lines)
+
+    def _add_up(self, s: te.Schedule, sums: te.Tensor, partial: te.Tensor) -> None:
+        """Sums of a group of rows, all in registers."""
+        all_rows, rows = s[sums].split(s[sums].op.axis[-1], nparts=1)
+        s[sums].tensorize(rows, sum_lanes(self.lanes, len(sums.shape), str(partial.dtype)))
+        s[partial].set_scope("local")
+        s[partial].compute_at(s[sums], all_rows)
+        self._vectorize_lanes(s, partial)
+        s[partial].unroll(s[partial].op.axis[-2])
+        s[partial].unroll(s[partial].op.reduce_axis[0])
+
+    def _vectorize_lanes(self, s: te.Schedule, partial: te.Tensor) -> None:
+        *_, lane = s[partial].op.axis
+        s[partial].reorder(*s[partial].op.reduce_axis, lane)
+        s[partial].vectorize(lane)
