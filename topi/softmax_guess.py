@@ -11,10 +11,11 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import PrimExpr, Reduce
+from te.tir import PrimExpr, Reduce, convert
 from te.tir.substitute import substitute
+from topi.registry import operations_behind
 
-__all__ = ["element_of_rows", "guessed_largest", "guessed_powers", "is_trusted"]
+__all__ = ["element_of", "guess_sums", "power_of", "powers_of", "stages_of", "sums_of"]
 
 _MOST_EXPONENT = 64.0
 """Powers are of this at most: of more, `exp_nonpositive` gives anything."""
@@ -22,32 +23,55 @@ _LEAST_SUM, _MOST_SUM = 1e-6, 1e27
 """Of powers that are trusted. No power was limited then; those that vanish are less than 1e-32 of their row's sum."""
 
 
-def element_of_rows(largest: te.ComputeOp, axis: int) -> Callable[..., PrimExpr]:
-    """The elements of which `largest`, the stage "softmax_max" of a softmax along `axis`, finds the largest."""
-    (maximum,) = largest.body
+def stages_of(anchor: te.Operation) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest number of each row of `anchor`, a softmax or its logarithm, the powers of distances, their sum."""
+    found = {op.tag: op.output(0) for op in operations_behind([anchor.output(0)])}
+    return found["softmax_max"], found["softmax_exp"], found["softmax_sum"]
+
+
+def element_of(anchor: te.Operation, axis: int) -> Callable[..., PrimExpr]:
+    """The elements that `anchor` is a softmax of, along `axis`."""
+    largest, _, _ = stages_of(anchor)
+    assert isinstance(largest.op, te.ComputeOp)
+    (maximum,), (k,), axes = largest.op.body, largest.op.reduce_axis, largest.op.axis
     assert isinstance(maximum, Reduce)
-    (source,), (k,) = maximum.source, largest.reduce_axis
 
     def element(*i: Any) -> PrimExpr:
-        row = zip(largest.axis, (*i[:axis], *i[axis + 1 :]), strict=True)
-        return substitute(source, {**{own.var: v for own, v in row}, k.var: i[axis]})
+        values = [convert(v) for v in (*i[:axis], *i[axis + 1 :], i[axis])]
+        return substitute(maximum.source[0], {own.var: v for own, v in zip((*axes, k), values, strict=True)})
 
     return element
 
 
-def guessed_powers(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
-    """Powers of e of elements, for the stage "softmax_exp" of a softmax, `exact`."""
-    return te.compute(
-        exact.shape, lambda *i: te.exp_nonpositive(te.min(element(*i), _MOST_EXPONENT)), name="softmax_power"
-    )
+def power_of(element: PrimExpr) -> PrimExpr:
+    """e to an element; of one so large that it can't be trusted, less."""
+    return te.exp_nonpositive(te.min(element, _MOST_EXPONENT))
 
 
-def guessed_largest(largest: Tensor) -> Tensor:
-    """What is subtracted of each element in the place of `largest`: nothing."""
-    return te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="softmax_zero")
+def powers_of(element: Callable[..., PrimExpr], exact: Tensor) -> Tensor:
+    """Powers of elements in the place of those of distances."""
+    return te.compute(exact.shape, lambda *i: power_of(element(*i)), name="softmax_power")
 
 
-def is_trusted(total: PrimExpr) -> PrimExpr:
-    """Does the sum of a row's powers show that they are right? Not that of a NaN."""
+def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Tensor:
+    """Sums of powers along the last dimension."""
+    k = te.reduce_axis((0, exact.shape[-1]), name="k")
+    return te.compute(total.shape, lambda *i: te.sum(power(*i, k), axis=k), name=total.op.name)
+
+
+def guess_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, sums: Tensor) -> None:
+    """Let `sums` stand for those of `anchor`, `powers` for its powers; and 0 for the largest where that is used, too.
+
+    Without `powers` what reads sums finds them once more.
+    """
+    largest, exact, total = stages_of(anchor)
+    guesses = {total: sums} if powers is None else {exact: powers, total: sums}
+    if powers is None or largest in anchor.input_tensors:
+        zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="softmax_zero")
+        guesses = {largest: zero, **guesses}
+    s.guess([*guesses], [*guesses.values()], _is_trusted)
+
+
+def _is_trusted(total: PrimExpr) -> PrimExpr:
+    """Does the sum of a row's powers show that they are right? That of a NaN does not."""
     return te.all(total >= te.const(_LEAST_SUM, total.dtype), total <= te.const(_MOST_SUM, total.dtype))
-

@@ -11,14 +11,14 @@ from backend.runtime import nd
 from te.errors import ScheduleError
 from te.ir import collect
 from te.schedule import Schedule
-from te.tir import IfThenElse, PrimFunc
+from te.tir import IfThenElse, PrimExpr, PrimFunc
 from te.tir.block_interpreter import BlockInterpreter
 
 ROWS, LENGTH, GROUP = 12, 6, 4
 LOW, HIGH = 1e-6, 1e20
 
 
-def _trusted(total: te.PrimExpr) -> te.PrimExpr:
+def _trusted(total: PrimExpr) -> PrimExpr:
     return te.all(total >= te.const(LOW, "float32"), total <= te.const(HIGH, "float32"))
 
 

@@ -15,7 +15,7 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import Allocate, BufferStore, Compare, FloorMod, PrimFunc
+from te.tir import Allocate, BufferStore, Call, Compare, FloorMod, IfThenElse, PrimFunc, Stmt
 from tests.topi.small_caches import lowered, result
 from topi.registry import schedules_for
 
@@ -49,8 +49,33 @@ def test_rows_of_what_is_computed_are_right(
 
 @pytest.mark.parametrize("columns", [200, 50_000])
 def test_functions_in_front_of_a_softmax_are_computed_once(columns: int) -> None:
-    kept = _rows_kept(_lowered(topi.tanh, columns))
-    assert kept == 2  # with the exponentials
+    """Unless sums turn out not to be trusted."""
+    body = _lowered(topi.tanh, columns).body
+    (again,) = collect(body, IfThenElse)
+    assert len(_tangents(body)) - len(_tangents(again)) == 1
+
+
+def _tangents(stmt: Stmt) -> list[Call]:
+    return [call for call in collect(stmt, Call) if call.op == "tanh"]
+
+
+@pytest.mark.parametrize("change", [300.0, -300.0])
+@pytest.mark.parametrize("columns", [200, 1000, 4001])
+@pytest.mark.parametrize("operator", [topi.nn.softmax, topi.nn.log_softmax])
+def test_rows_of_unusual_sizes_are_right(
+    operator: Callable[[te.Tensor, int], te.Tensor], columns: int, change: float
+) -> None:
+    """Whose powers of e would overflow or vanish if nothing were subtracted."""
+    data = np.random.default_rng(0).standard_normal((24, columns), dtype=np.float32)
+    data[5] += np.float32(change)
+    x = te.placeholder(data.shape, name="x")
+    y = operator(x, 1)
+    expected = data.astype(np.float64) - data.max(1, keepdims=True)
+    expected -= np.log(np.exp(expected).sum(1, keepdims=True))
+    if operator is topi.nn.softmax:
+        expected = np.exp(expected)
+    found = result(y, [x], [data], caches="-l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144")
+    np.testing.assert_allclose(found, expected, rtol=3e-6, atol=3e-6 if operator is topi.nn.log_softmax else 0)
 
 
 def test_an_addition_in_front_of_a_softmax_is_computed_in_each_pass() -> None:

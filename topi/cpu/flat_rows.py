@@ -15,7 +15,7 @@ from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.reduction import largest_number
 from topi.registry import operations_behind
-from topi.softmax_guess import element_of_rows, guessed_largest, guessed_powers, is_trusted
+from topi.softmax_guess import element_of, guess_sums, powers_of, stages_of
 from topi.utils import ravel_index
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class FlatRows:
     def _are_short(self) -> bool:
         shape = self.anchor.output(0).shape
         known = len(shape) > 1 and all(isinstance(d, int) for d in shape) and tuple(self.out.shape) == tuple(shape)
-        floats = self._stage("softmax_sum").dtype.nbytes == _FLOAT_BYTES
+        floats = stages_of(self.anchor)[0].dtype.nbytes == _FLOAT_BYTES
         return known and floats and constant_size(shape[-2:-1]) >= self.lanes and self._length <= _MOST_ELEMENTS
 
     def _goes_along(self, op: te.Operation) -> bool:
@@ -67,33 +67,21 @@ class FlatRows:
         return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
 
     @property
-    def _stages(self) -> list[te.ComputeOp]:
-        return [op for op in operations_behind([self.out]) if isinstance(op, te.ComputeOp)]
-
-    def _stage(self, tag: str) -> te.Tensor:
-        return next(op.output(0) for op in self._stages if op.tag == tag)
-
-    @property
     def _length(self) -> int:
         return constant_size(self.anchor.output(0).shape[-1:])
 
     def schedule(self) -> te.Schedule:
         """A vector of rows in each iteration: powers of e, sums, one over them or their logarithms, results."""
         s = te.create_schedule([self.out.op])
-        largest, exact, total = [self._stage(f"softmax_{name}") for name in ("max", "exp", "sum")]
-        assert isinstance(largest.op, te.ComputeOp)
-        element = element_of_rows(largest.op, len(exact.shape) - 1)
+        (largest, exact, total), element = stages_of(self.anchor), element_of(self.anchor, len(self.out.shape) - 1)
         (of_total,) = [t for t in self.anchor.input_tensors if total in t.op.input_tensors]
         maxima, lanes_of_maxima = self._by_lanes(element, largest_number, "softmax_max")
         s.recompute(largest, maxima)
         exact_sums, lanes_of_exact = self._by_lanes(s.current(exact), te.sum, "softmax_sum")
         s.recompute(total, exact_sums)
-        powers = guessed_powers(element, exact)
+        powers = powers_of(element, exact)
         sums, lanes_of_sums = self._by_lanes(powers, te.sum, "softmax_sum")
-        if largest in self.anchor.input_tensors:  # a logarithm, from which it is subtracted, too
-            s.guess([largest, exact, total], [guessed_largest(largest), powers, sums], is_trusted)
-        else:
-            s.guess([exact, total], [powers, sums], is_trusted)
+        guess_sums(s, self.anchor, powers, sums)
         out = s.outputs[0].output(0)
         inline_injective(s, [out], keep=[s[of_total].op])
         if self.anchor is not self.out.op:
@@ -139,7 +127,7 @@ class FlatRows:
             s[out].vectorize(vector)
         else:
             vectorize_elements(s, out, column, self._length, line)
-        work = constant_size(out.shape) * element_cost(self._stages)
+        work = constant_size(out.shape) * element_cost(operations_behind([self.out]))
         return parallel_outer(s, out, [*lead, group], work, self.target)[-1]
 
     def _find_powers(self, s: te.Schedule, powers: te.Tensor) -> None:

@@ -29,6 +29,7 @@ from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import layer_norm_by_moments
 from topi.registry import Rank, operations_behind, register_schedule
+from topi.softmax_guess import element_of, guess_sums, power_of, powers_of, stages_of, sums_of
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -75,6 +76,9 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
     if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
+    powers = powers_of(element_of(anchor, first), stages_of(anchor)[1]) if anchor.tag == "softmax" else None
+    if powers is not None and "log" not in anchor.attrs:  # which one pass finds
+        kept = []
     for op in stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
             s[op].compute_inline()
@@ -88,8 +92,22 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
     busy += statistics_at(s, before, out, row, first, lanes, together)
+    if powers is not None:
+        _, exact, total = stages_of(anchor)
+        sums = sums_of(powers, exact, total)
+        guess_sums(s, anchor, powers, sums)
+        busy.append((powers, vectorize_elements(s, powers, powers.op.axis[-1], powers.shape[-1], lanes)))
+        _vectorize_sums(s, sums, lanes)
     prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
+
+
+def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
+    """Add up each row by vectors; the stages of their lanes."""
+    stages = vectorize_reduction(s, sums, lanes)
+    for stage in stages:
+        s[stage].compute_at(s[sums], s[sums].op.axis[-1])
+    return stages
 
 
 def _store_loop(s: te.Schedule, out: te.Tensor, first: int, target: Target) -> te.IterVar:
@@ -155,13 +173,14 @@ def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
 
 def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
     """A row's largest number and sum by parts, in one pass over memory; then the results, of the row in a cache."""
-    stages = {op.tag: op.output(0) for op in operations_behind([anchor.output(0)])}
-    largest, total = stages["softmax_max"], stages["softmax_sum"]
+    (largest, exact, total), element = stages_of(anchor), element_of(anchor, first)
     (x,) = largest.op.input_tensors
     room = target.cache_bytes.l2 // _SHARE_OF_PARTS
     parts = ExponentialSums(x, part_sizes(x.shape, x.dtype.nbytes, [first], target, room), "softmax", finite=False)
     s.recompute(largest, parts.largest)
     s.recompute(total, parts.total)
+    sums = sums_of(lambda *i: power_of(element(*i)), exact, total)
+    guess_sums(s, anchor, None, sums)
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
     before = inline_others(s, out, s.current(anchor.output(0)).op)
     row = s[out].fuse(*s[out].op.axis[:first])
@@ -176,7 +195,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_largest, of_sum = (vectorize_reduction(s, stage, vector_lanes(target)) for stage in passes)
     for partial in (*of_largest, *of_sum):
         s[partial].compute_at(s[parts.sums], part)
-    busy, length = (*of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
+    busy, length = (*_vectorize_sums(s, sums, vector_lanes(target)), sums)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
         s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length)
     return s
