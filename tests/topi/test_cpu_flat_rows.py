@@ -107,6 +107,13 @@ def test_results_are_whole_vectors_in_the_order_of_memory(length: int) -> None:
     assert [node.value.dtype.lanes for node in stores] == [16] * length
 
 
+@pytest.mark.parametrize(("rows", "length", "apart"), [(4096, 49, 0), (4099, 49, 1), (4099, 32, 0)])
+def test_only_the_last_rows_are_stored_where_no_cache_line_begins(rows: int, length: int, apart: int) -> None:
+    body = _lowered(length, "llvm -mcpu=x86-64-v4 -l2-bytes=65536 -l3-bytes=65536", rows).body
+    retries = sum("doubted" in str(branch.condition) for branch in collect(body, IfThenElse))
+    assert retries == 1 + apart
+
+
 def test_rows_beyond_the_caches_are_right() -> None:
     target = "llvm -l2-bytes=65536 -l3-bytes=65536"
     for rows in (4096, 4099):

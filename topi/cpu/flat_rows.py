@@ -10,7 +10,7 @@ from topi.cpu.accesses import reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.elements import element_cost, elements_at_once, vectorize_elements
 from topi.cpu.lane_sums import sum_lanes
-from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, prefetch_rows, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_beyond_caches, is_streamed, prefetch_rows, rows_ahead
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.reduction import largest_number
@@ -128,7 +128,11 @@ class FlatRows:
         else:
             vectorize_elements(s, out, column, self._length, line)
         work = constant_size(out.shape) * element_cost(operations_behind([self.out]))
-        return parallel_outer(s, out, [*lead, group], work, self.target)[-1]
+        loop = parallel_outer(s, out, [*lead, group], work, self.target)[-1]
+        shifted, ends = constant_size(out.shape[-2:-1]) % self.lanes, self._length * out.dtype.nbytes % LINE_BYTES
+        if loop is group and shifted and ends and is_beyond_caches(out, self.target):
+            s[out].pragma(group, "last_apart")  # cache lines begin with all groups but that
+        return loop
 
     def _find_powers(self, s: te.Schedule, powers: te.Tensor) -> None:
         """Of all rows of a group as one line; later groups are asked for meanwhile."""

@@ -21,6 +21,7 @@ from te.tir.substitute import fresh_copy
 __all__ = ["LoopPartition", "loop_partition"]
 
 _HINT = "pragma_loop_partition_hint"
+_LAST_APART = "pragma_last_apart"
 _EXTREMA = frozenset((Min, Max))
 
 
@@ -169,6 +170,10 @@ class _Partitioner(Mutator):
     def visit_For(self, node: For) -> Stmt:
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
         hinted = bool(node.annotations.get(_HINT))
+        if node.annotations.get(_LAST_APART):
+            before_last = ops.likely(node.loop_var + 1 < node.min + node.extent)
+            body = IfThenElse(before_last, node.body, fresh_copy(node.body))
+            node = node.replace(body=body, annotations={k: v for k, v in node.annotations.items() if k != _LAST_APART})
         if node.kind is ForKind.PARALLEL:
             body = self._versioned(node.loop_var, node.body, hinted)
             return node if body is node.body else node.replace(body=body)
@@ -374,8 +379,9 @@ class LoopPartition(FunctionPass):
     Guards are the conditions marked `likely`; under a loop with "pragma_loop_partition_hint" also the comparisons in
     `if_then_else`, `Select` and branches (the masks of padding). A serial, unrolled or constant vectorized loop is cut
     in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
-    loops and block axes stay one loop with a fast and a general body. Extents may be symbolic. At most `max_copies`
-    copies of code are made. (TVM: `LoopPartition`.)
+    loops and block axes stay one loop with a fast and a general body. "pragma_last_apart" asks for a cut before the
+    last iteration, as if it had a guard: one that is shifted inwards, say. Extents may be symbolic. At most
+    `max_copies` copies of code are made. (TVM: `LoopPartition`.)
     """
 
     max_copies: int = 16

@@ -26,6 +26,7 @@ from te.tir import (
     decl_buffer,
     if_then_else,
     maximum,
+    minimum,
     select,
     seq,
 )  # fmt: skip
@@ -224,6 +225,20 @@ def test_guards_of_parallel_loops_get_a_fast_body():
         "            for j_1 in range(6):",
         "                B[j_1 + 24] = 1.0",
     ]
+
+
+@pytest.mark.parametrize("kind", [ForKind.SERIAL, ForKind.PARALLEL])
+def test_the_last_iteration_is_cut_off_where_that_is_asked_for(kind: ForKind):
+    a = decl_buffer((19,), name="a")
+    store = BufferStore(a, const(1.0), (minimum(i * 4, const(15)) + j,))
+    func = function(loop(i, 5, loop(j, 4, store), kind, pragma_last_apart=True), a)
+    cut = loop_partition(func)
+    text = str(cut)
+    assert "min" not in text and "a[i * 4 + j]" in text
+    assert ("if i < 4:" in text) == (kind is ForKind.PARALLEL)
+    found = np.zeros(19, np.float32)
+    interpret(cut, found)
+    assert found.all()
 
 
 def test_padding_is_partitioned_on_a_hint():
