@@ -103,6 +103,20 @@ def test_small_planes_are_standardised_image_by_image() -> None:
     assert "standardize_parts" not in planes
 
 
+@pytest.mark.parametrize("features", ["", "-mattr=-avx512f"])
+def test_images_ask_for_the_next_as_they_are_stored(features: str) -> None:
+    """Beyond the caches images of more than the second-level cache are, too; those in the last ask where two fit."""
+    caches = f"llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432 {features}"
+    for side, images, asked in ((14, 256, True), (28, 64, True), (14, 16, True), (28, 4, None), (32, 64, True)):
+        text = str(_lowered((images, 384, side, side), (1,), caches))
+        assert ("standardize_parts" in text) == (asked is not None)
+        if asked:
+            assert text.index("prefetch(") > text.index("standardize_scale[")  # not where moments are found
+            assert f"+ {384 * side * side}" in text[text.index("prefetch(") :].split("\n")[0]
+    assert "standardize_parts" not in str(_lowered((64, 384, 56, 56), (1,), caches))  # statistics fill half of a cache
+    assert "standardize_parts" in str(_lowered((64, 192, 64, 64), (1,), caches))  # of strips that share its sets
+
+
 def test_few_images_are_standardised_in_strips() -> None:
     """One image, or three, would leave a core without work."""
     caches = "llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"

@@ -18,14 +18,14 @@ from topi.cpu.moments import (
     schedule_by_moments,
     schedule_rows_by_moments,
 )
-from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
+from topi.cpu.prefetch import prefetch_next
 from topi.cpu.row_statistics import inline_others, statistics_at, work_behind
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import shares_evenly, vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import group_norm_by_moments
-from topi.registry import Rank, operations_behind, register_schedule
+from topi.registry import Rank, register_schedule
 from topi.utils import ravel_index, unravel_index
 
 if TYPE_CHECKING:
@@ -35,13 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_channelwise"]
 
-_LEAST_BYTES = 2048
-"""Of rows for which memory is asked while the one before is stored: shorter ones the processor sees coming itself."""
 _SHARE_OF_L1 = 6
 """Which part of the first-level cache some pixels take that are one line: three results are kept of each element."""
-_SHARE_OF_L2, _SHARE_OF_LAST = 2, 8
-"""Rows up to such a part of a cache are still there, or nearer, when they are wanted: what doesn't come from memory has
-to be in the second-level cache then."""
 
 
 @register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)
@@ -83,30 +78,8 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
     vectors = vectorize_elements(s, out, s[out].fuse(*rest), length, lanes)
     statistics_at(s, before, out, row, 2, lanes)
     row_length = anchor.attrs.get("group_size", 1) * length
-    _ask_for_next(s, out, vectors, row_length, elements_at_once(length, lanes), target)
+    prefetch_next(s, out, vectors, row_length, elements_at_once(length, lanes), target)
     return s
-
-
-def _ask_for_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> None:
-    """Ask for the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many.
-
-    Memory answers while functions behind are computed, and what the first-level cache has no room for goes to the next.
-    """
-    row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
-    if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
-        return
-    far = constant_size(shape) * out.dtype.nbytes > max(caches)
-    if row > (caches.l3 // _SHARE_OF_LAST if far else caches.l2 // _SHARE_OF_L2):
-        return
-    ahead, lines = length * rows_ahead(row), -(-each * out.dtype.nbytes // LINE_BYTES)
-
-    def place(*i: Any) -> Sequence[Any]:
-        return [ravel_index(i, shape) + ahead]
-
-    read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
-    for tensor in read:
-        if tuple(tensor.shape) == shape and is_streamed(tensor, 1, target):
-            s[out].prefetch_line(tensor, vectors, place, lines=lines)
 
 
 def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, target: Target) -> te.Schedule:
@@ -149,7 +122,7 @@ def _schedule_lines(
     each, within = s[out].split(s[out].fuse(*rest), factor=line)
     vectors = vectorize_elements(s, out, within, line, lanes)
     if by_rows:
-        _ask_for_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
+        prefetch_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
         parallel(s, out, image, work_behind(out), lanes)
         moments_at(s, before, moments, out, image, target)
     else:

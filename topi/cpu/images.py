@@ -1,4 +1,4 @@
-"""Channels of small planes, standardised on CPUs: image by image, while the second-level cache holds one.
+"""Channels of small planes, standardised on CPUs: image by image, while the caches hold one.
 
 Planes whose lines are short, or no whole cache lines, are read badly a strip of each at a time: the processor sees no
 order in that, and no line of results could go past the caches. An image is one piece of memory.
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import PrimExpr
 from topi.cpu.common import parallel
-from topi.cpu.elements import vectorize_elements
+from topi.cpu.elements import elements_at_once, vectorize_elements
 from topi.cpu.moments import moments_at
-from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.prefetch import LINE_BYTES, prefetch_next
 from topi.cpu.row_statistics import inline_others, is_worth_keeping, work_behind
-from topi.cpu.strips import are_whole_lines
+from topi.cpu.strips import are_whole_lines, share_sets
 from topi.cpu.tiling import shares_evenly, vector_lanes
 from topi.groups import constant_size
 from topi.moments import Moments
@@ -29,21 +29,27 @@ if TYPE_CHECKING:
 
 __all__ = ["are_small_images", "schedule_images"]
 
-_COLUMNS = 1024
-"""Elements of a plane whose statistics the first-level cache holds."""
-_SHARE_OF_L1, _SHARE_OF_L2 = 4, 0.75
-"""Which part of the first-level cache results wait in until they are whole lines; how much of the second an image."""
+_COLUMN_BYTES, _SHARE_OF_STATISTICS = 12, 2
+"""Of a column's statistics while they are found, and the part of the first-level cache that those of a plane take: all
+of it where strips of planes would share its sets."""
+_SHARE_OF_L1, _SHARE_OF_L2, _SHARE_OF_LAST = 4, 0.75, 8
+"""Which part of the first-level cache results wait in until they are whole lines; how much of the second an image
+takes, or of the last one where the next image comes from memory while one is stored."""
 
 
 def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
-    """Are there images for all cores, with small planes, of which that cache holds one but not all?
+    """Are there images for all cores, with small planes, of which the caches hold one but not all?
 
     What stands in front would be computed in each pass: nothing that takes functions.
     """
     out, axis = outs[0], int(anchor.attrs["axis"])
     l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
     image, columns = constant_size(out.shape[axis:]) * out.dtype.nbytes, constant_size(out.shape[axis + 1 :])
-    if len(outs) > 1 or columns > _COLUMNS or image > _SHARE_OF_L2 * l2 or images * image <= l2:
+    far = images * image > max(target.cache_bytes)
+    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LAST if far else 0)
+    share = 1 if share_sets(out, axis) else _SHARE_OF_STATISTICS
+    small = columns * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
+    if len(outs) > 1 or not small or images * image <= l2:
         return False
     if not shares_evenly(images, target.num_cores):
         return False
@@ -67,13 +73,14 @@ def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     s.recompute(result, te.compute(result.shape, in_shape, name=anchor.name))
     out = s.outputs[0].output(0)
     before = inline_others(s, out, norm.op)
-    image = _by_whole_lines(s, out, axis, target)
+    image, vectors, each = _by_whole_lines(s, out, axis, target)
+    asked = prefetch_next(s, out, vectors, constant_size(shape[axis:]), each, target)
     parallel(s, out, image, work_behind(out), vector_lanes(target))
-    moments_at(s, before, moments, out, image, target)
+    moments_at(s, before, moments, out, image, target, near=asked)
     return s
 
 
-def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -> te.IterVar:
+def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -> tuple[te.IterVar, te.IterVar, int]:
     """Store `out`, past the caches by whole cache lines where images are made of them; returns the loop over images.
 
     Where planes aren't, a few are put together in the first-level cache.
@@ -85,8 +92,8 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
     cached = constant_size(out.shape) * nbytes <= max(target.cache_bytes)
     if cached or are_whole_lines(out, axis) or not are_whole_lines(out, axis - 1):
         image = s[out].fuse(*lead)
-        vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
-        return image
+        vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
+        return image, vectors, elements_at_once(columns, lanes)
     local = s.cache_write(out, "local")
     assert isinstance(local, te.Tensor)
     image, line = s[out].fuse(*lead), LINE_BYTES // nbytes
@@ -94,8 +101,8 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
     most = max(target.cache_bytes.l1 // _SHARE_OF_L1 // (columns * nbytes) // least, 1) * least
     together = max(n for n in range(least, most + 1, least) if channels % n == 0)
     chunk, within = s[out].split(channel, factor=together)
-    _, vector = s[out].split(s[out].fuse(within, *rest), factor=max(lanes, line))
+    vectors, vector = s[out].split(s[out].fuse(within, *rest), factor=max(lanes, line))
     s[out].vectorize(vector)
     s[local].compute_at(s[out], chunk)
     vectorize_elements(s, local, s[local].fuse(*s[local].op.axis[axis + 1 :]), columns, lanes)
-    return image
+    return image, vectors, max(lanes, line)

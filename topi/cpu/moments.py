@@ -127,9 +127,13 @@ def part_by_part(
 
 
 def _schedule_moments(
-    s: te.Schedule, moments: Moments, target: Target, at: tuple[te.Tensor, te.IterVar] | None = None
-) -> None:
-    """Every part by itself: the mean of its beginning, distances from that. Parts of one iteration, where `at` is."""
+    s: te.Schedule, moments: Moments, target: Target, at: tuple[te.Tensor, te.IterVar] | None = None,
+    near: bool = False,
+) -> None:  # fmt: skip
+    """Every part by itself: the mean of its beginning, distances from that. Parts of one iteration, where `at` is.
+
+    `near`: they are in a cache already. Nothing is asked for, and several lines are taken at once.
+    """
     parts, lanes = moments.sums, vector_lanes(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
@@ -142,29 +146,33 @@ def _schedule_moments(
         s[parts].compute_at(s[at[0]], at[1])
     for stage in (moments.beginning, moments.distances[0]):
         if across:
-            loop, busy = _pass_in_order(s, stage, block, lanes, target), stage
+            loop, busy = _pass_in_order(s, stage, block, lanes, near, target), stage
         else:
             partials = vectorize_reduction(s, stage, lanes)
             for partial in partials:
                 s[partial].compute_at(s[parts], part)
             busy = partials[0] if partials else stage
             loop = s[busy].op.reduce_axis[-1]
-        _ask_ahead(s, busy, loop, moments.x, target)
+        if not near:
+            _ask_ahead(s, busy, loop, moments.x, target)
     if across:
         vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
 
-def _pass_in_order(s: te.Schedule, stage: te.Tensor, columns: int, lanes: int, target: Target) -> te.IterVar:
+def _pass_in_order(
+    s: te.Schedule, stage: te.Tensor, columns: int, lanes: int, near: bool, target: Target
+) -> te.IterVar:
     """Let a reduction pass over lines of `columns` in their order, some vectors of one at a time; returns their loop.
 
-    Results stay in registers where those have room for a line's, two and what distances are measured from.
+    Results stay in registers where those have room for a line's, two and what distances are measured from. What is
+    `near` needs no order: results are loaded and stored for several lines together.
     """
     *data, column = s[stage].op.axis
     *before, line = s[stage].op.reduce_axis
     lines, vectors, fitting = extent_of(line), -(-columns // lanes), (target.vector_registers - 2) // 3
     at_once = vectors if vectors <= fitting else max(n for n in (4, 3, 2, 1) if vectors % n == 0)
     nbytes = _PIECE_BYTES if vectors > at_once else _PIECE_BYTES // 2
-    least = 1 if columns % lanes == 0 else _LINES_OF_PARTS
+    least = 1 if columns % lanes == 0 and not near else _LINES_OF_PARTS
     together = max(nbytes // (columns * s[stage].op.output(0).dtype.nbytes), least)
     each = max(n for n in range(1, together + 1) if not isinstance(lines, int) or lines % n == 0)
     lines, within = s[stage].split(line, factor=each)
@@ -263,11 +271,15 @@ def moments_apart(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Momen
 
 
 def moments_at(
-    s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, out: te.Tensor, row: te.IterVar, target: Target
-) -> None:
-    """Compute `moments`, and what of `before` is made of them, at the loop `row` of `out`."""
+    s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, out: te.Tensor, row: te.IterVar, target: Target,
+    *, near: bool = False,
+) -> None:  # fmt: skip
+    """Compute `moments`, and what of `before` is made of them, at the loop `row` of `out`.
+
+    `near`: what they are of has been asked for, a row ahead.
+    """
     lanes = vector_lanes(target)
-    _schedule_moments(s, moments, target, (out, row))
+    _schedule_moments(s, moments, target, (out, row), near)
     for op in before:
         if s[op].attach != "root" or not uses_reduction(op):
             continue

@@ -8,6 +8,7 @@ import te
 from te.tir.substitute import substitute
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
+from topi.registry import operations_behind
 from topi.tag import is_broadcast
 from topi.tuning import choose
 from topi.utils import ravel_index, unravel_index
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from topi.cpu.product_plan import ProductPlan
 
 __all__ = [
-    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_rows", "read_later",
-    "rows_ahead", "stream_panels", "stream_widened",
+    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_next", "prefetch_rows",
+    "read_later", "rows_ahead", "stream_panels", "stream_widened",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -31,6 +32,11 @@ AHEAD_BYTES = 8192
 first-level cache."""
 _ROWS_OF_L2 = 4
 """Rows that the second-level cache holds where the next is asked for: that, this one, what is kept of it, and room."""
+_LEAST_BYTES = 2048
+"""Of rows for which memory is asked while the one before is stored: shorter ones the processor sees coming itself."""
+_SHARE_OF_L2, _SHARE_OF_LAST = 2, 8
+"""Rows up to such a part of a cache are still there, or nearer, when they are wanted: what doesn't come from memory has
+to be in the second-level cache then."""
 _FEWEST_STEPS_APART, _MOST_STEPS_APART = 4, 64
 """Steps of the reduction between lines that are fetched ahead. Fewer, where so few tiles read a panel, are not worth a
 loop: there each step asks, for a line several times."""
@@ -75,6 +81,30 @@ def prefetch_rows(
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, length, target):
             s[stage].prefetch_ahead(tensor, loop, rows_ahead(length * tensor.dtype.nbytes) * length)
+
+
+def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
+    """Ask for the next row, of `length` elements, `each` of them in an iteration of `vectors`, which stores as many.
+
+    Memory answers while results are stored, and what the first-level cache has no room for goes to the next. False
+    where nothing is asked for: rows are short, or would drive each other out.
+    """
+    row, shape, caches = length * out.dtype.nbytes, tuple(out.shape), target.cache_bytes
+    if not all(isinstance(d, int) for d in shape) or row < _LEAST_BYTES:
+        return False
+    far = constant_size(shape) * out.dtype.nbytes > max(caches)
+    if row > (caches.l3 // _SHARE_OF_LAST if far else caches.l2 // _SHARE_OF_L2):
+        return False
+    ahead, lines = length * rows_ahead(row), -(-each * out.dtype.nbytes // LINE_BYTES)
+
+    def place(*i: Any) -> Sequence[Any]:
+        return [ravel_index(i, shape) + ahead]
+
+    read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
+    alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
+    for tensor in alike:
+        s[out].prefetch_line(tensor, vectors, place, lines=lines)
+    return bool(alike)
 
 
 def read_later(
