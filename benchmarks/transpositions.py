@@ -61,6 +61,8 @@ def cases(nbytes: int) -> Iterator[Case]:
         yield case("windows joined", kind, _joined, lambda n: (n // 56 // 56 // 96 * 64, 49, 96))
         yield case("query, key, value", kind, _apart, lambda n: (n // 49 // 288, 49, 3, 3, 32))
         yield case("patches", kind, _patches, lambda n: (n // 3 // 224 // 224, 3, 224, 224))
+        yield case("patches of 2 x 2 to planes", kind, _planes_of_patches, lambda n: (n // 65536, 1024, 64))
+        yield case("planes to patches of 2 x 2", kind, _patches_of_planes, lambda n: (n // 16384, 4, 64, 64))
     yield case("image to planes, scaled", "uint8", _scaled, lambda n: (1, *_sides(n // 3), 3), 0.2)
     yield case("images of 518 x 518 to planes", "uint8", _scaled, lambda n: (n // 3 // 518 // 518, 518, 518, 3), 0.2)
     yield case("planes to image, scaled", "uint8", _unscaled, lambda n: (1, 3, *_sides(n // 3)), 0.2)
@@ -145,6 +147,19 @@ def _patches(x: Expr) -> Expr:
     n, c, h, w = _shape(x)
     parts = relay.transpose(relay.reshape(x, (n, c, h // 16, 16, w // 16, 16)), (0, 2, 4, 3, 5, 1))
     return relay.reshape(parts, (n, h * w // 256, 256 * c))
+
+
+def _planes_of_patches(x: Expr) -> Expr:
+    """Of latents of 16 channels, channels last in each patch."""
+    n, _, _ = _shape(x)
+    parts = relay.transpose(relay.reshape(x, (n, 32, 32, 2, 2, 16)), (0, 5, 1, 3, 2, 4))
+    return relay.reshape(parts, (n, 16, 64, 64))
+
+
+def _patches_of_planes(x: Expr) -> Expr:
+    n, c, h, w = _shape(x)
+    parts = relay.transpose(relay.reshape(x, (n, c, h // 2, 2, w // 2, 2)), (0, 2, 4, 3, 5, 1))
+    return relay.reshape(parts, (n, h * w // 4, 4 * c))
 
 
 def _scaled(x: Expr) -> Expr:

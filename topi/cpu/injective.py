@@ -16,6 +16,7 @@ from topi.cpu.line_buffer import buffer_line, shared_line
 from topi.cpu.line_reads import ask_for_lines
 from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
+from topi.cpu.permuted_tiles import PermutedTiles
 from topi.cpu.prefetch import is_beyond_caches
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
@@ -34,6 +35,8 @@ __all__ = ["schedule_injective"]
 _FEWEST, _SHORT = 4, 8
 """Elements of a last axis across memory that are interleaved, rather than turned, and rather than put together one by
 one."""
+_PAIR_BYTES = 8
+"""Of a last axis that rows of vectors are not made of, where the input is read in its order otherwise, too."""
 _ACROSS_COST = 5
 """Operations that an element counts as, at least, which is read across memory."""
 _MOST_WRITTEN_OUT = 8
@@ -211,6 +214,7 @@ class _Written:
         self.turn = None if self.strided is None or not squares else _turn(out, self.strided, target)
         moves = self.alone and not self.flat and self.vectors == VECTORS
         self.rows = PackedRows.of(out, target) if moves else None
+        self.tiles = self._permuted() if moves and self.turn is None else None
         self.written_out: te.IterVar | None = None
         self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _ACROSS_COST))
 
@@ -222,7 +226,9 @@ class _Written:
             together = lines_of_vectors(out)
         elif in_place and self.alone and self.line is None and places_are_known(out):
             together = lines_of_vectors(out, least=FEWEST_LINES)
-        if together:
+        if self.tiles is not None:
+            loops = self.tiles.apply(s)
+        elif together:
             loops = vectorize_lines(s, out, together)
         elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
             loops = self._interleave()
@@ -242,6 +248,16 @@ class _Written:
             if loop is self.written_out:
                 s[out].unroll(loop)
         return squares
+
+    def _permuted(self) -> PermutedTiles | None:
+        """Where vectors of the output would be put together from single elements, or from pairs of them."""
+        out, shape = self.out, self.out.shape
+        if self.rows is None:
+            whole = self._is_short() and constant_size(shape[-2:-1]) % self.lanes == 0
+            return None if self.strided is None or whole else PermutedTiles.of(out, self.target)
+        pairs = constant_size(shape[-1:]) * out.dtype.nbytes <= _PAIR_BYTES
+        found = PermutedTiles.of(out, self.target) if pairs else None
+        return found if found is not None and found.is_read_in_order else None
 
     def _is_short(self) -> bool:
         """Has the last axis few elements, and the one before it, along which inputs lie, more?
