@@ -131,8 +131,21 @@ def test_short_rows_of_softmax_are_taken_stage_by_stage(shape: tuple[int, int], 
     assert f"({groups}):" in outermost
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "groups"),
+    [((64, 768), "bfloat16", 32), ((64, 256), "float16", 16), ((63, 768), "float16", 63), ((64, 4096), "float16", 64),
+     ((64, 768), "float32", 64)],
+)  # fmt: skip
+def test_norms_of_narrow_rows_are_taken_two_together(shape: tuple[int, int], dtype: str, groups: int) -> None:
+    """Up to three kilobytes; four of shorter ones."""
+    x, weight = te.placeholder(shape, dtype, name="x"), te.placeholder(shape[1:], dtype, name="weight")
+    y = topi.nn.layer_norm(x, weight, None, 1, 1e-5)
+    target = Target("llvm -num-cores=2 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
+    assert f"({groups})" in str(te.lower(next(iter(schedules_for([y], target))), [x, weight, y])["main"])
+
+
 @pytest.mark.parametrize("rows", [36, 38, 39])
-@pytest.mark.parametrize("columns", [32, 77, 96, 128, 250])
+@pytest.mark.parametrize("columns", [32, 77, 96, 128, 250, 700])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
 def test_short_rows_together_are_right(dtype: str, columns: int, rows: int) -> None:
     random = np.random.default_rng(1)

@@ -41,6 +41,9 @@ _LINES_TOGETHER = 16
 _TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
 """Short rows that are worked on together, and the share of the first-level cache that their results may take: what
 processors look ahead is a row of 10 vectors, about, with its statistics."""
+_SHARE_OF_PAIRS = 8
+"""The same of two rows of a norm of narrow numbers, whose passes convert: these wait for its statistics in longer rows,
+too."""
 _SHARE_OF_L2, _SHARE_OF_PARTS = 4, 16
 """Which part of the second-level cache a row of a softmax takes at most whose exponentials are kept, and which a part
 of a longer one."""
@@ -139,8 +142,9 @@ def _rows_together(out: te.Tensor, anchor: te.Operation, first: int, target: Tar
     waits = anchor.tag == "softmax" or out.dtype.nbytes < _WIDE_BYTES
     if first != 1 or not waits or not all(isinstance(d, int) for d in out.shape):
         return 1
-    room = target.cache_bytes.l1 // _SHARE_OF_TOGETHER
-    return max([n for n in _TOGETHER if n * length <= room and constant_size([rows]) % n == 0], default=1)
+    pairs = _SHARE_OF_TOGETHER if anchor.tag == "softmax" else _SHARE_OF_PAIRS
+    fitting = [n for n in _TOGETHER if n * length <= target.cache_bytes.l1 // (pairs if n == 2 else _SHARE_OF_TOGETHER)]
+    return max([n for n in fitting if constant_size([rows]) % n == 0], default=1)
 
 
 def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> bool:
