@@ -100,7 +100,7 @@ class _Sharing:
         if not self._is_ours(self.graph.base_of(source)):
             return
         strides = self.graph.strides_of(source)
-        if not all(self._is_ours(o) and self._can_take(o, strides) for o in node.outputs):
+        if not all(self._is_free(o) and self._can_take(o, strides) for o in node.outputs):
             return
         for output, begin in zip(node.outputs, begins, strict=True):
             self._make_part(output, source, begin)
@@ -197,6 +197,10 @@ class _Sharing:
         """Is this a tensor of a kernel's whose place is ours to choose?"""
         inside = all(v not in self.graph.outputs for v in (number, *self._derived(number)))
         return self.graph.tensors[number].storage is None and inside
+
+    def _is_free(self, number: int) -> bool:
+        """Is this a tensor of ours that is no part of another one yet? Slices of a batch compute parts."""
+        return self._is_ours(number) and self.graph.tensors[number].base is None
 
     def _derived(self, number: int) -> Iterator[int]:
         """The views of a tensor, and those of them."""

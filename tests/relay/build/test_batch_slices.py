@@ -47,9 +47,9 @@ def residual_network(batch: int) -> Function:
     return Function((x,), relay.nn.dense(y, relay.const(normal(10, 32))))
 
 
-def build(function: Function, slices: str) -> CompiledModel:
+def build(function: Function, slices: str, target: str = SMALL) -> CompiledModel:
     with PassContext(config={"relay.batch_slices": slices}):
-        return relay.build(IRModule({"main": function}), target=SMALL)
+        return relay.build(IRModule({"main": function}), target=target)
 
 
 def run(lib: CompiledModel, data: np.ndarray, threads: int = 1) -> list[np.ndarray]:
@@ -70,6 +70,19 @@ def test_slices_give_the_same_bits(batch: int, threads: int):
     whole, slices = build(function, "off"), build(function, "auto")
     assert slices.build_report.nodes > whole.build_report.nodes
     np.testing.assert_array_equal(run(slices, data, threads)[0], run(whole, data, threads)[0])
+
+
+@pytest.mark.parametrize("batch", [4, 6])
+def test_parts_of_a_sliced_batch_are_joined_again(batch: int):
+    """Rolled along two axes, as windows of a Swin Transformer are: a slice computes a part of what is joined whole."""
+
+    def rolled(x: Expr, axis: int) -> Expr:
+        parts = [relay.strided_slice(x, [b], [e], axes=[axis]) for b, e in ((3, 56), (0, 3))]
+        return relay.concatenate(parts, axis)
+
+    x, data = var("x", (batch, 56, 56, 96)), normal(batch, 56, 56, 96)
+    lib = build(Function((x,), rolled(rolled(x, 1), 2)), "auto", "llvm -l2-bytes=1048576 -l3-bytes=33554432")
+    np.testing.assert_array_equal(run(lib, data)[0], np.roll(data, (-3, -3), (1, 2)))
 
 
 def test_slices_take_less_memory():
