@@ -174,6 +174,17 @@ def flip(x: Tensor, axes: Sequence[int]) -> Tensor:
     return _injective(x.shape, lambda *i: x(*[x.shape[a] - 1 - v if a in axes else v for a, v in enumerate(i)]), "flip")
 
 
+def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int]) -> Tensor:
+    """Each element `shifts` places further along `axes`, whose extents are known; those past the end come first."""
+    source = {a: -shift % size if (size := x.shape[a]) else 0 for a, shift in zip(axes, shifts, strict=True)}
+
+    def place(a: int, v: Any) -> Any:
+        first, size = source.get(a, 0), x.shape[a]
+        return te.select(v < size - first, v + first, v + (first - size)) if first else v
+
+    return _injective(x.shape, lambda *i: x(*[place(a, v) for a, v in enumerate(i)]), "roll")
+
+
 def tile(x: Tensor, reps: Sequence[Dim]) -> Tensor:
     """The whole tensor repeated ``reps[d]`` times along dimension d; one count for each dimension, after padding."""
     lead = len(reps) - x.ndim

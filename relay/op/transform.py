@@ -284,6 +284,33 @@ class Reverse(OpDef):
         return self.replace(axis=tuple([perm.index(a) for a in check_axes(1, self.axis, len(perm))]))
 
 
+@register_op("roll", pattern=OpPattern.INJECTIVE)
+class Roll(OpDef):
+    """Each element `shifts` places further along `axes`; those past the end come first. (NumPy: roll.)
+
+    (C1) the axes are different and in range, with one shift each; (C2) their extents are known.
+    """
+
+    shifts: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def infer(self, x: TensorType) -> TensorType:
+        axes = check_axes(1, self.axes, x.ndim)
+        require(len(axes) == len(self.shifts), f"(C1) expected a shift for each of {len(axes)} axes; got {self.shifts}")
+        known = all(isinstance(x.shape[a], int) for a in axes)
+        require(known, f"(C2) extents along {axes} must be known; got {x}")
+        return x
+
+    def compute(self, x: te.Tensor) -> te.Tensor:
+        return topi.roll(x, self.shifts, check_axes(1, self.axes, x.ndim))
+
+    def reference(self, x: Array) -> Array:
+        return np.roll(x, self.shifts, self.axes)
+
+    def transposed(self, perm: Perm, types: Sequence[Type]) -> OpDef | None:
+        return self.replace(axes=tuple([perm.index(a) for a in check_axes(1, self.axes, len(perm))]))
+
+
 @register_op("reverse_sequence", pattern=OpPattern.INJECTIVE)
 class ReverseSequence(OpDef):
     """The first ``lengths[b]`` elements along `seq_axis` reversed, for each b along `batch_axis`.
@@ -455,6 +482,12 @@ def strided_slice(
 def reverse(data: Expr, axis: int | Sequence[int]) -> Call:
     """`data` in reverse order along `axis`."""
     return Reverse(axis=(axis,) if isinstance(axis, int) else tuple(axis))(data)
+
+
+def roll(data: Expr, shift: int | Sequence[int], axis: int | Sequence[int]) -> Call:
+    """Each element of `data` `shift` places further along `axis`; those past the end come first."""
+    shifts, axes = [(v,) if isinstance(v, int) else tuple(v) for v in (shift, axis)]
+    return Roll(shifts=shifts, axes=axes)(data)
 
 
 def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:

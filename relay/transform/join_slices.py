@@ -1,4 +1,4 @@
-"""JoinSlices: slices that together are all of a tensor, joined again, are a transposition of it."""
+"""JoinSlices: slices that together are all of a tensor, joined again, are a transposition of it, or roll it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from relay.pattern import Found, PatternRule, is_op, rewrite
 from relay.transform.builders import is_call_of, reshaped
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
+from te.tir import Dim
 
 __all__ = ["JoinSlices"]
 
@@ -23,12 +24,14 @@ class JoinSlices(FunctionPass):
 
     Space to depth as the first layer of some detectors spells it, and the merging of patches in vision transformers.
     Every slice reads all cache lines of a part of x and wants a half of each: a transposition reads them once.
+
+    concatenate(x[k:], x[:k]) = roll(x, -k), as windows are shifted by a Swin Transformer, fuses with what is around it.
     """
 
     opt_level: ClassVar[int] = 2
 
     def transform(self, function: Function, context: PassContext) -> Function:
-        return rewrite([StepsJoined()], function)
+        return rewrite([StepsJoined(), EndsSwapped()], function)
 
 
 class StepsJoined(PatternRule):
@@ -57,6 +60,31 @@ class StepsJoined(PatternRule):
         axes += [2 * a + 1 for a in range(len(shape)) if a not in order]
         moved = make_call("transpose", (reshaped(x, apart),), call.span, axes=tuple(axes))
         return reshaped(moved, call.shape, call.span)
+
+
+class EndsSwapped(PatternRule):
+    """concatenate(x[k:], x[:k]) along any axis but the last: lines of memory stay whole"""
+
+    pattern = is_op("concatenate")
+
+    def replace(self, call: Call, found: Found) -> Expr | None:
+        slices = [a for a in call.args if isinstance(a, Call) and is_call_of(a, "strided_slice")]
+        if len(slices) != 2 or len(call.args) != 2 or slices[0].args[0] is not slices[1].args[0]:
+            return None
+        x, axis = slices[0].args[0], check_axis(3, cast(Concatenate, call.op).axis, len(call.shape))
+        begins, steps, _ = zip(*[cast(StridedSlice, cut.op).resolved(x.shape) for cut in slices], strict=True)
+        size, first = x.shape[axis], begins[0][axis]
+        if axis == len(x.shape) - 1 or not isinstance(size, int) or not isinstance(first, int):
+            return None
+        plain = all(step == 1 for own in steps for step in own) and begins[1][axis] == 0
+        whole = all(cut.shape == _with(x.shape, axis, cut.shape[axis]) for cut in slices)
+        if not plain or not whole or [cut.shape[axis] for cut in slices] != [size - first, first]:
+            return None
+        return make_call("roll", (x,), call.span, shifts=(-first,), axes=(axis,))
+
+
+def _with(shape: Sequence[Dim], axis: int, size: Dim) -> tuple[Dim, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _order(steps: Sequence[int], firsts: Sequence[Sequence[int]]) -> list[int] | None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import relay
+from backend.runtime import device, graph_executor
 from relay.expr import Call, Expr, Function, Var
 from relay.interpreter import evaluate
 from relay.transform import JoinSlices, PassContext, SimplifyExpr
@@ -52,6 +53,36 @@ def test_one_dimension_where_it_is_joined() -> None:
 )  # fmt: skip
 def test_what_is_no_transposition_stays_joined(shape, firsts, steps) -> None:
     assert changed(shape, firsts, steps, 1)[0] == "concatenate"
+
+
+@pytest.mark.parametrize(("axis", "first", "second", "expected"), [
+    (0, (3, 4), (0, 3), "roll"), (1, (2, 5), (0, 2), "roll"), (-2, (2, 5), (0, 2), "roll"),
+    (2, (2, 6), (0, 2), "concatenate"),  # lines of memory would not stay whole
+    (1, (2, 5), (0, 1), "concatenate"), (1, (0, 3), (3, 5), "concatenate"), (1, (2, 5), (1, 3), "concatenate"),
+])  # fmt: skip
+def test_ends_that_change_places_are_rolled(axis: int, first, second, expected: str) -> None:
+    x = Var("x", relay.TensorType((4, 5, 6), "float32"))
+    parts = [relay.strided_slice(x, [b], [e], axes=[axis]) for b, e in (first, second)]
+    before = Function((x,), relay.concatenate(parts, axis=axis))
+    after = JoinSlices().transform(before, PassContext())
+    a = np.arange(120, dtype=np.float32).reshape(4, 5, 6)
+    np.testing.assert_array_equal(evaluate(after, [a]), evaluate(before, [a]))
+    assert names(after.body)[0] == expected
+
+
+def test_two_rolls_are_one_kernel() -> None:
+    x = Var("x", relay.TensorType((2, 8, 8, 32), "float32"))
+    y: Expr = x
+    for axis in (1, 2):
+        parts = [relay.strided_slice(y, [b], [e], axes=[axis]) for b, e in ((3, 8), (0, 3))]
+        y = relay.concatenate(parts, axis)
+    lib = relay.build(Function((x,), y), "llvm")
+    assert lib.build_report.nodes == 1
+    module = graph_executor.GraphModule(lib["default"](device("cpu", 0)), 1)
+    a = np.random.default_rng(0).standard_normal((2, 8, 8, 32), dtype=np.float32)
+    module.set_input("x", a)
+    module.run()
+    np.testing.assert_array_equal(module.get_output(0).numpy(), np.roll(a, (-3, -3), (1, 2)))
 
 
 def test_slices_of_different_tensors_stay_joined() -> None:
