@@ -194,3 +194,15 @@ def test_bytes_are_not_asked_for() -> None:
     x = te.placeholder((8, 224, 224, 64), "uint8", "x")
     out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)))
     assert "prefetch(" not in str(te.lower(schedule_for([out], Target("llvm -mcpu=haswell")), [x, out]))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="assembly of x86")
+@pytest.mark.parametrize("width", [56, 100, 300])
+def test_neighbouring_windows_are_made_of_registers(width) -> None:
+    """What is reduced across lines is not stored and loaded again from another place, which waits for the cache."""
+    x = te.placeholder((1, 4, 20, width), "float32", "x")
+    out = topi.nn.max_pool(x, topi.nn.Windows((2, 3), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
+    target = Target("llvm -mcpu=znver4")
+    module = backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)
+    text = module.get_source("asm")
+    assert re.search(r"vpermt2ps|valignd", text) and not re.search(r"vmov[au]ps\s+%[yz]mm\d+, -?\d*\(%rsp", text)

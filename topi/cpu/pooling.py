@@ -11,6 +11,7 @@ from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.elements import vectorize_elements
+from topi.cpu.packed_turn import can_pack
 from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.window_lines import WindowLines
@@ -36,6 +37,12 @@ than what neighbouring columns share (twice as fast as 4 columns of one vector w
 
 _NEIGHBOURS = 2
 """Columns of NHWC images that share what windows reduce across lines: three are as fast, and take longer to compile."""
+
+_NEAR_VECTORS = 8
+"""Of neighbouring windows a step apart, for which two vectors more are reduced across lines than they are. Eight, for
+lines of up to 128 floats, need no code for a rest; half as many were as fast in lines of 512."""
+_FEW_GROUPS = 3
+"""Of such vectors in a line, which are written out: most of them have a border."""
 
 
 @register_schedule("pool", "cpu")
@@ -167,21 +174,34 @@ def _schedule_lines(
 ) -> te.Schedule:
     """Windows that lie along the last axis. With `share` neighbours share what windows reduce across lines."""
     s = te.create_schedule([out.op for out in outs])
-    shared = WindowLines.of(operation) if share else None
-    lines = () if shared is None else shared.apply(s, 2 * vector_lanes(target))
+    shared, lanes = WindowLines.of(operation) if share else None, vector_lanes(target)
+    near = shared is not None and part is None and _is_near(shared, target)
+    lines = () if shared is None else shared.apply(s, lanes if near else 2 * lanes)
     out, anchor = s.outputs[0].output(0), s[operation].op
     inline_injective(s, [out], keep=[anchor, *[s[t].op for t in lines]])
-    _tile_lines(s, out, anchor, lines, target, part)
+    _tile_lines(s, out, anchor, lines, target, part, near=near)
     return s
 
 
+def _is_near(shared: WindowLines, target: Target) -> bool:
+    """Are neighbouring windows made of registers by one instruction for each tap along a line?
+
+    Windows a step apart, of lines that have a vector, where processors pick elements of two vectors. With AVX2, which
+    takes two or three, only lines of up to 40 gained, long ones lost a third.
+    """
+    width, lanes = extent_of(shared.anchor.axis[-1]), vector_lanes(target)
+    return shared.stride == 1 and constant_size([width]) >= lanes and can_pack(target, lanes, shared.whole.dtype)
+
+
 def _tile_lines(
-    s: te.Schedule, out: te.Tensor, anchor: te.Operation, lines: Sequence[te.Tensor], target: Target, part: int | None
-) -> None:
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, lines: Sequence[te.Tensor], target: Target,
+    part: int | None, *, near: bool = False,
+) -> None:  # fmt: skip
     """Vectors of neighbouring windows, whose taps are read with the stride, of `lines` where there are.
 
     Loop partitioning cuts off the lines, and the vectors of a line, that touch the border. Lines that are longer than
-    `part` results are computed in such parts.
+    `part` results are computed in such parts. `near`: what a few vectors read of `lines` is computed for them, and
+    stays in registers.
     """
     window = anchor.reduce_axis
     accumulator, lanes = local_accumulator(s, anchor, out), vector_lanes(target)
@@ -193,7 +213,11 @@ def _tile_lines(
         least = part + likely_extent(extent_of(window[-1]), 1) // 2  # half a window lies in front, at most, as a rule
         at, group = s[out].split(last, factor=part, tail="shift", least=least)
         s[out].pragma(at, "loop_partition_hint")
-    group, inner = s[out].split(group, factor=min(2 * lanes, constant_size([width] if part is None else [part])))
+    length = constant_size([width] if part is None else [part])
+    tail = "shift" if near and length % lanes else "guard"
+    group, inner = s[out].split(group, factor=min((_NEAR_VECTORS if near else 2) * lanes, length), tail=tail)
+    if near and length <= _FEW_GROUPS * _NEAR_VECTORS * lanes:
+        s[out].unroll(group)
     s[out].vectorize(inner)
     if len(outer) > 1:
         *planes, line = outer
@@ -204,8 +228,19 @@ def _tile_lines(
 
     s[accumulator].compute_at(s[out], group)
     _reduce_by_vectors(s, accumulator)
-    if lines:
+    if near:
+        _reduce_nearby(s, lines[0], out, group, target)
+    elif lines:
         _buffer_lines(s, lines, out, at, target)
+
+
+def _reduce_nearby(s: te.Schedule, lines: te.Tensor, out: te.Tensor, group: te.IterVar, target: Target) -> None:
+    """Reduce windows across lines for each `group` of results, by vectors of registers, which LLVM shuffles."""
+    s[lines].set_scope("local")
+    s[lines].compute_at(s[out], group)
+    _fetch_next_lines(s, lines, target)
+    s[lines].unroll(s[lines].op.axis[-2])
+    _reduce_by_vectors(s, lines)
 
 
 def _buffer_lines(

@@ -46,6 +46,9 @@ _HALF_BITS = 16
 _AVX2_BITS, _LEAST_MASKED_BYTES = 256, 4
 """Vectors of AVX2, and the least elements of which its instructions load some."""
 
+_MOST_REGISTERS = 16
+"""Of a local buffer that LLVM may keep in registers."""
+
 
 class MemoryEmitter(BfloatEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
@@ -144,7 +147,8 @@ class MemoryEmitter(BfloatEmitter):
     def _load_ramp(self, buffer: Buffer, base: Index, stride: int, of: DType) -> str:
         lanes = of.lanes
         if stride == 1:
-            return self.load(buffer, base, of)
+            across = self._load_across(buffer, base, of)
+            return self.load(buffer, base, of) if across is None else across
         if stride == 0:
             return self.splat(self.load(buffer, base, of.element), of)
         if stride == -1:
@@ -159,6 +163,29 @@ class MemoryEmitter(BfloatEmitter):
             return self._permute(first, second, picks, of)
         pieces = self._load_pieces(buffer, (base, [stride * i for i in range(lanes)]), of, [True] * lanes)
         return self._load_lanes(buffer, base, Index(None, stride, 0), of) if pieces is None else pieces
+
+    def _load_across(self, buffer: Buffer, base: Index, of: DType) -> str | None:
+        """Elements of a small local buffer that don't begin or end where its registers do: two of them, shuffled.
+
+        LLVM keeps in registers what is stored and loaded by these. In memory it would have to reach the cache first:
+        processors forward a single store to a load, not parts of two.
+        """
+        most, extent = self._register_lanes(of), buffer.shape[0]
+        is_small = buffer.scope == "local" and isinstance(extent, int) and extent <= _MOST_REGISTERS * most
+        is_across = base.value is None and (base.constant % most != 0 or of.lanes % most != 0)
+        inside = is_small and extent % most == 0 and base.constant + of.lanes <= extent
+        if not (inside and is_across and "avx512f" in self.machine.features) or of.is_bool or of.lanes < most:
+            return None
+        register, count = of.with_lanes(most), -(-of.lanes // most)
+        parts: list[tuple[str, int]] = []
+        for first in range(base.constant, base.constant + of.lanes, most):
+            low = first // most * most
+            low_part = self.load(buffer, Index(None, low), register)
+            high_part = self.load(buffer, Index(None, low + most), register) if low + most < extent else None
+            picks = [i if i < most or high_part else i - most for i in range(first - low, first - low + most)]
+            parts.append((self._permute(low_part, high_part, picks, register), most))
+        element = register_type(of.element)
+        return self.part(self.joined(parts, element), element, count * most, 0, of.lanes)
 
     def _permute(self, first: str, second: str | None, picks: list[int], of: DType) -> str:
         kind = register_type(of)
