@@ -206,3 +206,24 @@ def test_neighbouring_windows_are_made_of_registers(width) -> None:
     module = backend.build(te.lower(schedule_for([out], target), [x, out]), target=target)
     text = module.get_source("asm")
     assert re.search(r"vpermt2ps|valignd", text) and not re.search(r"vmov[au]ps\s+%[yz]mm\d+, -?\d*\(%rsp", text)
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"] if platform.machine() == "x86_64" else ["llvm"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("channels, width, stride", [(3, 24, 2), (3, 40, 1), (1, 64, 1), (1, 100, 1), (1, 128, 2)])
+def test_windows_of_16_bits_are_compared_as_integers(channels, width, stride, dtype, target) -> None:
+    """Infinities and NaN of either sign included."""
+    stored = (2, 9, 11, width) if channels == 3 else (2, 3, 9, width)
+    x, axes = te.placeholder(stored, dtype, "x"), (1, 2) if channels == 3 else (2, 3)
+    out = topi.nn.max_pool(x, topi.nn.Windows(axes, (3, 3), (stride, stride), (1, 1), (1, 1, 1, 1)))
+    lowered = te.lower(schedule_for([out], Target(target)), [x, out])
+    assert "uint16" in str(lowered)
+    a = RNG.standard_normal(stored).astype("float32")
+    a.ravel()[[3, 70, 500, 900]] = -np.inf, np.inf, np.nan, -np.nan
+    result = backend.nd.empty(out.shape, dtype)
+    rounded = a.astype(result.numpy().dtype)
+    backend.build(lowered, target=Target(target))(backend.nd.array(rounded), result)
+    moved = np.moveaxis(rounded.astype("float32"), channels, 3)
+    got = np.moveaxis(result.numpy().astype("float32"), channels, 3)
+    covered = windows(moved, (3, 3), (stride, stride), (1, 1), (1, 1, 1, 1), got.shape, -np.inf)
+    np.testing.assert_array_equal(got, covered.max(0))

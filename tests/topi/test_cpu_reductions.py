@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,7 @@ SHAPES = [
 ROWS = [((4, 77), 1), ((256, 333), 0), ((2, 21, 5, 40), 1), ((3, 2, 7), 0)]
 CHANNELS = [((2, 24, 9, 11), 1), ((2, 12, 40), 1), ((2, 9, 11, 24), 3), ((1, 40, 41, 6), 3)]
 LINES = [((2, 5, 6, 40), 3), ((2, 5, 6, 13), 3), ((2, 9, 5, 7), 1), ((3, 30), 1)]
+HALVES = [((70, 130), 0), ((70, 130), 1), ((33, 7), 1), ((3, 40, 65), 1), ((50,), None)]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
@@ -359,3 +362,28 @@ def test_planes_are_fetched_where_the_group_of_vectors_begins_that_reads_them():
     s = schedule_for([y], Target("llvm -mcpu=haswell -l2-bytes=524288 -num-cores=2"))
     asked = [line for line in str(te.lower(s, [x, y], simple_mode=True)).splitlines() if "prefetch(" in line]
     assert asked and not any("//" in line for line in asked)  # not the beginning of the row
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"] if platform.machine() == "x86_64" else ["llvm"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("shape", "axis"), HALVES, ids=str)
+def test_extrema_of_16_bits_are_those_of_integers(shape, axis, dtype, target) -> None:
+    """Of any numbers, infinities, and NaN of either sign, in vectors of 16 bits."""
+    random = np.random.default_rng(0)
+    for function, oracle in ((topi.max, np.max), (topi.min, np.min)):
+        x = te.placeholder(shape, dtype, "x")
+        y = function(x, axis=axis)
+        lowered = te.lower(schedule_for([y], Target(target)), [x, y])
+        assert ("uint16" in str(lowered)) == (shape[-1] != 7 or axis != 1)
+        module = backend.build(lowered, target=Target(target))
+        for nan in (None, 0x7FFF, 0xFFFF):
+            bits = random.integers(0, 65536, shape).astype("uint16")
+            infinity = 0x7C00 if dtype == "float16" else 0x7F80
+            bits[(bits & 0x7FFF) > infinity] &= 0x8000 | infinity
+            if nan is not None:
+                bits.ravel()[random.integers(bits.size)] = nan
+            values = bits.view(backend.nd.empty((1,), dtype).numpy().dtype)
+            result = backend.nd.empty(y.shape, dtype)
+            module(backend.nd.array(values), result)
+            expected = oracle(values.astype("float32"), axis=axis)
+            np.testing.assert_array_equal(result.numpy().astype("float32"), expected)

@@ -11,6 +11,7 @@ from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
 from topi.cpu.common import local_accumulator, parallel
 from topi.cpu.elements import vectorize_elements
+from topi.cpu.narrow_extrema import compare_as_integers
 from topi.cpu.packed_turn import can_pack
 from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.tiling import vector_lanes
@@ -38,6 +39,9 @@ than what neighbouring columns share (twice as fast as 4 columns of one vector w
 _NEIGHBOURS = 2
 """Columns of NHWC images that share what windows reduce across lines: three are as fast, and take longer to compile."""
 
+_LONG_LINE = 6
+"""Vectors of a line of planes from which on 16-bit floats are compared as integers, or where these are whole vectors:
+of parts of vectors of 16 bits, which are much of a short line, LLVM moves single elements."""
 _NEAR_VECTORS = 8
 """Of neighbouring windows a step apart, for which two vectors more are reduced across lines than they are. Eight, for
 lines of up to 128 floats, need no code for a rest; half as many were as fast in lines of 512."""
@@ -86,6 +90,8 @@ def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Ta
     Where that saves work a few neighbouring columns share what windows reduce across lines, which stays in registers.
     """
     s = te.create_schedule([out.op for out in outs])
+    if constant_size([extent_of(operation.axis[-1])]) >= vector_lanes(target):
+        operation = compare_as_integers(s, operation)
     shared = WindowLines.of(operation)
     lines = shared.apply_to_columns(s) if shared is not None and shared.saves else None
     out, anchor, columns, vectors = s.outputs[0].output(0), s[operation].op, 1, _VECTORS
@@ -174,7 +180,10 @@ def _schedule_lines(
 ) -> te.Schedule:
     """Windows that lie along the last axis. With `share` neighbours share what windows reduce across lines."""
     s = te.create_schedule([out.op for out in outs])
-    shared, lanes = WindowLines.of(operation) if share else None, vector_lanes(target)
+    lanes, width = vector_lanes(target), constant_size([extent_of(operation.axis[-1])])
+    if width >= _LONG_LINE * lanes or width % (2 * lanes) == 0:
+        operation = compare_as_integers(s, operation)
+    shared = WindowLines.of(operation) if share else None
     near = shared is not None and part is None and _is_near(shared, target)
     lines = () if shared is None else shared.apply(s, lanes if near else 2 * lanes)
     out, anchor = s.outputs[0].output(0), s[operation].op

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import te
 from te.ir import post_order
-from te.tir import Cast, Max, Min, Var
+from te.tir import Call, Cast, Max, Min, PrimExpr, Var
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel
 from topi.cpu.elements import vectorize_elements
+from topi.cpu.narrow_extrema import compare_as_integers
 from topi.cpu.narrow_sums import sum_bytes_in_parts
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, prefetch_rows, rows_ahead
 from topi.cpu.short_rows import reduce_rows_together, rows_are_short
@@ -38,8 +39,11 @@ _APART_BYTES, _MOST_APART_BYTES = 8192, 32768
 order, and fetch it ahead, once for each page. At most, where their number wants it."""
 _AHEAD_BYTES = 1024
 """How far ahead in each of these lines is asked for memory, where the processor doesn't see to that."""
+_FEW_ELEMENTS = 8
+"""Rows of fewer 16-bit floats are loaded element by element: these had better be made float32."""
 _BLOCK = 1024
-"""Elements of a line that a reduction across memory keeps partial results of, in the first-level cache."""
+"""Elements of a line that a reduction across memory keeps partial results of, in the first-level cache; of narrow ones
+as many as have as many bytes."""
 _SMALLEST_BLOCK = 256
 """Elements of a line that several passes across memory take at least: shorter pieces are not streamed well."""
 _FEW_LINES = 32
@@ -128,6 +132,9 @@ def _share_reduction(s: te.Schedule, tensor: te.Tensor, work: float, tasks: int,
 def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """A reduction with an elementwise tail: along memory by vectors of partial results, else by vectors of outputs."""
     s = te.create_schedule([out.op for out in outs])
+    if not _reduces_last_axis(anchor) or constant_size([extent_of(a) for a in anchor.reduce_axis]) >= _FEW_ELEMENTS:
+        anchor = compare_as_integers(s, anchor)
+    outs = [out.output(0) for out in s.outputs]
     inline_injective(s, outs, keep=[anchor])
     if _reduces_last_axis(anchor):
         schedule_along(s, outs[0], anchor.output(0), target)
@@ -168,11 +175,14 @@ def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Ta
     if behind:
         s[result].set_scope("local")
         s[result].compute_at(s[out], row)
-    for partial in vectorize_reduction(s, result, lanes):
+    partials = vectorize_reduction(s, result, lanes)
+    for partial in partials:
         if behind:
             s[partial].compute_at(s[result], s[result].op.axis[-1])
         else:
             s[partial].compute_at(s[out], row)
+    if partials and s[result].op.output(0).dtype.nbytes == 2:
+        _ask_ahead(s, partials[0], s[partials[0]].op.reduce_axis[0], target)
 
 
 def _lanes_along(op: te.Operation, target: Target) -> int:
@@ -194,7 +204,8 @@ def schedule_across(
     lines are few and short, cores share the lines rather than their columns: memory is read in long pieces. `narrow`:
     sums of some lines each, of which `result` is the sum.
     """
-    lanes, work, block = vector_lanes(target, result.dtype.nbytes), _work(s[result].op), _BLOCK
+    lanes, work = vector_lanes(target, result.dtype.nbytes), _work(s[result].op)
+    block = _BLOCK * max(4 // result.dtype.nbytes, 1)
     shape = [extent_of(a) for a in s[out].op.axis]
     outer_size, columns = constant_size(shape[:-1]), constant_size(shape[-1:])
     shared = _share_reduction(s, result, work, outer_size * -(-columns // block), target)
@@ -222,7 +233,8 @@ def schedule_across(
 
     s[accumulator].compute_at(s[out], group)
     if narrow is None:
-        _ask_ahead(s, accumulator, add_up_lines(s, accumulator, lanes), target)
+        together = 2 * lanes if result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
+        _ask_ahead(s, accumulator, add_up_lines(s, accumulator, together), target)
         return
     *data, column = s[accumulator].op.axis
     *before, part = s[accumulator].op.reduce_axis
@@ -260,8 +272,9 @@ def _ask_ahead(s: te.Schedule, tensor: te.Tensor, loop: te.IterVar, target: Targ
     op = s[tensor].op
     assert isinstance(op, te.ComputeOp)
     nodes = list(post_order((*op.body, *op.body[0].combiner.result)))  # type: ignore[attr-defined]
-    slow = [e for e in nodes if isinstance(e, Max | Min) and e.dtype.is_float]
-    narrow = [e for e in nodes if isinstance(e, Cast) and e.value.dtype.is_float]
+    slow: list[PrimExpr] = [e for e in nodes if isinstance(e, Max | Min) and e.dtype.is_float]
+    narrow: list[PrimExpr] = [e for e in nodes if isinstance(e, Cast) and e.value.dtype.is_float]
+    narrow += [e for e in nodes if isinstance(e, Call) and e.op == "reinterpret"]
     if not (slow or narrow):
         return
     for source in _read_from_memory(op):

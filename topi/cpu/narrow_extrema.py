@@ -1,0 +1,73 @@
+"""Largest and smallest values of 16-bit floats, found among integers of the same order.
+
+Made float32 for it, they would take two vectors, and a conversion and three instructions, which keep NaN, for each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from te.tir import Cast, Max, Min, Reduce, call_intrin, is_const
+from te.tir.substitute import substitute
+from topi.groups import extent_of
+from topi.tag import ELEMWISE
+
+if TYPE_CHECKING:
+    from te.dtype import DType
+    from te.tir import PrimExpr
+
+__all__ = ["compare_as_integers"]
+
+_INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}
+"""Its bits."""
+_SIGN = 0x8000
+
+
+def compare_as_integers(s: te.Schedule, anchor: te.Operation) -> te.Operation:
+    """Let `anchor`, an extremum of 16-bit floats, be made of one of integers, which is returned; else `anchor` is."""
+    assert isinstance(anchor, te.ComputeOp)
+    reduction = anchor.body[0]
+    if not isinstance(reduction, Reduce) or len(anchor.body) > 1 or reduction.init or not is_const(reduction.condition):
+        return anchor
+    result, value = reduction.combiner.result[0], reduction.source[0]
+    value = value.value if isinstance(value, Cast) and value.dtype == "float32" else value
+    if not isinstance(result, Max | Min) or str(value.dtype) not in _INFINITY:
+        return anchor
+    of, flip = value.dtype, isinstance(result, Min)
+    axes = [te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in anchor.reduce_axis]
+
+    def order(*i: Any) -> PrimExpr:
+        places = zip((*anchor.axis, *anchor.reduce_axis), (*i, *[k.var for k in axes]), strict=True)
+        return te.max(_order(substitute(value, {a.var: v for a, v in places}), flip=flip), axis=axes)
+
+    shape = [extent_of(axis) for axis in anchor.axis]
+    found = te.compute(shape, order, name=f"{anchor.name}_order", tag=anchor.tag, attrs=anchor.attrs)
+    out = anchor.output(0)
+    by = te.compute(
+        out.shape, lambda *i: te.cast(out.dtype, _number(found(*i), of, flip=flip)), name=anchor.name, tag=ELEMWISE
+    )
+    s.recompute(out, by)
+    return s.current(found).op
+
+
+def _order(x: PrimExpr, *, flip: bool) -> PrimExpr:
+    """An integer (uint16) that grows with x, or falls if `flip`; those of NaN are above all others.
+
+    Bits of negative numbers fall as these grow, so all but the sign are turned over. Behind infinity NaN come, then,
+    round the end of 16 bits, negative NaN, then minus infinity, which is made 0.
+    """
+    bits = call_intrin("int16", "reinterpret", x)
+    keyed = _turned(bits ^ te.const(-_SIGN, "int16") if flip else bits)
+    return call_intrin("uint16", "reinterpret", keyed) + te.const(_INFINITY[str(x.dtype)] + 1, "uint16")
+
+
+def _number(order: PrimExpr, of: DType, *, flip: bool) -> PrimExpr:
+    """What `_order` makes the integer of."""
+    bits = _turned(call_intrin("int16", "reinterpret", order - te.const(_INFINITY[str(of)] + 1, "uint16")))
+    return call_intrin(of, "reinterpret", bits ^ te.const(-_SIGN, "int16") if flip else bits)
+
+
+def _turned(bits: PrimExpr) -> PrimExpr:
+    """All bits of negative numbers but their sign turned over."""
+    return bits ^ ((bits >> te.const(15, "int16")) & te.const(_SIGN - 1, "int16"))
