@@ -18,8 +18,9 @@ from topi.tag import INJECTIVE
 from topi.utils import matching_parts, normalize_axis, num_elements, ravel_index, unravel_index
 
 __all__ = [
-    "MOST_INTERLEAVED", "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform", "one_hot", "repeat",
-    "reshape", "reverse_sequence", "split", "squeeze", "stack", "strided_slice", "tile", "transpose", "trilu",
+    "MOST_INTERLEAVED", "MOST_ROLLED", "arange", "concatenate", "expand_dims", "flip", "full", "layout_transform",
+    "one_hot", "repeat", "reshape", "reverse_sequence", "roll", "split", "squeeze", "stack", "strided_slice", "tile",
+    "transpose", "trilu",
 ]  # fmt: skip
 
 
@@ -174,15 +175,31 @@ def flip(x: Tensor, axes: Sequence[int]) -> Tensor:
     return _injective(x.shape, lambda *i: x(*[x.shape[a] - 1 - v if a in axes else v for a, v in enumerate(i)]), "flip")
 
 
+MOST_ROLLED = 16384
+"""Elements of lines that are rolled by vectors of two elements each."""
+
+
 def roll(x: Tensor, shifts: Sequence[int], axes: Sequence[int]) -> Tensor:
-    """Each element `shifts` places further along `axes`, whose extents are known; those past the end come first."""
-    source = {a: -shift % size if (size := x.shape[a]) else 0 for a, shift in zip(axes, shifts, strict=True)}
+    """Each element `shifts` places further along `axes`, whose extents are known; those past the end come first.
+
+    Along lines of memory one of two elements is chosen, as vectors have it; else one of two places. Not along very long
+    lines: processors are slow to find out that of a vector far outside of a tensor nothing is wanted.
+    """
+    first = {a: -shift % size if (size := x.shape[a]) else 0 for a, shift in zip(axes, shifts, strict=True)}
+    last = x.ndim - 1
+    by_element = first.get(last, 0) > 0 and x.ndim > 1 and constant_size([x.shape[last]]) <= MOST_ROLLED
 
     def place(a: int, v: Any) -> Any:
-        first, size = source.get(a, 0), x.shape[a]
-        return te.select(v < size - first, v + first, v + (first - size)) if first else v
+        begin, size = first.get(a, 0), x.shape[a]
+        return te.select(v < size - begin, v + begin, v + (begin - size)) if begin else v
 
-    return _injective(x.shape, lambda *i: x(*[place(a, v) for a, v in enumerate(i)]), "roll")
+    def body(*i: Any) -> PrimExpr:
+        if not by_element:
+            return x(*[place(a, v) for a, v in enumerate(i)])
+        outer, v, begin, size = [place(a, v) for a, v in enumerate(i[:-1])], i[-1], first[last], x.shape[last]
+        return te.if_then_else(v < size - begin, x(*outer, v + begin), x(*outer, v + (begin - size)))
+
+    return _injective(x.shape, body, "roll")
 
 
 def tile(x: Tensor, reps: Sequence[Dim]) -> Tensor:

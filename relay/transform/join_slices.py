@@ -15,6 +15,7 @@ from relay.transform.builders import is_call_of, reshaped
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
 from te.tir import Dim
+from topi.transform import MOST_ROLLED
 
 __all__ = ["JoinSlices"]
 
@@ -63,7 +64,7 @@ class StepsJoined(PatternRule):
 
 
 class EndsSwapped(PatternRule):
-    """concatenate(x[k:], x[:k]) along any axis but the last: lines of memory stay whole"""
+    """concatenate(x[k:], x[:k]), but for lines so long that two copies are faster"""
 
     pattern = is_op("concatenate")
 
@@ -74,7 +75,9 @@ class EndsSwapped(PatternRule):
         x, axis = slices[0].args[0], check_axis(3, cast(Concatenate, call.op).axis, len(call.shape))
         begins, steps, _ = zip(*[cast(StridedSlice, cut.op).resolved(x.shape) for cut in slices], strict=True)
         size, first = x.shape[axis], begins[0][axis]
-        if axis == len(x.shape) - 1 or not isinstance(size, int) or not isinstance(first, int):
+        if not isinstance(size, int) or not isinstance(first, int):
+            return None
+        if axis == len(x.shape) - 1 and (axis == 0 or size > MOST_ROLLED):
             return None
         plain = all(step == 1 for own in steps for step in own) and begins[1][axis] == 0
         whole = all(cut.shape == _with(x.shape, axis, cut.shape[axis]) for cut in slices)

@@ -57,7 +57,7 @@ def test_what_is_no_transposition_stays_joined(shape, firsts, steps) -> None:
 
 @pytest.mark.parametrize(("axis", "first", "second", "expected"), [
     (0, (3, 4), (0, 3), "roll"), (1, (2, 5), (0, 2), "roll"), (-2, (2, 5), (0, 2), "roll"),
-    (2, (2, 6), (0, 2), "concatenate"),  # lines of memory would not stay whole
+    (2, (2, 6), (0, 2), "roll"),
     (1, (2, 5), (0, 1), "concatenate"), (1, (0, 3), (3, 5), "concatenate"), (1, (2, 5), (1, 3), "concatenate"),
 ])  # fmt: skip
 def test_ends_that_change_places_are_rolled(axis: int, first, second, expected: str) -> None:
@@ -68,6 +68,14 @@ def test_ends_that_change_places_are_rolled(axis: int, first, second, expected: 
     a = np.arange(120, dtype=np.float32).reshape(4, 5, 6)
     np.testing.assert_array_equal(evaluate(after, [a]), evaluate(before, [a]))
     assert names(after.body)[0] == expected
+
+
+@pytest.mark.parametrize("shape", [(100,), (2, 20000)])
+def test_the_ends_of_long_lines_are_copied(shape: tuple[int, ...]) -> None:
+    x = Var("x", relay.TensorType(shape, "float32"))
+    parts = [relay.strided_slice(x, [b], [e], axes=[-1]) for b, e in ((7, shape[-1]), (0, 7))]
+    after = JoinSlices().transform(Function((x,), relay.concatenate(parts, -1)), PassContext())
+    assert names(after.body)[0] == "concatenate"
 
 
 def test_two_rolls_are_one_kernel() -> None:
