@@ -297,3 +297,5 @@ def test_images_with_the_channels_last_ask_for_the_next(images, side, asked):
     out = topi.nn.silu(topi.nn.group_norm(x, gamma, gamma, 32, 3, 1e-5))
     loops = loops_of(out, [x, gamma], target)
     assert (f"+ {side * side * 640}," in "".join(re.findall(r"prefetch.*", loops))) == asked
+    if asked:
+        assert loops.index("prefetch") > loops.index("group_norm_scale[")  # moments ask for nothing themselves

@@ -122,9 +122,9 @@ def _schedule_lines(
     each, within = s[out].split(s[out].fuse(*rest), factor=line)
     vectors = vectorize_elements(s, out, within, line, lanes)
     if by_rows:
-        prefetch_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
+        asked = prefetch_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
         parallel(s, out, image, work_behind(out), lanes)
-        moments_at(s, before, moments, out, image, target)
+        moments_at(s, before, moments, out, image, target, near=asked)
     else:
         moments_apart(s, before, moments, target)
         parallel_outer(s, out, [image, each], work_behind(out), target)
