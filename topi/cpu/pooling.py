@@ -42,9 +42,10 @@ _NEIGHBOURS = 2
 _LONG_LINE = 6
 """Vectors of a line of planes from which on 16-bit floats are compared as integers, or where these are whole vectors:
 of parts of vectors of 16 bits, which are much of a short line, LLVM moves single elements."""
-_NEAR_VECTORS = 8
-"""Of neighbouring windows a step apart, for which two vectors more are reduced across lines than they are. Eight, for
-lines of up to 128 floats, need no code for a rest; half as many were as fast in lines of 512."""
+_NEAR_VECTORS, _NEAR_VECTORS_OF_LONG = 8, 4
+"""Of neighbouring windows a step apart, for which two vectors more are reduced across lines than they are: of lines
+that have no more, which need no code for a rest, and of others, whose parts with and without borders take longer to
+compile."""
 _FEW_GROUPS = 3
 """Of such vectors in a line, which are written out: most of them have a border."""
 
@@ -224,8 +225,9 @@ def _tile_lines(
         s[out].pragma(at, "loop_partition_hint")
     length = constant_size([width] if part is None else [part])
     tail = "shift" if near and length % lanes else "guard"
-    group, inner = s[out].split(group, factor=min((_NEAR_VECTORS if near else 2) * lanes, length), tail=tail)
-    if near and length <= _FEW_GROUPS * _NEAR_VECTORS * lanes:
+    vectors = 2 if not near else _NEAR_VECTORS if length <= _NEAR_VECTORS * lanes else _NEAR_VECTORS_OF_LONG
+    group, inner = s[out].split(group, factor=min(vectors * lanes, length), tail=tail)
+    if near and length <= _FEW_GROUPS * vectors * lanes:
         s[out].unroll(group)
     s[out].vectorize(inner)
     if len(outer) > 1:
