@@ -102,6 +102,19 @@ def test_long_rows_leave_the_caches_by_whole_lines(
     np.testing.assert_allclose(result(y, [x], [data], caches=caches), expected, rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("operator", [topi.nn.softmax, topi.nn.log_softmax])
+@pytest.mark.parametrize("columns", [5, 37, 1000, 60_000])
+def test_a_single_row_is_right(operator: Callable[[te.Tensor, int], te.Tensor], columns: int) -> None:
+    data = np.random.default_rng(0).standard_normal(columns, dtype=np.float32)
+    x = te.placeholder(data.shape, name="x")
+    y = operator(x, 0)
+    expected = data.astype(np.float64) - np.log(np.exp(data.astype(np.float64)).sum())
+    if operator is topi.nn.softmax:
+        expected = np.exp(expected)
+    found = result(y, [x], [data], caches="-l1-bytes=8192 -l2-bytes=131072 -l3-bytes=131072")
+    np.testing.assert_allclose(found, expected, rtol=3e-6, atol=3e-6 if operator is topi.nn.log_softmax else 0)
+
+
 def _rows_kept(func: PrimFunc) -> int:
     """Buffers of whole rows."""
     return len([a for a in collect(func.body, Allocate) if a.buffer.shape[0] >= 100])

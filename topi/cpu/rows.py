@@ -79,7 +79,8 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
     if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
-    powers = powers_of(element_of(anchor, first), stages_of(anchor)[1]) if anchor.tag == "softmax" else None
+    guessed = anchor.tag == "softmax" and first > 0  # the sum of a single row has no loop to be computed in
+    powers = powers_of(element_of(anchor, first), stages_of(anchor)[1]) if guessed else None
     if powers is not None and "log" not in anchor.attrs:  # which one pass finds
         kept = []
     for op in stages:
@@ -106,9 +107,9 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
 
 
 def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
-    """Add up each row by vectors; the stages of their lanes."""
+    """Add up each row by vectors; the stages of their lanes, which those of a single row are apart from it."""
     stages = vectorize_reduction(s, sums, lanes)
-    for stage in stages:
+    for stage in stages if s[sums].op.axis else ():
         s[stage].compute_at(s[sums], s[sums].op.axis[-1])
     return stages
 
