@@ -15,12 +15,17 @@ from te.tir import PrimExpr, Reduce, convert
 from te.tir.substitute import substitute
 from topi.registry import operations_behind
 
-__all__ = ["element_of", "guess_sums", "power_of", "powers_of", "stages_of", "sums_of"]
+__all__ = ["can_be_guessed", "element_of", "guess_sums", "power_of", "powers_of", "stages_of", "sums_of"]
 
 _MOST_EXPONENT = 64.0
 """Powers are of this at most: of more, `exp_nonpositive` gives anything."""
 _LEAST_SUM, _MOST_SUM = 1e-6, 1e27
 """Of powers that are trusted. No power was limited then; those that vanish are less than 1e-32 of their row's sum."""
+
+
+def can_be_guessed(anchor: te.Operation) -> bool:
+    """Is this a softmax? Its logarithm is near 0 where an element is near that of the sum: digits would be lost."""
+    return anchor.tag == "softmax" and "log" not in anchor.attrs
 
 
 def stages_of(anchor: te.Operation) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,15 +65,13 @@ def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Ten
 
 
 def guess_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, sums: Tensor) -> None:
-    """Let `sums` stand for those of `anchor`, `powers` for its powers; and 0 for the largest where that is used, too.
+    """Let `sums` stand for those of `anchor`, `powers` for its powers.
 
-    Without `powers` what reads sums finds them once more.
+    Without `powers` what reads sums finds them once more, by the distances from 0 in the place of the largest.
     """
     largest, exact, total = stages_of(anchor)
-    guesses = {total: sums} if powers is None else {exact: powers, total: sums}
-    if powers is None or largest in anchor.input_tensors:
-        zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="softmax_zero")
-        guesses = {largest: zero, **guesses}
+    zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="softmax_zero")
+    guesses = {largest: zero, total: sums} if powers is None else {exact: powers, total: sums}
     s.guess([*guesses], [*guesses.values()], _is_trusted)
 
 

@@ -115,6 +115,18 @@ def test_a_single_row_is_right(operator: Callable[[te.Tensor, int], te.Tensor], 
     np.testing.assert_allclose(found, expected, rtol=3e-6, atol=3e-6 if operator is topi.nn.log_softmax else 0)
 
 
+@pytest.mark.parametrize("columns", [1, 10, 49, 200, 4001])
+def test_logarithms_near_0_keep_their_digits(columns: int) -> None:
+    """Where one element is nearly all of the sum, its distance from the logarithm of that is far less than either."""
+    data = np.random.default_rng(0).uniform(40, 50, (32, columns)).astype(np.float32)
+    data[:, 0] = 60.3
+    x = te.placeholder(data.shape, name="x")
+    y = topi.nn.log_softmax(x, 1)
+    expected = data.astype(np.float64) - np.log(np.exp(data.astype(np.float64)).sum(1, keepdims=True))
+    found = result(y, [x], [data], caches="-l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144")
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=0, atol=6e-7 if columns > 1 else 0)
+
+
 def _rows_kept(func: PrimFunc) -> int:
     """Buffers of whole rows."""
     return len([a for a in collect(func.body, Allocate) if a.buffer.shape[0] >= 100])

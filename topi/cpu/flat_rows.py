@@ -15,7 +15,7 @@ from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.reduction import largest_number
 from topi.registry import operations_behind
-from topi.softmax_guess import element_of, guess_sums, powers_of, stages_of
+from topi.softmax_guess import can_be_guessed, element_of, guess_sums, powers_of, stages_of
 from topi.utils import ravel_index
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class FlatRows:
     @staticmethod
     def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlatRows | None:
         """None where rows are long or few, or what follows has another shape."""
-        if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or anchor.tag != "softmax":
+        if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or not can_be_guessed(anchor):
             return None
         found = FlatRows(anchor, outs[0], vector_lanes(target), target)
         return found if found._are_short() else None
@@ -71,7 +71,7 @@ class FlatRows:
         return constant_size(self.anchor.output(0).shape[-1:])
 
     def schedule(self) -> te.Schedule:
-        """A vector of rows in each iteration: powers of e, sums, one over them or their logarithms, results."""
+        """A vector of rows in each iteration: powers of e, sums, one over them, results."""
         s = te.create_schedule([self.out.op])
         (largest, exact, total), element = stages_of(self.anchor), element_of(self.anchor, len(self.out.shape) - 1)
         (of_total,) = [t for t in self.anchor.input_tensors if total in t.op.input_tensors]

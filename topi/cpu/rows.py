@@ -29,7 +29,7 @@ from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import layer_norm_by_moments
 from topi.registry import Rank, operations_behind, register_schedule
-from topi.softmax_guess import element_of, guess_sums, power_of, powers_of, stages_of, sums_of
+from topi.softmax_guess import can_be_guessed, element_of, guess_sums, power_of, powers_of, stages_of, sums_of
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -68,8 +68,8 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return _schedule_by_moments(s, anchor, first, target)
     if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
         return schedule_across_memory(s, outs, anchor, target)
-    of_neighbours = FlatRows if anchor.tag == "softmax" else TurnedRows
-    together = of_neighbours.of(anchor, outs, target) if first == len(anchor.axis) - 1 else None
+    along_memory = first == len(anchor.axis) - 1
+    together = (FlatRows.of(anchor, outs, target) or TurnedRows.of(anchor, outs, target)) if along_memory else None
     if together is not None:
         return together.schedule()
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
@@ -79,9 +79,9 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
     if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
-    guessed = anchor.tag == "softmax" and first > 0  # the sum of a single row has no loop to be computed in
+    guessed = can_be_guessed(anchor) and first > 0  # the sum of a single row has no loop to be computed in
     powers = powers_of(element_of(anchor, first), stages_of(anchor)[1]) if guessed else None
-    if powers is not None and "log" not in anchor.attrs:  # which one pass finds
+    if powers is not None:  # which one pass finds
         kept = []
     for op in stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
@@ -184,8 +184,9 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     parts = ExponentialSums(x, part_sizes(x.shape, x.dtype.nbytes, [first], target, room), "softmax", finite=False)
     s.recompute(largest, parts.largest)
     s.recompute(total, parts.total)
-    sums = sums_of(lambda *i: power_of(element(*i)), exact, total)
-    guess_sums(s, anchor, None, sums)
+    sums = sums_of(lambda *i: power_of(element(*i)), exact, total) if can_be_guessed(anchor) else None
+    if sums is not None:
+        guess_sums(s, anchor, None, sums)
     out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
     before = inline_others(s, out, s.current(anchor.output(0)).op)
     row = s[out].fuse(*s[out].op.axis[:first])
@@ -200,7 +201,8 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_largest, of_sum = (vectorize_reduction(s, stage, vector_lanes(target)) for stage in passes)
     for partial in (*of_largest, *of_sum):
         s[partial].compute_at(s[parts.sums], part)
-    busy, length = (*_vectorize_sums(s, sums, vector_lanes(target)), sums)[0], constant_size([*parts.sizes.values()])
+    of_guess = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
+    busy, length = (*of_guess, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
         s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length)
     return s

@@ -1,4 +1,4 @@
-"""Normalisations of short rows on CPUs: neighbouring rows together, turned in registers and back."""
+"""Softmax and normalisations of short rows on CPUs: neighbouring rows together, turned in registers and back."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ _MOST_VECTORS, _SHARE_OF_L1 = 4, 4
 kept of them takes such a part of the first-level cache."""
 _KEPT = 3
 """Tensors of rows that are kept: turned, computed, turned back."""
-_SHORT = {"layer_norm": 48}
+_SHORT = {"softmax": 64, "layer_norm": 48}
 """Rows of fewer elements are turned, whatever the vectors: adding up the lanes of one takes about as long as so much
-of a row, for the two sums of a layer norm. Rows of whole pairs of vectors aren't turned."""
+of a row, for the sum and the largest of a softmax, or the two sums of a layer norm. Softmax has as many exponentials
+for what is left of a row as for a vector. Rows of whole pairs of vectors aren't turned."""
 _SHORT_OF_ONE_SUM = 16
 """Norms with one sum turn rows shorter than a vector and so many elements."""
 
