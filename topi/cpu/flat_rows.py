@@ -58,7 +58,7 @@ class FlatRows:
         shape = self.anchor.output(0).shape
         known = len(shape) > 1 and all(isinstance(d, int) for d in shape) and tuple(self.out.shape) == tuple(shape)
         floats = stages_of(self.anchor)[0].dtype.nbytes == _FLOAT_BYTES
-        return known and floats and constant_size(shape[-2:-1]) >= self.lanes and self._length <= _MOST_ELEMENTS
+        return known and floats and constant_size(shape[-2:-1]) >= self.lanes and self.length <= _MOST_ELEMENTS
 
     def _goes_along(self, op: te.Operation) -> bool:
         """Does an operation of the rows' elements read what is theirs, and in the order of memory?"""
@@ -67,7 +67,8 @@ class FlatRows:
         return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
 
     @property
-    def _length(self) -> int:
+    def length(self) -> int:
+        """Elements of a row."""
         return constant_size(self.anchor.output(0).shape[-1:])
 
     def schedule(self) -> te.Schedule:
@@ -93,7 +94,7 @@ class FlatRows:
         s[of_total].vectorize(s[of_total].op.axis[-1])
         self._find_powers(s, powers)
         self._add_up(s, sums, lanes_of_sums)
-        vectorize_elements(s, exact, s[exact].op.axis[-1], self._length, self.lanes)
+        vectorize_elements(s, exact, s[exact].op.axis[-1], self.length, self.lanes)
         for tensor, lanes in ((largest, lanes_of_maxima), (total, lanes_of_exact)):
             s[lanes].set_scope("local")
             s[lanes].compute_at(s[tensor], s[tensor].op.axis[-1])
@@ -104,7 +105,7 @@ class FlatRows:
         self, element: Callable[..., PrimExpr], reduction: Callable[..., PrimExpr], name: str
     ) -> tuple[te.Tensor, te.Tensor]:
         """Rows reduced, and what of them each lane of vectors that begin with the rows has."""
-        rows, lanes, length = self.anchor.output(0).shape[:-1], self.lanes, self._length
+        rows, lanes, length = self.anchor.output(0).shape[:-1], self.lanes, self.length
         j, lane = te.reduce_axis((0, -(-length // lanes)), name="j"), te.reduce_axis((0, lanes), name="lane")
         nothing = te.const(0.0, "float32") if reduction is te.sum else te.min_value("float32")
 
@@ -121,15 +122,15 @@ class FlatRows:
         *lead, row, column = s[out].op.axis
         group, within = s[out].split(row, factor=self.lanes, tail="shift")
         line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
-        if self._length % line and self._goes_along(s[out].op):
+        if self.length % line and self._goes_along(s[out].op):
             vectors, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
             s[out].unroll(vectors)
             s[out].vectorize(vector)
         else:
-            vectorize_elements(s, out, column, self._length, line)
+            vectorize_elements(s, out, column, self.length, line)
         work = constant_size(out.shape) * element_cost(operations_behind([self.out]))
         loop = parallel_outer(s, out, [*lead, group], work, self.target)[-1]
-        shifted, ends = constant_size(out.shape[-2:-1]) % self.lanes, self._length * out.dtype.nbytes % LINE_BYTES
+        shifted, ends = constant_size(out.shape[-2:-1]) % self.lanes, self.length * out.dtype.nbytes % LINE_BYTES
         if loop is group and shifted and ends and is_beyond_caches(out, self.target):
             s[out].pragma(group, "last_apart")  # cache lines begin with all groups but that
         return loop
@@ -137,9 +138,9 @@ class FlatRows:
     def _find_powers(self, s: te.Schedule, powers: te.Tensor) -> None:
         """Of all rows of a group as one line; later groups are asked for meanwhile."""
         *_, row, column = s[powers].op.axis
-        shape, elements = powers.shape, self.lanes * self._length
+        shape, elements = powers.shape, self.lanes * self.length
         if not self._goes_along(s[powers].op):
-            vectors = vectorize_elements(s, powers, column, self._length, self.lanes)
+            vectors = vectorize_elements(s, powers, column, self.length, self.lanes)
             prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target)
             return
         vectors = vectorize_elements(s, powers, s[powers].fuse(row, column), elements, self.lanes)

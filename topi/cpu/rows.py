@@ -41,6 +41,8 @@ _LINES_TOGETHER = 16
 _TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
 """Short rows that are worked on together, and the share of the first-level cache that their results may take: what
 processors look ahead is a row of 10 vectors, about, with its statistics."""
+_FEWEST_FLAT = 8
+"""Elements of rows whose lanes are added up sooner than they are turned in registers and back."""
 _SHARE_OF_PAIRS = 8
 """The same of two rows of a norm of narrow numbers, whose passes convert: these wait for its statistics in longer rows,
 too."""
@@ -68,8 +70,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return _schedule_by_moments(s, anchor, first, target)
     if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
         return schedule_across_memory(s, outs, anchor, target)
-    along_memory = first == len(anchor.axis) - 1
-    together = (FlatRows.of(anchor, outs, target) or TurnedRows.of(anchor, outs, target)) if along_memory else None
+    together = _neighbours(outs, anchor, target) if first == len(anchor.axis) - 1 else None
     if together is not None:
         return together.schedule()
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
@@ -104,6 +105,12 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         _vectorize_sums(s, sums, lanes)
     prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
+
+
+def _neighbours(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> FlatRows | TurnedRows | None:
+    """Neighbouring short rows, in whichever form is faster."""
+    flat, turned = FlatRows.of(anchor, outs, target), TurnedRows.of(anchor, outs, target)
+    return turned if flat is None or (turned is not None and flat.length < _FEWEST_FLAT) else flat
 
 
 def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
