@@ -50,6 +50,7 @@ def cases(nbytes: int) -> Iterator[Case]:
         for r, c in _SQUARES:
             yield turned(f"matrices of {r} x {c}", kind, (0, 2, 1), lambda n, r=r, c=c: (n // r // c, r, c))
         yield turned("(N, 197, 768)", kind, (0, 2, 1), lambda n: (n // 197 // 768, 197, 768))
+        yield turned("(N, 577, 1024)", kind, (0, 2, 1), lambda n: (n // 577 // 1024, 577, 1024))
         yield turned("512 planes of 13 x 13", kind, (0, 2, 3, 1), lambda n: (n // 512 // 169, 512, 13, 13))
         yield case("depth to space", kind, _depth_to_space, lambda n: (1, 64, *_sides(n // 64)))
         yield case("pixel shuffle", kind, _pixel_shuffle, lambda n: (1, 64, *_sides(n // 64)))

@@ -16,7 +16,7 @@ import topi
 from backend.target import Target
 from te.dtype import dtype
 from te.ir import collect
-from te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var
+from te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shuffle, Stmt, Var, as_int
 from te.tir.interpreter import Interpreter
 from te.tir.stmt import ForKind
 from topi.cpu.register_transpose import block_of, turned, vectors_turned
@@ -404,6 +404,35 @@ def test_matrices_of_whole_cache_lines_ask_for_the_next_one(shape, kind) -> None
     assert np.array_equal(result, a.swapaxes(1, 2))
     assert len(reads.read) == 17
     assert all(read <= asked for asked, read in zip(reads.asked, reads.read[1:], strict=False))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+@pytest.mark.parametrize("columns", [70, 101])
+def test_strips_of_large_matrices_leave_as_one_piece_beside_the_next_one(columns, kind) -> None:
+    """Lines that begin anywhere: turned and stored in one loop, by whole lines, each line ahead asked for once."""
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v4 -l2-bytes=1048576 -l3-bytes=65536 "
+                    "-num-cores=1")  # fmt: skip
+    shape = (41, columns, 128)
+    x = te.placeholder(shape, kind, "x")
+    out = topi.nn.relu(topi.transpose(x, (0, 2, 1)))
+    module = te.lower(schedule_for([out], target), [x, out])
+    (either,) = collect(module["main"].body, IfThenElse)
+    (both,) = [loop for loop in collect(either.then_case, For) if len({s.buffer for s in _stores(loop)}) == 2
+               and all(len({s.buffer for s in _stores(inner)}) < 2 for inner in collect(loop.body, For))]  # fmt: skip
+    line = 64 // dtype(kind).nbytes
+    assert {s.value.dtype.lanes for s in _stores(both) if s.buffer.name == out.name} == {line}
+    asked = [call for call in collect(both, Call) if call.op == "prefetch"]
+    blocks = next(loop for loop in collect(both.body, For) if collect(loop.body, Shuffle))
+    assert len(asked) * as_int(blocks.extent) == line * 2  # lines of a vector, two cache lines of each
+    if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(Target("llvm").features):
+        a = np.random.default_rng(0).standard_normal(shape).astype(kind)
+        found = backend.nd.empty((shape[0], shape[2], shape[1]), kind)
+        backend.build(module, target=target)(backend.nd.array(a), found)
+        assert np.array_equal(found.numpy(), np.maximum(a, 0).transpose(0, 2, 1))
+
+
+def _stores(stmt: Stmt) -> list[BufferStore]:
+    return collect(stmt, BufferStore)
 
 
 @pytest.mark.parametrize("columns", [40, 255])

@@ -11,6 +11,7 @@ from topi.cpu.accesses import only_variable, reads
 from topi.cpu.copied_runs import CopiedRuns
 from topi.cpu.ordered_tiles import OrderedTiles
 from topi.cpu.packed_matrices import PackedMatrices
+from topi.cpu.packed_strips import PackedStrips
 from topi.cpu.packed_tiles import PackedTiles
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
 from topi.cpu.turn import Turn
@@ -107,7 +108,7 @@ def tile_turned(s: te.Schedule, turn: Turn, target: Target, at_once: int) -> lis
     known = isinstance(columns, int) and isinstance(turn.rows, int)
     along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
     if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) > largest:  # else the caches hold both, nearly
-        kinds = (OrderedTiles, PackedMatrices, CopiedRuns, PackedTiles)
+        kinds = (PackedStrips, OrderedTiles, PackedMatrices, CopiedRuns, PackedTiles)
         packed = next((found for kind in kinds if (found := kind.of(turn, target)) is not None), None)
         if packed is not None:
             return packed.apply(s, at_once)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from te.ir.visitor import Mutator
 from te.tir import ops
 from te.tir.buffer import Buffer
-from te.tir.expr import PrimExpr
+from te.tir.expr import BufferLoad, PrimExpr, Ramp
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.passes.fuse_loops import are_independent, can_run_as_one, run_alike, statements_of
-from te.tir.stmt import Allocate, For, IfThenElse, Stmt
+from te.tir.stmt import Allocate, BufferStore, For, IfThenElse, Stmt
 from te.tir.substitute import fresh_copy, substitute
 
-__all__ = ["OVERLAP", "OverlapIterations", "overlap_iterations"]
+__all__ = ["APART", "OVERLAP", "OverlapIterations", "overlap_iterations"]
 
 OVERLAP = "pragma_overlap_iterations"
 """Annotation of a loop whose iterations end with a loop that may run beside one they begin with."""
+APART = "apart"
+"""Its value where neighbouring iterations get memory of their own, so that they may go over it in different orders."""
 
 
 class _Overlapper(Mutator):
@@ -27,8 +32,32 @@ class _Overlapper(Mutator):
         return _overlapped(new) if OVERLAP in new.annotations else new
 
 
+class _InHalves(Mutator):
+    """Memory of each iteration becomes one half of such that is twice as large, in turns."""
+
+    def __init__(self, buffers: Sequence[Buffer], iteration: PrimExpr) -> None:
+        self.half = ops.floormod(iteration, 2)
+        self.twice = {b: Buffer(b.name, (2 * b.shape[0],), b.dtype, scope=b.scope, align=b.align) for b in buffers}
+
+    def visit_BufferLoad(self, node: BufferLoad) -> PrimExpr:
+        new = node.rebuild(self.visit)
+        return new.replace(**self._moved(new))
+
+    def visit_BufferStore(self, node: BufferStore) -> Stmt:
+        new = node.rebuild(self.visit)
+        return new.replace(**self._moved(new))
+
+    def _moved(self, access: BufferLoad | BufferStore) -> dict[str, Any]:
+        if access.buffer not in self.twice:
+            return {}
+        (index,), further = access.indices, self.half * access.buffer.shape[0]
+        index = index.replace(base=index.base + further) if isinstance(index, Ramp) else index + further
+        return {"buffer": self.twice[access.buffer], "indices": (index,)}
+
+
 def _overlapped(loop: For) -> Stmt:
     """for k: { if k is the first: begin(k) else: begin(k) beside end(k - 1); rest(k) }; end(the last)"""
+    apart = loop.annotations[OVERLAP] == APART
     loop = loop.replace(annotations={key: value for key, value in loop.annotations.items() if key != OVERLAP})
     allocated: list[Buffer] = []
     *work, end = statements_of(loop.body, allocated)
@@ -36,12 +65,18 @@ def _overlapped(loop: For) -> Stmt:
     extent = ops.as_int(loop.extent)
     if at is None or extent is None or extent < 2 or not are_independent(work[:at], end):
         return loop
-    begin, k = work[at], loop.loop_var
+    k = loop.loop_var
+    if apart and all(len(b.shape) == 1 for b in allocated):
+        halves = _InHalves(allocated, k)
+        *work, end = [halves.visit(statement) for statement in (*work, end)]
+        allocated = list(halves.twice.values())
+    begin = work[at]
     before = fresh_copy(end, {k: ops.sub(k, 1)})
     assert isinstance(begin, For) and isinstance(before, For)
-    if not can_run_as_one(before, begin):
+    if not apart and not can_run_as_one(before, begin):
         return loop
-    both = _joined(before, begin)
+    first = substitute(before.body, {before.loop_var: begin.loop_var})
+    both = begin.replace(body=ops.seq(first, begin.body)) if apart else _joined(before, begin)
     either = IfThenElse(ops.greater(k, loop.min), both, fresh_copy(begin))
     body = loop.replace(body=ops.seq(*work[:at], either, *work[at + 1 :]))
     result = ops.seq(body, fresh_copy(end, {k: ops.add(loop.min, extent - 1)}))

@@ -7,9 +7,9 @@ import pytest
 
 import te
 from te.ir import collect
-from te.tir import BufferStore, For, IfThenElse, PrimFunc
+from te.tir import Allocate, BufferStore, For, IfThenElse, PrimFunc
 from te.tir.block_interpreter import BlockInterpreter
-from te.tir.passes.overlap_iterations import OVERLAP
+from te.tir.passes.overlap_iterations import APART, OVERLAP
 
 ROWS, COLUMNS = 6, 20
 
@@ -91,3 +91,26 @@ def test_loops_within_are_joined_where_the_next_iteration_overwrites_what_is_sto
     (either,) = collect(func.body, IfThenElse)
     both = [{store.buffer.name for store in collect(loop, BufferStore)} for loop in collect(either.then_case, For)]
     assert both.count({"y", "double"}) == (1 if turned else 3)
+
+
+def test_iterations_with_memory_of_their_own_may_go_over_it_in_different_orders() -> None:
+    """Copies are made down columns, and stored along lines: each is in one half of the buffer, in turns."""
+    x = te.placeholder((3, ROWS, COLUMNS), name="x")
+    y = te.compute((3, ROWS, COLUMNS), lambda *i: x(*i) * 2, name="y")
+    s = te.create_schedule(y.op)
+    copy = s.cache_read(x, "local", [y.op])
+    _, i, j = s[y].op.axis
+    strip, i = s[y].split(i, factor=2)
+    s[y].split(s[y].fuse(i, j), factor=2)
+    s[copy].compute_at(s[y], strip)
+    s[copy].reorder(s[copy].op.axis[2], s[copy].op.axis[1])
+    s[y].pragma(strip, "overlap_iterations", APART)
+    func = te.lower(s, [x, y])["main"]
+    given = np.random.default_rng(0).standard_normal((3, ROWS, COLUMNS)).astype("float32")
+    found = np.full_like(given, np.nan)
+    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (given, found))
+    assert np.array_equal(found, given * 2)
+    assert [tuple(a.buffer.shape) for a in collect(func.body, Allocate)] == [(2 * 2 * COLUMNS,)]
+    (either,) = collect(func.body, IfThenElse)
+    written = [{store.buffer.name for store in collect(loop, BufferStore)} for loop in collect(either.then_case, For)]
+    assert {"y", "x.local"} in written
