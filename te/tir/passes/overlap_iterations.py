@@ -57,7 +57,7 @@ class _InHalves(Mutator):
 
 def _overlapped(loop: For) -> Stmt:
     """for k: { if k is the first: begin(k) else: begin(k) beside end(k - 1); rest(k) }; end(the last)"""
-    apart = loop.annotations[OVERLAP] == APART
+    wanted = loop.annotations[OVERLAP]
     loop = loop.replace(annotations={key: value for key, value in loop.annotations.items() if key != OVERLAP})
     allocated: list[Buffer] = []
     *work, end = statements_of(loop.body, allocated)
@@ -66,7 +66,8 @@ def _overlapped(loop: For) -> Stmt:
     if at is None or extent is None or extent < 2 or not are_independent(work[:at], end):
         return loop
     k = loop.loop_var
-    if apart and all(len(b.shape) == 1 for b in allocated):
+    apart = wanted == APART and all(len(b.shape) == 1 for b in allocated)
+    if apart:
         halves = _InHalves(allocated, k)
         *work, end = [halves.visit(statement) for statement in (*work, end)]
         allocated = list(halves.twice.values())
