@@ -34,16 +34,15 @@ def stages_of(anchor: te.Operation) -> tuple[Tensor, Tensor, Tensor]:
     return found["softmax_max"], found["softmax_exp"], found["softmax_sum"]
 
 
-def element_of(anchor: te.Operation, axis: int) -> Callable[..., PrimExpr]:
-    """The elements that `anchor` is a softmax of, along `axis`."""
-    largest, _, _ = stages_of(anchor)
-    assert isinstance(largest.op, te.ComputeOp)
-    (maximum,), (k,), axes = largest.op.body, largest.op.reduce_axis, largest.op.axis
+def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
+    """The elements that a softmax along `axis` is of, whose stage for the largest number of a row is `largest`."""
+    assert isinstance(largest, te.ComputeOp)
+    (maximum,), (k,) = largest.body, largest.reduce_axis
     assert isinstance(maximum, Reduce)
 
     def element(*i: Any) -> PrimExpr:
         values = [convert(v) for v in (*i[:axis], *i[axis + 1 :], i[axis])]
-        return substitute(maximum.source[0], {own.var: v for own, v in zip((*axes, k), values, strict=True)})
+        return substitute(maximum.source[0], {own.var: v for own, v in zip((*largest.axis, k), values, strict=True)})
 
     return element
 

@@ -74,7 +74,8 @@ class FlatRows:
     def schedule(self) -> te.Schedule:
         """A vector of rows in each iteration: powers of e, sums, one over them, results."""
         s = te.create_schedule([self.out.op])
-        (largest, exact, total), element = stages_of(self.anchor), element_of(self.anchor, len(self.out.shape) - 1)
+        largest, exact, total = stages_of(self.anchor)
+        element = element_of(largest.op, len(self.out.shape) - 1)
         (of_total,) = [t for t in self.anchor.input_tensors if total in t.op.input_tensors]
         maxima, lanes_of_maxima = self._by_lanes(element, largest_number, "softmax_max")
         s.recompute(largest, maxima)

@@ -81,8 +81,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
     guessed = can_be_guessed(anchor) and first > 0  # the sum of a single row has no loop to be computed in
-    powers = powers_of(element_of(anchor, first), stages_of(anchor)[1]) if guessed else None
-    if powers is not None:  # which one pass finds
+    if guessed:  # what is read is read by one pass
         kept = []
     for op in stages:
         if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
@@ -97,14 +96,20 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
     busy += statistics_at(s, before, out, row, first, lanes, together)
-    if powers is not None:
-        _, exact, total = stages_of(anchor)
-        sums = sums_of(powers, exact, total)
-        guess_sums(s, anchor, powers, sums)
-        busy.append((powers, vectorize_elements(s, powers, powers.op.axis[-1], powers.shape[-1], lanes)))
-        _vectorize_sums(s, sums, lanes)
+    if guessed:
+        busy.append(_guess_at_rows(s, anchor, first, lanes))
     prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
     return s
+
+
+def _guess_at_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
+    """Guess powers and sums where `anchor`, a softmax, has its own; the powers, and their loop over vectors."""
+    largest, exact, total = stages_of(anchor)
+    powers = powers_of(element_of(largest.op, first), exact)
+    sums = sums_of(powers, exact, total)
+    guess_sums(s, anchor, powers, sums)
+    _vectorize_sums(s, sums, lanes)
+    return powers, vectorize_elements(s, powers, powers.op.axis[-1], powers.shape[-1], lanes)
 
 
 def _neighbours(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> FlatRows | TurnedRows | None:
@@ -185,7 +190,8 @@ def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
 
 def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
     """A row's largest number and sum by parts, in one pass over memory; then the results, of the row in a cache."""
-    (largest, exact, total), element = stages_of(anchor), element_of(anchor, first)
+    largest, exact, total = stages_of(anchor)
+    element = element_of(largest.op, first)
     (x,) = largest.op.input_tensors
     room = target.cache_bytes.l2 // _SHARE_OF_PARTS
     parts = ExponentialSums(x, part_sizes(x.shape, x.dtype.nbytes, [first], target, room), "softmax", finite=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import te
-from te.tir import PrimExpr, Reduce
-from te.tir.substitute import substitute
 from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
 from topi.cpu.strips import (
     are_stored_by_lines,
@@ -18,6 +16,7 @@ from topi.cpu.strips import (
 )
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
+from topi.softmax_guess import element_of
 from topi.softmax_parts import SoftmaxParts
 
 if TYPE_CHECKING:
@@ -41,17 +40,10 @@ def softmax_by_parts(
     """
     shape = anchor.output(0).shape
     axis = len(shape) - 2
-    (maximum,) = largest.body
-    assert isinstance(maximum, Reduce)
-    (source,), (k,) = maximum.source, largest.reduce_axis
-
-    def element(*i: Any) -> PrimExpr:
-        row = zip(largest.axis, (*i[:axis], *i[axis + 1 :]), strict=True)
-        return substitute(source, {**{own.var: v for own, v in row}, k.var: i[axis]})
-
     sizes = tuple([constant_size([d]) for d in shape])
     lines, most = _strip(s.outputs[0].output(0), axis, target)
-    parts = SoftmaxParts(element, sizes, _rows_of_a_part(sizes[axis], most), anchor.output(0).dtype, keep=keep)
+    element, size = element_of(largest, axis), _rows_of_a_part(sizes[axis], most)
+    parts = SoftmaxParts(element, sizes, size, anchor.output(0).dtype, keep=keep)
     s.recompute(anchor.output(0), parts.result)
     out, lanes = s.outputs[0].output(0), vector_lanes(target)
     stages = (*_passes(parts), parts.largest, parts.power, parts.total, parts.share)
