@@ -20,6 +20,7 @@ from te.tir.buffer import Buffer, decl_buffer
 from te.tir.expr import Dim, IterVar, PrimExpr, SizeVar, Var
 from te.tir.function import PrimFunc
 from te.tir.ops import likely, logical_and, seq
+from te.tir.passes.bind_shared import BindShared
 from te.tir.passes.flatten import Flatten
 from te.tir.passes.fuse_loops import FuseLoops
 from te.tir.passes.hoist_allocations import HoistAllocations
@@ -168,6 +169,7 @@ def _argument_buffer(argument: Argument, binds: Mapping[Tensor, Buffer]) -> Buff
 def lowering_passes() -> tuple[Pass, ...]:
     """The passes from scheduled loops to flat loops, in order."""
     return (
+        BindShared(),
         Flatten(),
         Simplify(),
         RewriteUnsafeSelect(),

@@ -16,6 +16,7 @@ from te.stage import Fuse, Split, Stage
 from te.tensor import Tensor
 from te.tir import ops
 from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Reduce, Var
+from te.tir.numbering import ValueNumbers
 from te.tir.ops import const
 from te.tir.substitute import substitute
 
@@ -333,14 +334,21 @@ def _inline_into(
 ) -> ComputeOp:
     """`reader` with the formulas of `inlined` operations for what it reads of them, and successors of other tensors.
 
-    From the reader towards the inputs, so that each formula is gone through once for each time it is written.
+    From the reader towards the inputs, so that each formula is gone through once for each element that is read of it:
+    what several formulas read becomes one expression that they share.
     """
+    numbers = ValueNumbers()
+    done: dict[int, PrimExpr] = {}
+
     def read(load: ProducerLoad) -> PrimExpr:
         op = load.producer.op
         if op in inlined:
-            assert isinstance(op, ComputeOp)
-            indices = {iv.var: index for iv, index in zip(op.axis, load.indices, strict=True)}
-            return map_reads(op.body[load.producer.value_index], read, indices)
+            key = numbers(load)
+            if key not in done:
+                assert isinstance(op, ComputeOp)
+                indices = {iv.var: index for iv, index in zip(op.axis, load.indices, strict=True)}
+                done[key] = map_reads(op.body[load.producer.value_index], read, indices)
+            return done[key]
         tensor = mapping.get(load.producer)
         return load if tensor is None else ProducerLoad(tensor, load.indices)
 

@@ -7,10 +7,23 @@ from typing import Any
 
 from te.dtype import DType
 from te.ir.node import Node
-from te.tir.expr import BufferLoad, FloatImm, IntImm, Let, PrimExpr, SizeVar, StringImm, Var
+from te.tir.expr import BufferLoad, Call, FloatImm, IntImm, Let, Logical, PrimExpr, Select, SizeVar, StringImm, Var
 from te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
-__all__ = ["contains", "dtypes_of", "free_variables"]
+__all__ = ["always_evaluated", "contains", "dtypes_of", "free_variables"]
+
+
+def always_evaluated(expr: PrimExpr) -> set[PrimExpr]:
+    """What is evaluated whenever `expr` is: not what a condition inside of it guards."""
+    found: set[PrimExpr] = set()
+    stack: list[Any] = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, PrimExpr) and node not in found:
+            found.add(node)
+            is_guard = isinstance(node, Select | Logical) or (isinstance(node, Call) and node.op == "if_then_else")
+            stack += node.node_children()[:1] if is_guard else node.node_children()
+    return found
 
 
 def contains(program: Node, classes: frozenset[type], suits: Callable[[Any], bool] | None = None) -> bool:

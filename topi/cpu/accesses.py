@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from te.ir import post_order
 from te.tir import Call, PrimExpr, ProducerLoad, Select, Var, as_int
+from te.tir.numbering import ValueNumbers
 from te.tir.substitute import substitute
 from topi.groups import is_injective
 
@@ -20,26 +21,37 @@ _NONE: Mapping[Var, PrimExpr] = {}
 
 def reads(op: te.ComputeOp, at: Mapping[Var, PrimExpr] = _NONE) -> Iterator[tuple[te.Tensor, list[PrimExpr]]]:
     """The tensors that are not inlined and the indices they are read at, in terms of the axes of `op` (or of `at`)."""
-    for load in [e for e in post_order(op.body) if isinstance(e, ProducerLoad)]:
-        index, producer = [_placed(i, at) for i in load.indices], load.producer.op
-        if isinstance(producer, te.ComputeOp) and is_injective(producer):
-            yield from reads(producer, {axis.var: i for axis, i in zip(producer.axis, index, strict=True)})
-        else:
-            yield load.producer, index
+    for _, e, places in _formulas(op, at, set(), ValueNumbers()):
+        if isinstance(e, ProducerLoad):
+            yield e.producer, [_placed(i, places) for i in e.indices]
 
 
-def conditions(
-    op: te.ComputeOp, at: Mapping[Var, PrimExpr] = _NONE
-) -> Iterator[tuple[te.ComputeOp, PrimExpr]]:
+def conditions(op: te.ComputeOp) -> Iterator[tuple[te.ComputeOp, PrimExpr]]:
     """The conditions that decide what is read, and whose they are: those of borders, say, and of joined tensors."""
-    for e in post_order(op.body):
+    for inlined, e, places in _formulas(op, _NONE, set(), ValueNumbers()):
         if isinstance(e, Select):
-            yield op, _placed(e.condition, at)
+            yield inlined, _placed(e.condition, places)
         elif isinstance(e, Call) and e.op == "if_then_else":
-            yield op, _placed(e.args[0], at)
-        elif isinstance(e, ProducerLoad) and isinstance(e.producer.op, te.ComputeOp) and is_injective(e.producer.op):
-            axes, index = e.producer.op.axis, [_placed(i, at) for i in e.indices]
-            yield from conditions(e.producer.op, {axis.var: i for axis, i in zip(axes, index, strict=True)})
+            yield inlined, _placed(e.args[0], places)
+
+
+def _formulas(
+    op: te.ComputeOp, at: Mapping[Var, PrimExpr], seen: set[tuple[te.Tensor, tuple[int, ...]]], numbers: ValueNumbers
+) -> Iterator[tuple[te.ComputeOp, PrimExpr, Mapping[Var, PrimExpr]]]:
+    """The expressions of `op` and of what is inlined into it, whose they are, and what stands for the axes there.
+
+    Once for each element that is read of an operation, however often it is named: see `te.staging`.
+    """
+    for e in [e for e in post_order(op.body) if isinstance(e, PrimExpr)]:
+        if not isinstance(e, ProducerLoad) or not is_injective(e.producer.op):
+            yield op, e, at
+            continue
+        inlined, index = e.producer.op, [_placed(i, at) for i in e.indices]
+        element = e.producer, tuple([numbers(i) for i in index])
+        if element not in seen:
+            seen.add(element)
+            places = {axis.var: i for axis, i in zip(inlined.axis, index, strict=True)}
+            yield from _formulas(inlined, places, seen, numbers)
 
 
 def _placed(index: PrimExpr, at: Mapping[Var, PrimExpr]) -> PrimExpr:

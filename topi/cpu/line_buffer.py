@@ -35,7 +35,7 @@ def shared_line(out: te.Tensor) -> te.Tensor | None:
     """
     found: list[te.Tensor] = []
     if isinstance(out.op, te.ComputeOp) and is_injective(out.op) and out.ndim > 1:
-        _collect(out.op, found)
+        _collect(out.op, found, set())
     line = found[0] if found and all(t is found[0] for t in found) else None
     if line is None or same_dim(line.shape[-1], 1) or not _is_worth_keeping(line):
         return None
@@ -43,11 +43,16 @@ def shared_line(out: te.Tensor) -> te.Tensor | None:
     return line if not isinstance(length, int) or length * line.dtype.nbytes <= _MOST_BYTES else None
 
 
-def _collect(op: te.ComputeOp, found: list[te.Tensor], moved: bool = False) -> None:
+def _collect(
+    op: te.ComputeOp, found: list[te.Tensor], seen: set[tuple[te.Operation, bool]], moved: bool = False
+) -> None:
     """Add the results of arithmetic that `op`, through what moves elements within lines only, reads of the same line.
 
-    Those that it reads at its own places are looked through, unless `op` itself is read at others (`moved`).
+    Those that it reads at its own places are looked through, once, unless `op` itself is read at others (`moved`).
     """
+    if (op, moved) in seen:
+        return
+    seen.add((op, moved))
     for load in [e for e in post_order(op.body) if isinstance(e, ProducerLoad)]:
         producer, index = load.producer.op, load.indices
         if not isinstance(producer, te.ComputeOp) or not is_injective(producer) or len(index) != len(op.axis):
@@ -60,7 +65,7 @@ def _collect(op: te.ComputeOp, found: list[te.Tensor], moved: bool = False) -> N
         if elsewhere and _computes(producer):
             found.append(load.producer)
         else:
-            _collect(producer, found, elsewhere)
+            _collect(producer, found, seen, elsewhere)
 
 
 def _computes(op: te.ComputeOp) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 from te.arith import Analyzer
 from te.dtype import INT32, INT64
-from te.ir.structural import structural_equal
-from te.ir.visitor import Mutator, post_order
-from te.tir.analysis import contains
+from te.ir.visitor import Mutator
+from te.tir.analysis import always_evaluated, contains
 from te.tir.expr import BufferLoad, Call, Div, FloorDiv, FloorMod, IntImm, IterVar, Mod, PrimExpr, Range, Select
 from te.tir.function import PrimFunc
 from te.tir.intrinsics import INTRINSICS
+from te.tir.numbering import ValueNumbers
 from te.tir.passes.base import FunctionPass
 from te.tir.stmt import AttrStmt, For, IfThenElse, Stmt
 
@@ -21,6 +22,7 @@ __all__ = ["RewriteUnsafeSelect", "can_not_fault", "rewrite_unsafe_select"]
 class _Rewriter(Mutator):
     def __init__(self) -> None:
         self.analyzer = Analyzer()
+        self.numbers = ValueNumbers()
 
     def visit_For(self, node: For) -> Stmt:
         self.analyzer.bind(node.loop_var, Range(node.min, node.extent))
@@ -42,31 +44,37 @@ class _Rewriter(Mutator):
 
     def visit_Select(self, node: Select) -> PrimExpr:
         new = node.rebuild(self.visit)
-        sides = (new.true_value, new.false_value)
-        if new.dtype.lanes > 1 or all(can_not_fault(side, self.analyzer, _reads(new.condition)) for side in sides):
+        if new.dtype.lanes > 1 or self._can_not_fault(new):
             return new
         return Call(new.dtype, "if_then_else", (new.condition, new.true_value, new.false_value), span=new.span)
 
+    def _can_not_fault(self, select: Select) -> bool:
+        """May both sides be evaluated? What the condition evaluates, too, is evaluated in any case."""
+        evaluated = {self.numbers(e) for e in always_evaluated(select.condition)}
+        sides = (select.true_value, select.false_value)
+        return all(can_not_fault(side, self.analyzer, lambda e: self.numbers(e) in evaluated) for side in sides)
 
-def _reads(condition: PrimExpr) -> list[BufferLoad]:
-    """The elements that are read whenever `condition` is evaluated."""
-    nodes = list(post_order(condition))
-    lazy = any(isinstance(n, Call) and n.op == "if_then_else" for n in nodes)
-    return [] if lazy else [n for n in nodes if isinstance(n, BufferLoad)]
 
-
-def can_not_fault(expr: PrimExpr, analyzer: Analyzer, read: Sequence[BufferLoad] = ()) -> bool:
+def can_not_fault(expr: PrimExpr, analyzer: Analyzer, safe: Callable[[PrimExpr], bool] | None = None) -> bool:
     """May the expression be evaluated whatever conditions stand in front of it?
 
-    Its reads are proved to lie inside their buffers by what the analyzer knows of the variables, or are among those of
-    `read`, which happen in any case; and it neither divides integers by a variable nor calls an impure function.
+    Its reads are proved to lie inside their buffers by what the analyzer knows of the variables, and it neither divides
+    integers by a variable nor calls an impure function; except where it is known to be `safe`.
     """
-    return all(_node_can_not_fault(n, analyzer, read) for n in post_order(expr) if isinstance(n, PrimExpr))
+    seen: set[PrimExpr] = set()
+    stack: list[Any] = [expr]
+    while stack:
+        node = stack.pop()
+        if not isinstance(node, PrimExpr) or node in seen or (safe is not None and safe(node)):
+            continue
+        seen.add(node)
+        if not _node_can_not_fault(node, analyzer):
+            return False
+        stack += node.node_children()
+    return True
 
 
-def _node_can_not_fault(node: PrimExpr, analyzer: Analyzer, read: Sequence[BufferLoad]) -> bool:
-    if isinstance(node, BufferLoad) and any(structural_equal(node, other) for other in read):
-        return True
+def _node_can_not_fault(node: PrimExpr, analyzer: Analyzer) -> bool:
     if isinstance(node, BufferLoad):
         return all(_inside(i, dim, analyzer) for i, dim in zip(node.indices, node.buffer.shape, strict=True))
     if isinstance(node, _DIVISIONS) and not node.dtype.is_float:
@@ -88,7 +96,8 @@ def rewrite_unsafe_select(func: PrimFunc) -> PrimFunc:
     """The function with every Select kept only where both sides can be evaluated without fault.
 
     A side is safe when its reads are proved to lie inside their buffers and it neither divides integers by a variable
-    nor calls an impure function; what the condition reads too is read in any case. (TVM: `RewriteUnsafeSelect`.)
+    nor calls an impure function; what the condition evaluates is evaluated in any
+    case. (TVM: `RewriteUnsafeSelect`.)
     """
     return func.with_body(_Rewriter().visit(func.body)) if contains(func.body, _SELECTS) else func
 
