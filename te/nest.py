@@ -154,7 +154,7 @@ class _Nests:
             guess = again.get(stage)
             if guess is None:
                 rest = self._realize(stage, nest(stage), rest)
-            elif stage is guess.exact[-1]:
+            elif stage is next(s for s in reversed(stages) if s in guess.exact):
                 exact: Stmt = ops.no_op()
                 for one in reversed([s for s in stages if again.get(s) is guess]):
                     exact = self._realize(one, nest(one), exact)

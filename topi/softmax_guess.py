@@ -11,27 +11,47 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import PrimExpr, Reduce, convert
+from te.tir import PrimExpr, Reduce, call_intrin, convert
 from te.tir.substitute import substitute
 from topi.registry import operations_behind
 
-__all__ = ["can_be_guessed", "element_of", "guess_sums", "power_of", "powers_of", "stages_of", "sums_of"]
+__all__ = [
+    "can_be_guessed", "element_of", "factor_of", "guess_sums", "is_logarithm", "is_trusted", "power_of", "powers_of",
+    "stages_of", "sums_of",
+]  # fmt: skip
 
 _MOST_EXPONENT = 64.0
 """Powers are of this at most: of more, `exp_nonpositive` gives anything."""
 _LEAST_SUM, _MOST_SUM = 1e-6, 1e27
 """Of powers that are trusted. No power was limited then; those that vanish are less than 1e-32 of their row's sum."""
+_FORMATS = {
+    32: (23, 0x3F2AAAAB, 0.693145751953125, 1.42860682030941723e-6),
+    64: (52, 0x3FE5555555555555, 0.69314718036912381649, 1.9082149292705877e-10),
+}
+"""Of floats of so many bits: stored bits of the mantissa, the bits of 2/3, and ln(2) in two parts, of which the first
+ends in zeros: multiples by exponents are exact."""
 
 
 def can_be_guessed(anchor: te.Operation) -> bool:
-    """Is this a softmax? Its logarithm is near 0 where an element is near that of the sum: digits would be lost."""
-    return anchor.tag == "softmax" and "log" not in anchor.attrs
+    """Is this a softmax, or the logarithm of one?"""
+    return anchor.tag == "softmax"
+
+
+def is_logarithm(anchor: te.Operation) -> bool:
+    """Is this the logarithm of a softmax? It needs sums of powers, and not powers themselves."""
+    return "log" in anchor.attrs
 
 
 def stages_of(anchor: te.Operation) -> tuple[Tensor, Tensor, Tensor]:
     """The largest number of each row of `anchor`, a softmax or its logarithm, the powers of distances, their sum."""
     found = {op.tag: op.output(0) for op in operations_behind([anchor.output(0)])}
     return found["softmax_max"], found["softmax_exp"], found["softmax_sum"]
+
+
+def factor_of(anchor: te.Operation) -> Tensor:
+    """What is found once for each row of its sum: one over it, or its logarithm."""
+    _, _, total = stages_of(anchor)
+    return next(t for t in anchor.input_tensors if total in t.op.input_tensors)
 
 
 def element_of(largest: te.Operation, axis: int) -> Callable[..., PrimExpr]:
@@ -63,17 +83,38 @@ def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Ten
     return te.compute(total.shape, lambda *i: te.sum(power(*i, k), axis=k), name=total.op.name)
 
 
-def guess_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, sums: Tensor) -> None:
+def guess_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, sums: Tensor) -> list[Tensor]:
     """Let `sums` stand for those of `anchor`, `powers` for its powers.
 
-    Without `powers` what reads sums finds them once more, by the distances from 0 in the place of the largest.
+    Without `powers` what reads sums finds them once more, by the distances from 0 in the place of the largest. Of a
+    logarithm, which needs none, a multiple of ln(2) takes that place, from which an element has an exact distance: near
+    0 results keep their digits. Returns what is found of the sums for that.
     """
     largest, exact, total = stages_of(anchor)
-    zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="softmax_zero")
-    guesses = {largest: zero, total: sums} if powers is None else {exact: powers, total: sums}
-    s.guess([*guesses], [*guesses.values()], _is_trusted)
+    if is_logarithm(anchor):
+        large = te.compute(total.shape, lambda *i: _logarithm(sums(*i))[0], name="softmax_log_large")
+        small = te.compute(total.shape, lambda *i: _logarithm(sums(*i))[1], name="softmax_log_small")
+        guesses = {largest: large, factor_of(anchor): small, total: sums}
+    elif powers is None:
+        zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="softmax_zero")
+        guesses = {largest: zero, total: sums}
+    else:
+        guesses = {exact: powers, total: sums}
+    s.guess([*guesses], [*guesses.values()], is_trusted)
+    return [guess for guess in guesses.values() if sums in guess.op.input_tensors]
 
 
-def _is_trusted(total: PrimExpr) -> PrimExpr:
+def _logarithm(total: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
+    """A multiple of the high bits of ln(2), and the rest, 0.41 at most, of the logarithm of a sum that is trusted."""
+    of, bits = total.dtype, str(total.dtype).replace("float", "int")
+    mantissa, start, high, low = _FORMATS[of.bits]
+    whole = call_intrin(bits, "reinterpret", total)
+    exponent = call_intrin(bits, "shift_right", whole - te.const(start, bits), te.const(mantissa, bits))
+    scaled = call_intrin(of, "reinterpret", whole - call_intrin(bits, "shift_left", exponent, te.const(mantissa, bits)))
+    n = te.cast(of, exponent)
+    return n * te.const(high, of), te.log(scaled) + n * te.const(low, of)
+
+
+def is_trusted(total: PrimExpr) -> PrimExpr:
     """Does the sum of a row's powers show that they are right? That of a NaN does not."""
     return te.all(total >= te.const(_LEAST_SUM, total.dtype), total <= te.const(_MOST_SUM, total.dtype))

@@ -143,3 +143,19 @@ def test_what_is_computed_around_rows_is_right(
     found = _run(function, data, target)
     tolerance = 1e-3 if found.dtype == np.float16 else 3e-6
     np.testing.assert_allclose(found, reference(data), rtol=tolerance, atol=3e-7)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("length", [10, 49, 300])
+@pytest.mark.parametrize("largest", [-12.0, 0.3, 17.0, 60.0])
+def test_logarithms_near_0_keep_their_digits(largest: float, length: int, target: str) -> None:
+    """Of an element that is nearly all of its row's sum, whose logarithm is as large as the element."""
+    data = _data(32, length) / 3
+    below = np.linspace(0.1, 18, 32, dtype=np.float32) + np.float32(np.log(length))
+    data += np.float32(largest) - data.max(-1, keepdims=True) - below[:, np.newaxis]
+    data[:, 3] = np.float32(largest)
+    found = _run(nn.log_softmax, data, f"{target} -l2-bytes=65536 -l3-bytes=65536")
+    distances = data.astype(np.float64) - data.max(-1, keepdims=True)
+    expected = distances - np.log(np.exp(distances).sum(-1, keepdims=True))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=5e-7)
+    assert found.max() <= 0

@@ -10,7 +10,7 @@ import te
 import topi
 from backend.target import Target
 from te.ir import collect
-from te.tir import Allocate
+from te.tir import Allocate, BufferStore, IfThenElse
 from tests.topi.small_caches import PROCESSORS, lowered
 from topi.registry import schedule_for
 
@@ -112,3 +112,29 @@ def test_open_sizes(axes):
         result = backend.nd.empty(wanted.shape, "float32")
         function(backend.nd.array(a), result)
         np.testing.assert_allclose(result.numpy(), wanted, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("shape", [(53, 12), (64, 49), (3, 21, 77), (19, 128), (601, 300), (3, 5003)], ids=str)
+def test_usual_rows_and_those_that_no_powers_of_are_trusted(shape, keepdims, target):
+    """Without their largest numbers, which are found only of rows beside low, high, infinite ones and NaN."""
+    a = (2 * RNG.standard_normal(shape)).astype("float32")
+    x = te.placeholder(shape, "float32", "x")
+    total = topi.log_sum_exp(x, -1, keepdims)
+    np.testing.assert_allclose(run(total, x, a, target), expected(a, -1, keepdims), rtol=2e-6, atol=1e-6)
+    rows = a.reshape(-1, shape[-1])
+    rows[0] += 300
+    rows[1], rows[2, 3] = -np.inf, np.nan
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(run(total, x, a, target), expected(a, -1, keepdims), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "target"), [(49, "llvm -mcpu=x86-64-v4"), (24, "llvm -mcpu=x86-64-v3")])
+def test_the_largest_is_found_where_sums_are_not_trusted_only(length, target):
+    x = te.placeholder((160, length), "float32", "x")
+    out = topi.log_sum_exp(x, 1)
+    body = te.lower(schedule_for([out], Target(target)), [x, out])["main"].body
+    (again,) = collect(body, IfThenElse)
+    found = [{n for n in collect(b, BufferStore) if n.buffer.name == "log_sum_exp_max.lanes"} for b in (body, again)]
+    assert found[0] and found[0] == found[1]

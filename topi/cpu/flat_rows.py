@@ -15,7 +15,14 @@ from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.reduction import largest_number
 from topi.registry import operations_behind
-from topi.softmax_guess import can_be_guessed, element_of, guess_sums, powers_of, stages_of
+from topi.softmax_guess import (
+    can_be_guessed,
+    element_of,
+    factor_of,
+    guess_sums,
+    powers_of,
+    stages_of,
+)
 from topi.utils import ravel_index
 
 if TYPE_CHECKING:
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from te.tir import PrimExpr
 
-__all__ = ["FlatRows"]
+__all__ = ["FlatRows", "LineOfRows"]
 
 _MOST_ELEMENTS = 128
 """Of a row: vectors of results are written out for as many rows as a vector has lanes."""
@@ -32,81 +39,32 @@ _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class FlatRows:
-    """As many neighbouring rows along the last dimension of `anchor`, a softmax, as a vector has `lanes`.
+class LineOfRows:
+    """As many neighbouring rows of `length` elements as a vector has `lanes`: one line of whole vectors.
 
-    Powers of e are those of the elements themselves (`topi.softmax_guess`), found in the order of memory: whole vectors
-    without masks, whatever the rows' length. Vectors that begin with the rows add them up, lanes are added up for all
-    rows together, and one over the sums is shuffled to the lanes that are their rows'. What reads something that is not
-    the rows' own, element by element, goes row by row. `out` is the kernel's result.
+    `rows` are the dimensions in front.
     """
 
-    anchor: te.ComputeOp
-    out: te.Tensor
+    rows: tuple[te.Dim, ...]
+    length: int
     lanes: int
     target: Target
 
     @staticmethod
-    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlatRows | None:
-        """None where rows are long or few, or what follows has another shape."""
-        if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or not can_be_guessed(anchor):
+    def of(shape: Sequence[te.Dim], target: Target) -> LineOfRows | None:
+        """Those of a tensor of float32; None where rows are long or few, or not known."""
+        *rows, length = shape
+        lanes = vector_lanes(target)
+        if not all(isinstance(d, int) for d in shape) or not rows or constant_size(rows[-1:]) < lanes:
             return None
-        found = FlatRows(anchor, outs[0], vector_lanes(target), target)
-        return found if found._are_short() else None
+        found = LineOfRows(tuple(rows), constant_size([length]), lanes, target)
+        return found if found.length <= _MOST_ELEMENTS else None
 
-    def _are_short(self) -> bool:
-        shape = self.anchor.output(0).shape
-        known = len(shape) > 1 and all(isinstance(d, int) for d in shape) and tuple(self.out.shape) == tuple(shape)
-        floats = stages_of(self.anchor)[0].dtype.nbytes == _FLOAT_BYTES
-        return known and floats and constant_size(shape[-2:-1]) >= self.lanes and self.length <= _MOST_ELEMENTS
-
-    def _goes_along(self, op: te.Operation) -> bool:
-        """Does an operation of the rows' elements read what is theirs, and in the order of memory?"""
-        assert isinstance(op, te.ComputeOp)
-        own = [axis.var for axis in op.axis]
-        return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
-
-    @property
-    def length(self) -> int:
-        """Elements of a row."""
-        return constant_size(self.anchor.output(0).shape[-1:])
-
-    def schedule(self) -> te.Schedule:
-        """A vector of rows in each iteration: powers of e, sums, one over them, results."""
-        s = te.create_schedule([self.out.op])
-        largest, exact, total = stages_of(self.anchor)
-        element = element_of(largest.op, len(self.out.shape) - 1)
-        (of_total,) = [t for t in self.anchor.input_tensors if total in t.op.input_tensors]
-        maxima, lanes_of_maxima = self._by_lanes(element, largest_number, "softmax_max")
-        s.recompute(largest, maxima)
-        exact_sums, lanes_of_exact = self._by_lanes(s.current(exact), te.sum, "softmax_sum")
-        s.recompute(total, exact_sums)
-        powers = powers_of(element, exact)
-        sums, lanes_of_sums = self._by_lanes(powers, te.sum, "softmax_sum")
-        guess_sums(s, self.anchor, powers, sums)
-        out = s.outputs[0].output(0)
-        inline_injective(s, [out], keep=[s[of_total].op])
-        if self.anchor is not self.out.op:
-            s[self.anchor].compute_inline()
-        group = self._loops(s, out)
-        for tensor in (largest, exact, total, of_total):
-            s[tensor].set_scope("local")
-            s[tensor].compute_at(s[out], group)
-        s[of_total].vectorize(s[of_total].op.axis[-1])
-        self._find_powers(s, powers)
-        self._add_up(s, sums, lanes_of_sums)
-        vectorize_elements(s, exact, s[exact].op.axis[-1], self.length, self.lanes)
-        for tensor, lanes in ((largest, lanes_of_maxima), (total, lanes_of_exact)):
-            s[lanes].set_scope("local")
-            s[lanes].compute_at(s[tensor], s[tensor].op.axis[-1])
-            self._vectorize_lanes(s, lanes)
-        return s
-
-    def _by_lanes(
+    def by_lanes(
         self, element: Callable[..., PrimExpr], reduction: Callable[..., PrimExpr], name: str
     ) -> tuple[te.Tensor, te.Tensor]:
         """Rows reduced, and what of them each lane of vectors that begin with the rows has."""
-        rows, lanes, length = self.anchor.output(0).shape[:-1], self.lanes, self.length
+        rows, lanes, length = self.rows, self.lanes, self.length
         j, lane = te.reduce_axis((0, -(-length // lanes)), name="j"), te.reduce_axis((0, lanes), name="lane")
         nothing = te.const(0.0, "float32") if reduction is te.sum else te.min_value("float32")
 
@@ -118,29 +76,14 @@ class FlatRows:
         partial = te.compute((*rows, lanes), of_lane, name=f"{name}.lanes")
         return te.compute(rows, lambda *i: reduction(partial(*i, lane), axis=lane), name=name), partial
 
-    def _loops(self, s: te.Schedule, out: te.Tensor) -> te.IterVar:
-        """The loop over groups of rows, of which results are stored a cache line at a time, wherever rows end."""
-        *lead, row, column = s[out].op.axis
-        group, within = s[out].split(row, factor=self.lanes, tail="shift")
-        line = max(self.lanes, LINE_BYTES // out.dtype.nbytes)
-        if self.length % line and self._goes_along(s[out].op):
-            vectors, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
-            s[out].unroll(vectors)
-            s[out].vectorize(vector)
-        else:
-            vectorize_elements(s, out, column, self.length, line)
-        work = constant_size(out.shape) * element_cost(operations_behind([self.out]))
-        loop = parallel_outer(s, out, [*lead, group], work, self.target)[-1]
-        shifted, ends = constant_size(out.shape[-2:-1]) % self.lanes, self.length * out.dtype.nbytes % LINE_BYTES
-        if loop is group and shifted and ends and is_beyond_caches(out, self.target):
-            s[out].pragma(group, "last_apart")  # cache lines begin with all groups but that
-        return loop
+    def find_powers(self, s: te.Schedule, powers: te.Tensor, *, along: bool) -> None:
+        """Powers of all rows as one line, later ones being asked for meanwhile.
 
-    def _find_powers(self, s: te.Schedule, powers: te.Tensor) -> None:
-        """Of all rows of a group as one line; later groups are asked for meanwhile."""
+        Row by row unless they go `along` with memory: what is read of rows is theirs, and in its order.
+        """
         *_, row, column = s[powers].op.axis
         shape, elements = powers.shape, self.lanes * self.length
-        if not self._goes_along(s[powers].op):
+        if not along:
             vectors = vectorize_elements(s, powers, column, self.length, self.lanes)
             prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target)
             return
@@ -152,17 +95,107 @@ class FlatRows:
                 ahead, lines = rows_ahead(elements * nbytes) * elements, -(-each * nbytes // LINE_BYTES)
                 s[powers].prefetch_line(tensor, vectors, lambda *i, n=ahead: [ravel_index(i, shape) + n], lines=lines)
 
-    def _add_up(self, s: te.Schedule, sums: te.Tensor, partial: te.Tensor) -> None:
-        """Sums of a group of rows, all in registers."""
+    def add_up(self, s: te.Schedule, sums: te.Tensor, partial: te.Tensor) -> te.IterVar:
+        """Sums of a group of rows, all in registers. Returns the loop of one iteration in which they are found."""
         all_rows, rows = s[sums].split(s[sums].op.axis[-1], nparts=1)
         s[sums].tensorize(rows, sum_lanes(self.lanes, len(sums.shape), str(partial.dtype)))
         s[partial].set_scope("local")
         s[partial].compute_at(s[sums], all_rows)
-        self._vectorize_lanes(s, partial)
+        self.vectorize_lanes(s, partial)
         s[partial].unroll(s[partial].op.axis[-2])
         s[partial].unroll(s[partial].op.reduce_axis[0])
+        return all_rows
 
-    def _vectorize_lanes(self, s: te.Schedule, partial: te.Tensor) -> None:
+    def vectorize_again(self, s: te.Schedule, *reductions: tuple[te.Tensor, te.Tensor]) -> None:
+        """Vectorise reductions by lanes, row after row, of what could not be trusted."""
+        for tensor, lanes in reductions:
+            s[lanes].set_scope("local")
+            s[lanes].compute_at(s[tensor], s[tensor].op.axis[-1])
+            self.vectorize_lanes(s, lanes)
+
+    def vectorize_lanes(self, s: te.Schedule, partial: te.Tensor) -> None:
         *_, lane = s[partial].op.axis
         s[partial].reorder(*s[partial].op.reduce_axis, lane)
         s[partial].vectorize(lane)
+
+
+@dataclass(frozen=True)
+class FlatRows:
+    """Neighbouring rows along the last dimension of `anchor`, a softmax.
+
+    Powers of e are those of the elements themselves (`topi.softmax_guess`), found in the order of memory: whole vectors
+    without masks, whatever the rows' length. Vectors that begin with the rows add them up, lanes are added up for all
+    rows together, and one over the sums is shuffled to the lanes that are their rows'. What reads something that is not
+    the rows' own, element by element, goes row by row. `out` is the kernel's result.
+    """
+
+    anchor: te.ComputeOp
+    out: te.Tensor
+    line: LineOfRows
+
+    @staticmethod
+    def of(anchor: te.Operation, outs: Sequence[te.Tensor], target: Target) -> FlatRows | None:
+        """None where rows are long or few, or what follows has another shape."""
+        if len(outs) > 1 or not isinstance(anchor, te.ComputeOp) or not can_be_guessed(anchor):
+            return None
+        result = anchor.output(0)
+        line = LineOfRows.of(result.shape, target)
+        floats = stages_of(anchor)[0].dtype.nbytes == _FLOAT_BYTES
+        return FlatRows(anchor, outs[0], line) if line and floats and outs[0].shape == result.shape else None
+
+    def _goes_along(self, op: te.Operation) -> bool:
+        """Does an operation of the rows' elements read what is theirs, and in the order of memory?"""
+        assert isinstance(op, te.ComputeOp)
+        own = [axis.var for axis in op.axis]
+        return "memory_strides" not in op.attrs and all(index in (own, own[:-1]) for _, index in reads(op))
+
+    def schedule(self) -> te.Schedule:
+        """A vector of rows in each iteration: powers of e, sums, one over them, results."""
+        s = te.create_schedule([self.out.op])
+        largest, exact, total = stages_of(self.anchor)
+        element = element_of(largest.op, len(self.out.shape) - 1)
+        of_total = factor_of(self.anchor)
+        maxima, lanes_of_maxima = self.line.by_lanes(element, largest_number, "softmax_max")
+        s.recompute(largest, maxima)
+        exact_sums, lanes_of_exact = self.line.by_lanes(s.current(exact), te.sum, "softmax_sum")
+        s.recompute(total, exact_sums)
+        powers = powers_of(element, exact)
+        sums, lanes_of_sums = self.line.by_lanes(powers, te.sum, "softmax_sum")
+        of_sums = guess_sums(s, self.anchor, powers, sums)
+        out = s.outputs[0].output(0)
+        inline_injective(s, [out], keep=[s[of_total].op])
+        if self.anchor is not self.out.op:
+            s[self.anchor].compute_inline()
+        group = self._loops(s, out)
+        for tensor in (largest, exact, total, of_total):
+            s[tensor].set_scope("local")
+            s[tensor].compute_at(s[out], group)
+        for tensor in (of_total, *of_sums):
+            s[tensor].vectorize(s[tensor].op.axis[-1])
+        self.line.find_powers(s, powers, along=self._goes_along(s[powers].op))
+        all_rows = self.line.add_up(s, sums, lanes_of_sums)
+        if of_sums:  # which alone need powers
+            s[powers].set_scope("local")
+            s[powers].compute_at(s[sums], all_rows)
+        vectorize_elements(s, exact, s[exact].op.axis[-1], self.line.length, self.line.lanes)
+        self.line.vectorize_again(s, (largest, lanes_of_maxima), (total, lanes_of_exact))
+        return s
+
+    def _loops(self, s: te.Schedule, out: te.Tensor) -> te.IterVar:
+        """The loop over groups of rows, of which results are stored a cache line at a time, wherever rows end."""
+        *lead, row, column = s[out].op.axis
+        lanes, length = self.line.lanes, self.line.length
+        group, within = s[out].split(row, factor=lanes, tail="shift")
+        line = max(lanes, LINE_BYTES // out.dtype.nbytes)
+        if length % line and self._goes_along(s[out].op):
+            vectors, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
+            s[out].unroll(vectors)
+            s[out].vectorize(vector)
+        else:
+            vectorize_elements(s, out, column, length, line)
+        work = constant_size(out.shape) * element_cost(operations_behind([self.out]))
+        loop = parallel_outer(s, out, [*lead, group], work, self.line.target)[-1]
+        shifted, ends = constant_size(out.shape[-2:-1]) % lanes, length * out.dtype.nbytes % LINE_BYTES
+        if loop is group and shifted and ends and is_beyond_caches(out, self.line.target):
+            s[out].pragma(group, "last_apart")  # cache lines begin with all groups but that
+        return loop

@@ -29,7 +29,16 @@ from topi.groups import constant_size, extent_of
 from topi.moments import Moments
 from topi.nn.norm import layer_norm_by_moments
 from topi.registry import Rank, operations_behind, register_schedule
-from topi.softmax_guess import can_be_guessed, element_of, guess_sums, power_of, powers_of, stages_of, sums_of
+from topi.softmax_guess import (
+    can_be_guessed,
+    element_of,
+    guess_sums,
+    is_logarithm,
+    power_of,
+    powers_of,
+    stages_of,
+    sums_of,
+)
 
 if TYPE_CHECKING:
     from backend.target import Target
@@ -41,8 +50,9 @@ _LINES_TOGETHER = 16
 _TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
 """Short rows that are worked on together, and the share of the first-level cache that their results may take: what
 processors look ahead is a row of 10 vectors, about, with its statistics."""
-_FEWEST_FLAT = 8
-"""Elements of rows whose lanes are added up sooner than they are turned in registers and back."""
+_FEWEST_FLAT, _FEWEST_OF_LOGARITHM = 8, 16
+"""Elements of rows whose lanes are added up sooner than they are turned in registers and back; those of a logarithm
+of softmax wait for that of their sum besides."""
 _SHARE_OF_PAIRS = 8
 """The same of two rows of a norm of narrow numbers, whose passes convert: these wait for its statistics in longer rows,
 too."""
@@ -105,7 +115,13 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
 def _guess_at_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
     """Guess powers and sums where `anchor`, a softmax, has its own; the powers, and their loop over vectors."""
     largest, exact, total = stages_of(anchor)
-    powers = powers_of(element_of(largest.op, first), exact)
+    element = element_of(largest.op, first)
+    if is_logarithm(anchor):
+        sums = sums_of(lambda *i: power_of(element(*i)), exact, total)
+        guess_sums(s, anchor, None, sums)
+        busy = (*_vectorize_sums(s, sums, lanes), sums)[0]
+        return busy, s[busy].op.reduce_axis[-1]
+    powers = powers_of(element, exact)
     sums = sums_of(powers, exact, total)
     guess_sums(s, anchor, powers, sums)
     _vectorize_sums(s, sums, lanes)
@@ -115,7 +131,8 @@ def _guess_at_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int)
 def _neighbours(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> FlatRows | TurnedRows | None:
     """Neighbouring short rows, in whichever form is faster."""
     flat, turned = FlatRows.of(anchor, outs, target), TurnedRows.of(anchor, outs, target)
-    return turned if flat is None or (turned is not None and flat.length < _FEWEST_FLAT) else flat
+    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLAT
+    return turned if flat is None or (turned is not None and flat.line.length < fewest) else flat
 
 
 def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
