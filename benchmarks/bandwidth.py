@@ -88,6 +88,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("layer norm, rows of 100", lambda x: nn.layer_norm(x, weight(100), weight(100)), (one // 100, 100))
     yield case("layer norm, rows of 24", lambda x: nn.layer_norm(x, weight(24), weight(24)), (one // 24 // 64 * 64, 24))
     yield case("softmax, rows of 49", nn.softmax, (one // 49 // 64 * 64, 49))
+    yield case("log softmax, rows of 49", nn.log_softmax, (one // 49 // 64 * 64, 49))
     yield case("softmax, rows of 49, float16", nn.softmax, (2 * one // 49 // 64 * 64, 49), dtype="float16")
     yield case("softmax, rows of 10", nn.softmax, (one // 10 // 64 * 64, 10))
     yield case("layer norm, NCHW channels", lambda x: nn.standardize(x, 1), nchw)
@@ -127,7 +128,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("sum, middle axis", lambda x: relay.sum(x, axis=1), (32, 2 * one // 32 // 256, 256))
     yield case("sum, all", relay.sum, (2 * one // _ROW, _ROW))
     yield case("mean, NHWC image", lambda x: relay.mean(x, axis=(1, 2)), (1, more, more, _CHANNELS))
-    for length in (1000, 50257):
+    for length in (49, 1000, 50257):
         several = (2 * one // length, length)
         yield case(f"log-sum-exp, rows of {length}", lambda x: relay.log_sum_exp(x, axis=-1), several)
     yield case("argmax, last axis", lambda x: relay.argmax(x, axis=-1), (2 * one // _ROW, _ROW))

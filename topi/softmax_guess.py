@@ -13,11 +13,12 @@ import te
 from te import Tensor
 from te.tir import PrimExpr, Reduce, call_intrin, convert
 from te.tir.substitute import substitute
+from topi.groups import extent_of
 from topi.registry import operations_behind
 
 __all__ = [
     "can_be_guessed", "element_of", "factor_of", "guess_sums", "is_logarithm", "is_trusted", "power_of", "powers_of",
-    "stages_of", "sums_of",
+    "stages_of", "sums_like", "sums_of",
 ]  # fmt: skip
 
 _MOST_EXPONENT = 64.0
@@ -81,6 +82,22 @@ def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Ten
     """Sums of powers along the last dimension."""
     k = te.reduce_axis((0, exact.shape[-1]), name="k")
     return te.compute(total.shape, lambda *i: te.sum(power(*i, k), axis=k), name=total.op.name)
+
+
+def sums_like(largest: Tensor, total: Tensor) -> Tensor:
+    """Sums of powers of what `largest` compares, in the place of those of distances from it, `total`."""
+    assert isinstance(largest.op, te.ComputeOp)
+    (maximum,) = largest.op.body
+    assert isinstance(maximum, Reduce)
+    ks = [te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in maximum.axis]
+
+    def body(*i: Any) -> PrimExpr:
+        of = [axis.var for axis in (*largest.op.axis, *maximum.axis)]
+        values = {var: convert(v) for var, v in zip(of, (*i, *ks), strict=True)}
+        where = substitute(maximum.condition, values)
+        return te.sum(power_of(substitute(maximum.source[0], values)), axis=ks, where=where)
+
+    return te.compute(total.shape, body, name=total.op.name, attrs=largest.op.attrs)
 
 
 def guess_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, sums: Tensor) -> list[Tensor]:

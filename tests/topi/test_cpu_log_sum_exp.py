@@ -10,7 +10,7 @@ import te
 import topi
 from backend.target import Target
 from te.ir import collect
-from te.tir import Allocate, BufferStore, IfThenElse
+from te.tir import Allocate, BufferLoad, BufferStore, IfThenElse, Select
 from tests.topi.small_caches import PROCESSORS, lowered
 from topi.registry import schedule_for
 
@@ -130,11 +130,19 @@ def test_usual_rows_and_those_that_no_powers_of_are_trusted(shape, keepdims, tar
         np.testing.assert_allclose(run(total, x, a, target), expected(a, -1, keepdims), rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("length", "target"), [(49, "llvm -mcpu=x86-64-v4"), (24, "llvm -mcpu=x86-64-v3")])
-def test_the_largest_is_found_where_sums_are_not_trusted_only(length, target):
-    x = te.placeholder((160, length), "float32", "x")
-    out = topi.log_sum_exp(x, 1)
+@pytest.mark.parametrize("target", ["llvm -mcpu=x86-64-v4", "llvm -mcpu=x86-64-v3"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((160, 24), 1), ((160, 49), 1), ((160, 300), 1), ((21, 512), 0), ((256, 4096), 0)], ids=str
+)
+def test_the_largest_is_found_where_sums_are_not_trusted_only(shape, axis, target):
+    x = te.placeholder(shape, "float32", "x")
+    out = topi.log_sum_exp(x, axis)
     body = te.lower(schedule_for([out], Target(target)), [x, out])["main"].body
-    (again,) = collect(body, IfThenElse)
-    found = [{n for n in collect(b, BufferStore) if n.buffer.name == "log_sum_exp_max.lanes"} for b in (body, again)]
-    assert found[0] and found[0] == found[1]
+    again = collect(body, IfThenElse)
+    compared = [{n for b in branches for n in collect(b, BufferStore) if _compares(n)} for branches in ([body], again)]
+    assert compared[0] and compared[0] == compared[1]
+
+
+def _compares(store: BufferStore) -> bool:
+    of_input = any(load.buffer.name == "x" for load in collect(store, BufferLoad))
+    return of_input and "_max" in store.buffer.name and isinstance(store.value, Select)

@@ -11,16 +11,19 @@ from topi.cpu.flat_rows import LineOfRows
 from topi.cpu.moments import part_sizes
 from topi.cpu.reduction import pass_across, pass_along, schedule_across, schedule_along
 from topi.cpu.row_statistics import uses_reduction
+from topi.cpu.short_rows import rows_are_short
 from topi.cpu.stagewise import schedule_stagewise
 from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, inline_injective
 from topi.reduction import distance_below, largest_number
 from topi.registry import Rank, register_schedule
-from topi.softmax_guess import is_trusted, power_of
+from topi.softmax_guess import is_trusted, power_of, sums_like
 from topi.tag import ELEMWISE, LOG_SUM_EXP
 from topi.utils import same_dim
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from backend.target import Target
 
 __all__ = ["schedule_log_sum_exp"]
@@ -52,15 +55,34 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     sizes = part_sizes(x.shape, x.dtype.nbytes, axes, target, target.cache_bytes.l2 // _SHARE_OF_L2, _LINES)
     length = max(constant_size([sizes[a] for a in axes]), 1)
     if all(same_dim(sizes[a], x.shape[a]) for a in axes):
-        pass_over(s, s.outputs[0].output(0), (largest, total), length, target)
+        passes, out = (largest, total), s.outputs[0].output(0)
+        pass_over(s, out, passes, length, target, _guessed(s, out, passes, along, target))
         return s
     parts = ExponentialSums(x, sizes, "log_sum_exp", keepdims=anchor.attrs["keepdims"])
     s.recompute(largest, parts.largest)
     s.recompute(total, parts.total)
-    pass_over(s, parts.sums, (parts.largest_of_part, parts.sum_of_part), length, target)
+    passes = (parts.largest_of_part, parts.sum_of_part)
+    pass_over(s, parts.sums, passes, length, target, _guessed(s, parts.sums, passes, along, target))
     combine(s, s.current(parts.largest), s.current(parts.largest), target)
     combine(s, s.outputs[0].output(0), s.current(parts.total), target)
     return s
+
+
+def _guessed(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], along: bool, target: Target
+) -> te.Tensor | None:
+    """Guess at largest numbers and sums, of which `out` is made; the sums.
+
+    None where `out` is a single one, or short rows along memory are taken together.
+    """
+    largest, total = passes
+    together = along and rows_are_short(s[total].op, out, target)
+    if not s[total].op.axis or any(s[t].op is s[out].op for t in passes) or together:
+        return None
+    zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="log_sum_exp_zero")
+    sums = sums_like(largest, total)
+    s.guess(passes, [zero, sums], is_trusted)
+    return sums
 
 
 def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor, line: LineOfRows) -> None:

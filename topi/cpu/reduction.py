@@ -349,10 +349,13 @@ def lines_at_once(lines: te.Dim) -> int:
     return next((n for n in range(_LINES, 3, -1) if lines % n == 0), min(lines, _LINES))
 
 
-def pass_along(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target) -> None:
+def pass_along(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
+    guess: te.Tensor | None = None,
+) -> None:  # fmt: skip
     """Let `passes` over rows of `length` elements, of which `out` is made, take a row at a time.
 
-    The last one asks for the next row.
+    The last one asks for the next row, or what it is guessed by.
     """
     lanes = vector_lanes(target)
     rows = constant_size([extent_of(a) for a in s[out].op.axis])
@@ -368,12 +371,22 @@ def pass_along(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], leng
         partials = vectorize_reduction(s, result, lanes)
         for partial in partials:
             s[partial].compute_at(s[out], row)
+    if guess is not None:
+        partials = vectorize_reduction(s, guess, lanes)
+        for partial in partials:
+            s[partial].compute_at(s[guess], s[guess].op.axis[-1])
     if partials:
         prefetch_rows(s, partials[0], s[partials[0]].op.reduce_axis[0], rows * length, length, target)
 
 
-def pass_across(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target) -> None:
-    """Let `passes` over `length` lines, of which `out` is made, take a block of columns that stays in the cache."""
+def pass_across(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
+    guess: te.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Let `passes` over `length` lines, of which `out` is made, take a block of columns that stays in the cache.
+
+    And what the last of them is guessed by, which is one pass.
+    """
     lanes = vector_lanes(target)
     *outer, last = s[out].op.axis
     columns, work = extent_of(last), constant_size(out.shape) * length * 4.0
@@ -388,7 +401,7 @@ def pass_across(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], len
     if width:
         strip, column = s[out].split(within, factor=width, tail="shift")
         s[out].vectorize(column)
-        _take_lines_at_once(s, out, strip, passes, width)
+        _take_lines_at_once(s, out, strip, passes, width, guess)
     else:
         vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
     parallel(s, out, group, work, lanes)
@@ -396,6 +409,8 @@ def pass_across(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], len
         s[result].set_scope("local")
         s[result].compute_at(s[out], group)
         add_up_lines(s, result, lanes)
+    if guess is not None and not width:
+        _ask_ahead(s, guess, add_up_lines(s, guess, lanes), target)
 
 
 def _columns_at_once(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
@@ -415,7 +430,7 @@ def _columns_at_once(op: te.Operation, columns: te.Dim, lines: int, target: Targ
 
 
 def _take_lines_at_once(
-    s: te.Schedule, out: te.Tensor, strip: te.IterVar, passes: Sequence[te.Tensor], width: int
+    s: te.Schedule, out: te.Tensor, strip: te.IterVar, passes: Sequence[te.Tensor], width: int, guess: te.Tensor | None
 ) -> None:
     """Write out `passes` over a vector of `width` columns, which then stay in registers, in each `strip` of `out`.
 
@@ -424,14 +439,16 @@ def _take_lines_at_once(
     for result in passes:
         s[result].set_scope("local")
         s[result].compute_at(s[out], strip)
+    for result in (*passes, *([] if guess is None else [guess])):
         *data, column = s[result].op.axis
         (line,) = s[result].op.reduce_axis
         s[result].reorder(*data, line, column)
         s[result].unroll(line)
         s[result].vectorize(column)
-    (line,) = s[passes[0]].op.reduce_axis
-    for tensor in _read_from_memory(passes[0].op):
-        s[passes[0]].prefetch_ahead(tensor, line, rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width)
+    first = passes[0] if guess is None else guess
+    (line,) = s[first].op.reduce_axis
+    for tensor in _read_from_memory(first.op):
+        s[first].prefetch_ahead(tensor, line, rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width)
 
 
 def _read_from_memory(op: te.Operation) -> list[te.Tensor]:
