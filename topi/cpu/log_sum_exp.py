@@ -11,7 +11,6 @@ from topi.cpu.flat_rows import LineOfRows
 from topi.cpu.moments import part_sizes
 from topi.cpu.reduction import pass_across, pass_along, schedule_across, schedule_along
 from topi.cpu.row_statistics import uses_reduction
-from topi.cpu.short_rows import rows_are_short
 from topi.cpu.stagewise import schedule_stagewise
 from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, inline_injective
@@ -56,28 +55,25 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     length = max(constant_size([sizes[a] for a in axes]), 1)
     if all(same_dim(sizes[a], x.shape[a]) for a in axes):
         passes, out = (largest, total), s.outputs[0].output(0)
-        pass_over(s, out, passes, length, target, _guessed(s, out, passes, along, target))
+        pass_over(s, out, passes, length, target, _guessed(s, out, passes))
         return s
     parts = ExponentialSums(x, sizes, "log_sum_exp", keepdims=anchor.attrs["keepdims"])
     s.recompute(largest, parts.largest)
     s.recompute(total, parts.total)
     passes = (parts.largest_of_part, parts.sum_of_part)
-    pass_over(s, parts.sums, passes, length, target, _guessed(s, parts.sums, passes, along, target))
+    pass_over(s, parts.sums, passes, length, target, _guessed(s, parts.sums, passes))
     combine(s, s.current(parts.largest), s.current(parts.largest), target)
     combine(s, s.outputs[0].output(0), s.current(parts.total), target)
     return s
 
 
-def _guessed(
-    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], along: bool, target: Target
-) -> te.Tensor | None:
+def _guessed(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.Tensor | None:
     """Guess at largest numbers and sums, of which `out` is made; the sums.
 
-    None where `out` is a single one, or short rows along memory are taken together.
+    None where `out` is one of them, or a single number.
     """
     largest, total = passes
-    together = along and rows_are_short(s[total].op, out, target)
-    if not s[total].op.axis or any(s[t].op is s[out].op for t in passes) or together:
+    if not s[total].op.axis or any(s[t].op is s[out].op for t in passes):
         return None
     zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="log_sum_exp_zero")
     sums = sums_like(largest, total)

@@ -360,7 +360,7 @@ def pass_along(
     lanes = vector_lanes(target)
     rows = constant_size([extent_of(a) for a in s[out].op.axis])
     if rows_are_short(s[passes[-1]].op, out, target):
-        reduce_rows_together(s, out, passes, rows * length * 2.0, target)
+        reduce_rows_together(s, out, passes, rows * length * 2.0, target, guess)
         return
     row = s[out].fuse(*s[out].op.axis)
     parallel(s, out, row, rows * length * 2.0, lanes)

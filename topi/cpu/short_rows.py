@@ -32,12 +32,14 @@ def rows_are_short(op: te.Operation, out: te.Tensor, target: Target) -> bool:
 
 
 def reduce_rows_together(
-    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, target: Target
-) -> None:
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], work: float, target: Target,
+    guess: te.Tensor | None = None,
+) -> None:  # fmt: skip
     """Let `passes` over short rows, of which `out` is made, take neighbouring rows as a vector.
 
-    What such a vector reads lies in steps of a row. It is turned in registers where rows are long enough for that, else
-    loaded one by one; either costs less than adding up the lanes of a vector for each row.
+    And what the last of them is guessed by. What such a vector reads lies in steps of a row. It is turned in registers
+    where rows are long enough for that, else loaded one by one; either costs less than adding up the lanes of a vector
+    for each row.
     """
     axes, lanes = list(s[out].op.axis), vector_lanes(target, max(4, *[t.dtype.nbytes for t in passes]))
     position = max(n for n, axis in enumerate(axes) if extent_of(axis) != 1)
@@ -45,10 +47,12 @@ def reduce_rows_together(
     s[out].reorder(*axes[:position], vectors, *axes[position + 1 :], lane)
     s[out].vectorize(lane)
     group = parallel_outer(s, out, [*axes[:position], vectors], work, target)[-1]
-    _turn_rows(s, passes, position, lanes, group, out, target)
+    over_rows = [*passes, *([] if guess is None else [guess])]
+    _turn_rows(s, over_rows, position, lanes, group, out, target)
     for result in passes:
         s[result].set_scope("local")
         s[result].compute_at(s[out], group)
+    for result in over_rows:
         data = list(s[result].op.axis)
         s[result].reorder(*s[result].op.reduce_axis, *data[:position], *data[position + 1 :], data[position])
         for axis in s[result].op.reduce_axis:
