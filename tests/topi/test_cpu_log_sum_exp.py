@@ -116,7 +116,7 @@ def test_open_sizes(axes):
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
 @pytest.mark.parametrize("keepdims", [False, True])
-@pytest.mark.parametrize("shape", [(53, 12), (64, 49), (3, 21, 77), (19, 128), (601, 300), (3, 5003)], ids=str)
+@pytest.mark.parametrize("shape", [(53, 12), (64, 49), (3, 21, 77), (37, 300), (601, 400), (3, 5003)], ids=str)
 def test_usual_rows_and_those_that_no_powers_of_are_trusted(shape, keepdims, target):
     """Without their largest numbers, which are found only of rows beside low, high, infinite ones and NaN."""
     a = (2 * RNG.standard_normal(shape)).astype("float32")

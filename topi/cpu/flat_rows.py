@@ -51,14 +51,14 @@ class LineOfRows:
     target: Target
 
     @staticmethod
-    def of(shape: Sequence[te.Dim], target: Target) -> LineOfRows | None:
-        """Those of a tensor of float32; None where rows are long or few, or not known."""
+    def of(shape: Sequence[te.Dim], target: Target, most: int = _MOST_ELEMENTS) -> LineOfRows | None:
+        """Those of a tensor; None where rows have more elements than `most`, are few, or not known."""
         *rows, length = shape
         lanes = vector_lanes(target)
         if not all(isinstance(d, int) for d in shape) or not rows or constant_size(rows[-1:]) < lanes:
             return None
         found = LineOfRows(tuple(rows), constant_size([length]), lanes, target)
-        return found if found.length <= _MOST_ELEMENTS else None
+        return found if found.length <= most else None
 
     def by_lanes(
         self, element: Callable[..., PrimExpr], reduction: Callable[..., PrimExpr], name: str

@@ -29,8 +29,8 @@ __all__ = ["schedule_log_sum_exp"]
 
 _SHARE_OF_L2 = 4
 """Which part of the second-level cache a row takes at most, whose next one is asked for in the second pass over it."""
-_FEWEST_FLAT = 12
-"""Elements of rows whose lanes are added up sooner than they are turned in registers."""
+_FEWEST_FLAT, _MOST_FLAT = 12, 320
+"""Elements of rows whose lanes are added up sooner than they are turned in registers, and sooner row by row."""
 _LINES = 32
 """Lines across memory that are read at once, both passes over a cache line of each: more are taken in parts."""
 
@@ -45,7 +45,7 @@ def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Ta
     x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
     largest = next(t for t in anchor.input_tensors if uses_reduction(t.op))
     axes, total = anchor.attrs["axes"], anchor.output(0)
-    line = LineOfRows.of(x.shape, target) if axes == (x.ndim - 1,) and total.dtype == "float32" else None
+    line = LineOfRows.of(x.shape, target, _MOST_FLAT) if axes == (x.ndim - 1,) and total.dtype == "float32" else None
     if line and line.length >= _FEWEST_FLAT and anchor is not outs[0].op:
         _sum_line(s, x, largest, total, line)
         return s
