@@ -103,6 +103,15 @@ def _right_shift(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     return te.select(inside, ops.right_shift(a, te.select(inside, b, zero)), zero)
 
 
+def _and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """a and b, both of which may be read: `And` reads b where a holds only, in vectors by masks."""
+    return te.select(a, b, te.const(False))
+
+
+def _or(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    return te.select(a, te.const(True), b)
+
+
 def _zero_like(a: PrimExpr) -> PrimExpr:
     return te.const(0, a.dtype)
 
@@ -170,8 +179,8 @@ right_shift = _binary("right_shift", _right_shift, "a >> b of integers, arithmet
 bitwise_and = _binary("bitwise_and", ops.bitwise_and, "a & b of integers.")
 bitwise_or = _binary("bitwise_or", ops.bitwise_or, "a | b of integers.")
 bitwise_xor = _binary("bitwise_xor", ops.bitwise_xor, "a ^ b of integers.")
-logical_and = _binary("logical_and", ops.logical_and, "a and b, of bool.")
-logical_or = _binary("logical_or", ops.logical_or, "a or b, of bool.")
+logical_and = _binary("logical_and", _and, "a and b, of bool.")
+logical_or = _binary("logical_or", _or, "a or b, of bool.")
 logical_xor = _binary("logical_xor", ops.not_equal, "exactly one of a and b, of bool.")
 equal = _binary("equal", ops.equal, "a == b, bool.")
 not_equal = _binary("not_equal", ops.not_equal, "a != b, bool.")

@@ -164,3 +164,17 @@ def test_tensors_are_interleaved_without_masks(count, kind) -> None:
     found = backend.nd.empty((40, 100, count), kind)
     function(*[backend.nd.array(a) for a in arrays], found)
     np.testing.assert_array_equal(found.numpy(), np.stack(arrays, 2))
+
+
+@pytest.mark.parametrize("join", [topi.logical_and, topi.logical_or])
+def test_both_of_two_flags_are_read(join) -> None:
+    """Masked by the first, the second would be read element by element: of rows of 7, 100 times as long."""
+    x, y = te.placeholder((1000, 7), "bool", "x"), te.placeholder((1000, 1), "bool", "y")
+    out = join(x, y)
+    assert "where=" not in _lowered(out, [x, y]).splitlines()[-1]
+    function = backend.build(te.lower(schedule_for([out], TARGET), [x, y, out]), target=TARGET)
+    first, second = (np.random.default_rng(n).random((1000, count)) < 0.5 for n, count in ((0, 7), (1, 1)))
+    result = backend.nd.empty((1000, 7), "bool")
+    function(backend.nd.array(first), backend.nd.array(second), result)
+    expected = np.logical_and(first, second) if join is topi.logical_and else np.logical_or(first, second)
+    np.testing.assert_array_equal(result.numpy(), expected)
