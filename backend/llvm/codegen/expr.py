@@ -9,7 +9,7 @@ from typing import Any
 
 from backend.llvm.assembly import FunctionText
 from backend.llvm.codegen.convert import ConvertEmitter, Machine
-from backend.llvm.codegen.index import is_nonnegative
+from backend.llvm.codegen.index import Index, is_nonnegative
 from backend.llvm.types import compute_type, constant, register_type, suffix, vector_constant
 from te.dtype import DType, dtype
 from te.errors import CompileError
@@ -345,11 +345,38 @@ class ExprEmitter(ConvertEmitter):
         known = self._decided(expr) if of.is_int and of.lanes > 1 else None
         if known is not None:
             return known
+        counted = self._lanes_below(expr) if of.is_int and of.lanes > 1 else None
+        if counted is not None:
+            return counted
         kind = register_type(compute_type(of))
         if of.is_float:
             return self.text.pure(f"fcmp {ordered} {kind} {self.computed(expr.a)}, {self.computed(expr.b)}")
         predicate = signed if of.is_int else unsigned
         return self.text.pure(f"icmp {predicate} {kind} {self.visit(expr.a)}, {self.visit(expr.b)}")
+
+    def _lanes_below(self, expr: Compare) -> str | None:
+        """Positions side by side compared with one: how many lanes lie before it, compared with the numbers of lanes.
+
+        These are as narrow as there are lanes in a register, where masks are of no width: of 64 bytes one instruction,
+        where 32 bits for each lane take four, and three to join what they give. None for other comparisons.
+        """
+        lanes, first, limit = expr.a.dtype.lanes, expr.a, expr.b
+        bits = max(self.machine.vector_bits // lanes, 8)
+        if "avx512bw" not in self.machine.features or bits >= expr.a.dtype.bits or lanes >= 1 << bits:
+            return None
+        if not isinstance(first, Ramp) or not isinstance(limit, Broadcast) or self.splatted_int(first.stride) != 1:
+            return None
+        if expr.__class__ not in _LANES_BELOW or not (self.is_index(first.base) and self.is_index(limit.value)):
+            return None
+        predicate, more = _LANES_BELOW[expr.__class__]
+        apart = self.sum(self.index(limit.value), self.index(first.base), -1)
+        positive = self.operand(Index(apart.value, apart.constant + more))
+        for name, bound in (("smax", 0), ("smin", lanes)):
+            positive = self.intrinsic(name, dtype("int64"), positive, str(bound))
+        kind = dtype(f"int{bits}")
+        numbers = ", ".join([f"i{bits} {lane}" for lane in range(lanes)])
+        count = self.splat(self.text.pure(f"trunc i64 {positive} to i{bits}"), kind.with_lanes(lanes))
+        return self.text.pure(f"icmp {predicate} <{lanes} x i{bits}> <{numbers}>, {count}")
 
     def _decided(self, expr: Compare) -> str | None:
         """A comparison of vectors of known numbers, as a constant."""
@@ -476,6 +503,8 @@ def known_flags(value: str) -> list[bool] | None:
     return ["true" in flag for flag in value.split(",")] if value.startswith("<") else None
 
 
+_LANES_BELOW = {LT: ("ult", 0), LE: ("ult", 1), GE: ("uge", 0), GT: ("uge", 1)}
+"""How the number of a lane compares with how many lanes lie before a position, and what is added to that."""
 _TRUE = ("true", "splat (i1 true)")
 _FALSE = ("false", "splat (i1 false)", "zeroinitializer")
 _COMPARE_INTS: dict[str, Any] = {

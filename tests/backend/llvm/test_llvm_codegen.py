@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 import numpy as np
@@ -186,6 +187,32 @@ def test_known_lanes_of_several_registers_stay_masked_loads(lanes, masked):
     f = make(BufferStore(c, load, (ramp(0, 1, lanes),)), a, c, first)
     target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512")
     assert ("@llvm.masked.load" in build(IRModule({"f": f}), target).get_source("raw-ll")) == masked
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+@pytest.mark.parametrize("lanes", [16, 30, 64, 128, 255])
+def test_positions_are_compared_with_one_that_is_known_at_run_time(run_llvm, lanes, compare, target):
+    """Lanes are counted: limits before the first and behind the last of them, too."""
+    limits, c = decl_buffer((9,), "int32", name="limits"), decl_buffer((9 * lanes,), "int8", name="C")
+    i = Var("i", dtype_of("int32"))
+    limit = Var("limit", dtype_of("int32"))
+    inside = compare(ramp(i * 3, 1, lanes), Broadcast(limit, lanes))
+    store = BufferStore(c, Cast(dtype_of("int8").with_lanes(lanes), inside), (ramp(i * lanes, 1, lanes),))
+    f = make(For(i, const(0), const(9), ForKind.SERIAL, LetStmt(limit, BufferLoad(limits, (i,)), store)), limits, c)
+    values = np.array([-(1 << 30), -1, 6, 10, 20, 15 + lanes - 1, 18 + lanes, 22 + lanes, 1 << 30], np.int32)
+    _, result = run_llvm(f, values, np.zeros(9 * lanes, np.int8), target=Target(target))
+    positions = np.arange(lanes) + 3 * np.arange(9)[:, None]
+    np.testing.assert_array_equal(result.reshape(9, lanes), compare(positions, values[:, None]))
+
+
+def test_lanes_are_counted_as_narrow_as_masks_may_be():
+    c, first, lanes = decl_buffer((64,), "int8", name="C"), Var("first", dtype_of("int32")), 64
+    inside = Cast(dtype_of("int8").with_lanes(lanes), ramp(first, 1, lanes) < 50)
+    f = make(BufferStore(c, inside, (ramp(0, 1, lanes),)), c, first)
+    for cpu, narrow in (("skylake-avx512", True), ("haswell", False)):
+        target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
+        assert ("icmp ult <64 x i8>" in build(IRModule({"f": f}), target).get_source("raw-ll")) == narrow
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
