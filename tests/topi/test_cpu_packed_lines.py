@@ -103,3 +103,25 @@ def test_lines_shorter_than_cache_lines_leave_a_buffer() -> None:
     array = np.random.default_rng(0).integers(-100, 100, (40, 56, 56)).astype("int8")
     expected = np.pad(array, ((0, 0), (1, 1), (1, 1)))
     np.testing.assert_array_equal(result(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x], [array]), expected)
+
+
+@pytest.mark.parametrize("kind", ["int8", "float16", "float32"])
+@pytest.mark.parametrize(("planes", "side"), [(80, 7), (70, 14), (67, 28)])
+def test_planes_of_short_lines_leave_a_buffer(planes, side, kind) -> None:
+    shape = (2 * planes, side, side)
+    x, array = te.placeholder(shape, kind, "x"), np.random.default_rng(0).integers(-100, 100, shape).astype(kind)
+    expected = np.pad(array, ((0, 0), (1, 1), (1, 1)))
+    np.testing.assert_array_equal(result(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x], [array]), expected)
+
+
+def test_whole_planes_need_no_divisions() -> None:
+    x = te.placeholder((64, 28, 28), "int8", "x")
+    text = str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), "constant"), [x]))
+    assert " in parallel(4):" in text and " in range(225):" in text  # 16 planes of 900 bytes are 225 cache lines
+    planes = text.split(" in range(225):")[0]
+    assert "prefetch(" not in planes and "// 30" not in planes and "% 30" not in planes
+
+
+def test_short_lines_from_the_tensor_are_stored_as_they_are() -> None:
+    x = te.placeholder((700, 14, 14), "int8", "x")
+    assert "allocate" not in str(lowered(bordered(x, (0, 1, 1), (0, 1, 1), "edge"), [x]))
