@@ -149,6 +149,14 @@ def cases(nbytes: int) -> Iterator[Case]:
         yield case(f"pad, NCHW, {mode}", lambda x, mode=mode: nn.pad(x, _FRAME, pad_mode=mode), nchw)
     yield case("stack, last axis", lambda a, b: relay.stack([a, b], axis=2), *[(one // 2 // _ROW, _ROW)] * 2)
     yield case("concat, 3 and 1 columns", lambda a, b: relay.concatenate([a, b], axis=1), (one // 4, 3), (one // 4, 1))
+    joined = [(2 * one // 500, 500), (2 * one // 500, 501)]
+    yield case("concat, 500 and 501 bytes", lambda a, b: relay.concatenate([a, b], axis=1), *joined, dtype="int8")
+    flags = [(4 * one // 7, 7), (4 * one // 7, 1)]
+    yield case("and, rows of 7 with a column", relay.logical_and, *flags, dtype="bool")
+    pixels, small = (1, *[_side(4 * one, 3)] * 2, 3), (4 * one // 64 // 784, 64, 28, 28)
+    frame = ((0, 0), (1, 1), (1, 1), (0, 0))
+    yield case("pad, 3 channels last, uint8", lambda x: nn.pad(x, frame), pixels, dtype="uint8")
+    yield case("pad, planes of 28x28, int8", lambda x: nn.pad(x, _FRAME), small, dtype="int8")
     length = one // 32 // 128
     heads, angles = (1, 64, length, 128), (length, 64)
     rotary = lambda x, c, s: nn.rotary_embedding(x, c, s, True)  # noqa: E731
