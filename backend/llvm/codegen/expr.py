@@ -13,6 +13,7 @@ from backend.llvm.codegen.index import Index, is_nonnegative
 from backend.llvm.types import compute_type, constant, register_type, suffix, vector_constant
 from te.dtype import DType, dtype
 from te.errors import CompileError
+from te.ir import post_order
 from te.tir import (
     EQ,
     GE,
@@ -463,7 +464,23 @@ class ExprEmitter(ConvertEmitter):
             return self.visit(expr.true_value if condition in _TRUE else expr.false_value)
         kind, flag = register_type(expr.dtype), register_type(expr.condition.dtype)
         a, b = self.visit(expr.true_value), self.visit(expr.false_value)
+        of = expr.dtype
+        if of.lanes > 1 and expr.condition.dtype.lanes == 1 and _reads(expr.condition):
+            return self._blended(condition, a, b, of)
         return self.text.pure(f"select {flag} {condition}, {kind} {a}, {kind} {b}")
+
+    def _blended(self, condition: str, a: str, b: str, of: DType) -> str:
+        """One of two vectors, which data choose: by their bits. LLVM branches, which no processor foresees."""
+        pure, bits = self.text.pure, dtype(f"int{8 * of.element.nbytes}").with_lanes(of.lanes)
+        kind, own = register_type(bits), register_type(of)
+        there, back = ("zext", "trunc") if of.is_bool else ("bitcast", "bitcast")
+        mask = self.splat(pure(f"sext i1 {condition} to {register_type(bits.element)}"), bits)
+        first, second = (pure(f"{there} {own} {value} to {kind}") if own != kind else value for value in (a, b))
+        chosen = pure(f"and {kind} {mask}, {first}")
+        if b != "zeroinitializer":
+            unmasked = pure(f"xor {kind} {mask}, splat ({register_type(bits.element)} -1)")
+            chosen = pure(f"or {kind} {chosen}, {pure(f'and {kind} {unmasked}, {second}')}")
+        return chosen if own == kind else pure(f"{back} {kind} {chosen} to {own}")
 
     def is_harmless(self, expr: PrimExpr) -> bool:
         """May this be evaluated where the program would not? No memory access, no call, no division by data."""
@@ -510,6 +527,10 @@ _FALSE = ("false", "splat (i1 false)", "zeroinitializer")
 _COMPARE_INTS: dict[str, Any] = {
     "eq": int.__eq__, "ne": int.__ne__, "slt": int.__lt__, "sle": int.__le__, "sgt": int.__gt__, "sge": int.__ge__,
 }  # fmt: skip
+
+
+def _reads(expr: PrimExpr) -> bool:
+    return any(isinstance(e, BufferLoad) for e in post_order(expr))
 
 
 def _never_nan(expr: PrimExpr) -> bool:

@@ -206,6 +206,27 @@ def test_positions_are_compared_with_one_that_is_known_at_run_time(run_llvm, lan
     np.testing.assert_array_equal(result.reshape(9, lanes), compare(positions, values[:, None]))
 
 
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "float16", "bfloat16", "int64", "uint8"])
+def test_vectors_that_data_choose_are_blended(run_llvm, dtype, target):
+    """A branch for each line would be foreseen half of the time."""
+    flags, a, b = decl_buffer((9,), "bool", name="flags"), decl_buffer((9 * 21,), dtype), decl_buffer((9 * 21,), dtype)
+    c, zeros, i = decl_buffer((9 * 21,), dtype, name="C"), decl_buffer((9 * 21,), dtype), Var("i", dtype_of("int32"))
+    line, flag = (ramp(i * 21, 1, 21),), BufferLoad(flags, (i,))
+    zero = Broadcast(const(0, dtype), 21)
+    stores = [BufferStore(c, Select(flag, BufferLoad(a, line), BufferLoad(b, line)), line),
+              BufferStore(zeros, Select(flag, BufferLoad(a, line), zero), line)]  # fmt: skip
+    f = make(For(i, const(0), const(9), ForKind.SERIAL, seq(stores)), flags, a, b, c, zeros)
+    chosen, first, second = np.arange(9) % 3 != 1, sample(dtype, 9 * 21), sample(dtype, 9 * 21)[::-1].copy()
+    *_, result, masked = run_llvm(f, chosen, first, second, np.zeros_like(first), np.zeros_like(first),
+                                  target=Target(target))  # fmt: skip
+    each = np.repeat(chosen, 21)
+    np.testing.assert_array_equal(result, np.where(each, first, second))
+    np.testing.assert_array_equal(masked, np.where(each, first, np.zeros_like(first)))
+    code = build(IRModule({"f": f}), Target(target)).get_source("ll")
+    assert "select i1" not in code and code.count("br i1") <= 1, "the loop alone"
+
+
 def test_lanes_are_counted_as_narrow_as_masks_may_be():
     c, first, lanes = decl_buffer((64,), "int8", name="C"), Var("first", dtype_of("int32")), 64
     inside = Cast(dtype_of("int8").with_lanes(lanes), ramp(first, 1, lanes) < 50)
