@@ -95,6 +95,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     small = (one // 384 // 196, 384, 14, 14)
     yield case("layer norm, channels of planes of 14x14", lambda x: nn.standardize(x, 1), small)
     yield case("group norm, planes of 14x14", lambda x: nn.group_norm(x, weight(384), weight(384), 48), small)
+    odd = (one // 256 // 729, 256, 27, 27)
+    yield case("group norm, planes of 27x27", lambda x: nn.group_norm(x, weight(256), weight(256), 32), odd)
     planes = (1, 96, *[_side(one, 96)] * 2)
     yield case("layer norm between transpositions", lambda x: _normed_channels(x, weight(96)), planes)
     batch = (8, _CHANNELS, *[_side(one // 8)] * 2)

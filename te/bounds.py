@@ -17,7 +17,7 @@ from te.index import IndexMath
 from te.ir.visitor import post_order
 from te.operation import ComputeOp, Operation, PlaceholderOp, ScanOp
 from te.poly import Interval, Poly, number
-from te.stage import Fuse, Split, SplitLines, Stage
+from te.stage import Fuse, Relation, Split, SplitLines, Stage
 from te.tensor import Tensor
 from te.tir import ops
 from te.tir.expr import Dim, IterVar, PrimExpr, ProducerLoad, Range, Var
@@ -348,11 +348,14 @@ def derive_loops(
         loops.values[leaf] = _leaf_value(math, loops, leaf, running)
     for thread in stage.launched_threads:
         _launch(math, loops, thread, thread, None, running)
+    of_lines = list[Relation]()  # where a row lies in memory is known once the other axes are
     for relation in reversed(stage.relations):
+        if isinstance(relation, SplitLines) or (isinstance(relation, Fuse) and relation.fused not in loops.values):
+            of_lines.append(relation)
+        else:
+            _values_of(math, loops, relation)
+    for relation in of_lines:
         _values_of(math, loops, relation)
-    for relation in stage.relations:
-        if isinstance(relation, SplitLines):  # where a row lies in memory is known once the other axes are
-            _values_of_lines(math, loops, relation)
     _root_guards(math, loops, starts)
     return loops
 
@@ -455,22 +458,31 @@ def _values_of(math: IndexMath, loops: Loops, relation: object) -> None:
         else:
             values[relation.outer] = math.floordiv(fused, inner_extent)
             values[relation.inner] = math.floormod(fused, inner_extent)
+    elif isinstance(relation, SplitLines):
+        _values_of_lines(math, loops, relation)
 
 
 def _values_of_lines(math: IndexMath, loops: Loops, lines: SplitLines) -> None:
-    """A line begins where memory has one, no later than the tile and a line: but for ends of rows, at its multiples."""
+    """A line begins where memory has one, no later than the tile and a line: but for ends of rows, at its multiples.
+
+    Those come first in their tiles, the beginning, then the end, which is a part of a line of memory: had that been
+    stored past the caches already, a processor would wait until it could read it back.
+    """
     values, extents, length = loops.values, loops.extents, number(lines.length)
-    tile, line, width = values[lines.tile], values[lines.line], number(lines.width)
+    tile, whole, width = values[lines.tile], lines.width // lines.length, number(lines.width)
+    later = math.maximum(values[lines.line] - 1, number(0))
+    is_end = math.minimum(values[lines.line], number(1)) - math.minimum(later, number(1))
+    line = later + is_end * number(whole + 1)
     row = number(0)
     for axis in loops.stage.op.axis:
-        row = row * extents[axis] + (number(0) if axis is lines.parent else values[axis])
+        row = row * extents[axis] + values.get(axis, number(0))
     start = math.minimum(tile * width, extents[lines.parent] - width - length)
     past = math.floormod(row + start, length)
     within = math.minimum(math.maximum(line * length - past, number(0)), width)
     values[lines.parent] = math.merge(start + within + values[lines.element])
     first = math.maximum(number(1) - tile, number(0))
     last = math.maximum(tile + 2 - extents[lines.tile], number(0))
-    for value in (line + first - 1, number(lines.width // lines.length) + last - line):
+    for value in (line + first - 1, number(whole) + last - line):
         if not math.nonneg(value):
             loops.guards.append(Guard(value, None, of_reduce_axis=False, likely=False))
 

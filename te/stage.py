@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from te.errors import ScheduleError
@@ -61,7 +62,7 @@ class Singleton:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitLines:
-    """`parent`, an operation's last axis, is made of tiles of `width` elements and of lines of `length`.
+    """`parent`, an operation's last axes, is made of tiles of `width` elements and of lines of `length`.
 
     See `Stage.split_lines`.
     """
@@ -187,22 +188,26 @@ class Stage:
         """Split the last axis of an output and give (tile, line, element): lines begin at multiples of `length`.
 
         Those of memory, wherever the other axes put the row: so whole cache lines of results are written, and at once,
-        whose rows are no multiples of them. A tile computes `width` elements of a row, those of lines that begin in its
-        first `length` or after; what it reads is of `width` + `length` elements, whatever the row. The first tile of a
-        row begins with the row itself, and the last one ends with it, by lines of `length` that are no lines of memory.
-        Lines may be computed twice, as with `tail` "shift" of `split`.
+        whose rows are no multiples of them. A row is all that the last axis is fused with, where it is.
+
+        A tile computes `width` elements of a row, those of lines that begin in its first `length` or after; what it
+        reads is of `width` + `length` elements, whatever the row. The first tile of a row begins with the row itself,
+        and the last one ends with it, by lines of `length` that are no lines of memory; both come before the others of
+        their tiles. Lines may be computed twice, as with `tail` "shift" of `split`.
 
         For rows of a known length of `width` + `length` at least, in tensors of which only the first dimension may be
         unknown; `width` is a multiple of `length`.
         """
-        parent = self.op.root_axes[-1]
+        parent, axes = self._last_loop()
         self._check_leaf("split_lines", parent)
         self._check_plain("split_lines", parent)
-        known = all(isinstance(d, int) for d in self.op.output(0).shape[1:])
-        if not self.is_output or parent.kind != "data" or not known or "memory_strides" in self.op.attrs:
+        shape, own = self.op.output(0).shape, set(axes) <= set(self.op.axis)
+        sizes = [d for d in shape[len(shape) - len(axes) :] if isinstance(d, int)]
+        known = all(isinstance(d, int) for d in shape[1:]) and len(sizes) == len(axes)
+        if not self.is_output or not own or not known or "memory_strides" in self.op.attrs:
             raise self._error("split_lines", "of what is no compact output of a known shape, without reductions")
-        columns = self.op.output(0).shape[-1]
-        if width % length or not isinstance(columns, int) or columns < width + length:
+        columns = prod(sizes)
+        if width % length or columns < width + length:
             raise self._error("split_lines", f"of rows of {columns} in tiles of {width} and lines of {length}; "
                               "expected tiles of whole lines, and rows of a tile and a line at least")  # fmt: skip
         names = ("tile", "line", "element")
@@ -210,6 +215,20 @@ class Stage:
         self.relations.append(SplitLines(parent, tile, line, element, width, length))
         self._replace_leaves((parent,), (tile, line, element))
         return tile, line, element
+
+    def _last_loop(self) -> tuple[IterVar, list[IterVar]]:
+        """The last axis, or the loop that it is fused to with those before it, and what that is made of."""
+        loop, made = self.op.root_axes[-1], {r.inner: r for r in self.relations if isinstance(r, Fuse)}
+        parts = [loop]
+        while loop in made:
+            parts = [*self._parts_of(made[loop].outer), *parts]
+            loop = made[loop].fused
+        return loop, parts
+
+    def _parts_of(self, loop: IterVar) -> list[IterVar]:
+        """What is fused to this loop, it alone where nothing is."""
+        fusion = next((r for r in self.relations if isinstance(r, Fuse) and r.fused is loop), None)
+        return [loop] if fusion is None else [*self._parts_of(fusion.outer), *self._parts_of(fusion.inner)]
 
     def fuse(self, *axes: IterVar) -> IterVar:
         """One loop over several adjacent ones, given outermost first; fusing none gives a loop of one iteration."""
@@ -521,4 +540,3 @@ def _reads(consumer: Operation, producer: Operation) -> bool:
                 seen.add(source)
                 stack.append(source)
     return False
-

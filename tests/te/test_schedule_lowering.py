@@ -146,6 +146,38 @@ def test_lines_begin_where_memory_has_them(rows, columns, width, length):
     assert f"allocate([{width + length}, 2]" in str(module)
 
 
+def fused_lines(shape, width, length, axes=2):
+    a = te.placeholder(shape, name="a")
+    b = te.compute(shape, lambda *i: a(*i) * 2.0 + i[-1], name="b")
+    s = te.create_schedule(b)
+    *outer, _ = b.op.axis[: 1 - axes]
+    group, _ = s[b].split(outer[-1], factor=2, tail="shift")
+    s[b].fuse(*b.op.axis[-axes:])
+    _, line, element = s[b].split_lines(width, length)
+    s[b].unroll(line)
+    s[b].vectorize(element)
+    s[b].fuse(*outer[:-1], group)
+    return s, a, b
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "width", "length"), [((3, 4, 5, 7), 2, 16, 8), ((2, 3, 7, 9), 2, 24, 8), ((5, 3, 3, 5), 3, 8, 4)]
+)  # fmt: skip
+def test_lines_of_fused_axes_are_those_of_all_that_lies_behind_the_others(shape, axes, width, length):
+    s, a, b = fused_lines(shape, width, length, axes)
+    module = te.lower(s, [a, b], simple_mode=True)
+    x, result = RNG.random(shape, dtype=np.float32), np.full(shape, np.nan, np.float32)
+    run(module, x, result)
+    np.testing.assert_array_equal(result, x * np.float32(2) + np.arange(shape[-1], dtype=np.float32))
+
+
+def test_ends_of_rows_come_before_the_lines_that_they_share_elements_with():
+    s, a, b = fused_lines((3, 4, 5, 7), 16, 8)
+    _, tile = str(te.lower(s, [a, b])).split(".tile in range(")
+    guarded = [text for text in tile.splitlines()[1:] if text.strip()]
+    assert [text.strip().startswith("if ") for text in guarded] == [True, False, True, False, False, False], tile
+
+
 def test_lines_are_those_of_compact_results_of_known_length():
     s, *_ = turned_by_lines(5, 12, 8, 4)
     with pytest.raises(ScheduleError, match="tiles of whole lines"):

@@ -254,9 +254,9 @@ def test_rows_that_the_near_caches_cannot_hold_are_standardised_one_by_one(group
     np.testing.assert_allclose(run(out, [x, gamma, beta], [a, g, b], target), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("side", "groups", "asked"), [(14, 8, 2), (27, 64, 2), (64, 8, 2), (7, 64, 0)])
+@pytest.mark.parametrize(("side", "groups", "asked"), [(14, 8, 2), (27, 64, 5), (64, 8, 2), (7, 64, 0)])
 def test_rows_of_channels_ask_for_the_next(side, groups, asked):
-    """A line for each that is stored, of rows that only the second-level cache holds, too; not of short ones."""
+    """A line for each stored at once, of rows that only the second-level cache holds, too; not of short ones."""
     shape = (300, 64, side, side)
     target = Target("llvm -mcpu=znver5 -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432")
     x, gamma = te.placeholder(shape, "float32", "x"), te.placeholder((shape[1],), "float32", "gamma")

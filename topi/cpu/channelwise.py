@@ -9,6 +9,7 @@ import te
 from te.tir import PrimExpr
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.elements import elements_at_once, vectorize_elements
+from topi.cpu.line_stores import vectorize_rows
 from topi.cpu.moments import (
     exceeds_caches,
     exceeds_near_caches,
@@ -74,11 +75,10 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
         inner.insert(0, within)
     row = s[out].fuse(batch, channel)
     parallel(s, out, row, work_behind(out), lanes)
-    length = constant_size([extent_of(a) for a in rest])
-    vectors = vectorize_elements(s, out, s[out].fuse(*rest), length, lanes)
+    vectors, each = vectorize_rows(s, out, rest, target)
     statistics_at(s, before, out, row, 2, lanes)
-    row_length = anchor.attrs.get("group_size", 1) * length
-    prefetch_next(s, out, vectors, row_length, elements_at_once(length, lanes), target)
+    length = anchor.attrs.get("group_size", 1) * constant_size([extent_of(a) for a in rest])
+    prefetch_next(s, out, vectors, length, each, target)
     return s
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.elements import vectorize_elements
+from topi.cpu.line_stores import vectorize_rows
 from topi.cpu.prefetch import AHEAD_BYTES, is_streamed
 from topi.cpu.reduction import (
     add_up_lines,
@@ -215,13 +216,11 @@ def schedule_by_moments(
     Dimensions from `first` on are passed over as one: what is stored past the caches begins with whole cache lines.
     """
     s.recompute(result, norm)
-    out, lanes = s.outputs[0].output(0), vector_lanes(target)
+    out = s.outputs[0].output(0)
     before = inline_others(s, out, s.current(result).op)
     moments_apart(s, before, moments, target)
     axes = list(s[out].op.axis)
-    length = constant_size([extent_of(axis) for axis in axes[first:]])
-    last = s[out].fuse(*axes[first:]) if first < len(axes) - 1 else axes[-1]
-    vectors = vectorize_elements(s, out, last, length if first < len(axes) - 1 else extent_of(last), lanes)
+    vectors, _ = vectorize_rows(s, out, axes[first:], target)
     parallel_outer(s, out, [*axes[:first], vectors], work_behind(out), target)
     return s
 
@@ -250,7 +249,7 @@ def schedule_rows_by_moments(
     row = s[out].fuse(*rows)
     parallel(s, out, row, work_behind(out), lanes)
     if moments.x.ndim - 1 in moments.sizes:
-        vectorize_elements(s, out, s[out].fuse(*trailing), constant_size([extent_of(a) for a in trailing]), lanes)
+        vectorize_rows(s, out, trailing, target)
     else:
         vectorize_elements(s, out, axes[-1], extent_of(axes[-1]), lanes)
     moments_at(s, before, moments, out, row, target)

@@ -32,7 +32,7 @@ AHEAD_BYTES = 8192
 first-level cache."""
 _ROWS_OF_L2 = 4
 """Rows that the second-level cache holds where the next is asked for: that, this one, what is kept of it, and room."""
-_LEAST_BYTES = 2048
+_LEAST_BYTES = 512
 """Of rows for which memory is asked while the one before is stored: shorter ones the processor sees coming itself."""
 _SHARE_OF_L2, _SHARE_OF_LAST = 2, 8
 """Rows up to such a part of a cache are still there, or nearer, when they are wanted: what doesn't come from memory has

@@ -9,8 +9,9 @@ from topi.cpu.across_memory import schedule_across_memory
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.flat_rows import FlatRows
+from topi.cpu.line_stores import vectorize_rows
 from topi.cpu.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
-from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_beyond_caches, is_streamed
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.reduction import vectorize_reduction
 from topi.cpu.row_statistics import (
     inline_others,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 __all__ = ["schedule_rowwise"]
 
-_LINES_TOGETHER = 16
-"""Cache lines of a long row that are stored at once: one more is computed than that."""
 _TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
 """Short rows that are worked on together, and the share of the first-level cache that their results may take: what
 processors look ahead is a row of 10 vectors, about, with its statistics."""
@@ -101,7 +100,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     if together > 1:
         row, _ = s[out].split(row, factor=together)
     parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
-    busy = [(out, _store_loop(s, out, first, target))]
+    busy = [(out, vectorize_rows(s, out, s[out].op.axis[-1:], target)[0])]
     for op in kept:
         s[op].compute_at(s[out], row)
         vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
@@ -141,26 +140,6 @@ def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tens
     for stage in stages if s[sums].op.axis else ():
         s[stage].compute_at(s[sums], s[sums].op.axis[-1])
     return stages
-
-
-def _store_loop(s: te.Schedule, out: te.Tensor, first: int, target: Target) -> te.IterVar:
-    """Vectorise the results, and return the loop over vectors: whole cache lines, beyond the caches.
-
-    Long rows that begin anywhere in a line are stored by the lines that memory has. Each end of a row is an ordinary
-    store beside one past the caches: short rows lose by that.
-    """
-    column, lanes, line = s[out].op.axis[-1], vector_lanes(target), LINE_BYTES // out.dtype.nbytes
-    row_bytes = constant_size(out.shape[first:]) * out.dtype.nbytes
-    plain = first == len(out.shape) - 1 and all(isinstance(d, int) for d in out.shape)
-    beyond = is_beyond_caches(out, target)
-    long = row_bytes > max(target.cache_bytes.l1, (_LINES_TOGETHER + 1) * LINE_BYTES)
-    if plain and beyond and long and row_bytes % LINE_BYTES and "memory_strides" not in out.op.attrs:
-        tile, each, column = s[out].split_lines(_LINES_TOGETHER * line, line)
-        s[out].unroll(each)
-        s[out].vectorize(column)
-        return tile
-    whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else lanes
-    return vectorize_elements(s, out, column, column.extent, max(lanes, whole_lines))
 
 
 def _rows_together(out: te.Tensor, anchor: te.Operation, first: int, target: Target) -> int:
@@ -221,7 +200,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     before = inline_others(s, out, s.current(anchor.output(0)).op)
     row = s[out].fuse(*s[out].op.axis[:first])
     parallel(s, out, row, work_behind(out), vector_lanes(target))
-    _store_loop(s, out, first, target)
+    vectorize_rows(s, out, s[out].op.axis[-1:], target)
     for op in [op for op in before if uses_reduction(op) and all(op is not t.op for t in passes)]:
         if tuple(op.output(0).shape) == tuple(out.shape):
             s[op].compute_inline()

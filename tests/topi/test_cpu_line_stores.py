@@ -1,0 +1,95 @@
+"""Rows of results that begin anywhere in a cache line: lines of memory inside of them are stored past the caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.target import Target
+from te.ir import collect
+from te.tir import BufferStore, FloorMod, PrimFunc
+from tests.topi.small_caches import lowered, result
+from topi.cpu.line_stores import even_tile
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(0)
+CACHES = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144"
+HELD = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=67108864"
+
+
+def _by_lines(func: PrimFunc) -> bool:
+    """Does where results are stored depend on where memory's lines begin?"""
+    stores = [node for node in collect(func.body, BufferStore) if node.buffer.data in func.params]
+    return any(collect(store.indices[-1], FloorMod) for store in stores)
+
+
+def _norm(data: Array, groups: int) -> tuple[te.Tensor, list[te.Tensor], list[Array], Array]:
+    """A group norm of `data`; its inputs, arrays for them, and what comes of these."""
+    channels = data.shape[1]
+    x = te.placeholder(data.shape, str(data.dtype), "x")
+    gamma, beta = (te.placeholder((channels,), str(data.dtype), name) for name in ("gamma", "beta"))
+    g, b = (RNG.standard_normal(channels).astype(data.dtype) for _ in range(2))
+    wide = data.astype(np.float64).reshape(data.shape[0], groups, -1)
+    wide = (wide - wide.mean(2, keepdims=True)) / np.sqrt(wide.var(2, keepdims=True) + 1e-5)
+    each = (channels, *[1] * (data.ndim - 2))
+    expected = wide.reshape(data.shape) * g.reshape(each) + b.reshape(each)
+    return topi.nn.group_norm(x, gamma, beta, groups, 1, 1e-5), [x, gamma, beta], [data, g, b], expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((20, 8, 27, 27), 2), ((60, 8, 13, 13), 8), ((4, 4, 71, 73), 2), ((1, 2, 331, 333), 2),
+                          ((9, 6, 12, 11, 13), 3), ((60, 8, 179), 4)],
+)  # fmt: skip
+def test_planes_that_begin_anywhere_are_right(shape: tuple[int, ...], groups: int) -> None:
+    """Of groups that the first-level cache holds, of others, and of those that no cache does."""
+    data = RNG.standard_normal(shape, dtype=np.float32) + 3
+    out, arguments, arrays, expected = _norm(data, groups)
+    (func,) = lowered(out, arguments, caches=CACHES).functions.values()
+    assert _by_lines(func)
+    np.testing.assert_allclose(result(out, arguments, arrays, caches=CACHES), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(20, 8, 28, 28), (200, 8, 7, 7), (20, 8, 27, 27)])
+def test_others_are_stored_as_they_are(shape: tuple[int, ...]) -> None:
+    """Whole lines, short ones, and what a cache holds."""
+    out, arguments, _, _ = _norm(np.zeros(shape, np.float32), 2)
+    (func,) = lowered(out, arguments, caches=HELD if shape[-1] == 27 else CACHES).functions.values()
+    assert not _by_lines(func)
+
+
+@pytest.mark.parametrize("processor", ["znver5", "haswell"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_lines_go_past_the_caches(processor: str, dtype: str) -> None:
+    """All of a tile but the ends of rows, which are read before they are written."""
+    out, arguments, _, _ = _norm(np.zeros((40, 8, 27, 27), dtype), 2)
+    target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={processor}"
+    code = backend.build(lowered(out, arguments, target, caches=CACHES), target=Target(f"{target} {CACHES}"))
+    kernel = code.get_source("ll").split("define void @main(")[0]
+    line = 64 // np.dtype(dtype).itemsize
+    assert kernel.count("!nontemporal") == even_tile(27 * 27, line) // line
+
+
+@pytest.mark.parametrize("columns", [150, 729, 3001])
+def test_rows_are_stored_so_too(columns: int) -> None:
+    shape = (200_000 // columns, columns)
+    x = te.placeholder(shape, name="x")
+    out = topi.nn.softmax(x, 1)
+    (func,) = lowered(out, [x], caches=CACHES).functions.values()
+    assert _by_lines(func)
+    data = RNG.standard_normal(shape, dtype=np.float32)
+    powers = np.exp(data - data.max(1, keepdims=True))
+    expected = powers / powers.sum(1, keepdims=True)
+    np.testing.assert_allclose(result(out, [x], [data], caches=CACHES), expected, rtol=2e-5, atol=1e-7)
+
+
+def test_the_end_of_a_row_lies_in_no_line_that_has_been_stored() -> None:
+    """A tile has a line of its own, at least; and of the row's tiles few elements are computed twice."""
+    for length in range(129, 9000):
+        width = even_tile(length, 16)
+        tiles = -(-(length - 16) // width)
+        assert length - 16 - (tiles - 1) * width >= 16 and tiles * width <= 1.2 * length

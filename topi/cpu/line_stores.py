@@ -1,0 +1,56 @@
+"""Rows of results that begin anywhere in a cache line, stored by the lines that memory has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.elements import elements_at_once, vectorize_elements
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backend.target import Target
+
+__all__ = ["even_tile", "vectorize_rows"]
+
+_LEAST_LINES = 8
+"""Of a row: shorter ones are ends more than anything else."""
+_MOST_LINES = 6
+"""Of a tile, where there is a choice: more are no faster, and take longer to compile."""
+
+
+def vectorize_rows(
+    s: te.Schedule, out: te.Tensor, axes: Sequence[te.IterVar], target: Target
+) -> tuple[te.IterVar, int]:
+    """Vectorise rows of an output, its last `axes`; returns the loop outside of vectors, and what it takes at once.
+
+    Beyond the caches lines of memory that lie inside of rows, which begin anywhere, are stored past these. Otherwise
+    each is read before it is written: three bytes are moved for two.
+    """
+    length, line = constant_size([extent_of(a) for a in axes]), LINE_BYTES // out.dtype.nbytes
+    row, extent = s[out].fuse(*axes), length if len(axes) > 1 else extent_of(axes[0])
+    known = all(isinstance(d, int) for d in out.shape) and "memory_strides" not in out.op.attrs
+    if not known or length % line == 0 or length < _LEAST_LINES * line or not is_beyond_caches(out, target):
+        whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else 1
+        lanes = max(vector_lanes(target), whole_lines)
+        return vectorize_elements(s, out, row, extent, lanes), elements_at_once(extent, lanes)
+    width = even_tile(length, line)
+    tile, each, column = s[out].split_lines(width, line)
+    s[out].unroll(each)
+    s[out].vectorize(column)
+    return tile, width
+
+
+def even_tile(length: int, line: int) -> int:
+    """Elements of a tile of whole lines, so that the last, which ends with its row, repeats as little as can be.
+
+    It has a line of its own at least: the row's end, which comes first in it, lies in none that has left already.
+    """
+    rest = length - line
+    sizes = [n * line for n in range(3 * _MOST_LINES, 0, -1) if n * line <= rest]
+    widths = [width for width in sizes if (rest - 1) % width + 1 >= line]
+    return min(widths, key=lambda width: (width > _MOST_LINES * line, -(-rest // width) * width), default=sizes[0])
