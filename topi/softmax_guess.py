@@ -17,8 +17,8 @@ from topi.groups import extent_of
 from topi.registry import operations_behind
 
 __all__ = [
-    "can_be_guessed", "element_of", "factor_of", "guess_sums", "is_logarithm", "is_trusted", "power_of", "powers_of",
-    "stages_of", "sums_like", "sums_of",
+    "can_be_guessed", "element_of", "factor_of", "guess_sums", "is_logarithm", "is_trusted", "limit_logarithm",
+    "power_of", "powers_of", "stages_of", "sums_like", "sums_of",
 ]  # fmt: skip
 
 _MOST_EXPONENT = 64.0
@@ -82,6 +82,21 @@ def sums_of(power: Callable[..., PrimExpr], exact: Tensor, total: Tensor) -> Ten
     """Sums of powers along the last dimension."""
     k = te.reduce_axis((0, exact.shape[-1]), name="k")
     return te.compute(total.shape, lambda *i: te.sum(power(*i, k), axis=k), name=total.op.name)
+
+
+def limit_logarithm(s: te.Schedule, anchor: te.Operation) -> None:
+    """Let `anchor` be 0 at most if it is the logarithm of a softmax: rounding of what is guessed does not see to it."""
+    if not is_logarithm(anchor):
+        return
+    assert isinstance(anchor, te.ComputeOp)
+    zero = te.const(0, anchor.output(0).dtype)
+
+    def limited(*i: Any) -> PrimExpr:
+        value = substitute(anchor.body[0], {axis.var: convert(v) for axis, v in zip(anchor.axis, i, strict=True)})
+        return te.select(zero < value, zero, value)
+
+    result = anchor.output(0)
+    s.recompute(result, te.compute(result.shape, limited, name=anchor.name, tag=anchor.tag, attrs=anchor.attrs))
 
 
 def sums_like(largest: Tensor, total: Tensor) -> Tensor:

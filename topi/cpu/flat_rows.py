@@ -20,6 +20,7 @@ from topi.softmax_guess import (
     element_of,
     factor_of,
     guess_sums,
+    limit_logarithm,
     powers_of,
     stages_of,
 )
@@ -152,6 +153,7 @@ class FlatRows:
     def schedule(self) -> te.Schedule:
         """A vector of rows in each iteration: powers of e, sums, one over them, results."""
         s = te.create_schedule([self.out.op])
+        limit_logarithm(s, self.anchor)
         largest, exact, total = stages_of(self.anchor)
         element = element_of(largest.op, len(self.out.shape) - 1)
         of_total = factor_of(self.anchor)

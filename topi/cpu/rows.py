@@ -35,6 +35,7 @@ from topi.softmax_guess import (
     element_of,
     guess_sums,
     is_logarithm,
+    limit_logarithm,
     power_of,
     powers_of,
     stages_of,
@@ -87,6 +88,7 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
     near = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
     kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
+    limit_logarithm(s, anchor)
     if not kept and len(outs) == 1 and _are_long(out, anchor, target):
         return _softmax_in_two_passes(s, anchor, first, target)
     guessed = can_be_guessed(anchor) and first > 0  # the sum of a single row has no loop to be computed in

@@ -59,7 +59,7 @@ def softmax(x: Tensor, axis: int) -> Tensor:
 
 
 def log_softmax(x: Tensor, axis: int) -> Tensor:
-    """x - max - log(sum(exp(x - max))) along `axis`, 0 at most."""
+    """x - max - log(sum(exp(x - max))) along `axis`."""
     largest, _, total = _row_stages(x, axis)
     wide = total.dtype
     logarithm = te.compute(total.shape, lambda *i: te.log(total(*i)), name="softmax_log", tag=ELEMWISE)
@@ -67,7 +67,6 @@ def log_softmax(x: Tensor, axis: int) -> Tensor:
     def body(*i: Any) -> PrimExpr:
         row = _row(i, axis)
         shifted = te.cast(wide, x(*i)) - largest(*row)
-        result, zero = shifted - logarithm(*row), te.const(0, wide)
-        return te.cast(x.dtype, te.select(zero < result, zero, result))
+        return te.cast(x.dtype, shifted - logarithm(*row))
 
     return te.compute(x.shape, body, name="log_softmax", tag="softmax", attrs={"axis": axis, "log": True})
