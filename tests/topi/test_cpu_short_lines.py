@@ -104,3 +104,13 @@ def test_pairs_that_are_turned_are_loaded_as_vectors(interleaved, by_pair, kind)
     module = lowered(topi.nn.rotary_embedding(x, *angles, interleaved), [x, *angles])
     code = backend.build(module, target=backend.Target("llvm")).get_source("raw-ll")
     assert "gather" not in code and "masked" not in code
+
+
+@pytest.mark.parametrize(("cpu", "asks"), [("skylake-avx512", True), ("haswell", False)])
+def test_what_is_chosen_from_by_masks_is_asked_for(cpu, asks) -> None:
+    """Long vectors are loaded by masks then, of which processors see no order."""
+    x, mask = te.placeholder((4000, 7), "float32", "x"), te.placeholder((7,), "bool", "mask")
+    chosen = topi.where(mask, x, te.compute((1,), lambda _: te.const(0.0), tag="broadcast"))
+    target = f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}"
+    assert ("prefetch(" in str(lowered(chosen, [mask, x], target))) == asks
+    assert "prefetch(" not in str(lowered(topi.nn.relu(topi.add(x, x)), [x], target))

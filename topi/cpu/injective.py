@@ -13,7 +13,7 @@ from topi.cpu.accesses import conditions, reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.elements import VECTORS, element_cost, elements_at_once, vectorize_elements, vectors_at_once
 from topi.cpu.line_buffer import buffer_line, shared_line
-from topi.cpu.line_reads import ask_for_lines
+from topi.cpu.line_reads import ask_for_lines, ask_where_masked
 from topi.cpu.packed_lines import PackedLines
 from topi.cpu.packed_rows import PackedRows
 from topi.cpu.permuted_tiles import PermutedTiles
@@ -230,6 +230,7 @@ class _Written:
             loops = self.tiles.apply(s)
         elif together:
             loops = vectorize_lines(s, out, together)
+            ask_where_masked(s, out, loops[-1], together * constant_size(out.shape[-1:]), self.target)
         elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
             loops = self._interleave()
         elif self.rows is not None and (self.strided is not None or self.line is None):

@@ -18,7 +18,7 @@ from te.ir import post_order
 from te.tir import Call, PrimExpr, Select, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
-from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, rows_ahead
+from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, is_beyond_caches, rows_ahead
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.utils import ravel_index
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from backend.target import Target
     from te.tir import Var
 
-__all__ = ["LineRead", "ask_for_lines", "line_reads"]
+__all__ = ["LineRead", "ask_for_lines", "ask_where_masked", "line_reads"]
 
 _LARGE_PARTS = 4
 """Inputs of so many parts of the output, or more, come from memory."""
@@ -140,6 +140,21 @@ def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
         )  # fmt: skip
 
 
+def ask_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: int, target: Target) -> None:
+    """The same of lines that are stored past the caches, where long vectors are chosen from, so read by masks."""
+    assert isinstance(out.op, te.ComputeOp)
+    width = constant_size(out.shape[-1:])
+    if not is_beyond_caches(out, target) or not _reads_by_masks(out.op, target):
+        return
+    for read in line_reads(out.op) or ():
+        s[out].prefetch_line(read.tensor, loop, _later(read, width), lines=_lines(read.tensor, read.parts * elements))
+
+
+def _reads_by_masks(op: te.ComputeOp, target: Target) -> bool:
+    nodes = [e for body in _bodies(op) for e in post_order(body)]
+    return target.vector_bytes >= LINE_BYTES and any(isinstance(e, Select) for e in nodes)
+
+
 def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -> bool:
     """Does the processor fetch the inputs by itself? Lines in order, where nothing else takes time.
 
@@ -148,8 +163,7 @@ def _are_fetched(op: te.ComputeOp, inputs: Sequence[LineRead], target: Target) -
     large = {read.tensor for read in inputs}
     others = sum(constant_size(t.shape) * t.dtype.nbytes for t in {t for t, _ in reads(op)} - large)
     nodes = [e for body in _bodies(op) for e in post_order(body)]
-    masked = target.vector_bytes >= LINE_BYTES and any(isinstance(e, Select) for e in nodes)
-    busy = masked or any(isinstance(e, Call) and e.op in EXPANSIONS for e in nodes)
+    busy = _reads_by_masks(op, target) or any(isinstance(e, Call) and e.op in EXPANSIONS for e in nodes)
     return all(r.parts == 1 for r in inputs) and not busy and others <= target.cache_bytes.l1 // _PART_OF_L1
 
 
