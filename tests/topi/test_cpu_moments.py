@@ -165,10 +165,12 @@ def test_sizes_of_parts():
 
     assert sizes((2, 3, 5), (1, 2)) == {1: 3, 2: 5}  # all of it fits
     assert sizes((2, 90, 30), (1, 2)) == {1: 45, 2: 30}  # whole lines, a number that divides them
-    assert sizes((4, 97, 30), (0, 1, 2)) == {0: 1, 1: 51, 2: 30}  # one that doesn't, where no near one does
+    assert sizes((4, 97, 30), (0, 1, 2)) == {0: 1, 1: 97, 2: 30}  # twice as many, where no near one does
+    assert sizes((4, 107, 30), (0, 1, 2)) == {0: 1, 1: 51, 2: 30}  # or one that doesn't
     assert sizes((1, 48, 48, 64), (1, 2)) == {1: 1, 2: 24}  # lines of channels
     near = Target("llvm -l1-bytes=49152 -l2-bytes=1048576")
     assert sizes((1, 504, 504, 64), (1, 2), near) == {1: 1, 2: 252}  # lines for which two results are little
+    assert sizes((1, 499 * 499, 64), (1,), near) == {1: 499}
     assert sizes((1, 504, 504, 2048), (1, 2), near) == {1: 1, 2: 126}  # fewer: the second-level cache
     assert sizes((1, 504, 504, 6000), (1, 2), near) == {1: 1, 2: 84}  # of columns that results are kept of at once
     shared = Target("llvm -num-cores=8 -l1-bytes=49152 -l2-bytes=1048576")
