@@ -362,7 +362,7 @@ class ExprEmitter(ConvertEmitter):
         where 32 bits for each lane take four, and three to join what they give. None for other comparisons.
         """
         lanes, first, limit = expr.a.dtype.lanes, expr.a, expr.b
-        bits = max(self.machine.vector_bits // lanes, 8)
+        bits = 1 << max(self.machine.vector_bits // lanes, 8).bit_length() - 1
         if "avx512bw" not in self.machine.features or bits >= expr.a.dtype.bits or lanes >= 1 << bits:
             return None
         if not isinstance(first, Ramp) or not isinstance(limit, Broadcast) or self.splatted_int(first.stride) != 1:

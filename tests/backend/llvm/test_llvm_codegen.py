@@ -227,13 +227,14 @@ def test_vectors_that_data_choose_are_blended(run_llvm, dtype, target):
     assert "select i1" not in code and code.count("br i1") <= 1, "the loop alone"
 
 
-def test_lanes_are_counted_as_narrow_as_masks_may_be():
-    c, first, lanes = decl_buffer((64,), "int8", name="C"), Var("first", dtype_of("int32")), 64
+@pytest.mark.parametrize(("lanes", "kind"), [(64, "i8"), (18, "i16")])
+def test_lanes_are_counted_as_narrow_as_masks_may_be(lanes, kind):
+    c, first = decl_buffer((64,), "int8", name="C"), Var("first", dtype_of("int32"))
     inside = Cast(dtype_of("int8").with_lanes(lanes), ramp(first, 1, lanes) < 50)
     f = make(BufferStore(c, inside, (ramp(0, 1, lanes),)), c, first)
     for cpu, narrow in (("skylake-avx512", True), ("haswell", False)):
         target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu}")
-        assert ("icmp ult <64 x i8>" in build(IRModule({"f": f}), target).get_source("raw-ll")) == narrow
+        assert (f"icmp ult <{lanes} x {kind}>" in build(IRModule({"f": f}), target).get_source("raw-ll")) == narrow
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f"])
