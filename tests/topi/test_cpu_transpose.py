@@ -423,12 +423,30 @@ def test_strips_of_large_matrices_leave_as_one_piece_beside_the_next_one(columns
     assert {s.value.dtype.lanes for s in _stores(both) if s.buffer.name == out.name} == {line}
     asked = [call for call in collect(both, Call) if call.op == "prefetch"]
     blocks = next(loop for loop in collect(both.body, For) if collect(loop.body, Shuffle))
-    assert len(asked) * as_int(blocks.extent) == line * 2  # lines of a vector, two cache lines of each
+    assert len(asked) * as_int(blocks.extent) == line  # lines of a vector, a cache line of each
     if {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= set(Target("llvm").features):
         a = np.random.default_rng(0).standard_normal(shape).astype(kind)
         found = backend.nd.empty((shape[0], shape[2], shape[1]), kind)
         backend.build(module, target=target)(backend.nd.array(a), found)
         assert np.array_equal(found.numpy(), np.maximum(a, 0).transpose(0, 2, 1))
+
+
+@pytest.mark.parametrize("columns", [70, 80])
+@pytest.mark.parametrize("processor", ["haswell", "x86-64-v4"])
+def test_strips_of_long_lines_ask_for_the_next_piece_of_each(columns, processor) -> None:
+    """Whose matrices no cache holds: but for the first piece of all, everything is asked for, none of it twice."""
+    x = te.placeholder((2, columns, 2048), "float32", "x")
+    out = topi.transpose(x, (0, 2, 1))
+    target = Target(f"llvm -mcpu={processor} -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=16384 -num-cores=1")
+    function = te.lower(schedule_for([out], target), [x, out])["main"]
+    assert _loops_of_strips(function)
+    a = np.arange(2 * columns * 2048, dtype=np.float32).reshape(2, columns, 2048)
+    result = np.empty((2, 2048, columns), np.float32)
+    reads = _Reads(function, [a, result])
+    assert np.array_equal(result, a.swapaxes(1, 2))
+    first = {(line * 2048 + i) // 16 for line in range(columns) for i in range(32)}
+    assert set.union(*reads.read) - set.union(*reads.asked) == first
+    assert all(len(asked) <= 1.05 * len(read) for asked, read in zip(reads.asked, reads.read, strict=True))
 
 
 def _stores(stmt: Stmt) -> list[BufferStore]:
@@ -438,9 +456,9 @@ def _stores(stmt: Stmt) -> list[BufferStore]:
 @pytest.mark.parametrize("columns", [40, 255])
 def test_few_lines_that_begin_anywhere_are_not_taken_by_pieces(columns) -> None:
     """Tiles of lines as memory has them would be longer than those, or a good part of them."""
-    x = te.placeholder((3, columns, 4160), "float32", "x")
+    x = te.placeholder((3, columns, 4160), "float16", "x")
     out = topi.transpose(x, (0, 2, 1))
-    target = Target("llvm -l2-bytes=524288 -l3-bytes=65536 -num-cores=2")
+    target = Target("llvm -l2-bytes=262144 -l3-bytes=65536 -num-cores=2")
     assert not _loops_of_strips(te.lower(schedule_for([out], target), [x, out])["main"])
 
 
@@ -494,7 +512,7 @@ def test_biases_leave_tiles_to_be_turned(first, beyond) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "kind", "l2"),
-    [((5000, 40), "float32", 524288), ((640, 6000), "float32", 65536), ((100, 1320), "float32", 524288)],
+    [((5000, 40), "float32", 524288), ((640, 6000), "float32", 65536), ((100, 1320), "float16", 524288)],
 )
 def test_other_lines_are_not(shape, kind, l2) -> None:
     """Lines that are short, blocks of which not even pieces fit into the second-level cache, and few of them."""

@@ -1,9 +1,10 @@
-"""Batches of large matrices that are turned, beyond the caches: strips of the result's lines leave it as one piece.
+"""Large matrices that are turned, beyond the caches: strips of the result's lines leave it as one piece.
 
 Lines of the result that begin anywhere share cache lines with each other, but strips of some of them don't, where the
-input's lines are whole cache lines. So each strip is turned into the second-level cache, and leaves it past the caches
-while the next one is turned: a share of it with each few lines of the input, so that memory has both to do at once. The
-strip after that is asked for meanwhile.
+matrices are whole cache lines. So each strip is turned into a cache, and leaves it past the caches while the next
+one is turned: a share of it with each few lines of the input, so that memory has both to do at once. Meanwhile the next
+matrix is asked for, or the next piece of each of the input's lines where it is large, since processors see no order in
+so many places.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import te
-from te.tir import PrimExpr, Var
+from te.tir import PrimExpr, Var, const
 from topi.cpu.accesses import reads
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.turn import Turn
@@ -25,73 +26,116 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedStrips"]
 
-_LINES = 2
-"""Cache lines of each of the input's lines in a strip. In C, GB/s, of (N, 577, 1024), (N, 196, 1024) and (N, 577, 768)
-float32: one 27, 29, 37; two 32, 34, 40; four 29, 28, 31."""
-_SHARE_OF_L2 = 3 / 32
-"""Of the second-level cache, for a strip, of which it has two of the result, and two of the input, at a time. (Of
-91 KB in 1 MB: 70 to 79 % of a copy; of 100 KB 74 to 65.)"""
+_WHOLE_SHARE = 2 / 5
+"""Of the second-level cache, for a matrix that is asked for whole: the one that is turned stays there, too. (GB/s, by
+pieces and whole: 49 lines of 2048 30 and 35, 20 x 20 of 255 channels 30 and 36, 28 x 28 of 72 27 and 37; matrices of
+800 KB 34 and 28.)"""
+_PIECE_BYTES, _PART_OF_L2 = 2048, 8
+"""Of each line of larger ones that are asked for together, at most; all of them take at most that part of the
+second-level cache, and what is turned meanwhile as much. (GB/s, pieces of 128, 256 and 512 bytes: 196 lines 34, 33, 36;
+577 lines 36, 32, 27.)"""
+_STRIP_SHARE = 3 / 32
+"""Of the second-level cache, for a strip, of which it has two of the result."""
 _LEAST_NBYTES = 4
-"""Of elements: of narrower ones strips of two cache lines are more lines. (Per cent of a copy: float16 577 x 1024 48 to
-72, but 196 x 1024 69 to 64; bytes as before.)"""
+"""Of elements of larger matrices: of narrower ones a strip has more lines, which a tile takes at once, and finds in no
+first-level cache. (GB/s, before and by strips: bytes of 64 channels 32 and 16, float16 39 and 36.)"""
+_BLOCK_LINES = 2
+"""Cache lines of the result's lines that ordered tiles take of these: where they come out even, they are as fast."""
+_MOST_STRIPS, _FEWEST_STRIPS = 128, 4
+"""That are one loop: the last of them leaves while nothing is turned."""
 _SHARES = 4
-"""Matrices for each core, at least."""
+"""Loops over strips for each core, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStrips:
-    """Strips of `height` of the result's lines."""
+    """Strips of `height` of the result's lines, `loop` lines of them in one loop.
+
+    `piece` lines' are asked for at once, a multiple of the height; all of a matrix where it is None.
+    """
 
     turn: Turn
     height: int
+    loop: int
+    piece: int | None
 
     @staticmethod
     def of(turn: Turn, target: Target) -> PackedStrips | None:
-        """None where lines of the result are whole cache lines, or strips no whole ones, or matrices few or small."""
-        out, rows, columns = turn.out, constant_size([turn.rows]), constant_size([turn.columns])
-        height, caches = _LINES * turn.line_of_input, target.cache_bytes
-        behind = turn.number == len(out.shape) - 2 and "memory_strides" not in out.op.attrs
-        known = behind and all(isinstance(d, int) for d in out.shape)
-        assert isinstance(out.op, te.ComputeOp)
-        if not all(read is turn.tensor for read, _ in reads(out.op)):  # a bias would be gathered by what is one piece
+        """None where matrices are no whole cache lines, or in the first-level cache, or strips too large."""
+        out, tensor, rows, columns = turn.out, turn.tensor, constant_size([turn.rows]), constant_size([turn.columns])
+        size, of_result, caches = tensor.dtype.nbytes, out.dtype.nbytes, target.cache_bytes
+        if list(tensor.shape) != [*out.shape[:-2], columns, rows] or turn.number != len(out.shape) - 2:
             return None
-        if not known or not turn.begins_anywhere or rows % height or target.vector_bytes < LINE_BYTES:
+        if not all(isinstance(d, int) for d in out.shape) or "memory_strides" in out.op.attrs:
             return None
-        strip = height * columns * max(out.dtype.nbytes, turn.tensor.dtype.nbytes)
-        few = constant_size(out.shape[:-2]) < _SHARES * target.num_cores
-        if few or strip > _SHARE_OF_L2 * caches.l2 or rows < 4 * height or columns < 4 * turn.lanes:
+        height, widest = max(turn.line, turn.line_of_input), max(size, of_result)
+        if rows * columns * of_result % LINE_BYTES or height * columns * widest > _STRIP_SHARE * caches.l2:
             return None
-        if min(out.dtype.nbytes, turn.tensor.dtype.nbytes) < _LEAST_NBYTES:
+        matrices, piece = constant_size(out.shape[:-2]), None
+        loops = max(-(-rows // (_MOST_STRIPS * height)), -(-_SHARES * target.num_cores // matrices))
+        loop = min(-(-rows // (loops * height)) * height, rows)
+        if loop < _FEWEST_STRIPS * height or rows * columns * widest <= caches.l1:
             return None
-        return PackedStrips(turn, height)
+        if rows * columns * widest > _WHOLE_SHARE * caches.l2:
+            even = columns % (_BLOCK_LINES * turn.line) == 0
+            if even or min(size, of_result) < _LEAST_NBYTES or not _is_all(turn):
+                return None
+            most = min(_PIECE_BYTES, caches.l2 // (_PART_OF_L2 * columns)) // size
+            piece = height << max((min(most, rows) // height).bit_length() - 1, 0)
+        return PackedStrips(turn, height, loop, piece)
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
-        """Schedule the output; returns the loops over matrices, outermost first. `at_once`: see `PackedTiles`."""
+        """Schedule the output; returns the loops outside of strips, outermost first. `at_once`: see `PackedTiles`."""
         turn, out = self.turn, self.turn.out
         *outer, row, column = s[out].op.axis
-        strip, row = s[out].split(row, factor=self.height)
-        _, element = s[out].split(s[out].fuse(row, column), factor=self.height * turn.lanes, tail="shift")
-        _, vector = s[out].split(element, factor=turn.line)
+        loop, row = s[out].split(row, factor=self.loop, tail="shift")
+        strip, row = s[out].split(row, factor=self.height, tail="shift")
+        if _is_all(turn):  # else what is read beside would be gathered by what is one piece
+            lines = self.height * constant_size([turn.columns]) // turn.line
+            share = -(-lines // self._vectors) * turn.line
+            _, column = s[out].split(s[out].fuse(row, column), factor=share, tail="shift")
+            s[out].pragma(strip, "overlap_iterations", "apart")
+        _, vector = s[out].split(column, factor=turn.line, tail="shift")
         s[out].vectorize(vector)
-        s[out].pragma(strip, "overlap_iterations", "apart")
         _, packed, blocks, vectors = turn.copied(s)
         s[packed].reorder(vectors, blocks)
         s[packed].compute_at(s[out], strip)
-        each = max(turn.lanes * turn.block // self.height, 1)
-        for n in range(each):
-            place = self._in_next_strip(blocks.var, each, n)
-            s[packed].prefetch_line(turn.tensor, blocks, place, lines=_LINES)
-        return outer
+        lines = max(turn.lanes * turn.block // turn.line_of_input, 1)
+        together = lines if self.piece is None else min(lines, self.piece // turn.line_of_input)
+        for first in range(0, lines, together):
+            place = self._asked_for(vectors.var, blocks.var, lines, first)
+            s[packed].prefetch_line(turn.tensor, blocks, place, lines=together)
+        return [*outer, loop]
 
-    def _in_next_strip(self, block: Var, each: int, n: int) -> Callable[..., Sequence[PrimExpr]]:
-        """Where the next strip's part begins that lies in the `n`-th of the `each` lines that a block asks for."""
-        turn = self.turn
+    @property
+    def _vectors(self) -> int:
+        """That a line of the result is turned into."""
+        return -(-constant_size([self.turn.columns]) // self.turn.lanes)
+
+    def _asked_for(self, vector: Var, block: Var, lines: int, first_line: int) -> Callable[..., Sequence[PrimExpr]]:
+        """Where a tile's share of the next piece or matrix begins, `lines` cache lines, from its `first_line` on.
+
+        Shares lie one behind the other in the order of memory, as tiles follow each other.
+        """
+        turn, columns, line_of_input = self.turn, constant_size([self.turn.columns]), self.turn.line_of_input
+        blocks, matrix = -(-self.height // turn.block), columns * turn.apart
 
         def place(*first: PrimExpr) -> Sequence[PrimExpr]:
-            index = turn.read_at(first)
-            line = ravel_index([*index[:-2], index[-2] + block * each + n], turn.tensor.shape[:-1])
-            following = index[-1] - block * turn.block + self.height
-            matrix = constant_size([turn.columns, turn.rows])
-            return (line * turn.apart + te.if_then_else(following < turn.apart, following, matrix),)
+            *outer, _, row = turn.read_at(first)
+            begin = const(0) if self.piece is None else row // self.piece * self.piece
+            strip = (row - block * turn.block - begin + self.height - 1) // self.height
+            line = ((strip * self._vectors + vector) * blocks + block) * lines + first_line
+            if self.piece is None:
+                return (ravel_index([*outer, columns, 0], turn.tensor.shape) + line * line_of_input,)
+            further = te.if_then_else(begin + self.piece < turn.apart, begin + self.piece, matrix)
+            of_piece = self.piece // line_of_input
+            at = ravel_index([*outer, te.min(line // of_piece, columns - 1), 0], turn.tensor.shape)
+            return (at + further + line % of_piece * line_of_input,)
 
         return place
+
+
+def _is_all(turn: Turn) -> bool:
+    """Is what is turned all that the result reads?"""
+    assert isinstance(turn.out.op, te.ComputeOp)
+    return all(read is turn.tensor for read, _ in reads(turn.out.op))
