@@ -10,7 +10,7 @@ so many places.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import te
@@ -39,6 +39,10 @@ _STRIP_SHARE = 3 / 32
 _LEAST_NBYTES = 4
 """Of elements of larger matrices: of narrower ones a strip has more lines, which a tile takes at once, and finds in no
 first-level cache. (GB/s, before and by strips: bytes of 64 channels 32 and 16, float16 39 and 36.)"""
+_TURNED_BYTES = 32
+"""Of vectors that whole matrices are turned into: a tile of longer ones has more lines than stay in the first-level
+cache. (GB/s, 64 and 32 bytes: 72 x 784 float16 32 and 46, float32 35 and 47, 197 x 768 uint8 28 and 38; by pieces,
+577 x 1024 float32, 34 and 29.)"""
 _BLOCK_LINES = 2
 """Cache lines of the result's lines that ordered tiles take of these: where they come out even, they are as fast."""
 _MOST_STRIPS, _FEWEST_STRIPS = 128, 4
@@ -82,6 +86,8 @@ class PackedStrips:
                 return None
             most = min(_PIECE_BYTES, caches.l2 // (_PART_OF_L2 * columns)) // size
             piece = height << max((min(most, rows) // height).bit_length() - 1, 0)
+        if piece is None:
+            turn = replace(turn, lanes=min(turn.lanes, _TURNED_BYTES // size))
         return PackedStrips(turn, height, loop, piece)
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
