@@ -2,8 +2,8 @@
 
 What lies in front of the dimension that is joined, or gets a border, is so many lines; what lies behind is part of an
 element of it: with three channels last a border of a pixel is one of three elements at the ends of a line. Lines are
-longer and more of them lie side by side, so vectors are whole (`topi.cpu.short_lines`, `topi.cpu.packed_lines`). Memory
-doesn't change, so nobody outside of the kernel knows.
+longer and more of them lie side by side, so vectors are whole (`topi.cpu.elementwise`: `short_lines`, `packed_lines`).
+Memory doesn't change, so nobody outside of the kernel knows.
 """
 
 from __future__ import annotations

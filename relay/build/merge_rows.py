@@ -1,7 +1,7 @@
 """Kernels of rows, softmax and norms along the last dimension, with all dimensions that tell rows apart as one.
 
-Neighbouring rows are worked on together where they are short (`topi.cpu.turned_rows`): so that none are left over at
-the end of each matrix. Memory doesn't change, so nobody outside of the kernel knows.
+Neighbouring rows are worked on together where they are short (`topi.cpu.norms.turned_rows`): so that none are left
+over at the end of each matrix. Memory doesn't change, so nobody outside of the kernel knows.
 """
 
 from __future__ import annotations

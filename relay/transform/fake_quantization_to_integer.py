@@ -43,8 +43,8 @@ from relay.transform.function_pass import FunctionPass
 from relay.transform.winograd import winograd_shape, winograd_tiles
 from te.dtype import dtype as parse_dtype
 from te.ir import PassContext
+from topi.cpu.convolution.winograd_plan import winograd_pays
 from topi.cpu.tiling import has_byte_products
-from topi.cpu.winograd_plan import winograd_pays
 from topi.layout import Layout
 from topi.nn.winograd import WINOGRAD_FILTERS
 

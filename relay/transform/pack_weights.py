@@ -42,7 +42,8 @@ from relay.transform.quad_groups import pack_quad_groups
 from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
-from topi.cpu.group_plan import GroupedWindows, crosses_groups
+from topi.cpu.convolution.group_plan import GroupedWindows, crosses_groups
+from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
 from topi.cpu.tiling import (
     group_panel,
     has_byte_products,
@@ -52,7 +53,6 @@ from topi.cpu.tiling import (
     spare_registers,
     vector_lanes,
 )
-from topi.cpu.winograd_plan import WinogradPlan, WinogradShape
 
 __all__ = ["PackWeights"]
 

@@ -1,9 +1,9 @@
 """Weights in panels: see `relay.transform.pack_weights`.
 
 The weights of a model are packed together on several threads. Where that moves much, compiled kernels of
-`topi.cpu.panels` do it, several times as fast as numpy; like all kernels they are kept in the cache. For small models
-they would not pay for being compiled once. Of weights that stay in the model's file a thread fetches some rows, packs
-them, and fetches the next ones into the same memory, which stays in its cache.
+`topi.cpu.products.panels` do it, several times as fast as numpy; like all kernels they are kept in the cache. For small
+models they would not pay for being compiled once. Of weights that stay in the model's file a thread fetches some rows,
+packs them, and fetches the next ones into the same memory, which stays in its cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from backend.target import Target
 from relay.arrays import Arena
 from relay.expr import Constant
 from relay.stored import StoredConstant
-from topi.cpu.panels import CHUNK, panels_by_rows, winograd_panels
+from topi.cpu.products.panels import CHUNK, panels_by_rows, winograd_panels
 from topi.cpu.tiling import vector_lanes
 from topi.nn.winograd import winograd_matrices
 

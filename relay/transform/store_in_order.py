@@ -28,9 +28,9 @@ from relay.transform.function_pass import FunctionPass
 from relay.type import TensorType
 from te.ir import PassContext, post_order
 from te.tir import Dim, as_int
+from topi.cpu.convolution.winograd_plan import WinogradShape, winograd_turns
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import LINE_ELEMENTS, vector_lanes
-from topi.cpu.winograd_plan import WinogradShape, winograd_turns
 from topi.groups import constant_size
 from topi.utils import num_elements, same_dim
 

@@ -10,7 +10,7 @@ from relay.op.nn.conv import Conv2D
 from relay.sizes import LIKELY_SIDE, likely
 from te.errors import CompileError
 from te.ir import PassContext
-from topi.cpu.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
+from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.layout import Layout
 from topi.nn.winograd import WINOGRAD_FILTERS
 

@@ -20,7 +20,7 @@ from relay.build.graph import make_graph
 from relay.build.lower import Workload, lower
 from te.ir import IRModule, PassContext, collect
 from te.tir import BufferStore, For, ForKind, IfThenElse, SeqStmt, Stmt, as_int
-from topi.cpu.product_plan import plan_product
+from topi.cpu.products.plan import plan_product
 from topi.cpu.tiling import best_tile, largest_share, tile_rows
 from topi.nn.conv import conv_packed
 from topi.registry import operations_behind

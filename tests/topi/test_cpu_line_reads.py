@@ -10,7 +10,7 @@ import pytest
 import te
 import topi
 from tests.topi import small_caches
-from topi.cpu.line_reads import LineRead, line_reads
+from topi.cpu.elementwise.line_reads import LineRead, line_reads
 from topi.groups import constant_size
 
 _CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"

@@ -14,7 +14,7 @@ from backend.target import Target
 from te.ir import collect
 from te.tir import BufferStore, FloorMod, PrimFunc
 from tests.topi.small_caches import lowered, result
-from topi.cpu.line_stores import even_tile
+from topi.cpu.elementwise.line_stores import even_tile
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

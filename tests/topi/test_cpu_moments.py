@@ -11,7 +11,7 @@ import backend
 import te
 import topi
 from backend.target import Target
-from topi.cpu.moments import part_sizes
+from topi.cpu.norms.moments import part_sizes
 from topi.registry import schedule_for
 
 RNG = np.random.default_rng(21)

@@ -15,7 +15,7 @@ from te.arith import Analyzer
 from te.dtype import dtype
 from te.ir import collect
 from te.tir import BufferStore, Call, Ramp, Shuffle, as_int, const
-from topi.cpu.permuted_tiles import PermutedTiles
+from topi.cpu.turns.permuted_tiles import PermutedTiles
 from topi.registry import schedule_for
 
 PROCESSORS = ["x86-64-v2", "haswell"] if platform.machine() == "x86_64" else ["generic"]

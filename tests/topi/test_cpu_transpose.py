@@ -20,7 +20,7 @@ from te.tir import BufferLoad, BufferStore, Call, For, IfThenElse, PrimFunc, Shu
 from te.tir.interpreter import Interpreter
 from te.tir.stmt import ForKind
 from topi.cpu.register_transpose import block_of, turned, vectors_turned
-from topi.cpu.transpose import strided_axis
+from topi.cpu.turns.transpose import strided_axis
 from topi.registry import schedule_for
 
 

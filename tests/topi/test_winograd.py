@@ -17,7 +17,7 @@ from relay.op.nn.conv import convolve as exact_convolution
 from te.errors import CompileError
 from te.ir import PassContext, collect
 from te.tir import BufferLoad, Call
-from topi.cpu.winograd_plan import WinogradShape, plan_winograd, winograd_pays
+from topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd, winograd_pays
 from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
 HASWELL, AVX512 = Target("llvm -mcpu=haswell -num-cores=2"), Target("llvm -mcpu=skylake-avx512 -num-cores=2")

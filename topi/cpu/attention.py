@@ -10,7 +10,7 @@ from topi.cpu.common import parallel, vectorize_panel
 from topi.cpu.elements import vectorize_elements
 from topi.cpu.lane_sums import sum_lanes
 from topi.cpu.prefetch import AHEAD_BYTES, is_streamed
-from topi.cpu.reduction import vectorize_reduction
+from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective

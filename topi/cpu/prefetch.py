@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from backend.target import Target
     from te.tir import PrimExpr
-    from topi.cpu.product_plan import ProductPlan
+    from topi.cpu.products.plan import ProductPlan
 
 __all__ = [
     "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_next", "prefetch_rows",

@@ -13,7 +13,7 @@ from relay.op import nn
 from relay.op.base import make_call
 from relay.transform.pack_weights import PackWeights
 from te.ir import PassContext, post_order
-from topi.cpu.group_plan import GroupedWindows, GroupTile, plan_group_tile
+from topi.cpu.convolution.group_plan import GroupedWindows, GroupTile, plan_group_tile
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

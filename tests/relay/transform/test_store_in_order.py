@@ -20,7 +20,7 @@ from relay.op.common import numpy_dtype
 from relay.op.nn.dense_bits import dense_bits
 from te.ir import IRModule, PassContext
 from te.tir import Dim, SizeVar
-from topi.cpu.winograd_plan import WinogradShape, plan_winograd
+from topi.cpu.convolution.winograd_plan import WinogradShape, plan_winograd
 from topi.groups import constant_size
 
 RANDOM = np.random.default_rng(5)

@@ -1,0 +1,1 @@
+"""Convolutions on CPUs: direct, grouped, depthwise and Winograd."""

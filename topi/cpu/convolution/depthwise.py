@@ -1,0 +1,66 @@
+"""Depthwise convolutions on CPUs: channels last, vectors of channels. Weights are (..., C, 1) or (..., 1, C)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import local_accumulator, parallel
+from topi.cpu.elements import functions_behind
+from topi.cpu.pooling.windows import tile_windows
+from topi.cpu.products.store_order import StoreOrder, turn_line
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.registry import register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_depthwise_conv"]
+
+
+@register_schedule(["depthwise_conv1d_nwc", "depthwise_conv2d_nhwc", "depthwise_conv3d_ndhwc"], "cpu")
+def schedule_depthwise_conv(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[n, y, x, c] = sum over ky, kx of data[n, y*s + ky, x*s + kx, c] * W[ky, kx, c]; of rank 1 and 3 likewise.
+
+    Half of the registers hold results: what the other half reads is shared between them.
+    """
+    s = te.create_schedule([out.op for out in outs])
+    order = StoreOrder.of(outs[0])
+    inline_injective(s, outs, keep=[anchor, *order.kept])
+    result = order.source if order.is_turned else outs[0]
+    accumulator = local_accumulator(s, anchor, result)
+    functions, columns = functions_behind(outs[0], anchor), target.vector_registers // 2
+    if functions:  # have numbers of their own to keep in registers: those of exp are few
+        columns = columns - 1 if functions <= _OF_FEW_NUMBERS else columns // 2
+    if order.is_turned:
+        _turn_lines(s, outs[0], result, constant_size([extent_of(axis) for axis in anchor.reduce_axis]), target)
+    result = s[result].op.output(0)
+    tile_windows(
+        s, result, accumulator, columns, target, _UNROLLED, divide=not functions, alone=not order.is_turned
+    )
+    return s
+
+
+def _turn_lines(s: te.Schedule, out: te.Tensor, source: te.Tensor, taps: int, target: Target) -> None:
+    """`out` (N, C, H, W) is `source` (N, H, W, C) turned, a line of as many channels as the first level keeps twice."""
+    source, lanes = s[source].op.output(0), vector_lanes(target)
+    n, c, y, x = s[out].op.axis
+    width, vectors = constant_size([extent_of(x)]), constant_size([extent_of(c)]) // lanes
+    most = max(target.cache_bytes.l1 // (2 * out.dtype.nbytes * width * lanes), 1)
+    together = next(v for v in range(min(most, vectors), 0, -1) if vectors % v == 0)
+    block, c = s[out].split(c, factor=together * lanes)
+    s[out].reorder(n, block, y, c, x)
+    line = s[out].fuse(n, block, y)
+    parallel(s, out, line, 2.0 * taps * constant_size(out.shape), lanes)
+    s[out].pragma(line, "loop_partition_hint")
+    turn_line(s, out, source, line, c, x, target)
+
+
+_OF_FEW_NUMBERS = {"exp", "sigmoid"}
+"""Functions that go with tiles of seven columns in 16 registers, with eight they take a third longer. The error
+function goes with four, with five to eight it takes a quarter longer."""
+
+
+_UNROLLED = 16
+"""Taps that are unrolled, at most: all of 5 x 5 would be a tenth faster, and take over twice as long to compile."""

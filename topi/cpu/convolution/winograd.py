@@ -1,0 +1,255 @@
+"""Winograd convolutions on CPUs: both transforms and the products in one kernel, block after block of tiles.
+
+A block's transformed input stays in the second-level cache while the panels of the weights pass over it. For each
+panel the products of all places, (A, A, tiles, NR), are still in the first two levels when the output transform, which
+keeps its intermediate results in registers, reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import te
+from te.tir import as_int
+from topi.cpu.common import panel_width, parallel, vectorize_panel
+from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
+from topi.cpu.products.store_order import StoreOrder, turn_line
+from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.registry import operations_behind, register_schedule
+from topi.utils import ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backend.target import Target
+
+__all__ = ["schedule_conv2d_nhwc_winograd"]
+
+
+@register_schedule("conv2d_nhwc_winograd", "cpu")
+def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The stages of `topi.nn.conv2d_nhwc_winograd`, arranged as `plan_winograd` says.
+
+    Where tiles are counted at run time, others serve less of them than a block has.
+    """
+    order = StoreOrder.of(outs[0])
+    plan = _plan(target, anchor, order)
+    images, *sides = [isinstance(d, int) for d in order.result.shape[:3]]
+    few = () if all((images, *sides)) else (1,) if all(sides) else _FEW_TILES
+    blocks = [n for n in few if n < plan.block]
+    fewer = [replace(plan, block=n, rows=min(n, plan.rows), weights_once=True) for n in blocks]
+    schedules = [_arranged(outs, anchor, target, p) for p in (plan, *fewer)]
+    for s, smaller in pairwise(schedules):
+        s.when_small(smaller)
+    return schedules[0]
+
+
+_FEW_TILES = (4, 1)
+"""Sizes of blocks where tiles are counted at run time and less than was planned for. One image of known sides has as
+many as that, and only for none the last is needed."""
+
+
+def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: WinogradPlan) -> te.Schedule:
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    stages = {op.tag: op.output(0) for op in operations_behind(outs) if op.tag.startswith("winograd")}
+    spectrum = stages["winograd_input"]
+    order = StoreOrder.of(out)
+    inline_injective(s, outs, keep=[anchor, *order.kept])
+    lanes = vector_lanes(target)
+    dilation, width = anchor.attrs["dilation"], math.gcd(lanes, plan.panel)
+    if order.is_turned:
+        t_outer, panel, vector, line = _turn_output(s, out, order.source, plan, width, target)
+    else:
+        t_outer, panel, vector, line = _tile_output(s, out, plan, width, dilation)
+    result = order.source if order.is_turned else out
+    for half, across, place in ((stages["winograd_rows"], 0, vector), (stages["winograd_output"], 1, line)):
+        _transform(s, half, across)
+        s[half].compute_at(s[result], place)
+    _schedule_product(s, anchor.output(0), plan, lanes)
+    s[anchor].compute_at(s[out], panel)
+    chunk = _schedule_input(s, spectrum, lanes)
+    column = _transform(s, stages["winograd_columns"], 0)
+    s[stages["winograd_columns"]].compute_at(s[spectrum], chunk)
+    patch = stages["winograd_patch"]
+    across = _transform(s, patch, 0)  # each element is read once, and tested for the border once
+    s[patch].compute_at(s[stages["winograd_columns"]], column)
+    _stream_tiles(s, patch, across, plan.tile * dilation, target)
+    work = 2.0 * constant_size(anchor.output(0).shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    if plan.weights_once:
+        t = s[spectrum].leaf_iter_vars[0]
+        parallel(s, spectrum, t, work, lanes)
+    else:
+        s[spectrum].compute_at(s[out], t_outer)
+    parallel(s, out, s[out].leaf_iter_vars[0], work, lanes)
+    return s
+
+
+def _plan(target: Target, anchor: te.Operation, order: StoreOrder) -> WinogradPlan:
+    out = order.result
+    images, *sides = out.shape[:3]
+    likely = anchor.attrs["likely_sides"] or (_LIKELY_SIDE, _LIKELY_SIDE)
+    lines, columns = [d if isinstance(d, int) else max(side, 1) for d, side in zip(sides, likely, strict=True)]
+    inputs, outputs = constant_size([anchor.input_tensors[1].shape[3]]), constant_size([out.shape[3]])
+    attrs, images = anchor.attrs, images if isinstance(images, int) else 1
+    shape = WinogradShape(
+        images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"], attrs["dilation"]
+    )
+    return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_turned)
+
+
+_LIKELY_SIDE = 256
+"""Lines and columns of the result, where they are known at run time and nobody says what they are likely to be."""
+
+
+def _tile_output(
+    s: te.Schedule, out: te.Tensor, plan: WinogradPlan, lanes: int, dilation: int
+) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
+    """Loops over blocks, panels, tiles of a block, vectors of a panel, lines and pixels of a tile.
+
+    Gives those over blocks, panels, vectors and lines. A guard at the store leaves out pixels past the end of a line.
+    """
+    n, y, x, c = s[out].op.axis
+    firsts: list[te.IterVar] = []
+    if dilation > 1:
+        y, first_line = s[out].split(y, factor=dilation, tail="predicate")
+        x, first_column = s[out].split(x, factor=dilation, tail="predicate")
+        firsts = [first_line, first_column]
+    y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
+    x, x_inner = s[out].split(x, factor=plan.tile, tail="predicate")
+    s[out].reorder(n, *firsts, y, x, c, y_inner, x_inner)
+    block, t = s[out].split(s[out].fuse(n, *firsts, y, x), factor=plan.block, tail="shift")
+    panel, within = s[out].split(c, factor=plan.panel)
+    vector, lane = s[out].split(within, factor=lanes)
+    if plan.weights_once:
+        s[out].reorder(panel, block, t, vector, y_inner, x_inner, lane)
+        block = panel = s[out].fuse(panel, block)
+    else:
+        s[out].reorder(block, panel, t, vector, y_inner, x_inner, lane)
+    s[out].unroll(x_inner)
+    s[out].vectorize(lane)
+    return block, panel, vector, y_inner
+
+
+def _turn_output(
+    s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: WinogradPlan, width: int, target: Target
+) -> tuple[te.IterVar, te.IterVar, te.IterVar, te.IterVar]:
+    """The same loops where `out` (N, O, H, W) is `source` (N, H, W, O) turned; blocks are whole lines of tiles.
+
+    A line of tiles of `width` channels is transformed back at a time, and turned out of the first-level cache.
+    """
+    source = s[source].op.output(0)
+    n, c, y, x = s[out].op.axis
+    columns = math.ceil(constant_size([extent_of(x)]) / plan.tile)
+    panel, c = s[out].split(c, factor=plan.panel)
+    vector, c = s[out].split(c, factor=width)
+    y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
+    block, line = s[out].split(y, factor=plan.block // columns, tail="shift")
+    outside = [panel, n, block] if plan.weights_once else [n, block, panel]
+    s[out].reorder(*outside, line, vector, y_inner, c, x)
+    block = s[out].fuse(n, block)
+    if plan.weights_once:
+        block = panel = s[out].fuse(panel, block)
+    turn_line(s, out, source, vector, c, x, target)
+
+    n, y, x, c = s[source].op.axis
+    tile, x_inner = s[source].split(x, factor=plan.tile, tail="predicate")
+    s[source].reorder(n, tile, y, x_inner, c)
+    s[source].unroll(x_inner)
+    s[source].vectorize(c)
+    return block, panel, tile, y
+
+
+def _transform(s: te.Schedule, half: te.Tensor, across: int) -> te.IterVar:
+    """One half of a transform of a tile, for a vector of channels: axis `across` is written out, the other a loop.
+
+    Written out along both axes it would be several times the code: longer to compile and, as its values don't fit in
+    the registers, slower. Gives the loop.
+    """
+    s[half].set_scope("local")
+    *places, t, channel = s[half].op.axis
+    s[half].reorder(t, places[1 - across], places[across], channel)
+    s[half].unroll(places[across])
+    s[half].vectorize(channel)
+    return places[1 - across]
+
+
+def _stream_tiles(s: te.Schedule, patch: te.Tensor, across: te.IterVar, apart: int, target: Target) -> None:
+    """Ask, while a column of a tile is transformed, for that of the next tile, which is `apart` pixels further on.
+
+    Where the image is in no cache of the core's own: tiles are short pieces of many lines, which no processor foresees.
+    """
+    (padded,) = s[patch].op.input_tensors
+    for data in (padded, *padded.op.input_tensors):
+        known = all(isinstance(d, int) for d in data.shape)
+        large = constant_size(data.shape) * data.dtype.nbytes > target.cache_bytes.l2
+        if isinstance(data.op, te.PlaceholderOp) and known and large:
+            s[patch].prefetch_ahead(data, across, apart * data.shape[-1])
+
+
+def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int) -> None:
+    """At each place of the transformed tiles a matrix product, tiles by outputs, in register tiles."""
+    accumulator = s.cache_write(product, "local")
+    _, _, t, channel = s[product].op.axis
+    t_outer, t_inner = s[product].split(t, factor=plan.rows, tail="shift")
+    s[product].unroll(t_inner)
+    vectorize_panel(s, product, channel, plan.panel, lanes)
+    s[accumulator].compute_at(s[product], t_outer)
+    *_, row, column = s[accumulator].op.axis
+    depth, step = s[accumulator].split(s[accumulator].op.reduce_axis[0], factor=_depth_steps(accumulator))
+    s[accumulator].reorder(depth, step, row, column)
+    s[accumulator].unroll(step)
+    s[accumulator].unroll(row)
+    vectorize_panel(s, accumulator, column, plan.panel, lanes)
+    _stream_weights(s, accumulator, product.op.input_tensors[1], depth, plan)
+
+
+def _stream_weights(
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, depth: te.IterVar, plan: WinogradPlan
+) -> None:
+    """Fetch the weights of the next place while the tiles of this one are multiplied, a part in each step of `depth`.
+
+    They come from memory, or from a cache that cores share, and the first tiles would wait for them.
+    """
+    panels, size, _, inputs, width = [constant_size([d]) for d in weights.shape]
+    steps = _depth_steps(accumulator)
+    tiles, per_line = math.ceil(plan.block / plan.rows), _LINE_BYTES // weights.dtype.nbytes
+    at_once = math.ceil(steps * width / (per_line * tiles))
+    places = panels, size, size
+
+    def line(number: int) -> Callable[..., Sequence[Any]]:
+        def place(i: Any, j: Any, t: Any, c: Any, k: Any) -> Sequence[Any]:
+            done = t // plan.rows % tiles * (inputs // steps) + k // steps
+            element = (done * at_once + number) * per_line
+            following = ravel_index((c // width, i, j), places) + 1
+            return (*unravel_index(following, places), element // width, element % width)
+
+        return place
+
+    for number in range(at_once):
+        s[accumulator].prefetch_line(weights, depth, line(number))
+
+
+_LINE_BYTES = 64
+
+
+def _depth_steps(accumulator: te.Tensor) -> int:
+    """Steps of the reduction that are written out: it is short, and processors foresee the end of few iterations."""
+    (depth,) = [extent_of(axis) for axis in accumulator.op.reduce_axis]
+    return 4 if isinstance(depth, int) and depth % 4 == 0 else 1
+
+
+def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterVar:
+    """Tile by tile, vector by vector of channels; gives the loop over those vectors."""
+    i, j, t, channel = s[spectrum].op.axis
+    inputs = as_int(spectrum.shape[3])
+    chunk, lane = s[spectrum].split(channel, factor=math.gcd(lanes, inputs or 1))
+    s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # a tile's stores meet different sets
+    s[spectrum].reorder(t, chunk, i, j, lane)
+    s[spectrum].unroll(j)
+    s[spectrum].vectorize(lane)
+    return chunk

@@ -1,0 +1,1 @@
+"""Elementwise, broadcasting and index-mapping groups on CPUs."""

@@ -1,0 +1,325 @@
+"""Elementwise, broadcasting and index-mapping groups on CPUs: one pass over the output, vectorised, in parallel."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import te
+from te.ir import post_order
+from te.tir import Call, FloatImm, FloorMod, IntImm, PrimExpr, ProducerLoad, Select, Var, as_int
+from topi.cpu.accesses import conditions, reads
+from topi.cpu.common import parallel_outer
+from topi.cpu.elements import VECTORS, element_cost, elements_at_once, vectorize_elements, vectors_at_once
+from topi.cpu.elementwise.line_buffer import buffer_line, shared_line
+from topi.cpu.elementwise.line_reads import ask_for_lines, ask_where_masked
+from topi.cpu.elementwise.packed_lines import PackedLines
+from topi.cpu.elementwise.packed_rows import PackedRows
+from topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
+from topi.cpu.prefetch import is_beyond_caches
+from topi.cpu.register_transpose import block_of, vectors_turned
+from topi.cpu.tiling import vector_lanes
+from topi.cpu.turns.permuted_tiles import PermutedTiles
+from topi.cpu.turns.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
+from topi.cpu.turns.turn import Turn
+from topi.groups import constant_size, extent_of, inline_injective, is_injective
+from topi.registry import Rank, operations_behind, register_schedule
+from topi.tag import PAD, is_broadcast
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_injective"]
+
+_FEWEST, _SHORT = 4, 8
+"""Elements of a last axis across memory that are interleaved, rather than turned, and rather than put together one by
+one."""
+_PAIR_BYTES = 8
+"""Of a last axis that rows of vectors are not made of, where the input is read in its order otherwise, too."""
+_ACROSS_COST = 5
+"""Operations that an element counts as, at least, which is read across memory."""
+_MOST_WRITTEN_OUT = 8
+"""Vectors of a line that are written out where it is known for each of their elements then which ones they are of."""
+_COMPUTED_BYTES = 4
+"""Of elements that are computed, at least: narrower ones are converted for it."""
+
+
+def _is_flat(outs: Sequence[te.Tensor]) -> bool:
+    """Does element i of the outputs depend on element i of every input only, so that shapes don't matter?"""
+    shape = tuple(outs[0].shape)
+    ops = operations_behind(outs)
+    tensors = [t for op in ops for t in op.outputs]
+    tables = _tables(ops)
+    same_shape = all(tuple(t.shape) == shape or constant_size(t.shape) == 1 for t in tensors if t not in tables)
+    return same_shape and all(op.tag in ("elemwise", "broadcast", "") for op in ops)
+
+
+def _tables(ops: Sequence[te.Operation]) -> set[te.Tensor]:
+    """What is read at places that memory says, wherever an element lies."""
+    nodes = [e for op in ops if isinstance(op, te.ComputeOp) for e in post_order(op.body)]
+    loads = [e for e in nodes if isinstance(e, ProducerLoad)]
+    return {load.producer for load in loads if load.indices and all(map(_is_read, load.indices))}
+
+
+def _is_read(index: PrimExpr) -> bool:
+    return any(isinstance(e, ProducerLoad) for e in post_order((index,)))
+
+
+def _least_bytes(out: te.Tensor, ops: Sequence[te.Operation]) -> int:
+    """Of an element, what vectors are chosen for, at least: 1 where bytes are looked up or moved, not computed."""
+    assert isinstance(out.op, te.ComputeOp)
+    looked_up = isinstance(out.op.body[0], ProducerLoad) and _tables([out.op])
+    return 1 if looked_up or all(map(_only_moves, ops)) else _COMPUTED_BYTES
+
+
+def _first_without_gaps(outs: Sequence[te.Tensor]) -> int:
+    """The first dimension from which on all tensors are compact, so that the loops over them may become one."""
+    first = 0
+    for op in operations_behind(outs):
+        for number, strides in op.attrs.get("memory_strides", {}).items():
+            shape = op.output(number).shape
+            inside = [i for i, d in enumerate(shape) if d != 1]
+            gaps = [a for a, b in itertools.pairwise(inside) if strides[a] != strides[b] * shape[b]]
+            first = max([first, *[i + 1 for i in gaps]])
+    return first
+
+
+def _only_moves(op: te.Operation) -> bool:
+    """Are the results elements of what it reads, or constants, chosen by where they lie?"""
+    if not isinstance(op, te.ComputeOp):
+        return False
+    pending = list(op.body)
+    for e in pending:
+        if isinstance(e, Select):
+            pending += [e.true_value, e.false_value]
+        elif isinstance(e, Call) and e.op == "if_then_else":
+            pending += e.args[1:]
+        elif not isinstance(e, ProducerLoad) and not isinstance(e, IntImm | FloatImm):
+            return False
+    return True
+
+
+def _is_long(out: te.Tensor, extent: te.Dim, lanes: int, target: Target) -> bool:
+    """Do the caches not hold the output, whose lines have several vectors?"""
+    return is_beyond_caches(out, target) and constant_size([extent]) >= 4 * lanes
+
+
+def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
+    """See `turnable`: into the longest vectors that the axes hold a tile of; None where none fits.
+
+    Axes whose lengths are known at run time are taken to be long enough. Of lengths that are expressions of sizes it
+    can't always be shown that tiles shifted inwards need no guards, which these do not have.
+    """
+    found, rows, columns = turnable(out, strided), out.shape[strided], out.shape[-1]
+    if found is None or not all(isinstance(d, int | Var) for d in (rows, columns)):
+        return None
+    if any(isinstance(d, int) and d == 0 for d in out.shape):
+        return None
+
+    def fits(lanes: int) -> bool:
+        needed = ((rows, block_of(lanes, found[0].dtype)), (columns, lanes))
+        return all(length <= d for d, length in needed if isinstance(d, int))
+
+    fitting = [lanes for lanes in vectors_turned(target, found[0].dtype) if fits(lanes)]
+    return Turn(out, strided, *found, fitting[0]) if fitting else None
+
+
+def _period(out: te.Tensor, lanes: int) -> int | None:
+    """What the last axis of `out` is taken modulo wherever it is read by, if that divides it: see `tile`.
+
+    Not where it divides vectors: it is known for each lane then.
+    """
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
+    last, extent = op.axis[-1], extent_of(op.axis[-1])
+    found = {
+        as_int(e.b) for _, index in reads(op) for e in post_order(index) if isinstance(e, FloorMod) and e.a is last.var
+    }
+    period = found.pop() if len(found) == 1 else None
+    if not period or not isinstance(extent, int) or lanes % period == 0:
+        return None
+    return period if extent > period and extent % period == 0 else None
+
+
+def _has_borders(out: te.Tensor) -> bool:
+    """Are there borders along the last axis, and nothing else that is decided by where an element lies along it?"""
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
+    last, deciding = op.axis[-1].var, []
+    for source, condition in conditions(op):
+        nodes = list(post_order((condition,)))
+        if last in nodes and not any(isinstance(e, ProducerLoad) for e in nodes):
+            deciding.append(source.tag == PAD)
+    return bool(deciding) and all(deciding)
+
+
+def _chooses_lanes(out: te.Tensor) -> bool:
+    """Does where an element lies along the last axis, and no data, decide what it is?"""
+    op = out.op
+    assert isinstance(op, te.ComputeOp)
+    last = op.axis[-1].var
+    deciding = [list(post_order((condition,))) for _, condition in conditions(op)]
+    return any(last in nodes and not any(isinstance(e, ProducerLoad) for e in nodes) for nodes in deciding)
+
+
+def _vectorize_between_borders(s: te.Schedule, out: te.Tensor, lanes: int) -> list[te.IterVar]:
+    """Vectors of the last axis; loop partitioning cuts off those at borders, so that the others need no tests."""
+    *outer, last = s[out].op.axis
+    tail = "guard" if isinstance(last.extent, int) else "shift"
+    vectors, inner = s[out].split(last, factor=2 * lanes, tail=tail, least=4 * lanes)
+    s[out].vectorize(inner)
+    for axis in (*outer, vectors, inner):
+        s[out].pragma(axis, "loop_partition_hint")
+    return [*outer, vectors]
+
+
+@register_schedule(["elemwise", "broadcast", "injective", "pad"], "cpu", rank=Rank.ELEMENTWISE)
+def schedule_injective(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Everything inlined into the outputs, each written in one vectorised pass."""
+    s, counted = _elements(outs, target)
+    if counted:
+        s.when_small(_elements(outs, target, squares=False)[0])
+    return s
+
+
+def _elements(outs: list[te.Tensor], target: Target, *, squares: bool = True) -> tuple[te.Schedule, bool]:
+    """The schedule, and whether it has squares turned in registers along axes whose lengths are known at run time."""
+    s, line = te.create_schedule([out.op for out in outs]), shared_line(outs[0]) if len(outs) == 1 else None
+    inline_injective(s, outs, keep=[] if line is None else [line.op])
+    outputs = [out for out in {id(o.op): o for o in outs}.values() if s[out].op.axis]
+    turned = [_Written(s, outs, out, line, target, squares=squares).schedule() for out in outputs]
+    return s, any(turned)
+
+
+class _Written:
+    """An output of a group, and what its loops are chosen by: where its elements, and those of the inputs, lie.
+
+    `flat`: shapes don't matter. `strided` is the axis along which a large input lies in memory, where that is not the
+    last one, `turn` how squares of both are turned in registers. `rows` are those of an input, in another order. `line`
+    serves several results of each line. `written_out` is a loop over the few vectors of one.
+    """
+
+    def __init__(
+        self, s: te.Schedule, outs: list[te.Tensor], out: te.Tensor, line: te.Tensor | None, target: Target,
+        *, squares: bool,
+    ) -> None:  # fmt: skip
+        self.s, self.out, self.line, self.target, self.alone = s, out, line, target, len(outs) == 1
+        ops = [op for op in operations_behind(outs) if is_injective(op)]
+        least, cost = _least_bytes(out, ops), element_cost(ops)
+        self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
+        self.vectors, self.repeats = vectors_at_once(ops), all(is_broadcast(op.tag) for op in ops)
+        self.flat, self.first_without_gaps = line is None and _is_flat(outs), _first_without_gaps(outs)
+        self.strided = strided_axis(out) if out.ndim > 1 else None
+        self.turn = None if self.strided is None or not squares else _turn(out, self.strided, target)
+        moves = self.alone and not self.flat and self.vectors == VECTORS
+        self.rows = PackedRows.of(out, target) if moves else None
+        self.tiles = self._permuted() if moves and self.turn is None else None
+        self.written_out: te.IterVar | None = None
+        self.work = constant_size(out.shape) * (cost if self.strided is None else max(cost, _ACROSS_COST))
+
+    def schedule(self) -> bool:
+        """Choose the loops; returns whether squares are turned along axes whose lengths are known at run time."""
+        s, out, squares, buffered = self.s, self.out, False, False
+        in_place, together = self.strided is None and self.rows is None and not self.flat, 0
+        if in_place and self.repeats:
+            together = lines_of_vectors(out)
+        elif in_place and self.alone and self.line is None and places_are_known(out):
+            together = lines_of_vectors(out, least=FEWEST_LINES)
+        if self.tiles is not None:
+            loops = self.tiles.apply(s)
+        elif together:
+            loops = vectorize_lines(s, out, together)
+            ask_where_masked(s, out, loops[-1], together * constant_size(out.shape[-1:]), self.target)
+        elif self._is_short() and (self.rows is None or self.rows.axes_of_row == 1):
+            loops = self._interleave()
+        elif self.rows is not None and (self.strided is not None or self.line is None):
+            loops = self.rows.apply(s)
+        elif self.turn is not None:
+            squares = not all(isinstance(d, int) for d in (self.turn.rows, self.turn.columns))
+            loops = tile_turned(s, self.turn, self.target, self.vectors * self.lanes)
+        elif self.line is not None:
+            buffered, loops = True, _vectorize_between_borders(s, out, self.lanes)[:-1]
+        else:
+            out, loops = self._in_order()
+        _, *inside = parallel = parallel_outer(s, out, loops, self.work, self.target)
+        if buffered and self.line is not None:
+            buffer_line(s, self.line, out, parallel[-1], self.target)
+        for loop in inside:
+            if loop is self.written_out:
+                s[out].unroll(loop)
+        return squares
+
+    def _permuted(self) -> PermutedTiles | None:
+        """Where vectors of the output would be put together from single elements, or from pairs of them."""
+        out, shape = self.out, self.out.shape
+        if self.rows is None:
+            whole = self._is_short() and constant_size(shape[-2:-1]) % self.lanes == 0
+            return None if self.strided is None or whole else PermutedTiles.of(out, self.target)
+        pairs = constant_size(shape[-1:]) * out.dtype.nbytes <= _PAIR_BYTES
+        found = PermutedTiles.of(out, self.target) if pairs else None
+        return found if found is not None and found.is_read_in_order else None
+
+    def _is_short(self) -> bool:
+        """Has the last axis few elements, and the one before it, along which inputs lie, more?
+
+        Then vectors may reach over places of both.
+        """
+        if self.strided is None or self.strided != self.out.ndim - 2:
+            return False
+        rows, columns = self.out.shape[-2:]
+        most = _SHORT if self.turn is None else _FEWEST
+        return isinstance(rows, int) and isinstance(columns, int) and columns <= most <= rows
+
+    def _interleave(self) -> list[te.IterVar]:
+        s, out = self.s, self.out
+        *outer, rows, columns = s[out].op.axis
+        extent, lanes = constant_size(out.shape[-2:]), self.lanes * constant_size(out.shape[-1:])
+        return [*outer, vectorize_elements(s, out, s[out].fuse(rows, columns), extent, lanes)]
+
+    def _in_order(self) -> tuple[te.Tensor, list[te.IterVar]]:
+        """Vectors of the last axis. Returns the output, which is another one where lines are put together first."""
+        if self.strided is not None:
+            by_lines = tile_by_lines(self.s, self.out, self.strided, VECTORS * self.lanes, self.target)
+            if by_lines is not None:
+                return self.out, by_lines
+        axes, extent = self._axes()
+        bordered = self.strided is None and constant_size([extent]) >= 4 * self.lanes and _has_borders(self.out)
+        packs = self.alone and self.strided is None and (bordered or (not self.flat and self.vectors == VECTORS))
+        packed = PackedLines.of(self.out, self.target) if packs else None
+        if packed is None:
+            bounded = bordered and _vectorize_between_borders(self.s, self.out, self.lanes)
+            return self.out, bounded or self._vectorize(self.out, axes, extent)
+        out, chunks, lines = packed.apply(self.s)
+        if bordered:
+            _vectorize_between_borders(self.s, lines, self.lanes)
+        else:
+            self._vectorize(lines, self.s[lines].op.axis, extent)
+        if self.written_out is not None:
+            self.s[lines].unroll(self.written_out)
+        return out, chunks
+
+    def _axes(self) -> tuple[list[te.IterVar], te.Dim]:
+        """The axes, made one where shapes don't matter, and the length of the last."""
+        s, out, first = self.s, self.out, self.first_without_gaps
+        axes = list(s[out].op.axis)
+        if self.flat:
+            return [*axes[:first], s[out].fuse(*axes[first:])], constant_size([a.extent for a in axes[first:]])
+        return axes, axes[-1].extent if len(axes) > 1 else constant_size(out.shape)
+
+    def _vectorize(self, tensor: te.Tensor, axes: Sequence[te.IterVar], extent: te.Dim) -> list[te.IterVar]:
+        """Vectors of the output, or of its lines before they are put together; returns the loops outside of them."""
+        s, (*outer, last) = self.s, axes
+        period = _period(self.out, self.lanes) if self.strided is None else None
+        if period is not None:
+            repeat, last = s[tensor].split(last, factor=period)
+            outer, extent = [*outer, repeat], period
+        vectors = vectorize_elements(s, tensor, last, extent, self.lanes, self.vectors)
+        if self.strided is not None:
+            return tile_strided(s, tensor, self.strided, vectors)
+        if isinstance(extent, int) and extent <= _MOST_WRITTEN_OUT * self.lanes and _chooses_lanes(self.out):
+            self.written_out = vectors
+        asks = self.alone and not self.flat and tensor is self.out and period is None
+        if asks and _is_long(self.out, extent, self.lanes, self.target):
+            ask_for_lines(s, tensor, vectors, elements_at_once(extent, self.lanes, self.vectors), self.target)
+        return [*outer, vectors]

@@ -1,0 +1,1 @@
+"""Softmax and normalisations on CPUs: statistics of elements, and steps that use them."""

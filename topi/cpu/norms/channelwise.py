@@ -1,0 +1,141 @@
+"""Instance and group normalisation on CPUs: channels or groups of them, standardised over the other dimensions."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+import te
+from te.tir import PrimExpr
+from topi.cpu.common import parallel, parallel_outer
+from topi.cpu.elements import elements_at_once, vectorize_elements
+from topi.cpu.elementwise.line_stores import vectorize_rows
+from topi.cpu.norms.moments import (
+    exceeds_caches,
+    exceeds_near_caches,
+    moments_apart,
+    moments_at,
+    part_sizes,
+    schedule_by_moments,
+    schedule_rows_by_moments,
+)
+from topi.cpu.norms.row_statistics import inline_others, statistics_at, work_behind
+from topi.cpu.prefetch import prefetch_next
+from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.tiling import shares_evenly, vector_lanes
+from topi.groups import constant_size, extent_of
+from topi.moments import Moments
+from topi.nn.norm import group_norm_by_moments
+from topi.registry import Rank, register_schedule
+from topi.utils import ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backend.target import Target
+
+__all__ = ["schedule_channelwise"]
+
+_SHARE_OF_L1 = 6
+"""Which part of the first-level cache some pixels take that are one line: three results are kept of each element."""
+
+
+@register_schedule(["instance_norm", "group_norm"], "cpu", rank=Rank.HEAVY)
+def schedule_channelwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Channels standardised over the other dimensions: a row is a channel or group where they come first.
+
+    Where channels are the last dimension, or no cache holds a row, the moments of channels are found in one pass over
+    the image, those of groups are made of them, and a second pass standardises: image by image where there are enough
+    for all cores, so that each is found in the caches again.
+    """
+    axis = int(anchor.attrs["axis"])
+    if len(outs) > 1 or axis not in (1, len(anchor.axis) - 1):
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([outs[0].op])
+    shape, group_size = anchor.output(0).shape, anchor.attrs.get("group_size", 1)
+    nbytes, known = anchor.output(0).dtype.nbytes, all(isinstance(d, int) for d in shape)
+    if axis != 1:
+        images, image = constant_size(shape[:1]), constant_size(shape[1:]) * nbytes
+        by_rows = known and shares_evenly(images, target.num_cores) and not exceeds_caches(image, images, target)
+        return _schedule_by_moments(s, anchor, by_rows, target)
+    row = constant_size([group_size, *shape[2:]]) * nbytes
+    rows = constant_size(shape[:2]) // group_size
+    if known and exceeds_near_caches(row, target):
+        return _schedule_by_moments(s, anchor, not exceeds_caches(row, rows, target), target)
+    return _schedule_rows(s, anchor, target)
+
+
+def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.Schedule:
+    lanes, out = vector_lanes(target), s.outputs[0].output(0)
+    before = inline_others(s, out, anchor)
+    batch, channel, *rest = s[out].op.axis
+    inner = [*rest]
+    if anchor.tag == "group_norm":
+        channel, within = s[out].split(channel, factor=anchor.attrs["group_size"])
+        inner.insert(0, within)
+    row = s[out].fuse(batch, channel)
+    parallel(s, out, row, work_behind(out), lanes)
+    vectors, each = vectorize_rows(s, out, rest, target)
+    statistics_at(s, before, out, row, 2, lanes)
+    length = anchor.attrs.get("group_size", 1) * constant_size([extent_of(a) for a in rest])
+    prefetch_next(s, out, vectors, length, each, target)
+    return s
+
+
+def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, target: Target) -> te.Schedule:
+    x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
+    parameters = [t for t in anchor.input_tensors if len(t.shape) == 1]  # one tensor may serve as both
+    gamma, beta = parameters[0], parameters[-1]
+    axis, group_size = int(anchor.attrs["axis"]), int(anchor.attrs.get("group_size", 1))
+    if axis != 1 and all(isinstance(d, int) for d in x.shape):
+        return _schedule_lines(s, anchor, x, (gamma, beta), by_rows, target)
+    others = [a for a in range(1, x.ndim) if a != axis]
+    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, others, target), "group_norm")
+    norm = group_norm_by_moments(moments, gamma, beta, axis, group_size, anchor.attrs["epsilon"])
+    if by_rows:
+        return schedule_rows_by_moments(s, anchor.output(0), norm, moments, (0, 1), target, group_size)
+    return schedule_by_moments(s, anchor.output(0), norm, moments, 2 if axis == 1 else axis, target)
+
+
+def _schedule_lines(
+    s: te.Schedule, anchor: te.Operation, x: te.Tensor, parameters: tuple[te.Tensor, te.Tensor], by_rows: bool,
+    target: Target,
+) -> te.Schedule:  # fmt: skip
+    """Channels in the last dimension: an image is lines, one behind the other, of the channels of some pixels."""
+    result, group_size = anchor.output(0), int(anchor.attrs.get("group_size", 1))
+    images, *sizes = [constant_size([d]) for d in x.shape]
+    pixels = _pixels_of_a_line(sizes, target)
+    line = max(pixels * sizes[-1], 1)
+    shape = (images, constant_size(sizes) // line, line)
+    flat = te.compute(shape, lambda b, p, c: x(b, *unravel_index(p * line + c, sizes)), name="lines", tag="injective")
+    moments = Moments(flat, part_sizes(shape, x.dtype.nbytes, (1,), target), "group_norm")
+    norm = group_norm_by_moments(moments, *parameters, 2, group_size, anchor.attrs["epsilon"], pixels)
+
+    def in_shape(*i: Any) -> PrimExpr:
+        at = ravel_index(i[1:], sizes)
+        return norm(i[0], at // line, at % line)
+
+    s.recompute(result, te.compute(result.shape, in_shape, name=anchor.name))
+    out, lanes = s.outputs[0].output(0), vector_lanes(target)
+    before = inline_others(s, out, norm.op)
+    image, *rest = s[out].op.axis
+    each, within = s[out].split(s[out].fuse(*rest), factor=line)
+    vectors = vectorize_elements(s, out, within, line, lanes)
+    if by_rows:
+        asked = prefetch_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
+        parallel(s, out, image, work_behind(out), lanes)
+        moments_at(s, before, moments, out, image, target, near=asked)
+    else:
+        moments_apart(s, before, moments, target)
+        parallel_outer(s, out, [image, each], work_behind(out), target)
+    return s
+
+
+def _pixels_of_a_line(sizes: Sequence[int], target: Target) -> int:
+    """How many pixels of an image of `sizes` are whole vectors, two if they can; 1 where they can't be, or too many."""
+    pixels, channels, lanes = constant_size(sizes[:-1]), sizes[-1], vector_lanes(target)
+    for unit in (2 * lanes, lanes):
+        each = unit // gcd(channels, unit)
+        if pixels % each == 0 and each * channels * 4 <= target.cache_bytes.l1 // _SHARE_OF_L1:
+            return each
+    return 1

@@ -1,0 +1,108 @@
+"""Channels of small planes, standardised on CPUs: image by image, while the caches hold one.
+
+Planes whose lines are short, or no whole cache lines, are read badly a strip of each at a time: the processor sees no
+order in that, and no line of results could go past the caches. An image is one piece of memory.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+import te
+from te.tir import PrimExpr
+from topi.cpu.common import parallel
+from topi.cpu.elements import elements_at_once, vectorize_elements
+from topi.cpu.norms.moments import moments_at
+from topi.cpu.norms.row_statistics import inline_others, is_worth_keeping, work_behind
+from topi.cpu.prefetch import LINE_BYTES, prefetch_next
+from topi.cpu.strips import are_whole_lines, share_sets
+from topi.cpu.tiling import shares_evenly, vector_lanes
+from topi.groups import constant_size
+from topi.moments import Moments
+from topi.nn.norm import standardize_by_moments
+from topi.registry import operations_behind
+from topi.utils import ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["are_small_images", "schedule_images"]
+
+_COLUMN_BYTES, _SHARE_OF_STATISTICS = 12, 2
+"""Of a column's statistics while they are found, and the part of the first-level cache that those of a plane take: all
+of it where strips of planes would share its sets."""
+_SHARE_OF_L1, _SHARE_OF_L2, _SHARE_OF_LAST = 4, 0.75, 8
+"""Which part of the first-level cache results wait in until they are whole lines; how much of the second an image
+takes, or of the last one where the next image comes from memory while one is stored."""
+
+
+def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
+    """Are there images for all cores, with small planes, of which the caches hold one but not all?
+
+    What stands in front would be computed in each pass: nothing that takes functions.
+    """
+    out, axis = outs[0], int(anchor.attrs["axis"])
+    l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
+    image, columns = constant_size(out.shape[axis:]) * out.dtype.nbytes, constant_size(out.shape[axis + 1 :])
+    far = images * image > max(target.cache_bytes)
+    room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LAST if far else 0)
+    share = 1 if share_sets(out, axis) else _SHARE_OF_STATISTICS
+    small = columns * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
+    if len(outs) > 1 or not small or images * image <= l2:
+        return False
+    if not shares_evenly(images, target.num_cores):
+        return False
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    return not any(is_worth_keeping(op, stages, anchor, near=False) for op in stages)
+
+
+def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The moments of an image's columns in one pass over it; standardised in a second, which finds it in the cache."""
+    s, result, axis = te.create_schedule([outs[0].op]), anchor.output(0), int(anchor.attrs["axis"])
+    sizes = [constant_size([d]) for d in result.shape[axis + 1 :]]
+    x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(result.shape))
+    shape = (*x.shape[: axis + 1], constant_size(sizes))
+    flat = te.compute(shape, lambda *i: x(*i[:-1], *unravel_index(i[-1], sizes)), name="flat")
+    moments = Moments(flat, {axis: x.shape[axis]}, "standardize")
+    norm = standardize_by_moments(moments, anchor.attrs["epsilon"], anchor.attrs["margin"])
+
+    def in_shape(*i: Any) -> PrimExpr:
+        return norm(*i[: axis + 1], ravel_index(i[axis + 1 :], sizes))
+
+    s.recompute(result, te.compute(result.shape, in_shape, name=anchor.name))
+    out = s.outputs[0].output(0)
+    before = inline_others(s, out, norm.op)
+    image, vectors, each = _by_whole_lines(s, out, axis, target)
+    asked = prefetch_next(s, out, vectors, constant_size(shape[axis:]), each, target)
+    parallel(s, out, image, work_behind(out), vector_lanes(target))
+    moments_at(s, before, moments, out, image, target, near=asked)
+    return s
+
+
+def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -> tuple[te.IterVar, te.IterVar, int]:
+    """Store `out`, past the caches by whole cache lines where images are made of them; returns the loop over images.
+
+    Where planes aren't, a few are put together in the first-level cache.
+    """
+    lanes, nbytes = vector_lanes(target), out.dtype.nbytes
+    columns, channels = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
+    *lead, channel = s[out].op.axis[: axis + 1]
+    rest = s[out].op.axis[axis + 1 :]
+    cached = constant_size(out.shape) * nbytes <= max(target.cache_bytes)
+    if cached or are_whole_lines(out, axis) or not are_whole_lines(out, axis - 1):
+        image = s[out].fuse(*lead)
+        vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)
+        return image, vectors, elements_at_once(columns, lanes)
+    local = s.cache_write(out, "local")
+    assert isinstance(local, te.Tensor)
+    image, line = s[out].fuse(*lead), LINE_BYTES // nbytes
+    least = LINE_BYTES // gcd(columns * nbytes, LINE_BYTES)
+    most = max(target.cache_bytes.l1 // _SHARE_OF_L1 // (columns * nbytes) // least, 1) * least
+    together = max(n for n in range(least, most + 1, least) if channels % n == 0)
+    chunk, within = s[out].split(channel, factor=together)
+    vectors, vector = s[out].split(s[out].fuse(within, *rest), factor=max(lanes, line))
+    s[out].vectorize(vector)
+    s[local].compute_at(s[out], chunk)
+    vectorize_elements(s, local, s[local].fuse(*s[local].op.axis[axis + 1 :]), columns, lanes)
+    return image, vectors, max(lanes, line)

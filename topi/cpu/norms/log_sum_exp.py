@@ -1,0 +1,111 @@
+"""Logarithms of sums of exponentials on CPUs: two passes over what a cache holds, in parts where that can't be all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import parallel_outer
+from topi.cpu.elements import element_cost
+from topi.cpu.norms.flat_rows import LineOfRows
+from topi.cpu.norms.moments import part_sizes
+from topi.cpu.norms.row_statistics import uses_reduction
+from topi.cpu.reductions.reduction import pass_across, pass_along, schedule_across, schedule_along
+from topi.cpu.stagewise import schedule_stagewise
+from topi.exponential_sums import ExponentialSums
+from topi.groups import constant_size, inline_injective
+from topi.reduction import distance_below, largest_number
+from topi.registry import Rank, register_schedule
+from topi.softmax_guess import is_trusted, power_of, sums_like
+from topi.tag import ELEMWISE, LOG_SUM_EXP
+from topi.utils import same_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backend.target import Target
+
+__all__ = ["schedule_log_sum_exp"]
+
+_SHARE_OF_L2 = 4
+"""Which part of the second-level cache a row takes at most, whose next one is asked for in the second pass over it."""
+_FEWEST_FLAT, _MOST_FLAT = 12, 320
+"""Elements of rows whose lanes are added up sooner than they are turned in registers, and sooner row by row."""
+_LINES = 32
+"""Lines across memory that are read at once, both passes over a cache line of each: more are taken in parts."""
+
+
+@register_schedule(LOG_SUM_EXP, "cpu", rank=Rank.REDUCTION)
+def schedule_log_sum_exp(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """With an elementwise tail: one pass for the largest, one for the sum, while a cache has what they read."""
+    if len(outs) > 1:
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([outs[0].op])
+    inline_injective(s, outs, keep=[anchor])
+    x = next(t for t in anchor.input_tensors if not uses_reduction(t.op))
+    largest = next(t for t in anchor.input_tensors if uses_reduction(t.op))
+    axes, total = anchor.attrs["axes"], anchor.output(0)
+    line = LineOfRows.of(x.shape, target, _MOST_FLAT) if axes == (x.ndim - 1,) and total.dtype == "float32" else None
+    if line and line.length >= _FEWEST_FLAT and anchor is not outs[0].op:
+        _sum_line(s, x, largest, total, line)
+        return s
+    along = x.ndim - 1 in axes
+    pass_over, combine = (pass_along, schedule_along) if along else (pass_across, schedule_across)
+    sizes = part_sizes(x.shape, x.dtype.nbytes, axes, target, target.cache_bytes.l2 // _SHARE_OF_L2, _LINES)
+    length = max(constant_size([sizes[a] for a in axes]), 1)
+    if all(same_dim(sizes[a], x.shape[a]) for a in axes):
+        passes, out = (largest, total), s.outputs[0].output(0)
+        pass_over(s, out, passes, length, target, _guessed(s, out, passes))
+        return s
+    parts = ExponentialSums(x, sizes, "log_sum_exp", keepdims=anchor.attrs["keepdims"])
+    s.recompute(largest, parts.largest)
+    s.recompute(total, parts.total)
+    passes = (parts.largest_of_part, parts.sum_of_part)
+    pass_over(s, parts.sums, passes, length, target, _guessed(s, parts.sums, passes))
+    combine(s, s.current(parts.largest), s.current(parts.largest), target)
+    combine(s, s.outputs[0].output(0), s.current(parts.total), target)
+    return s
+
+
+def _guessed(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.Tensor | None:
+    """Guess at largest numbers and sums, of which `out` is made; the sums.
+
+    None where `out` is one of them, or a single number.
+    """
+    largest, total = passes
+    if not s[total].op.axis or any(s[t].op is s[out].op for t in passes):
+        return None
+    zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="log_sum_exp_zero")
+    sums = sums_like(largest, total)
+    s.guess(passes, [zero, sums], is_trusted)
+    return sums
+
+
+def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor, line: LineOfRows) -> None:
+    """Sum up a line of short rows: powers of e of the elements themselves, where those can be trusted."""
+    element = lambda *i: te.cast(total.dtype, x(*i))  # noqa: E731
+    maxima, lanes_of_maxima = line.by_lanes(element, largest_number, largest.op.name)
+    power = lambda *i: te.exp_nonpositive(distance_below(element(*i), maxima(*i[:-1])))  # noqa: E731
+    sums, lanes_of_sums = line.by_lanes(power, te.sum, total.op.name)
+    for old, new in ((largest, maxima), (total, sums)):  # which have a dimension of 1 where that is kept
+        s.recompute(old, te.compute(old.shape, lambda *i, t=new: t(*i[: x.ndim - 1]), name=old.op.name, tag=ELEMWISE))
+        s[s.current(old)].compute_inline()
+    powers = te.compute(x.shape, lambda *i: power_of(element(*i)), name="log_sum_exp_power")
+    guess, lanes_of_guess = line.by_lanes(powers, te.sum, total.op.name)
+    zero = te.compute(maxima.shape, lambda *i: te.const(0.0, maxima.dtype), name="log_sum_exp_zero")
+    s.guess([maxima, sums], [zero, guess], is_trusted)
+    out = s.outputs[0].output(0)
+    row, rest = s[out].op.axis[x.ndim - 2], s[out].op.axis[x.ndim - 1 :]
+    group, lane = s[out].split(row, factor=line.lanes, tail="shift")
+    s[out].reorder(group, *rest, lane)
+    s[out].vectorize(lane)
+    work = constant_size(x.shape) * element_cost([powers.op])
+    group = parallel_outer(s, out, [*s[out].op.axis[: x.ndim - 2], group], work, line.target)[-1]
+    for tensor in (maxima, sums):
+        s[tensor].set_scope("local")
+        s[tensor].compute_at(s[out], group)
+    s[zero].vectorize(zero.op.axis[-1])
+    line.find_powers(s, powers, along="memory_strides" not in x.op.attrs)
+    s[powers].set_scope("local")
+    s[powers].compute_at(s[guess], line.add_up(s, guess, lanes_of_guess))
+    line.vectorize_again(s, (maxima, lanes_of_maxima), (sums, lanes_of_sums))

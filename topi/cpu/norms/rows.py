@@ -1,0 +1,225 @@
+"""Softmax and normalisations of rows on CPUs: statistics of a row, and elementwise steps with them, in one kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import parallel
+from topi.cpu.elements import element_cost, vectorize_elements
+from topi.cpu.elementwise.line_stores import vectorize_rows
+from topi.cpu.norms.across_memory import schedule_across_memory
+from topi.cpu.norms.flat_rows import FlatRows
+from topi.cpu.norms.moments import exceeds_caches, part_by_part, part_sizes, schedule_by_moments
+from topi.cpu.norms.row_statistics import (
+    inline_others,
+    is_worth_keeping,
+    prefetch_next_rows,
+    split_at,
+    statistics_at,
+    uses_reduction,
+    work_behind,
+)
+from topi.cpu.norms.turned_rows import TurnedRows
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
+from topi.cpu.reductions.reduction import vectorize_reduction
+from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.tiling import vector_lanes
+from topi.exponential_sums import ExponentialSums
+from topi.groups import constant_size, extent_of
+from topi.moments import Moments
+from topi.nn.norm import layer_norm_by_moments
+from topi.registry import Rank, operations_behind, register_schedule
+from topi.softmax_guess import (
+    can_be_guessed,
+    element_of,
+    guess_sums,
+    is_logarithm,
+    limit_logarithm,
+    power_of,
+    powers_of,
+    stages_of,
+    sums_of,
+)
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_rowwise"]
+
+_TOGETHER, _SHARE_OF_TOGETHER = (2, 4), 24
+"""Short rows that are worked on together, and the share of the first-level cache that their results may take: what
+processors look ahead is a row of 10 vectors, about, with its statistics."""
+_FEWEST_FLAT, _FEWEST_OF_LOGARITHM = 8, 16
+"""Elements of rows whose lanes are added up sooner than they are turned in registers and back; those of a logarithm
+of softmax wait for that of their sum besides."""
+_SHARE_OF_PAIRS = 8
+"""The same of two rows of a norm of narrow numbers, whose passes convert: these wait for its statistics in longer rows,
+too."""
+_SHARE_OF_L2, _SHARE_OF_PARTS = 4, 16
+"""Which part of the second-level cache a row of a softmax takes at most whose exponentials are kept, and which a part
+of a longer one."""
+_WIDE_BYTES = 4
+"""Of the numbers that statistics are made of."""
+
+
+@register_schedule(["softmax", "layer_norm", "rms_norm", "l2_normalize"], "cpu", rank=Rank.HEAVY)
+def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Statistics of a row and elementwise steps with them, one row at a time while it is in the first-level cache.
+
+    The anchor's attribute "axis" says where rows begin: its dimensions from there on are one row. A softmax or L2 norm
+    along one dimension that is not the last has rows across memory.
+    """
+    if "axis" not in anchor.attrs:
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    lanes = vector_lanes(target)
+    first = int(anchor.attrs["axis"])
+    if anchor.tag == "layer_norm" and len(outs) == 1 and _rows_exceed_caches(anchor.output(0), first, target):
+        return _schedule_by_moments(s, anchor, first, target)
+    if first != len(anchor.axis) - 1 and _reduces_one_axis(anchor):
+        return schedule_across_memory(s, outs, anchor, target)
+    together = _neighbours(outs, anchor, target) if first == len(anchor.axis) - 1 else None
+    if together is not None:
+        return together.schedule()
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    before, behind = split_at(stages, anchor)
+    row_bytes = constant_size(out.shape[first:]) * max(out.dtype.nbytes, 4)
+    near = all(isinstance(d, int) for d in out.shape[first:]) and row_bytes <= target.cache_bytes.l1 // 4
+    kept = [op for op in before if is_worth_keeping(op, stages, anchor, near=near)]
+    limit_logarithm(s, anchor)
+    if not kept and len(outs) == 1 and _are_long(out, anchor, target):
+        return _softmax_in_two_passes(s, anchor, first, target)
+    guessed = can_be_guessed(anchor) and first > 0  # the sum of a single row has no loop to be computed in
+    if guessed:  # what is read is read by one pass
+        kept = []
+    for op in stages:
+        if op is not out.op and op not in kept and (op in behind or not uses_reduction(op)):
+            s[op].compute_inline()
+    axes = list(s[out].op.axis)
+    row, together = s[out].fuse(*axes[:first]), _rows_together(out, anchor, first, target)
+    if together > 1:
+        row, _ = s[out].split(row, factor=together)
+    parallel(s, out, row, constant_size(out.shape) * element_cost(stages), lanes)
+    busy = [(out, vectorize_rows(s, out, s[out].op.axis[-1:], target)[0])]
+    for op in kept:
+        s[op].compute_at(s[out], row)
+        vectorize_elements(s, op.output(0), op.axis[-1], op.axis[-1].extent, lanes)
+    busy += statistics_at(s, before, out, row, first, lanes, together)
+    if guessed:
+        busy.append(_guess_at_rows(s, anchor, first, lanes))
+    prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
+    return s
+
+
+def _guess_at_rows(s: te.Schedule, anchor: te.Operation, first: int, lanes: int) -> tuple[te.Tensor, te.IterVar]:
+    """Guess powers and sums where `anchor`, a softmax, has its own; the powers, and their loop over vectors."""
+    largest, exact, total = stages_of(anchor)
+    element = element_of(largest.op, first)
+    if is_logarithm(anchor):
+        sums = sums_of(lambda *i: power_of(element(*i)), exact, total)
+        guess_sums(s, anchor, None, sums)
+        busy = (*_vectorize_sums(s, sums, lanes), sums)[0]
+        return busy, s[busy].op.reduce_axis[-1]
+    powers = powers_of(element, exact)
+    sums = sums_of(powers, exact, total)
+    guess_sums(s, anchor, powers, sums)
+    _vectorize_sums(s, sums, lanes)
+    return powers, vectorize_elements(s, powers, powers.op.axis[-1], powers.shape[-1], lanes)
+
+
+def _neighbours(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> FlatRows | TurnedRows | None:
+    """Neighbouring short rows, in whichever form is faster."""
+    flat, turned = FlatRows.of(anchor, outs, target), TurnedRows.of(anchor, outs, target)
+    fewest = _FEWEST_OF_LOGARITHM if is_logarithm(anchor) else _FEWEST_FLAT
+    return turned if flat is None or (turned is not None and flat.line.length < fewest) else flat
+
+
+def _vectorize_sums(s: te.Schedule, sums: te.Tensor, lanes: int) -> list[te.Tensor]:
+    """Add up each row by vectors; the stages of their lanes, which those of a single row are apart from it."""
+    stages = vectorize_reduction(s, sums, lanes)
+    for stage in stages if s[sums].op.axis else ():
+        s[stage].compute_at(s[sums], s[sums].op.axis[-1])
+    return stages
+
+
+def _rows_together(out: te.Tensor, anchor: te.Operation, first: int, target: Target) -> int:
+    """How many rows are taken stage by stage: what one waits for, its lanes added up, say, the others fill.
+
+    Not where elements have as many bytes as numbers of a norm: those wait for memory.
+    """
+    rows, length = out.shape[0], constant_size(out.shape[first:]) * out.dtype.nbytes
+    waits = anchor.tag == "softmax" or out.dtype.nbytes < _WIDE_BYTES
+    if first != 1 or not waits or not all(isinstance(d, int) for d in out.shape):
+        return 1
+    pairs = _SHARE_OF_TOGETHER if anchor.tag == "softmax" else _SHARE_OF_PAIRS
+    fitting = [n for n in _TOGETHER if n * length <= target.cache_bytes.l1 // (pairs if n == 2 else _SHARE_OF_TOGETHER)]
+    return max([n for n in fitting if constant_size([rows]) % n == 0], default=1)
+
+
+def _rows_exceed_caches(rows: te.Tensor, first: int, target: Target) -> bool:
+    length, known = constant_size(rows.shape[first:]) * rows.dtype.nbytes, all(isinstance(d, int) for d in rows.shape)
+    return known and exceeds_caches(length, constant_size(rows.shape[:first]), target)
+
+
+def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
+    x, *parameters = [t for t in anchor.input_tensors if not uses_reduction(t.op)]
+    beta = parameters[-1] if anchor.attrs["shifted"] else None  # one tensor may serve as both
+    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, range(first, x.ndim), target), "layer_norm")
+    norm = layer_norm_by_moments(moments, parameters[0], beta, first, anchor.attrs["epsilon"])
+    return schedule_by_moments(s, anchor.output(0), norm, moments, first, target)
+
+
+def _are_long(out: te.Tensor, anchor: te.Operation, target: Target) -> bool:
+    """Is `anchor` a softmax of rows, beyond the caches, whose exponentials had better be computed twice than kept?
+
+    Where a vector is a cache line an exponential takes less time than the line to arrive: from rows on that the
+    first-level cache does not hold. Elsewhere so do rows that drive their own exponentials out of the second.
+    """
+    result = anchor.output(0)
+    known = all(isinstance(d, int) for d in result.shape) and anchor.attrs["axis"] == len(result.shape) - 1
+    if anchor.tag != "softmax" or {result.dtype.nbytes, out.dtype.nbytes} != {_WIDE_BYTES} or not known:
+        return False
+    whole_lines = vector_lanes(target) * _WIDE_BYTES >= LINE_BYTES
+    room = target.cache_bytes.l1 if whole_lines else target.cache_bytes.l2 // _SHARE_OF_L2
+    return is_streamed(result, 1, target) and constant_size(result.shape[-1:]) * _WIDE_BYTES > room
+
+
+def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, target: Target) -> te.Schedule:
+    """A row's largest number and sum by parts, in one pass over memory; then the results, of the row in a cache."""
+    largest, exact, total = stages_of(anchor)
+    element = element_of(largest.op, first)
+    (x,) = largest.op.input_tensors
+    room = target.cache_bytes.l2 // _SHARE_OF_PARTS
+    parts = ExponentialSums(x, part_sizes(x.shape, x.dtype.nbytes, [first], target, room), "softmax", finite=False)
+    s.recompute(largest, parts.largest)
+    s.recompute(total, parts.total)
+    sums = sums_of(lambda *i: power_of(element(*i)), exact, total) if can_be_guessed(anchor) else None
+    if sums is not None:
+        guess_sums(s, anchor, None, sums)
+    out, passes = s.outputs[0].output(0), (parts.largest_of_part, parts.sum_of_part)
+    before = inline_others(s, out, s.current(anchor.output(0)).op)
+    row = s[out].fuse(*s[out].op.axis[:first])
+    parallel(s, out, row, work_behind(out), vector_lanes(target))
+    vectorize_rows(s, out, s[out].op.axis[-1:], target)
+    for op in [op for op in before if uses_reduction(op) and all(op is not t.op for t in passes)]:
+        if tuple(op.output(0).shape) == tuple(out.shape):
+            s[op].compute_inline()
+        else:
+            s[op].compute_at(s[out], row)
+    part = part_by_part(s, parts.sums, passes, None, None, target)
+    of_largest, of_sum = (vectorize_reduction(s, stage, vector_lanes(target)) for stage in passes)
+    for partial in (*of_largest, *of_sum):
+        s[partial].compute_at(s[parts.sums], part)
+    of_guess = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
+    busy, length = (*of_guess, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
+    for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
+        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length)
+    return s
+
+
+def _reduces_one_axis(anchor: te.Operation) -> bool:
+    """Are the statistics behind `anchor` of one dimension?"""
+    behind = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
+    return all(len(op.reduce_axis) <= 1 for op in behind)

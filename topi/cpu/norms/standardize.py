@@ -1,0 +1,62 @@
+"""Standardisation over any dimensions on CPUs: of channels of planes, of a channel in all images of a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.norms.across_memory import schedule_across_memory
+from topi.cpu.norms.images import are_small_images, schedule_images
+from topi.cpu.norms.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
+from topi.cpu.norms.rows import schedule_rowwise
+from topi.cpu.prefetch import LINE_BYTES
+from topi.cpu.stagewise import schedule_stagewise
+from topi.groups import constant_size
+from topi.moments import Moments
+from topi.nn.norm import standardize_by_moments
+from topi.registry import Rank, register_schedule
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["schedule_standardize"]
+
+_SHARE_OF_STRIPS = 2
+"""Of the second-level cache, what a strip of rows across memory may take."""
+
+
+@register_schedule("standardize", "cpu", rank=Rank.HEAVY)
+def schedule_standardize(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Rows along memory or across it one by one, or strip by strip; others by moments, found in one pass."""
+    axes, shape = anchor.attrs["axes"], anchor.output(0).shape
+    nbytes, known = anchor.output(0).dtype.nbytes, all(isinstance(d, int) for d in shape)
+    along, by_moments = len(shape) - 1 in axes, known and len(outs) == 1 and anchor.attrs["centred"]
+    row = constant_size([shape[a] for a in axes]) * nbytes
+    rows = constant_size([d for a, d in enumerate(shape) if a not in axes])
+    if "axis" in anchor.attrs and along and not (by_moments and exceeds_caches(row, rows, target)):
+        return schedule_rowwise(outs, anchor, target)
+    strip = constant_size([shape[a] for a in axes]) * LINE_BYTES
+    if by_moments and not along and axes[0] > 0 and len(axes) == 1 and are_small_images(outs, anchor, target):
+        return schedule_images(outs, anchor, target)
+    fits = not by_moments or strip <= target.cache_bytes.l2 // _SHARE_OF_STRIPS
+    if len(axes) == 1 and not along and fits:
+        s = te.create_schedule([out.op for out in outs])
+        return schedule_across_memory(s, outs, anchor, target)
+    if not by_moments:
+        return schedule_stagewise(outs, anchor, target)
+    return _schedule_by_moments(outs, anchor, along and not exceeds_caches(row, rows, target), target)
+
+
+def _schedule_by_moments(
+    outs: list[te.Tensor], anchor: te.Operation, by_rows: bool, target: Target
+) -> te.Schedule:
+    axes, result = anchor.attrs["axes"], anchor.output(0)
+    s = te.create_schedule([outs[0].op])
+    x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(result.shape))
+    moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, axes, target), "standardize")
+    norm = standardize_by_moments(moments, anchor.attrs["epsilon"], anchor.attrs["margin"])
+    kept = [a for a in range(x.ndim) if a not in axes]
+    if by_rows and kept:
+        return schedule_rows_by_moments(s, result, norm, moments, kept, target)
+    first = max(kept, default=-1) + 1 if x.ndim - 1 in axes else x.ndim - 1
+    return schedule_by_moments(s, result, norm, moments, first, target)

@@ -1,0 +1,318 @@
+"""Matrix products on CPUs: one register tile per step of the outer loops, the whole reduction inside it.
+
+The right operand is packed in panels, [N/NR][K][NR]. A panel stays in the first two cache levels while the row tiles
+pass over it, so panels are the outer loop. Rows that do not divide are covered by a last tile that is shifted inwards:
+every tile runs the same unguarded code.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import (
+    local_accumulator,
+    operands,
+    panel_width,
+    parallel,
+    split_columns,
+    vectorize_panel,
+    vectorize_runs,
+)
+from topi.cpu.elements import functions_behind
+from topi.cpu.prefetch import stream_panels, stream_widened
+from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
+from topi.cpu.products.parts import sum_by_parts
+from topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
+from topi.cpu.products.store_order import StoreOrder, store_turned
+from topi.cpu.reductions.reduction import vectorize_reduction
+from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.tiling import reads_in_place, tile_rows, vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.registry import register_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from backend.target import Target
+
+__all__ = ["schedule_batch_matmul", "schedule_batch_matmul_packed", "schedule_dense_packed", "tile_product"]
+
+def _tile_output(
+    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, batch: list[te.IterVar], row: te.IterVar,
+    column: te.IterVar, columns: te.Dim, plan: ProductPlan, work: float, lanes: int, *, chains: bool = False,
+    run: int = 0,
+) -> te.IterVar:  # fmt: skip
+    """Tile `row` x `column`, of so many `columns`, of the output as planned; the accumulator is computed tile by tile.
+
+    Where `chains` of operations follow, they are of some rows of a tile at a time. So many columns as a `run` has are
+    neighbours in memory; 0 where all of a row are. Returns the loop that a tile is inside of.
+
+    With whole panels everything outside the tile is one loop, shared evenly between threads; so it is with a narrow
+    last panel, whose tiles are told apart by a branch. Others that are partial keep the panel loop apart, so that the
+    guard can be peeled off: inside the blocks of rows, which are shared between threads (one tile where there are
+    none), or around everything.
+    """
+    one_loop = isinstance(columns, int) and (columns % plan.panel == 0 or plan.narrow_last)
+    blocks: list[te.IterVar] = []
+    if plan.tiles_at_once:
+        block, row = s[out].split(row, factor=plan.height * plan.tiles_at_once, tail="shift")
+        blocks = [block]
+    row_outer, row_inner = s[out].split(row, factor=plan.height, tail="shift" if plan.height > 1 else "guard")
+    column_outer, column_inner = split_columns(s, out, column, columns, plan.panel, plan.width)
+    if one_loop and not plan.apart:
+        s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
+        tile = s[out].fuse(*batch, *blocks, *column_outer, row_outer)
+        parallel(s, out, tile, work, lanes)
+    elif plan.panels_first and not batch:
+        s[out].reorder(*column_outer, row_outer, row_inner, column_inner)
+        parallel(s, out, column_outer[0], work, lanes)
+        tile = row_outer
+    elif blocks:
+        s[out].reorder(*batch, *blocks, *column_outer, row_outer, row_inner, column_inner)
+        parallel(s, out, s[out].fuse(*batch, *blocks), work, lanes)
+        tile = row_outer
+    else:
+        s[out].reorder(*batch, row_outer, *column_outer, row_inner, column_inner)
+        parallel(s, out, s[out].fuse(*batch, row_outer), work, lanes)
+        tile = column_outer[-1]
+    _tile(s, out, accumulator, tile, row_inner, column_inner, plan, lanes, chains=chains, run=run)
+    return tile
+
+
+def _tile(
+    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, tile: te.IterVar, row: te.IterVar, column: te.IterVar,
+    plan: ProductPlan, lanes: int, *, chains: bool, run: int = 0,
+) -> None:  # fmt: skip
+    """One register tile, of the loops `row` and `column` inside of `tile`: its sums, then what follows of them."""
+    if chains:
+        _, row = s[out].split(row, factor=_rows_at_once(plan, lanes))
+    s[out].unroll(row)
+    vectorize_runs(s, out, column, plan.width, lanes, run)
+
+    s[accumulator].compute_at(s[out], tile)
+    *_, m, n = s[accumulator].op.axis
+    s[accumulator].reorder(*s[accumulator].op.reduce_axis, m, n)
+    s[accumulator].unroll(m)
+    vectorize_panel(s, accumulator, n, plan.width, lanes, apart=plan.narrow_last)
+
+
+def _results(
+    s: te.Schedule, results: te.Tensor, tile: te.IterVar, plan: ProductPlan, lanes: int, *, chains: bool
+) -> None:
+    """What follows of the sums of a tile, where its reader stores it in another way."""
+    (reader,) = s.outputs
+    s[results].compute_at(s[reader], tile)
+    row, column = s[results].op.axis
+    if chains:
+        _, row = s[results].split(row, factor=_rows_at_once(plan, lanes))
+    s[results].unroll(row)
+    vectorize_panel(s, results, column, plan.width, lanes, apart=plan.narrow_last)
+
+
+_CHAINS = 4
+"""Vectors of mathematical functions that are computed together: all of a tile push each other out of the registers."""
+
+
+def _rows_at_once(plan: ProductPlan, lanes: int) -> int:
+    """Rows of a tile whose vectors are as many as are computed together."""
+    most = max(_CHAINS * lanes // plan.width, 1)
+    return max(n for n in range(1, most + 1) if plan.height % n == 0)
+
+
+@register_schedule("dense_packed", "cpu")
+def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
+    plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
+    return _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
+
+
+def _for_any_rows(
+    schedule: Callable[[list[te.Tensor], te.Operation, Target, ProductPlan], te.Schedule],
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan, rows: Sequence[te.Dim],
+) -> te.Schedule:  # fmt: skip
+    """A schedule as planned; where `rows` are counted at run time, others for fewer of them than a tile has."""
+    counted = not all(isinstance(d, int) for d in rows)
+    plans = [plan, *(fewer_rows(plan) if counted else ())]
+    schedules = [schedule(outs, anchor, target, p) for p in plans]
+    for s, smaller in pairwise(schedules):
+        s.when_small(smaller)
+    return schedules[0]
+
+
+def _dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
+    s = te.create_schedule([out.op for out in outs])
+    pairs = paired_data(anchor)
+    inline_injective(s, outs, keep=[anchor, *StoreOrder.of(outs[0]).kept, *widened_weights(anchor), *pairs])
+    for op in pairs:
+        schedule_pairs(s, op, target)
+    by_parts = plan.depth and not StoreOrder.of(outs[0]).is_turned
+    (sum_by_parts if by_parts else tile_product)(s, outs[0], anchor, target, plan)
+    return s
+
+
+def tile_product(
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan
+) -> te.Tensor:
+    """Tile the product that `anchor` computes, rows by columns, and what follows it up to `out`, in its store order.
+
+    Returns the tile that it is summed in.
+    """
+    lanes, order = vector_lanes(target), StoreOrder.of(out)
+    work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    chains = bool(functions_behind(out, anchor))
+    if order.is_turned:
+        accumulator = local_accumulator(s, anchor, order.source)
+        outside = store_turned(s, out, order.source, plan, target)
+        parallel(s, out, outside, work, lanes)
+        *row_axes, column = s[order.source].op.axis
+        row, row_inner = s[order.source].split(s[order.source].fuse(*row_axes), factor=plan.height, tail="shift")
+        _tile(s, order.source, accumulator, row, row_inner, column, plan, lanes, chains=chains)
+    else:
+        accumulator = local_accumulator(s, anchor, out)
+        row, column = order.loops(s, out)
+        columns = order.result.shape[-1]
+        whole = order.in_whole_vectors(s, out, anchor, lanes)
+        tile = _tile_output(
+            s, out, accumulator, [], row, column, columns, plan, work, lanes, chains=chains and whole is None,
+            run=order.run,
+        )  # fmt: skip
+        if whole is not None:
+            _results(s, whole, tile, plan, lanes, chains=chains)
+    for weights in widened_weights(anchor):
+        _place_widened(s, out, accumulator, weights.output(0), plan, target)
+    _unroll_few_channels(s, accumulator, plan.height)
+    if plan.tiles_of_a_panel:
+        stream_panels(s, accumulator, operands(anchor)[1], plan, target)
+    return accumulator
+
+
+_LINES = 8
+"""Lines of weights that are made of codes at a time: few enough to stay in the first-level cache beside the data."""
+
+
+def _place_widened(
+    s: te.Schedule, out: te.Tensor, accumulator: te.Tensor, weights: te.Tensor, plan: ProductPlan, target: Target
+) -> None:
+    """Make the weights that are stored narrow: each panel once for all rows.
+
+    Where one row tile is all that reads them there is no copy, or one of the few lines that a tile reads next where
+    lines in a "block" share what their codes are scaled by.
+    """
+    block, lanes = weights.op.attrs.get("block"), vector_lanes(target)
+    *_, line, lane = s[weights].op.axis
+    if plan.apart:
+        s[weights].compute_at(s[out], s[out].leaf_iter_vars[0])
+        if block is not None:
+            s[weights].unroll(s[weights].split(line, factor=min(_LINES, block))[1])
+        if plan.tiles_of_a_panel and constant_size(weights.shape) >= _MANY_WEIGHTS:
+            stream_widened(s, accumulator, weights, plan, target)
+    elif block is None:
+        s[weights].compute_inline()
+        return
+    else:
+        outer, inner = s[accumulator].split(s[accumulator].op.reduce_axis[0], factor=min(_LINES, block))
+        s[accumulator].unroll(inner)
+        s[weights].set_scope("local")
+        s[weights].compute_at(s[accumulator], outer)
+        s[weights].unroll(line)
+    vectorize_panel(s, weights, lane, constant_size(weights.shape[-1:]), lanes)
+
+
+_MANY_WEIGHTS = 1 << 15
+"""Fewer stay in the caches, or are read so quickly that there is no time to ask for them."""
+
+
+def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> None:
+    """Write out the loops over an image's few channels and a line's taps: iterations are too short for loops.
+
+    Neighbouring windows share pixels, which the compiler then keeps in registers: only as many as it has, of `rows`.
+    """
+    *_, inputs = s[accumulator].op.reduce_axis
+    if constant_size([extent_of(inputs)]) > _FEW_CHANNELS:
+        return
+    steps = 1
+    for axis in reversed(s[accumulator].op.reduce_axis):
+        steps *= constant_size([extent_of(axis)])
+        if steps <= _SHORT and steps * rows <= _MOST_VALUES:
+            s[accumulator].unroll(axis)
+
+
+_FEW_CHANNELS = 3
+_SHORT, _MOST_VALUES = 24, 144
+"""Steps of the reduction that are written out, and values of the left operand that they read, at most."""
+
+
+@register_schedule("batch_matmul_packed", "cpu")
+def schedule_batch_matmul_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """C[b, m, n] = sum_k A[b, m, k] * P[b, n // NR, k, n % NR]."""
+    panel = panel_width(anchor)
+    rows = constant_size([extent_of(anchor.axis[-2])])
+    steps = constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    apart = 0 if anchor.attrs["transpose_a"] else 4 * steps
+    plan = ProductPlan(tile_rows(target, rows, panel, steps, apart=apart), panel, panel)
+    return _for_any_rows(_batch_matmul_packed, outs, anchor, target, plan, [extent_of(anchor.axis[-2])])
+
+
+def _batch_matmul_packed(
+    outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan
+) -> te.Schedule:
+    s = te.create_schedule([out.op for out in outs])
+    out = outs[0]
+    inline_injective(s, outs, keep=[anchor])
+    accumulator = local_accumulator(s, anchor, out)
+    order = StoreOrder.of(out)
+    batch, row, column = order.loops_of_matrices(s, out)
+    work = 2.0 * constant_size(out.shape) * constant_size([extent_of(axis) for axis in anchor.reduce_axis])
+    chains, columns = bool(functions_behind(out, anchor)), order.result.shape[-1]
+    _tile_output(
+        s, out, accumulator, batch, row, column, columns, plan, work, vector_lanes(target), chains=chains,
+        run=order.run,
+    )  # fmt: skip
+    return s
+
+
+_VECTORS_OF_FEW_ROWS = 12
+"""Accumulators of a tile of few rows: wide tiles read long pieces of each row of the right operand."""
+
+
+@register_schedule("batch_matmul", "cpu")
+def schedule_batch_matmul(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """Products whose right operand is not packed. Few rows: it is read once, along memory; else stage by stage.
+
+    With the right operand transposed, memory runs along the reduction: each result is a sum of vectors. Otherwise a
+    tile holds all rows of as many columns as there are registers for.
+    """
+    lanes = vector_lanes(target)
+    rows, columns, steps = [extent_of(axis) for axis in (*anchor.axis[-2:], *anchor.reduce_axis)]
+    transposed = anchor.attrs["transpose_a"], anchor.attrs["transpose_b"]
+    if anchor.output(0).dtype != "float32" or not reads_in_place(target, rows, columns, steps, *transposed):
+        return schedule_stagewise(outs, anchor, target)
+    s = te.create_schedule([out.op for out in outs])
+    inline_injective(s, outs, keep=[anchor])
+    out = outs[0]
+    result = local_accumulator(s, anchor, out)
+    *batch, row, column = s[out].op.axis
+    work = 2.0 * constant_size([extent_of(axis) for axis in (*s[out].op.axis, *anchor.reduce_axis)])
+    if transposed == (False, True):
+        s[out].reorder(*batch, column, row)
+        each = s[out].fuse(*batch, column)
+        parallel(s, out, each, work, lanes)
+        s[result].compute_at(s[out], row)
+        for partial in vectorize_reduction(s, result, lanes):
+            s[partial].compute_at(s[out], row)
+        return s
+    assert isinstance(rows, int) and isinstance(columns, int)
+    width = lanes * min(max(_VECTORS_OF_FEW_ROWS // rows, 1), columns // lanes)
+    column_outer, column_inner = s[out].split(column, factor=1 << (width.bit_length() - 1), tail="shift")
+    s[out].reorder(*batch, column_outer, row, column_inner)
+    tile = s[out].fuse(*batch, column_outer)
+    parallel(s, out, tile, work, lanes)
+    s[out].vectorize(column_inner)
+    s[result].compute_at(s[out], tile)
+    *_, m, n = s[result].op.axis
+    s[result].reorder(*s[result].op.reduce_axis, m, n)
+    s[result].unroll(m)
+    s[result].vectorize(n)
+    return s

@@ -1,0 +1,245 @@
+"""How a product with packed weights is tiled, and in what order its register tiles pass over the operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import operands, panel_width, tile_columns
+from topi.cpu.products.narrow import widened_weights
+from topi.cpu.tiling import LINE_ELEMENTS, cache_share, largest_share, spare_registers, tile_rows, vector_lanes
+from topi.groups import constant_size, extent_of
+from topi.tuning import choose
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["ProductPlan", "fewer_rows", "plan_product"]
+
+_NOTABLY = 0.9
+"""The part of a core's largest share of the rows that its share of the panels has to be for panels to be shared."""
+_BLOCKS_OF_A_CORE = 8
+"""Blocks of rows for each core, at least, where these are what threads share."""
+_MUCH_LARGER = 4
+"""How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
+_ELEMENT = 4
+"""Bytes of an element of the operands; others are widened first."""
+_FEWEST_STEPS = 128
+"""Steps of the reduction that are done at a time, at least."""
+_FEWEST_TILES = 8
+"""Tiles that a panel passes over at least, while it is in the first-level cache."""
+_WASTE = 0.01
+"""Tiles that are computed twice, as a part of all, at most."""
+_TILES_COUNTED = 4
+"""Tiles that fetch the next panel where rows are counted at run time: some texts have few more, and those have time."""
+_ROWS_OF_A_PART = 112
+"""Rows of a block, at least (or all), for which a part of the reduction is done at a time: they pay for the panels."""
+_TILES_OF_A_PART = 4
+"""Row tiles of a block, at least: fewer read a panel from memory as quickly as anything else."""
+_PANELS_AT_ONCE = 2
+"""Panels, at most, that a block is multiplied with part by part."""
+_MASKED_ROWS = 1024
+"""Rows of a product, at most, whose last panel may end within a vector, masked, and be in one loop with the others. Of
+more rows blocks are long enough that a loop over panels inside of them costs nothing, and masks do with short sums."""
+_PART_SHARE, _PANEL_SHARE = 0.95, 1 / 8
+"""Of the second-level cache: a block's part of the rows, two panels' and the sums, at most; and one panel's part."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductPlan:
+    """Register tiles of `height` rows x `width` columns of panels of `panel`, and the loops around them."""
+
+    height: int
+    width: int
+    panel: int
+    panels_first: bool = False
+    """a partial last panel: panels are the outermost loop, so that each is read once, and what threads share"""
+    tiles_at_once: int = 0
+    """row tiles that all panels pass over before the next ones; 0: all"""
+    apart: bool = False
+    """panels are the outermost loop by themselves even if all are whole: something is computed once for each"""
+    tiles_of_a_panel: int = 0
+    """row tiles in a row that read the same panel, while the next one may be fetched; 0 where others come between;
+    where rows are counted at run time the first of them"""
+    depth: int = 0
+    """steps of the reduction that a block's tiles do before the next ones (`topi.cpu.products.parts`); 0: all"""
+    panels_at_once: int = 1
+    """panels that a block is multiplied with in turns then"""
+    narrow_last: bool = False
+    """the last panel is partial, but in one loop with the others: its tiles are of the vectors that it has"""
+
+
+def plan_product(out: te.Tensor, anchor: te.Operation, target: Target) -> ProductPlan:
+    """The plan for the product, or convolution, that `anchor` computes, and what follows it up to `out`."""
+    p = _Product(out, anchor, target)
+    width = tile_columns(target, anchor, p.rows, p.steps)
+    narrow = widened_weights(anchor)
+    pairs = any(weights.attrs.get("pairs") for weights in narrow)
+    form = "pairs" if pairs else anchor.attrs.get("form", "numbers")
+    temporaries = spare_registers(target, form)
+    height = tile_rows(target, p.rows, width, p.steps, -(-p.columns // width), p.line, temporaries, p.apart)
+    tiles = -(-p.rows // height)
+    parts = None if narrow or width != p.panel else _parts(p, height, tiles)
+    if parts is not None:
+        return parts
+    if narrow and tiles > 1:
+        panels_first, at_once, apart = True, 0, True
+    else:
+        panels_first, apart = p.exceeds_caches or p.shares_panels_better(tiles), False
+        at_once = _tiles_at_once(p, tiles, panels_first)
+    in_a_row = (at_once or tiles) if width == p.panel and (p.in_one_loop or panels_first) else 0
+    if p.left_bytes is None:
+        in_a_row = min(in_a_row, _TILES_COUNTED)
+    return ProductPlan(
+        height, width, p.panel, panels_first, at_once, apart, in_a_row, narrow_last=p.narrow_last and not apart
+    )
+
+
+def fewer_rows(plan: ProductPlan) -> list[ProductPlan]:
+    """Plans for rows that are fewer than a tile of `plan` has: half a tile, then single rows; cores share the panels.
+
+    A tile of few rows waits for its sums, not for multipliers: half of one costs as much as a single row.
+    """
+    heights = [h for h in dict.fromkeys((plan.height // 2, 1)) if 0 < h < plan.height]
+    return [ProductPlan(h, plan.width, plan.panel, panels_first=True) for h in heights]
+
+
+class _Product:
+    """The sizes of a product that its plan depends on."""
+
+    def __init__(self, out: te.Tensor, anchor: te.Operation, target: Target) -> None:
+        self.target, self.groups = target, anchor.attrs["groups"]
+        self.left, weights = operands(anchor)
+        self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
+        self.panel = panel_width(anchor) if self.groups == 1 else anchor.attrs["outputs"]
+        *row_dims, columns = out.shape
+        self.rows, self.columns = constant_size(row_dims), constant_size([columns])
+        extents = [extent_of(axis) for axis in anchor.reduce_axis]
+        self.steps = constant_size(extents)
+        one_by_one = len(extents) == 1 and anchor.attrs.get("form") != "octets"
+        self.is_matrix = one_by_one and all(isinstance(d, int) for d in (*out.shape, *extents))
+        """Is it a product of matrices, one element of each in a step, with sizes that are known?"""
+        self.line = constant_size(row_dims[-1:]) if constant_size(extents[:-1]) > 1 else 0
+        """results on a line of an image; 0 where no window moves along it"""
+        stride = anchor.attrs.get("strides", (1,))[-1]
+        self.apart = stride * constant_size(self.left.shape[-1:]) * self.left.dtype.nbytes if self.groups == 1 else 0
+        """bytes from what one result is summed of to the next one's; groups read copies that are spread well"""
+
+    @property
+    def exceeds_caches(self) -> bool:
+        """Do the weights exceed all caches?"""
+        return self.weight_bytes > max(self.target.cache_bytes)
+
+    @property
+    def has_whole_panels(self) -> bool:
+        return self.columns % self.panel == 0
+
+    @property
+    def narrow_last(self) -> bool:
+        """Is a partial last panel one of whole vectors, or of one that is masked at next to no cost?"""
+        partial = not self.has_whole_panels and self.columns > self.panel
+        masks = "avx512f" in self.target.features and self.rows <= _MASKED_ROWS
+        return partial and (masks or self.columns % vector_lanes(self.target) == 0)
+
+    @property
+    def in_one_loop(self) -> bool:
+        """Are all panels, and the row tiles that pass over each, one loop?"""
+        return self.has_whole_panels or self.narrow_last
+
+    @cached_property
+    def left_bytes(self) -> int | None:
+        """Bytes of the left operand; None where its rows are counted at run time."""
+        known = all(isinstance(d, int) for d in self.left.shape)
+        return constant_size(self.left.shape) * self.left.dtype.nbytes if known else None
+
+    def shares_panels_better(self, tiles: int) -> bool:
+        """Do the cores share panels notably more evenly than row tiles?"""
+        cores = self.target.num_cores
+        return largest_share(-(-self.columns // self.panel), cores) < _NOTABLY * largest_share(tiles, cores)
+
+
+def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
+    """Row tiles, of `tiles`, that all panels pass over before the next ones; 0 for all.
+
+    One where there are groups, whose weights stay in the caches: neighbouring groups read the same cache lines.
+    """
+    if p.groups > 1 and p.weight_bytes <= p.target.cache_bytes.l2:
+        return choose("tiles at once", 1, [1, *_block_sizes(tiles)])
+    in_blocks = not p.exceeds_caches and (p.in_one_loop or not panels_first)
+    at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
+    if not p.in_one_loop or p.columns <= p.panel:
+        return at_once
+    return choose("tiles at once", at_once or _tiles_of_a_core(p, tiles), _block_sizes(tiles))
+
+
+def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
+    """The plan for a part of the reduction at a time; None where two panels, and enough rows, fit into the cache whole.
+
+    The steps are as many as leave room for enough rows, the blocks as even as their number allows.
+    """
+    cores, elements = p.target.num_cores, int(_PART_SHARE * p.target.cache_bytes.l2) // _ELEMENT
+    large = 2 * p.panel * p.steps > elements or (p.left_bytes or 0) > cache_share(p.target)
+    if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
+        return None
+    panels = p.columns // p.panel
+    together = max(n for n in range(1, _PANELS_AT_ONCE + 1) if panels % n == 0)
+    most = int(_PANEL_SHARE * p.target.cache_bytes.l2) // (_ELEMENT * p.panel)
+    for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
+        rows = (elements - 2 * p.panel * depth) // (depth + together * p.panel)
+        if rows < min(_ROWS_OF_A_PART, p.rows) or most < depth < p.steps:
+            continue
+        blocks = -(-tiles // max(rows // height, 1))
+        evenly = largest_share(blocks * panels // together, cores) * _NOTABLY <= largest_share(tiles * panels, cores)
+        if depth == p.steps or not evenly or not choose("parts", True, (True, False)):
+            return None
+        at_once = -(-tiles // blocks) if blocks > 1 else 0
+        return ProductPlan(height, p.panel, p.panel, tiles_at_once=at_once, depth=depth, panels_at_once=together)
+    return None
+
+
+def _tiles_in_cache(p: _Product, tiles: int) -> int:
+    """Row tiles such that what they read takes half of the second-level cache.
+
+    0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With panels
+    in one loop also where the left operand stays in a core's part of the last cache, from where it is read fast enough,
+    unless there are groups, of which each reads a part of the rows. But where panels have cache lines of the results in
+    common, these should stay at hand until the next panel, if panels do so until the next block. With a partial panel
+    by itself there are blocks enough for the cores.
+    """
+    if p.left_bytes is None or p.columns <= p.panel:
+        return 0
+    share = p.target.cache_bytes.l2 // 2
+    blocks = -(-p.left_bytes // share)
+    if not p.in_one_loop:
+        blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
+    elif p.left_bytes <= cache_share(p.target) and p.groups == 1:
+        written = _ELEMENT * p.rows * p.columns
+        blocks = -(-written // share)
+        if p.columns % LINE_ELEMENTS == 0 or blocks == 1 or p.weight_bytes > share:
+            return 0
+    return 0 if blocks >= tiles else -(-tiles // blocks)
+
+
+def _tiles_of_a_core(p: _Product, tiles: int) -> int:
+    """Row tiles of which each core gets blocks, all panels passing over each, where that costs next to no more tiles.
+
+    A core then reads its part of the left operand alone, and what it wrote before is in its own caches. 0 where the
+    weights are not much smaller: there cores share the panels, and each reads a part of them.
+    """
+    cores = p.target.num_cores
+    if p.left_bytes is None or cores == 1 or p.left_bytes < _MUCH_LARGER * p.weight_bytes:
+        return 0
+
+    def waste(at_once: int) -> float:
+        return -(-tiles // at_once) * at_once / tiles - 1
+
+    most = -(-tiles // cores)
+    sizes = [n for n in range(most, max(most // 2, _FEWEST_TILES) - 1, -1) if waste(n) <= _WASTE]
+    return max(sizes, default=0)
+
+
+def _block_sizes(tiles: int) -> list[int]:
+    """Numbers of row tiles that all panels may pass over before the next ones; 0 for all tiles."""
+    return [0, *dict.fromkeys(-(-tiles // parts) for parts in (2, 4, 8, 16, 32) if tiles >= _FEWEST_TILES * parts)]

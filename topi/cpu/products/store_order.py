@@ -1,0 +1,180 @@
+"""The order in which a product's result is stored, where it is transposed: by rows of the product, or across them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
+from topi.cpu.tiling import largest_share
+from topi.groups import constant_size, extent_of
+from topi.registry import operations_behind
+from topi.utils import num_elements, ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from backend.target import Target
+    from topi.cpu.products.plan import ProductPlan
+
+__all__ = ["StoreOrder", "store_turned", "turn_line"]
+
+_BLOCK_SHARE = 1 / 2
+"""Of the first-level cache, for a block of results that are turned."""
+_SHIFTED = 1.2
+"""How much longer blocks take, at most, of which the last one is shifted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOrder:
+    """`result` (rows..., columns) is what the product computes, and what follows it, in the product's order.
+
+    What is stored is `source`, the result or a view of it, with its dimensions in another order. `rows` and `columns`
+    are the axes of what is stored, by number, outermost first.
+    """
+
+    result: te.Tensor
+    source: te.Tensor
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    @staticmethod
+    def of(out: te.Tensor) -> StoreOrder:
+        """The order of `out`: a result itself, or a transposition of one, of which views may be taken before."""
+        axes = out.op.attrs.get("permutation")
+        if axes is None:
+            *rows, column = range(out.ndim)
+            return StoreOrder(out, out, tuple(rows), (column,))
+        (source,) = out.op.input_tensors
+        result = source
+        while result.op.attrs.get("is_view"):
+            (result,) = result.op.input_tensors
+        first, places = source.ndim, [axes.index(d) for d in range(source.ndim)]
+        while first > 0 and constant_size(source.shape[first:]) < constant_size(result.shape[-1:]):
+            first -= 1
+        return StoreOrder(result, source, tuple(places[:first]), tuple(places[first:]))
+
+    @property
+    def is_turned(self) -> bool:
+        """Does memory run along rows of the product, so that its tiles have to be turned?"""
+        return max(self.rows, default=-1) > max(self.columns)
+
+    @property
+    def run(self) -> int:
+        """How many columns of a row are stored together; 0 for all."""
+        return constant_size(self.source.shape[-1:]) if len(self.columns) > 1 else 0
+
+    @property
+    def kept(self) -> list[te.Operation]:
+        """What is computed apart from what is stored."""
+        return [self.source.op] if self.is_turned else []
+
+    def in_whole_vectors(self, s: te.Schedule, out: te.Tensor, anchor: te.Operation, lanes: int) -> te.Tensor | None:
+        """The result as rows x columns, a stage that `out` stores parts of vectors of; None where it stores whole ones.
+
+        Or where the result is what `anchor` sums up, which is a stage in any case.
+        """
+        if self.run % lanes == 0 or self.result.op is anchor:
+            return None
+        *lead, columns = self.result.shape
+        readers = [op for op in operations_behind([out]) if self.result in op.input_tensors]
+        return s.cache_tiled(
+            self.result, "local", readers, (num_elements(lead), columns),
+            lambda result, m, n: result(*unravel_index(m, lead), n),
+            lambda *i: (ravel_index(i[:-1], lead), i[-1]),
+        )  # fmt: skip
+
+    def loops(self, s: te.Schedule, out: te.Tensor) -> tuple[te.IterVar, te.IterVar]:
+        """The loops over all rows and all columns of the product, of what is stored."""
+        axes = s[out].op.axis
+        rows, columns = [axes[i] for i in self.rows], [axes[i] for i in self.columns]
+        s[out].reorder(*rows, *columns)
+        return s[out].fuse(*rows), s[out].fuse(*columns)
+
+    def loops_of_matrices(self, s: te.Schedule, out: te.Tensor) -> tuple[list[te.IterVar], te.IterVar, te.IterVar]:
+        """The loops over the batch, the rows and the columns of matrices, of what is stored."""
+        axes = s[out].op.axis
+        *batch, row = [axes[i] for i in self.rows]
+        columns = [axes[i] for i in self.columns]
+        s[out].reorder(*batch, row, *columns)
+        return batch, row, s[out].fuse(*columns)
+
+
+def _rows_of_a_block(rows: int, others: int, lanes: int, plan: ProductPlan, target: Target, nbytes: int) -> int:
+    """Whole tiles whose results are turned at a time: `lanes` rows at least, what half the first-level cache holds.
+
+    As many as come out even for the rows, and for the cores, which share these blocks and `others` of each. A block
+    takes about a tile longer than its tiles: it reads its panel from the second-level cache first. Where sizes divide
+    the rows no block is shifted, so it is known where on a line of an image tiles begin.
+    """
+    most = int(_BLOCK_SHARE * target.cache_bytes.l1) // (nbytes * plan.panel * plan.height)
+    least = -(-lanes // plan.height)
+    most = max(min(most, -(-rows // plan.height)), least)
+
+    def cost(tiles: int) -> float:
+        blocks = -(-rows // (tiles * plan.height))
+        return blocks * (tiles + 1) * target.num_cores * largest_share(blocks * others, target.num_cores)
+
+    sizes = range(most, least - 1, -1)
+    whole = [tiles for tiles in sizes if rows % (tiles * plan.height) == 0 and 2 * tiles > most]
+    best, even = min(sizes, key=cost), min(whole, key=cost, default=None)
+    tiles = best if even is None or cost(even) > _SHIFTED * cost(best) else even
+    return min(tiles * plan.height, rows)
+
+
+def store_turned(
+    s: te.Schedule, out: te.Tensor, source: te.Tensor, plan: ProductPlan, target: Target
+) -> te.IterVar:
+    """Blocks of rows x a panel of the product that `out` (..., columns, rows) transposes, turned in registers.
+
+    `source` (..., rows, columns) is computed by the block. Returns the loop that threads may share.
+    """
+    source = s[source].op.output(0)
+    *batch, column, row = s[out].op.axis
+    rows, columns = constant_size([extent_of(row)]), constant_size([extent_of(column)])
+    lanes = next(n for n in vectors_turned(target, out.dtype) if n <= rows)
+    width = block_of(lanes, out.dtype)
+    whole = columns % plan.panel == 0
+    others = constant_size([extent_of(axis) for axis in batch]) * (columns // plan.panel if whole else 1)
+    size = _rows_of_a_block(rows, others, lanes, plan, target, out.dtype.nbytes)
+    block, within = s[out].split(row, factor=size, tail="shift")
+    group, step = s[out].split(column, factor=width, tail="shift")
+    panel, group = s[out].split(group, factor=plan.panel // width)
+    strip, lane = s[out].split(within, factor=lanes, tail="shift")
+    if plan.apart:
+        outside = [panel, *batch, block]
+    else:
+        outside = [*batch, block, panel] if plan.tiles_at_once or not whole else [*batch, panel, block]
+    s[out].reorder(*outside, group, strip, step, lane)
+    s[out].unroll(step)
+    s[out].vectorize(lane)
+    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[turned].unroll(vectors)
+    s[turned].compute_at(s[out], strip)
+    if plan.apart:  # each panel is made ready by who stores its columns
+        shared, inner = panel, s[out].fuse(*batch, block)
+    elif whole:
+        shared = inner = s[out].fuse(*outside)
+    else:  # whose last panel is told apart by a loop of its own
+        shared, inner = s[out].fuse(*batch, block), panel
+    s[source].compute_at(s[out], inner)
+    return shared
+
+
+def turn_line(
+    s: te.Schedule, out: te.Tensor, source: te.Tensor, place: te.IterVar, channel: te.IterVar, x: te.IterVar,
+    target: Target,
+) -> None:  # fmt: skip
+    """Lines of some channels of `out` (N, C, ..., W) are `source` (N, ..., W, C), computed at `place`, turned.
+
+    `channel` and `x` are the loops over channels and columns inside of `place`, innermost.
+    """
+    lanes = next(n for n in vectors_turned(target, out.dtype) if n <= constant_size([extent_of(x)]))
+    group, step = s[out].split(channel, factor=block_of(lanes, out.dtype))
+    strip, lane = s[out].split(x, factor=lanes, tail="shift")
+    s[out].reorder(group, strip, step, lane)
+    s[out].unroll(step)
+    s[out].vectorize(lane)
+    turned, _, vectors = transpose_in_registers(s, source, [s[out].op], source.ndim - 2, lanes)
+    s[turned].unroll(vectors)
+    s[turned].compute_at(s[out], strip)
+    s[source].compute_at(s[out], place)

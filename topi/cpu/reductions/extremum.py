@@ -1,0 +1,284 @@
+"""Positions of extrema on CPUs: two passes over what a cache holds, one for the extremum and one for where it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from te.tir import Dim, IterVar, PrimExpr
+from te.tir.substitute import substitute
+from topi.cpu.norms.moments import part_by_part, part_sizes
+from topi.cpu.reductions.reduction import (
+    add_up_lines,
+    pass_across,
+    pass_along,
+    schedule_across,
+    schedule_along,
+)
+from topi.cpu.stagewise import schedule_stagewise
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.reduction import largest_number, smallest_number
+from topi.registry import operations_behind, register_schedule
+from topi.utils import ravel_index, unravel_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from backend.target import Target
+
+__all__ = ["schedule_reduce_index"]
+
+_COLUMNS = 512
+"""Elements of a line whose extrema are found together, where lines lie across memory."""
+_SHARE_ALONG, _SHARE_ACROSS = 16, 2
+"""Which part of the second-level cache is worked on while the next one arrives: a larger one in pieces of lines."""
+_MOST = 1 << 30
+"""Positions, at most: there is as much room for those of NaN on either side."""
+
+
+@register_schedule("comm_reduce_idx", "cpu")
+def schedule_reduce_index(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The position of an extremum by two passes over a line, the second one while it is in the cache.
+
+    The first finds the extremum, the second where it is: both keep vectors, and take a few instructions for each, where
+    pairs of a value and its position take many. Across memory a block of neighbouring lines is taken together. What no
+    cache holds is taken in parts, among whose extrema the same is done.
+    """
+    if "axes" not in anchor.attrs:  # of windows
+        return schedule_stagewise(outs, anchor, target)
+    lanes = vector_lanes(target)
+    extents = [extent_of(axis) for axis in anchor.reduce_axis]
+    length, last = constant_size(extents), constant_size([extent_of(a) for a in outs[0].op.axis[-1:]])
+    along = anchor.attrs["reduces_last_axis"]
+    worthwhile = all(isinstance(d, int) for d in extents) and (along or last >= lanes) and length < _MOST
+    positions = [op for op in operations_behind(outs) if anchor.output(0) in op.input_tensors]
+    if not worthwhile or len(outs) > 1 or len(positions) != 1:
+        return schedule_stagewise(outs, anchor, target)
+    assert isinstance(anchor, te.ComputeOp)
+    s = te.create_schedule([outs[0].op])
+    inline_injective(s, outs, keep=[anchor])
+    search = _Search(anchor, target)
+    if len(extents) == 1 and search.fits and outs[0].op.axis:
+        passes = search.at_once(s, positions[0].output(0))
+        (pass_along if along else pass_across)(s, s.outputs[0].output(0), passes, length, target)
+    elif along:
+        search.in_one_part(s, positions[0].output(0), target)
+    else:
+        search.by_parts(s, positions[0].output(0), target)
+    return s
+
+
+class _Search:
+    """The two passes for the extremum that `anchor`, a reduction of pairs of positions and values, finds.
+
+    Places of NaN lie beyond all others, so that a NaN is found before any number.
+    """
+
+    def __init__(self, anchor: te.ComputeOp, target: Target) -> None:
+        self.anchor, self.last = anchor, bool(anchor.attrs["last"])
+        self.axes: tuple[int, ...] = anchor.attrs["axes"]
+        self.extents = [constant_size([extent_of(axis)]) for axis in anchor.reduce_axis]
+        self.length = constant_size(self.extents)
+        self.neutral = -1 if self.last else self.length  # a place that any other is preferred to
+        self.value: PrimExpr = anchor.body[0].source[1]  # type: ignore[attr-defined]
+        self.result_axes = self._result_axes()  # for each dimension of the input
+        lengths = dict(zip(self.axes, self.extents, strict=True))
+        self.shape: list[Dim] = [
+            lengths[a] if a in lengths or axis is None else extent_of(axis) for a, axis in enumerate(self.result_axes)
+        ]
+        self.along = bool(anchor.attrs["reduces_last_axis"])
+        share = _SHARE_ALONG if self.along else _SHARE_ACROSS
+        room = target.cache_bytes.l2 // share
+        self.sizes = part_sizes(self.shape, self.value.dtype.nbytes, self.axes, target, room)
+        self.fits = all(self.sizes[a] == lengths[a] for a in self.axes)
+        self.attrs = {key: anchor.attrs[key] for key in ("reduces_last_axis", "reduces_trailing_axes")}
+
+    def _result_axes(self) -> list[IterVar | None]:
+        axes, keepdims = iter(self.anchor.axis), self.anchor.attrs["keepdims"]
+        rank = len(self.anchor.axis) + (0 if keepdims else len(self.axes))
+        return [next(axes) if keepdims or a not in self.axes else None for a in range(rank)]
+
+    def _element(self, i: Sequence[Any], ks: Sequence[Any]) -> PrimExpr:
+        """What the anchor compares, for an index of its result."""
+        at = {axis.var: v for axis, v in zip(self.anchor.axis, i, strict=True)}
+        at |= {axis.var: k for axis, k in zip(self.anchor.reduce_axis, ks, strict=True)}
+        found = substitute(self.value, at)
+        return te.cast("float32", found) if found.dtype.is_float and found.dtype.bits < 32 else found
+
+    def _extreme(self, value: PrimExpr, ks: Sequence[IterVar], where: PrimExpr | None = None) -> PrimExpr:
+        reducer = largest_number if self.anchor.attrs["largest"] else smallest_number
+        return reducer(value, axis=list(ks), where=where)
+
+    def _place(self, x: PrimExpr, best: PrimExpr, at: Any) -> PrimExpr:
+        """`at` where x is the best, marked where it is NaN."""
+        found = te.select(x == best, at, self.neutral)
+        if x.dtype.is_float:
+            beyond = at + self.length if self.last else at - self.length
+            found = te.select(te.isnan(x), beyond, found)
+        return found
+
+    def _preferred(self, place: PrimExpr, ks: Sequence[IterVar], where: PrimExpr | None = None) -> PrimExpr:
+        return (te.max if self.last else te.min)(place, axis=list(ks), where=where)
+
+    def _is_marked(self, place: PrimExpr) -> PrimExpr:
+        return place >= self.length if self.last else place < 0
+
+    def _replace(self, s: te.Schedule, position: te.Tensor, place: te.Tensor) -> None:
+        """Let `position`, a copy of the anchor's first result, be a place without its mark."""
+
+        def plain(*i: Any) -> PrimExpr:
+            at = place(*i)
+            return te.cast(
+                position.dtype,
+                te.select(self._is_marked(at), at - self.length if self.last else at + self.length, at),
+            )
+
+        s.recompute(position, te.compute(position.shape, plain, name=position.op.name, tag=position.op.tag))
+
+    def at_once(self, s: te.Schedule, position: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+        """Two passes over each line for `position`, a copy of the anchor's first result; returns them."""
+        name, k, j = self.anchor.name, *[te.reduce_axis((0, self.length), name="k") for _ in range(2)]
+
+        def place(*i: Any) -> PrimExpr:
+            return self._preferred(self._place(self._element(i, [j.var]), best(*i), j.var), [j])
+
+        best = te.compute(
+            position.shape, lambda *i: self._extreme(self._element(i, [k.var]), [k]), name=f"{name}_value"
+        )
+        where = te.compute(position.shape, place, name=f"{name}_place")
+        self._replace(s, position, where)
+        return s.current(best), s.current(where)
+
+    def _parts(self) -> list[Dim]:
+        """How many parts there are along each dimension."""
+        return [
+            -(-constant_size([d]) // constant_size([self.sizes[a]])) if a in self.sizes else d
+            for a, d in enumerate(self.shape)
+        ]
+
+    def in_one_part(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
+        """The extremum of each part, then the place within the first part that has the extremum of all.
+
+        Other parts are read once. The extremum of numbers of which one is NaN is NaN.
+        """
+        name, shape = self.anchor.name, self._parts()
+        counts = [constant_size([shape[a]]) for a in self.axes]
+        extreme = te.max if self.anchor.attrs["largest"] else te.min
+
+        def preferred(x: PrimExpr, result: PrimExpr, at: Any, ks: Sequence[IterVar], where: Any = None) -> PrimExpr:
+            found = te.any(x == result, te.isnan(x)) if x.dtype.is_float else x == result
+            return self._preferred(te.select(found, at, self.neutral), ks, where)
+
+        def place(i: Sequence[Any], part: Sequence[Any], at: Sequence[Any], ks: Any, where: Any) -> PrimExpr:
+            return preferred(self._of_part(part, at), result(*i), ravel_index(at, self.extents), ks, where)
+
+        values = te.compute(
+            shape,
+            self._over_part(lambda part, at, ks, where: extreme(self._of_part(part, at), axis=list(ks), where=where)),
+            name=f"{name}_value",
+            attrs=self.attrs,
+        )
+        result = te.compute(
+            position.shape,
+            self._over_parts(shape, lambda _, part, ks: extreme(values(*part), axis=list(ks))),
+            name=f"{name}_value_of_parts",
+            attrs=self.attrs,
+        )
+        chosen = te.compute(
+            position.shape,
+            self._over_parts(
+                shape,
+                lambda i, part, ks: preferred(
+                    values(*part), result(*i), ravel_index([part[a] for a in self.axes], counts), ks
+                ),
+            ),
+            name=f"{name}_part",
+            attrs=self.attrs,
+        )
+
+        def place_in_part(*i: Any) -> PrimExpr:
+            part = self._part(i, dict(zip(self.axes, unravel_index(chosen(*i), counts), strict=True)))
+            return self._over_part(lambda *found: place(i, *found))(*part)
+
+        found = te.compute(position.shape, place_in_part, name=f"{name}_place", attrs=self.attrs)
+        self._replace(s, position, found)
+        for stage in (values, result, chosen):
+            schedule_along(s, stage, stage, target)
+        schedule_along(s, s.outputs[0].output(0), found, target)
+
+    def by_parts(self, s: te.Schedule, position: te.Tensor, target: Target) -> None:
+        """Two passes over each part, and two over what they found."""
+        name, shape = self.anchor.name, self._parts()
+
+        def extreme(part: Sequence[Any], at: Sequence[Any], ks: Sequence[IterVar], where: PrimExpr | None) -> PrimExpr:
+            return self._extreme(self._of_part(part, at), ks, where)
+
+        def place(part: Sequence[Any], at: Sequence[Any], ks: Sequence[IterVar], where: PrimExpr | None) -> PrimExpr:
+            found = self._place(self._of_part(part, at), best(*part), ravel_index(at, self.extents))
+            return self._preferred(found, ks, where)
+
+        def place_of_parts(result: PrimExpr, part: Sequence[Any], ks: Sequence[IterVar]) -> PrimExpr:
+            at = places(*part)
+            here = te.any(values(*part) == result, self._is_marked(at))
+            return self._preferred(te.select(here, at, self.neutral), ks)
+
+        best = te.compute(shape, self._over_part(extreme), name=f"{name}_value", attrs=self.attrs)
+        where = te.compute(shape, self._over_part(place), name=f"{name}_place", attrs=self.attrs)
+        places, values = te.compute(shape, lambda *i: (where(*i), best(*i)), name=f"{name}_parts")
+        result = te.compute(
+            position.shape,
+            self._over_parts(shape, lambda _, part, ks: self._extreme(values(*part), ks)),
+            name=f"{name}_value_of_parts",
+            attrs=self.attrs,
+        )
+        found = te.compute(
+            position.shape,
+            self._over_parts(shape, lambda i, part, ks: place_of_parts(result(*i), part, ks)),
+            name=f"{name}_place_of_parts",
+            attrs=self.attrs,
+        )
+        self._replace(s, position, found)
+        self._schedule_parts(s, places, (best, where), target)
+        schedule_across(s, result, result, target)
+        schedule_across(s, s.outputs[0].output(0), found, target)
+
+    def _of_part(self, part: Sequence[Any], at: Sequence[Any]) -> PrimExpr:
+        """The element at positions `at` along the anchor's axes."""
+        axes = enumerate(self.result_axes)
+        return self._element([0 if a in self.axes else part[a] for a, axis in axes if axis is not None], at)
+
+    def _over_part(self, reduction: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
+        """``reduction(part, positions, axes, condition)`` for each part; the condition tells whether they exist."""
+        ks = {a: te.reduce_axis((0, self.sizes[a]), name=f"k{a}") for a in self.axes}
+
+        def body(*part: Any) -> PrimExpr:
+            at = [part[a] * self.sizes[a] + ks[a] for a in self.axes]
+            lengths = zip(self.axes, at, self.extents, strict=True)
+            inside = [v < d for a, v, d in lengths if d % constant_size([self.sizes[a]])]
+            return reduction(part, at, list(ks.values()), te.all(*inside) if inside else None)
+
+        return body
+
+    def _over_parts(self, shape: Sequence[Dim], reduction: Callable[..., PrimExpr]) -> Callable[..., PrimExpr]:
+        """``reduction(i, part, axes)`` for each index i of the anchor's result, over all parts."""
+        ks = {a: te.reduce_axis((0, shape[a]), name=f"p{a}") for a in self.axes}
+
+        def body(*i: Any) -> PrimExpr:
+            return reduction(i, self._part(i, ks), list(ks.values()))
+
+        return body
+
+    def _part(self, i: Sequence[Any], numbers: Mapping[int, Any]) -> list[Any]:
+        """The part of an index of the anchor's result that has these numbers along the anchor's axes."""
+        at: Mapping[Any, Any] = dict(zip(self.anchor.axis, i, strict=True))
+        return [numbers[a] if a in numbers else at[axis] for a, axis in enumerate(self.result_axes)]
+
+    def _schedule_parts(
+        self, s: te.Schedule, parts: te.Tensor, passes: tuple[te.Tensor, te.Tensor], target: Target
+    ) -> None:
+        """Both passes over a part, for some columns at a time."""
+        columns = min(constant_size([extent_of(s[parts].op.axis[-1])]), _COLUMNS)
+        part_by_part(s, parts, passes, columns, constant_size(self.shape) * 4.0, target)
+        for stage in passes:
+            add_up_lines(s, stage, vector_lanes(target))

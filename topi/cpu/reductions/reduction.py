@@ -1,0 +1,458 @@
+"""Reductions on CPUs, along memory and across it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from te.ir import post_order
+from te.tir import Call, Cast, Max, Min, PrimExpr, Var
+from topi.cpu.accesses import only_variable, reads
+from topi.cpu.common import parallel
+from topi.cpu.elements import vectorize_elements
+from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, prefetch_rows, rows_ahead
+from topi.cpu.reductions.narrow_extrema import compare_as_integers
+from topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
+from topi.cpu.reductions.short_rows import reduce_rows_together, rows_are_short
+from topi.cpu.tiling import parallel_worthwhile, vector_lanes
+from topi.groups import constant_size, extent_of, inline_injective
+from topi.registry import Rank, register_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backend.target import Target
+
+__all__ = [
+    "add_up_in_registers", "add_up_lines", "lines_at_once", "pass_across", "pass_along", "schedule_across",
+    "schedule_along", "schedule_reduce", "vectorize_reduction",
+]  # fmt: skip
+
+_ACCUMULATORS = 4
+"""Vectors of partial results: enough to hide the latency of an addition."""
+_FEW_LANES = 8
+"""Lanes of a vector that are added up one after the other; of more, parts of the vector are added first."""
+_LINES = 8
+"""Lines that a reduction across memory takes at once: partial results are loaded and stored once for all of them."""
+_APART_BYTES, _MOST_APART_BYTES = 8192, 32768
+"""So far apart lie the lines that are taken at once, at least, where they are shorter: processors see what is read in
+order, and fetch it ahead, once for each page. At most, where their number wants it."""
+_AHEAD_BYTES = 1024
+"""How far ahead in each of these lines is asked for memory, where the processor doesn't see to that."""
+_FEW_ELEMENTS = 8
+"""Rows of fewer 16-bit floats are loaded element by element: these had better be made float32."""
+_BLOCK = 1024
+"""Elements of a line that a reduction across memory keeps partial results of, in the first-level cache; of narrow ones
+as many as have as many bytes."""
+_SMALLEST_BLOCK = 256
+"""Elements of a line that several passes across memory take at least: shorter pieces are not streamed well."""
+_FEW_LINES = 32
+"""Lines that processors follow all at once as each is read on by a cache line at a time. (Of 48 that was slower.)"""
+_SHARE_OF_REGISTERS = 8
+"""Which part of the registers has one result of each column of a cache line, where all lines are taken at once."""
+
+
+def _reduces_last_axis(op: te.Operation) -> bool:
+    """Does the innermost reduction axis run along memory? Judged by size against the last data axis."""
+    return not op.axis or constant_size([op.axis[-1].extent]) == 1 or op.attrs.get("reduces_last_axis", False)
+
+
+def vectorize_reduction(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
+    """Split the innermost reduction axis into vectors of partial results; returns the tensors of partial results.
+
+    First several vectors, then one, then parts of it, then the lanes of that. Axes that lie next to each other in
+    memory ("reduces_trailing_axes") are taken as one.
+
+    None of them when the axis is too short or several results depend on each other: it stays scalar. A length that is
+    known at run time is taken to be long enough.
+    """
+    op = s[tensor].op
+    axis, extent = op.reduce_axis[-1], op.reduce_axis[-1].extent
+    sizes = [a.extent for a in op.reduce_axis]
+    if len(sizes) > 1 and op.attrs.get("reduces_trailing_axes", False):
+        axis, extent = s[tensor].fuse(*op.reduce_axis), constant_size(sizes)
+    length = constant_size([extent])
+    if length < 2 * lanes or not _are_apart(op):
+        return []
+    factor = _ACCUMULATORS * lanes if length >= _ACCUMULATORS * lanes else lanes
+    _, inner = s[tensor].split(axis, factor=factor)
+    partial = [_lanes_apart(s, tensor, inner)]
+    if factor > lanes:
+        _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
+        partial.append(_lanes_apart(s, tensor, lane))
+        s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
+    while lanes > _FEW_LANES:
+        lanes //= 4
+        _, lane = s[tensor].split(s[tensor].op.reduce_axis[0], factor=lanes)
+        partial.append(_lanes_apart(s, tensor, lane))
+        s[partial[-1]].unroll(s[partial[-1]].op.reduce_axis[0])
+    s[tensor].unroll(s[tensor].op.reduce_axis[0])
+    return partial
+
+
+def _are_apart(op: te.Operation) -> bool:
+    """Does each result of a reduction depend on no other one?"""
+    assert isinstance(op, te.ComputeOp)
+    combiner = op.body[0].combiner  # type: ignore[attr-defined]
+    several = zip(combiner.result, combiner.lhs, combiner.rhs, strict=True)
+    return all({e for e in post_order(result) if isinstance(e, Var)} <= {*own} for result, *own in several)
+
+
+def _lanes_apart(s: te.Schedule, tensor: te.Tensor, lane: te.IterVar) -> te.Tensor:
+    """Partial results for each `lane` of the reduction, a vector of them innermost.
+
+    What is left of a line at its end is cut off as a shorter vector: a mask would keep partial results in memory.
+    """
+    made = s.rfactor(tensor, lane)
+    partial = made if isinstance(made, te.Tensor) else made[0]
+    s[partial].set_scope("local")
+    first, *data = s[partial].op.axis
+    *_, over = s[partial].op.reduce_axis
+    s[partial].reorder(*data, *s[partial].op.reduce_axis, first)
+    for loop in (over, first):
+        s[partial].pragma(loop, "loop_partition_hint")
+    s[partial].vectorize(first)
+    return partial
+
+
+def _share_reduction(s: te.Schedule, tensor: te.Tensor, work: float, tasks: int, target: Target) -> te.Tensor | None:
+    """Give each core a part of the first reduction axis where results are too few to share; the parts' results."""
+    axis = s[tensor].op.reduce_axis[0]
+    cores, extent = target.num_cores, axis.extent
+    lanes = vector_lanes(target)
+    if tasks >= cores or not isinstance(extent, int) or extent < 2 * cores or not parallel_worthwhile(work, lanes):
+        return None
+    part, _ = s[tensor].split(axis, factor=-(-extent // cores))
+    partial = s.rfactor(tensor, part)
+    assert isinstance(partial, te.Tensor)
+    return partial
+
+
+@register_schedule("comm_reduce", "cpu", rank=Rank.REDUCTION)
+def schedule_reduce(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """A reduction with an elementwise tail: along memory by vectors of partial results, else by vectors of outputs."""
+    s = te.create_schedule([out.op for out in outs])
+    if not _reduces_last_axis(anchor) or constant_size([extent_of(a) for a in anchor.reduce_axis]) >= _FEW_ELEMENTS:
+        anchor = compare_as_integers(s, anchor)
+    outs = [out.output(0) for out in s.outputs]
+    inline_injective(s, outs, keep=[anchor])
+    if _reduces_last_axis(anchor):
+        schedule_along(s, outs[0], anchor.output(0), target)
+        return s
+    narrow = sum_bytes_in_parts(s, anchor) if anchor.reduce_axis else None
+    schedule_across(s, s.outputs[0].output(0), s.current(anchor.output(0)), target, narrow)
+    return s
+
+
+def _work(op: te.Operation) -> float:
+    return constant_size([extent_of(a) for a in (*op.axis, *op.reduce_axis)]) * 2.0
+
+
+def schedule_along(s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target) -> None:
+    """The reduction `result` with its tail `out`, which may be the same: every line is summed up by itself."""
+    lanes, work = _lanes_along(s[result].op, target), _work(s[result].op)
+    axes = list(s[out].op.axis)
+    if rows_are_short(s[result].op, out, target):
+        local = s.cache_write(result, "local") if s[result].op is s[out].op else result
+        assert isinstance(local, te.Tensor)
+        reduce_rows_together(s, out, [local], work, target)
+        return
+    rows = constant_size([extent_of(a) for a in axes])
+    shared = _share_reduction(s, result, work, rows, target)
+    if shared is not None:
+        part, *data = s[shared].op.axis
+        row = s[shared].fuse(part, *data)
+        parallel(s, shared, row, work, lanes)
+        for partial in vectorize_reduction(s, shared, lanes):
+            s[partial].compute_at(s[shared], row)
+        return
+    if not axes:
+        vectorize_reduction(s, result, lanes)
+        return
+    row = s[out].fuse(*axes)
+    parallel(s, out, row, work, lanes)
+    behind = s[result].op is not s[out].op
+    if behind:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], row)
+    partials = vectorize_reduction(s, result, lanes)
+    for partial in partials:
+        if behind:
+            s[partial].compute_at(s[result], s[result].op.axis[-1])
+        else:
+            s[partial].compute_at(s[out], row)
+    if partials and s[result].op.output(0).dtype.nbytes == 2:
+        _ask_ahead(s, partials[0], s[partials[0]].op.reduce_axis[0], target)
+
+
+def _lanes_along(op: te.Operation, target: Target) -> int:
+    """Elements of the vectors in which `op` reduces rows: fewer than fit where rows are shorter than two of them."""
+    extents = [extent_of(a) for a in op.reduce_axis]
+    length = constant_size(extents if op.attrs.get("reduces_trailing_axes", False) else extents[-1:])
+    lanes = vector_lanes(target, op.output(0).dtype.nbytes)
+    while length < 2 * lanes > 2 * vector_lanes(target):
+        lanes //= 2
+    return lanes
+
+
+def schedule_across(
+    s: te.Schedule, out: te.Tensor, result: te.Tensor, target: Target, narrow: te.Tensor | None = None
+) -> None:
+    """The reduction `result` with its tail `out`, which may be the same: lines are added up, several at a time.
+
+    Partial results of a part of a line stay in the first-level cache while the reduction passes over the lines. Where
+    lines are few and short, cores share the lines rather than their columns: memory is read in long pieces. `narrow`:
+    sums of some lines each, of which `result` is the sum.
+    """
+    lanes, work = vector_lanes(target, result.dtype.nbytes), _work(s[result].op)
+    block = _BLOCK * max(4 // result.dtype.nbytes, 1)
+    shape = [extent_of(a) for a in s[out].op.axis]
+    outer_size, columns = constant_size(shape[:-1]), constant_size(shape[-1:])
+    shared = _share_reduction(s, result, work, outer_size * -(-columns // block), target)
+    if shared is not None:
+        for tensor in {id(s[t].op): t for t in (result, out)}.values():
+            vectorize_elements(s, tensor, s[tensor].op.axis[-1], shape[-1], lanes)
+        out = result = shared
+    if s[result].op is s[out].op:
+        written = s.cache_write(result, "local")
+        assert isinstance(written, te.Tensor)
+        accumulator = written
+    else:
+        accumulator = result
+        s[accumulator].set_scope("local")
+    *outer, last = s[out].op.axis
+    if isinstance(shape[-1], int) and shape[-1] > block:
+        part, within = s[out].split(last, factor=block, tail="shift")
+    elif isinstance(shape[-1], int):
+        part, within = s[out].split(last, nparts=1)
+    else:
+        part, within = s[out].split(last, factor=block)
+    vectorize_elements(s, out, within, min(block, columns), lanes)
+    group = s[out].fuse(*outer, part)
+    parallel(s, out, group, work, lanes)
+
+    s[accumulator].compute_at(s[out], group)
+    if narrow is None:
+        together = 2 * lanes if result.dtype.nbytes == 2 else lanes  # little arithmetic for each cache line
+        _ask_ahead(s, accumulator, add_up_lines(s, accumulator, together), target)
+        return
+    *data, column = s[accumulator].op.axis
+    *before, part = s[accumulator].op.reduce_axis
+    vectors, lane = s[accumulator].split(column, factor=lanes)
+    s[accumulator].reorder(*data, *before, part, vectors, lane)
+    s[accumulator].vectorize(lane)
+    s[narrow].set_scope("local")
+    s[narrow].compute_at(s[accumulator], part)
+    add_up_lines(s, narrow, vector_lanes(target, narrow.dtype.nbytes))
+
+
+def add_up_lines(s: te.Schedule, tensor: te.Tensor, lanes: int) -> te.IterVar:
+    """Let the loops of a reduction across memory pass over lines, a few at once, vectors of columns inside.
+
+    Returns the loop over the lines that are taken at once.
+    """
+    *data, column = s[tensor].op.axis
+    *before, line = s[tensor].op.reduce_axis
+    at_once, apart = _lines_apart(extent_of(line), _line_bytes(s[tensor].op))
+    lines, group = s[tensor].split(line, factor=at_once * apart)
+    each, page = s[tensor].split(group, factor=apart)
+    vectors, lane = s[tensor].split(column, factor=lanes)
+    s[tensor].reorder(*data, *before, lines, page, vectors, each, lane)
+    s[tensor].unroll(each)
+    s[tensor].vectorize(lane)
+    return each
+
+
+def _ask_ahead(s: te.Schedule, tensor: te.Tensor, loop: te.IterVar, target: Target) -> None:
+    """Ask, in each iteration of `loop`, for what lies a little further on in a line of inputs beyond the caches.
+
+    Where an element takes a few instructions, the processor doesn't run far ahead by itself: a largest number with its
+    tests for NaN, conversions of narrow floats. Sums of others gain nothing.
+    """
+    op = s[tensor].op
+    assert isinstance(op, te.ComputeOp)
+    nodes = list(post_order((*op.body, *op.body[0].combiner.result)))  # type: ignore[attr-defined]
+    slow: list[PrimExpr] = [e for e in nodes if isinstance(e, Max | Min) and e.dtype.is_float]
+    narrow: list[PrimExpr] = [e for e in nodes if isinstance(e, Cast) and e.value.dtype.is_float]
+    narrow += [e for e in nodes if isinstance(e, Call) and e.op == "reinterpret"]
+    if not (slow or narrow):
+        return
+    for source in _read_from_memory(op):
+        if is_streamed(source, 1, target):
+            s[tensor].prefetch_ahead(source, loop, _AHEAD_BYTES // source.dtype.nbytes)
+
+
+def _line_bytes(op: te.Operation) -> int:
+    """From one line of the last reduction axis to the next, in the largest tensor that is read along it."""
+    assert isinstance(op, te.ComputeOp)
+    line, column = op.reduce_axis[-1].var, op.axis[-1].var
+    found = [
+        constant_size(tensor.shape[n + 1 :]) * tensor.dtype.nbytes
+        for tensor, index in reads(op)
+        for n, i in enumerate(index[:-1])
+        if only_variable(index[-1]) is column and line in post_order((i,))
+    ]
+    return max(found, default=_APART_BYTES)
+
+
+def _lines_apart(lines: te.Dim, nbytes: int) -> tuple[int, int]:
+    """How many lines to take at once, and how many lie from one of these to the next."""
+    at_once = lines_at_once(lines)
+    if not isinstance(lines, int) or nbytes >= _APART_BYTES:
+        return at_once, 1
+    fitting = [
+        (n, apart)
+        for n in range(_LINES, 3, -1)
+        for apart in range(-(-_MOST_APART_BYTES // nbytes), 1, -1)
+        if lines % (n * apart) == 0 and nbytes * apart <= _MOST_APART_BYTES
+    ]
+    far = [(n, apart) for n, apart in fitting if nbytes * apart >= _APART_BYTES]
+    return max(far or fitting, default=(at_once, 1), key=lambda pair: (pair[0], pair[1] if not far else -pair[1]))
+
+
+def add_up_in_registers(s: te.Schedule, tensor: te.Tensor, lanes: int) -> list[te.Tensor]:
+    """A reduction across memory of a few vectors of columns, whose results stay in registers; the stages that it takes.
+
+    An addition takes some cycles: those of every second line have a result of their own, to hide that.
+    """
+    stages, line = [tensor], s[tensor].op.reduce_axis[-1]
+    apart = lines_at_once(extent_of(line))
+    if len(s[tensor].op.reduce_axis) == 1 and s[tensor].op.num_outputs == 1 and apart % 2 == 0:
+        _, half = s[tensor].split(line, factor=2)
+        halves = s.rfactor(tensor, half)
+        assert isinstance(halves, te.Tensor)
+        s[tensor].unroll(s[tensor].op.reduce_axis[0])
+        stages.insert(0, halves)
+        apart //= 2
+    for stage in stages:
+        *data, column = s[stage].op.axis
+        vectors, lane = s[stage].split(column, factor=lanes)
+        s[stage].unroll(vectors)
+        s[stage].vectorize(lane)
+        if stage is stages[0]:
+            *before, line = s[stage].op.reduce_axis
+            lines, each = s[stage].split(line, factor=apart)
+            s[stage].reorder(*before, lines, each, *data, vectors, lane)
+            s[stage].unroll(each)
+            for axis in data:
+                s[stage].unroll(axis)
+        else:
+            (over,) = s[stage].op.reduce_axis
+            s[stage].reorder(*data, over, vectors, lane)
+    return stages
+
+
+def lines_at_once(lines: te.Dim) -> int:
+    """A number of lines that divides all of them where there is one, and hides the latency of additions."""
+    if not isinstance(lines, int):
+        return _LINES
+    return next((n for n in range(_LINES, 3, -1) if lines % n == 0), min(lines, _LINES))
+
+
+def pass_along(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
+    guess: te.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Let `passes` over rows of `length` elements, of which `out` is made, take a row at a time.
+
+    The last one asks for the next row, or what it is guessed by.
+    """
+    lanes = vector_lanes(target)
+    rows = constant_size([extent_of(a) for a in s[out].op.axis])
+    if rows_are_short(s[passes[-1]].op, out, target):
+        reduce_rows_together(s, out, passes, rows * length * 2.0, target, guess)
+        return
+    row = s[out].fuse(*s[out].op.axis)
+    parallel(s, out, row, rows * length * 2.0, lanes)
+    partials: list[te.Tensor] = []
+    for result in passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], row)
+        partials = vectorize_reduction(s, result, lanes)
+        for partial in partials:
+            s[partial].compute_at(s[out], row)
+    if guess is not None:
+        partials = vectorize_reduction(s, guess, lanes)
+        for partial in partials:
+            s[partial].compute_at(s[guess], s[guess].op.axis[-1])
+    if partials:
+        prefetch_rows(s, partials[0], s[partials[0]].op.reduce_axis[0], rows * length, length, target)
+
+
+def pass_across(
+    s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor], length: int, target: Target,
+    guess: te.Tensor | None = None,
+) -> None:  # fmt: skip
+    """Let `passes` over `length` lines, of which `out` is made, take a block of columns that stays in the cache.
+
+    And what the last of them is guessed by, which is one pass.
+    """
+    lanes = vector_lanes(target)
+    *outer, last = s[out].op.axis
+    columns, work = extent_of(last), constant_size(out.shape) * length * 4.0
+    width = _columns_at_once(passes[0].op, columns, length, target)
+    fitting = target.cache_bytes.l2 // 4 // (4 * length) // (2 * lanes) * 2 * lanes
+    block = _BLOCK if width else min(max(fitting, _SMALLEST_BLOCK), _BLOCK)
+    if isinstance(columns, int) and columns > block:
+        part, within = s[out].split(last, factor=block, tail="shift")
+    else:
+        part, within = s[out].split(last, nparts=1)
+    group = s[out].fuse(*outer, part)
+    if width:
+        strip, column = s[out].split(within, factor=width, tail="shift")
+        s[out].vectorize(column)
+        _take_lines_at_once(s, out, strip, passes, width, guess)
+    else:
+        vectorize_elements(s, out, within, min(block, constant_size([columns])), lanes)
+    parallel(s, out, group, work, lanes)
+    for result in () if width else passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], group)
+        add_up_lines(s, result, lanes)
+    if guess is not None and not width:
+        _ask_ahead(s, guess, add_up_lines(s, guess, lanes), target)
+
+
+def _columns_at_once(op: te.Operation, columns: te.Dim, lines: int, target: Target) -> int:
+    """Columns of which `op`, and passes behind it, had better read all lines at once, from memory: a cache line's.
+
+    0 where lines are many, lie along several dimensions, are in caches, or where results of so many columns take too
+    many registers.
+    """
+    if not isinstance(op, te.ComputeOp) or len(op.reduce_axis) != 1:
+        return 0
+    width = LINE_BYTES // min([t.dtype.nbytes for t in _read_from_memory(op)], default=LINE_BYTES)
+    streamed = any(is_streamed(t, lines * width, target) for t in _read_from_memory(op))
+    if not streamed or lines > _FEW_LINES or not isinstance(columns, int) or columns < width:
+        return 0
+    lanes = vector_lanes(target)
+    return width if lanes <= width <= target.vector_registers // _SHARE_OF_REGISTERS * lanes else 0
+
+
+def _take_lines_at_once(
+    s: te.Schedule, out: te.Tensor, strip: te.IterVar, passes: Sequence[te.Tensor], width: int, guess: te.Tensor | None
+) -> None:
+    """Write out `passes` over a vector of `width` columns, which then stay in registers, in each `strip` of `out`.
+
+    Processors don't run far ahead through all their arithmetic: lines of later strips are asked for.
+    """
+    for result in passes:
+        s[result].set_scope("local")
+        s[result].compute_at(s[out], strip)
+    for result in (*passes, *([] if guess is None else [guess])):
+        *data, column = s[result].op.axis
+        (line,) = s[result].op.reduce_axis
+        s[result].reorder(*data, line, column)
+        s[result].unroll(line)
+        s[result].vectorize(column)
+    first = passes[0] if guess is None else guess
+    (line,) = s[first].op.reduce_axis
+    for tensor in _read_from_memory(first.op):
+        s[first].prefetch_ahead(tensor, line, rows_ahead(constant_size([extent_of(line)]) * LINE_BYTES) * width)
+
+
+def _read_from_memory(op: te.Operation) -> list[te.Tensor]:
+    """The inputs of the function that are as large as what `op` reads, which may be computed from them by elements."""
+    found = [[t] if isinstance(t.op, te.PlaceholderOp) else inputs_of(t.op) for t in op.input_tensors]
+    most = max([constant_size(t.shape) for tensors in found for t in tensors], default=0)
+    return [t for tensors in found for t in dict.fromkeys(tensors) if constant_size(t.shape) == most]

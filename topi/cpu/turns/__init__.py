@@ -1,0 +1,1 @@
+"""Transpositions on CPUs."""
