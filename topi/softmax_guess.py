@@ -18,7 +18,7 @@ from topi.registry import operations_behind
 
 __all__ = [
     "can_be_guessed", "element_of", "factor_of", "guess_sums", "is_logarithm", "is_trusted", "limit_logarithm",
-    "power_of", "powers_of", "stages_of", "sums_like", "sums_of",
+    "no_largest", "power_of", "powers_of", "stages_of", "sums_like", "sums_of",
 ]  # fmt: skip
 
 _MOST_EXPONENT = 64.0
@@ -128,12 +128,16 @@ def guess_sums(s: te.Schedule, anchor: te.Operation, powers: Tensor | None, sums
         small = te.compute(total.shape, lambda *i: _logarithm(sums(*i))[1], name="softmax_log_small")
         guesses = {largest: large, factor_of(anchor): small, total: sums}
     elif powers is None:
-        zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="softmax_zero")
-        guesses = {largest: zero, total: sums}
+        guesses = {largest: no_largest(largest, "softmax_zero"), total: sums}
     else:
         guesses = {exact: powers, total: sums}
     s.guess([*guesses], [*guesses.values()], is_trusted)
     return [guess for guess in guesses.values() if sums in guess.op.input_tensors]
+
+
+def no_largest(largest: Tensor, name: str) -> Tensor:
+    """0 in the place of `largest` numbers: the distances from it are the elements themselves."""
+    return te.compute(largest.shape, lambda *_: te.const(0.0, largest.dtype), name=name)
 
 
 def _logarithm(total: PrimExpr) -> tuple[PrimExpr, PrimExpr]:

@@ -50,12 +50,16 @@ def _bound(root: PrimExpr, sizes: Mapping[int, int]) -> PrimExpr:
         for child in node.node_children():
             parents.setdefault(id(child), []).append(node)
     holders = _holders(nodes, parents)
-    names: dict[int, list[PrimExpr]] = {}  # what is bound around an expression, inner ones first
+    shared: dict[PrimExpr, list[PrimExpr]] = {}  # by what holds them all, inner ones first
     for node in reversed(nodes):
         is_shared = isinstance(node, PrimExpr) and len(parents.get(id(node), ())) > 1
-        if is_shared and sizes[id(node)] >= _WORTH_A_NAME and node in always_evaluated(holders[id(node)]):
-            names.setdefault(id(holders[id(node)]), []).append(node)
-    return _Rebuilder(names).visit(root) if names else root
+        if is_shared and sizes[id(node)] >= _WORTH_A_NAME:
+            shared.setdefault(holders[id(node)], []).append(node)
+    names: dict[int, list[PrimExpr]] = {}
+    for holder, held in shared.items():
+        evaluated = always_evaluated(holder)
+        names[id(holder)] = [expr for expr in held if expr in evaluated]
+    return _Rebuilder(names).visit(root) if any(names.values()) else root
 
 
 def _holders(nodes: Sequence[Any], parents: Mapping[int, Sequence[Node]]) -> dict[int, Any]:

@@ -50,8 +50,10 @@ class _Rewriter(Mutator):
 
     def _can_not_fault(self, select: Select) -> bool:
         """May both sides be evaluated? What the condition evaluates, too, is evaluated in any case."""
-        evaluated = {self.numbers(e) for e in always_evaluated(select.condition)}
         sides = (select.true_value, select.false_value)
+        if all(can_not_fault(side, self.analyzer) for side in sides):
+            return True
+        evaluated = {self.numbers(e) for e in always_evaluated(select.condition)}
         return all(can_not_fault(side, self.analyzer, lambda e: self.numbers(e) in evaluated) for side in sides)
 
 

@@ -16,7 +16,7 @@ from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, inline_injective
 from topi.reduction import distance_below, largest_number
 from topi.registry import Rank, register_schedule
-from topi.softmax_guess import is_trusted, power_of, sums_like
+from topi.softmax_guess import is_trusted, no_largest, power_of, sums_like
 from topi.tag import ELEMWISE, LOG_SUM_EXP
 from topi.utils import same_dim
 
@@ -75,9 +75,8 @@ def _guessed(s: te.Schedule, out: te.Tensor, passes: Sequence[te.Tensor]) -> te.
     largest, total = passes
     if not s[total].op.axis or any(s[t].op is s[out].op for t in passes):
         return None
-    zero = te.compute(largest.shape, lambda *i: te.const(0.0, largest.dtype), name="log_sum_exp_zero")
     sums = sums_like(largest, total)
-    s.guess(passes, [zero, sums], is_trusted)
+    s.guess(passes, [no_largest(largest, "log_sum_exp_zero"), sums], is_trusted)
     return sums
 
 
@@ -92,7 +91,7 @@ def _sum_line(s: te.Schedule, x: te.Tensor, largest: te.Tensor, total: te.Tensor
         s[s.current(old)].compute_inline()
     powers = te.compute(x.shape, lambda *i: power_of(element(*i)), name="log_sum_exp_power")
     guess, lanes_of_guess = line.by_lanes(powers, te.sum, total.op.name)
-    zero = te.compute(maxima.shape, lambda *i: te.const(0.0, maxima.dtype), name="log_sum_exp_zero")
+    zero = no_largest(maxima, "log_sum_exp_zero")
     s.guess([maxima, sums], [zero, guess], is_trusted)
     out = s.outputs[0].output(0)
     row, rest = s[out].op.axis[x.ndim - 2], s[out].op.axis[x.ndim - 1 :]
