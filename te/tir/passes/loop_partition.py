@@ -16,7 +16,7 @@ from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.passes.simplify import simplify_stmt
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, For, ForKind, IfThenElse, LetStmt, SeqStmt, Stmt, While
-from te.tir.substitute import fresh_copy
+from te.tir.substitute import fresh_copy, substitute
 
 __all__ = ["LoopPartition", "loop_partition"]
 
@@ -172,7 +172,8 @@ class _Partitioner(Mutator):
         hinted = bool(node.annotations.get(_HINT))
         if node.annotations.get(_LAST_APART):
             before_last = ops.likely(node.loop_var + 1 < node.min + node.extent)
-            body = IfThenElse(before_last, node.body, fresh_copy(node.body))
+            last = substitute(fresh_copy(node.body), {node.loop_var: node.min + node.extent - 1})
+            body = IfThenElse(before_last, node.body, last)
             node = node.replace(body=body, annotations={k: v for k, v in node.annotations.items() if k != _LAST_APART})
         if node.kind is ForKind.PARALLEL:
             body = self._versioned(node.loop_var, node.body, hinted)
@@ -380,7 +381,7 @@ class LoopPartition(FunctionPass):
     `if_then_else`, `Select` and branches (the masks of padding). A serial, unrolled or constant vectorized loop is cut
     in up to three; inner loops of the cold parts are cut again, so that tails become loops of smaller extent. Parallel
     loops and block axes stay one loop with a fast and a general body. "pragma_last_apart" asks for a cut before the
-    last iteration, as if it had a guard: one that is shifted inwards, say. Extents may be symbolic. At most
+    last iteration, as if it had a guard: one that is shifted inwards, say, or shorter. Extents may be symbolic. At most
     `max_copies` copies of code are made. (TVM: `LoopPartition`.)
     """
 

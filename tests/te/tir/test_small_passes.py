@@ -241,6 +241,18 @@ def test_the_last_iteration_is_cut_off_where_that_is_asked_for(kind: ForKind):
     assert found.all()
 
 
+def test_the_last_iteration_has_its_own_lengths_where_a_border_begins_before_it():
+    a, b = decl_buffer((13,), name="a"), decl_buffer((13,), name="b")
+    value = call_intrin("float32", "if_then_else", i * 4 + j < 10, BufferLoad(a, (i * 4 + j,)), const(1.0))
+    inner = For(j, const(0), minimum(const(13) - i * 4, const(4)), ForKind.SERIAL, BufferStore(b, value, (i * 4 + j,)))
+    func = function(loop(i, 4, inner, pragma_last_apart=True, pragma_loop_partition_hint=True), a, b)
+    cut = loop_partition(func)
+    assert "min(" not in str(cut)
+    found = [np.arange(13, dtype=np.float32), np.zeros(13, np.float32)]
+    interpret(cut, *found)
+    assert found[1].tolist() == [*range(10), 1, 1, 1]
+
+
 def test_padding_is_partitioned_on_a_hint():
     a, b = decl_buffer((8,), name="A"), decl_buffer((8,), name="B")
     inside = all_of(i >= 1, i < 8)

@@ -37,7 +37,7 @@ _VECTORS = 4
 than what neighbouring columns share (twice as fast as 4 columns of one vector where images exceed the caches)."""
 
 _NEIGHBOURS = 2
-"""Columns of NHWC images that share what windows reduce across lines: three are as fast, and take longer to compile."""
+"""Columns of NHWC images that share what windows reduce across lines, at least."""
 
 _LONG_LINE = 6
 """Vectors of a line of planes from which on 16-bit floats are compared as integers, or where these are whole vectors:
@@ -88,53 +88,62 @@ def schedule_pool(outs: list[te.Tensor], anchor: te.Operation, target: Target) -
 def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Target) -> te.Schedule:
     """Images with the channels last: a column at a time, of several vectors of channels.
 
-    Where that saves work a few neighbouring columns share what windows reduce across lines, which stays in registers.
+    Where that saves work neighbours share what windows have in common, which stays in registers: a tile is a cache line
+    of channels of a few columns, of two lines.
     """
     s = te.create_schedule([out.op for out in outs])
     if constant_size([extent_of(operation.axis[-1])]) >= vector_lanes(target):
         operation = compare_as_integers(s, operation)
     shared = WindowLines.of(operation)
-    lines = shared.apply_to_columns(s) if shared is not None and shared.saves else None
-    out, anchor, columns, vectors = s.outputs[0].output(0), s[operation].op, 1, _VECTORS
-    inline_injective(s, [out], keep=[anchor] if lines is None else [anchor, lines.op])
-    if lines is not None and shared is not None:
-        columns = _NEIGHBOURS
-        read = (columns - 1) * shared.stride + shared.size
-        vectors = min(max((target.vector_registers - 2) // read, 1), _VECTORS)
+    stages: list[te.Tensor] = []
+    rows, columns, vectors = 1, 1, _VECTORS
+    if shared is not None and shared.saves:
+        stages = shared.share(s)
+        rows, columns = 2 ** shared.levels[0], max(2 ** shared.levels[1], _NEIGHBOURS)
+        vectors = -(-LINE_BYTES // (vector_lanes(target) * operation.input_tensors[0].dtype.nbytes))
+    out, anchor = s.outputs[0].output(0), s[operation].op
+    inline_injective(s, [out], keep=[anchor, *[s[stage].op for stage in stages]])
     accumulator = local_accumulator(s, anchor, out)
-    tile, column, channels = tile_windows(s, out, accumulator, columns, target, vectors=vectors, divide=False)
-    if lines is not None:
-        s[lines].set_scope("local")
-        s[lines].compute_at(s[out], tile)
-        _reduce_by_vectors(s, lines)
-        s[lines].unroll(s[lines].op.axis[2])
-    reader, strides = accumulator if lines is None else lines, operation.attrs.get("strides")
+    tile, column, channels = tile_windows(
+        s, out, accumulator, columns, target, vectors=vectors, rows=rows, divide=False
+    )
+    for stage in stages:
+        s[stage].set_scope("local")
+        s[stage].compute_at(s[out], tile)
+        _reduce_by_vectors(s, stage)
+        for axis in s[stage].op.axis[1:3]:
+            s[stage].unroll(axis)
+    strides = operation.attrs.get("strides")
     if strides is not None:
-        _fetch_next_columns(s, out, reader, column, strides, channels, target)
+        _fetch_next_columns(s, out, stages[0] if stages else accumulator, column, strides, (rows, channels), target)
     return s
 
 
 def _fetch_next_columns(
-    s: te.Schedule, out: te.Tensor, reader: te.Tensor, loop: te.IterVar, strides: tuple[int, int], channels: int,
-    target: Target,
+    s: te.Schedule, out: te.Tensor, reader: te.Tensor, loop: te.IterVar, strides: tuple[int, int],
+    tile: tuple[int, int], target: Target,
 ) -> None:  # fmt: skip
-    """Ask, for so many channels of a column of `out`, for what its window in `reader` has of its own, further on.
+    """Ask for what a window of `out` has of its own in `reader`, further on: for so many channels of a `tile`.
 
-    That are the last lines of the window, others are in the caches. Behind the end of a line the next one begins. Bytes
-    are too few for each vector of results: asking takes longer than waiting.
+    That are the last lines of the window, others are in the caches. Behind the end of a line the next one begins.
+    `reader` reduces what the rows of a tile have in common, across lines, or whole windows of one row. Bytes are
+    too few for each vector of results: asking takes longer than waiting.
     """
     op = s[reader].op
     assert isinstance(op, te.ComputeOp)
-    (across, along), (rows, *columns) = strides, op.reduce_axis
+    (across, along), (group, channels), (taps, *columns) = strides, tile, op.reduce_axis
 
     def place(image: te.Tensor, index: Sequence[PrimExpr], row: int, column: int, *i: Any) -> Sequence[Any]:
-        x = i[2] if columns else i[2] * along + column
-        at = {axis.var: v for axis, v in zip(op.axis, (*i[:2], x, i[3]), strict=True)}
-        at |= dict(zip([k.var for k in op.reduce_axis], (te.const(row), te.const(column)), strict=False))
+        x, tap = i[2] if columns else i[2] * along + column, row + (i[1] % group - (group - 1)) * across
+        at = {axis.var: v for axis, v in zip(op.axis, (i[0], i[1] // group, x, i[3]), strict=True)}
+        at |= dict(zip([k.var for k in op.reduce_axis], (tap, te.const(column)), strict=False))
         return (ravel_index([substitute(e, at) for e in index], image.shape) + AHEAD_BYTES // image.dtype.nbytes,)
 
     for image, index in reads(op):
-        last, lines = constant_size([extent_of(rows)]), -(-channels * image.dtype.nbytes // LINE_BYTES)
+        last, lines = (
+            constant_size([extent_of(taps)]) + (group - 1) * across,
+            -(-channels * image.dtype.nbytes // LINE_BYTES),
+        )
         if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, 1, target) or image.dtype.nbytes == 1:
             continue
         for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
@@ -254,9 +263,7 @@ def _reduce_nearby(s: te.Schedule, lines: te.Tensor, out: te.Tensor, group: te.I
     _reduce_by_vectors(s, lines)
 
 
-def _buffer_lines(
-    s: te.Schedule, lines: Sequence[te.Tensor], out: te.Tensor, at: te.IterVar, target: Target
-) -> None:
+def _buffer_lines(s: te.Schedule, lines: Sequence[te.Tensor], out: te.Tensor, at: te.IterVar, target: Target) -> None:
     """Reduce windows across lines at loop `at` of `out`, and take what lies side by side apart: see `WindowLines`."""
     whole, parts = lines[0], lines[-1]
     for tensor in lines:

@@ -11,9 +11,14 @@ from te.arith import Analyzer
 from te.tir import Dim, IterVar, PrimExpr, Reduce, as_dim, as_int
 from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
+from topi.cpu.pooling.neighbours import combined, levels_of, reduce_groups
 from topi.groups import constant_size, extent_of
 
 __all__ = ["WindowLines"]
+
+_MOST_LEVELS = 2
+"""Of groups of columns that share: tiles of more than four columns take more registers than processors have."""
+_SAVED = 0.75
 
 Element = Callable[[Sequence[Any], Any], PrimExpr]
 """What lies at a place of a line, given by the other indices."""
@@ -48,13 +53,31 @@ class WindowLines:
         return WindowLines(anchor, int(anchor.attrs["axes"][-1]), whole, taps, size, anchor.attrs["strides"][-1])
 
     @property
-    def saves(self) -> bool:
-        """Does this combine half as many elements for a window as it has, or fewer?
+    def levels(self) -> tuple[int, int]:
+        """By how many levels neighbours share what they have in common, across lines and along them.
 
-        Some columns are read twice, where neighbouring tiles begin.
+        Across lines only pairs of them, of images of known sides: a tile has as many lines.
         """
-        across = constant_size([extent_of(k) for k in self.taps])
-        return 2 * (across * self.stride + self.size) <= across * self.size
+        axes = [self.anchor.axis[n] for n in self.anchor.attrs["axes"]]
+        if not all(isinstance(extent_of(axis), int) for axis in axes):
+            return 0, 0
+        down = 0
+        if len(self.taps) == 1 and self.anchor.attrs["dilation"][0] == 1:
+            down = levels_of(constant_size([extent_of(self.taps[0])]), self.anchor.attrs["strides"][0], 1)
+        return down, levels_of(self.size, self.stride, _MOST_LEVELS)
+
+    @property
+    def saves(self) -> bool:
+        """Is it a quarter less, at least, that is combined for a window than the elements that it has?
+
+        In tiles of a few columns; some columns are read twice, where neighbouring tiles begin.
+        """
+        down, along = self.levels
+        across, columns = constant_size([extent_of(k) for k in self.taps]), max(2**along, 2)
+        lines = combined(across, self.anchor.attrs["strides"][0], down) if down else across - 1
+        read = ((columns - 1) * self.stride + self.size) / columns
+        shared = read * lines + combined(self.size, self.stride, along)
+        return shared <= _SAVED * (across * self.size - 1)
 
     @property
     def read(self) -> Dim:
@@ -78,6 +101,15 @@ class WindowLines:
         shape[at] = self.read
         lines = self._compute("lines", shape, lambda *i: self._across((*i[:at], *i[at + 1 :]), i[at]))
         return self._along(s, lambda line, place: lines(*line[:at], place, *line[at:]), lines)[0]
+
+    def share(self, s: te.Schedule) -> list[te.Tensor]:
+        """As `apply_to_columns`, by stages that serve several neighbours each (see `levels`), which are returned."""
+        (across, along), strides = self.levels, self.anchor.attrs["strides"]
+        lines = self.apply_to_columns(s)
+        stages = reduce_groups(s, lines, self.anchor.attrs["axes"][0], strides[0], across) if across else [lines]
+        if along:
+            stages += reduce_groups(s, self.anchor.output(0), self.along, self.stride, along)[:-1]
+        return [s.current(stage) for stage in stages]
 
     def _by_vectors(self, s: te.Schedule, read: int, vector: int) -> tuple[te.Tensor, ...]:
         """The first vector ends with the border: the others begin where the line does.

@@ -33,12 +33,13 @@ def tile_windows(
     unrolled: int = MOST_TAPS,
     vectors: int = 1,
     *,
+    rows: int = 1,
     divide: bool = True,
     alone: bool = True,
 ) -> tuple[te.IterVar, te.IterVar, int]:
     """Schedule `out` (N, ..., W, C), and the reduction over a window behind it, in tiles of about `columns` columns.
 
-    Of a number that divides the width where one is near, if `divide`; else of as many as that.
+    Of a number that divides the width where one is near, if `divide`; else of as many as that. And of `rows` lines.
     Tiles are of up to `vectors` vectors of channels. What pads the input is inlined. Windows, or lines of them, of up
     to `unrolled` taps are unrolled. Where it is not `alone`, another stage has the loops over lines.
 
@@ -58,28 +59,39 @@ def tile_windows(
     tail = "guard" if columns == 1 or isinstance(x.extent, int) else "shift"
     x_outer, x_inner = s[out].split(x, factor=columns, tail=tail, least=columns + reach)
     channel_outer, channel_inner = s[out].split(channel, factor=lanes)
-    count = constant_size([axis.extent for axis in line_axes])
+    count, inner = -(-constant_size([axis.extent for axis in line_axes]) // rows), [x_inner, channel_inner]
+    row = line_axes[-1]
+    if rows > 1:
+        line_axes[-1], tile_row = s[out].split(row, factor=rows)
+        s[out].unroll(tile_row)
+        inner.insert(0, tile_row)
     vectors = -(-constant_size([channel.extent]) // lanes)
     work = 2.0 * constant_size(out.shape) * taps
     part = _vectors_of_a_part(target, count, vectors, min(target.num_cores, threads_worthwhile(work, lanes)))
     if part < vectors and alone:
         block, channel_outer = s[out].split(channel_outer, factor=part)
         line_axes.insert(0, block)
-    s[out].reorder(*line_axes, x_outer, channel_outer, x_inner, channel_inner)
+    s[out].reorder(*line_axes, x_outer, channel_outer, *inner)
     if alone:
         lines = s[out].fuse(*line_axes) if len(line_axes) > 1 else line_axes[0]
         parallel(s, out, lines, work, lanes)
         s[out].pragma(lines, "loop_partition_hint")
+        if constant_size([row.extent]) % rows:
+            s[out].pragma(lines, "last_apart")
     if width > 2 * columns:
         s[out].pragma(x_outer, "loop_partition_hint")
+        if rows > 1 and width % columns:
+            s[out].pragma(x_outer, "last_apart")
     else:  # every tile has a border
         s[out].unroll(x_outer)
     s[out].unroll(x_inner)
     s[out].vectorize(channel_inner)
 
     s[accumulator].compute_at(s[out], channel_outer)
-    *_, tile_x, tile_channel = s[accumulator].op.axis
-    s[accumulator].reorder(*window, tile_x, tile_channel)
+    *_, tile_row, tile_x, tile_channel = s[accumulator].op.axis
+    s[accumulator].reorder(tile_row, *window, tile_x, tile_channel)
+    if rows > 1:
+        s[accumulator].unroll(tile_row)
     for i in reversed(range(len(window))):
         if constant_size([axis.extent for axis in window[i:]]) <= unrolled:
             s[accumulator].unroll(window[i])
