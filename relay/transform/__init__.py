@@ -4,6 +4,7 @@ from relay.transform.absorb_shuffles import AbsorbShuffles
 from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
+from relay.transform.chain_pools import ChainPools
 from relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
@@ -45,6 +46,7 @@ __all__ = [
     "ArrangeWeights",
     "BlockAttention",
     "CanonicalizeOps",
+    "ChainPools",
     "CombineParallelConv2D",
     "CombineParallelDense",
     "ConvertLayout",

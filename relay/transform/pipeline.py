@@ -10,6 +10,7 @@ from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
 from relay.transform.canonicalize_quantization import CanonicalizeQuantization
+from relay.transform.chain_pools import ChainPools
 from relay.transform.combine_parallel_conv2d import CombineParallelConv2D
 from relay.transform.combine_parallel_dense import CombineParallelDense
 from relay.transform.convert_layout import ConvertLayout
@@ -67,7 +68,7 @@ def default_pipeline(
         codes = (FoldCodeScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
-        moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining())
+        moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), ChainPools())
         arrange = (*moves, CombineParallelConv2D(target), *weights)
         together = (StoreInOrder(target), FuseSiblings(target))
     elif "gpu" in target.keys:
