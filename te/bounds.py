@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 from te.errors import ScheduleError
@@ -56,6 +57,11 @@ class Region:
 
     mins: tuple[Poly, ...]
     extents: tuple[Poly, ...]
+
+    def lines(self, elements: int) -> float:
+        """How many cache lines of so many elements it is, at least; infinity where that isn't known."""
+        *outer, last = [inf if e.const is None else e.const for e in self.extents]
+        return prod(outer) * (last if last == inf else -(-last // elements))
 
 
 @dataclass(slots=True)
@@ -251,20 +257,50 @@ class Bounds:
 
     def region_read(self, stage: Stage, tensor: Tensor, leaf: IterVar, offset: Poly) -> Region | None:
         """What iteration `leaf` + `offset` of a stage reads of a tensor, in the variables of the loops around it."""
+        inner, reads = self._indices_read(stage, tensor, leaf, offset)
+        intervals: list[Interval | None] | None = None
+        for polys in reads:
+            needed = [self.math.relax(p, inner) for p in polys]
+            intervals = needed if intervals is None else self._union_all(intervals, needed)
+        if intervals is None:
+            return None
+        return self._box(tensor, intervals)
+
+    def run_read(self, stage: Stage, tensor: Tensor, leaf: IterVar) -> list[Region]:
+        """What iteration `leaf` of a stage reads of a tensor as one run of elements, places of its last dimension.
+
+        Dimensions that a stage has as one are boxes of whole lines where it crosses the end of a line. An empty list
+        where no length is known.
+        """
+        inner, reads = self._indices_read(stage, tensor, leaf, number(0))
+        sizes, run = [self.math.dim(d) for d in tensor.shape], None
+        for polys in reads:
+            place = polys[0]
+            for index, size in zip(polys[1:], sizes[1:], strict=True):
+                place = place * size + index
+            needed = self.math.relax(self.math.merge(place), inner)
+            run = needed if run is None or needed is None else self.math.union(run, needed)
+            if run is None:
+                return []
+        if run is None or run.span.const is None:
+            return []
+        before = len(sizes) - 1
+        return [Region((*[number(0)] * before, run.lo), (*[number(1)] * before, run.span + 1))]
+
+    def _indices_read(
+        self, stage: Stage, tensor: Tensor, leaf: IterVar, offset: Poly
+    ) -> tuple[frozenset[Var], list[list[Poly]]]:
+        """The loops inside `leaf`, and the indices at which iteration `leaf` + `offset` of a stage reads a tensor."""
         assert isinstance(stage.op, ComputeOp)
         position = next(i for i, v in enumerate(stage.leaf_iter_vars) if v is leaf)
         inner = frozenset([v.var for v in stage.leaf_iter_vars[position + 1 :]])
         shifted = {leaf.var: self.math.var(leaf.var) + offset}
         values = self.loops[stage].root_values()
-        intervals: list[Interval | None] | None = None
-        for load in _reads_of(stage.op, tensor.op):
-            if load.producer is tensor:
-                polys = [self.math.poly(self.math.expr(self.math.poly(i, values)), shifted) for i in load.indices]
-                needed = [self.math.relax(p, inner) for p in polys]
-                intervals = needed if intervals is None else self._union_all(intervals, needed)
-        if intervals is None:
-            return None
-        return self._box(tensor, intervals)
+        loads = [load for load in _reads_of(stage.op, tensor.op) if load.producer is tensor]
+        return inner, [
+            [self.math.poly(self.math.expr(self.math.poly(i, values)), shifted) for i in load.indices]
+            for load in loads
+        ]
 
     def region_computed(self, stage: Stage, leaf: IterVar) -> Region:
         """What an iteration `leaf` of a stage computes of its outputs, in the variables of the loops around it."""

@@ -359,13 +359,17 @@ class _StageNest:
 
         An address further in memory may lie past the end: nothing comes of it.
         """
-        schedule, tensor, ahead = self.nests.bounds.schedule, wanted.tensor, self.math.dim(wanted.elements)
+        schedule, tensor = self.nests.bounds.schedule, wanted.tensor
         tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
         region = self.nests.bounds.region_read(self.stage, tensor, leaf, self.math.dim(wanted.iterations))
         written = region is None
         if region is None:
             region = self.nests.bounds.region_computed(self.stage, leaf)
-        lines = max(1, CACHE_LINE // tensor.dtype.nbytes)
+        lines = CACHE_LINE // tensor.dtype.nbytes
+        here = isinstance(wanted.iterations, int) and wanted.iterations == 0
+        if here and self.nests.buffers[tensor].strides is None:
+            run = self.nests.bounds.run_read(self.stage, tensor, leaf)
+            region = min([region, *run], key=lambda r: r.lines(lines))
         loops: list[tuple[Var, Poly]] = []
         indices: list[Poly] = []
         for i, (start, extent) in enumerate(zip(region.mins, region.extents, strict=True)):
@@ -375,10 +379,10 @@ class _StageNest:
             self.math.declare(var, count)
             loops.append((var, count))
             index = start if count.const == 1 else start + self.math.var(var).scale(step)
-            if not (isinstance(wanted.iterations, int) and wanted.iterations == 0):
+            if not here:
                 index = self.math.minimum(self.math.maximum(index, number(0)), self.math.dim(tensor.shape[i]) - 1)
             indices.append(index)
-        indices[-1] = indices[-1] + ahead
+        indices[-1] = indices[-1] + self.math.dim(wanted.elements)
         body = self._touch(tensor, indices, written)
         for var, count in reversed(loops):
             if count.const != 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 import te
 from te import Tensor
-from te.tir import Dim, IterVar, PrimExpr
+from te.tir import Dim, IterVar, PrimExpr, likely
 from topi.utils import accumulator_type, ceil_div, same_dim
 
 __all__ = ["Index", "Parts"]
@@ -48,7 +48,7 @@ class Parts:
 
         def body(*i: Any) -> Any:
             at = [self._source(a, v, ks.get(a)) for a, v in enumerate(i)]
-            inside = [at[a] < self.x.shape[a] for a in ks if not self._is_even(a)]
+            inside = [likely(at[a] < self.x.shape[a]) for a in ks if not self._is_even(a)]
             return reducer(element(i, at), axis=list(ks.values()), where=te.all(*inside) if inside else None)
 
         return body

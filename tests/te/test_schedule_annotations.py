@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -181,6 +183,22 @@ def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
     other = te.placeholder((3, 4), name="other")
     with pytest.raises(ScheduleError, match="neither reads nor has the shape of"):
         s[b].prefetch_ahead(other, outer, 1)
+
+
+def test_prefetch_ahead_touches_a_run_of_memory_that_crosses_lines_of_the_tensor():
+    """As a box it would be two whole lines."""
+    a = te.placeholder((8, 9, 16), name="a")
+    b = te.compute((72 * 16,), lambda i: a[i // 16 // 9, i // 16 % 9, i % 16] * 2.0, name="b")
+    s = te.create_schedule(b)
+    outer, _ = s[b].split(b.op.axis[0], factor=64)
+    s[b].prefetch_ahead(a, outer, 64)
+    text = str(te.lower(s, [a, b]))
+    assert re.findall(r"prefetch\(address_of\(a\[(.*)\]\), 3, 0\)", text) == [
+        f"i.outer * 64 + {64 + line}" for line in (0, 16, 32, 48)
+    ]
+    x, r = RNG.random((8, 9, 16), dtype=np.float32), np.empty(72 * 16, np.float32)
+    Interpreter(te.lower(s, [a, b]))("main", x, r)
+    np.testing.assert_array_equal(r, x.ravel() * 2)
 
 
 @pytest.mark.parametrize("inputs", [1, 2])

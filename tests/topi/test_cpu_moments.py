@@ -165,12 +165,11 @@ def test_sizes_of_parts():
 
     assert sizes((2, 3, 5), (1, 2)) == {1: 3, 2: 5}  # all of it fits
     assert sizes((2, 90, 30), (1, 2)) == {1: 45, 2: 30}  # whole lines, a number that divides them
-    assert sizes((4, 97, 30), (0, 1, 2)) == {0: 1, 1: 97, 2: 30}  # twice as many, where no near one does
-    assert sizes((4, 107, 30), (0, 1, 2)) == {0: 1, 1: 51, 2: 30}  # or one that doesn't
+    assert sizes((4, 97, 30), (0, 1, 2)) == {0: 1, 1: 51, 2: 30}  # or one that doesn't, where none is near
     assert sizes((1, 48, 48, 64), (1, 2)) == {1: 1, 2: 24}  # lines of channels
     near = Target("llvm -l1-bytes=49152 -l2-bytes=1048576")
     assert sizes((1, 504, 504, 64), (1, 2), near) == {1: 1, 2: 252}  # lines for which two results are little
-    assert sizes((1, 499 * 499, 64), (1,), near) == {1: 499}
+    assert sizes((1, 499 * 499, 64), (1,), near) == {1: 256}
     assert sizes((1, 504, 504, 2048), (1, 2), near) == {1: 1, 2: 126}  # fewer: the second-level cache
     assert sizes((1, 504, 504, 6000), (1, 2), near) == {1: 1, 2: 84}  # of columns that results are kept of at once
     shared = Target("llvm -num-cores=8 -l1-bytes=49152 -l2-bytes=1048576")
@@ -205,6 +204,25 @@ def test_memory_is_passed_over_once_and_asked_for_ahead(shape, step):
     assert asked == list(range(2048, 2048 + step, 16))
     a = (RNG.standard_normal(shape) + 3).astype("float32")
     np.testing.assert_allclose(run(out, [x], [a], target), a.astype("float64").var(axes), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mattr", ["-avx512f", "-avx"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_only_the_last_part_is_tested_for_its_end(norm, mattr):
+    """An image of 61 x 61 pixels has no divisor near a part's size, and its parts begin anywhere in its lines."""
+    target = Target(f"llvm -num-cores=2 -l1-bytes=6144 -l2-bytes=65536 -mattr={mattr}")
+    a = (RNG.standard_normal((1, 61, 61, 64)) + 3).astype("float32")
+    x, one = te.placeholder(a.shape, "float32", "x"), te.placeholder((64,), "float32", "one")
+    out = topi.nn.instance_norm(x, one, one, 3, 1e-5) if norm else topi.variance(x, (1, 2))
+    inputs, arrays = ([x, one], [a, np.ones(64, "float32")]) if norm else ([x], [a])
+    text = loops_of(out, inputs, target)
+    assert text.count("if ") == 1 and "likely" not in text
+    asked = re.findall(r"(.*\n) +prefetch", text)
+    assert asked and not any("line" in before for before in asked), "single cache lines, not lines of the image"
+    wide = a.astype("float64")
+    variance = wide.var((1, 2))
+    expected = (wide - wide.mean((1, 2))) / np.sqrt(variance + 1e-5) + 1 if norm else variance
+    np.testing.assert_allclose(run(out, inputs, arrays, target), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("across", [False, True])

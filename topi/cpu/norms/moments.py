@@ -89,12 +89,9 @@ def part_sizes(
 
 
 def _even_part(length: int, most: int) -> int:
-    """The largest divisor of a length up to `most`, the next one where it is much less than that.
-
-    Where that is far too large, too, the last part is shorter, and all are tested for it.
-    """
+    """The largest divisor of a length up to `most`, unless it is much less: the last part is shorter then."""
     divisor = next(n for n in range(most, 0, -1) if length % n == 0)
-    return divisor if 4 * divisor >= most else next((n for n in range(most, 2 * most) if length % n == 0), most)
+    return divisor if 2 * divisor >= most else most
 
 
 def _columns_at_once(target: Target) -> int:
