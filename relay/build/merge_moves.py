@@ -22,6 +22,9 @@ __all__ = ["merge_moves"]
 
 _SHORT_BYTES = 32
 """What lies behind a joined dimension and is shorter is part of its elements; else seams are between whole lines."""
+_PAGE_BYTES = 4096
+"""What lies behind a dimension with borders and is shorter is part of its elements. Borders of whole lines that are
+longer would be vectors all outside of the tensor: loads by masks, which take very long where no memory is."""
 
 
 def merge_moves(function: Function) -> Function:
@@ -74,13 +77,16 @@ def _groups(move: Expr) -> list[list[int]]:
     """
     assert isinstance(move, Call)
     moved, ty = _moved_dimensions(move) or [], move.tensor_type
+    least = _SHORT_BYTES
     if isinstance(move.op, Pad):
-        alone = move.op.pad_mode != "constant"
-    else:
-        alone = math.prod(ty.static_shape[moved[0] + 1 :]) * ty.dtype.nbytes >= _SHORT_BYTES
+        least = _PAGE_BYTES if move.op.pad_mode == "constant" else 0
+
+    def is_apart(first: int) -> bool:
+        return first in moved and math.prod(ty.static_shape[first + 1 :]) * ty.dtype.nbytes >= least
+
     groups: list[list[int]] = []
     for d in range(ty.ndim):
-        if not groups or d in moved or (alone and groups[-1][0] in moved):
+        if not groups or d in moved or is_apart(groups[-1][0]):
             groups.append([d])
         else:
             groups[-1].append(d)
