@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import relay
 import te
 import topi
 from backend.target import Target
-from te.tir import PrimFunc
+from relay.expr import Expr, Var
+from te.ir import collect
+from te.tir import BufferLoad, BufferStore, For, IfThenElse, PrimFunc
 from tests.topi.compiled import compiled_and_defined
 from topi.registry import schedules_for
 
 Array = np.ndarray[Any, Any]
 SMALL_CACHES = "llvm -l1-bytes=8192 -l2-bytes=65536 -l3-bytes=65536"
+LARGE_CACHES = "llvm -num-cores=2 -l1-bytes=32768 -l2-bytes=1048576 -l3-bytes=33554432"
 
 
 def _results(data: Array, target: str, **attributes: object) -> tuple[Array, Array]:
@@ -89,6 +93,49 @@ def test_strips_ask_for_what_they_read() -> None:
         text = str(_lowered(shape, (axis,)))
         assert "prefetch(address_of(x[" in text
         assert "prefetch(address_of(standardize[" in text
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64"])
+@pytest.mark.parametrize("shape", [(1, 40, 64, 64), (3, 29, 36, 36), (2, 20, 32, 64), (97, 1040)])
+def test_rows_that_are_copied_are_right(shape: tuple[int, ...], target: str) -> None:
+    """Planes that share sets and don't, rows fewer than are asked for ahead, strips that columns don't divide."""
+    axis, channels = len(shape) // 3, shape[len(shape) // 3]
+    scale = np.linspace(0.5, 1.5, channels, dtype=np.float32).reshape(channels, *[1] * (len(shape) - axis - 1))
+    caches = f"{target} -l2-bytes=131072 -l3-bytes=131072"
+    operators: list[Callable[[Var], Expr]] = [
+        lambda x: relay.nn.standardize(x, axis),
+        lambda x: relay.nn.l2_normalize(x, axis=axis),
+        lambda x: relay.multiply(relay.nn.standardize(relay.tanh(x), axis), relay.const(scale)),
+        lambda x: relay.nn.standardize(relay.add(x, relay.const(scale)), axis, centred=False),
+    ]
+    data = np.random.default_rng(0).standard_normal(shape, dtype=np.float32) * 3 + 2
+    for dtype, tolerance in (("float32", 2e-5), ("float64", 1e-6)):
+        for operator in operators[: 4 if dtype == "float32" else 2]:
+            found, wanted = compiled_and_defined(operator, data.astype(dtype), caches)
+            np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("features", ["x86-64-v4", "x86-64-v3"])
+@pytest.mark.parametrize("shape", [(1, 64, 512, 512), (1, 96, 412, 412), (1, 256, 64, 64)])
+def test_rows_across_memory_are_read_once(shape: tuple[int, ...], features: str) -> None:
+    """Into a buffer, where rows are past the caches or share sets; a strip's results leave as the next is read."""
+    func = _lowered(shape, (1,), f"{LARGE_CACHES} -mcpu={features}")
+    (either,) = collect(func.body, IfThenElse)
+    assert isinstance(either.then_case, For)
+    assert isinstance(either.else_case, For)
+    cases = (either.then_case, either.else_case)
+    beside, alone = ({store.buffer.name for store in collect(case, BufferStore)} for case in cases)
+    assert alone == {"x.local", "standardize_mean_sum"}
+    assert beside == alone | {"standardize"}
+    stores = collect(func.body, BufferStore)
+    reading = [s.buffer.name for s in stores if "x" in [load.buffer.name for load in collect(s, BufferLoad)]]
+    assert set(reading) == {"x.local"}
+
+
+@pytest.mark.parametrize("shape", [(1, 24, 820, 820), (1, 64, 72, 72), (1, 2048, 128, 128), (1, 64, 501, 501)])
+def test_few_rows_and_what_caches_hold_are_not_copied(shape: tuple[int, ...]) -> None:
+    """Nor strips that caches don't hold, nor rows that begin anywhere in a line."""
+    assert "x.local" not in str(_lowered(shape, (1,), LARGE_CACHES))
 
 
 def test_small_planes_are_standardised_image_by_image() -> None:

@@ -137,8 +137,14 @@ def _fused(stmts: Sequence[Stmt]) -> list[Stmt]:
     result: list[Stmt] = []
     for stmt in stmts:
         at = next((i for i, s in enumerate(result) if _is_marked(s)), None)
-        if at is not None and _is_marked(stmt) and _fits(result[at], result[at + 1 :], stmt):
-            result[at] = _joined(result[at], stmt)
+        if at is None or not _is_marked(stmt) or not _fits(result[at], stmt):
+            result.append(stmt)
+            continue
+        first, between = result[at], result[at + 1 :]
+        if are_independent(between, stmt):
+            result[at] = _joined(first, stmt)
+        elif are_independent(between, first):  # what the second loop begins with: zeros to add to
+            result[at:] = [*between, _joined(first, stmt)]
         else:
             result.append(stmt)
     return result
@@ -148,9 +154,9 @@ def _is_marked(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and FUSE in stmt.annotations
 
 
-def _fits(first: Stmt, between: Sequence[Stmt], second: Stmt) -> bool:
+def _fits(first: Stmt, second: Stmt) -> bool:
     assert isinstance(first, For) and isinstance(second, For)
-    return run_alike(first, second) and are_independent(between, second) and can_run_as_one(first, second)
+    return run_alike(first, second) and can_run_as_one(first, second)
 
 
 def _joined(first: Stmt, second: Stmt) -> For:
@@ -173,7 +179,7 @@ class FuseLoops(FunctionPass):
     """Loops of a sequence with the pragma "fuse_with_next" become one, where that changes nothing.
 
     They run over the same values, and what one writes and another touches lies in parts of memory of which each
-    iteration has its own. What stands in between touches none of it. Buffers must be flat.
+    iteration has its own. What stands in between touches none of what one of them does. Buffers must be flat.
     """
 
     def function(self, func: PrimFunc) -> PrimFunc:

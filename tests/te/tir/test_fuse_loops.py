@@ -58,3 +58,24 @@ def test_loops_of_which_one_needs_other_parts_stay_apart(shifted: int) -> None:
     _check(func, shifted)
     assert _over_parts(func) == _over_parts(_scaled(marked=False))
     assert all(FUSE not in loop.annotations for loop in collect(func.body, For))
+
+
+def test_what_a_loop_begins_with_comes_before_what_it_becomes_one_with() -> None:
+    """Sums of columns, row by row as these are copied: zeros first."""
+    x, k = te.placeholder((PARTS, SIZE), name="x"), te.reduce_axis((0, PARTS), name="k")
+    y = te.compute((PARTS, SIZE), lambda i, j: x(i, j) + 1, name="y")
+    total = te.compute((SIZE,), lambda j: te.sum(y(k, j), axis=k), name="total")
+    z = te.compute((PARTS, SIZE), lambda i, j: y(i, j) * total(j), name="z")
+    s = te.create_schedule(z.op)
+    outer, _ = s[z].split(z.op.axis[0], nparts=1)
+    for stage in (y, total):
+        s[stage].compute_at(s[z], outer)
+    s[total].reorder(k, total.op.axis[0])
+    for stage, loop in ((y, y.op.axis[0]), (total, k)):
+        s[stage].pragma(loop, "fuse_with_next")
+    func = te.lower(s, [x, z])["main"]
+    assert _over_parts(func) == 2
+    data = np.random.default_rng(0).random((PARTS, SIZE), dtype=np.float32)
+    result = np.full_like(data, np.nan)
+    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (data, result))
+    np.testing.assert_allclose(result, (data + 1) * (data + 1).sum(0), rtol=1e-5)

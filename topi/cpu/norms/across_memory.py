@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
+from topi.cpu.norms.copied_strips import elements_of, is_worth_copying, schedule_copied, with_copy
 from topi.cpu.norms.merged_columns import merge_columns
 from topi.cpu.norms.row_statistics import is_worth_keeping, split_at, uses_reduction
 from topi.cpu.norms.softmax_parts import softmax_by_parts
@@ -37,23 +38,26 @@ _STRIPS_AHEAD = 4
 def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """Rows across memory: neighbouring rows together, every stage passing over the lines of them."""
     axis = int(anchor.attrs["axis"])
-    anchor = merge_columns(s, anchor, axis)
-    outs = [op.output(0) for op in s.outputs]
-    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
-    before, behind = split_at(stages, anchor)
-    before = [op for op in before if uses_reduction(op) or is_worth_keeping(op, stages, anchor, near=False)]
-    inline_injective(s, outs, keep=[anchor, *before])
-    out = outs[0]
+    few = _fits_in_registers(outs[0], axis, _stages_beside(outs, anchor)[0], target)
+    if copied := not few and is_worth_copying(outs, anchor, target):
+        anchor = with_copy(s, outs, anchor)
+    anchor = merge_columns(s, anchor, axis, [elements_of(anchor).op] if copied else [])
+    merged = len(anchor.axis) == axis + 2
+    copy = elements_of(anchor) if copied and merged else None
+    out = s.outputs[0].output(0)
+    before, behind = _stages_beside([out], anchor)
+    inline_injective(s, [out], keep=[anchor, *before, *([] if copy is None else [copy.op])])
     for op in behind:
         if op is not out.op:
             s[op].compute_inline()
     work = constant_size(out.shape) * element_cost([*before, *behind])
-    merged = len(anchor.axis) == axis + 2
     largest = next((op for op in before if op.tag == "softmax_max"), None)
     if merged and largest is not None and not anchor.attrs.get("log") and _is_worth_parts(out, axis, target):
         kept = any(not uses_reduction(op) for op in before)
         softmax_by_parts(s, anchor, largest, kept, work, target)
-    elif merged and _fits_in_registers(out, axis, before, target):
+    elif copy is not None:
+        schedule_copied(s, out, axis, copy, before, work, target)
+    elif merged and few:
         _schedule_in_registers(s, out, axis, before, work, target)
     elif merged and _fits_in_strips(out, axis, target):
         _schedule_strips(s, out, axis, before, work, target)
@@ -61,6 +65,13 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
         columns = s[out].op.axis[axis + 1 if merged else -1 :]
         _schedule_blocks(s, out, axis, columns, before, work, target)
     return s
+
+
+def _stages_beside(outs: list[te.Tensor], anchor: te.Operation) -> tuple[list[te.ComputeOp], list[te.ComputeOp]]:
+    """What is computed once for rows in front of the anchor, and the anchor with all that reads it."""
+    stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
+    before, behind = split_at(stages, anchor)
+    return [op for op in before if uses_reduction(op) or is_worth_keeping(op, stages, anchor, near=False)], behind
 
 
 def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:

@@ -16,11 +16,12 @@ from topi.utils import ravel_index, unravel_index
 __all__ = ["merge_columns"]
 
 
-def merge_columns(s: te.Schedule, anchor: te.Operation, axis: int) -> te.Operation:
+def merge_columns(s: te.Schedule, anchor: te.Operation, axis: int, keep: Sequence[te.Operation] = ()) -> te.Operation:
     """Let `anchor`, with statistics of rows along `axis`, and all between them have one dimension behind `axis`.
 
-    Returns what is the anchor then: its result is read in the shape that it had. Nothing is changed where there is one
-    dimension already, sizes are unknown, or elements are read at other places than their own.
+    `keep`: what is computed for all passes besides what is worth it anyway. Returns what is the anchor then: its result
+    is read in the shape that it had. Nothing is changed where there is one dimension already, sizes are unknown, or
+    elements are read at other places than their own.
     """
     shape = anchor.output(0).shape[axis + 1 :]
     sizes = [d for d in shape if isinstance(d, int)]
@@ -29,7 +30,7 @@ def merge_columns(s: te.Schedule, anchor: te.Operation, axis: int) -> te.Operati
     merged: dict[te.Tensor, te.Tensor] = {}
     ops = [op for op in operations_behind([anchor.output(0)]) if isinstance(op, te.ComputeOp)]
     for op in ops:
-        if uses_reduction(op) or is_worth_keeping(op, ops, anchor, near=False):
+        if op in keep or uses_reduction(op) or is_worth_keeping(op, ops, anchor, near=False):
             if op.num_outputs > 1 or not _reads_own(op, merged, len(sizes)):
                 return anchor
             merged[op.output(0)] = _merged(op, merged, sizes).output(0)

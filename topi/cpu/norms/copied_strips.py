@@ -1,0 +1,124 @@
+"""Norms of rows that lie across memory, beyond the caches, on CPUs: strips are copied as they are read, once.
+
+Half a kilobyte of each row at a time lies in a buffer in one piece, whatever sets of the caches the rows share in
+memory. What a strip's elements are replaced by, row by row, are those of the next one: memory has to read and to store
+all the time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from topi.cpu.norms.row_statistics import uses_reduction
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
+from topi.cpu.strips import are_whole_lines, prefetch_columns, share_sets, split_into_strips
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size
+from topi.registry import operations_behind
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["elements_of", "is_worth_copying", "schedule_copied", "with_copy"]
+
+_STRIP_BYTES = 512
+"""Of each row: less is read badly where rows share sets, more takes more of the caches, and is no faster."""
+_FEW_ROWS = 28
+"""Rows that processors follow all at once as each is read on by a cache line at a time, unless they share sets."""
+_SHARE_OF_L2 = 2
+"""Which part of the second-level cache a strip may take."""
+_SHARE_OF_REGISTERS = 4
+"""Which part of the registers has sums of squares: another one has means."""
+
+
+def is_worth_copying(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
+    """Is this a norm of rows across memory that the caches don't hold, or only a few of, while they hold a strip?"""
+    out, axis = outs[0], int(anchor.attrs["axis"])
+    known = all(isinstance(d, int) for d in out.shape)
+    if len(outs) > 1 or anchor.tag not in ("standardize", "l2_normalize") or not known or out.dtype.nbytes < 4:
+        return False
+    x, rows = elements_of(anchor), constant_size(out.shape[axis : axis + 1])
+    if uses_reduction(x.op) or rows * _STRIP_BYTES * _SHARE_OF_L2 > target.cache_bytes.l2:
+        return False
+    far = rows > _FEW_ROWS and is_beyond_caches(out, target)
+    several = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes >= 2 * _STRIP_BYTES
+    return several and are_whole_lines(out, axis) and (far or share_sets(out, axis))
+
+
+def elements_of(anchor: te.Operation) -> te.Tensor:
+    """What a norm is of."""
+    return next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
+
+
+def with_copy(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation) -> te.Operation:
+    """The anchor as it reads what it is of from a stage that can be kept: its own, or a copy of an input."""
+    x = elements_of(anchor)
+    if isinstance(x.op, te.PlaceholderOp):
+        s.cache_read(x, "local", [op for op in operations_behind(outs) if x in op.input_tensors])
+    return s.current(anchor.output(0)).op
+
+
+def schedule_copied(
+    s: te.Schedule, out: te.Tensor, axis: int, copy: te.Tensor, before: list[te.ComputeOp], work: float, target: Target
+) -> None:
+    """Strips of all rows: copied and added up in one pass, which stores the results of the strip before as well."""
+    width = _STRIP_BYTES // out.dtype.nbytes
+    strip, _, column = split_into_strips(s, out, axis, width, work, target)
+    s[out].unroll(_by_lines(s, out, column))
+    s[copy].compute_at(s[out], strip)
+    *_, row, column = s[copy].op.axis
+    lines = _by_lines(s, copy, column)
+    s[copy].unroll(lines)
+    s[copy].pragma(row, "fuse_with_next")
+    _ask_ahead(s, out, copy, lines, axis)
+    statistics = [op.output(0) for op in before if uses_reduction(op)]
+    first = next(t for t in statistics if t.op.reduce_axis)
+    for tensor in statistics:
+        s[tensor].compute_at(s[out], strip)
+        if tensor is first:
+            _add_up_beside_copy(s, tensor)
+        elif tensor.op.reduce_axis:
+            _add_up_copied(s, tensor, width, target)
+        else:
+            _by_lines(s, tensor, s[tensor].op.axis[-1])
+
+
+def _by_lines(s: te.Schedule, tensor: te.Tensor, column: te.IterVar) -> te.IterVar:
+    """Run cache lines of a strip as vectors; returns the loop over them."""
+    lines, lane = s[tensor].split(column, factor=LINE_BYTES // tensor.dtype.nbytes)
+    s[tensor].vectorize(lane)
+    return lines
+
+
+def _add_up_beside_copy(s: te.Schedule, tensor: te.Tensor) -> None:
+    """Row by row as they are copied: no pass over the strip of its own."""
+    *data, column = s[tensor].op.axis
+    (row,) = s[tensor].op.reduce_axis
+    s[tensor].reorder(*data, row, column)
+    s[tensor].unroll(_by_lines(s, tensor, column))
+    s[tensor].pragma(row, "fuse_with_next")
+
+
+def _add_up_copied(s: te.Schedule, tensor: te.Tensor, width: int, target: Target) -> None:
+    """As many columns at once as have their sums in registers."""
+    *data, column = s[tensor].op.axis
+    (row,), lanes = s[tensor].op.reduce_axis, vector_lanes(target)
+    block, within = s[tensor].split(column, factor=min(target.vector_registers // _SHARE_OF_REGISTERS * lanes, width))
+    vectors, lane = s[tensor].split(within, factor=lanes)
+    s[tensor].reorder(*data, block, row, vectors, lane)
+    s[tensor].unroll(vectors)
+    s[tensor].vectorize(lane)
+
+
+def _ask_ahead(s: te.Schedule, out: te.Tensor, copy: te.Tensor, lines: te.IterVar, axis: int) -> None:
+    """Ask, as a row is copied, for one that memory sends while a core waits: of this strip, or of the next one."""
+    rows, size = constant_size(copy.shape[axis : axis + 1]), out.dtype.nbytes
+    further = min(rows_ahead(_STRIP_BYTES), rows)
+
+    def place(*i: Any) -> tuple[Any, Any]:
+        row, column = i[axis] + further, i[axis + 1]
+        over = row >= rows
+        return te.select(over, row - rows, row), te.select(over, column + _STRIP_BYTES // size, column)
+
+    prefetch_columns(s, copy, lines, out, axis, LINE_BYTES // size, place)
