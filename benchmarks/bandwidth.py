@@ -117,6 +117,8 @@ def cases(nbytes: int) -> Iterator[Case]:
         yield case(f"group norm and silu, {name}", norm, (one // 1280 // 256, *shape))
     yield case("variance", lambda x: relay.variance(x, axis=-1), (2 * one // _ROW, _ROW))
     yield case("variance, NHWC image", lambda x: relay.variance(x, axis=(1, 2)), (1, more, more, _CHANNELS))
+    prime = (1, 521, max(2 * one // 521 // _CHANNELS, 1) | 1, _CHANNELS)
+    yield case("variance, NHWC image of odd sides", lambda x: relay.variance(x, axis=(1, 2)), prime)
     yield case("variance, all", relay.variance, (2 * one // _ROW, _ROW))
     yield case("sum, last axis", lambda x: relay.sum(x, axis=-1), (2 * one // _ROW, _ROW))
     yield case("max, rows of 1000", lambda x: relay.max(x, axis=-1), (2 * one // 1000, 1000))
@@ -146,6 +148,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("concat, channels", lambda a, b: relay.concatenate([a, b], axis=3), *[_halved(image)] * 2)
     yield case("concat, first axis", lambda a, b: relay.concatenate([a, b], axis=0), *[(one // 2,)] * 2)
     yield case("split, channels", lambda x: relay.Tuple(relay.split(x, 2, axis=3)), image)
+    yield case("split, rows of 9 in three", lambda x: relay.Tuple(relay.split(x, 3, axis=1)), (one // 9, 9))
+    yield case("pad, first axis", lambda x: nn.pad(x, ((1, 1), (0, 0))), (7, one // 8))
     yield case("pad", lambda x: nn.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), image)
     for mode in ("constant", "reflect"):
         yield case(f"pad, NCHW, {mode}", lambda x, mode=mode: nn.pad(x, _FRAME, pad_mode=mode), nchw)

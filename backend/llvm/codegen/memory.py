@@ -548,6 +548,10 @@ class MemoryEmitter(BfloatEmitter):
 _FEWEST_LANES = 8
 """Of vectors worth loading by pieces: scalar loads of fewer elements are as quick."""
 
+_LEAST_OF_A_PIECE = 2
+"""Elements for each vector that is loaded, and shuffled to where they belong, on average: it takes as long as loading
+one element."""
+
 _WIDEST_GAP = 4
 """From one element to the next of a piece."""
 
@@ -570,7 +574,7 @@ def _pieces(places: Sequence[int | None], low: int, high: int) -> list[tuple[int
             found.append((max(low, last - lanes), lanes))
         elif rest:
             found.append((first, rest))
-    return found if len(found) * 4 <= max(lanes, 8) else None
+    return found if len(found) * _LEAST_OF_A_PIECE <= max(lanes, _FEWEST_LANES) else None
 
 
 def _memory_suffix(of: DType) -> str:
