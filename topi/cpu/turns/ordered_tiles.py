@@ -1,8 +1,8 @@
 """Transpositions beyond the caches whose input is read in the order of memory, by blocks of whole lines.
 
 A core reads fastest what lies in one piece: then the processor fetches ahead by itself, beside what is
-asked for. So a block of the input's lines, as many as fill two cache lines of each line of the output, is
-brought into the second-level cache in order, while the block before is turned there, strip by strip. A part of the next
+asked for. So a block of the input's lines, as many as fill one or two cache lines of each line of the output,
+is brought into the second-level cache in order, while the block before is turned there, strip by strip. A part of the next
 block is asked for with each tile that is turned in registers, and a part of the strip before is stored past the caches
 with each few columns of them: all at once, either would keep the other, and what is turned, waiting.
 
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
 __all__ = ["OrderedTiles"]
 
-_LINES, _LINES_AND_ONE = 2, 3
-"""Cache lines that are written of each of the output's lines at a time; and where one more is turned in vain."""
+_LINES, _LINES_IN_SETS = 1, 2
+"""Cache lines that are written of each of the output's lines at a time, and where these, or the input's, share sets.
+(GB/s by one and by two where the output's lines are apart by odd multiples of 64 to 256 bytes 46 to 50 and 36 to 40,
+by multiples of 512 bytes 25 and 35 to 42; by three 31 to 39.)"""
+_WIDE_NBYTES = 4
+"""Of elements of which two are written where one more is turned in vain. (GB/s, by one and by two: lines of 400 odd
+columns, float32 40 and 46, float16 43 and 37, bytes 36 and 29.)"""
 _BLOCKS_OF_CACHE = 3
 """Blocks that a second-level cache holds: one that is turned, one that arrives, and what else comes along."""
-_LONG_LINE_BYTES = 400
-"""Of the input's lines, from which this is faster for bytes, too (384 bytes: 99 to 80 % of a copy, 416: 59 to 95)."""
 _SHARES = 4
 """Blocks for each core, at least."""
 _LEAST_PIECE_BYTES, _PIECE_BYTES = 512, 2048
@@ -71,16 +74,17 @@ class OrderedTiles:
         sizes = [*turn.out.shape, *turn.tensor.shape[turn.position + 1 :]]
         nbytes, l2 = turn.apart * turn.tensor.dtype.nbytes, target.cache_bytes.l2
         rows, columns = constant_size([turn.rows]), constant_size([turn.columns])
-        if not all(isinstance(d, int) for d in sizes) or nbytes < _LONG_LINE_BYTES or rows < 2 * turn.line_of_input:
+        if not all(isinstance(d, int) for d in sizes) or rows < 2 * turn.line_of_input:
             return None
         if turn.begins_anywhere and "memory_strides" in turn.out.op.attrs:
             return None
-        wide = turn.begins_anywhere and _BLOCKS_OF_CACHE * _LINES_AND_ONE * turn.line * nbytes <= l2
-        width = max((_LINES_AND_ONE if wide else _LINES) * turn.line, turn.lanes)
+        width = max(_lines_written(turn, nbytes, l2) * turn.line, turn.lanes)
         many = columns >= _SHARES * target.num_cores * width
         if many and _BLOCKS_OF_CACHE * width * nbytes <= l2:
             return OrderedTiles(turn, width, _axes_inside(turn), None)
-        if not turn.begins_anywhere:  # blocks of two cache lines or more, about even
+        if turn.begins_anywhere:
+            width = max(width, _LINES_IN_SETS * turn.line)
+        else:  # blocks about even
             width = -(-columns // (max(columns // width, 1) * turn.line)) * turn.line
             many = constant_size(turn.out.shape) >= _SHARES * target.num_cores * width * _PIECE_BYTES
         piece = _piece(turn, width, l2)
@@ -156,6 +160,14 @@ class OrderedTiles:
             return (begin + ravel_index(index[position + 1 :], shape[position + 1 :]) * self.width + further,)
 
         return place
+
+
+def _lines_written(turn: Turn, nbytes: int, l2: int) -> int:
+    """Cache lines that blocks of whole lines of the input, of so many bytes, fill of each of the output's."""
+    if not turn.begins_anywhere:
+        return _LINES_IN_SETS if turn.result_shares_sets else _LINES
+    near = _LINES_IN_SETS * turn.line * nbytes <= l2 // _PART_OF_L2
+    return _LINES_IN_SETS if near and (turn.shares_sets or turn.out.dtype.nbytes >= _WIDE_NBYTES) else _LINES
 
 
 def _piece(turn: Turn, width: int, l2: int) -> int | None:

@@ -43,9 +43,6 @@ _TURNED_BYTES = 32
 """Of vectors that whole matrices are turned into: a tile of longer ones has more lines than stay in the first-level
 cache. (GB/s, 64 and 32 bytes: 72 x 784 float16 32 and 46, float32 35 and 47, 197 x 768 uint8 28 and 38; by pieces,
 577 x 1024 float32, 34 and 29.)"""
-_BLOCK_LINES, _MOST_WASTED = 2, 0.1
-"""Cache lines of the result's lines that ordered tiles take, and what these may waste where that doesn't come out even:
-of 400 channels 4 %, of 80 20. (GB/s, by pieces and by ordered tiles: 400 channels 32 and 38, 80 38 and 28.)"""
 _MOST_BYTES = 8192
 """Of a strip of whole cache lines: first-level caches of 32 to 48 KB have it, and two of the result, in half of their
 room. (GB/s, matrices asked for whole, by strips and by ordered tiles: 64 channels 46 and 26, 112 50 and 29, 176 30 and
@@ -90,10 +87,7 @@ class PackedStrips:
             if are_lines and height * columns * widest > _MOST_BYTES:
                 return None
             return PackedStrips(replace(turn, lanes=min(turn.lanes, _TURNED_BYTES // size)), height, loop, None)
-        wasted = -columns % (_BLOCK_LINES * turn.line)
-        if are_lines and wasted < _MOST_WASTED * columns:
-            return None
-        if min(size, of_result) < _LEAST_NBYTES or not _is_all(turn):
+        if are_lines or min(size, of_result) < _LEAST_NBYTES or not _is_all(turn):
             return None
         most = min(_PIECE_BYTES, caches.l2 // (_PART_OF_L2 * columns)) // size
         return PackedStrips(turn, height, loop, height << max((min(most, rows) // height).bit_length() - 1, 0))

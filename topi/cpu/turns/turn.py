@@ -77,9 +77,14 @@ class Turn:
         return self.power >= _SHARED_BYTES
 
     @property
+    def result_shares_sets(self) -> bool:
+        """Do the output's lines lie in few sets?"""
+        return self._power_of_result >= _SHARED_BYTES
+
+    @property
     def ends_in_pages(self) -> bool:
         """Are the output's lines apart by powers of two, from pages on?"""
-        return _power_of_two(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes) >= PAGE_BYTES
+        return self._power_of_result >= PAGE_BYTES
 
     @property
     def begins_anywhere(self) -> bool:
@@ -115,6 +120,10 @@ class Turn:
         tile, each, column = s[self.out].split_lines(width, self.line)
         s[self.out].unroll(each)
         return tile, (each, column)
+
+    @property
+    def _power_of_result(self) -> int:
+        return _power_of_two(constant_size(self.out.shape[self.number + 1 :]) * self.out.dtype.nbytes)
 
     @property
     def _operation(self) -> te.ComputeOp:
