@@ -1,10 +1,10 @@
 """Transpositions beyond the caches whose input is read in the order of memory, by blocks of whole lines.
 
-A core reads fastest what lies in one piece: then the processor fetches ahead by itself, beside what is
-asked for. So a block of the input's lines, as many as fill one or two cache lines of each line of the output,
-is brought into the second-level cache in order, while the block before is turned there, strip by strip. A part of the next
-block is asked for with each tile that is turned in registers, and a part of the strip before is stored past the caches
-with each few columns of them: all at once, either would keep the other, and what is turned, waiting.
+A core reads fastest what lies in one piece: then the processor fetches ahead by itself, beside what is asked for. So
+a block of the input's lines, as many as fill one or two cache lines of each line of the output, is brought into the
+second-level cache in order, while the block before is turned there, strip by strip. A part of the next block is asked
+for with each tile that is turned in registers, and a part of the strip before is stored past the caches with each few
+columns of them: all at once, either would keep the other, and what is turned, waiting.
 
 Of lines so long that the cache doesn't hold such a block, a block has a piece of each. What is asked for still follows
 these, one after the other, while what is turned goes across.
