@@ -187,6 +187,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     halves = (1, *[_side(one * 16 // 5)] * 2, _CHANNELS)
     yield case("max pool 3x3 by 2, float16", lambda x: _pool(nn.max_pool2d, x, 3), halves, dtype="float16")
     yield case("max pool 5x5 by 1", lambda x: _pool(nn.max_pool2d, x, 5, 1), image)
+    yield case("max pool 5x5 by 1, NCHW", lambda x: nn.max_pool2d(x, (5, 5), (1, 1), padding=(2, 2, 2, 2)), nchw)
     yield case("avg pool 2x2 by 2", lambda x: _pool(nn.avg_pool2d, x, 2), (1, *[_side(one * 8 // 5)] * 2, _CHANNELS))
     yield case("global avg pool", lambda x: nn.global_avg_pool2d(x, "NHWC"), (1, more, more, _CHANNELS))
     yield case("lrn, NHWC", lambda x: nn.lrn(x, 5, 3), image)

@@ -213,6 +213,13 @@ def test_neighbours_share_what_their_windows_have_in_common(kernel, stride, targ
     np.testing.assert_array_equal(result.numpy(), covered.max(0))
 
 
+def test_threads_share_windows_that_share() -> None:
+    x = te.placeholder((1, 28, 28, 192), "float32", "x")
+    out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
+    target = Target("llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=skylake-avx512 -num-cores=2")
+    assert "in parallel(14)" in str(te.lower(schedule_for([out], target), [x, out]))
+
+
 @pytest.mark.parametrize("size, stride, levels", [(3, 1, 1), (5, 1, 2), (9, 1, 3), (7, 2, 1), (7, 2, 0)])
 def test_groups_of_windows_combine_what_is_counted(size, stride, levels) -> None:
     x = te.placeholder((8 * stride + size,), "float32", "x")

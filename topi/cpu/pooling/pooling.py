@@ -96,16 +96,17 @@ def _schedule_columns(outs: list[te.Tensor], operation: te.Operation, target: Ta
         operation = compare_as_integers(s, operation)
     shared = WindowLines.of(operation)
     stages: list[te.Tensor] = []
-    rows, columns, vectors = 1, 1, _VECTORS
-    if shared is not None and shared.saves:
-        stages = shared.share(s)
-        rows, columns = 2 ** shared.levels[0], max(2 ** shared.levels[1], _NEIGHBOURS)
+    rows, columns, vectors, operations = 1, 1, _VECTORS, None
+    levels = (0, 0) if shared is None else shared.levels(target.num_cores)
+    if shared is not None and shared.saves(levels):
+        stages, operations = shared.share(s, levels), shared.combined(levels)
+        rows, columns = 2 ** levels[0], max(2 ** levels[1], _NEIGHBOURS)
         vectors = -(-LINE_BYTES // (vector_lanes(target) * operation.input_tensors[0].dtype.nbytes))
     out, anchor = s.outputs[0].output(0), s[operation].op
     inline_injective(s, [out], keep=[anchor, *[s[stage].op for stage in stages]])
     accumulator = local_accumulator(s, anchor, out)
     tile, column, channels = tile_windows(
-        s, out, accumulator, columns, target, vectors=vectors, rows=rows, divide=False
+        s, out, accumulator, columns, target, vectors=vectors, rows=rows, operations=operations, divide=False
     )
     for stage in stages:
         s[stage].set_scope("local")

@@ -52,32 +52,35 @@ class WindowLines:
         taps = tuple([te.reduce_axis((0, extent_of(k)), name=k.var.name) for k in across])
         return WindowLines(anchor, int(anchor.attrs["axes"][-1]), whole, taps, size, anchor.attrs["strides"][-1])
 
-    @property
-    def levels(self) -> tuple[int, int]:
+    def levels(self, cores: int) -> tuple[int, int]:
         """By how many levels neighbours share what they have in common, across lines and along them.
 
-        Across lines only pairs of them, of images of known sides: a tile has as many lines.
+        Across lines only pairs of them, of images of known sides: a tile has as many lines. Where there is no pair for
+        each of the `cores`, they had better share single lines.
         """
         axes = [self.anchor.axis[n] for n in self.anchor.attrs["axes"]]
         if not all(isinstance(extent_of(axis), int) for axis in axes):
             return 0, 0
-        down = 0
-        if len(self.taps) == 1 and self.anchor.attrs["dilation"][0] == 1:
+        down, lines = 0, constant_size([extent_of(axis) for axis in self.anchor.axis[: self.along]])
+        if len(self.taps) == 1 and self.anchor.attrs["dilation"][0] == 1 and lines >= 2 * cores:
             down = levels_of(constant_size([extent_of(self.taps[0])]), self.anchor.attrs["strides"][0], 1)
         return down, levels_of(self.size, self.stride, _MOST_LEVELS)
 
-    @property
-    def saves(self) -> bool:
-        """Is it a quarter less, at least, that is combined for a window than the elements that it has?
+    def combined(self, levels: tuple[int, int]) -> float:
+        """How many times elements are combined for a window, in tiles of a few columns.
 
-        In tiles of a few columns; some columns are read twice, where neighbouring tiles begin.
+        Some columns are read twice, where neighbouring tiles begin.
         """
-        down, along = self.levels
+        down, along = levels
         across, columns = constant_size([extent_of(k) for k in self.taps]), max(2**along, 2)
         lines = combined(across, self.anchor.attrs["strides"][0], down) if down else across - 1
         read = ((columns - 1) * self.stride + self.size) / columns
-        shared = read * lines + combined(self.size, self.stride, along)
-        return shared <= _SAVED * (across * self.size - 1)
+        return read * lines + combined(self.size, self.stride, along)
+
+    def saves(self, levels: tuple[int, int]) -> bool:
+        """Is a quarter less, at least, combined for a window by these levels than its elements one after the other?"""
+        across = constant_size([extent_of(k) for k in self.taps])
+        return self.combined(levels) <= _SAVED * (across * self.size - 1)
 
     @property
     def read(self) -> Dim:
@@ -102,9 +105,9 @@ class WindowLines:
         lines = self._compute("lines", shape, lambda *i: self._across((*i[:at], *i[at + 1 :]), i[at]))
         return self._along(s, lambda line, place: lines(*line[:at], place, *line[at:]), lines)[0]
 
-    def share(self, s: te.Schedule) -> list[te.Tensor]:
+    def share(self, s: te.Schedule, levels: tuple[int, int]) -> list[te.Tensor]:
         """As `apply_to_columns`, by stages that serve several neighbours each (see `levels`), which are returned."""
-        (across, along), strides = self.levels, self.anchor.attrs["strides"]
+        (across, along), strides = levels, self.anchor.attrs["strides"]
         lines = self.apply_to_columns(s)
         stages = reduce_groups(s, lines, self.anchor.attrs["axes"][0], strides[0], across) if across else [lines]
         if along:

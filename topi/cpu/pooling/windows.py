@@ -34,6 +34,7 @@ def tile_windows(
     vectors: int = 1,
     *,
     rows: int = 1,
+    operations: float | None = None,
     divide: bool = True,
     alone: bool = True,
 ) -> tuple[te.IterVar, te.IterVar, int]:
@@ -41,7 +42,8 @@ def tile_windows(
 
     Of a number that divides the width where one is near, if `divide`; else of as many as that. And of `rows` lines.
     Tiles are of up to `vectors` vectors of channels. What pads the input is inlined. Windows, or lines of them, of up
-    to `unrolled` taps are unrolled. Where it is not `alone`, another stage has the loops over lines.
+    to `unrolled` taps are unrolled. Threads share what is worth it by the `operations` that a window takes, where
+    those aren't two for each tap. Where it is not `alone`, another stage has the loops over lines.
 
     Returns the loops over the tiles of channels and over the columns inside of a tile, and a tile's channels.
     """
@@ -66,7 +68,7 @@ def tile_windows(
         s[out].unroll(tile_row)
         inner.insert(0, tile_row)
     vectors = -(-constant_size([channel.extent]) // lanes)
-    work = 2.0 * constant_size(out.shape) * taps
+    work = constant_size(out.shape) * (2.0 * taps if operations is None else operations)
     part = _vectors_of_a_part(target, count, vectors, min(target.num_cores, threads_worthwhile(work, lanes)))
     if part < vectors and alone:
         block, channel_outer = s[out].split(channel_outer, factor=part)
