@@ -24,6 +24,7 @@ from backend.runtime import device, graph_executor
 from relay.build.lower import tensor_types
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
+from relay.op import qnn
 from relay.op.common import numpy_dtype
 
 nn = relay.nn
@@ -103,6 +104,7 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("mean and variance of a batch", lambda x: nn.standardize(x, (0, 2, 3)), batch)
     yield case("rms norm", lambda x: nn.rms_norm(x, weight(_ROW)), rows)
     yield case("l2 norm", lambda x: nn.l2_normalize(x, axis=-1), rows)
+    yield case("quantised by its own extrema", _quantised, (one * 8 // 5,))
     yield case("running sum", lambda x: relay.cumsum(x, axis=1), rows)
     yield case("batch norm", lambda x: _batch_norm(x, weight), nchw)
     scale, shift = weight(_CHANNELS), weight(_CHANNELS)
@@ -244,6 +246,11 @@ def _normed_channels(x: Expr, weight: Expr) -> Expr:
 
 def _batch_norm(x: Expr, weight: Callable[..., Expr]) -> Expr:
     return nn.batch_norm(x, weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS), weight(_CHANNELS))[0]
+
+
+def _quantised(x: Expr) -> Expr:
+    scale, zero = qnn.choose_qparams(x)
+    return qnn.quantized(relay.divide(x, scale), zero, "uint8")
 
 
 def _swiglu(x: Expr) -> Expr:

@@ -74,7 +74,7 @@ from topi.indexing import gather, gather_nd, scatter_elements, scatter_nd, take,
 from topi.layout import Layout
 from topi.linalg import det, inverse
 from topi.packing import unpack_bits
-from topi.quantization import dequantize, lookup, quantize
+from topi.quantization import choose_qparams, dequantize, lookup, quantize
 from topi.reduction import all, any, argmax, argmin, log_sum_exp, max, mean, min, prod, sum, variance
 from topi.registry import Rank, register_schedule, schedule_for
 from topi.selection import non_max_suppression, nonzero
@@ -126,6 +126,7 @@ __all__ = [
     "broadcast_to",
     "cast",
     "ceil",
+    "choose_qparams",
     "clip",
     "concatenate",
     "copy",

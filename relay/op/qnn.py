@@ -12,15 +12,17 @@ import numpy as np
 
 import te
 import topi
-from relay.expr import Call, Constant, Expr
-from relay.op import broadcast, elementwise
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.expr import Call, Constant, Expr, TupleGetItem
+from relay.op import broadcast, elementwise, transform
+from relay.op.base import MixedPrecision, OpDef, OpPattern, register_op
 from relay.op.common import Array, check_axis, require
-from relay.type import TensorType, dims_match
+from relay.sizes import product
+from relay.type import TensorType, TupleType, dims_match
 from te.dtype import dtype as parse_dtype
 
 __all__ = [
-    "Dequantize", "Lookup", "Quantize", "dequantize", "dequantized", "flipped", "quantize", "quantized", "unflipped",
+    "ChooseQParams", "Dequantize", "Lookup", "Quantize", "choose_qparams", "dequantize", "dequantized", "flipped",
+    "quantize", "quantized", "unflipped",
 ]  # fmt: skip
 
 CODES = ("uint8", "int8", "uint16", "int16", "int32")
@@ -90,6 +92,30 @@ class Dequantize(OpDef):
         return values
 
 
+@register_op("qnn.choose_qparams", pattern=OpPattern.OPAQUE)
+class ChooseQParams(OpDef):
+    """Scale and zero point (uint8) of the range of x and 0, the first half of ONNX's DynamicQuantizeLinear.
+
+    Gives a tuple of two numbers; the scale of zeros alone is 1. (C1) x is float32.
+    """
+
+    mixed_precision = MixedPrecision.NEVER
+
+    def infer(self, x: TensorType) -> TupleType:
+        require(x.dtype == "float32", f"(C1) x must be float32; got {x}")
+        return TupleType([TensorType((), "float32"), TensorType((), "uint8")])
+
+    def compute(self, x: te.Tensor) -> tuple[te.Tensor, te.Tensor]:
+        return topi.choose_qparams(x)
+
+    def reference(self, x: Array) -> tuple[Array, Array]:
+        low, high = np.min(x, initial=np.float32(0)), np.max(x, initial=np.float32(0))
+        with np.errstate(all="ignore"):
+            scale = np.float32(1) if high == low else (high - low) / np.float32(255)
+            zero_point = np.clip(np.rint(-low / scale), 0, 255)
+            return np.asarray(scale), np.asarray(zero_point).astype(np.uint8)
+
+
 @register_op("qnn.lookup", pattern=OpPattern.ELEMWISE)
 class Lookup(OpDef):
     """The entry of a table that each code says: any function of a byte.
@@ -114,6 +140,12 @@ class Lookup(OpDef):
 def _along(x: Array, axis: int, rank: int) -> Array:
     """One number, or a vector laid along `axis`, in a shape that broadcasts with the data."""
     return x if x.ndim == 0 else x.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+
+
+def choose_qparams(x: Expr) -> tuple[Expr, Expr]:
+    """Scale and zero point of bytes that stand for the range of `x` and 0."""
+    chosen = ChooseQParams()(x if len(x.shape) == 1 else transform.reshape(x, (product(x.shape),)))
+    return TupleGetItem(chosen, 0), TupleGetItem(chosen, 1)
 
 
 def quantize(data: Expr, output_scale: Any, output_zero_point: Any, axis: int = -1, out_dtype: str = "uint8") -> Call:
@@ -168,4 +200,3 @@ def dequantized(x: Expr, scale: Expr, zero: Expr | None) -> Expr:
     if zero is not None and not (isinstance(zero, Constant) and not zero.data.any()):
         wide = broadcast.subtract(wide, elementwise.cast(zero, "float32"))
     return broadcast.multiply(wide, scale)
-

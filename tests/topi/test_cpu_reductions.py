@@ -11,6 +11,8 @@ import backend
 import te
 import topi
 from backend.target import Target
+from te.ir import collect
+from te.tir import BufferLoad, For, ForKind
 from topi.registry import schedule_for
 
 RNG = np.random.default_rng(12)
@@ -387,3 +389,31 @@ def test_extrema_of_16_bits_are_those_of_integers(shape, axis, dtype, target) ->
             module(backend.nd.array(values), result)
             expected = oracle(values.astype("float32"), axis=axis)
             np.testing.assert_array_equal(result.numpy().astype("float32"), expected)
+
+
+@pytest.mark.parametrize("cores", [1, 16])
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (2.0, 3.0), (-3.0, -2.0), (0.0, 0.0), (-1.0, np.nan)])
+def test_the_range_of_bytes_is_found_in_one_pass(low, high, cores):
+    """Shared between cores or not; of a range that 0 ends or lies in, and none where something is NaN."""
+    target, length = Target(f"llvm -num-cores={cores}"), 320_000
+    a = np.full(length, low, "float32")
+    a[length // 3] = high
+    x = te.placeholder((length,), "float32", "x")
+    scale, point = topi.choose_qparams(x)
+    module = te.lower(schedule_for([scale, point], target), [x, scale, point])
+    passes = [loop for loop in collect(module["main"].body, For) if _reads_alone(loop, module["main"].params[0])]
+    assert len([loop for loop in passes if loop.extent.value > 100]) == 1
+    assert any(loop.kind is ForKind.PARALLEL for loop in collect(module["main"].body, For)) == (cores > 1)
+    found = backend.nd.empty((), "float32"), backend.nd.empty((), "uint8")
+    backend.build(module, target=target)(backend.nd.array(a), *found)
+    width = np.float32(max(high, 0.0) - min(low, 0.0))
+    expected = np.float32(1) if width == 0 else width / np.float32(255)
+    np.testing.assert_array_equal(found[0].numpy(), expected)
+    if not np.isnan(width):
+        assert found[1].numpy() == np.rint(-min(low, 0.0) / expected)
+
+
+def _reads_alone(loop, source):
+    """Does a loop read an argument, and no loop inside of it?"""
+    inside = [other for other in collect(loop.body, For) if other.kind is not ForKind.VECTORIZED]
+    return not inside and any(load.buffer.data is source for load in collect(loop.body, BufferLoad))

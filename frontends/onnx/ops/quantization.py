@@ -8,7 +8,7 @@ import numpy as np
 
 from frontends.onnx.node import OnnxNode
 from frontends.onnx.ops.cast import cast_to
-from frontends.onnx.ops.common import float_const, reshape_to
+from frontends.onnx.ops.common import reshape_to
 from frontends.onnx.ops.convolution import convolve
 from frontends.onnx.ops.linear import matmul
 from frontends.onnx.registry import convert_with, converter
@@ -134,13 +134,8 @@ def dynamic_quantize_linear(node: OnnxNode) -> list[Expr]:
 
 def dynamically_quantized(x: Expr) -> tuple[Expr, Expr, Expr]:
     """uint8 values, scale and zero point for the range of `x` and 0; the scale of zeros alone is 1."""
-    zero, top = float_const(0.0, x), float_const(255.0, x)
-    high, low = op.maximum(op.max(x), zero), op.minimum(op.min(x), zero)
-    width = op.subtract(high, low)
-    scale = op.where(op.equal(width, zero), float_const(1.0, x), op.divide(width, top))
-    point = op.clip(op.round(op.subtract(zero, op.divide(low, scale))), 0.0, 255.0)
-    values = op.clip(op.add(op.round(op.divide(x, scale)), point), 0.0, 255.0)
-    return op.cast(values, "uint8"), scale, op.cast(point, "uint8")
+    scale, zero = op.qnn.choose_qparams(x)
+    return op.qnn.quantized(op.divide(x, scale), zero, "uint8"), scale, zero
 
 
 def _centred(node: OnnxNode, index: int, zero_index: int, axis: int) -> Expr:

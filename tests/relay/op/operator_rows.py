@@ -601,6 +601,9 @@ QUANTISATION = [
     row("qnn.lookup", u8(3, 50, 5), u8(256)),
     row("qnn.lookup", u8(3, 7).view(np.int8), u8(256).view(np.int8)),
     row("qnn.lookup", u8(3, 70), f32(256)),
+    row("qnn.choose_qparams", np.linspace(-1, 3, 4099, dtype=np.float32)),
+    row("qnn.choose_qparams", np.linspace(2, 3, 60, dtype=np.float32).reshape(3, 4, 5)),
+    row("qnn.choose_qparams", np.zeros((2, 3), np.float32)),
 ]
 
 _HEADS = (f32(2, 4, 6, 5), f32(2, 4, 3, 5), f32(2, 4, 3, 7), f32(2, 3, 5, 7))

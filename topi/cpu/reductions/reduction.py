@@ -123,9 +123,8 @@ def _share_reduction(s: te.Schedule, tensor: te.Tensor, work: float, tasks: int,
     if tasks >= cores or not isinstance(extent, int) or extent < 2 * cores or not parallel_worthwhile(work, lanes):
         return None
     part, _ = s[tensor].split(axis, factor=-(-extent // cores))
-    partial = s.rfactor(tensor, part)
-    assert isinstance(partial, te.Tensor)
-    return partial
+    made = s.rfactor(tensor, part)
+    return made if isinstance(made, te.Tensor) else made[0]
 
 
 @register_schedule("comm_reduce", "cpu", rank=Rank.REDUCTION)
