@@ -17,6 +17,7 @@ from relay.build.in_place import in_place_inputs
 from relay.build.load_scalars import load_scalars
 from relay.build.merge_dimensions import merge_dimensions
 from relay.build.merge_moves import merge_moves
+from relay.build.merge_reductions import merge_reductions
 from relay.build.merge_rows import merge_rows
 from relay.build.own_sizes import sizes_of
 from relay.build.workspace import Workspace, lift_workspaces
@@ -208,7 +209,7 @@ def lower(workload: Workload, target: Target, config: Config | None = None) -> K
 
 def _merged(function: Function) -> Function:
     """The same to the same memory, of as few dimensions as can be."""
-    return merge_rows(merge_moves(merge_dimensions(compose_moves(function))))
+    return merge_reductions(merge_rows(merge_moves(merge_dimensions(compose_moves(function)))))
 
 
 def size_parameters(function: PrimFunc) -> tuple[SizeVar, ...]:
