@@ -139,6 +139,8 @@ def cases(nbytes: int) -> Iterator[Case]:
         yield case(f"log-sum-exp, rows of {length}", lambda x: relay.log_sum_exp(x, axis=-1), several)
     yield case("argmax, last axis", lambda x: relay.argmax(x, axis=-1), (2 * one // _ROW, _ROW))
     yield case("argmax, rows of 10", lambda x: relay.argmax(x, axis=-1), (2 * one // 10, 10))
+    tiny = (max(2 * one // 255 // 169, 1), 255, 13, 13)
+    yield case("argmax, channels of planes of 13x13", lambda x: relay.argmax(x, axis=1), tiny)
     yield case("argmax, all", relay.argmax, (2 * one // _ROW, _ROW))
     yield case("argmax, 21 classes", lambda x: relay.argmax(x, axis=0), (21, 2 * one // 21))
     yield case("transpose", relay.transpose, (one // _ROW, _ROW))
