@@ -93,6 +93,8 @@ def cases(nbytes: int) -> Iterator[Case]:
     yield case("softmax, rows of 49, float16", nn.softmax, (2 * one // 49 // 64 * 64, 49), dtype="float16")
     yield case("softmax, rows of 10", nn.softmax, (one // 10 // 64 * 64, 10))
     yield case("layer norm, NCHW channels", lambda x: nn.standardize(x, 1), nchw)
+    odd = (one // 192 // 3025, 192, 55, 55)
+    yield case("layer norm, channels of planes of 55x55", lambda x: nn.standardize(x, 1), odd)
     small = (one // 384 // 196, 384, 14, 14)
     yield case("layer norm, channels of planes of 14x14", lambda x: nn.standardize(x, 1), small)
     yield case("group norm, planes of 14x14", lambda x: nn.group_norm(x, weight(384), weight(384), 48), small)

@@ -96,9 +96,11 @@ def test_strips_ask_for_what_they_read() -> None:
 
 
 @pytest.mark.parametrize("target", ["llvm", "llvm -mattr=-avx512f", "llvm -mcpu=x86-64"])
-@pytest.mark.parametrize("shape", [(1, 40, 64, 64), (3, 29, 36, 36), (2, 20, 32, 64), (97, 1040)])
+@pytest.mark.parametrize(
+    "shape", [(1, 40, 64, 64), (3, 29, 36, 36), (2, 20, 32, 64), (97, 1040), (97, 1043), (2, 31, 41, 43)]
+)
 def test_rows_that_are_copied_are_right(shape: tuple[int, ...], target: str) -> None:
-    """Planes that share sets and don't, rows fewer than are asked for ahead, strips that columns don't divide."""
+    """Planes that share sets and don't, fewer than 28 rows, strips that columns don't divide, any beginnings."""
     axis, channels = len(shape) // 3, shape[len(shape) // 3]
     scale = np.linspace(0.5, 1.5, channels, dtype=np.float32).reshape(channels, *[1] * (len(shape) - axis - 1))
     caches = f"{target} -l2-bytes=131072 -l3-bytes=131072"
@@ -116,14 +118,11 @@ def test_rows_that_are_copied_are_right(shape: tuple[int, ...], target: str) -> 
 
 
 @pytest.mark.parametrize("features", ["x86-64-v4", "x86-64-v3"])
-@pytest.mark.parametrize("shape", [(1, 64, 512, 512), (1, 96, 412, 412), (1, 256, 64, 64)])
+@pytest.mark.parametrize("shape", [(1, 64, 512, 512), (1, 96, 412, 412), (1, 256, 64, 64), (30, 192, 55, 55)])
 def test_rows_across_memory_are_read_once(shape: tuple[int, ...], features: str) -> None:
     """Into a buffer, where rows are past the caches or share sets; a strip's results leave as the next is read."""
     func = _lowered(shape, (1,), f"{LARGE_CACHES} -mcpu={features}")
-    (either,) = collect(func.body, IfThenElse)
-    assert isinstance(either.then_case, For)
-    assert isinstance(either.else_case, For)
-    cases = (either.then_case, either.else_case)
+    cases = [c for e in collect(func.body, IfThenElse) for c in (e.then_case, e.else_case) if isinstance(c, For)]
     beside, alone = ({store.buffer.name for store in collect(case, BufferStore)} for case in cases)
     assert alone == {"x.local", "standardize_mean_sum"}
     assert beside == alone | {"standardize"}
@@ -132,9 +131,9 @@ def test_rows_across_memory_are_read_once(shape: tuple[int, ...], features: str)
     assert set(reading) == {"x.local"}
 
 
-@pytest.mark.parametrize("shape", [(1, 24, 820, 820), (1, 64, 72, 72), (1, 2048, 128, 128), (1, 64, 501, 501)])
+@pytest.mark.parametrize("shape", [(1, 24, 820, 820), (1, 64, 72, 72), (1, 2048, 128, 128), (30, 192, 35, 35)])
 def test_few_rows_and_what_caches_hold_are_not_copied(shape: tuple[int, ...]) -> None:
-    """Nor strips that caches don't hold, nor rows that begin anywhere in a line."""
+    """Nor strips that caches don't hold, nor short rows that begin anywhere in a line."""
     assert "x.local" not in str(_lowered(shape, (1,), LARGE_CACHES))
 
 

@@ -55,7 +55,7 @@ def are_stored_by_lines(out: te.Tensor, axis: int, target: Target) -> bool:
     """Is `out` larger than the caches, and stored by whole lines: all columns are, or `split_by_lines` cuts them so?"""
     if constant_size(out.shape) * out.dtype.nbytes <= max(target.cache_bytes):
         return False
-    return are_whole_lines(out, axis) or (len(out.shape) == axis + 2 and "memory_strides" not in out.op.attrs)
+    return are_whole_lines(out, axis) or "memory_strides" not in out.op.attrs
 
 
 def split_into_strips(
@@ -84,6 +84,7 @@ def split_by_lines(
     one (see `te.Stage.split_lines`), is computed wholly.
     """
     outer, line = s[out].op.axis[: axis + 1], LINE_BYTES // out.dtype.nbytes
+    s[out].fuse(*s[out].op.axis[axis + 1 :])
     tile, each, column = s[out].split_lines(width - line, line)
     factor = _strips_of_a_part(out, axis, width - line, target)
     part, strip = s[out].split(tile, factor=factor, tail="shift")

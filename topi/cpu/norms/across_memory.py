@@ -85,6 +85,8 @@ def _is_worth_parts(out: te.Tensor, axis: int, target: Target) -> bool:
     if length < _FEWEST_ROWS_OF_PARTS or columns * out.dtype.nbytes < _LEAST_BYTES_OF_PARTS:
         return False
     streamed = are_stored_by_lines(out, axis, target)
+    if len(out.shape) > axis + 2 and not are_whole_lines(out, axis):  # smaller vectors are bound by arithmetic
+        streamed = streamed and vector_lanes(target) * out.dtype.nbytes >= LINE_BYTES
     if _fits_in_strips(out, axis, target):
         return streamed and out.dtype.nbytes == 4
     return streamed or not share_sets(out, axis)

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.norms.row_statistics import uses_reduction
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
-from topi.cpu.strips import are_whole_lines, prefetch_columns, share_sets, split_into_strips
+from topi.cpu.strips import (
+    are_stored_by_lines,
+    are_whole_lines,
+    prefetch_columns,
+    share_sets,
+    split_by_lines,
+    split_into_strips,
+)
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size
 from topi.registry import operations_behind
@@ -43,7 +50,8 @@ def is_worth_copying(outs: list[te.Tensor], anchor: te.Operation, target: Target
         return False
     far = rows > _FEW_ROWS and is_beyond_caches(out, target)
     several = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes >= 2 * _STRIP_BYTES
-    return several and are_whole_lines(out, axis) and (far or share_sets(out, axis))
+    by_lines = are_stored_by_lines(out, axis, target) or are_whole_lines(out, axis)
+    return several and by_lines and (far or share_sets(out, axis))
 
 
 def elements_of(anchor: te.Operation) -> te.Tensor:
@@ -64,8 +72,11 @@ def schedule_copied(
 ) -> None:
     """Strips of all rows: copied and added up in one pass, which stores the results of the strip before as well."""
     width = _STRIP_BYTES // out.dtype.nbytes
-    strip, _, column = split_into_strips(s, out, axis, width, work, target)
-    s[out].unroll(_by_lines(s, out, column))
+    if are_whole_lines(out, axis):
+        strip, _, column = split_into_strips(s, out, axis, width, work, target)
+        s[out].unroll(_by_lines(s, out, column))
+    else:
+        strip, _ = split_by_lines(s, out, axis, width, work, target)
     s[copy].compute_at(s[out], strip)
     *_, row, column = s[copy].op.axis
     lines = _by_lines(s, copy, column)
@@ -114,11 +125,13 @@ def _add_up_copied(s: te.Schedule, tensor: te.Tensor, width: int, target: Target
 def _ask_ahead(s: te.Schedule, out: te.Tensor, copy: te.Tensor, lines: te.IterVar, axis: int) -> None:
     """Ask, as a row is copied, for one that memory sends while a core waits: of this strip, or of the next one."""
     rows, size = constant_size(copy.shape[axis : axis + 1]), out.dtype.nbytes
-    further = min(rows_ahead(_STRIP_BYTES), rows)
+    line, further = LINE_BYTES // size, min(rows_ahead(_STRIP_BYTES), rows)
+    shared = 0 if are_whole_lines(out, axis) else line  # columns that a strip has in common with the next one
+    end, step = max(shared - 1, 0), _STRIP_BYTES // size - shared
 
     def place(*i: Any) -> tuple[Any, Any]:
-        row, column = i[axis] + further, i[axis + 1]
+        row, column = i[axis] + further, i[axis + 1] + end
         over = row >= rows
-        return te.select(over, row - rows, row), te.select(over, column + _STRIP_BYTES // size, column)
+        return te.select(over, row - rows, row), te.select(over, column + step, column)
 
-    prefetch_columns(s, copy, lines, out, axis, LINE_BYTES // size, place)
+    prefetch_columns(s, copy, lines, out, axis, line, place)

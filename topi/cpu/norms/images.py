@@ -13,6 +13,7 @@ import te
 from te.tir import PrimExpr
 from topi.cpu.common import parallel
 from topi.cpu.elements import elements_at_once, vectorize_elements
+from topi.cpu.norms.copied_strips import is_worth_copying
 from topi.cpu.norms.moments import moments_at
 from topi.cpu.norms.row_statistics import inline_others, is_worth_keeping, work_behind
 from topi.cpu.prefetch import LINE_BYTES, prefetch_next
@@ -35,6 +36,8 @@ of it where strips of planes would share its sets."""
 _SHARE_OF_L1, _SHARE_OF_L2, _SHARE_OF_LAST = 4, 0.75, 8
 """Which part of the first-level cache results wait in until they are whole lines; how much of the second an image
 takes, or of the last one where the next image comes from memory while one is stored."""
+_LEAST_BYTES_OF_STRIPS = 6144
+"""Of planes that begin anywhere in a line, which strips of the lines that memory has suit better: a dozen of them."""
 
 
 def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> bool:
@@ -52,6 +55,9 @@ def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target
     if len(outs) > 1 or not small or images * image <= l2:
         return False
     if not shares_evenly(images, target.num_cores):
+        return False
+    large = columns * out.dtype.nbytes >= _LEAST_BYTES_OF_STRIPS
+    if large and not are_whole_lines(out, axis) and is_worth_copying(outs, anchor, target):
         return False
     stages = [op for op in operations_behind(outs) if isinstance(op, te.ComputeOp)]
     return not any(is_worth_keeping(op, stages, anchor, near=False) for op in stages)
