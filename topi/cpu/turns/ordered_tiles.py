@@ -164,8 +164,9 @@ class OrderedTiles:
 
 def _lines_written(turn: Turn, nbytes: int, l2: int) -> int:
     """Cache lines that blocks of whole lines of the input, of so many bytes, fill of each of the output's."""
-    if not turn.begins_anywhere:
-        return _LINES_IN_SETS if turn.result_shares_sets else _LINES
+    if not turn.begins_anywhere:  # results of two lines are one piece of memory
+        whole = constant_size([turn.columns]) == _LINES_IN_SETS * turn.line
+        return _LINES_IN_SETS if turn.result_shares_sets or whole else _LINES
     near = _LINES_IN_SETS * turn.line * nbytes <= l2 // _PART_OF_L2
     return _LINES_IN_SETS if near and (turn.shares_sets or turn.out.dtype.nbytes >= _WIDE_NBYTES) else _LINES
 
