@@ -69,17 +69,27 @@ def test_patches_are_moved_by_vectors_and_the_next_ones_asked_for(name: str) -> 
 
 
 def test_what_is_read_next_is_asked_for_once() -> None:
-    """Each line of the next piece, in the order of memory: here the next kilobyte of each of 16 planes."""
+    """Each line of the next piece, in the order of memory: here the next 256 bytes of each of 16 planes."""
     x = te.placeholder((2, 16, 32, 2, 32, 2), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (0, 2, 4, 3, 5, 1)), small_target(PROCESSORS[-1]))
     assert found is not None and not found.is_read_in_order
     asked, rows = [], found.parts.size(found.rows)
-    for first in range(0, 16 * 256, found.vector):
+    for first in range(0, 16 * 64, found.vector):
         place = [*[const(0)] * len(found.parts.outside), const(first // rows), const(first % rows)]
-        (at,) = found._in_next_piece(*place)
+        (at,) = found._in_later_piece(*place)
         asked.append((as_int(Analyzer().simplify(at)) or 0) // 16)
-    lines = [(plane * 4096 + 256 + first) // 16 for plane in range(16) for first in range(0, 256, 16)]
+    lines = [(plane * 4096 + 64 + first) // 16 for plane in range(16) for first in range(0, 64, 16)]
     assert list(dict.fromkeys(asked)) == lines
+
+
+def test_of_short_pieces_a_later_one_is_asked_for() -> None:
+    """Three planes, a cache line of each: 8 KB further on, not the next 192 bytes."""
+    x = te.placeholder((1 << 16, 3), "float32", "x")
+    found = PermutedTiles.of(topi.transpose(x, (1, 0)), small_target(PROCESSORS[-1]))
+    assert found is not None and found.is_read_in_order
+    (at,) = found._in_later_piece(*[const(0)] * (len(found.parts.outside) + 2))
+    piece = found.parts.size(found.parts.inside)
+    assert as_int(Analyzer().simplify(at)) == -(-2048 // piece) * piece
 
 
 def test_other_transpositions_are_not() -> None:

@@ -1,8 +1,8 @@
 """Batches of small matrices that are turned, beyond the caches: with each tile a part of the next ones is asked for.
 
-So arithmetic and reading overlap, and memory is read in order, whatever the order of the tiles. Where a matrix is no
-whole cache lines, several are: as many, 64 at most, are turned into the second-level cache, and leave it a line at a
-time, past the caches.
+So arithmetic and reading overlap, and memory is read in order, whatever the order of the tiles. One that is whole cache
+lines is turned into the first-level cache, and leaves it a line at a time, past the caches. Where it isn't, several
+are: as many, 64 at most, are turned into the second-level cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PackedMatrices:
 
     @staticmethod
     def of(turn: Turn, target: Target) -> PackedMatrices | None:
-        """None where lines of matrices are not those of the input, or a matrix is too large, or whole cache lines."""
+        """None where lines of matrices are not those of the input, or the caches don't hold what is stored together."""
         out, tensor, rows, columns = turn.out, turn.tensor, turn.rows, turn.columns
         assert isinstance(out.op, te.ComputeOp) and isinstance(rows, int) and isinstance(columns, int)
         shape = [d for d in out.shape if isinstance(d, int)]
@@ -49,7 +49,7 @@ class PackedMatrices:
         nbytes = rows * columns * out.dtype.nbytes
         count = LINE_BYTES // math.gcd(nbytes, LINE_BYTES)
         few = math.prod(shape[:-2]) < _SHARES * target.num_cores * count or shape[-3] < count
-        if few or count == 1 or count * nbytes > target.cache_bytes.l2 // _PART_OF_L2:
+        if few or count * nbytes > (target.cache_bytes.l1 if count == 1 else target.cache_bytes.l2 // _PART_OF_L2):
             return None
         return PackedMatrices(turn, count, rows * columns)
 

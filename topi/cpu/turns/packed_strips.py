@@ -1,4 +1,4 @@
-"""Large matrices that are turned, beyond the caches: strips of the result's lines leave it as one piece.
+"""Matrices that are turned, beyond the caches: strips of the result's lines leave it as one piece.
 
 Lines of the result that begin anywhere share cache lines with each other, but strips of some of them don't, where the
 matrices are whole cache lines. So each strip is turned into a cache, and leaves it past the caches while the next
@@ -47,6 +47,9 @@ _MOST_BYTES = 8192
 """Of a strip of whole cache lines: first-level caches of 32 to 48 KB have it, and two of the result, in half of their
 room. (GB/s, matrices asked for whole, by strips and by ordered tiles: 64 channels 46 and 26, 112 50 and 29, 176 30 and
 38, 256 25 and 38, 512 25 and 41.)"""
+_SHORT_BYTES, _SHARE_OF_L1 = 512, 4
+"""Matrices that the first-level cache holds are strips where their lines are shorter, and they take more of it: ordered
+tiles, and whole matrices, are faster else. (GB/s, strips and those: 64 lines of 128 37 and 46, 32 x 32 41 and 50.)"""
 _MOST_STRIPS, _FEWEST_STRIPS = 128, 4
 """That are one loop: the last of them leaves while nothing is turned."""
 _SHARES = 4
@@ -67,7 +70,7 @@ class PackedStrips:
 
     @staticmethod
     def of(turn: Turn, target: Target) -> PackedStrips | None:
-        """None where matrices are no whole cache lines, or in the first-level cache, or strips too large."""
+        """None where matrices are no whole cache lines, or small, or strips too large."""
         out, tensor, rows, columns = turn.out, turn.tensor, constant_size([turn.rows]), constant_size([turn.columns])
         size, of_result, caches = tensor.dtype.nbytes, out.dtype.nbytes, target.cache_bytes
         if list(tensor.shape) != [*out.shape[:-2], columns, rows] or turn.number != len(out.shape) - 2:
@@ -80,7 +83,9 @@ class PackedStrips:
         matrices = constant_size(out.shape[:-2])
         loops = max(-(-rows // (_MOST_STRIPS * height)), -(-_SHARES * target.num_cores // matrices))
         loop = min(-(-rows // (loops * height)) * height, rows)
-        if loop < _FEWEST_STRIPS * height or rows * columns * widest <= caches.l1:
+        if loop < _FEWEST_STRIPS * height or rows * columns * widest <= caches.l1 // _SHARE_OF_L1:
+            return None
+        if rows * size >= _SHORT_BYTES and rows * columns * widest <= caches.l1:
             return None
         are_lines = columns % turn.line == 0  # which ordered tiles take as well
         if rows * columns * widest <= _WHOLE_SHARE * caches.l2:

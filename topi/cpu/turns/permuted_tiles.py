@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.tir import PrimExpr, const
 from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches
+from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PermutedTiles"]
 
-_READ_BYTES, _WRITTEN_BYTES = (768, 384), 256
-"""Of the input, and of the output, that lie side by side in a piece, at least; half as much where pieces get too large.
-(Half a kilobyte of each of 4 planes 26 GB/s, one 31; of 96, in a piece of 86 KB, 23, half of that 31.)"""
+_READ_LINES, _WRITTEN_LINES = 3, 1
+"""Cache lines of the input, and of the output, that lie side by side in a piece, at least, where a vector is one. (GB/s
+beside copies of 35 to 40, one line of each plane, four, sixteen: three planes in huge pages 37 to 40, 27, 20 to 26;
+elsewhere 34, 47, 20 to 26; two planes 53, 49, -; four 45, 45, -.)"""
+_PARTS_OF_LINES = 4
+"""As many times that where vectors are shorter. (AVX2, one line and four: three planes of bytes 29 and 43.)"""
 _WHOLE_BYTES = 4096
 """Of dimensions that are not cut for that. (Lines of patches of 4 KB by eighths: 38 to 26 GB/s.)"""
 _PART_OF_L2 = 16
@@ -132,16 +135,15 @@ class PermutedTiles:
         tensor, order = found
         along = next((n for n in reversed(order) if n != len(shape) - 1), -1)
         nbytes = max(tensor.dtype.nbytes, out.dtype.nbytes)
-        written = _side_by_side(range(len(shape)), shape, out.dtype.nbytes, _WRITTEN_BYTES, LINE_BYTES)
-        fitting: list[_Parts] = []
-        for least in _READ_BYTES:
-            read = _side_by_side(order, shape, tensor.dtype.nbytes, least, 1)
-            if written and along in read:
-                counts = {n: math.lcm(read.get(n, 1), written.get(n, 1)) for n in {*read, *written}}
-                parts = _Parts.of(shape, order, counts)
-                small = parts.size(parts.inside) * nbytes <= target.cache_bytes.l2 // _PART_OF_L2
-                fitting += [parts] if small and parts.outside else []
-        return PermutedTiles._of_parts(out, tensor, fitting[0], along, target) if fitting else None
+        unit = LINE_BYTES * (1 if target.vector_bytes >= LINE_BYTES else _PARTS_OF_LINES)
+        written = _side_by_side(range(len(shape)), shape, out.dtype.nbytes, _WRITTEN_LINES * unit, LINE_BYTES)
+        read = _side_by_side(order, shape, tensor.dtype.nbytes, _READ_LINES * unit, 1)
+        if not written or along not in read:
+            return None
+        counts = {n: math.lcm(read.get(n, 1), written.get(n, 1)) for n in {*read, *written}}
+        parts = _Parts.of(shape, order, counts)
+        small = parts.size(parts.inside) * nbytes <= target.cache_bytes.l2 // _PART_OF_L2
+        return PermutedTiles._of_parts(out, tensor, parts, along, target) if small and parts.outside else None
 
     @staticmethod
     def _of_parts(out: te.Tensor, tensor: te.Tensor, parts: _Parts, along: int, target: Target) -> PermutedTiles | None:
@@ -248,15 +250,19 @@ class PermutedTiles:
         if self.vector < self.run:
             vectors, vector = s[copy].split(vector, factor=self.vector, tail="shift")
         s[copy].vectorize(vector)
-        s[copy].prefetch_line(self.tensor, vectors, self._in_next_piece)
+        s[copy].prefetch_line(self.tensor, vectors, self._in_later_piece)
         return copy
 
-    def _in_next_piece(self, *place: PrimExpr) -> Sequence[PrimExpr]:
-        """Where to ask for what is as far into the next piece, in the order of memory, as the copy of this one is."""
+    def _in_later_piece(self, *place: PrimExpr) -> Sequence[PrimExpr]:
+        """Where to ask for what is as far into a later piece, in the order of memory, as the copy of this one is.
+
+        The next one; where pieces are those of the input, that which memory sends while a core waits for it.
+        """
         parts, outside, grid = self.parts, self.parts.outside, self._grid
+        pieces = rows_ahead(parts.size(parts.inside) * self.tensor.dtype.nbytes) if self.is_read_in_order else 1
         sizes = [*[parts.sizes[i] for i in grid], parts.size(self.columns), parts.size(self.rows)]
         come: PrimExpr = ravel_index(place[len(outside) :], sizes)
-        begin: PrimExpr = const(parts.stride(outside[-1]))
+        begin: PrimExpr = const(pieces * parts.stride(outside[-1]))
         for i, e in zip(outside, place, strict=False):
             begin = begin + e * parts.stride(i)
         inside = [i for i in parts.order if i in parts.inside]
