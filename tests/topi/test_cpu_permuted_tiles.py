@@ -69,16 +69,16 @@ def test_patches_are_moved_by_vectors_and_the_next_ones_asked_for(name: str) -> 
 
 
 def test_what_is_read_next_is_asked_for_once() -> None:
-    """Each line of the next piece, in the order of memory: here the next 256 bytes of each of 16 planes."""
+    """Each line of the next piece, in the order of memory: here the next kilobyte of each of 16 planes."""
     x = te.placeholder((2, 16, 32, 2, 32, 2), "float32", "x")
     found = PermutedTiles.of(topi.transpose(x, (0, 2, 4, 3, 5, 1)), small_target(PROCESSORS[-1]))
     assert found is not None and not found.is_read_in_order
     asked, rows = [], found.parts.size(found.rows)
-    for first in range(0, 16 * 64, found.vector):
+    for first in range(0, 16 * 256, found.vector):
         place = [*[const(0)] * len(found.parts.outside), const(first // rows), const(first % rows)]
         (at,) = found._in_later_piece(*place)
         asked.append((as_int(Analyzer().simplify(at)) or 0) // 16)
-    lines = [(plane * 4096 + 64 + first) // 16 for plane in range(16) for first in range(0, 64, 16)]
+    lines = [(plane * 4096 + 256 + first) // 16 for plane in range(16) for first in range(0, 256, 16)]
     assert list(dict.fromkeys(asked)) == lines
 
 

@@ -22,6 +22,8 @@ from te.tir.stmt import ForKind
 from topi.cpu.register_transpose import block_of, turned, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.turns.ordered_tiles import OrderedTiles
+from topi.cpu.turns.packed_matrices import PackedMatrices
+from topi.cpu.turns.packed_strips import PackedStrips
 from topi.cpu.turns.transpose import strided_axis
 from topi.cpu.turns.turn import Turn
 from topi.registry import schedule_for
@@ -470,6 +472,20 @@ def test_strips_of_long_lines_ask_for_the_next_piece_of_each(columns, processor)
 
 def _stores(stmt: Stmt) -> list[BufferStore]:
     return collect(stmt, BufferStore)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [((64, 64), PackedStrips), ((96, 64), PackedStrips), ((64, 96), PackedStrips), ((48, 48), PackedMatrices),
+     ((32, 32), PackedMatrices), ((64, 128), OrderedTiles)],
+)  # fmt: skip
+def test_matrices_that_the_first_level_cache_holds(shape, kind) -> None:
+    """Strips where they take more than a quarter of it, but long lines by ordered tiles; whole where they are small."""
+    rows, columns = shape
+    x = te.placeholder((2000, rows, columns), "float32", "x")
+    target = Target("llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes=1048576 -num-cores=1")
+    turn = Turn(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
+    assert next(k for k in (PackedStrips, OrderedTiles, PackedMatrices) if k.of(turn, target) is not None) is kind
 
 
 @pytest.mark.parametrize("columns", [40, 255])

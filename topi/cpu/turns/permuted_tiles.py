@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["PermutedTiles"]
 
-_READ_LINES, _WRITTEN_LINES = 3, 1
-"""Cache lines of the input, and of the output, that lie side by side in a piece, at least, where a vector is one. (GB/s
-beside copies of 35 to 40, one line of each plane, four, sixteen: three planes in huge pages 37 to 40, 27, 20 to 26;
-elsewhere 34, 47, 20 to 26; two planes 53, 49, -; four 45, 45, -.)"""
-_PARTS_OF_LINES = 4
-"""As many times that where vectors are shorter. (AVX2, one line and four: three planes of bytes 29 and 43.)"""
+_LINES_IN_ORDER, _LINES = (3, 1), ((12, 4), (6, 4))
+"""Cache lines of the input, and of the output, that lie side by side in a piece, at least: of short pieces in the order
+of the input, and of others, the second where pieces get too large. (GB/s beside copies of 35 to 40, of planes one line,
+four, sixteen: three planes in huge pages 37 to 40, 27, 20 to 26; elsewhere 34, 47, 20 to 26; two 53, 49, -. Of 4 planes
+that are read four lines 31, one 26; of 96, in a piece of 86 KB, 23, half of that 31.)"""
+_SHORT_BYTES = 4096
+"""Of pieces in the order of the input: longer ones of few lines are no faster. (96 planes of float16 by 12 KB 22 GB/s, by
+48 KB 29.) Where vectors are shorter than cache lines they cost more. (AVX2, 3 planes of bytes: 29 and 43.)"""
 _WHOLE_BYTES = 4096
 """Of dimensions that are not cut for that. (Lines of patches of 4 KB by eighths: 38 to 26 GB/s.)"""
 _PART_OF_L2 = 16
@@ -80,6 +82,11 @@ class _Parts:
     def outside(self) -> list[int]:
         """Those that pieces are counted by, in the input's order."""
         return [i for i in self.order if i not in self.inside]
+
+    @property
+    def are_in_order(self) -> bool:
+        """Is a piece one of the input?"""
+        return set(self.order[: len(self.outside)]) == set(self.outside)
 
     def of_axis(self, axis: int) -> list[int]:
         """Those of an axis: one, or two."""
@@ -134,16 +141,13 @@ class PermutedTiles:
             return None
         tensor, order = found
         along = next((n for n in reversed(order) if n != len(shape) - 1), -1)
-        nbytes = max(tensor.dtype.nbytes, out.dtype.nbytes)
-        unit = LINE_BYTES * (1 if target.vector_bytes >= LINE_BYTES else _PARTS_OF_LINES)
-        written = _side_by_side(range(len(shape)), shape, out.dtype.nbytes, _WRITTEN_LINES * unit, LINE_BYTES)
-        read = _side_by_side(order, shape, tensor.dtype.nbytes, _READ_LINES * unit, 1)
-        if not written or along not in read:
-            return None
-        counts = {n: math.lcm(read.get(n, 1), written.get(n, 1)) for n in {*read, *written}}
-        parts = _Parts.of(shape, order, counts)
-        small = parts.size(parts.inside) * nbytes <= target.cache_bytes.l2 // _PART_OF_L2
-        return PermutedTiles._of_parts(out, tensor, parts, along, target) if small and parts.outside else None
+        most = target.cache_bytes.l2 // _PART_OF_L2
+        choices = [_pieces(out, tensor, order, along, lines, most) for lines in _LINES]
+        if target.vector_bytes >= LINE_BYTES:
+            short = _pieces(out, tensor, order, along, _LINES_IN_ORDER, _SHORT_BYTES)
+            choices = [short if short is not None and short.are_in_order else None, *choices]
+        chosen = next((parts for parts in choices if parts is not None), None)
+        return None if chosen is None else PermutedTiles._of_parts(out, tensor, chosen, along, target)
 
     @staticmethod
     def _of_parts(out: te.Tensor, tensor: te.Tensor, parts: _Parts, along: int, target: Target) -> PermutedTiles | None:
@@ -167,8 +171,7 @@ class PermutedTiles:
     @property
     def is_read_in_order(self) -> bool:
         """Is a piece one of the input?"""
-        first = len(self.parts.outside)
-        return set(self.parts.order[:first]) == set(self.parts.outside)
+        return self.parts.are_in_order
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over pieces, outermost first."""
@@ -272,6 +275,20 @@ class PermutedTiles:
                 size *= parts.sizes[inside.pop()]
             begin, come = begin + (come % size if inside else come) * step, come // size
         return (begin,)
+
+
+def _pieces(
+    out: te.Tensor, tensor: te.Tensor, order: Sequence[int], along: int, lines: tuple[int, int], most: int
+) -> _Parts | None:
+    """Pieces of up to `most` bytes with so many cache lines side by side in the input, and in the output."""
+    shape, size = [d for d in out.shape if isinstance(d, int)], tensor.dtype.nbytes
+    read = _side_by_side(order, shape, size, lines[0] * LINE_BYTES, 1)
+    written = _side_by_side(range(len(shape)), shape, out.dtype.nbytes, lines[1] * LINE_BYTES, LINE_BYTES)
+    if not written or along not in read:
+        return None
+    parts = _Parts.of(shape, order, {n: math.lcm(read.get(n, 1), written.get(n, 1)) for n in {*read, *written}})
+    small = parts.size(parts.inside) * max(size, out.dtype.nbytes) <= most
+    return parts if small and parts.outside else None
 
 
 def _places(n: int, sizes: Sequence[int]) -> list[int]:
