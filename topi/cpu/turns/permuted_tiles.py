@@ -38,8 +38,8 @@ of the input, and of others, the second where pieces get too large. (GB/s beside
 four, sixteen: three planes in huge pages 37 to 40, 27, 20 to 26; elsewhere 34, 47, 20 to 26; two 53, 49, -. Of 4 planes
 that are read four lines 31, one 26; of 96, in a piece of 86 KB, 23, half of that 31.)"""
 _SHORT_BYTES = 4096
-"""Of pieces in the order of the input: longer ones of few lines are no faster. (96 planes of float16 by 12 KB 22 GB/s, by
-48 KB 29.) Where vectors are shorter than cache lines they cost more. (AVX2, 3 planes of bytes: 29 and 43.)"""
+"""Of pieces in the order of the input: longer ones of few lines are no faster. (96 planes of float16 by 12 KB 22 GB/s,
+by 48 KB 29.) Where vectors are shorter than cache lines they cost more. (AVX2, 3 planes of bytes: 29 and 43.)"""
 _WHOLE_BYTES = 4096
 """Of dimensions that are not cut for that. (Lines of patches of 4 KB by eighths: 38 to 26 GB/s.)"""
 _PART_OF_L2 = 16
