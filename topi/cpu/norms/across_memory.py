@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
-from topi.cpu.norms.copied_strips import elements_of, is_worth_copying, schedule_copied, with_copy
+from topi.cpu.norms.copied_strips import is_worth_copying, schedule_copied, with_copy
 from topi.cpu.norms.merged_columns import merge_columns
-from topi.cpu.norms.row_statistics import is_worth_keeping, split_at, uses_reduction
+from topi.cpu.norms.row_statistics import elements_of, is_worth_keeping, split_at, uses_reduction
 from topi.cpu.norms.softmax_parts import softmax_by_parts
 from topi.cpu.prefetch import LINE_BYTES, is_streamed
 from topi.cpu.reductions.reduction import add_up_in_registers, add_up_lines, lines_at_once

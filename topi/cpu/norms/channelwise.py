@@ -19,7 +19,7 @@ from topi.cpu.norms.moments import (
     schedule_by_moments,
     schedule_rows_by_moments,
 )
-from topi.cpu.norms.row_statistics import inline_others, statistics_at, work_behind
+from topi.cpu.norms.row_statistics import elements_of, inline_others, statistics_at, work_behind
 from topi.cpu.prefetch import prefetch_next
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import shares_evenly, vector_lanes
@@ -83,7 +83,7 @@ def _schedule_rows(s: te.Schedule, anchor: te.Operation, target: Target) -> te.S
 
 
 def _schedule_by_moments(s: te.Schedule, anchor: te.Operation, by_rows: bool, target: Target) -> te.Schedule:
-    x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
+    x = elements_of(anchor)
     parameters = [t for t in anchor.input_tensors if len(t.shape) == 1]  # one tensor may serve as both
     gamma, beta = parameters[0], parameters[-1]
     axis, group_size = int(anchor.attrs["axis"]), int(anchor.attrs.get("group_size", 1))

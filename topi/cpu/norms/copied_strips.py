@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import te
-from topi.cpu.norms.row_statistics import uses_reduction
+from topi.cpu.norms.row_statistics import elements_of, uses_reduction
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, rows_ahead
 from topi.cpu.strips import (
     are_stored_by_lines,
@@ -27,7 +27,7 @@ from topi.registry import operations_behind
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["elements_of", "is_worth_copying", "schedule_copied", "with_copy"]
+__all__ = ["is_worth_copying", "schedule_copied", "with_copy"]
 
 _STRIP_BYTES = 512
 """Of each row: less is read badly where rows share sets, more takes more of the caches, and is no faster."""
@@ -52,11 +52,6 @@ def is_worth_copying(outs: list[te.Tensor], anchor: te.Operation, target: Target
     several = constant_size(out.shape[axis + 1 :]) * out.dtype.nbytes >= 2 * _STRIP_BYTES
     by_lines = are_stored_by_lines(out, axis, target) or are_whole_lines(out, axis)
     return several and by_lines and (far or share_sets(out, axis))
-
-
-def elements_of(anchor: te.Operation) -> te.Tensor:
-    """What a norm is of."""
-    return next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
 
 
 def with_copy(s: te.Schedule, outs: list[te.Tensor], anchor: te.Operation) -> te.Operation:

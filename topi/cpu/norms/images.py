@@ -15,7 +15,7 @@ from topi.cpu.common import parallel
 from topi.cpu.elements import elements_at_once, vectorize_elements
 from topi.cpu.norms.copied_strips import is_worth_copying
 from topi.cpu.norms.moments import moments_at
-from topi.cpu.norms.row_statistics import inline_others, is_worth_keeping, work_behind
+from topi.cpu.norms.row_statistics import elements_of, inline_others, is_worth_keeping, work_behind
 from topi.cpu.prefetch import LINE_BYTES, prefetch_next
 from topi.cpu.strips import are_whole_lines, share_sets
 from topi.cpu.tiling import shares_evenly, vector_lanes
@@ -67,7 +67,7 @@ def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     """The moments of an image's columns in one pass over it; standardised in a second, which finds it in the cache."""
     s, result, axis = te.create_schedule([outs[0].op]), anchor.output(0), int(anchor.attrs["axis"])
     sizes = [constant_size([d]) for d in result.shape[axis + 1 :]]
-    x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(result.shape))
+    x = elements_of(anchor)
     shape = (*x.shape[: axis + 1], constant_size(sizes))
     flat = te.compute(shape, lambda *i: x(*i[:-1], *unravel_index(i[-1], sizes)), name="flat")
     moments = Moments(flat, {axis: x.shape[axis]}, "standardize")

@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "inline_others", "is_worth_keeping", "prefetch_next_rows", "split_at", "statistics_at", "uses_reduction",
-    "work_behind",
+    "elements_of", "inline_others", "is_worth_keeping", "prefetch_next_rows", "split_at", "statistics_at",
+    "uses_reduction", "work_behind",
 ]  # fmt: skip
 
 _CALL_COST = 16
 """Operations that a transcendental function is counted as."""
+
+
+def elements_of(anchor: te.Operation) -> te.Tensor:
+    """What a norm is of."""
+    return next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(anchor.output(0).shape))
 
 
 def prefetch_next_rows(

@@ -8,6 +8,7 @@ import te
 from topi.cpu.norms.across_memory import schedule_across_memory
 from topi.cpu.norms.images import are_small_images, schedule_images
 from topi.cpu.norms.moments import exceeds_caches, part_sizes, schedule_by_moments, schedule_rows_by_moments
+from topi.cpu.norms.row_statistics import elements_of
 from topi.cpu.norms.rows import schedule_rowwise
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.stagewise import schedule_stagewise
@@ -52,7 +53,7 @@ def _schedule_by_moments(
 ) -> te.Schedule:
     axes, result = anchor.attrs["axes"], anchor.output(0)
     s = te.create_schedule([outs[0].op])
-    x = next(t for t in anchor.input_tensors if tuple(t.shape) == tuple(result.shape))
+    x = elements_of(anchor)
     moments = Moments(x, part_sizes(x.shape, x.dtype.nbytes, axes, target), "standardize")
     norm = standardize_by_moments(moments, anchor.attrs["epsilon"], anchor.attrs["margin"])
     kept = [a for a in range(x.ndim) if a not in axes]
