@@ -46,6 +46,9 @@ _HALF_BITS = 16
 _AVX2_BITS, _LEAST_MASKED_BYTES = 256, 4
 """Vectors of AVX2, and the least elements of which its instructions load some."""
 
+_KEEP = "llvm.launder.invariant.group.p0"
+"""Of an address the same, of which LLVM's passes over loops don't know more. It takes no instruction."""
+
 _MOST_REGISTERS = 16
 """Of a local buffer that LLVM may keep in registers."""
 
@@ -54,6 +57,8 @@ class MemoryEmitter(BfloatEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
 
     alignment: dict[Var, int]
+    shares_addresses: bool = False
+    """Are elements near each other addressed from one of them, which is kept in a register?"""
     streamed: frozenset[Var]
     """Pointers of buffers that are stored to past the caches."""
     streaming_stores: set[Var]
@@ -64,9 +69,18 @@ class MemoryEmitter(BfloatEmitter):
         base, kind = self.visit(buffer.data), memory_type(buffer.dtype)
         if index.value is not None:
             base = self.text.pure(f"getelementptr {kind}, ptr {base}, i64 {index.value}")
+            base = self._kept(base) if self.shares_addresses else base
         if index.constant:
             base = self.text.pure(f"getelementptr {kind}, ptr {base}, i64 {index.constant}")
         return base
+
+    def _kept(self, address: str) -> str:
+        """An address that LLVM takes as it is: from others of it it would work out hundreds of ways to compute each.
+
+        Its reduction of strengths takes several times as long as all else there is to do, of a long straight line.
+        """
+        self.text.module.declare(_KEEP, "ptr", "ptr")
+        return self.text.pure(f"call ptr @{_KEEP}(ptr {address})")
 
     def locate(self, buffer: Buffer, indices: tuple[PrimExpr, ...]) -> Index:
         """The position of a scalar access."""

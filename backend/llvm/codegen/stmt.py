@@ -19,6 +19,7 @@ from backend.llvm.codegen.regions import (
     outline,
     regions_of,
 )  # fmt: skip
+from backend.llvm.codegen.unrolled_sums import steps_at_once
 from backend.llvm.types import element_bytes, memory_type
 from te.dtype import INT64
 from te.errors import CompileError
@@ -44,6 +45,9 @@ __all__ = ["AssertMessages", "StmtEmitter"]
 STACK_BYTES = 64 * 1024
 """Scratch memory up to this size lives on the stack, as long as a function has no more than `STACK_TOTAL`."""
 STACK_TOTAL = 256 * 1024
+
+_BARRIER = 'call void asm sideeffect "", "~{memory}"()'
+"""No instruction, but none that reads memory is moved past it."""
 
 MAX_UNROLLED = 4096
 """Statements that an unrolled loop may become; a larger one stays a loop."""
@@ -181,9 +185,29 @@ class StmtEmitter(CallEmitter):
         if (call := called_step(loop)) is not None:
             self.call_range(call, low, high)
             return
-        text, start, stop = self.text, self.operand(low), self.operand(high)
+        at_once = steps_at_once(loop, self.machine.vector_bits)
+        if at_once > 1 and low.value is None and high.value is None:
+            self._steps(loop, low.constant, high.constant, at_once)
+        else:
+            self._loop(loop, low, high)
+
+    def _steps(self, loop: For, low: int, high: int, at_once: int) -> None:
+        """A loop of which some iterations at a time are written out, from addresses that they share."""
+        self.shares_addresses = True
+        rest = (high - low) % at_once
+        self._loop(loop, Index(None, low, 0), Index(None, high - rest, 0), at_once)
+        self.shares_addresses = False
+        if rest:
+            self._loop(loop, Index(None, high - rest, 0), Index(None, high, 0))
+
+    def _loop(self, loop: For, low: Index, high: Index, at_once: int = 1) -> None:
+        """The loop itself, `at_once` iterations in a row, of which no others may be left."""
         if low.value is None and high.value is None:
             self.ranges[loop.loop_var] = (low.constant, high.constant)
+            if high.constant - low.constant <= at_once:
+                self._in_a_row(loop, [Index(None, i, 0) for i in range(low.constant, high.constant)])
+                return
+        text, start, stop = self.text, self.operand(low), self.operand(high)
         body, done = text.label("for"), text.label("endfor")
         if low.value is not None or high.value is not None:
             ready = text.label("enter")
@@ -195,13 +219,20 @@ class StmtEmitter(CallEmitter):
         following, latch = text.label("next"), text.label("latch")
         with text.region():
             position = text.value(f"phi i64 [ {start}, %{before} ], [ %{following}, %{latch} ]")
-            self.run_iteration(loop, Index(position, 0))
+            self._in_a_row(loop, [Index(position, i) for i in range(at_once)])
             text.goto(latch)
             text.place(latch)
-            text.effect(f"%{following} = add nsw i64 {position}, 1")
+            text.effect(f"%{following} = add nsw i64 {position}, {at_once}")
             again = text.value(f"icmp slt i64 %{following}, {stop}")
             text.branch(again, body, done)
         text.place(done)
+
+    def _in_a_row(self, loop: For, positions: Sequence[Index]) -> None:
+        """Iterations one after the other. LLVM is kept from reading early what it has no register for until later."""
+        for i, position in enumerate(positions):
+            if i:
+                self.text.effect(_BARRIER)
+            self.run_iteration(loop, position)
 
     # Scratch memory
 

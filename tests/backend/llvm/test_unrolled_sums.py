@@ -1,0 +1,73 @@
+"""Sums of products in registers: some of their steps are written out in a row, from addresses that they share."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import backend
+import te
+from backend.llvm.codegen.unrolled_sums import steps_at_once
+from backend.target import Target
+from te.ir import IRModule, collect
+from te.tir import For, ForKind
+
+AVX512 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids"
+
+
+def product(depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float32") -> IRModule:
+    """(rows, depth) by (depth, columns): all sums are in registers while a loop goes along the depth."""
+    a, b = te.placeholder((rows, depth), dtype, "a"), te.placeholder((depth, columns), dtype, "b")
+    k = te.reduce_axis((0, depth), "k")
+    c = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
+    s = te.create_schedule([c.op])
+    tile = s.cache_write(c, "local")
+    i, j = s[tile].op.axis
+    s[tile].reorder(s[tile].op.reduce_axis[0], i, j)
+    s[tile].unroll(i)
+    s[tile].vectorize(j)
+    s[c].vectorize(s[c].op.axis[1])
+    return te.lower(s, [a, b, c])
+
+
+def steps(module: IRModule, vector_bits: int = 512) -> int:
+    (function,) = module.functions.values()
+    (loop,) = [f for f in collect(function.body, For) if f.kind is ForKind.SERIAL and str(f.loop_var) == "k"]
+    return steps_at_once(loop, vector_bits)
+
+
+@pytest.mark.parametrize(
+    ("depth", "found"), [(64, 8), (60, 6), (7, 7), (5, 5), (13, 8), (127, 8), (2, 2)]
+)
+def test_as_many_steps_as_divide_them_or_as_many_as_possible(depth: int, found: int):
+    assert steps(product(depth)) == found
+
+
+def test_fewer_steps_of_larger_tiles_and_one_of_what_is_no_tile():
+    assert steps(product(64, rows=14)) == 8, "of 28 multiply-adds each"
+    assert steps(product(64, rows=14, columns=64)) == 4
+    assert steps(product(64, rows=14), vector_bits=256) == 4
+    assert steps(product(64, rows=2)) == 1, "four multiply-adds"
+    assert steps(product(te.size_var("n"))) == 1, "how many of them is not known"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7, 13, 64, 67])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_results(depth: int, dtype: str):
+    """Whatever is left over of the steps."""
+    rng = np.random.default_rng(depth)
+    a, b = rng.standard_normal((8, depth)).astype(dtype), rng.standard_normal((depth, 32)).astype(dtype)
+    result = backend.nd.empty((8, 32), dtype)
+    backend.build(product(depth, dtype=dtype), target="llvm")(backend.nd.array(a), backend.nd.array(b), result)
+    np.testing.assert_allclose(result.numpy(), a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
+    """Nothing is spilled; of eight steps there is one addition for each operand, and one for the loop."""
+    text = backend.build(product(640, rows=13), target=Target(AVX512)).get_source("asm")
+    (body,) = [b.split("\tj")[0] for b in re.split(r"\n\.LBB", text) if b.count("vfmadd") == 8 * 26]
+    assert not re.search(r"zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm", body)
+    scalar = re.findall(r"^\s(?:add|lea|inc|sub|cmp|mov|shl)\w*\s", body, flags=re.M)
+    assert len(scalar) <= 4
