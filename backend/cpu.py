@@ -53,6 +53,8 @@ CPU_FEATURES: dict[str, frozenset[str]] = {
 """Features of a processor that matter to generated code, by the names LLVM and GCC share ("generic": any AArch64)."""
 
 _KNOWN_FEATURES = frozenset[str]().union(*CPU_FEATURES.values())
+_MOST_OF_LAST_CACHE = 16 << 20
+"""Of the last cache, for each core of ours at most: a virtual machine is told what all cores of a socket share."""
 _ASSUMED_CACHES = CacheBytes(32 << 10, 1 << 20, 16 << 20)
 
 
@@ -86,7 +88,9 @@ def _host_caches() -> CacheBytes:
     """What the runtime finds out about this machine's caches; assumed sizes where it finds nothing."""
     here = cpu()
     l1, l2, l3 = here.l1_cache_size_bytes, here.l2_cache_size_bytes, here.l3_cache_size_bytes
-    return _ASSUMED_CACHES if l1 is None else CacheBytes(l1, l2 or 0, l3 or 0)
+    if l1 is None:
+        return _ASSUMED_CACHES
+    return CacheBytes(l1, l2 or 0, min(l3 or 0, _MOST_OF_LAST_CACHE * available_cpus()))
 
 
 def add_cpu_options(kind: TargetKind, host: Callable[[], HostCPU] = host_cpu) -> TargetKind:
@@ -127,7 +131,8 @@ def resolve_cpu(attrs: dict[str, Any], host: HostCPU) -> dict[str, Any]:
                           "them out, or give the triple of its machines")  # fmt: skip
     features = _adjust(host.features if native else own, attrs.get("mattr", []))
     attrs["features"] = sorted(features)
-    attrs["mattr"] = sorted(f"+{f}" for f in features - own) + sorted(f"-{f}" for f in own - features)
+    present = own | host.features if native else own  # what LLVM takes it to have: its name may say more than we know
+    attrs["mattr"] = sorted(f"+{f}" for f in features - own) + sorted(f"-{f}" for f in present - features)
     width, count = _vector_unit(features)
     caches = host.caches if attrs["mcpu"] == host.name else _ASSUMED_CACHES
     filled = {"vector-bytes": width, "vector-registers": count, "num-cores": host.cores,

@@ -5,10 +5,20 @@ from __future__ import annotations
 from backend.target import Target
 from topi.cpu.tiling import has_byte_products
 
-__all__ = ["BYTE_PRODUCTS", "WITHOUT_BYTE_PRODUCTS"]
+__all__ = ["BYTE_PRODUCTS", "WITHOUT_BYTE_PRODUCTS", "runnable"]
 
 _VNNI = has_byte_products(Target("llvm"))
 WITHOUT_BYTE_PRODUCTS = "llvm -mattr=-avx512vnni,-avxvnni" if _VNNI else "llvm"
 """Bytes are multiplied in pairs or in 16 bits, even where the processor has VNNI."""
 BYTE_PRODUCTS = [WITHOUT_BYTE_PRODUCTS, *(["llvm"] if _VNNI else [])]
 """All ways of multiplying bytes that this machine can run."""
+
+
+def runnable(target: Target) -> Target:
+    """A target if this machine can run its code, else this machine with the caches and cores of that one."""
+    here = Target("llvm")
+    if target.features <= here.features:
+        return target
+    caches = target.cache_bytes
+    sizes = {"l1-bytes": caches.l1, "l2-bytes": caches.l2, "l3-bytes": caches.l3}
+    return here.with_attrs(**sizes, num_cores=target.num_cores)

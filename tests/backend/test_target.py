@@ -116,6 +116,19 @@ def test_host_that_the_table_does_not_know():
     assert resolve_cpu(printed, HASWELL_HOST)["features"] == attrs["features"]
 
 
+def test_features_are_taken_from_a_host_that_only_llvm_knows():
+    """LLVM adds what it knows of the processor's name, unless it is told not to."""
+    host = HostCPU("x86_64-unknown-linux-gnu", "newlake", CPU_FEATURES["x86-64-v4"], CacheBytes(1, 2, 3), 4)
+    attrs = resolve_cpu({"mattr": ["-avx512f"]}, host)
+    assert {"-avx512f", "-avx512bw"} <= set(attrs["mattr"]) and "avx512f" not in attrs["features"]
+
+
+def test_a_few_cores_count_on_a_part_of_a_large_last_cache():
+    """A virtual machine of two cores of a server reads its half a gigabyte."""
+    host = Target("llvm")
+    assert host.cache_bytes.l3 <= host.num_cores * (16 << 20)
+
+
 def test_detection_agrees_with_llvm():
     llvm = pytest.importorskip("llvmlite.binding")
     present = {name for name, has in llvm.get_host_cpu_features().items() if has}

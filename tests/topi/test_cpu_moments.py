@@ -11,6 +11,7 @@ import backend
 import te
 import topi
 from backend.target import Target
+from tests.processors import runnable
 from topi.cpu.norms.moments import part_sizes
 from topi.registry import schedule_for
 
@@ -304,7 +305,7 @@ def test_channels_of_some_pixels_are_whole_vectors(shape, target):
     wide = a.astype("float64").reshape(shape[0], -1, shape[3])
     wide = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(
-        run(out, [x, gamma, beta], [a, g, b], small), wide.reshape(shape) * g + b, rtol=1e-4, atol=1e-4
+        run(out, [x, gamma, beta], [a, g, b], runnable(small)), wide.reshape(shape) * g + b, rtol=1e-4, atol=1e-4
     )
 
 
