@@ -405,11 +405,12 @@ class Stage:
         the reduction last) has in the iteration; it may name variables of loops. An index past the end stands for the
         last one. `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past the
         tensor's end.
-        The tensor may also be one that inputs are computed from, or an argument of the function that will be `written`
-        soon.
+        The tensor may also be one that inputs are computed from, or an argument of the function, that will be read or
+        `written` soon.
         """
         self._check_leaf("prefetch_line", axis)
-        if not written and tensor not in self._sources():
+        is_argument = written or isinstance(tensor.op, PlaceholderOp)
+        if not is_argument and tensor not in self._sources():
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
         wanted = PrefetchedLine(tensor, indices, written, lines)

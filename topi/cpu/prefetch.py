@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import te
+from te.stage import Split
 from te.tir.substitute import substitute
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import is_last_cache_far, vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.tag import is_broadcast
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_next", "prefetch_rows",
-    "read_later", "rows_ahead", "stream_panels", "stream_widened",
+    "read_later", "rows_ahead", "stream_panels", "stream_results",
+    "stream_widened",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -43,6 +45,10 @@ loop: there each step asks, for a line several times."""
 _LEAST_MULTIPLY_ADDS_A_LINE = 8
 """Vectors that are multiplied and added for each line that is fetched ahead: with fewer the processor's own way of
 fetching what lies in a row is faster."""
+_STEPS_BETWEEN_RESULTS = (8, 7, 6, 5, 4)
+"""Steps of the reduction after which lines are asked for that a tile's sums are added to: the first that divides it."""
+_PART_OF_L2 = 4
+"""Tensors up to such a part of the second-level cache may still be there, from the kernel before."""
 _LARGE_L1_BYTES = 48 << 10
 _NEAR_BYTES, _FURTHER_BYTES = 3072, 8192
 """How far ahead a panel is fetched that one tile reads, and how far into a first-level cache of `_LARGE_L1_BYTES`:
@@ -246,3 +252,56 @@ def stream_panels(
 
     for element in range(0, width, line):
         s[accumulator].prefetch_line(weights, outer, place(element))
+
+
+def stream_results(
+    s: te.Schedule, accumulator: te.Tensor, out: te.Tensor, anchor: te.Operation, plan: ProductPlan, target: Target
+) -> None:
+    """Fetch what the sums of a tile are added to (a residual) while they are summed up, some lines every few steps.
+
+    Where the last cache is far: the processor doesn't guess a tile's lines, of as many rows, and all of them at once
+    are more than it waits for at a time. The reduction's innermost loop may be split already.
+    """
+    residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
+    far = [t for t in residuals if constant_size(t.shape) * t.dtype.nbytes > target.cache_bytes.l2 // _PART_OF_L2]
+    axes = s[accumulator].op.reduce_axis
+    along = [extent_of(axis) for axis in axes]
+    rows = out.shape[:-1]
+    if not far or not is_last_cache_far(target) or not all(isinstance(d, int) for d in (*along, *out.shape)):
+        return
+    outer, every = _innermost_parts(s, accumulator, axes[-1])
+    if not every:
+        return
+    shape = [extent_of(axis) for axis in s[accumulator].op.axis[:-1]]
+    at_once = -(-plan.height // (constant_size(along) // every))
+
+    def place(number: int, element: int) -> Callable[..., Sequence[Any]]:
+        def in_tile(*indices: Any) -> Sequence[Any]:
+            row, column, steps = indices[: len(shape)], indices[len(shape)], indices[len(shape) + 1 :]
+            passed = te.min(ravel_index(steps, along) // every * at_once + number, plan.height - 1)
+            last = constant_size(rows) - 1
+            return (*unravel_index(te.min(ravel_index(row, shape) + passed, last), rows), column + element)
+
+        return in_tile
+
+    for tensor in far:
+        for number in range(at_once):
+            for element in range(0, plan.width, LINE_BYTES // tensor.dtype.nbytes):
+                s[accumulator].prefetch_line(tensor, outer, place(number, element))
+
+
+def _read_behind(out: te.Tensor, anchor: te.Operation) -> list[te.Tensor]:
+    """The arguments of a function that are read of what `anchor` computed, on the way to `out`."""
+    before = {id(op) for op in operations_behind([anchor.output(0)])}
+    behind = [op for op in operations_behind([out]) if id(op) not in before]
+    return [op.output(0) for op in behind if isinstance(op, te.PlaceholderOp)]
+
+
+def _innermost_parts(s: te.Schedule, stage: te.Tensor, axis: te.IterVar) -> tuple[te.IterVar, int]:
+    """The loop over parts of a reduction's innermost axis, and the steps of a part; (axis, 0) where it has none."""
+    for relation in s[stage].relations:
+        if isinstance(relation, Split) and relation.parent is axis:
+            assert isinstance(relation.factor, int)
+            return relation.outer, relation.factor
+    every = next((n for n in _STEPS_BETWEEN_RESULTS if constant_size([extent_of(axis)]) % n == 0), 0)
+    return (s[stage].split(axis, factor=every)[0] if every else axis), every

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "has_byte_products", "largest_share", "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place",
-    "reads_transposed", "score_fill", "spare_registers", "threads_worthwhile", "tile_cycles",
-    "tile_rows", "vector_lanes",
+    "has_byte_products", "is_last_cache_far", "largest_share", "packed_columns", "parallel_worthwhile",
+    "product_cycles", "reads_in_place", "reads_transposed", "score_fill", "spare_registers", "threads_worthwhile",
+    "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -100,6 +100,16 @@ def has_byte_products(target: Target) -> bool:
 def cache_share(target: Target) -> int:
     """Bytes that one use may count on finding again in a cache: its share of the last, or the second-level's."""
     return max(target.cache_bytes.l3 // _SHARERS, target.cache_bytes.l2)
+
+
+_L2_BYTES_OF_MESHES = 2 << 20
+"""Second-level caches of processors whose cores share the last one through a mesh: it answers a core at a sixth of the
+speed of its own (Xeon of the Sapphire Rapids family: 8 bytes per cycle, little more than memory; Zen 5: 16 to 32)."""
+
+
+def is_last_cache_far(target: Target) -> bool:
+    """Is the last cache hardly faster than memory, so that what a core reads again had better be in its second one?"""
+    return target.cache_bytes.l2 >= _L2_BYTES_OF_MESHES
 
 
 _NEON_SPARE = 2

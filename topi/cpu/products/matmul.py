@@ -21,7 +21,7 @@ from topi.cpu.common import (
     vectorize_runs,
 )
 from topi.cpu.elements import functions_behind
-from topi.cpu.prefetch import stream_panels, stream_widened
+from topi.cpu.prefetch import stream_panels, stream_results, stream_widened
 from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.products.parts import sum_by_parts
 from topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
@@ -185,6 +185,8 @@ def tile_product(
     _unroll_few_channels(s, accumulator, plan.height)
     if plan.tiles_of_a_panel:
         stream_panels(s, accumulator, operands(anchor)[1], plan, target)
+    if out is order.result:
+        stream_results(s, accumulator, out, anchor, plan, target)
     return accumulator
 
 

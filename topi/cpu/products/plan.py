@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.common import operands, panel_width, tile_columns
 from topi.cpu.products.narrow import widened_weights
-from topi.cpu.tiling import LINE_ELEMENTS, cache_share, largest_share, spare_registers, tile_rows, vector_lanes
+from topi.cpu.tiling import (
+    LINE_ELEMENTS,
+    cache_share,
+    is_last_cache_far,
+    largest_share,
+    spare_registers,
+    tile_rows,
+    vector_lanes,
+)
 from topi.groups import constant_size, extent_of
 from topi.tuning import choose
 
@@ -43,6 +51,8 @@ _PANELS_AT_ONCE = 2
 _MASKED_ROWS = 1024
 """Rows of a product, at most, whose last panel may end within a vector, masked, and be in one loop with the others. Of
 more rows blocks are long enough that a loop over panels inside of them costs nothing, and masks do with short sums."""
+_STAYING, _PASSING = 1 / 4, 1 / 2
+"""Of the second-level cache: what weights that stay there take at most, and what passes by at least."""
 _PART_SHARE, _PANEL_SHARE = 0.95, 1 / 8
 """Of the second-level cache: a block's part of the rows, two panels' and the sums, at most; and one panel's part."""
 
@@ -154,6 +164,28 @@ class _Product:
         known = all(isinstance(d, int) for d in self.left.shape)
         return constant_size(self.left.shape) * self.left.dtype.nbytes if known else None
 
+    @property
+    def left_stays(self) -> bool:
+        """Does the left operand stay, beside two panels, in a cache that it is read from fast enough for each panel?
+
+        Yes where its rows are counted at run time: then nothing can be planned.
+        """
+        room = cache_share(self.target)
+        if is_last_cache_far(self.target):
+            room = int(_PART_SHARE * self.target.cache_bytes.l2) - _ELEMENT * 2 * self.panel * self.steps
+        return (self.left_bytes or 0) <= room
+
+    @property
+    def weights_stay(self) -> bool:
+        """Do the weights stay in the second-level cache, while rows and results, which don't, pass by once?
+
+        Where the last cache is far, this costs less than to pass over rows and results anew for each panel.
+        """
+        if self.left_bytes is None or not is_last_cache_far(self.target):
+            return False
+        passing, cache = self.left_bytes + _ELEMENT * self.rows * self.columns, self.target.cache_bytes.l2
+        return self.weight_bytes <= _STAYING * cache and passing > _PASSING * cache
+
     def shares_panels_better(self, tiles: int) -> bool:
         """Do the cores share panels notably more evenly than row tiles?"""
         cores = self.target.num_cores
@@ -171,7 +203,8 @@ def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
     at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
     if not p.in_one_loop or p.columns <= p.panel:
         return at_once
-    return choose("tiles at once", at_once or _tiles_of_a_core(p, tiles), _block_sizes(tiles))
+    at_once = 1 if p.weights_stay else at_once or _tiles_of_a_core(p, tiles)
+    return choose("tiles at once", at_once, [*_block_sizes(tiles), 1])
 
 
 def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
@@ -180,7 +213,7 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
     The steps are as many as leave room for enough rows, the blocks as even as their number allows.
     """
     cores, elements = p.target.num_cores, int(_PART_SHARE * p.target.cache_bytes.l2) // _ELEMENT
-    large = 2 * p.panel * p.steps > elements or (p.left_bytes or 0) > cache_share(p.target)
+    large = 2 * p.panel * p.steps > elements or not p.left_stays
     if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
         return None
     panels = p.columns // p.panel
@@ -214,7 +247,7 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
     blocks = -(-p.left_bytes // share)
     if not p.in_one_loop:
         blocks = max(blocks, _BLOCKS_OF_A_CORE * p.target.num_cores)
-    elif p.left_bytes <= cache_share(p.target) and p.groups == 1:
+    elif p.groups == 1 and (p.left_stays or (is_last_cache_far(p.target) and p.rows // blocks < _ROWS_OF_A_PART)):
         written = _ELEMENT * p.rows * p.columns
         blocks = -(-written // share)
         if p.columns % LINE_ELEMENTS == 0 or blocks == 1 or p.weight_bytes > share:
