@@ -20,6 +20,7 @@ from topi.cpu.tiling import (
     MEMORY_BYTES_PER_CYCLE,
     RegisterTile,
     direct_cycles,
+    is_last_cache_far,
     tile_cycles,
     vector_lanes,
 )
@@ -37,6 +38,8 @@ _PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 64.0, 8.0
 """As many of the whole transformed input: read again for a panel of weights, which the products hide but for a part;
 and written by one core to be read by all. Fitted, as the other figures, to some 400 plans for 11 layers of 7 x 7 to
 112 x 112 with vectors of 64 bytes, weights in memory."""
+_FAR_BYTES_PER_CYCLE = (4.5, 8.0)
+"""What a core reads from memory, and from a last cache that is far, beside its work."""
 _NOT_HIDDEN = 0.25
 """Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide."""
 _BLOCK_SHARE = 0.75
@@ -128,7 +131,7 @@ def winograd_pays(
         return None
     pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2
     direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
-    direct = _with_weights(direct, 4.0 * taps * shape.inputs * shape.outputs) / direct_gain
+    direct = _with_weights(target, direct, 4.0 * taps * shape.inputs * shape.outputs) / direct_gain
     plans = {tile: plan_winograd(target, shape, tile) for tile in tiles}
     best = min(plans.values(), key=lambda plan: plan.cycles)
     likely = best.tile if best.cycles < _GAIN * direct else _DIRECT
@@ -145,7 +148,7 @@ def winograd_turns(target: Target, shape: WinogradShape, tile: int, panel: int) 
         return False
     free, by_lines = [plan_winograd(target, shape, tile, panel, by_lines=lines).cycles for lines in (False, True)]
     nbytes = 4.0 * shape.images * shape.lines * shape.columns * shape.outputs
-    apart = 2 * nbytes / CACHE_BYTES_PER_CYCLE * (2 if nbytes > target.cache_bytes.l2 else 1)
+    apart = 2 * nbytes / _read_speeds(target)[1] * (2 if nbytes > target.cache_bytes.l2 else 1)
     return by_lines - free <= apart / target.num_cores
 
 
@@ -161,9 +164,15 @@ def _share(tasks: int, cores: int) -> float:
     return tasks / math.ceil(tasks / cores) if tasks else 1.0
 
 
-def _with_weights(cycles: float, nbytes: float, again: float = 0.0) -> float:
-    """`cycles` of computing together with reading weights from memory, and `again` from a cache, fetched ahead."""
-    reading = nbytes / MEMORY_BYTES_PER_CYCLE + again
+def _read_speeds(target: Target) -> tuple[float, float]:
+    """Bytes per cycle that a core reads weights at, beside its work: from memory, and from the last cache."""
+    return _FAR_BYTES_PER_CYCLE if is_last_cache_far(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
+
+
+def _with_weights(target: Target, cycles: float, nbytes: float, again: float = 0.0) -> float:
+    """`cycles` of computing together with reading weights from memory, `again` as many bytes from a cache, ahead."""
+    memory, cache = _read_speeds(target)
+    reading = nbytes / memory + again / cache
     return max(cycles, reading) + _NOT_HIDDEN * min(cycles, reading)
 
 
@@ -209,14 +218,15 @@ def _plans(
         product = size * steps[rows] * (_SLAB_PENALTY if slab > 1.5 * target.cache_bytes.l1 else 1.0)
         data = 4.0 * size * block * inputs
         share = _share(panels * count, cores)
-        again = weights * (count - 1) / CACHE_BYTES_PER_CYCLE if weights / panels + data > held else 0.0
+        again = weights * (count - 1) if weights / panels + data > held else 0.0
         passing = data * count / _PASSED_BYTES_PER_CYCLE if data * count > held else 0.0
         apart = (panels * (count * product + passing) + leaving * tiles) / share
-        apart = _with_weights(apart, weights / min(share, CORES_OF_MEMORY), again / share)
+        apart = _with_weights(target, apart, weights / min(share, CORES_OF_MEMORY), again / share)
         apart += (2 * data * count / _SPECTRUM_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
         yield WinogradPlan(tile, panel, block, rows, True, apart)
         if data <= _BLOCK_SHARE * target.cache_bytes.l2:
             share = _share(count, cores)
-            again = weights * (count - 1) / CACHE_BYTES_PER_CYCLE if weights + data > held else 0.0
+            again = weights * (count - 1) if weights + data > held else 0.0
             within = count * (panels * product + block * (entering + leaving))
-            yield WinogradPlan(tile, panel, block, rows, False, _with_weights(within / share, weights, again / share))
+            cycles = _with_weights(target, within / share, weights, again / share)
+            yield WinogradPlan(tile, panel, block, rows, False, cycles)
