@@ -36,10 +36,6 @@ def test_matrices_filter_a_line_exactly(tile: int, taps: int):
     np.testing.assert_allclose(outputs, np.correlate(d, w, "valid"), rtol=1e-12, atol=1e-12)
 
 
-CACHES = "llvm -l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
-"""This machine with caches of a known size, which decide what pays."""
-
-
 def convolve(
     winograd: str, shape: tuple[int, ...], outputs: int, threads: int = 1, padding: int = 1, kernel: int = 3,
     groups: int = 1, dilation: int = 1,
@@ -56,7 +52,7 @@ def convolve(
     y = nn.conv2d(x, const(weight), padding=padding, groups=groups, dilation=dilation)
     y = op.add(op.add(y, const(bias)), r)
     with PassContext(config={"relay.winograd": winograd}):
-        lib = relay.build(IRModule({"main": Function((x, r), nn.relu(y))}), CACHES)
+        lib = relay.build(IRModule({"main": Function((x, r), nn.relu(y))}), f"llvm {CACHES}")
     executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
     executor.set_input("x", data)
     executor.set_input("r", residual)

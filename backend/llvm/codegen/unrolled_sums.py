@@ -7,7 +7,7 @@ takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its
 from __future__ import annotations
 
 from te.ir.structural import structural_equal
-from te.tir import Add, BufferLoad, BufferStore, For, ForKind, IntImm, LetStmt, Mul, SeqStmt, Stmt
+from te.tir import Add, Broadcast, BufferLoad, BufferStore, For, ForKind, IntImm, LetStmt, Mul, SeqStmt, Stmt
 
 __all__ = ["steps_at_once"]
 
@@ -45,8 +45,10 @@ def _multiply_adds(body: Stmt, vector_bits: int) -> int:
 
 
 def _is_sum(store: BufferStore) -> bool:
-    """Does it add a product to the element that it stores to?"""
+    """Does it add a product, one of its factors the same for a whole vector, to the elements that it stores to?"""
     value = store.value
     if not isinstance(value, Add) or not isinstance(value.b, Mul) or not isinstance(value.a, BufferLoad):
+        return False
+    if not isinstance(value.b.a, Broadcast) and not isinstance(value.b.b, Broadcast):
         return False
     return value.a.buffer is store.buffer and structural_equal(value.a.indices, store.indices)
