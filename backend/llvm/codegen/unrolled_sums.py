@@ -6,13 +6,16 @@ takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from te.ir.structural import structural_equal
-from te.tir import Add, Broadcast, BufferLoad, BufferStore, For, ForKind, IntImm, LetStmt, Mul, SeqStmt, Stmt
+from te.tir import Add, Broadcast, BufferLoad, BufferStore, For, ForKind, IntImm, LetStmt, Mul, PrimExpr, SeqStmt, Stmt
 
 __all__ = ["steps_at_once"]
 
-_LEAST, _MOST = 8, 224
-"""Multiply-adds of an iteration that make a register tile, and of all that are written out in a row."""
+_LEAST, _LARGEST, _MOST = 8, 32, 224
+"""Multiply-adds of an iteration that make a register tile, no more than there are registers (else it is several steps
+already), and of all that are written out in a row."""
 _MOST_STEPS = 8
 _FEW_STEPS = 4
 """A divisor of the iterations from this on is better than more steps, of which some are left over."""
@@ -22,26 +25,35 @@ def steps_at_once(loop: For, vector_bits: int) -> int:
     """How many iterations of a loop are written out in a row: 1 where it is no sum of products in registers."""
     if loop.kind is not ForKind.SERIAL or not isinstance(loop.extent, IntImm):
         return 1
-    count, extent = _multiply_adds(loop.body, vector_bits), loop.extent.value
-    if count < _LEAST or extent < 2:
+    sums, extent = _sums(loop.body), loop.extent.value
+    count = sum(-(-each.value.dtype.bits * each.value.dtype.lanes // vector_bits) for each in sums)
+    if not _LEAST <= count <= _LARGEST or extent < 2 or (count == len(sums) and _share_factors_in_pairs(sums)):
         return 1
     most = max(min(_MOST_STEPS, _MOST // count, extent), 1)
     divisor = max(n for n in range(1, most + 1) if extent % n == 0)
     return divisor if divisor >= min(_FEW_STEPS, most) else most
 
 
-def _multiply_adds(body: Stmt, vector_bits: int) -> int:
-    """Instructions that add products to a buffer's elements in a body that is a straight line; 0 for any other."""
+def _sums(body: Stmt) -> list[BufferStore]:
+    """What a body does that is a straight line of products added to elements of buffers; none for any other."""
     if isinstance(body, LetStmt):
-        return _multiply_adds(body.body, vector_bits)
+        return _sums(body.body)
     if isinstance(body, SeqStmt):
-        counts = [_multiply_adds(each, vector_bits) for each in body.stmts]
-        return sum(counts) if all(counts) else 0
+        parts = [_sums(each) for each in body.stmts]
+        return [each for part in parts for each in part] if all(parts) else []
     if isinstance(body, For) and body.kind is ForKind.UNROLLED and isinstance(body.extent, IntImm):
-        return body.extent.value * _multiply_adds(body.body, vector_bits)
-    if not isinstance(body, BufferStore) or not body.value.dtype.is_float or body.value.dtype.lanes == 1:
-        return 0
-    return -(-body.value.dtype.bits * body.value.dtype.lanes // vector_bits) if _is_sum(body) else 0
+        return _sums(body.body) * body.extent.value
+    return [body] if isinstance(body, BufferStore) and _is_sum(body) else []
+
+
+def _share_factors_in_pairs(sums: Sequence[BufferStore]) -> bool:
+    """Are there two sums, of a register each, for each number that is multiplied by vectors?
+
+    Of such LLVM 22 reads the numbers of all rows first, for which there are no registers: twice the time. Not of one or
+    three, nor where the two are one vector of twice the width.
+    """
+    factors = {str(factor) for each in sums for factor in _factors(each) if isinstance(factor, Broadcast)}
+    return len(sums) == 2 * len(factors)
 
 
 def _is_sum(store: BufferStore) -> bool:
@@ -49,6 +61,11 @@ def _is_sum(store: BufferStore) -> bool:
     value = store.value
     if not isinstance(value, Add) or not isinstance(value.b, Mul) or not isinstance(value.a, BufferLoad):
         return False
-    if not isinstance(value.b.a, Broadcast) and not isinstance(value.b.b, Broadcast):
+    if not value.dtype.is_float or not any(isinstance(factor, Broadcast) for factor in _factors(store)):
         return False
     return value.a.buffer is store.buffer and structural_equal(value.a.indices, store.indices)
+
+
+def _factors(store: BufferStore) -> tuple[PrimExpr, PrimExpr]:
+    assert isinstance(store.value, Add) and isinstance(store.value.b, Mul)
+    return store.value.b.a, store.value.b.b

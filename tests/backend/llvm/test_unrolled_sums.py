@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import backend
+import relay
 import te
 from backend.llvm.codegen.unrolled_sums import steps_at_once
 from backend.target import Target
@@ -47,8 +48,8 @@ def test_as_many_steps_as_divide_them_or_as_many_as_possible(depth: int, found: 
 
 def test_fewer_steps_of_larger_tiles_and_one_of_what_is_no_tile():
     assert steps(product(64, rows=14)) == 8, "of 28 multiply-adds each"
-    assert steps(product(64, rows=14, columns=64)) == 4
-    assert steps(product(64, rows=14), vector_bits=256) == 4
+    assert steps(product(64, rows=8), vector_bits=256) == 4, "of 32: up to seven, of which four divide the steps"
+    assert steps(product(64, rows=14, columns=64)) == 1, "56, which no registers hold"
     assert steps(product(64, rows=2)) == 1, "four multiply-adds"
     assert steps(product(te.size_var("n"))) == 1, "how many of them is not known"
 
@@ -71,3 +72,12 @@ def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
     assert not re.search(r"zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm", body)
     scalar = re.findall(r"^\s(?:add|lea|inc|sub|cmp|mov|shl)\w*\s", body, flags=re.M)
     assert len(scalar) <= 4
+
+
+def test_two_vectors_of_a_row_that_are_apart_are_not_written_out():
+    """The last columns are no whole panel, so vectors are told apart: LLVM would spill, which took twice the time."""
+    x, weight = relay.var("x", (512, 768)), relay.const(np.zeros((209, 768), np.float32))
+    lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.dense(x, weight))}), AVX512)
+    loops = [b for b in re.split(r"\n(?=\.LBB)", lib.module.get_source("asm")) if "vfmadd" in b]
+    assert [b.count("vfmadd") for b in loops] == [28, 28], "panels, and the last one"
+    assert not any("(%rsp)" in b[b.index("vfmadd") : b.rindex("vfmadd")] for b in loops)
