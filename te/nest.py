@@ -394,6 +394,8 @@ class _StageNest:
         """Touch the cache lines that its indices make of where the stage's axes begin in an iteration of `leaf`."""
         schedule, tensor = self.nests.bounds.schedule, line.tensor
         tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
+        if tensor not in self.nests.buffers:
+            raise ScheduleError(f"stage {self.stage.name}: prefetch_line of {tensor.name}, which no stage reads")
         start = {v.var: number(0) for v in self.leaves[self.positions[leaf.var] + 1 :]}
         axes = [axis.var for axis in self.stage.op.root_axes]
         first = [Var(axis.name, axis.dtype) for axis in axes]  # one that is a loop counts from 0 inside of others

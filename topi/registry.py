@@ -24,8 +24,8 @@ from te.errors import CompileError
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["Rank", "ScheduleFunction", "operations_behind", "register_schedule", "registered_schedules", "schedule_for",
-           "schedules_for"]  # fmt: skip
+__all__ = ["Rank", "ScheduleFunction", "operations_after", "operations_behind", "register_schedule",
+           "registered_schedules", "schedule_for", "schedules_for"]  # fmt: skip
 
 
 class Rank(IntEnum):
@@ -92,6 +92,12 @@ def operations_behind(outs: Sequence[te.Tensor]) -> list[te.Operation]:
             stack.append((op, True))
             stack.extend((t.op, False) for t in reversed(op.input_tensors))
     return order
+
+
+def operations_after(anchor: te.Operation, outs: Sequence[te.Tensor]) -> list[te.Operation]:
+    """What the outputs need beside `anchor` and all that it needs: operations on its result, and what those read."""
+    before = {id(op) for op in operations_behind([anchor.output(0)])}
+    return [op for op in operations_behind(outs) if id(op) not in before]
 
 
 def _find(tag: str, target: Target) -> _Entry | None:

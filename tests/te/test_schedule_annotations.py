@@ -102,6 +102,9 @@ def test_prefetched_lines_are_chosen_by_where_the_axes_begin():
     np.testing.assert_allclose(r, y @ x.T, rtol=1e-5)
     with pytest.raises(ScheduleError, match="does not read"):
         s[c].prefetch_line(c, k_outer, lambda n, m, k: (n, m))
+    s[c].prefetch_line(te.placeholder((6, 8), name="other"), k_outer, lambda n, m, k: (n, m))
+    with pytest.raises(ScheduleError, match="prefetch_line of other, which no stage reads"):
+        te.lower(s, [a, b, c])
 
 
 def test_lines_are_asked_for_in_the_order_of_the_requests():

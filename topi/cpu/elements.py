@@ -8,7 +8,7 @@ import te
 from backend.vector_math import EXPANSIONS
 from te.ir import post_order
 from te.tir import Call
-from topi.registry import operations_behind
+from topi.registry import operations_after
 
 __all__ = [
     "VECTORS", "element_cost", "elements_at_once", "functions_behind", "vectorize_elements", "vectors_at_once",
@@ -45,8 +45,7 @@ def _has_chains(ops: Sequence[te.Operation]) -> bool:
 
 def functions_behind(out: te.Tensor, anchor: te.Operation) -> set[str]:
     """The mathematical functions that are computed of the result of `anchor`, on the way to `out`."""
-    before = {id(op) for op in operations_behind([anchor.output(0)])}
-    bodies = [op.body for op in operations_behind([out]) if id(op) not in before and isinstance(op, te.ComputeOp)]
+    bodies = [op.body for op in operations_after(anchor, [out]) if isinstance(op, te.ComputeOp)]
     return {e.op for body in bodies for e in post_order(body) if isinstance(e, Call) and e.op in EXPANSIONS}
 
 

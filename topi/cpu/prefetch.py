@@ -9,7 +9,7 @@ from te.stage import Split
 from te.tir.substitute import substitute
 from topi.cpu.tiling import is_last_cache_far, vector_lanes
 from topi.groups import constant_size, extent_of
-from topi.registry import operations_behind
+from topi.registry import operations_after, operations_behind
 from topi.tag import is_broadcast
 from topi.tuning import choose
 from topi.utils import ravel_index, unravel_index
@@ -292,9 +292,7 @@ def stream_results(
 
 def _read_behind(out: te.Tensor, anchor: te.Operation) -> list[te.Tensor]:
     """The arguments of a function that are read of what `anchor` computed, on the way to `out`."""
-    before = {id(op) for op in operations_behind([anchor.output(0)])}
-    behind = [op for op in operations_behind([out]) if id(op) not in before]
-    return [op.output(0) for op in behind if isinstance(op, te.PlaceholderOp)]
+    return [op.output(0) for op in operations_after(anchor, [out]) if isinstance(op, te.PlaceholderOp)]
 
 
 def _innermost_parts(s: te.Schedule, stage: te.Tensor, axis: te.IterVar) -> tuple[te.IterVar, int]:

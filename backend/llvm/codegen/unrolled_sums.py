@@ -29,7 +29,7 @@ def steps_at_once(loop: For, vector_bits: int) -> int:
     count = sum(-(-each.value.dtype.bits * each.value.dtype.lanes // vector_bits) for each in sums)
     if not _LEAST <= count <= _LARGEST or extent < 2 or (count == len(sums) and _share_factors_in_pairs(sums)):
         return 1
-    most = max(min(_MOST_STEPS, _MOST // count, extent), 1)
+    most = min(_MOST_STEPS, _MOST // count, extent)
     divisor = max(n for n in range(1, most + 1) if extent % n == 0)
     return divisor if divisor >= min(_FEW_STEPS, most) else most
 

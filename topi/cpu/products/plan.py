@@ -236,7 +236,7 @@ def _tiles_in_cache(p: _Product, tiles: int) -> int:
     """Row tiles such that what they read takes half of the second-level cache.
 
     0 where one panel is all, as rows are read once then anyway, or where the rows are counted at run time. With panels
-    in one loop also where the left operand stays in a core's part of the last cache, from where it is read fast enough,
+    in one loop also where the left operand stays where it is read from fast enough, or blocks would have too few rows,
     unless there are groups, of which each reads a part of the rows. But where panels have cache lines of the results in
     common, these should stay at hand until the next panel, if panels do so until the next block. With a partial panel
     by itself there are blocks enough for the cores.
