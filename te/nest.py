@@ -406,6 +406,7 @@ class _StageNest:
         wanted = [self.math.poly(self.nests.lower(convert(i), loops), {}) for i in chosen]
         shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
         *outer, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
+        last = wanted[-1] if line.past_end else last
         behind = [number(0)] * (len(tensor.shape) - len(wanted))
         places = [last + number(k * CACHE_LINE // tensor.dtype.nbytes) for k in range(line.lines)]
         return seq(*[self._touch(tensor, [*outer, *behind, place], line.written) for place in places])

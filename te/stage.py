@@ -91,13 +91,14 @@ class Prefetch:
 class PrefetchedLine:
     """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`.
 
-    And those behind it, `lines` in all.
+    And those behind it, `lines` in all; what the last index leads to `past_end` of its dimension, too.
     """
 
     tensor: Tensor
     indices: Callable[..., Sequence[Any]]
     written: bool
     lines: int
+    past_end: bool
 
 
 @dataclass(slots=True)
@@ -397,14 +398,15 @@ class Stage:
 
     def prefetch_line(
         self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,
-        lines: int = 1,
+        lines: int = 1, past_end: bool = False,
     ) -> None:  # fmt: skip
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
 
         ``indices(*axes)`` says which element lies in it, from the first value that each axis of the operation (those of
         the reduction last) has in the iteration; it may name variables of loops. An index past the end stands for the
-        last one. `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past the
-        tensor's end.
+        last one, unless that of the last dimension may lead `past_end`, to what lies behind in memory (an instruction
+        or two less). `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past
+        the tensor's end.
         The tensor may also be one that inputs are computed from, or an argument of the function, that will be read or
         `written` soon.
         """
@@ -413,7 +415,7 @@ class Stage:
         if not is_argument and tensor not in self._sources():
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        wanted = PrefetchedLine(tensor, indices, written, lines)
+        wanted = PrefetchedLine(tensor, indices, written, lines, past_end)
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(wanted)
 
     def _sources(self) -> list[Tensor]:

@@ -45,9 +45,9 @@ def test_one_tile_fetches_the_panel_ahead_of_itself_where_weights_exceed_the_cac
 def test_one_tile_fetches_further_ahead_into_a_larger_first_level_cache():
     """Steps of panels of 16 floats: 3 KB are 48 of them, 8 KB 128; a panel of 128 steps ends before."""
     large = Target({**SMALL.to_dict(), "l1-bytes": 49152})
-    assert "k + 48" in loops_of(6, target=SMALL, depth=512)
-    assert "k + 128" in loops_of(6, target=large, depth=512)
-    assert "k + 48" in loops_of(6, target=large, depth=128)
+    assert "k * 16 + 768" in loops_of(6, target=SMALL, depth=512)
+    assert "k * 16 + 2048" in loops_of(6, target=large, depth=512)
+    assert "k * 16 + 768" in loops_of(6, target=large, depth=128)
     assert "prefetch(" in loops_of(2, target=large, depth=512)
     assert "prefetch(" not in loops_of(2, target=SMALL, depth=512)
     assert "prefetch(" not in loops_of(1, target=large, depth=512)

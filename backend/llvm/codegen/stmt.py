@@ -193,10 +193,10 @@ class StmtEmitter(CallEmitter):
 
     def _steps(self, loop: For, low: int, high: int, at_once: int) -> None:
         """A loop of which some iterations at a time are written out, from addresses that they share."""
-        self.shares_addresses = True
+        before, self.shares_addresses = self.shares_addresses, True
         rest = (high - low) % at_once
         self._loop(loop, Index(None, low, 0), Index(None, high - rest, 0), at_once)
-        self.shares_addresses = False
+        self.shares_addresses = before
         if rest:
             self._loop(loop, Index(None, high - rest, 0), Index(None, high, 0))
 

@@ -9,7 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from te.ir.structural import structural_equal
-from te.tir import Add, Broadcast, BufferLoad, BufferStore, For, ForKind, IntImm, LetStmt, Mul, PrimExpr, SeqStmt, Stmt
+from te.tir import (
+    Add,
+    Broadcast,
+    BufferLoad,
+    BufferStore,
+    Call,
+    Evaluate,
+    For,
+    ForKind,
+    IntImm,
+    LetStmt,
+    Mul,
+    PrimExpr,
+    SeqStmt,
+    Stmt,
+)
 
 __all__ = ["steps_at_once"]
 
@@ -22,28 +37,42 @@ _FEW_STEPS = 4
 
 
 def steps_at_once(loop: For, vector_bits: int) -> int:
-    """How many iterations of a loop are written out in a row: 1 where it is no sum of products in registers."""
+    """How many iterations of a loop are written out in a row: 1 where it is no sum of products in registers.
+
+    Those of a loop that asks for memory, then takes a few steps, count as so many.
+    """
     if loop.kind is not ForKind.SERIAL or not isinstance(loop.extent, IntImm):
         return 1
-    sums, extent = _sums(loop.body), loop.extent.value
+    (sums, steps), extent = _step(loop.body), loop.extent.value
     count = sum(-(-each.value.dtype.bits * each.value.dtype.lanes // vector_bits) for each in sums)
     if not _LEAST <= count <= _LARGEST or extent < 2 or (count == len(sums) and _share_factors_in_pairs(sums)):
         return 1
-    most = min(_MOST_STEPS, _MOST // count, extent)
+    most = max(min(_MOST_STEPS, _MOST // count) // steps, 1)
+    most = min(most, extent)
     divisor = max(n for n in range(1, most + 1) if extent % n == 0)
-    return divisor if divisor >= min(_FEW_STEPS, most) else most
+    return divisor if divisor * steps >= min(_FEW_STEPS, most * steps) else most
 
 
-def _sums(body: Stmt) -> list[BufferStore]:
-    """What a body does that is a straight line of products added to elements of buffers; none for any other."""
+def _step(body: Stmt) -> tuple[list[BufferStore], int]:
+    """What a step does, products added to elements of buffers, and how many steps a body takes; none for any other."""
     if isinstance(body, LetStmt):
-        return _sums(body.body)
+        return _step(body.body)
     if isinstance(body, SeqStmt):
-        parts = [_sums(each) for each in body.stmts]
-        return [each for part in parts for each in part] if all(parts) else []
-    if isinstance(body, For) and body.kind is ForKind.UNROLLED and isinstance(body.extent, IntImm):
-        return _sums(body.body) * body.extent.value
-    return [body] if isinstance(body, BufferStore) and _is_sum(body) else []
+        stmts = [each for each in body.stmts if not _is_prefetch(each)]
+        if len(stmts) == 1:
+            return _step(stmts[0])
+        parts = [_step(each) for each in stmts]
+        return [each for sums, _ in parts for each in sums] if all(n == 1 and sums for sums, n in parts) else [], 1
+    if isinstance(body, For) and isinstance(body.extent, IntImm):
+        sums, steps = _step(body.body)
+        if body.kind is ForKind.SERIAL:
+            return sums, steps * body.extent.value
+        return (sums * body.extent.value, steps) if body.kind is ForKind.UNROLLED and steps == 1 else ([], 1)
+    return [body] if isinstance(body, BufferStore) and _is_sum(body) else [], 1
+
+
+def _is_prefetch(stmt: Stmt) -> bool:
+    return isinstance(stmt, Evaluate) and isinstance(stmt.value, Call) and stmt.value.op == "prefetch"
 
 
 def _share_factors_in_pairs(sums: Sequence[BufferStore]) -> bool:

@@ -16,11 +16,13 @@ import te
 from te.tir import as_int
 from topi.cpu.common import panel_width, parallel, vectorize_panel
 from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
+from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.products.store_order import StoreOrder, turn_line
+from topi.cpu.products.streams import Pace
 from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import operations_behind, register_schedule
-from topi.utils import ravel_index, unravel_index
+from topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +72,7 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
     for half, across, place in ((stages["winograd_rows"], 0, vector), (stages["winograd_output"], 1, line)):
         _transform(s, half, across)
         s[half].compute_at(s[result], place)
-    _schedule_product(s, anchor.output(0), plan, lanes)
+    _schedule_product(s, anchor.output(0), plan, lanes, target)
     s[anchor].compute_at(s[out], panel)
     chunk = _schedule_input(s, spectrum, lanes)
     column = _transform(s, stages["winograd_columns"], 0)
@@ -191,7 +193,7 @@ def _stream_tiles(s: te.Schedule, patch: te.Tensor, across: te.IterVar, apart: i
             s[patch].prefetch_ahead(data, across, apart * data.shape[-1])
 
 
-def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int) -> None:
+def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, lanes: int, target: Target) -> None:
     """At each place of the transformed tiles a matrix product, tiles by outputs, in register tiles."""
     accumulator = s.cache_write(product, "local")
     _, _, t, channel = s[product].op.axis
@@ -202,39 +204,34 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
     *_, row, column = s[accumulator].op.axis
     depth, step = s[accumulator].split(s[accumulator].op.reduce_axis[0], factor=_depth_steps(accumulator))
     s[accumulator].reorder(depth, step, row, column)
-    s[accumulator].unroll(step)
-    s[accumulator].unroll(row)
+    _stream_weights(s, accumulator, product.op.input_tensors[1], step, plan, target)
+    leaves = s[accumulator].leaf_iter_vars
+    for loop in leaves[leaves.index(depth) + 1 : leaves.index(column)]:
+        s[accumulator].unroll(loop)
     vectorize_panel(s, accumulator, column, plan.panel, lanes)
-    _stream_weights(s, accumulator, product.op.input_tensors[1], depth, plan)
 
 
 def _stream_weights(
-    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, depth: te.IterVar, plan: WinogradPlan
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, step: te.IterVar, plan: WinogradPlan, target: Target
 ) -> None:
-    """Fetch the weights of the next place while the tiles of this one are multiplied, a part in each step of `depth`.
+    """Fetch the weights of the next place while the tiles of this one are multiplied, a part in each.
 
     They come from memory, or from a cache that cores share, and the first tiles would wait for them.
     """
     panels, size, _, inputs, width = [constant_size([d]) for d in weights.shape]
-    steps = _depth_steps(accumulator)
-    tiles, per_line = math.ceil(plan.block / plan.rows), _LINE_BYTES // weights.dtype.nbytes
-    at_once = math.ceil(steps * width / (per_line * tiles))
-    places = panels, size, size
+    tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
+    pace = Pace.of(tiles, inputs * width // line, inputs, _depth_steps(accumulator), target)
 
-    def line(number: int) -> Callable[..., Sequence[Any]]:
-        def place(i: Any, j: Any, t: Any, c: Any, k: Any) -> Sequence[Any]:
-            done = t // plan.rows % tiles * (inputs // steps) + k // steps
-            element = (done * at_once + number) * per_line
-            following = ravel_index((c // width, i, j), places) + 1
-            return (*unravel_index(following, places), element // width, element % width)
+    def place(number: int) -> Callable[..., Sequence[Any]]:
+        def in_next(i: Any, j: Any, t: Any, c: Any, k: Any) -> Sequence[Any]:
+            passed = pace.line(t // plan.rows % tiles, k, number) * line
+            return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * (inputs * width) + passed]
 
-        return place
+        return in_next
 
-    for number in range(at_once):
-        s[accumulator].prefetch_line(weights, depth, line(number))
-
-
-_LINE_BYTES = 64
+    loop = pace.split(s, accumulator, step)
+    for number in range(pace.at_once):
+        s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
 
 
 def _depth_steps(accumulator: te.Tensor) -> int:

@@ -21,11 +21,11 @@ from topi.cpu.common import (
     vectorize_runs,
 )
 from topi.cpu.elements import functions_behind
-from topi.cpu.prefetch import stream_panels, stream_results, stream_widened
 from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.products.parts import sum_by_parts
 from topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
 from topi.cpu.products.store_order import StoreOrder, store_turned
+from topi.cpu.products.streams import stream_panels, stream_results, stream_widened
 from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.tiling import reads_in_place, tile_rows, vector_lanes

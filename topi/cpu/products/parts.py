@@ -9,6 +9,7 @@ import te
 from topi.cpu.common import local_accumulator, operands, panel_width, parallel, vectorize_panel, vectorize_runs
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.products.store_order import StoreOrder
+from topi.cpu.products.streams import Pace
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.utils import ravel_index
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from topi.cpu.products.plan import ProductPlan
 
 __all__ = ["sum_by_parts"]
-
-_FEWEST_STEPS = 4
-"""Steps of the reduction, at least, between lines of weights that are fetched ahead."""
-
-
 def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan) -> None:
     """Threads share blocks of rows x groups of panels. All tiles of one add up a part of the reduction, then the next.
 
@@ -68,31 +64,30 @@ def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     for axis in tile_rows:
         s[tile].unroll(axis)
     vectorize_panel(s, tile, column, panel, lanes)
-    _fetch_ahead(s, tile, operands(anchor)[1], plan, -(-rows // plan.height))
+    _fetch_ahead(s, tile, operands(anchor)[1], plan, -(-rows // plan.height), target)
 
 
-def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: ProductPlan, tiles: int) -> None:
+def _fetch_ahead(
+    s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: ProductPlan, tiles: int, target: Target
+) -> None:
     """Fetch the part of a panel that comes next, while the `tiles` of a block pass over this one, a piece in each."""
     if not isinstance(weights.op, te.PlaceholderOp):
         return
-    width = constant_size(weights.shape[-1:])
-    every = max(d for d in range(1, tiles + 1) if plan.depth % d == 0)
-    if every < _FEWEST_STEPS:
-        return
-    outer, _ = s[tile].split(s[tile].op.reduce_axis[0], factor=every)
+    width, line = constant_size(weights.shape[-1:]), LINE_BYTES // weights.dtype.nbytes
+    pace = Pace.of(tiles, plan.depth * width // line, plan.depth, plan.depth, target)
     shape = [extent_of(axis) for axis in s[tile].op.axis[1:-1]]
 
-    def place(element: int) -> Callable[..., Sequence[Any]]:
+    def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(part: Any, *first: Any) -> Sequence[Any]:
             *row, n, step = first
-            passed = ravel_index(row, shape) // plan.height % tiles * (plan.depth // every) + step // every
             panel = n // width
             last = panel % plan.panels_at_once == plan.panels_at_once - 1
             following = te.select(last, panel - plan.panels_at_once + 1, panel + 1)
-            line = te.select(last, part + 1, part) * plan.depth + te.min(passed, plan.depth - 1)
-            return following, line, element
+            passed = pace.line(ravel_index(row, shape) // plan.height % tiles, step, number)
+            return following, te.select(last, part + 1, part) * (plan.depth * width) + passed * line
 
         return in_next
 
-    for element in range(0, width, LINE_BYTES // weights.dtype.nbytes):
-        s[tile].prefetch_line(weights, outer, place(element))
+    loop = pace.split(s, tile, s[tile].op.reduce_axis[0])
+    for number in range(pace.at_once):
+        s[tile].prefetch_line(weights, loop, place(number), past_end=True)

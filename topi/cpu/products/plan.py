@@ -53,8 +53,9 @@ _MASKED_ROWS = 1024
 more rows blocks are long enough that a loop over panels inside of them costs nothing, and masks do with short sums."""
 _STAYING, _PASSING = 1 / 4, 1 / 2
 """Of the second-level cache: what weights that stay there take at most, and what passes by at least."""
-_PART_SHARE, _PANEL_SHARE = 0.95, 1 / 8
-"""Of the second-level cache: a block's part of the rows, two panels' and the sums, at most; and one panel's part."""
+_PART_SHARE, _PANEL_SHARE, _PANEL_SHARE_OF_FAR = 0.95, 1 / 8, 1 / 24
+"""Of the second-level cache: a block's part of the rows, two panels' and the sums, at most; and one panel's part, also
+where the last cache is far, so that the second one is large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,8 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
         return None
     panels = p.columns // p.panel
     together = max(n for n in range(1, _PANELS_AT_ONCE + 1) if panels % n == 0)
-    most = int(_PANEL_SHARE * p.target.cache_bytes.l2) // (_ELEMENT * p.panel)
+    share = _PANEL_SHARE_OF_FAR if is_last_cache_far(p.target) else _PANEL_SHARE
+    most = int(share * p.target.cache_bytes.l2) // (_ELEMENT * p.panel)
     for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
         rows = (elements - 2 * p.panel * depth) // (depth + together * p.panel)
         if rows < min(_ROWS_OF_A_PART, p.rows) or most < depth < p.steps:
