@@ -28,6 +28,8 @@ _FEWEST_STEPS_PER_LINE = 4
 """Steps for each line of a step, at least, where as many tiles read a panel: else the reduction has no good divisor."""
 _STEPS_IN_A_ROW = 8
 """What the code generator writes out in a row: in it lines of several pieces of a panel are asked for in turns."""
+_FEWEST_IN_A_ROW = 8
+"""Multiply-adds of a step, at least, of which the code generator writes several out."""
 _PIECES = (4, 2)
 _LEAST_PIECE = 4096
 """Bytes of a piece: a page, to whose end processors go ahead by themselves."""
@@ -69,17 +71,22 @@ class Pace:
     """Do tiles behind those that all lines are asked for in ask for the last one? Else for what lies behind it."""
 
     @staticmethod
-    def of(tiles: int, lines: int, steps: int, depth: int, target: Target, *, more: bool = False) -> Pace:
+    def of(
+        tiles: int, lines: int, steps: int, depth: int, target: Target, *, more: bool = False, in_a_row: bool = True
+    ) -> Pace:
         """So that all lines are asked for in `steps` of each tile, or of the first if there are `more` at run time.
 
-        The innermost loop is one over `depth`.
+        The innermost loop is one over `depth`, of which few steps may be written out `in_a_row`. More of them are a
+        loop, which should be as long as may be: what a step reads is asked for at once.
         """
         wanted = -(-lines // tiles)
-        most = min(max(steps // wanted, 1), _MOST_STEPS_APART)
+        most = max(steps // wanted, 1)
+        in_a_row = in_a_row and most <= _STEPS_IN_A_ROW
+        most = min(most if in_a_row else most * max(lines // steps, 1), _MOST_STEPS_APART)
         every = max(d for d in range(1, most + 1) if depth % d == 0)
         asks = steps // every
         at_once = -(-wanted // asks)
-        turns = _turns(lines, every, at_once, depth) if is_last_cache_far(target) else 0
+        turns = _turns(lines, every, at_once, depth) if in_a_row and is_last_cache_far(target) else 0
         ends = more or tiles * asks * at_once > _MOST_REPEATED * lines
         return Pace(lines, every, at_once, asks, max(turns, 1), turns * at_once or 1, ends)
 
@@ -166,7 +173,8 @@ def stream_panels(
     Where one tile is all that reads a panel, what lies a little further on is fetched.
     """
     *_, k = s[accumulator].op.reduce_axis
-    if not isinstance(extent_of(k), int) or not _is_worthwhile(weights, target):
+    written_out = s[accumulator].attrs_of(k).kind is not None
+    if written_out or not isinstance(extent_of(k), int) or not _is_worthwhile(weights, target):
         return
     if not choose("stream panels", True, (True, False)):
         return
@@ -185,8 +193,9 @@ def _stream_next(
     line = LINE_BYTES // weights.dtype.nbytes
     known = all(isinstance(extent_of(axis), int) for axis in s[accumulator].op.axis)
     tiles, lines = plan.tiles_of_a_panel, -(-steps * width // line)
-    pace = Pace.of(tiles, lines, steps, constant_size([extent_of(k)]), target, more=not known)
     vectors = -(-width // vector_lanes(target, weights.dtype.nbytes))
+    in_a_row = plan.height * vectors >= _FEWEST_IN_A_ROW and not plan.narrow_last
+    pace = Pace.of(tiles, lines, steps, constant_size([extent_of(k)]), target, more=not known, in_a_row=in_a_row)
     if pace.every * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE * pace.at_once:
         return
     if tiles >= _FEWEST_STEPS_PER_LINE and pace.every * width < _FEWEST_STEPS_PER_LINE * line * pace.at_once:
@@ -241,13 +250,15 @@ def _steps_and_width(s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor)
 def stream_results(
     s: te.Schedule, accumulator: te.Tensor, out: te.Tensor, anchor: te.Operation, plan: ProductPlan, target: Target
 ) -> None:
-    """Fetch what the sums of a tile are added to (a residual) while they are summed up, some lines every few steps.
+    """Fetch what the sums of a tile are added to (a residual), and where they go, while they are summed up.
 
-    Where the last cache is far: the processor doesn't guess a tile's lines, of as many rows, and all of them at once
-    are more than it waits for at a time. The reduction's innermost loop may be split already.
+    Some lines every few steps, where the last cache is far: the processor doesn't guess a tile's lines, of as many
+    rows, and all of them at once are more than it waits for at a time: neither loads of the next tile nor stores could
+    go on. The reduction's innermost loop may be split already.
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
-    far = [t for t in residuals if constant_size(t.shape) * t.dtype.nbytes > target.cache_bytes.l2 // _PART_OF_L2]
+    size = target.cache_bytes.l2 // _PART_OF_L2
+    far = [t for t in (*residuals, out) if constant_size(t.shape) * t.dtype.nbytes > size]
     axes = s[accumulator].op.reduce_axis
     along = [extent_of(axis) for axis in axes]
     rows = out.shape[:-1]
@@ -271,7 +282,7 @@ def stream_results(
     for tensor in far:
         for number in range(at_once):
             for element in range(0, plan.width, LINE_BYTES // tensor.dtype.nbytes):
-                s[accumulator].prefetch_line(tensor, outer, place(number, element))
+                s[accumulator].prefetch_line(tensor, outer, place(number, element), written=tensor is out)
 
 
 def _read_behind(out: te.Tensor, anchor: te.Operation) -> list[te.Tensor]:
