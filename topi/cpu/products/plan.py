@@ -46,16 +46,31 @@ _ROWS_OF_A_PART = 112
 """Rows of a block, at least (or all), for which a part of the reduction is done at a time: they pay for the panels."""
 _TILES_OF_A_PART = 4
 """Row tiles of a block, at least: fewer read a panel from memory as quickly as anything else."""
-_PANELS_AT_ONCE = 2
-"""Panels, at most, that a block is multiplied with part by part."""
 _MASKED_ROWS = 1024
 """Rows of a product, at most, whose last panel may end within a vector, masked, and be in one loop with the others. Of
 more rows blocks are long enough that a loop over panels inside of them costs nothing, and masks do with short sums."""
+_MOST_KEPT = 0.95
+"""Of the second-level cache: what two panels, or rows beside them, take at most where the reduction isn't divided."""
 _STAYING, _PASSING = 1 / 4, 1 / 2
 """Of the second-level cache: what weights that stay there take at most, and what passes by at least."""
-_PART_SHARE, _PANEL_SHARE, _PANEL_SHARE_OF_FAR = 0.95, 1 / 8, 1 / 24
-"""Of the second-level cache: a block's part of the rows, two panels' and the sums, at most; and one panel's part, also
-where the last cache is far, so that the second one is large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PartSizes:
+    """How much of the second-level cache a block may take whose reduction is done by parts."""
+
+    block: float
+    """a part of the rows, two panels' and the sums"""
+    panel: float
+    """a panel's part"""
+    panels_at_once: int
+    """panels, at most, that a block is multiplied with part by part"""
+
+
+_PARTS = _PartSizes(0.95, 1 / 8, 2)
+_PARTS_OF_FAR = _PartSizes(0.4, 1 / 16, 8)
+"""Where the last cache is far: blocks of few rows, as a second-level cache of 2 MiB doesn't keep much more than half of
+them, but of more panels, as for each group of them the rows are read anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +188,7 @@ class _Product:
         """
         room = cache_share(self.target)
         if is_last_cache_far(self.target):
-            room = int(_PART_SHARE * self.target.cache_bytes.l2) - _ELEMENT * 2 * self.panel * self.steps
+            room = int(_MOST_KEPT * self.target.cache_bytes.l2) - _ELEMENT * 2 * self.panel * self.steps
         return (self.left_bytes or 0) <= room
 
     @property
@@ -213,14 +228,15 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
 
     The steps are as many as leave room for enough rows, the blocks as even as their number allows.
     """
-    cores, elements = p.target.num_cores, int(_PART_SHARE * p.target.cache_bytes.l2) // _ELEMENT
-    large = 2 * p.panel * p.steps > elements or not p.left_stays
+    cores, cache = p.target.num_cores, p.target.cache_bytes.l2
+    sizes = _PARTS_OF_FAR if is_last_cache_far(p.target) else _PARTS
+    elements = int(sizes.block * cache) // _ELEMENT
+    large = _ELEMENT * 2 * p.panel * p.steps > _MOST_KEPT * cache or not p.left_stays
     if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
         return None
     panels = p.columns // p.panel
-    together = max(n for n in range(1, _PANELS_AT_ONCE + 1) if panels % n == 0)
-    share = _PANEL_SHARE_OF_FAR if is_last_cache_far(p.target) else _PANEL_SHARE
-    most = int(share * p.target.cache_bytes.l2) // (_ELEMENT * p.panel)
+    together = max(n for n in range(1, sizes.panels_at_once + 1) if panels % n == 0)
+    most = int(sizes.panel * cache) // (_ELEMENT * p.panel)
     for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
         rows = (elements - 2 * p.panel * depth) // (depth + together * p.panel)
         if rows < min(_ROWS_OF_A_PART, p.rows) or most < depth < p.steps:
