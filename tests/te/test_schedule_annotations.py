@@ -137,6 +137,15 @@ def test_several_lines_are_asked_for_from_one_place_on():
     assert [text.count(f"min(i * 64 + 64, 511){behind}]") for behind in ("", " + 16", " + 32")] == [1, 1, 1]
 
 
+def test_a_line_asked_for_may_lie_past_the_end_of_its_dimension():
+    """Of the last one only, to what is behind it in memory: another row, or nothing."""
+    a = te.placeholder((8, 64), name="a")
+    b = te.compute((8, 64), lambda i, j: a[i, j] * 2.0, name="b")
+    s = te.create_schedule(b)
+    s[b].prefetch_line(a, b.op.axis[1], lambda i, j: (i + 1, j * 2), past_end=True)
+    assert "a[min(i + 1, 7), j * 2]" in str(te.lower(s, [a, b], simple_mode=True))
+
+
 @pytest.mark.parametrize(("factor", "place"), [(16, "min(i * 64 + j.outer * 144, 511)"), (64, "i * 64")])
 def test_lines_asked_for_may_depend_on_loops_of_several_iterations_or_one(factor, place):
     a = te.placeholder((8, 64), name="a")

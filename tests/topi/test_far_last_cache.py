@@ -57,6 +57,20 @@ def test_reductions_are_done_by_parts_where_rows_and_two_panels_exceed_the_secon
     assert ("dense.rf = " in loops_of(residual_product(128, 768, 3088), caches)) == by_parts
 
 
+@pytest.mark.parametrize(("columns", "groups"), [(768, 4), (736, 23)])
+def test_blocks_done_by_parts_have_several_panels_but_cores_have_equal_shares(columns: int, groups: int):
+    """Of 24 panels 8 at once would be three groups for two cores, 6 are four; nothing divides 23."""
+    text = loops_of(residual_product(128, columns, 3080, added=False), FAR)
+    assert ".rf = " in text and f"in parallel({groups})" in text
+
+
+@pytest.mark.parametrize(("columns", "apart"), [(1001, False), (20001, True)])
+def test_a_last_panel_is_one_by_itself_where_weights_exceed_the_caches(columns: int, apart: bool):
+    """There each panel is read once anyway; others are made of whole tiles then, not of vectors that are told apart."""
+    text = loops_of(residual_product(64, columns, 768, added=False), FAR)
+    assert (", 1, 32)] + broadcast(" in text) == apart
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"), [(3136, 256, 64), (3001, 96, 72), (128, 96, 3088), (700, 256, 24), (3000, 768, 300)]
 )

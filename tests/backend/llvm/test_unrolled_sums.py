@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -18,15 +19,25 @@ from te.tir import For, ForKind
 AVX512 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids"
 
 
-def product(depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float32") -> IRModule:
-    """(rows, depth) by (depth, columns): all sums are in registers while a loop goes along the depth."""
+def product(
+    depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float32", asks: Sequence[int] = ()
+) -> IRModule:
+    """(rows, depth) by (depth, columns): all sums are in registers while a loop goes along the depth.
+
+    Every so many steps, loops inside of others, memory is asked for in the innermost.
+    """
     a, b = te.placeholder((rows, depth), dtype, "a"), te.placeholder((depth, columns), dtype, "b")
     k = te.reduce_axis((0, depth), "k")
     c = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], k), name="c")
     s = te.create_schedule([c.op])
     tile = s.cache_write(c, "local")
     i, j = s[tile].op.axis
-    s[tile].reorder(s[tile].op.reduce_axis[0], i, j)
+    s[tile].reorder(k, i, j)
+    loop, rest = k, k
+    for every in asks:
+        loop, rest = s[tile].split(rest, factor=every)
+    if asks:
+        s[tile].prefetch_line(b, loop, lambda i, j, k: (k + 100, 0))
     s[tile].unroll(i)
     s[tile].vectorize(j)
     s[c].vectorize(s[c].op.axis[1])
@@ -35,8 +46,8 @@ def product(depth: te.Dim, rows: int = 8, columns: int = 32, dtype: str = "float
 
 def steps(module: IRModule, vector_bits: int = 512) -> int:
     (function,) = module.functions.values()
-    (loop,) = [f for f in collect(function.body, For) if f.kind is ForKind.SERIAL and str(f.loop_var) == "k"]
-    return steps_at_once(loop, vector_bits)
+    loops = [f for f in collect(function.body, For) if f.kind is ForKind.SERIAL and str(f.loop_var).startswith("k")]
+    return steps_at_once(loops[-1], vector_bits)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,19 @@ def test_fewer_steps_of_larger_tiles_and_one_of_what_is_no_tile():
     assert steps(product(64, rows=14, columns=64)) == 1, "56, which no registers hold"
     assert steps(product(64, rows=2)) == 1, "four multiply-adds"
     assert steps(product(te.size_var("n"))) == 1, "how many of them is not known"
+
+
+@pytest.mark.parametrize(
+    ("asks", "found"), [([2], 4), ([4], 2), ([8], 1), ([16], 1), ([8, 2], 1), ([4, 2], 2), ([2, 1], 4)]
+)
+def test_loops_of_few_steps_between_which_memory_is_asked_for_are_written_out_with_the_next(
+    asks: list[int], found: int
+):
+    """Eight steps in a row in all."""
+    assert steps(product(64, asks=asks)) == found
+    text = backend.build(product(64, asks=asks), target=Target(AVX512)).get_source("asm")
+    assert text.count("vfmadd") == 16 * 8
+    assert text.count("prefetch") == 8 // min(asks[-1], 8)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7, 13, 64, 67])

@@ -65,10 +65,12 @@ class _PartSizes:
     """a panel's part"""
     panels_at_once: int
     """panels, at most, that a block is multiplied with part by part"""
+    fewer: bool
+    """or less, if cores then have equal shares"""
 
 
-_PARTS = _PartSizes(0.95, 1 / 8, 2)
-_PARTS_OF_FAR = _PartSizes(0.4, 1 / 16, 8)
+_PARTS = _PartSizes(0.95, 1 / 8, 2, fewer=False)
+_PARTS_OF_FAR = _PartSizes(0.4, 1 / 16, 8, fewer=True)
 """Where the last cache is far: blocks of few rows, as a second-level cache of 2 MiB doesn't keep much more than half of
 them, but of more panels, as for each group of them the rows are read anew."""
 
@@ -167,7 +169,7 @@ class _Product:
         """Is a partial last panel one of whole vectors, or of one that is masked at next to no cost?"""
         partial = not self.has_whole_panels and self.columns > self.panel
         masks = "avx512f" in self.target.features and self.rows <= _MASKED_ROWS
-        return partial and (masks or self.columns % vector_lanes(self.target) == 0)
+        return partial and not self.exceeds_caches and (masks or self.columns % vector_lanes(self.target) == 0)
 
     @property
     def in_one_loop(self) -> bool:
@@ -230,23 +232,31 @@ def _parts(p: _Product, height: int, tiles: int) -> ProductPlan | None:
     """
     cores, cache = p.target.num_cores, p.target.cache_bytes.l2
     sizes = _PARTS_OF_FAR if is_last_cache_far(p.target) else _PARTS
-    elements = int(sizes.block * cache) // _ELEMENT
     large = _ELEMENT * 2 * p.panel * p.steps > _MOST_KEPT * cache or not p.left_stays
     if not p.is_matrix or p.groups > 1 or not p.has_whole_panels or tiles < _TILES_OF_A_PART or not large:
         return None
-    panels = p.columns // p.panel
-    together = max(n for n in range(1, sizes.panels_at_once + 1) if panels % n == 0)
-    most = int(sizes.panel * cache) // (_ELEMENT * p.panel)
+    panels, most = p.columns // p.panel, int(sizes.panel * cache) // (_ELEMENT * p.panel)
+    groups = [n for n in range(sizes.panels_at_once, 0, -1) if panels % n == 0]
+
+    def block(depth: int, together: int) -> int:
+        """Row tiles of a block: their rows, two panels' parts and the sums are what the cache holds."""
+        rows = (int(sizes.block * cache) // _ELEMENT - 2 * p.panel * depth) // (depth + together * p.panel)
+        return max(rows // height, 1) if rows >= min(_ROWS_OF_A_PART, p.rows) else 0
+
     for depth in [p.steps // n for n in range(1, p.steps // _FEWEST_STEPS + 1) if p.steps % n == 0]:
-        rows = (elements - 2 * p.panel * depth) // (depth + together * p.panel)
-        if rows < min(_ROWS_OF_A_PART, p.rows) or most < depth < p.steps:
+        if most < depth < p.steps or not block(depth, groups[0]):
             continue
-        blocks = -(-tiles // max(rows // height, 1))
-        evenly = largest_share(blocks * panels // together, cores) * _NOTABLY <= largest_share(tiles * panels, cores)
-        if depth == p.steps or not evenly or not choose("parts", True, (True, False)):
+        if depth == p.steps or not choose("parts", True, (True, False)):
             return None
-        at_once = -(-tiles // blocks) if blocks > 1 else 0
-        return ProductPlan(height, p.panel, p.panel, tiles_at_once=at_once, depth=depth, panels_at_once=together)
+        for together in groups if sizes.fewer else groups[:1]:
+            blocks = -(-tiles // block(depth, together))
+            share = largest_share(blocks * panels // together, cores) * _NOTABLY
+            if share <= largest_share(tiles * panels, cores):
+                at_once = -(-tiles // blocks) if blocks > 1 else 0
+                return ProductPlan(
+                    height, p.panel, p.panel, tiles_at_once=at_once, depth=depth, panels_at_once=together
+                )
+        return None
     return None
 
 
