@@ -117,11 +117,12 @@ def test_results(rows: int, columns: int, depth: int):
     np.testing.assert_allclose(result, data @ weight.T, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("size", [7, 14, 28])
-def test_results_of_winograd_convolutions(size: int):
+@pytest.mark.parametrize(("size", "inputs"), [(7, 64), (14, 64), (28, 64), (28, 1), (14, 3), (14, 30)])
+def test_results_of_winograd_convolutions(size: int, inputs: int):
+    """Of weights of one line for a place, too."""
     rng = np.random.default_rng(size)
-    data = rng.standard_normal((1, 64, size, size), dtype=np.float32)
-    weight = relay.const(rng.standard_normal((96, 64, 3, 3), dtype=np.float32))
+    data = rng.standard_normal((1, inputs, size, size), dtype=np.float32)
+    weight = relay.const(rng.standard_normal((96, inputs, 3, 3), dtype=np.float32))
     x = relay.var("x", data.shape)
     function = relay.Function((x,), relay.nn.conv2d(x, weight, channels=96, kernel_size=(3, 3), padding=(1, 1, 1, 1)))
     result = graph_executor.GraphModule(relay.build(function, f"llvm {FAR}")["default"](device("cpu", 0)))(data)[0]

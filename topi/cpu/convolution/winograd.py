@@ -220,7 +220,7 @@ def _stream_weights(
     """
     panels, size, _, inputs, width = [constant_size([d]) for d in weights.shape]
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
-    pace = Pace.of(tiles, inputs * width // line, inputs, _depth_steps(accumulator), target)
+    pace = Pace.of(tiles, -(-inputs * width // line), inputs, _depth_steps(accumulator), target)
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, k: Any) -> Sequence[Any]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from topi.cpu.products.plan import ProductPlan
 
 __all__ = ["sum_by_parts"]
+
+
 def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: ProductPlan) -> None:
     """Threads share blocks of rows x groups of panels. All tiles of one add up a part of the reduction, then the next.
 
@@ -74,7 +76,7 @@ def _fetch_ahead(
     if not isinstance(weights.op, te.PlaceholderOp):
         return
     width, line = constant_size(weights.shape[-1:]), LINE_BYTES // weights.dtype.nbytes
-    pace = Pace.of(tiles, plan.depth * width // line, plan.depth, plan.depth, target)
+    pace = Pace.of(tiles, -(-plan.depth * width // line), plan.depth, plan.depth, target)
     shape = [extent_of(axis) for axis in s[tile].op.axis[1:-1]]
 
     def place(number: int) -> Callable[..., Sequence[Any]]:

@@ -53,7 +53,7 @@ _LEAST_OF_ONE_TILE = 4
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How evenly register tiles ask for `lines` of memory, each of them `asks` times: every few steps for `at_once`.
+    """How evenly register tiles ask for `lines` of memory, each tile `asks` times: every few steps for `at_once` lines.
 
     Bursts keep other reads waiting. Where memory is far, a core has too few buffers to wait for as many lines as it
     should, but goes ahead by itself behind each of several `pieces` that are asked for in turns (Xeon of the Sapphire
@@ -66,6 +66,7 @@ class Pace:
     at_once: int
     asks: int
     turns: int
+    """Asks, one after the other, that are for pieces of their own."""
     pieces: int
     ends: bool
     """Do tiles behind those that all lines are asked for in ask for the last one? Else for what lies behind it."""
@@ -171,7 +172,7 @@ def stream_panels(
 
     Weights come from memory, which the tile that reads a panel first would wait for: as long as several others take.
     Where one tile is all that reads a panel, what lies a little further on is fetched; but where memory is far, and
-    there is the time, the next panel, too, in pieces (13 rows by 50257 panels of 768 steps: 1.6 times as fast).
+    there is the time, the next panel, too, in pieces (13 x 50257 x 768: 1.6 times as fast).
     """
     *_, k = s[accumulator].op.reduce_axis
     written_out = s[accumulator].attrs_of(k).kind is not None
