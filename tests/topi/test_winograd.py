@@ -134,6 +134,14 @@ def test_with_wide_vectors_small_images_gain_though_their_weights_come_from_memo
         assert plan is not None and plan.tile == tile
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_panels_from_far_memory_are_fetched_during_all_that_is_multiplied_with_them(cores: int):
+    """Blocks of 10 or 25 tiles had to wait: the first that a panel is multiplied with is over too soon."""
+    target = Target(f"llvm -mcpu=icelake-server -l1-bytes=49152 -l2-bytes={2 << 20} -num-cores={cores}")
+    plan = plan_winograd(target, WinogradShape(1, 14, 14, 256, 256), 2)
+    assert plan.block == 49
+
+
 @pytest.mark.parametrize("vectors", ["haswell", "skylake-avx512"])
 def test_small_blocks_leave_weights_in_the_second_level_cache(vectors: str):
     target = Target(f"llvm -mcpu={vectors} {CACHES}")

@@ -41,7 +41,9 @@ and written by one core to be read by all. Fitted, as the other figures, to some
 _FAR_BYTES_PER_CYCLE = (4.5, 8.0)
 """What a core reads from memory, and from a last cache that is far, beside its work."""
 _NOT_HIDDEN = 0.25
-"""Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide."""
+"""Part of the shorter of the two, computing and reading weights from memory, that the longer does not hide. All of it
+where memory is far and several blocks pass over each panel: the first of them is too short for all the panel's lines
+(14 x 14 x 256 in blocks of 25 tiles waits for 28 % of its time, in one of 49 for 5)."""
 _BLOCK_SHARE = 0.75
 """Part of the second-level cache that a block's transformed input may take."""
 _HELD_SHARE = 0.5
@@ -169,11 +171,13 @@ def _read_speeds(target: Target) -> tuple[float, float]:
     return _FAR_BYTES_PER_CYCLE if is_last_cache_far(target) else (MEMORY_BYTES_PER_CYCLE, CACHE_BYTES_PER_CYCLE)
 
 
-def _with_weights(target: Target, cycles: float, nbytes: float, again: float = 0.0) -> float:
+def _with_weights(
+    target: Target, cycles: float, nbytes: float, again: float = 0.0, not_hidden: float = _NOT_HIDDEN
+) -> float:
     """`cycles` of computing together with reading weights from memory, `again` as many bytes from a cache, ahead."""
     memory, cache = _read_speeds(target)
     reading = nbytes / memory + again / cache
-    return max(cycles, reading) + _NOT_HIDDEN * min(cycles, reading)
+    return max(cycles, reading) + not_hidden * min(cycles, reading)
 
 
 def _blocks(tiles: int) -> Iterator[int]:
@@ -221,7 +225,9 @@ def _plans(
         again = weights * (count - 1) if weights / panels + data > held else 0.0
         passing = data * count / _PASSED_BYTES_PER_CYCLE if data * count > held else 0.0
         apart = (panels * (count * product + passing) + leaving * tiles) / share
-        apart = _with_weights(target, apart, weights / min(share, CORES_OF_MEMORY), again / share)
+        hurried = count > 1 and is_last_cache_far(target)
+        from_memory = weights / min(share, CORES_OF_MEMORY)
+        apart = _with_weights(target, apart, from_memory, again / share, 1.0 if hurried else _NOT_HIDDEN)
         apart += (2 * data * count / _SPECTRUM_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
         yield WinogradPlan(tile, panel, block, rows, True, apart)
         if data <= _BLOCK_SHARE * target.cache_bytes.l2:
