@@ -51,11 +51,12 @@ def test_every_line_is_asked_for(tiles: int, per_step: int, window: int, depth: 
         (4, 512, True, 4, [0, 256, 512, 768, 1, 257]),
         (10, 768, True, 2, [0, 768, 1, 769]),
         (4, 512, False, 1, [0, 1, 2, 3]),
+        (22, 1024, True, 1, [0, 1, 2, 3]),
         (40, 512, True, 1, [0, 1, 2, 3]),
         (1, 512, True, 4, [0, 256, 512, 768, 1, 257]),
         (4, 30, True, 1, [0, 1, 2, 3]),
     ],
-    ids=["few tiles", "ten", "near", "a loop", "one tile", "less than a page each"],
+    ids=["few tiles", "ten", "near", "twenty", "forty", "one tile", "less than a page each"],
 )
 def test_lines_of_several_pieces_are_asked_for_in_turns_where_memory_is_far(
     tiles: int, depth: int, far: bool, pieces: int, order: list[int]
@@ -63,6 +64,13 @@ def test_lines_of_several_pieces_are_asked_for_in_turns_where_memory_is_far(
     pace = Pace.of(tiles, 2 * depth, depth, depth, Target(f"llvm {FAR if far else NEAR}"))
     assert pace.pieces == pieces
     assert asked(pace, tiles, depth)[: len(order)] == order
+
+
+@pytest.mark.parametrize("tiles", [10, 22, 77])
+def test_steps_between_asks_are_written_out_in_a_row(tiles: int):
+    """A loop of two times eight steps inside of one over asks took a tenth longer."""
+    pace = Pace.of(tiles, 2048, 1024, 1024, Target(f"llvm {FAR}"))
+    assert pace.every <= 8 and pace.at_once == 1
 
 
 def test_tiles_that_are_counted_at_run_time_stop_at_the_end():

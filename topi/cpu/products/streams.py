@@ -82,8 +82,7 @@ class Pace:
         """
         wanted = -(-lines // tiles)
         most = max(steps // wanted, 1)
-        in_a_row = in_a_row and most <= _STEPS_IN_A_ROW
-        most = min(most if in_a_row else most * max(lines // steps, 1), _MOST_STEPS_APART)
+        most = min(most, _STEPS_IN_A_ROW) if in_a_row else min(most * max(lines // steps, 1), _MOST_STEPS_APART)
         every = max(d for d in range(1, most + 1) if depth % d == 0)
         asks = steps // every
         at_once = -(-wanted // asks)
