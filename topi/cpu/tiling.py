@@ -263,19 +263,13 @@ def tile_rows(
 
     def cost(tile: RegisterTile) -> float:
         tiles = math.ceil(rows / tile.rows) * max(shared, 1)
-        slower = _crowding(target, tile.rows, apart) * (_NO_SPARE if tile.rows >= full and far else 1.0)
+        slower = _crowding(target, tile.rows, apart)
         return _cost(tile, rows, panel, steps, line) * slower * cores * largest_share(tiles, cores)
 
-    far = is_last_cache_far(target)
-    full = (target.vector_registers - temporaries - vectors - 1) // vectors
     tiles = _tiles(target, lanes, vectors, temporaries)
     best = min([tile for tile in tiles if tile.rows <= max(rows, 1)], key=lambda tile: (cost(tile), -tile.rows))
     return choose("rows", best.rows, [tile.rows for tile in tiles if tile.rows <= rows])
 
-
-_NO_SPARE = 1.01
-"""How much longer a step takes at least where all registers are taken: of several steps in a row some sums wait in
-memory. Measured where the last cache is far: 1576 x 3072 x 768 in tiles of 14 x 2 vectors 155 GFLOP/s, 13 x 2 164."""
 
 _PARTIAL_PANEL = 1.1
 """A last panel that is not full costs a second copy of the code and a less favourable order of the loops."""

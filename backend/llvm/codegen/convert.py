@@ -22,7 +22,8 @@ class Machine:
 
     `fma`: multiplies and adds in one instruction, rounding once. `half`: converts float16 to float32 and back.
     `fast`: LLVM's fast-math flags for every float operation, such as "nnan nsz". `caches`: bytes of the largest cache,
-    past which larger results are stored; 0 when it is not known. `features`: LLVM's names of what the processor has.
+    past which larger results are stored; 0 when it is not known. `features` and `mcpu`: LLVM's names of what the
+    processor has, and of the processor.
     """
 
     fma: bool = False
@@ -30,11 +31,21 @@ class Machine:
     fast: str = ""
     caches: int = 0
     features: frozenset[str] = frozenset()
+    mcpu: str = ""
 
     @property
     def vector_bits(self) -> int:
         """The width of a vector register."""
         return 512 if "avx512f" in self.features else 256 if "avx2" in self.features else 128
+
+    @property
+    def keeps_sums(self) -> bool:
+        """Do sums stay in registers where steps end by passing through a barrier?
+
+        Of 512 bits, 14 x 2 of which sometimes spill otherwise. But with LLVM's models of Zen 4 and 5, which read what a
+        step needs earlier then, they do so only if they have to pass.
+        """
+        return self.vector_bits == 512 and not self.mcpu.startswith("znver")
 
 
 class ConvertEmitter(IndexEmitter):

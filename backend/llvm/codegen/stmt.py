@@ -7,7 +7,7 @@ from functools import reduce
 from itertools import groupby
 
 from backend.llvm.assembly import FunctionText
-from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE, CallEmitter
+from backend.llvm.codegen.calls import CTX_FREE, CTX_PARALLEL, CTX_WORKSPACE
 from backend.llvm.codegen.convert import Machine
 from backend.llvm.codegen.index import Index, is_nonnegative
 from backend.llvm.codegen.regions import (
@@ -19,6 +19,7 @@ from backend.llvm.codegen.regions import (
     outline,
     regions_of,
 )  # fmt: skip
+from backend.llvm.codegen.sums import SumEmitter
 from backend.llvm.codegen.unrolled_sums import steps_at_once
 from backend.llvm.types import element_bytes, memory_type
 from te.dtype import INT64
@@ -46,16 +47,13 @@ STACK_BYTES = 64 * 1024
 """Scratch memory up to this size lives on the stack, as long as a function has no more than `STACK_TOTAL`."""
 STACK_TOTAL = 256 * 1024
 
-_BARRIER = 'call void asm sideeffect "", "~{memory}"()'
-"""No instruction, but none that reads memory is moved past it."""
-
 MAX_UNROLLED = 4096
 """Statements that an unrolled loop may become; a larger one stays a loop."""
 
 AssertMessages = list[str]
 
 
-class StmtEmitter(CallEmitter):
+class StmtEmitter(SumEmitter):
     """Emits the statements of one function. `messages` collects what its AssertStmts say; None where none may be."""
 
     def __init__(
@@ -228,10 +226,11 @@ class StmtEmitter(CallEmitter):
         text.place(done)
 
     def _in_a_row(self, loop: For, positions: Sequence[Index]) -> None:
-        """Iterations one after the other. LLVM is kept from reading early what it has no register for until later."""
+        """Iterations one after the other, of a sum if there are several."""
         for i, position in enumerate(positions):
             if i:
-                self.text.effect(_BARRIER)
+                self.end_step()
+            self.sums = []
             self.run_iteration(loop, position)
 
     # Scratch memory
@@ -247,6 +246,7 @@ class StmtEmitter(CallEmitter):
             kind = f"[{max(size, 1)} x {memory_type(buffer.dtype)}]"
             self.env[buffer.data] = self.text.alloca(kind, align)
             self.unaliased.add(buffer.data)
+            self.on_stack.add(buffer.data)
             self.visit(stmt.body)
             return
         count = Index(None, size, 0) if isinstance(size, int) else self.index(size)

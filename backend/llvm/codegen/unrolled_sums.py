@@ -26,7 +26,7 @@ from te.tir import (
     Stmt,
 )
 
-__all__ = ["steps_at_once"]
+__all__ = ["is_sum", "steps_at_once"]
 
 _LEAST, _LARGEST, _MOST = 8, 32, 224
 """Multiply-adds of an iteration that make a register tile, no more than there are registers (else it is several steps
@@ -68,7 +68,7 @@ def _step(body: Stmt) -> tuple[list[BufferStore], int]:
         if body.kind is ForKind.SERIAL:
             return sums, steps * body.extent.value
         return (sums * body.extent.value, steps) if body.kind is ForKind.UNROLLED and steps == 1 else ([], 1)
-    return [body] if isinstance(body, BufferStore) and _is_sum(body) else [], 1
+    return [body] if isinstance(body, BufferStore) and is_sum(body) else [], 1
 
 
 def _is_prefetch(stmt: Stmt) -> bool:
@@ -85,7 +85,7 @@ def _share_factors_in_pairs(sums: Sequence[BufferStore]) -> bool:
     return len(sums) == 2 * len(factors)
 
 
-def _is_sum(store: BufferStore) -> bool:
+def is_sum(store: BufferStore) -> bool:
     """Does it add a product, one of its factors the same for a whole vector, to the elements that it stores to?"""
     value = store.value
     if not isinstance(value, Add) or not isinstance(value.b, Mul) or not isinstance(value.a, BufferLoad):

@@ -16,7 +16,8 @@ from backend.target import Target
 from te.ir import IRModule, collect
 from te.tir import For, ForKind
 
-AVX512 = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids"
+X86 = "llvm -mtriple=x86_64-unknown-linux-gnu"
+AVX512 = f"{X86} -mcpu=sapphirerapids"
 
 
 def product(
@@ -96,6 +97,28 @@ def test_registers_hold_all_sums_and_addresses_take_next_to_no_instructions():
     assert not re.search(r"zmm\d+, -?\d*\(%rsp\)|\(%rsp\), %zmm", body)
     scalar = re.findall(r"^\s(?:add|lea|inc|sub|cmp|mov|shl)\w*\s", body, flags=re.M)
     assert len(scalar) <= 4
+
+
+@pytest.mark.parametrize(
+    ("processor", "through"), [("icelake-server", True), ("znver5", False), ("haswell", False)]
+)
+def test_sums_pass_from_step_to_step_in_registers(processor: str, through: bool):
+    """Not with LLVM's models of Zen 4 and 5, with which 14 x 2 vectors spill only if they have to."""
+    rows, columns = (14, 32) if processor != "haswell" else (6, 16)
+    lib = backend.build(product(64, rows, columns), target=Target(f"{X86} -mcpu={processor}"))
+    assert ("=v,=v" in lib.get_source("raw-ll")) == through
+    assert "(%rsp)" not in lib.get_source("asm")
+
+
+def test_a_tile_that_takes_nearly_all_registers_does_not_spill():
+    """14 x 2 vectors of a convolution with strides: one of the sums was in memory, and waited for in each step."""
+    x, weight = relay.var("x", (1, 128, 56, 56)), relay.const(np.zeros((128, 128, 3, 3), np.float32))
+    conv = relay.nn.conv2d(x, weight, strides=(2, 2), padding=(1, 1, 1, 1), channels=128, kernel_size=(3, 3))
+    target = f"{X86} -mcpu=icelake-server -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
+    lib = relay.build(IRModule({"main": relay.Function((x,), relay.nn.relu(conv))}), target)
+    loops = [b for b in re.split(r"\n(?=\.LBB)", lib.module.get_source("asm")) if "vfmadd" in b]
+    assert [b.count("vfmadd") for b in loops] == [8 * 28]
+    assert not any("(%rsp)" in b[b.index("vfmadd") : b.rindex("vfmadd")] for b in loops)
 
 
 def test_two_vectors_of_a_row_that_are_apart_are_not_written_out():
