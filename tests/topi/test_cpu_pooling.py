@@ -178,18 +178,19 @@ def test_later_lines_are_asked_for_in_the_order_of_memory() -> None:
     assert asked
 
 
+@pytest.mark.parametrize("l2_bytes, ahead", [(1 << 20, 8192), (2 << 20, 2048)])
 @pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=haswell"])
 @pytest.mark.parametrize("kernel", [3, 5])
-def test_columns_ask_for_their_own_elements_of_later_ones(kernel, target) -> None:
-    """With the channels last: each the last line of its window, once, 8 KB further on."""
+def test_columns_ask_for_their_own_elements_of_later_ones(kernel, target, l2_bytes, ahead) -> None:
+    """With the channels last: each the last line of its window, once, 8 KB further on, or 2 where memory is far."""
     x, border = te.placeholder((8, 60, 60, 128), "float32", "x"), (kernel // 2,) * 4
     out = topi.nn.max_pool(x, topi.nn.Windows((1, 2), (kernel, kernel), (1, 1), (1, 1), border))
-    func = te.lower(schedule_for([out], Target(target)), [x, out])["main"]
+    func = te.lower(schedule_for([out], Target(f"{target} -l2-bytes={l2_bytes}")), [x, out])["main"]
     lines = [line.strip() for line in str(func).splitlines()]
     asked, stored = ([line for line in lines if line.startswith(p)] for p in ("prefetch(", "max_pool["))
     vector = int(re.search(r", 1, (\d+)\)\] =", stored[0]).group(1))
     assert len(asked) * 16 == len(stored) * vector > 0, "a cache line for each that is stored"
-    below = kernel // 2 * (60 - 1) * 128 + 8192 // 4  # from the border on
+    below = kernel // 2 * (60 - 1) * 128 + ahead // 4  # from the border on
     offsets = [int(found.group(1)) for found in (re.search(r"\+ (\d+)[],]", line) for line in asked) if found]
     assert below in [offset - offset % 128 for offset in offsets]
 

@@ -272,6 +272,17 @@ def test_as_many_rows_ahead_are_asked_for_as_arrive_meanwhile():
     assert "+ 2200]), 3, 0)" in text  # eleven rows: 8 KB at least
 
 
+def test_lines_in_the_page_that_is_read_are_asked_for_where_memory_is_far():
+    x = te.placeholder((7000, 200), "float32", "x")
+    out = topi.nn.softmax(x, 1)
+    near, far = (
+        str(te.lower(schedule_for([out], Target(f"llvm -num-cores=1 -l2-bytes={l2 << 20}")), [x, out]))
+        for l2 in (1, 2)
+    )
+    assert "+ 2200]), 3, 0)" in near
+    assert "+ 600]), 3, 0)" in far  # three rows: 2 KB at least, half a page
+
+
 def test_rows_are_asked_for_ahead_and_stay_vectors_behind_a_mask():
     a, kept = RNG.standard_normal((700, 200)).astype("float32"), RNG.integers(0, 2, 200).astype(bool)
     x, m = te.placeholder(a.shape, "float32", "x"), te.placeholder(kept.shape, "bool", "m")

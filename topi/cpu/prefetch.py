@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import te
 from te.tir.substitute import substitute
+from topi.cpu.tiling import is_last_cache_far
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.tag import is_broadcast
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
     from te.tir import PrimExpr
 
 __all__ = [
-    "AHEAD_BYTES", "LINE_BYTES", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_next", "prefetch_rows",
+    "LINE_BYTES", "bytes_ahead", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_next", "prefetch_rows",
     "read_later", "rows_ahead",
 ]  # fmt: skip
 
 LINE_BYTES = 64
 """A cache line."""
-AHEAD_BYTES = 8192
+_AHEAD_BYTES = 8192
 """What a core reads from memory in the time that one line takes (Zen 5: 40 GB/s, 200 ns); a quarter of the smallest
 first-level cache."""
+_AHEAD_IN_PAGE = 2048
+"""Half a page. Where memory is far the second-level cache goes ahead by itself, in the page of what is asked for: a
+core that asks for the page behind it has to wait for each line (Xeon of the Sapphire Rapids family: 13 and 23 GB/s)."""
 _ROWS_OF_L2 = 4
 """Rows that the second-level cache holds where the next is asked for: that, this one, what is kept of it, and room."""
 _LEAST_BYTES = 512
@@ -50,9 +54,17 @@ def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
     return size > target.cache_bytes.l2 >= _ROWS_OF_L2 * row
 
 
-def rows_ahead(nbytes: int) -> int:
-    """How many rows of so many bytes ahead is asked for one: what memory sends while a core waits for it, at least."""
-    return -(-AHEAD_BYTES // nbytes)
+def bytes_ahead(target: Target) -> int:
+    """How far ahead it is asked for what is read in the order of memory."""
+    return _AHEAD_IN_PAGE if is_last_cache_far(target) else _AHEAD_BYTES
+
+
+def rows_ahead(nbytes: int, ahead: int = _AHEAD_BYTES) -> int:
+    """How many rows of so many bytes ahead is asked for one: at least what memory sends while a core waits for it.
+
+    That is where rows are read one here, one there; `ahead` says how far it is where they follow each other.
+    """
+    return -(-ahead // nbytes)
 
 
 def prefetch_rows(
@@ -64,7 +76,8 @@ def prefetch_rows(
     """
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, length, target):
-            s[stage].prefetch_ahead(tensor, loop, rows_ahead(length * tensor.dtype.nbytes) * length)
+            ahead = rows_ahead(length * tensor.dtype.nbytes, bytes_ahead(target)) * length
+            s[stage].prefetch_ahead(tensor, loop, ahead)
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
@@ -79,7 +92,7 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     far = constant_size(shape) * out.dtype.nbytes > max(caches)
     if row > (caches.l3 // _SHARE_OF_LAST if far else caches.l2 // _SHARE_OF_L2):
         return False
-    ahead, lines = length * rows_ahead(row), -(-each * out.dtype.nbytes // LINE_BYTES)
+    ahead, lines = length * rows_ahead(row, bytes_ahead(target)), -(-each * out.dtype.nbytes // LINE_BYTES)
 
     def place(*i: Any) -> Sequence[Any]:
         return [ravel_index(i, shape) + ahead]

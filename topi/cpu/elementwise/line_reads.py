@@ -18,7 +18,7 @@ from te.ir import post_order
 from te.tir import Call, PrimExpr, Select, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
-from topi.cpu.prefetch import AHEAD_BYTES, LINE_BYTES, is_beyond_caches, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, bytes_ahead, is_beyond_caches, rows_ahead
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.utils import ravel_index
@@ -131,9 +131,10 @@ def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
     if not inputs or ((whole or not long_vectors) and _are_fetched(out.op, inputs, target)):
         return
     for read in inputs:
-        s[out].prefetch_line(read.tensor, loop, _later(read, width), lines=_lines(read.tensor, read.parts * elements))
+        lines = _lines(read.tensor, read.parts * elements)
+        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines)
     if not whole:
-        ahead = AHEAD_BYTES // size
+        ahead = bytes_ahead(target) // size
         s[out].prefetch_line(
             out, loop, lambda *first: [ravel_index(first, list(out.shape)) + ahead], written=True,
             lines=_lines(out, elements)
@@ -147,7 +148,8 @@ def ask_where_masked(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements:
     if not is_beyond_caches(out, target) or not _reads_by_masks(out.op, target):
         return
     for read in line_reads(out.op) or ():
-        s[out].prefetch_line(read.tensor, loop, _later(read, width), lines=_lines(read.tensor, read.parts * elements))
+        lines = _lines(read.tensor, read.parts * elements)
+        s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines)
 
 
 def _reads_by_masks(op: te.ComputeOp, target: Target) -> bool:
@@ -176,8 +178,8 @@ def _lines(tensor: te.Tensor, elements: int) -> int:
     return -(-elements * tensor.dtype.nbytes // LINE_BYTES)
 
 
-def _later(read: LineRead, width: int) -> Callable[..., list[PrimExpr]]:
+def _later(read: LineRead, width: int, target: Target) -> Callable[..., list[PrimExpr]]:
     """Where the tensor is read some kilobytes later, all parts of its lines from first to last."""
     size, in_order = read.tensor.dtype.nbytes, read.stride == width
-    ahead = AHEAD_BYTES // size if in_order else rows_ahead(read.stride * size) * read.stride
+    ahead = bytes_ahead(target) // size if in_order else rows_ahead(read.stride * size) * read.stride
     return lambda *first: [read.place(first) + (read.parts - 1) * first[-1] + ahead]

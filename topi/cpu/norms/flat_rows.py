@@ -10,7 +10,15 @@ from topi.cpu.accesses import reads
 from topi.cpu.common import parallel_outer
 from topi.cpu.elements import element_cost, elements_at_once, vectorize_elements
 from topi.cpu.lane_sums import sum_lanes
-from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_beyond_caches, is_streamed, prefetch_rows, rows_ahead
+from topi.cpu.prefetch import (
+    LINE_BYTES,
+    bytes_ahead,
+    inputs_of,
+    is_beyond_caches,
+    is_streamed,
+    prefetch_rows,
+    rows_ahead,
+)
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
 from topi.reduction import largest_number
@@ -93,7 +101,8 @@ class LineOfRows:
         for tensor in inputs_of(s[powers].op):
             if is_streamed(tensor, elements, self.target):
                 nbytes = tensor.dtype.nbytes
-                ahead, lines = rows_ahead(elements * nbytes) * elements, -(-each * nbytes // LINE_BYTES)
+                ahead = rows_ahead(elements * nbytes, bytes_ahead(self.target)) * elements
+                lines = -(-each * nbytes // LINE_BYTES)
                 s[powers].prefetch_line(tensor, vectors, lambda *i, n=ahead: [ravel_index(i, shape) + n], lines=lines)
 
     def add_up(self, s: te.Schedule, sums: te.Tensor, partial: te.Tensor) -> te.IterVar:

@@ -125,7 +125,7 @@ class TurnedRows:
                 copies = dict.fromkeys(copies, (tensor, columns, _CHAINS))
         for read, busy in copies.items():
             if is_streamed(read, rows * constant_size(out.shape[-1:]), self.target):
-                ask_for_rows(s, read, *busy, rows)
+                ask_for_rows(s, read, *busy, rows, self.target)
         return s
 
     def _is_packed(self, out: te.Tensor) -> bool:

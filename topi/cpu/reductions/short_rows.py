@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel_outer
-from topi.cpu.prefetch import LINE_BYTES, is_streamed, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, bytes_ahead, is_streamed, rows_ahead
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
@@ -85,7 +85,7 @@ def _turn_rows(
     s[copy].unroll(blocks)
     s[copy].unroll(vectors)
     if dimension == len(tensor.shape) - 2 and is_streamed(tensor, lanes * length, target):
-        ask_for_rows(s, tensor, copy, blocks, block_of(lanes, tensor.dtype), lanes)
+        ask_for_rows(s, tensor, copy, blocks, block_of(lanes, tensor.dtype), lanes, target)
 
 
 def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
@@ -101,7 +101,7 @@ def _rows_read(op: te.Operation, position: int) -> list[tuple[te.Tensor, int]]:
 
 
 def ask_for_rows(
-    s: te.Schedule, tensor: te.Tensor, stage: te.Tensor, blocks: te.IterVar, block: int, rows: int
+    s: te.Schedule, tensor: te.Tensor, stage: te.Tensor, blocks: te.IterVar, block: int, rows: int, target: Target
 ) -> None:
     """Ask for each cache line of a later group of `rows` of a tensor, some for each block of columns of this one.
 
@@ -110,7 +110,7 @@ def ask_for_rows(
     shape = [constant_size([d]) for d in tensor.shape]
     length, line = shape[-1], LINE_BYTES // tensor.dtype.nbytes
     group = rows * length
-    ahead = rows_ahead(group * tensor.dtype.nbytes) * group
+    ahead = rows_ahead(group * tensor.dtype.nbytes, bytes_ahead(target)) * group
     blocks_of_rows, lines_of_rows = -(-length // block), -(-group // line)
     lines = -(-lines_of_rows // blocks_of_rows)
 
