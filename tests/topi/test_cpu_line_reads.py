@@ -86,3 +86,27 @@ def test_processors_fetch_plain_lines_themselves() -> None:
     assert asked(chosen, [mask, x]) and not asked(chosen, [mask, x], small_caches.PROCESSORS["haswell"])
     held = small_caches.lowered(gated(x), [x], caches="-l3-bytes=33554432")
     assert "prefetch(" not in str(held)
+
+
+@pytest.mark.parametrize(
+    ("l2_bytes", "shape", "distance"),
+    [(2 << 20, (700, 1000), 2048), (2 << 20, (500, 1000), None), (1 << 20, (700, 1000), None)],
+    ids=["far", "in the cache", "near"],
+)
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+def test_elements_are_asked_for_within_the_page_where_memory_is_far(l2_bytes, shape, distance, kind) -> None:
+    """Those of inputs that the second-level cache doesn't hold, half a page ahead."""
+    rows, columns = shape
+    x = te.placeholder((rows * 4 // np.dtype(kind).itemsize, columns), kind, "x")
+    text = str(small_caches.lowered(topi.sigmoid(x), [x], _LONG_VECTORS, caches=f"-l2-bytes={l2_bytes}"))
+    lines = [line.strip() for line in text.splitlines() if "prefetch(" in line]
+    assert bool(lines) == (distance is not None)
+    if distance is not None:
+        assert f" + {distance // np.dtype(kind).itemsize}, " in lines[0]
+
+
+def test_elements_that_are_asked_for_may_lie_behind_the_end() -> None:
+    array = np.random.default_rng(0).standard_normal((700, 1001), np.float32)
+    x = te.placeholder(array.shape, "float32", "x")
+    found = small_caches.result(topi.sigmoid(x), [x], [array], caches=f"-l2-bytes={2 << 20}")
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-array)), rtol=1e-5, atol=1e-6)

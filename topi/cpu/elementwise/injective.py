@@ -17,7 +17,7 @@ from topi.cpu.elementwise.line_reads import ask_for_lines, ask_where_masked
 from topi.cpu.elementwise.packed_lines import PackedLines
 from topi.cpu.elementwise.packed_rows import PackedRows
 from topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
-from topi.cpu.prefetch import is_beyond_caches
+from topi.cpu.prefetch import is_beyond_caches, prefetch_elements
 from topi.cpu.register_transpose import block_of, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.cpu.turns.permuted_tiles import PermutedTiles
@@ -319,7 +319,9 @@ class _Written:
             return tile_strided(s, tensor, self.strided, vectors)
         if isinstance(extent, int) and extent <= _MOST_WRITTEN_OUT * self.lanes and _chooses_lanes(self.out):
             self.written_out = vectors
-        asks = self.alone and not self.flat and tensor is self.out and period is None
-        if asks and _is_long(self.out, extent, self.lanes, self.target):
-            ask_for_lines(s, tensor, vectors, elements_at_once(extent, self.lanes, self.vectors), self.target)
+        asks, each = self.alone and tensor is self.out, elements_at_once(extent, self.lanes, self.vectors)
+        if asks and self.flat:
+            prefetch_elements(s, tensor, vectors, each, self.target)
+        elif asks and period is None and _is_long(self.out, extent, self.lanes, self.target):
+            ask_for_lines(s, tensor, vectors, each, self.target)
         return [*outer, vectors]
