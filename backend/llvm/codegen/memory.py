@@ -13,10 +13,10 @@ from math import gcd
 from operator import floordiv, mod
 from typing import Any
 
-from backend.llvm.codegen.bfloats import BfloatEmitter
 from backend.llvm.codegen.expr import known_flags
 from backend.llvm.codegen.index import Index
 from backend.llvm.codegen.streaming import LINE_BYTES, divides
+from backend.llvm.codegen.streaming_stores import StreamingStoreEmitter
 from backend.llvm.types import element_bytes, memory_type, register_type, suffix
 from te.dtype import DType, dtype
 from te.errors import CompileError
@@ -40,9 +40,6 @@ from te.tir import (
 
 __all__ = ["MemoryEmitter"]
 
-_HALF_BITS = 16
-"""Of float16 and bfloat16."""
-
 _AVX2_BITS, _LEAST_MASKED_BYTES = 256, 4
 """Vectors of AVX2, and the least elements of which its instructions load some."""
 
@@ -53,16 +50,12 @@ _MOST_REGISTERS = 16
 """Of a local buffer that LLVM may keep in registers."""
 
 
-class MemoryEmitter(BfloatEmitter):
+class MemoryEmitter(StreamingStoreEmitter):
     """Emits memory accesses. `alignment` holds what is known of the pointers of buffers, in bytes."""
 
     alignment: dict[Var, int]
     shares_addresses: bool = False
     """Are elements near each other addressed from one of them, which is kept in a register?"""
-    streamed: frozenset[Var]
-    """Pointers of buffers that are stored to past the caches."""
-    streaming_stores: set[Var]
-    """Those of them that such stores were made to, in this function and those outlined from it."""
 
     def address(self, buffer: Buffer, index: Index) -> str:
         """The address of an element. Not `inbounds`: a part of an index, or one of a masked lane, may lie outside."""
@@ -454,26 +447,16 @@ class MemoryEmitter(BfloatEmitter):
         if mask is None:
             if align % LINE_BYTES and buffer.data in self.streamed and isinstance(index, Ramp):
                 align = LINE_BYTES if divides(LINE_BYTES // element_bytes(of.element), index.base) else align
-            hint = self._streaming_hint(buffer, of, align)
-            if hint and of.is_float and of.bits == _HALF_BITS:  # LLVM stores 64 bytes of these the usual way
-                integers = f"<{of.lanes} x i{_HALF_BITS}>"
-                value, kind = self.text.pure(f"bitcast {kind} {value} to {integers}"), integers
-            self.text.effect(f"store {kind} {value}, ptr {address}, align {align}{hint}")
+            if self.is_streaming(buffer, of, align):
+                self.store_past_caches(buffer, value, kind, of, address, align)
+            else:
+                self.text.effect(f"store {kind} {value}, ptr {address}, align {align}")
             return
         name = f"llvm.masked.store.{_memory_suffix(of)}.p0"
         self.text.module.declare(name, "void", f"{kind}, ptr, i32 immarg, <{of.lanes} x i1>")
         self.text.effect(
             f"call void @{name}({kind} {value}, ptr {address}, i32 {align}, <{of.lanes} x i1> {mask})"
         )
-
-    def _streaming_hint(self, buffer: Buffer, of: DType, align: int) -> str:
-        """What marks a store that goes past the caches, "" for others."""
-        whole_lines = of.lanes * element_bytes(of.element) % LINE_BYTES == 0 and align % LINE_BYTES == 0
-        if buffer.data not in self.streamed or not whole_lines:
-            return ""
-        self.streaming_stores.add(buffer.data)
-        self.text.module.metadata["!0"] = "!{i32 1}"
-        return ", !nontemporal !0"
 
     def _scatter(self, addresses: str, value: str, of: DType, mask: str | None) -> None:
         kind, lanes = memory_type(of), of.lanes

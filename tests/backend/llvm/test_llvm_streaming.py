@@ -131,13 +131,27 @@ def test_nothing_is_prefetched_to_be_stored_past_the_caches():
     assert len(streaming) == len(usual) == 1 and streaming != usual
 
 
+@pytest.mark.parametrize("computed", [False, True], ids=["moved", "computed"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8"])
 @pytest.mark.parametrize("cpu", ["haswell", "znver4", "sapphirerapids"])
-def test_instructions_of_any_type_go_past_the_caches(cpu: str, dtype: str):
+def test_instructions_of_any_type_go_past_the_caches(cpu: str, dtype: str, computed: bool):
     lanes = 64 // np.dtype("float16" if dtype == "bfloat16" else dtype).itemsize
     a = te.placeholder((ROWS, 2048), dtype, name="a")
-    c = te.compute((ROWS, 2048), lambda i, j: a[i, j], name="c")
+    c = te.compute((ROWS, 2048), lambda i, j: a[i, j] + a[i, j] if computed else a[i, j], name="c")
     s = te.create_schedule(c)
     s[c].vectorize(s[c].split(c.op.axis[1], factor=lanes)[1])
     target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={cpu} -l3-bytes=4096")
     assert "vmovnt" in backend.build(s, [a, c], target).get_source("asm")
+
+
+@pytest.mark.parametrize("lanes", [32, 64, 96])
+def test_half_precision_numbers_past_the_caches_are_what_was_computed(lanes: int):
+    a = te.placeholder((ROWS, 96), "float16", name="a")
+    c = te.compute((ROWS, 96), lambda i, j: a[i, j] + a[i, j], name="c")
+    s = te.create_schedule(c)
+    s[c].vectorize(s[c].split(s[c].fuse(*c.op.axis), factor=lanes)[1])
+    assert "nontemporal" in assembly(s, [a, c], SMALL_CACHES)
+    x = np.random.default_rng(0).standard_normal((ROWS, 96)).astype("float16")
+    result = at(0, np.zeros_like(x))
+    backend.build(te.lower(s, [a, c]), target=SMALL_CACHES)(backend.nd.array(x), backend.nd.from_dlpack(result))
+    np.testing.assert_array_equal(result, x + x)
