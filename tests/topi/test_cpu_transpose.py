@@ -488,6 +488,15 @@ def test_matrices_that_the_first_level_cache_holds(shape, kind) -> None:
     assert next(k for k in (PackedStrips, OrderedTiles, PackedMatrices) if k.of(turn, target) is not None) is kind
 
 
+@pytest.mark.parametrize(("l2_bytes", "kind"), [(1 << 20, PackedStrips), (2 << 20, OrderedTiles)])
+def test_large_matrices_are_read_in_the_order_of_memory_where_that_is_far(l2_bytes, kind) -> None:
+    """Pieces of lines are each of another page."""
+    x = te.placeholder((28, 577, 1024), "float32", "x")
+    target = Target(f"llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
+    turn = Turn(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
+    assert next(k for k in (PackedStrips, OrderedTiles) if k.of(turn, target) is not None) is kind
+
+
 @pytest.mark.parametrize("columns", [40, 255])
 def test_few_lines_that_begin_anywhere_are_not_taken_by_pieces(columns) -> None:
     """Tiles of lines as memory has them would be longer than those, or a good part of them."""
