@@ -9,9 +9,11 @@ import pytest
 
 import te
 import topi
+from backend.target import Target
 from tests.topi import small_caches
 from topi.cpu.elementwise.line_reads import LineRead, line_reads
 from topi.groups import constant_size
+from topi.registry import schedule_for
 
 _CACHES = "-l1-bytes=32768 -l2-bytes=524288 -l3-bytes=8192"
 _LONG_VECTORS = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=znver4"
@@ -103,6 +105,14 @@ def test_elements_are_asked_for_within_the_page_where_memory_is_far(l2_bytes, sh
     assert bool(lines) == (distance is not None)
     if distance is not None:
         assert f" + {distance // np.dtype(kind).itemsize}, " in lines[0]
+
+
+def test_elements_of_which_two_results_are_made_are_asked_for_once() -> None:
+    x = te.placeholder((700, 1000), "float32", "x")
+    outs = [topi.sigmoid(x), topi.tanh(x)]
+    text = str(te.lower(schedule_for(outs, Target(f"{_LONG_VECTORS} -l2-bytes={2 << 20}")), [x, *outs]))
+    asked = [line for line in text.splitlines() if "prefetch(address_of(x[" in line]
+    assert len(asked) == 4  # the cache lines of 64 elements
 
 
 def test_elements_that_are_asked_for_may_lie_behind_the_end() -> None:

@@ -204,7 +204,8 @@ class _Written:
         self, s: te.Schedule, outs: list[te.Tensor], out: te.Tensor, line: te.Tensor | None, target: Target,
         *, squares: bool,
     ) -> None:  # fmt: skip
-        self.s, self.out, self.line, self.target, self.alone = s, out, line, target, len(outs) == 1
+        self.s, self.out, self.line, self.target = s, out, line, target
+        self.alone, self.is_first = len(outs) == 1, out.op is outs[0].op
         ops = [op for op in operations_behind(outs) if is_injective(op)]
         least, cost = _least_bytes(out, ops), element_cost(ops)
         self.lanes = vector_lanes(target, max([least, *[t.dtype.nbytes for t in out.op.outputs]]))
@@ -319,9 +320,10 @@ class _Written:
             return tile_strided(s, tensor, self.strided, vectors)
         if isinstance(extent, int) and extent <= _MOST_WRITTEN_OUT * self.lanes and _chooses_lanes(self.out):
             self.written_out = vectors
-        asks, each = self.alone and tensor is self.out, elements_at_once(extent, self.lanes, self.vectors)
-        if asks and self.flat:
+        each = elements_at_once(extent, self.lanes, self.vectors)
+        if self.flat and self.is_first:
             prefetch_elements(s, tensor, vectors, each, self.target)
-        elif asks and period is None and _is_long(self.out, extent, self.lanes, self.target):
+        by_lines = not self.flat and self.alone and tensor is self.out and period is None
+        if by_lines and _is_long(self.out, extent, self.lanes, self.target):
             ask_for_lines(s, tensor, vectors, each, self.target)
         return [*outer, vectors]
