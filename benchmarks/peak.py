@@ -22,7 +22,7 @@ from backend.runtime import num_threads
 _STEPS, _ROUNDS, _TIMES = 128, 40_000, 9
 _FMA_ROUNDS = 20_000_000
 """As long as the tiles': tens of milliseconds, as processors change their clock by what they do, but not at once."""
-_TILES = {16: ((14, 2), (13, 2), (12, 2), (9, 3), (8, 3), (6, 4)), 8: ((6, 2), (4, 3))}
+TILES = {16: ((14, 2), (13, 2), (12, 2), (9, 3), (8, 3), (6, 4)), 8: ((6, 2), (4, 3))}
 """Rows and vectors of the columns, by the elements of a vector."""
 
 
@@ -38,14 +38,14 @@ class TileLoop:
         machine = llvm.Target.from_default_triple().create_target_machine(
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
         )
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(self._assembly()), machine)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(self.assembly()), machine)
         self._engine.finalize_object()
         signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
         self._function = signature(self._engine.get_function_address("tile"))
         self._data = [np.zeros(n * _STEPS + lanes, np.float32) for n in (rows, vectors * lanes)]
         self._places = [memory.ctypes.data + -memory.ctypes.data % (4 * lanes) for memory in self._data]
 
-    def _assembly(self) -> str:
+    def assembly(self) -> str:
         """A function of where the rows are, one behind the other, where the columns are, and of how many rounds."""
         kind = "%zmm" if self.lanes == 16 else "%ymm"
         left, right = [f"{kind}{v}" for v in range(self.vectors)], f"{kind}{self.vectors}"
@@ -79,7 +79,7 @@ def main() -> None:
         gflops, gbs = max(loop.gflops() for _ in range(20)), max(copy.gbs() for _ in range(5))
         print(f"{threads} threads: multiply-adds {gflops:.1f} GFLOP/s float32, copy {gbs:.1f} GB/s")
     loop = FmaLoop()
-    for rows, vectors in _TILES.get(loop.lanes, ()) if platform.machine() in ("x86_64", "AMD64") else ():
+    for rows, vectors in TILES.get(loop.lanes, ()) if platform.machine() in ("x86_64", "AMD64") else ():
         tile = TileLoop(rows, vectors, loop.lanes)
         both = [(loop.gflops(_FMA_ROUNDS), tile.gflops()) for _ in range(_TIMES)]
         peak, found = (statistics.median(each) for each in zip(*both, strict=True))

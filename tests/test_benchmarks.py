@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +16,10 @@ import numpy as np
 import onnx
 import pytest
 
+from backend.llvm.ceilings import FmaLoop
 from backend.runtime.ceilings import Ceilings
 from backend.runtime.profiler import NodeTiming, Report
-from benchmarks import models, roofline
+from benchmarks import models, peak, roofline
 from benchmarks.light import write_light
 
 ROOT = Path(__file__).parent.parent
@@ -114,3 +117,18 @@ def test_kernels_are_counted_in_families() -> None:
     report = Report(calls, {"run us": 5000.0}, Ceilings(1.0, 1.0))
     text = roofline.summary(report)
     assert all(name in text for name in roofline.FAMILIES) and text.split("whole run")[1].split()[:2] == ["6", "5.000"]
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the tiles are written for x86-64")
+def test_tiles_by_hand_have_as_many_multiply_adds_as_are_counted() -> None:
+    lanes = FmaLoop().lanes
+    if lanes not in peak.TILES:
+        pytest.skip("no fused multiply-adds on this processor")
+    for rows, vectors in peak.TILES[lanes]:
+        tile = peak.TileLoop(rows, vectors, lanes)
+        text = tile.assembly()
+        sums = re.findall(r"vfmadd231ps %\w+, %\w+, %(\w+)", text)
+        assert len(set(sums)) == len(sums) == rows * vectors
+        read = set(re.findall(r"\(%r[ac]x\), %(\w+)", text))
+        assert len(read) == vectors + 1 and not read & set(sums)
+        assert tile.gflops() > 0
