@@ -121,6 +121,30 @@ def test_rows_beyond_the_caches_are_right() -> None:
         np.testing.assert_allclose(_run(nn.softmax, data, target), _softmax(data), rtol=3e-6)
 
 
+@pytest.mark.parametrize(
+    ("processor", "dtype", "length", "rows"),
+    [("x86-64-v4", "float16", 49, 32), ("x86-64-v4", "float16", 64, 16), ("x86-64-v4", "float32", 49, 16),
+     ("haswell", "float32", 49, 16), ("haswell", "float16", 50, 16), ("haswell", "float16", 49, 32)],
+)  # fmt: skip
+def test_rows_that_are_whole_cache_lines_are_taken_together_beyond_the_caches(
+    processor: str, dtype: str, length: int, rows: int
+) -> None:
+    x = te.placeholder((4096, length), dtype, name="x")
+    y = topi.nn.softmax(x, 1)
+    target = Target(f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={processor} -l2-bytes=65536 -l3-bytes=65536")
+    text = str(te.lower(next(iter(schedules_for([y], target))), [x, y])["main"])
+    assert f"in parallel({4096 // rows})" in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("rows", [4096, 4115])
+def test_rows_of_narrow_results_beyond_the_caches_are_right(rows: int, target: str) -> None:
+    data = _data(rows, 49).astype("float16")
+    data[17] += np.float16(300)
+    found = _run(nn.softmax, data, f"{target} -l2-bytes=65536 -l3-bytes=65536")
+    np.testing.assert_allclose(found, _softmax(data), rtol=2e-3, atol=1e-6)
+
+
 _COLUMN = np.linspace(-1, 1, 20, dtype=np.float32)
 _MASK = np.tril(np.zeros((32, 20), np.float32) - 1e9)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import te
@@ -51,13 +52,14 @@ _FLOAT_BYTES = 4
 class LineOfRows:
     """As many neighbouring rows of `length` elements as a vector has `lanes`: one line of whole vectors.
 
-    `rows` are the dimensions in front.
+    `rows` are the dimensions in front. Several such lines are taken `together` where one ends within a cache line.
     """
 
     rows: tuple[te.Dim, ...]
     length: int
     lanes: int
     target: Target
+    together: int = 1
 
     @staticmethod
     def of(shape: Sequence[te.Dim], target: Target, most: int = _MOST_ELEMENTS) -> LineOfRows | None:
@@ -68,6 +70,17 @@ class LineOfRows:
             return None
         found = LineOfRows(tuple(rows), constant_size([length]), lanes, target)
         return found if found.length <= most else None
+
+    def of_results(self, out: te.Tensor) -> LineOfRows:
+        """As many lines as are whole cache lines of results, where these go past the caches and rows are enough."""
+        together = LINE_BYTES // gcd(LINE_BYTES, self.lanes * self.length * out.dtype.nbytes)
+        enough = constant_size(self.rows[-1:]) >= together * self.lanes
+        return replace(self, together=together) if enough and is_beyond_caches(out, self.target) else self
+
+    @property
+    def count(self) -> int:
+        """Rows of a line, or of the lines that are together."""
+        return self.together * self.lanes
 
     def by_lanes(
         self, element: Callable[..., PrimExpr], reduction: Callable[..., PrimExpr], name: str
@@ -91,7 +104,7 @@ class LineOfRows:
         Row by row unless they go `along` with memory: what is read of rows is theirs, and in its order.
         """
         *_, row, column = s[powers].op.axis
-        shape, elements = powers.shape, self.lanes * self.length
+        shape, elements = powers.shape, self.count * self.length
         if not along:
             vectors = vectorize_elements(s, powers, column, self.length, self.lanes)
             prefetch_rows(s, powers, vectors, constant_size(shape), elements, self.target)
@@ -106,8 +119,8 @@ class LineOfRows:
                 s[powers].prefetch_line(tensor, vectors, lambda *i, n=ahead: [ravel_index(i, shape) + n], lines=lines)
 
     def add_up(self, s: te.Schedule, sums: te.Tensor, partial: te.Tensor) -> te.IterVar:
-        """Sums of a group of rows, all in registers. Returns the loop of one iteration in which they are found."""
-        all_rows, rows = s[sums].split(s[sums].op.axis[-1], nparts=1)
+        """Sums of a group of rows, all in registers. Returns the loop that finds them, an iteration for each line."""
+        all_rows, rows = s[sums].split(s[sums].op.axis[-1], nparts=self.together)
         s[sums].tensorize(rows, sum_lanes(self.lanes, len(sums.shape), str(partial.dtype)))
         s[partial].set_scope("local")
         s[partial].compute_at(s[sums], all_rows)
@@ -151,7 +164,9 @@ class FlatRows:
         result = anchor.output(0)
         line = LineOfRows.of(result.shape, target)
         floats = stages_of(anchor)[0].dtype.nbytes == _FLOAT_BYTES
-        return FlatRows(anchor, outs[0], line) if line and floats and outs[0].shape == result.shape else None
+        if line is None or not floats or outs[0].shape != result.shape:
+            return None
+        return FlatRows(anchor, outs[0], line.of_results(outs[0]))
 
     def _goes_along(self, op: te.Operation) -> bool:
         """Does an operation of the rows' elements read what is theirs, and in the order of memory?"""
@@ -195,9 +210,9 @@ class FlatRows:
     def _loops(self, s: te.Schedule, out: te.Tensor) -> te.IterVar:
         """The loop over groups of rows, of which results are stored a cache line at a time, wherever rows end."""
         *lead, row, column = s[out].op.axis
-        lanes, length = self.line.lanes, self.line.length
-        group, within = s[out].split(row, factor=lanes, tail="shift")
-        line = max(lanes, LINE_BYTES // out.dtype.nbytes)
+        count, length = self.line.count, self.line.length
+        group, within = s[out].split(row, factor=count, tail="shift")
+        line = max(self.line.lanes, LINE_BYTES // out.dtype.nbytes)
         if length % line and self._goes_along(s[out].op):
             vectors, vector = s[out].split(s[out].fuse(within, column), factor=line, tail="shift")
             s[out].unroll(vectors)
@@ -206,7 +221,7 @@ class FlatRows:
             vectorize_elements(s, out, column, length, line)
         work = constant_size(out.shape) * element_cost(operations_behind([self.out]))
         loop = parallel_outer(s, out, [*lead, group], work, self.line.target)[-1]
-        shifted, ends = constant_size(out.shape[-2:-1]) % lanes, length * out.dtype.nbytes % LINE_BYTES
+        shifted, ends = constant_size(out.shape[-2:-1]) % count, length * out.dtype.nbytes % LINE_BYTES
         if loop is group and shifted and ends and is_beyond_caches(out, self.line.target):
             s[out].pragma(group, "last_apart")  # cache lines begin with all groups but that
         return loop
