@@ -488,13 +488,18 @@ def test_matrices_that_the_first_level_cache_holds(shape, kind) -> None:
     assert next(k for k in (PackedStrips, OrderedTiles, PackedMatrices) if k.of(turn, target) is not None) is kind
 
 
-@pytest.mark.parametrize(("l2_bytes", "kind"), [(1 << 20, PackedStrips), (2 << 20, OrderedTiles)])
-def test_large_matrices_are_read_in_the_order_of_memory_where_that_is_far(l2_bytes, kind) -> None:
-    """Pieces of lines are each of another page."""
-    x = te.placeholder((28, 577, 1024), "float32", "x")
+@pytest.mark.parametrize(
+    ("l2_bytes", "columns", "kind", "is_whole"),
+    [(1 << 20, 1024, PackedStrips, False), (2 << 20, 1024, PackedStrips, True), (2 << 20, 2048, OrderedTiles, False)],
+)
+def test_large_matrices_are_read_in_the_order_of_memory_where_that_is_far(l2_bytes, columns, kind, is_whole) -> None:
+    """Pieces of lines are each of another page; the cache has room for most of a matrix, or a block of its lines."""
+    x = te.placeholder((28, 577, columns), "float32", "x")
     target = Target(f"llvm -mcpu=x86-64-v4 -l1-bytes=49152 -l2-bytes={l2_bytes} -num-cores=1")
     turn = Turn(topi.transpose(x, (0, 2, 1)), 1, x, 1, vector_lanes(target))
-    assert next(k for k in (PackedStrips, OrderedTiles) if k.of(turn, target) is not None) is kind
+    found = next(plan for k in (PackedStrips, OrderedTiles) if (plan := k.of(turn, target)) is not None)
+    assert isinstance(found, kind)
+    assert (isinstance(found, PackedStrips) and found.piece is None) == is_whole
 
 
 @pytest.mark.parametrize("columns", [40, 255])
