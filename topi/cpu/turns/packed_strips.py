@@ -31,9 +31,10 @@ _WHOLE_SHARE = 2 / 5
 """Of the second-level cache, for a matrix that is asked for whole: the one that is turned stays there, too. (GB/s, by
 pieces and whole: 49 lines of 2048 30 and 35, 20 x 20 of 255 channels 30 and 36, 28 x 28 of 72 27 and 37; matrices of
 800 KB 34 and 28.)"""
-_WHOLE_SHARE_OF_FAR = 6 / 5
-"""Where memory is far, as it is then read in one piece. (Whole and by ordered tiles: 260 lines of 1000 floats, half of
-the cache, 15 and 9, 577 of 768 halves 13 and 8, 577 of 1024 floats, 1.1 of it, 11.7 and 11.3.)"""
+_WHOLE_SHARE_OF_FAR, _LEAST_OF_FAR = 4 / 5, 1024
+"""As much where memory is far, of lines that begin anywhere, and bytes of pieces there, each of which is of another page.
+(Whole and as else: 260 lines of 1000 floats, half of the cache, 15 and 9, 577 of 768 halves 13 and 8; by pieces and
+by ordered tiles: of 1024 bytes 15 and 8, of 256 9 and 11.)"""
 _PIECE_BYTES, _PART_OF_L2 = 2048, 8
 """Of each line of larger ones that are asked for together, at most; all of them take at most that part of the
 second-level cache, and what is turned meanwhile as much. (GB/s, pieces of 128, 256 and 512 bytes: 196 lines 34, 33, 36;
@@ -93,15 +94,16 @@ class PackedStrips:
             return None
         are_lines = columns % turn.line == 0  # which ordered tiles take as well
         is_far = is_last_cache_far(target)
-        if rows * columns * widest <= (_WHOLE_SHARE_OF_FAR if is_far else _WHOLE_SHARE) * caches.l2:
+        share = _WHOLE_SHARE_OF_FAR if is_far and not are_lines else _WHOLE_SHARE
+        if rows * columns * widest <= share * caches.l2:
             if are_lines and height * columns * widest > _MOST_BYTES:
                 return None
             return PackedStrips(replace(turn, lanes=min(turn.lanes, _TURNED_BYTES // size)), height, loop, None)
-        by_pieces = not is_far  # each of which is of another page: 9.3 GB/s, and 11 by ordered tiles
-        if are_lines or min(size, of_result) < _LEAST_NBYTES or not _is_all(turn) or not by_pieces:
+        if are_lines or min(size, of_result) < _LEAST_NBYTES or not _is_all(turn):
             return None
         most = min(_PIECE_BYTES, caches.l2 // (_PART_OF_L2 * columns)) // size
-        return PackedStrips(turn, height, loop, height << max((min(most, rows) // height).bit_length() - 1, 0))
+        piece = height << max((min(most, rows) // height).bit_length() - 1, 0)
+        return PackedStrips(turn, height, loop, piece) if not is_far or piece * size >= _LEAST_OF_FAR else None
 
     def apply(self, s: te.Schedule, at_once: int) -> list[te.IterVar]:
         """Schedule the output; returns the loops outside of strips, outermost first. `at_once`: see `PackedTiles`."""
