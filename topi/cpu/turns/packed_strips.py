@@ -32,7 +32,7 @@ _WHOLE_SHARE = 2 / 5
 pieces and whole: 49 lines of 2048 30 and 35, 20 x 20 of 255 channels 30 and 36, 28 x 28 of 72 27 and 37; matrices of
 800 KB 34 and 28.)"""
 _WHOLE_SHARE_OF_FAR, _LEAST_OF_FAR = 4 / 5, 1024
-"""As much where memory is far, of lines that begin anywhere, and bytes of pieces there, each of which is of another page.
+"""As much where memory is far, of lines that begin anywhere, and bytes of pieces there, each of another page.
 (Whole and as else: 260 lines of 1000 floats, half of the cache, 15 and 9, 577 of 768 halves 13 and 8; by pieces and
 by ordered tiles: of 1024 bytes 15 and 8, of 256 9 and 11.)"""
 _PIECE_BYTES, _PART_OF_L2 = 2048, 8
