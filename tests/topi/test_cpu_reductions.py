@@ -283,6 +283,26 @@ def test_lines_in_the_page_that_is_read_are_asked_for_where_memory_is_far():
     assert "+ 600]), 3, 0)" in far  # three rows: 2 KB at least, half a page
 
 
+@pytest.mark.parametrize(("l2_bytes", "asked"), [(2 << 20, True), (1 << 20, False)], ids=["far", "near"])
+@pytest.mark.parametrize("axes", [(1,), (0, 1)], ids=str)
+def test_sums_ask_ahead_where_memory_is_far(axes, l2_bytes, asked):
+    x = te.placeholder((3000, 1000), "float32", "x")
+    out = topi.sum(x, axes)
+    for cores in (1, 4):
+        target = Target(f"llvm -num-cores={cores} -l2-bytes={l2_bytes}")
+        text = str(te.lower(schedule_for([out], target), [x, out]))
+        assert ("prefetch(address_of(x[" in text) == asked
+
+
+@pytest.mark.parametrize(("l2_bytes", "ahead"), [(2 << 20, 512), (1 << 20, 30_000)], ids=["far", "near"])
+def test_rows_that_are_read_once_are_asked_for_within_the_page_where_memory_is_far(l2_bytes, ahead):
+    """Not a whole row ahead, as for two passes."""
+    x = te.placeholder((100, 30_000), "float32", "x")
+    out = topi.log_sum_exp(x, (1,))
+    text = str(te.lower(schedule_for([out], Target(f"llvm -num-cores=1 -l2-bytes={l2_bytes}")), [x, out]))
+    assert f" + {ahead}" in next(line for line in text.splitlines() if "prefetch(address_of(x[" in line)
+
+
 def test_rows_are_asked_for_ahead_and_stay_vectors_behind_a_mask():
     a, kept = RNG.standard_normal((700, 200)).astype("float32"), RNG.integers(0, 2, 200).astype(bool)
     x, m = te.placeholder(a.shape, "float32", "x"), te.placeholder(kept.shape, "bool", "m")

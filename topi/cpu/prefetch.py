@@ -68,16 +68,20 @@ def rows_ahead(nbytes: int, ahead: int = _AHEAD_BYTES) -> int:
 
 
 def prefetch_rows(
-    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target
-) -> None:
+    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target, *,
+    once: bool = False,
+) -> None:  # fmt: skip
     """Ask in each iteration of `loop` for what it reads of inputs of so many elements, rows of `length` further on.
 
-    Those that it reads through elementwise operations, which are inlined, too.
+    Those that it reads through elementwise operations, which are inlined, too. What is read `once` need not be a whole
+    row ahead: within the page, where memory is far.
     """
+    within_page = once and is_last_cache_far(target)
     for tensor in inputs_of(s[stage].op):
-        if constant_size(tensor.shape) == elements and is_streamed(tensor, length, target):
-            ahead = rows_ahead(length * tensor.dtype.nbytes, bytes_ahead(target)) * length
-            s[stage].prefetch_ahead(tensor, loop, ahead)
+        if constant_size(tensor.shape) == elements and is_streamed(tensor, 1 if within_page else length, target):
+            nbytes, near = tensor.dtype.nbytes, bytes_ahead(target)
+            ahead = rows_ahead(length * nbytes, near) * length
+            s[stage].prefetch_ahead(tensor, loop, min(ahead, near // nbytes) if within_page else ahead)
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
