@@ -3,7 +3,7 @@
     python -m benchmarks.peak
 
 And what of the former is left to a register tile of a matrix product, which reads a number for each of its rows and a
-few vectors of its columns in every step, all of them from the first-level cache: no product is faster than that.
+few vectors of its columns in every step, all of them from the first-level cache: no product by such tiles is faster.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import te
 from topi.cpu.common import parallel, vectorize_panel
 from topi.cpu.elements import vectorize_elements
 from topi.cpu.lane_sums import sum_lanes
-from topi.cpu.prefetch import bytes_ahead, is_streamed
+from topi.cpu.prefetch import elements_ahead, is_streamed
 from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import largest_share, tile_rows, vector_lanes
@@ -224,7 +224,8 @@ def _read_ahead(s: te.Schedule, reader: te.Tensor, copied: te.Tensor, target: Ta
     for op in operations_behind([copied]):
         tensor = op.output(0)
         if isinstance(op, te.PlaceholderOp) and is_streamed(tensor, length, target):
-            s[reader].prefetch_ahead(tensor, s[reader].op.reduce_axis[-1], bytes_ahead(target) // tensor.dtype.nbytes)
+            ahead = elements_ahead(tensor.dtype.nbytes, target)
+            s[reader].prefetch_ahead(tensor, s[reader].op.reduce_axis[-1], ahead)
 
 
 def _one_by_one(outs: list[te.Tensor], anchor: te.Operation, form: AttentionForm, target: Target) -> te.Schedule:

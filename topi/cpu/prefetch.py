@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from te.tir import PrimExpr
 
 __all__ = [
-    "LINE_BYTES", "bytes_ahead", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_elements", "prefetch_next",
-    "prefetch_rows", "read_later", "rows_ahead",
+    "LINE_BYTES", "elements_ahead", "inputs_of", "is_beyond_caches", "is_streamed", "prefetch_elements",
+    "prefetch_next", "prefetch_places", "prefetch_rows", "read_later", "rows_ahead",
 ]  # fmt: skip
 
 LINE_BYTES = 64
@@ -54,17 +54,21 @@ def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:
     return size > target.cache_bytes.l2 >= _ROWS_OF_L2 * row
 
 
-def bytes_ahead(target: Target) -> int:
-    """How far ahead it is asked for what is read in the order of memory."""
-    return _AHEAD_IN_PAGE if is_last_cache_far(target) else _AHEAD_BYTES
+def elements_ahead(nbytes: int, target: Target, length: int = 1) -> int:
+    """How many elements of so many bytes ahead it is asked for what is read in the order of memory.
 
-
-def rows_ahead(nbytes: int, ahead: int = _AHEAD_BYTES) -> int:
-    """How many rows of so many bytes ahead is asked for one: at least what memory sends while a core waits for it.
-
-    That is where rows are read one here, one there; `ahead` says how far it is where they follow each other.
+    Whole rows of `length` elements, where the next one begins only when this has been worked on.
     """
-    return -(-ahead // nbytes)
+    ahead = _AHEAD_IN_PAGE if is_last_cache_far(target) else _AHEAD_BYTES
+    return -(-ahead // (length * nbytes)) * length
+
+
+def rows_ahead(nbytes: int) -> int:
+    """How many rows of so many bytes ahead is asked for one: what memory sends while a core waits for it, at least.
+
+    Of rows that are read one here, one there: see `elements_ahead` for those that follow each other.
+    """
+    return -(-_AHEAD_BYTES // nbytes)
 
 
 def prefetch_rows(
@@ -79,9 +83,8 @@ def prefetch_rows(
     within_page = once and is_last_cache_far(target)
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, 1 if within_page else length, target):
-            nbytes, near = tensor.dtype.nbytes, bytes_ahead(target)
-            ahead = rows_ahead(length * nbytes, near) * length
-            s[stage].prefetch_ahead(tensor, loop, min(ahead, near // nbytes) if within_page else ahead)
+            ahead = elements_ahead(tensor.dtype.nbytes, target, 1 if within_page else length)
+            s[stage].prefetch_ahead(tensor, loop, ahead)
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
@@ -99,7 +102,7 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
     for tensor in alike:
-        _prefetch_places(s, out, tensor, vectors, length * rows_ahead(row, bytes_ahead(target)), each)
+        prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each)
     return bool(alike)
 
 
@@ -114,10 +117,10 @@ def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each:
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     for tensor in read:
         if constant_size(tensor.shape) == constant_size(out.shape) and is_streamed(tensor, 1, target):
-            _prefetch_places(s, out, tensor, vectors, rows_ahead(tensor.dtype.nbytes, bytes_ahead(target)), each)
+            prefetch_places(s, out, tensor, vectors, elements_ahead(tensor.dtype.nbytes, target), each)
 
 
-def _prefetch_places(
+def prefetch_places(
     s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: int, each: int
 ) -> None:
     """Ask for so many elements of `tensor`, `ahead` of those at the place where `out` is stored."""

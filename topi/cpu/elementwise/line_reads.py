@@ -18,7 +18,7 @@ from te.ir import post_order
 from te.tir import Call, PrimExpr, Select, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import reads
-from topi.cpu.prefetch import LINE_BYTES, bytes_ahead, is_beyond_caches, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_beyond_caches, rows_ahead
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.utils import ravel_index
@@ -134,7 +134,7 @@ def ask_for_lines(s: te.Schedule, out: te.Tensor, loop: te.IterVar, elements: in
         lines = _lines(read.tensor, read.parts * elements)
         s[out].prefetch_line(read.tensor, loop, _later(read, width, target), lines=lines)
     if not whole:
-        ahead = bytes_ahead(target) // size
+        ahead = elements_ahead(size, target)
         s[out].prefetch_line(
             out, loop, lambda *first: [ravel_index(first, list(out.shape)) + ahead], written=True,
             lines=_lines(out, elements)
@@ -181,5 +181,5 @@ def _lines(tensor: te.Tensor, elements: int) -> int:
 def _later(read: LineRead, width: int, target: Target) -> Callable[..., list[PrimExpr]]:
     """Where the tensor is read some kilobytes later, all parts of its lines from first to last."""
     size, in_order = read.tensor.dtype.nbytes, read.stride == width
-    ahead = bytes_ahead(target) // size if in_order else rows_ahead(read.stride * size) * read.stride
+    ahead = elements_ahead(size, target) if in_order else rows_ahead(read.stride * size) * read.stride
     return lambda *first: [read.place(first) + (read.parts - 1) * first[-1] + ahead]

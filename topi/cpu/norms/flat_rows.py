@@ -13,12 +13,12 @@ from topi.cpu.elements import element_cost, elements_at_once, vectorize_elements
 from topi.cpu.lane_sums import sum_lanes
 from topi.cpu.prefetch import (
     LINE_BYTES,
-    bytes_ahead,
+    elements_ahead,
     inputs_of,
     is_beyond_caches,
     is_streamed,
+    prefetch_places,
     prefetch_rows,
-    rows_ahead,
 )
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, inline_injective
@@ -33,7 +33,6 @@ from topi.softmax_guess import (
     powers_of,
     stages_of,
 )
-from topi.utils import ravel_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,10 +112,8 @@ class LineOfRows:
         each = elements_at_once(elements, self.lanes)
         for tensor in inputs_of(s[powers].op):
             if is_streamed(tensor, elements, self.target):
-                nbytes = tensor.dtype.nbytes
-                ahead = rows_ahead(elements * nbytes, bytes_ahead(self.target)) * elements
-                lines = -(-each * nbytes // LINE_BYTES)
-                s[powers].prefetch_line(tensor, vectors, lambda *i, n=ahead: [ravel_index(i, shape) + n], lines=lines)
+                ahead = elements_ahead(tensor.dtype.nbytes, self.target, elements)
+                prefetch_places(s, powers, tensor, vectors, ahead, each)
 
     def add_up(self, s: te.Schedule, sums: te.Tensor, partial: te.Tensor) -> te.IterVar:
         """Sums of a group of rows, all in registers. Returns the loop that finds them, an iteration for each line."""

@@ -9,7 +9,7 @@ from topi.cpu.common import parallel, parallel_outer
 from topi.cpu.elements import vectorize_elements
 from topi.cpu.elementwise.line_stores import vectorize_rows
 from topi.cpu.norms.row_statistics import inline_others, uses_reduction, work_behind
-from topi.cpu.prefetch import bytes_ahead, is_streamed
+from topi.cpu.prefetch import elements_ahead, is_streamed
 from topi.cpu.reductions.reduction import (
     add_up_lines,
     pass_across,
@@ -194,7 +194,7 @@ def _ask_ahead(s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor,
     for tensor in (x, *x.op.input_tensors):
         read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
         if read and is_streamed(tensor, 1, target):
-            s[stage].prefetch_ahead(tensor, loop, bytes_ahead(target) // tensor.dtype.nbytes)
+            s[stage].prefetch_ahead(tensor, loop, elements_ahead(tensor.dtype.nbytes, target))
 
 
 def exceeds_caches(row: int, rows: int, target: Target) -> bool:

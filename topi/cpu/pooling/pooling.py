@@ -14,7 +14,7 @@ from topi.cpu.elements import vectorize_elements
 from topi.cpu.norms.packed_turn import can_pack
 from topi.cpu.pooling.window_lines import WindowLines
 from topi.cpu.pooling.windows import MOST_TAPS, tile_windows
-from topi.cpu.prefetch import LINE_BYTES, bytes_ahead, is_streamed, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
 from topi.cpu.reductions.narrow_extrema import compare_as_integers
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
@@ -138,7 +138,7 @@ def _fetch_next_columns(
         x, tap = i[2] if columns else i[2] * along + column, row + (i[1] % group - (group - 1)) * across
         at = {axis.var: v for axis, v in zip(op.axis, (i[0], i[1] // group, x, i[3]), strict=True)}
         at |= dict(zip([k.var for k in op.reduce_axis], (tap, te.const(column)), strict=False))
-        ahead = bytes_ahead(target) // image.dtype.nbytes
+        ahead = elements_ahead(image.dtype.nbytes, target)
         return (ravel_index([substitute(e, at) for e in index], image.shape) + ahead,)
 
     for image, index in reads(op):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from topi.cpu.accesses import only_variable, reads
 from topi.cpu.common import parallel_outer
-from topi.cpu.prefetch import LINE_BYTES, bytes_ahead, is_streamed, rows_ahead
+from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed
 from topi.cpu.register_transpose import block_of, transpose_in_registers, vectors_turned
 from topi.cpu.tiling import vector_lanes
 from topi.groups import constant_size, extent_of
@@ -110,7 +110,7 @@ def ask_for_rows(
     shape = [constant_size([d]) for d in tensor.shape]
     length, line = shape[-1], LINE_BYTES // tensor.dtype.nbytes
     group = rows * length
-    ahead = rows_ahead(group * tensor.dtype.nbytes, bytes_ahead(target)) * group
+    ahead = elements_ahead(tensor.dtype.nbytes, target, group)
     blocks_of_rows, lines_of_rows = -(-length // block), -(-group // line)
     lines = -(-lines_of_rows // blocks_of_rows)
 
