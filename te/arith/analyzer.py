@@ -120,12 +120,10 @@ class Analyzer(Canonical):
             self._atoms, self._proved, self._pairs, self._forms, self._simple, self._ranges, self._known = saved
 
     def _tighten(self, fact: Linear) -> None:
-        """Narrow the bounds of the only variable of `fact` >= 0."""
+        """Narrow the bounds of the only atom, a variable, a quotient or a remainder, of `fact` >= 0."""
         if len(fact.terms) != 1:
             return
         ((atom, c),) = fact.terms.items()
-        if atom.kind != "var":
-            return
         if c > 0:
             atom.lo = max(atom.lo, -(fact.const // c))
         else:

@@ -222,7 +222,8 @@ class Canonical(Forms):
     def _value_compare(self, expr: Compare) -> PrimExpr:
         kind = expr.a.dtype
         if kind is not INT32 and kind is not INT64:
-            return self._folded(expr)
+            truth = self._truth_of_lanes(expr)
+            return self._folded(expr) if truth is None else ops.broadcast(IntImm(BOOL, int(truth)), kind.lanes)
         a, b = self.linear(expr.a), self.linear(expr.b)
         if not self._exact(a, kind) or not self._exact(b, kind):
             return self._folded(expr)
@@ -233,6 +234,20 @@ class Canonical(Forms):
         if difference.data:  # bringing terms to the other side might overflow
             return self._folded(expr)
         return self._keep(expr, self._comparison(expr.__class__, difference, kind))
+
+    def _truth_of_lanes(self, expr: Compare) -> bool | None:
+        """What an inequality of ramps and numbers is in all lanes: what it is in the first and in the last."""
+        if isinstance(expr, EQ | NE) or expr.a.dtype.element not in (INT32, INT64):
+            return None
+        ends = [_ends(side) for side in (expr.a, expr.b)]
+        if any(end is None for end in ends):
+            return None
+        kind, truths = expr.a.dtype.element, set[bool | None]()
+        for a, b in zip(*filter(None, ends), strict=True):
+            x, y = self.linear(a), self.linear(b)
+            exact = self._exact(x, kind) and self._exact(y, kind)
+            truths.add(self.compare(expr.__class__, self.add(x, y, -1)) if exact else None)
+        return truths.pop() if len(truths) == 1 else None
 
     def compare(self, sign: type[Compare], d: Linear) -> bool | None:
         """The truth of `d sign 0` when it is known."""
@@ -353,6 +368,15 @@ class Canonical(Forms):
     def _value_ramp(self, expr: Ramp) -> PrimExpr:
         base, stride = self.simplify(expr.base), self.simplify(expr.stride)
         return expr if base is expr.base and stride is expr.stride else Ramp(base, stride, expr.lanes)
+
+
+def _ends(vector: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
+    """The first and the last element of a vector that grows evenly."""
+    if isinstance(vector, Broadcast):
+        return vector.value, vector.value
+    if isinstance(vector, Ramp):
+        return vector.base, ops.add(vector.base, ops.mul(vector.stride, vector.lanes - 1))
+    return None
 
 
 def _constant(expr: PrimExpr) -> bool:

@@ -115,9 +115,11 @@ def vectorize_panel(
     s[tensor].vectorize(axis)
 
 
-def vectorize_runs(s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int, run: int) -> None:
+def vectorize_runs(
+    s: te.Schedule, tensor: te.Tensor, axis: te.IterVar, panel: int, lanes: int, run: int, *, apart: bool = False
+) -> None:
     """As `vectorize_panel`, of channels that are stored in runs: vectors are stored whole, or the parts of them are.
 
     A run begins with a panel, or wherever the part of a vector ends that a run is made of; 0 is a run of all channels.
     """
-    vectorize_panel(s, tensor, axis, panel, math.gcd(run, lanes), apart=run % panel != 0)
+    vectorize_panel(s, tensor, axis, panel, math.gcd(run, lanes), apart=apart or run % panel != 0)

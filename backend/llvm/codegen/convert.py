@@ -40,7 +40,7 @@ class Machine:
 
     @property
     def keeps_sums(self) -> bool:
-        """Do sums stay in registers where steps end by passing through a barrier?
+        """Do sums stay in registers where steps, of which all is read at once, end by passing through a barrier?
 
         Of 512 bits, 14 x 2 of which sometimes spill otherwise. But with LLVM's models of Zen 4 and 5, which read what a
         step needs earlier then, they do so only if they have to pass.

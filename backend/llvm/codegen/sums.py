@@ -5,9 +5,10 @@ from __future__ import annotations
 from backend.llvm.assembly import FunctionText
 from backend.llvm.codegen.calls import CallEmitter
 from backend.llvm.codegen.convert import Machine
-from backend.llvm.codegen.unrolled_sums import is_sum
+from backend.llvm.codegen.unrolled_sums import is_sum, repeated_factor
 from backend.llvm.types import memory_type
 from te.dtype import DType
+from te.ir.structural import structural_equal
 from te.tir import BufferStore, Var
 
 __all__ = ["SumEmitter"]
@@ -16,6 +17,7 @@ _BARRIER = 'asm sideeffect "", "{}~{{memory}}"'
 """No instruction, but none that reads memory is moved past it."""
 _MOST = 30
 """Sums that stay in registers, of which a step needs two at least for what it multiplies."""
+_PAIR = 2
 _LEAST_BITS = 32
 """Of an element: LLVM passes no vectors of smaller ones to assembly on every processor."""
 _LENGTHS = (128, 256, 512)
@@ -31,14 +33,30 @@ class SumEmitter(CallEmitter):
         """Pointers of scratch memory that LLVM makes registers of, where it can."""
         self.sums: list[tuple[DType, str, int]] = []
         """Types, addresses and alignments of what was added to in the step before."""
+        self.like: list[BufferStore] = []
+        """The sums of one number with several vectors that were added to last."""
 
     def visit_BufferStore(self, store: BufferStore) -> None:
+        if is_sum(store):
+            self._end_pair(store)
         super().visit_BufferStore(store)
-        kept = self.machine.keeps_sums and self.shares_addresses and store.buffer.data in self.on_stack
+        kept = self.shares_addresses and store.buffer.data in self.on_stack
         ramp = self.as_ramp(store.indices[-1]) if kept and is_sum(store) and store.value.dtype.lanes > 1 else None
         if ramp is not None:
             base, _ = ramp
             self.sums.append((store.value.dtype, self.address(store.buffer, base), self.align_of(store.buffer, base)))
+
+    def _end_pair(self, store: BufferStore) -> None:
+        """Finish two sums of the same number before that of `store` is read.
+
+        Of tiles of such pairs LLVM 22 reads the numbers of all rows first, for which there are no registers: two to
+        four times the time. Not where a row has one or three, nor where the two are one vector of twice the width.
+        """
+        if self.like and not structural_equal(repeated_factor(self.like[0]), repeated_factor(store)):
+            if len(self.like) == _PAIR:
+                self.text.effect(f"call void {_BARRIER.format('')}()")
+            self.like = []
+        self.like.append(store)
 
     def end_step(self) -> None:
         """Finish the step's sums before anything of the next one is read.
@@ -46,8 +64,8 @@ class SumEmitter(CallEmitter):
         LLVM would read what it has no register for until later, and keep a sum in memory instead. So the sums pass
         through the barrier in registers, if there are enough.
         """
-        text = self.text
-        if not self._are_in_registers():
+        text, pairs, self.like = self.text, len(self.like) == _PAIR, []
+        if not ((pairs or self.machine.keeps_sums) and self._are_in_registers()):
             text.effect(f"call void {_BARRIER.format('')}()")
             return
         values = [self._parts(*each) for each in self.sums]

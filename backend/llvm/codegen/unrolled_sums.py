@@ -6,8 +6,6 @@ takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from te.ir.structural import structural_equal
 from te.tir import (
     Add,
@@ -26,7 +24,7 @@ from te.tir import (
     Stmt,
 )
 
-__all__ = ["is_sum", "steps_at_once"]
+__all__ = ["is_sum", "repeated_factor", "steps_at_once"]
 
 _LEAST, _LARGEST, _MOST = 8, 32, 224
 """Multiply-adds of an iteration that make a register tile, no more than there are registers (else it is several steps
@@ -45,7 +43,7 @@ def steps_at_once(loop: For, vector_bits: int) -> int:
         return 1
     (sums, steps), extent = _step(loop.body), loop.extent.value
     count = sum(-(-each.value.dtype.bits * each.value.dtype.lanes // vector_bits) for each in sums)
-    if not _LEAST <= count <= _LARGEST or extent < 2 or (count == len(sums) and _share_factors_in_pairs(sums)):
+    if not _LEAST <= count <= _LARGEST or extent < 2:
         return 1
     most = max(min(_MOST_STEPS, _MOST // count) // steps, 1)
     most = min(most, extent)
@@ -75,26 +73,17 @@ def _is_prefetch(stmt: Stmt) -> bool:
     return isinstance(stmt, Evaluate) and isinstance(stmt.value, Call) and stmt.value.op == "prefetch"
 
 
-def _share_factors_in_pairs(sums: Sequence[BufferStore]) -> bool:
-    """Are there two sums, of a register each, for each number that is multiplied by vectors?
-
-    Of such LLVM 22 reads the numbers of all rows first, for which there are no registers: twice the time. Not of one or
-    three, nor where the two are one vector of twice the width.
-    """
-    factors = {str(factor) for each in sums for factor in _factors(each) if isinstance(factor, Broadcast)}
-    return len(sums) == 2 * len(factors)
-
-
 def is_sum(store: BufferStore) -> bool:
     """Does it add a product, one of its factors the same for a whole vector, to the elements that it stores to?"""
     value = store.value
     if not isinstance(value, Add) or not isinstance(value.b, Mul) or not isinstance(value.a, BufferLoad):
         return False
-    if not value.dtype.is_float or not any(isinstance(factor, Broadcast) for factor in _factors(store)):
+    if not value.dtype.is_float or not any(isinstance(factor, Broadcast) for factor in (value.b.a, value.b.b)):
         return False
     return value.a.buffer is store.buffer and structural_equal(value.a.indices, store.indices)
 
 
-def _factors(store: BufferStore) -> tuple[PrimExpr, PrimExpr]:
+def repeated_factor(store: BufferStore) -> PrimExpr:
+    """The number that a sum's vector is multiplied by."""
     assert isinstance(store.value, Add) and isinstance(store.value.b, Mul)
-    return store.value.b.a, store.value.b.b
+    return next(factor for factor in (store.value.b.a, store.value.b.b) if isinstance(factor, Broadcast))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from te.ir.node import Node
+from te.ir.structural import structural_equal
 from te.ir.visitor import Mutator, post_order
 from te.tir import ops
 from te.tir.buffer import Buffer
-from te.tir.expr import BufferLoad, Call, PrimExpr, Var
+from te.tir.expr import Add, BufferLoad, Call, IntImm, PrimExpr, Ramp, Var
 from te.tir.function import PrimFunc
 from te.tir.intrinsics import INTRINSICS
 from te.tir.passes.base import FunctionPass
@@ -32,11 +34,32 @@ def is_pure(expr: PrimExpr) -> bool:
     return not any(isinstance(n, Call) and not INTRINSICS[n.op].pure for n in post_order(expr))
 
 
+_ALL, _MOST_ELEMENTS = -1, 4096
+"""Every element of a buffer, as a set of bits, and how far others are told apart: further than there are registers."""
+
+
+def _elements(buffer: Buffer, indices: Sequence[PrimExpr]) -> int:
+    """The elements of flat memory that constant indices are for, as a set of bits; all where they are not constant."""
+    index = indices[0]
+    if len(indices) == 1 and buffer.strides is None and isinstance(index, Ramp | IntImm):
+        base = ops.as_int(index.base) if isinstance(index, Ramp) else index.value
+        stride = ops.as_int(index.stride) if isinstance(index, Ramp) else 1
+        if base is not None and 0 <= base < _MOST_ELEMENTS and stride == 1:
+            return ((1 << index.dtype.lanes) - 1) << base
+    return _ALL
+
+
 class _Remover(Mutator):
-    """Children first; `read` and `used` are what the statements visited so far (all inside) need."""
+    """Children first; `used` is what the statements visited so far (all inside) need."""
 
     def __init__(self) -> None:
         self.used: set[Var] = set()
+        self.read: dict[Var, int] = {}
+        """Elements of memory that are read, but for what is added to itself; as sets of bits."""
+        self.written: dict[Var, int] = {}
+        """Those that are written at constant indices."""
+        self.buffers: dict[Var, Buffer] = {}
+        """What memory is read and written as."""
         self._noted: set[Node] = set()
 
     def _note(self, *exprs: PrimExpr | None) -> None:
@@ -48,11 +71,26 @@ class _Remover(Mutator):
             self._noted.add(node)
             if isinstance(node, Var):
                 self.used.add(node)
+                self.read[node] = _ALL
                 continue
+            if isinstance(node, Call) and node.op == "address_of":
+                (place,) = node.args
+                assert isinstance(place, BufferLoad)
+                self.read[place.buffer.data] = _ALL
             if isinstance(node, BufferLoad):
-                self.used.add(node.buffer.data)
-                self._note_layout(node.buffer)
+                self._note_read(node)
             stack += node.node_children()
+
+    def _note_read(self, load: BufferLoad) -> None:
+        data = load.buffer.data
+        self.used.add(data)
+        self.read[data] = self.read.get(data, 0) | _elements(load.buffer, load.indices)
+        self._note_buffer(load.buffer)
+
+    def _note_buffer(self, buffer: Buffer) -> None:
+        if self.buffers.setdefault(buffer.data, buffer) is not buffer:
+            self.read[buffer.data] = _ALL  # which elements are the same is not looked into
+        self._note_layout(buffer)
 
     def _note_layout(self, buffer: Buffer) -> None:
         self._note(*[d for d in (*buffer.shape, *(buffer.strides or ()), buffer.elem_offset)
@@ -94,8 +132,11 @@ class _Remover(Mutator):
         body = self.visit(node.body)
         if ops.is_no_op(body):
             return body
-        if node.buffer.data not in self.used:
-            return self.visit(_StoreRemover(node.buffer.data).visit(body))
+        data = node.buffer.data
+        if data not in self.used:
+            return self.visit(_StoreRemover(data, 0).visit(body))
+        if self.written.get(data, 0) & ~self.read.get(data, 0):
+            body = self.visit(_StoreRemover(data, self.read.get(data, 0)).visit(body))
         self._note_layout(node.buffer)
         return node if body is node.body else Allocate(node.buffer, body, span=node.span)
 
@@ -113,8 +154,15 @@ class _Remover(Mutator):
         return node
 
     def visit_BufferStore(self, node: BufferStore) -> Stmt:
-        self._note(node.value, *node.indices, node.predicate)
-        self._note_layout(node.buffer)
+        elements = _elements(node.buffer, node.indices)
+        if elements != _ALL:
+            self.written[node.buffer.data] = self.written.get(node.buffer.data, 0) | elements
+        if (added := _added_to_itself(node)) is not None:
+            self.used.add(node.buffer.data)
+            self._note(added, *node.indices, node.predicate)
+        else:
+            self._note(node.value, *node.indices, node.predicate)
+        self._note_buffer(node.buffer)
         return node
 
     def visit_default(self, node: Node) -> Any:
@@ -124,22 +172,32 @@ class _Remover(Mutator):
         return node.rebuild(lambda child: child if isinstance(child, PrimExpr) else self.visit(child))
 
 
-class _StoreRemover(Mutator):
-    """Removes the stores to memory that nothing reads."""
+def _added_to_itself(store: BufferStore) -> PrimExpr | None:
+    """What is added to the elements that it is stored to; None where it is not, or more is read of that memory."""
+    value = store.value
+    if not isinstance(value, Add) or not isinstance(value.a, BufferLoad) or value.a.buffer is not store.buffer:
+        return None
+    same = value.a.predicate is None and structural_equal(value.a.indices, store.indices)
+    return value.b if same else None
 
-    def __init__(self, data: Var) -> None:
-        self.data = data
+
+class _StoreRemover(Mutator):
+    """Removes the stores to elements of memory other than those that something reads."""
+
+    def __init__(self, data: Var, read: int) -> None:
+        self.data, self.read = data, read
 
     def visit_PrimExpr(self, node: PrimExpr) -> PrimExpr:
         return node
 
     def visit_BufferStore(self, node: BufferStore) -> Stmt:
-        pure = all(is_pure(e) for e in (node.value, *node.indices))
-        return ops.no_op() if node.buffer.data is self.data and pure else node
+        if node.buffer.data is not self.data or _elements(node.buffer, node.indices) & self.read:
+            return node
+        return ops.no_op() if all(is_pure(e) for e in (node.value, *node.indices)) else node
 
 
 def remove_no_op(func: PrimFunc) -> PrimFunc:
-    """The function without empty loops and branches, unused lets, and memory that is never read."""
+    """The function without empty loops and branches, unused lets, and stores to memory that is never read."""
     return func.with_body(_Remover().visit(func.body))
 
 

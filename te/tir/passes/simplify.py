@@ -8,7 +8,7 @@ from te.arith import Analyzer
 from te.dtype import INT32, INT64
 from te.ir.visitor import Visitor
 from te.tir import ops
-from te.tir.expr import BufferLoad, IntImm, IterVar, Not, PrimExpr, Range
+from te.tir.expr import Broadcast, BufferLoad, IntImm, IterVar, Not, PrimExpr, Range
 from te.tir.function import PrimFunc
 from te.tir.passes.base import FunctionPass
 from te.tir.stmt import (
@@ -36,7 +36,7 @@ class _Simplifier(Visitor[Stmt]):
         self.expr: Callable[[PrimExpr], PrimExpr] = analyzer.simplify
 
     def visit_For(self, node: For) -> Stmt:
-        start, extent = self.expr(node.min), self.expr(node.extent)
+        start, extent = self.expr(node.min), self._known(node.extent)
         if isinstance(extent, IntImm) and extent.value <= 1:
             if extent.value <= 0:
                 return ops.no_op()
@@ -49,6 +49,12 @@ class _Simplifier(Visitor[Stmt]):
         if start is node.min and extent is node.extent and body is node.body:
             return node
         return For(node.loop_var, start, extent, node.kind, body, node.annotations, span=node.span)
+
+    def _known(self, extent: PrimExpr) -> PrimExpr:
+        """An extent, as a constant where its bounds leave but one."""
+        extent = self.expr(extent)
+        low, high = self.analyzer.const_bounds(extent)
+        return ops.make_const(extent.dtype, low) if low == high else extent
 
     def visit_While(self, node: While) -> Stmt:
         condition = self.expr(node.condition)
@@ -101,8 +107,10 @@ class _Simplifier(Visitor[Stmt]):
         value = self.expr(node.value)
         indices = tuple([self.expr(i) for i in node.indices])
         predicate = None if node.predicate is None else self.expr(node.predicate)
-        if _is_self_store(node, value, indices):
+        mask = _number(predicate)
+        if mask == 0 or _is_self_store(node, value, indices):
             return ops.no_op()
+        predicate = predicate if mask is None else None
         same = value is node.value and predicate is node.predicate
         if same and all(a is b for a, b in zip(indices, node.indices, strict=True)):
             return node
@@ -131,6 +139,12 @@ class _Simplifier(Visitor[Stmt]):
         with self.analyzer.constraint(condition):
             body = self.visit(node.body)
         return AssertStmt(condition, node.message, args, body, span=node.span)
+
+
+def _number(value: PrimExpr | None) -> int | None:
+    """The number that a scalar, or every element of a vector, is."""
+    value = value.value if isinstance(value, Broadcast) else value
+    return value.value if isinstance(value, IntImm) else None
 
 
 def _is_self_store(node: BufferStore, value: PrimExpr, indices: tuple[PrimExpr, ...]) -> bool:

@@ -20,6 +20,7 @@ from te.tir import (
     Add,
     And,
     Call,
+    Compare,
     FloorDiv,
     FloorMod,
     IntImm,
@@ -34,11 +35,13 @@ from te.tir import (
     SizeVar,
     Sub,
     Var,
+    broadcast,
     const,
     decl_buffer,
     likely,
     maximum,
     minimum,
+    ramp,
     select,
 )  # fmt: skip
 from te.tir.expr import BufferLoad
@@ -274,3 +277,25 @@ def test_constraints_reach_what_is_divided_and_multiplied():
         assert analyzer.can_prove(N >= 13)
         assert analyzer.can_prove(4 * ((N + 1) // 2) + 3 >= 31)
         assert not analyzer.can_prove(N >= 14)
+
+
+def test_constraints_bound_remainders():
+    analyzer = Analyzer()
+    with analyzer.constraint(Not(X % 7 < 6)):
+        assert analyzer.const_bounds(13 - X % 7 * 2) == (1, 1)
+        assert str(analyzer.simplify(X % 7 * 2 < 12)) == "False"
+    assert analyzer.const_bounds(13 - X % 7 * 2) == (1, 13)
+
+
+@pytest.mark.parametrize(
+    ("sign", "start", "truth"),
+    [
+        (LT, 1, "True"), (LT, 2, None), (LT, 12, None), (LT, 13, "False"), (GE, 13, "True"), (LE, 2, "True"),
+        (GT, 13, None), (GT, 14, "True"),
+    ],
+)  # fmt: skip
+def test_comparisons_of_ramps_that_agree_in_all_lanes(sign: type[Compare], start: int, truth: str | None):
+    """From `start` to 11 more, as i is at most 5, beside 13."""
+    analyzer = bound_analyzer()
+    expr = sign(ramp(X + start, 2, 4), broadcast(const(13), 4))
+    assert str(analyzer.simplify(expr)) == (str(expr) if truth is None else f"broadcast({truth}, 4)")

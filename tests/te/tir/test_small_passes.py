@@ -6,13 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from te.dtype import HANDLE
+from te.dtype import FLOAT32, HANDLE
 from te.tir import (
     Allocate,
     AttrStmt,
     BufferLoad,
     BufferStore,
     Cast,
+    Evaluate,
     For,
     ForKind,
     IfThenElse,
@@ -21,12 +22,14 @@ from te.tir import (
     Range,
     SizeVar,
     Var,
+    broadcast,
     call_intrin,
     const,
     decl_buffer,
     if_then_else,
     maximum,
     minimum,
+    ramp,
     select,
     seq,
 )  # fmt: skip
@@ -39,7 +42,9 @@ from te.tir.passes.inject_double_buffer import inject_double_buffer
 from te.tir.passes.inject_virtual_thread import inject_virtual_thread
 from te.tir.passes.legalize_compute import LOW_PRECISION, legalize_compute
 from te.tir.passes.loop_partition import loop_partition
+from te.tir.passes.remove_no_op import remove_no_op
 from te.tir.passes.rewrite_unsafe_select import rewrite_unsafe_select
+from te.tir.passes.simplify import simplify
 from te.tir.passes.unroll import unroll
 from te.tir.passes.vectorize import vectorize
 from te.tir.verifier import verify
@@ -361,3 +366,56 @@ def test_memory_of_open_size_is_taken_once_for_all_iterations():
         '            tile = allocate([4], "float32", scope="local")',
         "            B[i] = 1.0",
     ]
+
+
+def test_loops_whose_bounds_leave_one_length_and_masks_that_all_lanes_agree_on():
+    """In the last of seven panels there is one vector, of which all lanes are stored."""
+    b = decl_buffer((104,), name="B")
+    inside = decl_buffer((16,), name="A")
+    vector = ramp(i % 7 * 16 + j * 8, 1, 8)
+
+    def store(mask) -> BufferStore:
+        return BufferStore(b, BufferLoad(inside, (ramp(j * 8, 1, 8),)), (vector,), mask)
+
+    stores = seq([store(ramp(j * 8, 1, 8) < broadcast(const(n), 8)) for n in (8, 0, 5)])
+    last = For(j, const(0), 13 - i % 7 * 2, ForKind.SERIAL, stores)
+    func = function(loop(i, 21, IfThenElse(i % 7 >= 6, last)), inside, b)
+    assert lines(simplify(func)) == [
+        "    for i in range(21):",
+        "        if i % 7 >= 6:",
+        "            B[ramp(i % 7 * 16, 1, 8)] = A[ramp(0, 1, 8)]",
+        "            B[ramp(i % 7 * 16, 1, 8), where=ramp(0, 1, 8) < broadcast(5, 8)] = A[ramp(0, 1, 8)]",
+    ]
+
+
+def _sums(read: int, *others) -> PrimFunc:
+    """Four sums of two elements, of which `read` are stored; `others` come before."""
+    a, b, tile = decl_buffer((8,), name="A"), decl_buffer((8,), name="B"), decl_buffer((8,), name="T", scope="local")
+    places = [ramp(2 * n, 1, 2) for n in range(4)]
+    clear = [BufferStore(tile, broadcast(const(0.0), 2), (place,)) for place in places]
+    add = [BufferStore(tile, BufferLoad(tile, (place,)) + BufferLoad(a, (place,)), (place,)) for place in places]
+    out = [BufferStore(b, BufferLoad(tile, (place,)), (place,)) for place in places[:read]]
+    return function(Allocate(tile, seq([*others, *clear, loop(i, 3, seq(add)), *out])), a, b)
+
+
+@pytest.mark.parametrize("read", [1, 3, 4])
+def test_sums_that_nothing_else_reads_are_left_out(read: int):
+    func = remove_no_op(_sums(read))
+    assert str(func).count("T[") == 4 * read, "cleared, added to, which reads them, and stored"
+    data, result = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    interpret(func, data, result)
+    np.testing.assert_array_equal(result, np.where(np.arange(8) < 2 * read, 3 * data, 0))
+
+
+def test_sums_stay_whose_memory_is_read_where_it_is_not_known():
+    whole = _sums(1)
+    assert isinstance(whole.body, Allocate)
+    tile, body = whole.body.buffer, whole.body.body
+    b = next(b for b in whole.buffer_map.values() if b.name == "B")
+    other = decl_buffer((4,), "int32", "U", data=tile.data)
+    address = Evaluate(call_intrin(HANDLE, "address_of", BufferLoad(tile, (const(0),))))
+    reads = [BufferStore(b, BufferLoad(tile, (j,)), (j,)), BufferStore(b, Cast(FLOAT32, BufferLoad(other, (j,))), (j,))]
+    asked = Evaluate(call_intrin("int32", "prefetch", address.value, 3, 0))
+    for read in (*[loop(j, 4, each) for each in reads], asked):
+        kept = remove_no_op(whole.with_body(Allocate(tile, seq([body, read]))))
+        assert str(kept).count("T[") >= 4 + 8 + 1

@@ -89,7 +89,7 @@ def _tile(
     if chains:
         _, row = s[out].split(row, factor=_rows_at_once(plan, lanes))
     s[out].unroll(row)
-    vectorize_runs(s, out, column, plan.width, lanes, run)
+    vectorize_runs(s, out, column, plan.width, lanes, run, apart=plan.narrow_last)
 
     s[accumulator].compute_at(s[out], tile)
     *_, m, n = s[accumulator].op.axis

@@ -205,7 +205,7 @@ def _stream_next(
     known = all(isinstance(extent_of(axis), int) for axis in s[accumulator].op.axis)
     tiles, lines = plan.tiles_of_a_panel, -(-steps * width // line)
     vectors = -(-width // vector_lanes(target, weights.dtype.nbytes))
-    in_a_row = plan.height * vectors >= _FEWEST_IN_A_ROW and not plan.narrow_last
+    in_a_row = plan.height * vectors >= _FEWEST_IN_A_ROW
     pace = Pace.of(tiles, lines, steps, constant_size([extent_of(k)]), target, more=not known, in_a_row=in_a_row)
     if pace.every * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE * pace.at_once:
         return
