@@ -34,6 +34,7 @@ from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.store_in_order import StoreInOrder
+from relay.transform.sum_parallel_convolutions import SumParallelConvolutions
 from relay.transform.tabulate_bytes import TabulateBytes
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.trim_kernels import TrimKernels
@@ -81,6 +82,7 @@ __all__ = [
     "SimplifyExpr",
     "SimplifyInference",
     "StoreInOrder",
+    "SumParallelConvolutions",
     "TabulateBytes",
     "TimingInstrument",
     "ToMixedPrecision",

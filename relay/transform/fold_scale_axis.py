@@ -14,7 +14,7 @@ from relay.transform.builders import array_of, is_call_of
 from relay.transform.function_pass import FunctionPass
 from te.ir import PassContext
 
-__all__ = ["FoldScaleAxis"]
+__all__ = ["FoldScaleAxis", "per_output_channel"]
 
 _HEAVY = ("nn.conv1d", "nn.conv2d", "nn.conv3d", "nn.dense")
 
@@ -52,7 +52,7 @@ class ScaleBehind(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         layer = found.call(self.layer)
-        scale = _per_output_channel(layer, found[self.scale])
+        scale = per_output_channel(layer, found[self.scale])
         if scale is None or found.shared(layer) or layer.ty is not call.ty:
             return None
         return make_call(layer.op, (layer.args[0], _scaled(layer, scale, output=True)), layer.span)  # type: ignore[arg-type]
@@ -68,7 +68,7 @@ class ScaleBehindBias(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         layer, total = found.call(self.layer), found.call(self.sum)
-        scale = _per_output_channel(layer, found[self.scale])
+        scale = per_output_channel(layer, found[self.scale])
         shared = found.shared(layer) or found.shared(total)
         if scale is None or shared or layer.ty is not call.ty or total.ty is not call.ty:
             return None
@@ -88,7 +88,7 @@ class BiasAfterBias(PatternRule):
 
     def replace(self, call: Call, found: Found) -> Expr | None:
         layer, total = found.call(self.layer), found.call(self.sum)
-        vectors = [_per_output_channel(layer, found[p]) for p in (self.a, self.b)]
+        vectors = [per_output_channel(layer, found[p]) for p in (self.a, self.b)]
         if any(v is None for v in vectors) or found.shared(total) or layer.ty is not call.ty:
             return None
         bias = Constant(np.add(array_of(found[self.a]), array_of(found[self.b])))
@@ -129,7 +129,8 @@ def _weight_axis(layer: Call, output: bool) -> int:
     return layer.op.kernel_layout.index("O" if output else "I")  # type: ignore[union-attr]
 
 
-def _per_output_channel(layer: Call, constant: Expr) -> np.ndarray[Any, Any] | None:
+def per_output_channel(layer: Call, constant: Expr) -> np.ndarray[Any, Any] | None:
+    """A constant beside a layer's result as a vector over its channels; None when it varies along another axis."""
     axis = _data_axis(layer)
     return _along_axis(array_of(constant), len(layer.shape), axis, layer.shape[axis])
 

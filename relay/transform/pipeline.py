@@ -37,6 +37,7 @@ from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
 from relay.transform.store_in_order import StoreInOrder
+from relay.transform.sum_parallel_convolutions import SumParallelConvolutions
 from relay.transform.tabulate_bytes import TabulateBytes
 from relay.transform.to_mixed_precision import ToMixedPrecision
 from relay.transform.trim_kernels import TrimKernels
@@ -89,6 +90,7 @@ def default_pipeline(
         FoldConstant(),
         FoldScaleAxis(),
         FoldPad(),
+        SumParallelConvolutions(),
         TrimKernels(),
         SimplifyExpr(),
         MovePointwise(),
