@@ -1,10 +1,11 @@
 """Export the zoo: seven real architectures with random weights, opset 18, for benchmarks and end-to-end checks.
 
     pip install torch transformers onnxscript
-    python -m benchmarks.zoo FOLDER [--batch N] [--more] [NAME ...]
+    python -m benchmarks.zoo FOLDER [--batch N] [--more | --timm] [NAME ...]
 
 writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all; with ``--more`` twenty
-others instead (`benchmarks/architectures.py`). With a batch of N > 1 the files are NAME_bN.onnx and NAME_bN.npz.
+others instead (`benchmarks/architectures.py`), with ``--timm`` the named models of the timm package (``pip install
+timm``). With a batch of N > 1 the files are NAME_bN.onnx and NAME_bN.npz.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch import nn
 
 from benchmarks.architectures import MORE, ZOO, Case
 
 
-class Positional(torch.nn.Module):
+class Positional(nn.Module):
     """A model called with positional tensors, giving its main output."""
 
-    def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()
         self.model, self.names = model, names
 
@@ -48,18 +50,41 @@ def export(case: Callable[[], Case], folder: Path, batch: int = 1) -> None:
     np.savez(path.with_suffix(".npz"), **{name: x.numpy() for name, x in inputs.items()})
 
 
+def of_timm(name: str) -> Callable[[], Case]:
+    """An image classifier of the timm package; batch norms have random statistics, as trained ones have."""
+
+    import timm  # an extra that no other model needs
+
+    def case() -> Case:
+        model = timm.create_model(name, pretrained=False)
+        for norm in model.modules():
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
+                norm.running_mean.normal_(0, 0.1)
+                norm.running_var.uniform_(0.5, 1.5)
+        return model, {"x": torch.randn(1, *model.default_cfg["input_size"])}
+
+    case.__name__ = name
+    return case
+
+
 def main() -> None:
     """Export the models named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help="models to export; default: all")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--more", action="store_true", help="the twenty others")
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--more", action="store_true", help="the twenty others")
+    others.add_argument("--timm", action="store_true", help="the named models of the timm package")
     options = parser.parse_intermixed_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    for case in MORE if options.more else ZOO:
-        if not options.names or case.__name__ in options.names:
-            export(case, options.folder, options.batch)
+    if options.timm:
+        cases = [of_timm(name) for name in options.names]
+    else:
+        every = MORE if options.more else ZOO
+        cases = [case for case in every if not options.names or case.__name__ in options.names]
+    for case in cases:
+        export(case, options.folder, options.batch)
 
 
 if __name__ == "__main__":
