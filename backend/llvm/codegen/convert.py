@@ -39,6 +39,11 @@ class Machine:
         return 512 if "avx512f" in self.features else 256 if "avx2" in self.features else 128
 
     @property
+    def vector_constraint(self) -> str:
+        """How assembly asks for a vector register; "" where that is not known."""
+        return "v" if "sse2" in self.features else "w" if "neon" in self.features else ""
+
+    @property
     def keeps_sums(self) -> bool:
         """Do sums stay in registers where steps, of which all is read at once, end by passing through a barrier?
 

@@ -49,11 +49,11 @@ class SumEmitter(CallEmitter):
     def _end_pair(self, store: BufferStore) -> None:
         """Finish two sums of the same number before that of `store` is read.
 
-        Of tiles of such pairs LLVM 22 reads the numbers of all rows first, for which there are no registers: two to
-        four times the time. Not where a row has one or three, nor where the two are one vector of twice the width.
+        Of tiles of such pairs LLVM 22 reads the numbers of all rows first on x86, for which there are no registers: two
+        to four times the time. Not where a row has one or three, nor where the two are one vector of twice the width.
         """
         if self.like and not structural_equal(repeated_factor(self.like[0]), repeated_factor(store)):
-            if len(self.like) == _PAIR:
+            if len(self.like) == _PAIR and "sse2" in self.machine.features:
                 self.text.effect(f"call void {_BARRIER.format('')}()")
             self.like = []
         self.like.append(store)
@@ -62,7 +62,7 @@ class SumEmitter(CallEmitter):
         """Finish the step's sums before anything of the next one is read.
 
         LLVM would read what it has no register for until later, and keep a sum in memory instead. So the sums pass
-        through the barrier in registers, if there are enough.
+        through the barrier in registers, if there are enough and LLVM's model of the processor gains; of pairs all do.
         """
         text, pairs, self.like = self.text, len(self.like) == _PAIR, []
         if not ((pairs or self.machine.keeps_sums) and self._are_in_registers()):
@@ -72,7 +72,7 @@ class SumEmitter(CallEmitter):
         parts = [part for each in values for part in each]
         (kind,) = {memory_type(of.with_lanes(self._lanes(of))) for of, _, _ in self.sums}
         kinds, operands = f"{{ {', '.join([kind] * len(parts))} }}", ", ".join(f"{kind} {part}" for part in parts)
-        through = "=v," * len(parts) + "".join(f"{i}," for i in range(len(parts)))
+        through = f"={self.machine.vector_constraint}," * len(parts) + "".join(f"{i}," for i in range(len(parts)))
         passed = text.value(f"call {kinds} {_BARRIER.format(through)}({operands})")
         left = [text.value(f"extractvalue {kinds} {passed}, {i}") for i in range(len(parts))]
         for (of, address, align), before in zip(self.sums, values, strict=True):
@@ -81,9 +81,10 @@ class SumEmitter(CallEmitter):
             text.effect(f"store {memory_type(of)} {whole}, ptr {address}, align {align}")
 
     def _are_in_registers(self) -> bool:
-        """Are the sums whole registers of one kind, of which there are as many?"""
+        """Are the sums whole registers of one kind, of which there are as many, and that assembly can name?"""
         kinds = {of.with_lanes(self._lanes(of)) for of, _, _ in self.sums}
-        if len(kinds) != 1 or any(of.lanes % self._lanes(of) for of, _, _ in self.sums):
+        whole = all(of.lanes % self._lanes(of) == 0 for of, _, _ in self.sums)
+        if not whole or len(kinds) != 1 or not self.machine.vector_constraint:
             return False
         (kind,) = kinds
         count = sum(of.lanes for of, _, _ in self.sums) // kind.lanes
