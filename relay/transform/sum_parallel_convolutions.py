@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeGuard, cast
 
 import numpy as np
 
-from relay.expr import Call, Constant, Expr, Function
+from relay.expr import Call, Constant, Expr, Function, numpy_dtype
 from relay.expr_functor import Sharing, rewrite_calls_knowing_uses
 from relay.op.base import make_call
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
@@ -46,14 +46,15 @@ def _rewritten(call: Call, is_shared: Sharing) -> Expr:
         return call
     terms = list(_terms(call, call, is_shared))
     layers = [t for t in terms if _is_layer(t) and not is_shared(t) and t.ty is call.ty]
-    for layer in sorted(layers, key=_taps, reverse=True):
-        assert isinstance(layer, Call)
-        kernel = _kernel(layer).copy()
+    for layer in sorted(layers, key=lambda e: math.prod(_taps(e)), reverse=True):
         others = [t for t in terms if t is not layer and not (_is_layer(t) and is_shared(t))]
-        added = [t for t in others if _add_to(kernel, layer, t)]
-        if added:
+        parts = [(t, place) for t in others if (place := _place(layer, t)) is not None]
+        if parts:
+            kernel = _kernel(layer).copy()
+            for term, place in parts:
+                kernel[:, :, *place] += _kernel(term) if _is_layer(term) else _of_scale(layer, term)
             one = make_call(_op(layer), (layer.args[0], Constant(_in_layout(layer, kernel))), layer.span)
-            return _sum([one, *[t for t in terms if t is not layer and all(t is not a for a in added)]], call)
+            return _sum([one, *[t for t in terms if t is not layer and all(t is not part for part, _ in parts)]], call)
     return call
 
 
@@ -75,80 +76,82 @@ def _sum(terms: Sequence[Expr], total: Call) -> Expr:
     return reduce(lambda a, b: make_call("add", (a, b), total.span), [*bias, *rest], first)
 
 
-def _is_layer(e: Expr) -> bool:
+def _is_layer(e: Expr) -> TypeGuard[Call]:
     return isinstance(e, Call) and isinstance(e.op, _Conv) and isinstance(e.args[1], Constant)
-
-
-def _taps(layer: Expr) -> int:
-    assert isinstance(layer, Call)
-    return math.prod(_kernel(layer).shape[2:])
 
 
 def _op(layer: Call) -> _Conv:
     return cast("_Conv", layer.op)
 
 
+def _axes(layer: Call) -> list[str]:
+    """O, I and the spatial axes in the order of the data's."""
+    return ["O", "I", *[axis for axis in _op(layer).data_layout if axis not in "NC"]]
+
+
+def _taps(layer: Call) -> list[int]:
+    """The size of the kernel along each spatial axis."""
+    sizes = layer.args[1].tensor_type.static_shape
+    return [sizes[_op(layer).kernel_layout.index(axis)] for axis in _axes(layer)[2:]]
+
+
 def _kernel(layer: Call) -> _Array:
     """The weights as (O, I, spatial axes in the order of the data's)."""
-    op = _op(layer)
-    spatial = [axis for axis in op.data_layout if axis not in "NC"]
-    return array_of(layer.args[1]).transpose([op.kernel_layout.index(axis) for axis in ("O", "I", *spatial)])
+    return array_of(layer.args[1]).transpose([_op(layer).kernel_layout.index(axis) for axis in _axes(layer)])
 
 
 def _in_layout(layer: Call, kernel: _Array) -> _Array:
     """Weights (O, I, spatial axes) in the layout of the layer's."""
+    axes = _axes(layer)
+    return np.ascontiguousarray(kernel.transpose([axes.index(axis) for axis in _op(layer).kernel_layout]))
+
+
+def _place(layer: Call, term: Expr) -> list[slice] | None:
+    """Where in the kernel of `layer`, along its spatial axes, a term's lies; None where that is no part of it.
+
+    Weights aren't looked at: most sums are of a convolution and its bias.
+    """
     op = _op(layer)
-    axes = ["O", "I", *(axis for axis in op.data_layout if axis not in "NC")]
-    return np.ascontiguousarray(kernel.transpose([axes.index(axis) for axis in op.kernel_layout]))
-
-
-def _add_to(kernel: _Array, layer: Call, term: Expr) -> bool:
-    """Add a term to the kernel of `layer`, whose data is also what it is computed from; False if it can't be."""
+    before, taps = list(op.padding[: op.rank]), [1] * op.rank
     if _is_layer(term):
-        assert isinstance(term, Call)
-        return _add_kernel(kernel, layer, term)
-    data = layer.args[0]
-    if term is data:
-        return _add_scale(kernel, layer, np.ones(kernel.shape[0], kernel.dtype))
-    if not isinstance(term, Call) or not is_call_of(term, "multiply") or term.ty is not layer.ty:
-        return False
-    others = [a for a in term.args if a is not data]
-    if len(others) != 1 or not isinstance(others[0], Constant) or data.ty is not layer.ty:
-        return False
-    scale = per_output_channel(layer, others[0])
-    return scale is not None and _add_scale(kernel, layer, scale)
-
-
-def _add_kernel(kernel: _Array, layer: Call, other: Call) -> bool:
-    """Add the weights of another convolution of the same data where these taps are in the larger kernel."""
-    op, its = _op(layer), _op(other)
-    if other.args[0] is not layer.args[0] or other.ty is not layer.ty:
-        return False
-    small = _kernel(other)
-    if its.replace(padding=op.padding, dilation=op.dilation, kernel_layout=op.kernel_layout) != op:
-        return False
-    if any(n > 1 and a != b for n, a, b in zip(small.shape[2:], its.dilation, op.dilation, strict=True)):
-        return False
-    before = [a - b for a, b in zip(op.padding, its.padding[: op.rank], strict=False)]
-    return _add_at(kernel, op, before, small)
-
-
-def _add_scale(kernel: _Array, layer: Call, scale: _Array) -> bool:
-    """Add to each channel's tap of the same place of the same channel."""
-    op, (outputs, inputs) = _op(layer), kernel.shape[:2]
-    if layer.args[0].ty is not layer.ty or any(s != 1 for s in op.strides):
-        return False
-    channels = np.arange(outputs)
-    small = np.zeros((outputs, inputs, *[1] * op.rank), kernel.dtype)
-    small[channels, channels % inputs] = scale.reshape(-1, *[1] * op.rank)
-    return _add_at(kernel, op, op.padding[: op.rank], small)
-
-
-def _add_at(kernel: _Array, op: _Conv, before: Sequence[int], small: _Array) -> bool:
-    """Add `small`, which begins so many elements of the data behind the first tap of `kernel`."""
-    taps = [divmod(b, d) for b, d in zip(before, op.dilation, strict=True)]
-    sizes = zip(taps, kernel.shape[2:], small.shape[2:], strict=True)
+        its, taps = _op(term), _taps(term)
+        alike = its.replace(padding=op.padding, dilation=op.dilation, kernel_layout=op.kernel_layout) == op
+        if not alike or term.args[0] is not layer.args[0] or term.ty is not layer.ty:
+            return None
+        if any(n > 1 and a != b for n, a, b in zip(taps, its.dilation, op.dilation, strict=True)):
+            return None
+        before = [a - b for a, b in zip(before, its.padding[: op.rank], strict=True)]
+    elif _scale(layer, term) is None:
+        return None
+    begins = [divmod(b, d) for b, d in zip(before, op.dilation, strict=True)]
+    sizes = zip(begins, _taps(layer), taps, strict=True)
     if any(rest or first < 0 or first + n > size for (first, rest), size, n in sizes):
-        return False
-    kernel[:, :, *[slice(first, first + n) for (first, _), n in zip(taps, small.shape[2:], strict=True)]] += small
-    return True
+        return None
+    return [slice(first, first + n) for (first, _), n in zip(begins, taps, strict=True)]
+
+
+def _scale(layer: Call, term: Expr) -> _Array | None:
+    """What each channel of the layer's data, which is of the result's type, is multiplied by in a term."""
+    data = layer.args[0]
+    if data.ty is not layer.ty or any(s != 1 for s in _op(layer).strides):
+        return None
+    if term is data:
+        return np.ones(_channels(layer), numpy_dtype(layer.dtype))
+    if not isinstance(term, Call) or not is_call_of(term, "multiply") or term.ty is not layer.ty:
+        return None
+    others = [a for a in term.args if a is not data]
+    return per_output_channel(layer, others[0]) if len(others) == 1 and isinstance(others[0], Constant) else None
+
+
+def _channels(layer: Call) -> int:
+    return layer.args[1].tensor_type.static_shape[_op(layer).kernel_layout.index("O")]
+
+
+def _of_scale(layer: Call, term: Expr) -> _Array:
+    """The kernel of a term that is the data, scaled: of one tap, from each channel to the same one."""
+    outputs, scale = np.arange(_channels(layer)), _scale(layer, term)
+    assert scale is not None
+    inputs = layer.args[1].tensor_type.static_shape[_op(layer).kernel_layout.index("I")]
+    kernel = np.zeros((len(outputs), inputs, *[1] * _op(layer).rank), scale.dtype)
+    kernel[outputs, outputs % inputs] = scale.reshape(-1, *[1] * _op(layer).rank)
+    return kernel

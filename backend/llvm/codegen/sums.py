@@ -37,11 +37,12 @@ class SumEmitter(CallEmitter):
         """The sums of one number with several vectors that were added to last."""
 
     def visit_BufferStore(self, store: BufferStore) -> None:
-        if is_sum(store):
+        adds = is_sum(store)
+        if adds:
             self._end_pair(store)
         super().visit_BufferStore(store)
-        kept = self.shares_addresses and store.buffer.data in self.on_stack
-        ramp = self.as_ramp(store.indices[-1]) if kept and is_sum(store) and store.value.dtype.lanes > 1 else None
+        kept = adds and self.shares_addresses and store.buffer.data in self.on_stack
+        ramp = self.as_ramp(store.indices[-1]) if kept and store.value.dtype.lanes > 1 else None
         if ramp is not None:
             base, _ = ramp
             self.sums.append((store.value.dtype, self.address(store.buffer, base), self.align_of(store.buffer, base)))

@@ -50,12 +50,11 @@ def _elements(buffer: Buffer, indices: Sequence[PrimExpr]) -> int:
 
 
 class _Remover(Mutator):
-    """Children first; `used` is what the statements visited so far (all inside) need."""
+    """Children first; `read` is what the statements visited so far (all inside) need."""
 
     def __init__(self) -> None:
-        self.used: set[Var] = set()
         self.read: dict[Var, int] = {}
-        """Elements of memory that are read, but for what is added to itself; as sets of bits."""
+        """Variables that are used; of memory the elements, but for what is added to itself, as sets of bits."""
         self.written: dict[Var, int] = {}
         """Those that are written at constant indices."""
         self.buffers: dict[Var, Buffer] = {}
@@ -70,7 +69,6 @@ class _Remover(Mutator):
                 continue
             self._noted.add(node)
             if isinstance(node, Var):
-                self.used.add(node)
                 self.read[node] = _ALL
                 continue
             if isinstance(node, Call) and node.op == "address_of":
@@ -83,7 +81,6 @@ class _Remover(Mutator):
 
     def _note_read(self, load: BufferLoad) -> None:
         data = load.buffer.data
-        self.used.add(data)
         self.read[data] = self.read.get(data, 0) | _elements(load.buffer, load.indices)
         self._note_buffer(load.buffer)
 
@@ -123,7 +120,7 @@ class _Remover(Mutator):
 
     def visit_LetStmt(self, node: LetStmt) -> Stmt:
         body = self.visit(node.body)
-        if node.var not in self.used and is_pure(node.value):
+        if node.var not in self.read and is_pure(node.value):
             return body
         self._note(node.value)
         return node if body is node.body else LetStmt(node.var, node.value, body, span=node.span)
@@ -133,10 +130,10 @@ class _Remover(Mutator):
         if ops.is_no_op(body):
             return body
         data = node.buffer.data
-        if data not in self.used:
+        if data not in self.read:
             return self.visit(_StoreRemover(data, 0).visit(body))
-        if self.written.get(data, 0) & ~self.read.get(data, 0):
-            body = self.visit(_StoreRemover(data, self.read.get(data, 0)).visit(body))
+        if self.written.get(data, 0) & ~self.read[data]:
+            body = self.visit(_StoreRemover(data, self.read[data]).visit(body))
         self._note_layout(node.buffer)
         return node if body is node.body else Allocate(node.buffer, body, span=node.span)
 
@@ -158,7 +155,7 @@ class _Remover(Mutator):
         if elements != _ALL:
             self.written[node.buffer.data] = self.written.get(node.buffer.data, 0) | elements
         if (added := _added_to_itself(node)) is not None:
-            self.used.add(node.buffer.data)
+            self.read.setdefault(node.buffer.data, 0)
             self._note(added, *node.indices, node.predicate)
         else:
             self._note(node.value, *node.indices, node.predicate)
