@@ -39,18 +39,17 @@ from tests.backend.llvm.regions import Parallel, Task, assemble, context, run
 @pytest.mark.parametrize(("threads", "tasks"), [(1, 4), (2, 2), (2, 5), (3, 100), (8, 8)])
 @pytest.mark.parametrize("steps", [0, 1, 2, 25])
 def test_every_chunk_of_every_step_runs_once_and_after_the_step_before(threads, tasks, steps):
-    done: Counter[int] = Counter()
-    seen: Counter[tuple[int, int, int]] = Counter()
+    done: list[list[tuple[int, int, int]]] = [[] for _ in range(steps)]  # appending is atomic, adding to a count is not
     early: list[int] = []
 
     def chunk(i, n, step):
-        if step and done[step - 1] != n:
+        if step and len(done[step - 1]) != n:
             early.append(step)
-        seen[step, i, n] += 1
-        done[step] += 1
+        done[step].append((step, i, n))
 
     run(threads, tasks, chunk, steps)
     assert not early
+    seen = Counter(key for keys in done for key in keys)
     chunks = {n for _, _, n in seen}
     assert len(chunks) == (1 if steps else 0)
     assert seen == {(step, i, n): 1 for step in range(steps) for n in chunks for i in range(n)}
