@@ -42,6 +42,18 @@ def test_all_panels_pass_over_a_tile_of_rows_before_the_next_where_weights_stay(
     assert (f"fused % {columns // 32} * {depth * 32}" in text) == in_turns, "which panel: the innermost of the loops"
 
 
+@pytest.mark.parametrize(
+    ("caches", "rows", "columns", "depth", "shared"),
+    [(FAR, 196, 192, 96, "m"), (NEAR, 196, 192, 96, "n"), (FAR, 49, 2048, 512, "n"), (FAR, 30, 192, 96, "n")],
+    ids=["far", "near", "large weights", "few rows"],
+)
+def test_cores_share_rows_where_what_another_one_wrote_is_far(
+    caches: str, rows: int, columns: int, depth: int, shared: str
+):
+    text = loops_of(residual_product(rows, columns, depth, added=False), caches)
+    assert f"for {shared}.outer" in text, "which of rows (m) and columns (n) the parallel loop goes over first"
+
+
 @pytest.mark.parametrize(("caches", "rows", "depth", "asked"),
                          [(FAR, 3136, 64, True), (NEAR, 3136, 64, False), (FAR, 49, 64, False), (FAR, 3136, 67, False)],
                          ids=["far", "near", "in the cache", "no parts"])  # fmt: skip
@@ -72,7 +84,7 @@ def test_a_last_panel_is_one_by_itself_where_weights_exceed_the_caches(columns: 
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [(3136, 256, 64), (3001, 96, 72), (128, 96, 3088), (700, 256, 24), (3000, 768, 300)]
+    ("rows", "columns", "depth"), [(3136, 256, 64), (196, 192, 96), (3001, 96, 72), (128, 96, 3088), (700, 256, 24), (3000, 768, 300)]
 )
 def test_results(rows: int, columns: int, depth: int):
     function = residual_product(rows, columns, depth)
