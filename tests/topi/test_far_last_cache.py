@@ -84,7 +84,8 @@ def test_a_last_panel_is_one_by_itself_where_weights_exceed_the_caches(columns: 
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"), [(3136, 256, 64), (196, 192, 96), (3001, 96, 72), (128, 96, 3088), (700, 256, 24), (3000, 768, 300)]
+    ("rows", "columns", "depth"),
+    [(3136, 256, 64), (196, 192, 96), (3001, 96, 72), (128, 96, 3088), (700, 256, 24), (3000, 768, 300)],
 )
 def test_results(rows: int, columns: int, depth: int):
     function = residual_product(rows, columns, depth)

@@ -296,12 +296,14 @@ def _tiles_of_a_core(p: _Product, tiles: int) -> int:
     weights are not much smaller: there cores share the panels, and each reads a part of them. Where the last cache is
     far, what another core wrote is further than weights: blocks may be a little uneven, and weights larger.
     """
-    cores, even = p.target.num_cores, -(-tiles // p.target.num_cores)
+    cores = p.target.num_cores
     if p.left_bytes is None or cores == 1:
         return 0
-    if is_last_cache_far(p.target) and p.groups == 1 and even >= _FEWEST_OF_A_CORE:
-        if even * cores <= _UNEVEN * tiles and p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores:
-            return even
+    even = -(-tiles // cores)
+    balanced = even >= _FEWEST_OF_A_CORE and even * cores <= _UNEVEN * tiles
+    near = p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores
+    if is_last_cache_far(p.target) and p.groups == 1 and balanced and near:
+        return even
     if p.left_bytes < _MUCH_LARGER * p.weight_bytes:
         return 0
 
