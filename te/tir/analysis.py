@@ -7,10 +7,20 @@ from typing import Any
 
 from te.dtype import DType
 from te.ir.node import Node
-from te.tir.expr import BufferLoad, Call, FloatImm, IntImm, Let, Logical, PrimExpr, Select, SizeVar, StringImm, Var
+from te.ir.structural import structural_equal
+from te.tir.expr import Add, BufferLoad, Call, FloatImm, IntImm, Let, Logical, PrimExpr, Select, SizeVar, StringImm, Var
 from te.tir.stmt import Allocate, BufferStore, For, LetStmt
 
-__all__ = ["always_evaluated", "contains", "dtypes_of", "free_variables"]
+__all__ = ["added_to_itself", "always_evaluated", "contains", "dtypes_of", "free_variables"]
+
+
+def added_to_itself(store: BufferStore) -> PrimExpr | None:
+    """What is added to the elements that it is stored to; None where it is not, or lanes of them are not read."""
+    value = store.value
+    if not isinstance(value, Add) or not isinstance(value.a, BufferLoad) or value.a.buffer is not store.buffer:
+        return None
+    same = value.a.predicate is None and structural_equal(value.a.indices, store.indices)
+    return value.b if same else None
 
 
 def always_evaluated(expr: PrimExpr) -> set[PrimExpr]:

@@ -6,11 +6,9 @@ takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its
 
 from __future__ import annotations
 
-from te.ir.structural import structural_equal
 from te.tir import (
     Add,
     Broadcast,
-    BufferLoad,
     BufferStore,
     Call,
     Evaluate,
@@ -23,6 +21,7 @@ from te.tir import (
     SeqStmt,
     Stmt,
 )
+from te.tir.analysis import added_to_itself
 
 __all__ = ["is_sum", "repeated_factor", "steps_at_once"]
 
@@ -75,12 +74,10 @@ def _is_prefetch(stmt: Stmt) -> bool:
 
 def is_sum(store: BufferStore) -> bool:
     """Does it add a product, one of its factors the same for a whole vector, to the elements that it stores to?"""
-    value = store.value
-    if not isinstance(value, Add) or not isinstance(value.b, Mul) or not isinstance(value.a, BufferLoad):
+    product = added_to_itself(store)
+    if not isinstance(product, Mul) or not product.dtype.is_float:
         return False
-    if not value.dtype.is_float or not any(isinstance(factor, Broadcast) for factor in (value.b.a, value.b.b)):
-        return False
-    return value.a.buffer is store.buffer and structural_equal(value.a.indices, store.indices)
+    return any(isinstance(factor, Broadcast) for factor in (product.a, product.b))
 
 
 def repeated_factor(store: BufferStore) -> PrimExpr:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from te.ir.node import Node
-from te.ir.structural import structural_equal
 from te.ir.visitor import Mutator, post_order
 from te.tir import ops
+from te.tir.analysis import added_to_itself
 from te.tir.buffer import Buffer
-from te.tir.expr import Add, BufferLoad, Call, IntImm, PrimExpr, Ramp, Var
+from te.tir.expr import BufferLoad, Call, IntImm, PrimExpr, Ramp, Var
 from te.tir.function import PrimFunc
 from te.tir.intrinsics import INTRINSICS
 from te.tir.passes.base import FunctionPass
@@ -154,7 +154,7 @@ class _Remover(Mutator):
         elements = _elements(node.buffer, node.indices)
         if elements != _ALL:
             self.written[node.buffer.data] = self.written.get(node.buffer.data, 0) | elements
-        if (added := _added_to_itself(node)) is not None:
+        if (added := added_to_itself(node)) is not None:
             self.read.setdefault(node.buffer.data, 0)
             self._note(added, *node.indices, node.predicate)
         else:
@@ -167,15 +167,6 @@ class _Remover(Mutator):
             if isinstance(child, PrimExpr):
                 self._note(child)
         return node.rebuild(lambda child: child if isinstance(child, PrimExpr) else self.visit(child))
-
-
-def _added_to_itself(store: BufferStore) -> PrimExpr | None:
-    """What is added to the elements that it is stored to; None where it is not, or more is read of that memory."""
-    value = store.value
-    if not isinstance(value, Add) or not isinstance(value.a, BufferLoad) or value.a.buffer is not store.buffer:
-        return None
-    same = value.a.predicate is None and structural_equal(value.a.indices, store.indices)
-    return value.b if same else None
 
 
 class _StoreRemover(Mutator):

@@ -301,8 +301,8 @@ def _tiles_of_a_core(p: _Product, tiles: int) -> int:
         return 0
     even = -(-tiles // cores)
     balanced = even >= _FEWEST_OF_A_CORE and even * cores <= _UNEVEN * tiles
-    near = p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores
-    if is_last_cache_far(p.target) and p.groups == 1 and balanced and near:
+    small = p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores
+    if is_last_cache_far(p.target) and p.groups == 1 and balanced and small:
         return even
     if p.left_bytes < _MUCH_LARGER * p.weight_bytes:
         return 0
