@@ -15,7 +15,7 @@ __all__ = ["added_to_itself", "always_evaluated", "contains", "dtypes_of", "free
 
 
 def added_to_itself(store: BufferStore) -> PrimExpr | None:
-    """What is added to the elements that it is stored to; None where it is not, or lanes of them are not read."""
+    """What is added to the elements that it is stored to; None where it is not, or only some lanes of them are read."""
     value = store.value
     if not isinstance(value, Add) or not isinstance(value.a, BufferLoad) or value.a.buffer is not store.buffer:
         return None

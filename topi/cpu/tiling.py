@@ -26,8 +26,8 @@ __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
     "has_byte_products", "is_last_cache_far", "largest_share", "packed_columns", "parallel_worthwhile",
-    "product_cycles", "reads_in_place", "reads_transposed", "score_fill", "spare_registers", "threads_worthwhile",
-    "tile_cycles", "tile_rows", "vector_lanes",
+    "product_cycles", "reads_in_place", "reads_transposed", "score_fill", "shares_evenly", "spare_registers",
+    "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -289,7 +289,8 @@ def shares_evenly(iterations: int, cores: int) -> bool:
 
 
 _MOST_OF_A_CORE = 1.1
-"""Of its share, what a core may have where whole images are shared: as much is gained by finding them in the caches."""
+"""Of its share, what a core may have where images or blocks of rows are shared: as much is gained by finding them in the
+caches."""
 
 
 def parallel_worthwhile(operations: float, lanes: int) -> bool:

@@ -14,6 +14,7 @@ from topi.cpu.tiling import (
     cache_share,
     is_last_cache_far,
     largest_share,
+    shares_evenly,
     spare_registers,
     tile_rows,
     vector_lanes,
@@ -32,10 +33,10 @@ _BLOCKS_OF_A_CORE = 8
 """Blocks of rows for each core, at least, where these are what threads share."""
 _MUCH_LARGER = 4
 """How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
-_FAR_WEIGHTS, _UNEVEN, _FEWEST_OF_A_CORE = 20, 1.1, 2
-"""How many times over the weights may exceed a core's rows where these are shared although the last cache is far; by
-how much its tiles may exceed an even share, and how many they are at least. (Two cores of a Xeon of the Sapphire Rapids
-family: 20 models took 2 to 3 % less time, some mobile ones 5 to 8 %.)"""
+_FAR_WEIGHTS, _FEWEST_OF_A_CORE = 20, 2
+"""Where the last cache is far: how many times over the weights may exceed a core's rows if rows are shared, and the
+fewest tiles that a core has then. (Two cores of a Xeon of the Sapphire Rapids family: 20 models took 2 to 3 % less time, some mobile
+ones 5 to 8 %.)"""
 _ELEMENT = 4
 """Bytes of an element of the operands; others are widened first."""
 _FEWEST_STEPS = 128
@@ -296,21 +297,19 @@ def _tiles_of_a_core(p: _Product, tiles: int) -> int:
     weights are not much smaller: there cores share the panels, and each reads a part of them. Where the last cache is
     far, what another core wrote is further than weights: blocks may be a little uneven, and weights larger.
     """
-    cores = p.target.num_cores
+    cores, most = p.target.num_cores, -(-tiles // p.target.num_cores)
     if p.left_bytes is None or cores == 1:
         return 0
-    even = -(-tiles // cores)
-    balanced = even >= _FEWEST_OF_A_CORE and even * cores <= _UNEVEN * tiles
+    balanced = most >= _FEWEST_OF_A_CORE and shares_evenly(tiles, cores)
     small = p.weight_bytes <= _FAR_WEIGHTS * p.left_bytes / cores
     if is_last_cache_far(p.target) and p.groups == 1 and balanced and small:
-        return even
+        return most
     if p.left_bytes < _MUCH_LARGER * p.weight_bytes:
         return 0
 
     def waste(at_once: int) -> float:
         return -(-tiles // at_once) * at_once / tiles - 1
 
-    most = -(-tiles // cores)
     sizes = [n for n in range(most, max(most // 2, _FEWEST_TILES) - 1, -1) if waste(n) <= _WASTE]
     return max(sizes, default=0)
 
