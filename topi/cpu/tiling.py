@@ -289,8 +289,8 @@ def shares_evenly(iterations: int, cores: int) -> bool:
 
 
 _MOST_OF_A_CORE = 1.1
-"""Of its share, what a core may have where images or blocks of rows are shared: as much is gained by finding them in the
-caches."""
+"""Of its share, what a core may have where images or blocks of rows are shared: as much is gained by finding them in
+the caches."""
 
 
 def parallel_worthwhile(operations: float, lanes: int) -> bool:

@@ -35,8 +35,8 @@ _MUCH_LARGER = 4
 """How many times over the left operand exceeds the weights where cores share its rows, not the panels."""
 _FAR_WEIGHTS, _FEWEST_OF_A_CORE = 20, 2
 """Where the last cache is far: how many times over the weights may exceed a core's rows if rows are shared, and the
-fewest tiles that a core has then. (Two cores of a Xeon of the Sapphire Rapids family: 20 models took 2 to 3 % less time, some mobile
-ones 5 to 8 %.)"""
+fewest tiles that a core has then. (Two cores of a Xeon of the Sapphire Rapids family: 20 models took 2 to 3 % less
+time, some mobile ones 5 to 8 %.)"""
 _ELEMENT = 4
 """Bytes of an element of the operands; others are widened first."""
 _FEWEST_STEPS = 128
