@@ -26,7 +26,7 @@ from relay.op.base import OpPattern
 from relay.op.nn.conv import Conv1D, Conv2D, Conv3D
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.pool import AdaptiveAvgPool, AdaptiveMaxPool, AvgPool, LpPool, MaxPool
-from relay.op.nn.winograd import Conv2DNHWCWinograd
+from relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relay.op.transform import Concatenate, StridedSlice, Transpose
 from relay.type import TensorType
 from te.errors import CompileError
@@ -272,7 +272,9 @@ def _maps_images(call: Call, batched: Sequence[bool]) -> bool:
     match call.op:
         case Conv1D() | Conv2D() | Conv3D() as op:
             return op.data_layout[0] == "N" and list(batched) == [True, False]
-        case Conv1DNWCPacked() | Conv2DNHWCPacked() | Conv3DNDHWCPacked() | Conv2DNHWCWinograd():
+        case Conv1DNWCPacked() | Conv2DNHWCPacked() | Conv3DNDHWCPacked():
+            return list(batched) == [True, False]
+        case Conv2DNHWCWinograd() | Conv3DNDHWCWinograd():
             return list(batched) == [True, False]
         case MaxPool() | AvgPool() | LpPool() | AdaptiveAvgPool() | AdaptiveMaxPool() as op:
             return op.layout[0] == "N"

@@ -5,8 +5,9 @@ KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target 
 grouped convolution a panel holds a group, or, where groups are narrow, a vector of outputs of any groups. The packing
 is done here, once; panels are filled up with zeros.
 
-3 x 3 and 5 x 5 convolutions with stride 1 become Winograd convolutions where the cost model expects a gain: their
-weights are transformed here too. The option "relay.winograd" limits the sizes of their tiles or turns them off.
+3 x 3 and 5 x 5 convolutions with stride 1, and those of volumes whose planes are such, become Winograd convolutions
+where the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the
+sizes of their tiles or turns them off.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from relay.op.nn.dense import BatchMatmul, BatchMatmulPacked, Dense, DensePacked
 from relay.op.nn.packed_conv import Conv1DNWCPacked, Conv2DNHWCPacked, Conv3DNDHWCPacked
 from relay.op.nn.pad import pad
 from relay.op.nn.quads import Conv2DNHWCQuads, DenseQuadGroups, DenseQuads, WindowQuadGroups, Words
-from relay.op.nn.winograd import Conv2DNHWCWinograd
+from relay.op.nn.winograd import Conv2DNHWCWinograd, Conv3DNDHWCWinograd
 from relay.op.qnn import flipped, unflipped
 from relay.op.transform import Reshape, StridedSlice, Transpose
 from relay.sizes import LIKELY_SIDE, likely, product
@@ -205,7 +206,7 @@ class _Packer:
         channels, *kernel, group_size = outputs_first.shape
         if op.groups > 1 and group_size == 1:
             return _channels_last(call, op, Constant(weight.data.transpose(order), span=weight.span))
-        if isinstance(op, Conv2D):
+        if isinstance(op, Conv2D | Conv3D):
             winograd = self._winograd_plan(call, op)
             if winograd is not None:
                 return self._winograd(call, op, weight, outputs_first, winograd)
@@ -330,7 +331,7 @@ class _Packer:
         codes = pad(codes, [*[(0, 0)] * (len(codes.shape) - 1), (0, missing)]) if missing else codes
         return _Quads(codes, zero, *known)
 
-    def _winograd_plan(self, call: Call, op: Conv2D) -> WinogradPlan | None:
+    def _winograd_plan(self, call: Call, op: Conv2D | Conv3D) -> WinogradPlan | None:
         shape = winograd_shape(call, op) if call.dtype == "float32" else None
         if shape is None:
             return None
@@ -338,18 +339,33 @@ class _Packer:
             self.plans[shape] = winograd_plan(self.target, shape, self.winograd_tiles)
         return self.plans[shape]
 
-    def _winograd(self, call: Call, op: Conv2D, weight: Constant, outputs_first: Array, plan: WinogradPlan) -> Call:
-        sides = call.shape[1:3]
-        known = all(isinstance(side, int) for side in sides)
+    def _winograd(
+        self, call: Call, op: Conv2D | Conv3D, weight: Constant, outputs_first: Array, plan: WinogradPlan
+    ) -> Call:
+        packed = self._transformed(op, weight, outputs_first, plan)
+        if isinstance(op, Conv3D):
+            made: Conv2DNHWCWinograd | Conv3DNDHWCWinograd = Conv3DNDHWCWinograd(
+                tile=plan.tile, kernel_size=outputs_first.shape[-2], padding=op.padding, groups=op.groups,
+                dilation=op.dilation[-1], depth_stride=op.strides[0], depth_dilation=op.dilation[0],
+            )  # fmt: skip
+        else:
+            sides = call.shape[1:3]
+            known = all(isinstance(side, int) for side in sides)
+            made = Conv2DNHWCWinograd(
+                tile=plan.tile, kernel_size=outputs_first.shape[-2], padding=op.padding, groups=op.groups,
+                dilation=op.dilation[-1], likely_sides=() if known else tuple([likely(d, LIKELY_SIDE) for d in sides]),
+            )  # fmt: skip
+        return Call(made, (call.args[0], packed), span=call.span)
+
+    def _transformed(
+        self, op: Conv2D | Conv3D, weight: Constant, outputs_first: Array, plan: WinogradPlan
+    ) -> Constant:
+        """The transformed weights: (O, R, R, I) in panels, of (O, KD, R, R, I) with KD before I."""
         key = (id(weight), f"{op.kernel_layout} F({plan.tile})", plan.panel)
         if key not in self.packed:
             panels = self.panels.winograd_panels(outputs_first, plan.tile, plan.panel, weight)
             self.packed[key] = Constant(panels, span=weight.span)
-        made = Conv2DNHWCWinograd(
-            tile=plan.tile, kernel_size=outputs_first.shape[1], padding=op.padding, groups=op.groups,
-            dilation=op.dilation[0], likely_sides=() if known else tuple([likely(d, LIKELY_SIDE) for d in sides]),
-        )  # fmt: skip
-        return Call(made, (call.args[0], self.packed[key]), span=call.span)
+        return self.packed[key]
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,17 +194,17 @@ class PanelPacker:
     def winograd_panels(self, outputs_first: Array, tile: int, width: int, of: Constant | None = None) -> Array:
         """(O, R, R, I) to (O / width, A, A, I, width) with A = tile + R - 1: ``g @ w @ g.T`` of each filter.
 
-        `width` divides O. Computed in float64.
+        (O, KD, R, R, I), filters of planes, to (O / width, A, A, KD, I, width). `width` divides O. Computed in float64.
         """
-        outputs, taps, _, inputs = outputs_first.shape
-        size = tile + taps - 1
-        packed = self._arena.empty((outputs // width, size, size, inputs, width), outputs_first.dtype)
-        filters = outputs_first.transpose(0, 3, 1, 2)  # (O, I, R, R), as models have them
-        lanes = _lanes(width)
-        suits = _readable(filters) and lanes >= _LEAST_LANES and inputs % lanes == 0
-        form = _Form(width, tile, taps) if suits else None
-        pack = partial(_transform, tile)
-        self._add(_Work(packed, filters, width, pack, form, inputs // lanes, needs_whole=True), of)
+        outputs, *depth, taps, _, inputs = outputs_first.shape
+        size, lanes, pack = tile + taps - 1, _lanes(width), partial(_transform, tile)
+        packed = self._arena.empty((outputs // width, size, size, *depth, inputs, width), outputs_first.dtype)
+        for plane in np.ndindex(*depth):
+            into = packed[:, :, :, *plane]
+            filters = outputs_first[:, *plane].transpose(0, 3, 1, 2)  # (O, I, R, R), as models have them
+            suits = _readable(filters) and into.flags.c_contiguous and lanes >= _LEAST_LANES and inputs % lanes == 0
+            form = _Form(width, tile, taps) if suits else None
+            self._add(_Work(into, filters, width, pack, form, inputs // lanes, needs_whole=True), of)
         return packed
 
     def _add(self, work: _Work, of: Constant | None) -> None:

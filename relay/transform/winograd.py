@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from backend.target import Target
 from relay.expr import Call
-from relay.op.nn.conv import Conv2D
+from relay.op.nn.conv import Conv2D, Conv3D
 from relay.sizes import LIKELY_SIDE, likely
 from te.errors import CompileError
 from te.ir import PassContext
 from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, winograd_pays
 from topi.layout import Layout
-from topi.nn.winograd import WINOGRAD_FILTERS
+from topi.nn.winograd import WINOGRAD_FILTERS, Depth
 
 __all__ = ["winograd_plan", "winograd_shape", "winograd_tiles"]
 
@@ -35,22 +36,32 @@ def winograd_tiles(context: PassContext) -> frozenset[int]:
     return _WINOGRAD[chosen]
 
 
-def winograd_shape(call: Call, op: Conv2D) -> WinogradShape | None:
-    """The sizes of `call` for Winograd's algorithm, estimates of unknown ones; None where it does not apply."""
+def winograd_shape(call: Call, op: Conv2D | Conv3D) -> WinogradShape | None:
+    """The sizes of `call` for Winograd's algorithm, estimates of unknown ones; None where it does not apply.
+
+    In three dimensions, lines and columns are transformed; sizes have to be known.
+    """
     layout, kernel = Layout(op.data_layout), Layout(op.kernel_layout)
     data, results = layout.axis_sizes(call.args[0].shape), layout.axis_sizes(call.shape)
     taps = kernel.axis_sizes(call.args[1].shape)
-    if taps["H"] != taps["W"] or max(op.strides) > 1 or len(set(op.dilation)) > 1:
+    if taps["H"] != taps["W"] or max(op.strides[-2:]) > 1 or len(set(op.dilation[-2:])) > 1:
         return None
     known = [d for d in (data["C"], results["C"], taps["H"]) if isinstance(d, int) and d > 0]
     lines, columns = (likely(results[axis], LIKELY_SIDE) for axis in "HW")
     sides_known = isinstance(results["H"], int) and isinstance(results["W"], int)
-    if len(known) < 3 or min(lines, columns) < 1 or (op.dilation[0] > 1 and not sides_known):
+    if len(known) < 3 or min(lines, columns) < 1 or (op.dilation[-1] > 1 and not sides_known):
         return None  # lines that lie apart, of images whose sides are known at run time, are not told apart cheaply
     inputs, outputs, side = known
     batch = results["N"]
     images = batch if isinstance(batch, int) else 1  # more images make it the cheaper
-    return WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[0])
+    shape = WinogradShape(images, lines, columns, inputs // op.groups, outputs, side, op.groups, op.dilation[-1])
+    if isinstance(op, Conv2D):
+        return shape
+    depth, planes = taps["D"], results["D"]
+    if not (call.tensor_type.is_static and isinstance(depth, int) and isinstance(planes, int)):
+        return None
+    read = Depth(depth, op.strides[0], op.dilation[0]).planes(planes)
+    return replace(shape, images=images * planes, depth=depth, planes=images * read)
 
 
 def winograd_plan(target: Target, shape: WinogradShape, allowed: Collection[int]) -> WinogradPlan | None:

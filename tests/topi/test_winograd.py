@@ -25,6 +25,8 @@ CACHES = "-l1-bytes=49152 -l2-bytes=1048576 -l3-bytes=33554432"
 
 ERROR = {(2, 3): 4e-6, (4, 3): 1.2e-5, (2, 5): 1.2e-5}
 """Largest errors against float64, as part of the results' root mean square: measured at 64 to 256 channels, doubled."""
+VOLUME_ERROR = {2: 7e-6, 4: 3e-5}
+"""Those of 3 x 3 x 3 filters, likewise, of up to 64 channels; direct convolutions': 1e-5."""
 
 
 @pytest.mark.parametrize(("tile", "taps"), [(m, r) for r, tiles in WINOGRAD_FILTERS.items() for m in tiles])
@@ -86,6 +88,64 @@ def test_dilated_filters_are_not_dilated_on_every_so_many_lines(shape: tuple[int
     operators, result, exact = convolve("f4", shape, 64, padding=padding, dilation=dilation)
     assert "nn.conv2d_nhwc_winograd" in operators
     assert np.abs(result - exact).max() < ERROR[4, 3] * np.sqrt((exact**2).mean())
+
+
+def convolve_volume(
+    winograd: str, shape: tuple[int, ...], outputs: int, threads: int = 1, *, taps: int = 3, stride: int = 1,
+    padding: int = 1, dilation: int = 1, groups: int = 1,
+):  # fmt: skip
+    """(kernel's operators, result, result in float64) of a convolution of planes and a relu; arguments of its depth."""
+    rng = np.random.default_rng(sum(shape))
+    data = rng.standard_normal(shape, np.float32)
+    weight = rng.standard_normal((outputs, shape[1] // groups, taps, 3, 3), np.float32)
+    x = var("x", shape)
+    strides, dilations, borders = (stride, 1, 1), (dilation, 1, 1), (padding, 1, 1) * 2
+    y = nn.conv3d(x, const(weight), strides=strides, padding=borders, dilation=dilations, groups=groups)
+    with PassContext(config={"relay.winograd": winograd}):
+        lib = relay.build(IRModule({"main": Function((x,), nn.relu(y))}), f"llvm {CACHES}")
+    executor = graph_executor.GraphModule(lib["default"](device("cpu", 0)), num_threads=threads)
+    executor.set_input("x", data)
+    executor.run()
+    exact = exact_convolution(data, weight, strides, borders, dilations, groups)
+    operators = {name for node in lib.graph.nodes for name in node.ops}
+    return operators, executor.get_output(0).numpy(), np.maximum(exact, 0)
+
+
+@pytest.mark.parametrize(("option", "tile"), [("f2", 2), ("f4", 4)])
+@pytest.mark.parametrize(
+    ("shape", "depth"),
+    [
+        ((1, 64, 5, 14, 14), {}), ((2, 32, 4, 15, 27), {}), ((3, 64, 6, 12, 12), {"padding": 0}),
+        ((1, 64, 9, 14, 14), {"stride": 2, "padding": 2}), ((2, 64, 7, 14, 14), {"dilation": 3, "padding": 3}),
+        ((1, 64, 3, 28, 28), {"taps": 1, "padding": 0}), ((2, 128, 3, 14, 14), {"groups": 2}),
+    ],
+    ids=["padded", "images", "no-border", "stride", "dilation", "one-plane", "groups"],
+)  # fmt: skip
+def test_volumes_are_sums_over_planes(option: str, tile: int, shape: tuple[int, ...], depth: dict[str, int]):
+    operators, result, exact = convolve_volume(option, shape, 64, **depth)
+    assert "nn.conv3d_ndhwc_winograd" in operators
+    assert np.abs(result - exact).max() < VOLUME_ERROR[tile] * np.sqrt((exact**2).mean())
+
+
+def test_volumes_are_the_same_bits_for_any_number_of_threads():
+    one, two, three = (convolve_volume("auto", (2, 64, 4, 14, 14), 64, threads)[1] for threads in (1, 2, 3))
+    assert np.array_equal(one, two) and np.array_equal(one, three)
+
+
+def test_volumes_whose_sizes_are_open_are_convolved_directly():
+    n, d, h = te.size_var("n"), te.size_var("d"), te.size_var("h")
+    for shape in [(n, 64, 4, 14, 14), (1, 64, d, 14, 14), (1, 64, 4, h, 14)]:
+        x = var("x", shape)
+        y = nn.conv3d(x, const(np.ones((64, 64, 3, 3, 3), np.float32)), padding=1)
+        optimized = relay.optimize(IRModule({"main": Function((x,), y)}), HASWELL)
+        operators = [name for node in make_graph(optimized["main"]).nodes for name in node.workload.operators]
+        assert "nn.conv3d_ndhwc_packed" in operators
+
+
+def test_planes_of_a_volume_are_transformed_once():
+    shape = WinogradShape(8, 56, 56, 64, 64, depth=3, planes=10)
+    assert (shape.tiles(4), shape.tiles_read(4)) == (8 * 14 * 14, 10 * 14 * 14)
+    assert plan_winograd(AVX512, shape, 4).weights_once, "blocks would transform three planes for each of theirs"
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 28, 28), (1, 256, 14, 14)])

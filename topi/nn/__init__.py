@@ -40,9 +40,10 @@ from topi.nn.recurrent import gru, lstm, rnn
 from topi.nn.rotary import rotary_embedding
 from topi.nn.softmax import log_softmax, softmax
 from topi.nn.unfold import col2im
-from topi.nn.winograd import conv2d_nhwc_winograd
+from topi.nn.winograd import Depth, conv_winograd
 
 __all__ = [
+    "Depth",
     "Pairs",
     "Windows",
     "adaptive_pool",
@@ -56,11 +57,11 @@ __all__ = [
     "celu",
     "col2im",
     "conv",
-    "conv2d_nhwc_winograd",
     "conv2d_quads",
     "conv_across_groups",
     "conv_packed",
     "conv_transpose",
+    "conv_winograd",
     "dense",
     "dense_bits",
     "dense_packed",

@@ -27,7 +27,7 @@ from topi.nn.pad import pad_spatial
 from topi.tag import INJECTIVE
 from topi.utils import ceil_div, num_elements, ravel_index, unravel_index
 
-__all__ = ["WINOGRAD_FILTERS", "Matrix", "WinogradMatrices", "choose_value", "conv2d_nhwc_winograd", "sum_of",
+__all__ = ["WINOGRAD_FILTERS", "Depth", "Matrix", "WinogradMatrices", "choose_value", "conv_winograd", "sum_of",
            "winograd_matrices"]  # fmt: skip
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
@@ -140,63 +140,99 @@ def _past_the_end(size: Dim, tile: int) -> int:
     return -size % tile if isinstance(size, int) else tile - 1
 
 
-def conv2d_nhwc_winograd(
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The depth of a convolution in three dimensions, whose lines and columns alone are transformed.
+
+    A plane of results is a sum over the planes that its `taps` reach: one more index of the products' sums.
+    """
+
+    taps: int
+    stride: int = 1
+    dilation: int = 1
+
+    def planes(self, results: int) -> int:
+        """How many planes, borders included, so many planes of results are made of."""
+        return (results - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
+
+def conv_winograd(
     data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1,
-    likely_sides: Sequence[int] = (),
+    likely_sides: Sequence[int] = (), depth: Depth | None = None,
 ) -> Tensor:  # fmt: skip
-    """Convolution with stride 1 of NHWC `data` by F(tile x tile, kernel x kernel).
+    """Convolution of NHWC `data`, of stride 1, by F(tile x tile, kernel x kernel); of NDHWC data with a `depth`.
 
     Every `dilation`-th line and column is an image of its own, with tiles of its own, on which the filter is not
     dilated.
 
     `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
-    filter, in panels of NR outputs, which belong to one group. The stages are tagged "winograd_patch" (the input, tile
-    by tile, (A, A, tiles, I)), "winograd_columns" and "winograd_input" (the two halves of the input transform, as
-    large), "conv2d_nhwc_winograd" (the products, (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves
-    of the output transform, (tile, tile, tiles, O)). Tiles are numbered line by line, image by image. `likely_sides`,
-    the lines and columns to schedule for where they are known at run time, are an attribute.
+    filter, in panels of NR outputs, which belong to one group; with a depth (O / NR, A, A, taps, I, NR). The stages are
+    tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and "winograd_input" (the
+    two halves of the input transform, as large), "conv2d_nhwc_winograd" (the products, (A, A, tiles, O);
+    "conv3d_ndhwc_winograd" with a depth), "winograd_rows" and
+    "winograd_output" (the halves of the output transform, (tile, tile, tiles, O)). Tiles are numbered line by line,
+    plane by plane, image by image; there are more of the input than of the result if planes at the ends are padded.
+    `likely_sides`, the lines and columns to schedule for where they are known at run time, are an attribute.
     """
     matrices = winograd_matrices(tile, kernel)
     size = tile + kernel - 1
-    blocks, _, _, group_size, nr = weight.shape
+    blocks, _, _, *_, group_size, nr = weight.shape
     channels, panels = as_dim(blocks * nr), as_dim(blocks // groups)
-    n, h, w, inputs = data.shape
-    oh = output_size(h, kernel, 1, dilation, padding[0] + padding[2])
-    ow = output_size(w, kernel, 1, dilation, padding[1] + padding[3])
+    n, *planes, h, w, inputs = data.shape
+    *front, top, left = padding[: len(padding) // 2]
+    *back, bottom, right = padding[len(padding) // 2 :]
+    oh = output_size(h, kernel, 1, dilation, top + bottom)
+    ow = output_size(w, kernel, 1, dilation, left + right)
     lines, columns = ceil_div(oh, dilation * tile), ceil_div(ow, dilation * tile)
-    after = [padding[2] + _past_the_end(oh, dilation * tile), padding[3] + _past_the_end(ow, dilation * tile)]
-    padded = pad_spatial(data, (1, 2), padding[:2], after, 0)
-    grid = (n, dilation, dilation, lines, columns)
-    tiles = num_elements(grid)
-    attrs = {"tile": tile, "kernel": kernel, "groups": groups, "dilation": dilation,
-             "likely_sides": likely_sides}  # fmt: skip
+    after = [bottom + _past_the_end(oh, dilation * tile), right + _past_the_end(ow, dilation * tile)]
+    padded = pad_spatial(data, range(1, data.ndim - 1), [*front, top, left], [*back, *after], 0)
+    plane = (dilation, dilation, lines, columns)
+    read: tuple[Dim, ...] = (n,)
+    stored, more = read, 0
+    if depth is not None:
+        results = output_size(planes[0], depth.taps, depth.stride, depth.dilation, front[0] + back[0])
+        assert isinstance(results, int), "the depth has to be known"
+        read, stored, more = (n, depth.planes(results)), (n, results), depth.planes(results) - results
+    tiles_read, tiles = num_elements((*read, *plane)), num_elements((*stored, *plane))
+    attrs = {"tile": tile, "kernel": kernel, "groups": groups, "dilation": dilation, "likely_sides": likely_sides,
+             "depth": depth}  # fmt: skip
 
     def stage(shape: Sequence[Any], body: Callable[..., PrimExpr], name: str, tag: str) -> Tensor:
         return te.compute(tuple(shape), body, name=name, tag=tag, attrs=attrs)
 
     def tap(y: Any, x: Any, t: Any, c: Any) -> PrimExpr:
-        image, first_line, first_column, line, column = unravel_index(t, grid)
+        *at, first_line, first_column, line, column = unravel_index(t, (*read, *plane))
         y, x = line * tile + y, column * tile + x
-        return padded(image, y * dilation + first_line, x * dilation + first_column, c)
+        return padded(*at, y * dilation + first_line, x * dilation + first_column, c)
 
-    patch = stage((size, size, tiles, inputs), tap, "patch", "winograd_patch")
+    patch = stage((size, size, tiles_read, inputs), tap, "patch", "winograd_patch")
 
     def transformed_columns(i: Any, x: Any, t: Any, c: Any) -> PrimExpr:
         return choose_value(i, _input_rows(matrices.b, [patch(k, x, t, c) for k in range(size)]))
 
-    halfway = stage((size, size, tiles, inputs), transformed_columns, "columns", "winograd_columns")
+    halfway = stage((size, size, tiles_read, inputs), transformed_columns, "columns", "winograd_columns")
 
     def transformed_input(i: Any, j: Any, t: Any, c: Any) -> PrimExpr:
         return choose_value(j, _input_rows(matrices.b, [halfway(i, k, t, c) for k in range(size)]))
 
-    spectrum = stage((size, size, tiles, inputs), transformed_input, "spectrum", "winograd_input")
+    spectrum = stage((size, size, tiles_read, inputs), transformed_input, "spectrum", "winograd_input")
     rc = te.reduce_axis((0, group_size), name="rc")
+    taps = [] if depth is None else [te.reduce_axis((0, depth.taps), name="rd")]
+
+    def read_tile(t: Any) -> Any:
+        """The tile of the input that tile `t` of the result is made of, at the tap that is summed."""
+        if depth is None:
+            return t
+        image, result, _ = unravel_index(t, (*stored, num_elements(plane)))
+        return t + (image * more + result * (depth.stride - 1) + taps[0] * depth.dilation) * num_elements(plane)
 
     def summed_channels(i: Any, j: Any, t: Any, c: Any) -> PrimExpr:
         channel = rc if groups == 1 else c // nr // panels * group_size + rc
-        return te.sum(spectrum(i, j, t, channel) * weight(c // nr, i, j, rc, c % nr), axis=rc)
+        factor = weight(c // nr, i, j, *taps, rc, c % nr)
+        return te.sum(spectrum(i, j, read_tile(t), channel) * factor, axis=[*taps, rc])
 
-    product = stage((size, size, tiles, channels), summed_channels, "product", "conv2d_nhwc_winograd")
+    tag = "conv2d_nhwc_winograd" if depth is None else "conv3d_ndhwc_winograd"
+    product = stage((size, size, tiles, channels), summed_channels, "product", tag)
 
     def transformed_rows(y: Any, j: Any, t: Any, c: Any) -> PrimExpr:
         return choose_value(y, _output_rows(matrices.a, [product(k, j, t, c) for k in range(size)]))
@@ -208,9 +244,10 @@ def conv2d_nhwc_winograd(
 
     result = stage((tile, tile, tiles, channels), transformed_output, "result", "winograd_output")
 
-    def image(b: Any, y: Any, x: Any, c: Any) -> PrimExpr:
+    def image(*position: Any) -> PrimExpr:
+        *at, y, x, c = position
         first_line, first_column, y, x = y % dilation, x % dilation, y // dilation, x // dilation
-        t = ravel_index((b, first_line, first_column, y // tile, x // tile), grid)
+        t = ravel_index((*at, first_line, first_column, y // tile, x // tile), (*stored, *plane))
         return result(y % tile, x % tile, t, c)
 
-    return stage((n, oh, ow, channels), image, "image", INJECTIVE)
+    return stage((*stored, oh, ow, channels), image, "image", INJECTIVE)

@@ -2,79 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
 import te
 import topi
 from relay.expr import Call, Expr
-from relay.op.base import OpDef, OpPattern, register_op
+from relay.op.base import OpDef, OpPattern, attributes_of_operator, register_op
 from relay.op.common import Array, at_least, padding_pairs, require, require_same_dtype
 from relay.type import TensorType, Type, dims_match
+from te.tir import Dim, as_int
 from topi.nn.conv import output_size
 from topi.nn.winograd import WINOGRAD_FILTERS, winograd_matrices
 
-__all__ = ["Conv2DNHWCWinograd", "conv2d_nhwc_winograd"]
+__all__ = ["Conv2DNHWCWinograd", "Conv3DNDHWCWinograd", "conv2d_nhwc_winograd"]
 
 IntOrInts = int | Sequence[int]
 
 
-@register_op("nn.conv2d_nhwc_winograd", pattern=OpPattern.OUT_FUSABLE)
-class Conv2DNHWCWinograd(OpDef):
-    """Convolution with stride 1 of NHWC data by F(tile x tile, kernel_size x kernel_size), with transformed weights.
-
-    The weights are (O / NR, A, A, I, NR), A = tile + kernel_size - 1 and I the channels of a group: ``g @ w @ g.T`` of
-    each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right).
-    (C1) tile and kernel_size are a pair that is offered, padding has 4 numbers, dilation is at least 1; (C2) both
-    inputs have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels
-    don't cross groups; (C5) the kernel fits into the padded input. `likely_sides` are the lines and columns of the
-    result for which it is scheduled where they are known at run time. TVM:
-    `nn.contrib_conv2d_winograd_without_weight_transform`.
-    """
+@attributes_of_operator
+class _Winograd(OpDef):
+    """What both operators share: attributes, and what they make of one plane."""
 
     tile: int
     kernel_size: int = 3
-    padding: tuple[int, ...] = (0, 0, 0, 0)
+    padding: tuple[int, ...] = ()
     groups: int = 1
     dilation: int = 1
-    likely_sides: tuple[int, ...] = ()
-    tiles_pixels = True
+    rank: ClassVar[int] = 2
 
-    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
-        valid = self.tile in WINOGRAD_FILTERS.get(self.kernel_size, ()) and len(self.padding) == 4
+    def _plane(self, data: TensorType, weight: TensorType) -> tuple[Dim, Dim, Dim]:
+        """Lines, columns and channels of the result. Raises where (C1) to (C5) are not met."""
+        rank = self.rank
+        valid = self.tile in WINOGRAD_FILTERS.get(self.kernel_size, ()) and len(self.padding) == 2 * rank
         known = ", ".join(f"F({m}, {r})" for r, tiles in WINOGRAD_FILTERS.items() for m in tiles)
         given = f"F({self.tile}, {self.kernel_size}) with padding {self.padding}"
-        require(valid, f"(C1) {given}: expected one of {known}, and 4 numbers")
+        require(valid, f"(C1) {given}: expected one of {known}, and {2 * rank} numbers")
         require(self.dilation >= 1, f"(C1) dilation is {self.dilation}, and must be at least 1")
         require_same_dtype(2, data, weight)
-        require(data.ndim == 4 and weight.ndim == 5, f"(C3) data needs 4 dimensions, weight 5; got {data} and {weight}")
-        n, h, w, c = data.shape
+        ranks = data.ndim == rank + 2 and weight.ndim == rank + 3
+        require(ranks, f"(C3) data needs {rank + 2} dimensions, weight {rank + 3}; got {data} and {weight}")
+        *_, h, w, c = data.shape
         blocks, *places, inputs, nr = weight.static_shape
         size = self.tile + self.kernel_size - 1
-        matches = places == [size, size] and dims_match(c, inputs * self.groups) and blocks % self.groups == 0
+        matches = places[:2] == [size, size] and dims_match(c, inputs * self.groups) and blocks % self.groups == 0
         wanted = f"{c} channels in {self.groups} groups need weights of {size} x {size} places"
         require(matches, f"(C4) {wanted} and as many channels and panels; got {weight}")
-        top, left, bottom, right = self.padding
+        *_, top, left = self.padding[:rank]
+        *_, bottom, right = self.padding[rank:]
         oh = output_size(h, self.kernel_size, 1, self.dilation, top + bottom)
         ow = output_size(w, self.kernel_size, 1, self.dilation, left + right)
         fits = at_least(oh, 1) and at_least(ow, 1)
         require(fits, f"(C5) the kernel of {self.kernel_size} taps reaches over more than the padded input")
-        return TensorType((n, oh, ow, blocks * nr), data.dtype)
+        return oh, ow, blocks * nr
 
-    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return topi.nn.conv2d_nhwc_winograd(
-            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, self.likely_sides
-        )
-
-    def reference(self, data: Array, weight: Array) -> Array:
-        top, left, bottom, right = self.padding
-        padded = np.pad(data.astype(np.float64), [(0, 0), (top, bottom), (left, right), (0, 0)])
+    def _filtered(self, data: Array, weight: Array) -> Array:
+        """What the filters make of (N, H, W, C), borders included, in float64."""
         reach, d = (self.kernel_size - 1) * self.dilation, self.dilation
-        n, h, w, _ = padded.shape
-        image = np.empty((n, h - reach, w - reach, weight.shape[0] * weight.shape[-1]), data.dtype)
+        n, h, w, _ = data.shape
+        image = np.empty((n, h - reach, w - reach, weight.shape[0] * weight.shape[-1]))
         for y, x in np.ndindex(min(d, h - reach), min(d, w - reach)):
-            image[:, y::d, x::d] = self._undilated(padded[:, y::d, x::d], weight)
+            image[:, y::d, x::d] = self._undilated(data[:, y::d, x::d], weight)
         return image
 
     def _undilated(self, data: Array, weight: Array) -> Array:
@@ -97,7 +88,85 @@ class Conv2DNHWCWinograd(OpDef):
         """Those of the direct convolution, so that speeds can be compared."""
         _, weight = types
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        return 0 if result.size is None else result.size * self.kernel_size**2 * weight.static_shape[3]
+        taps = self.kernel_size**2 * math.prod(weight.static_shape[3:-1])
+        return 0 if result.size is None else result.size * taps
+
+
+@register_op("nn.conv2d_nhwc_winograd", pattern=OpPattern.OUT_FUSABLE)
+class Conv2DNHWCWinograd(_Winograd):
+    """Convolution with stride 1 of NHWC data by F(tile x tile, kernel_size x kernel_size), with transformed weights.
+
+    The weights are (O / NR, A, A, I, NR), A = tile + kernel_size - 1 and I the channels of a group: ``g @ w @ g.T`` of
+    each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right).
+    (C1) tile and kernel_size are a pair that is offered, padding has 4 numbers, dilation is at least 1; (C2) both
+    inputs have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels
+    don't cross groups; (C5) the kernel fits into the padded input. `likely_sides` are the lines and columns of the
+    result for which it is scheduled where they are known at run time. TVM:
+    `nn.contrib_conv2d_winograd_without_weight_transform`.
+    """
+
+    padding: tuple[int, ...] = (0, 0, 0, 0)
+    likely_sides: tuple[int, ...] = ()
+    tiles_pixels = True
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        return TensorType((data.shape[0], *self._plane(data, weight)), data.dtype)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return topi.nn.conv_winograd(
+            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, self.likely_sides
+        )
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        top, left, bottom, right = self.padding
+        padded = np.pad(data.astype(np.float64), [(0, 0), (top, bottom), (left, right), (0, 0)])
+        return self._filtered(padded, weight).astype(data.dtype)
+
+
+@register_op("nn.conv3d_ndhwc_winograd", pattern=OpPattern.OUT_FUSABLE)
+class Conv3DNDHWCWinograd(_Winograd):
+    """Convolution of NDHWC data, lines and columns by F(tile x tile, kernel_size x kernel_size) with stride 1.
+
+    Along the depth, of `depth_stride` and `depth_dilation`, it is a sum over taps: the weights are (O / NR, A, A, KD,
+    I, NR), otherwise as those of `nn.conv2d_nhwc_winograd`. `padding` is (front, top, left, back, bottom, right). (C1)
+    to (C5) as there, with 6 numbers and ranks of 5 and 6; (C6) the depth is known, and its taps fit into it. TVM:
+    `nn.contrib_conv3d_winograd_without_weight_transform`, which transforms the depth, too.
+    """
+
+    padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    depth_stride: int = 1
+    depth_dilation: int = 1
+    rank = 3
+
+    def infer(self, data: TensorType, weight: TensorType) -> TensorType:
+        plane, depth = self._plane(data, weight), data.shape[1]
+        taps, around = weight.static_shape[3], self.padding[0] + self.padding[3]
+        strides = f"stride {self.depth_stride}, dilation {self.depth_dilation}"
+        require(min(self.depth_stride, self.depth_dilation) >= 1, f"(C1) {strides} of the depth, expected 1 or more")
+        planes = output_size(depth, taps, self.depth_stride, self.depth_dilation, around)
+        known = isinstance(planes, int) and planes >= 1
+        require(known, f"(C6) {taps} taps, {strides}, don't fit a depth of {depth} padded by {around}")
+        return TensorType((data.shape[0], planes, *plane), data.dtype)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        taps = as_int(weight.shape[3])
+        assert taps is not None
+        depth = topi.nn.Depth(taps, self.depth_stride, self.depth_dilation)
+        return topi.nn.conv_winograd(
+            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, depth=depth
+        )
+
+    def reference(self, data: Array, weight: Array) -> Array:
+        sides = zip(self.padding[:3], self.padding[3:], strict=True)
+        padded = np.pad(data.astype(np.float64), [(0, 0), *sides, (0, 0)])
+        reach = (weight.shape[3] - 1) * self.depth_dilation
+        planes = range(0, padded.shape[1] - reach, self.depth_stride)
+        sums = [
+            sum(self._filtered(padded[:, d + k * self.depth_dilation], weight[:, :, :, k])
+                for k in range(weight.shape[3]))
+            for d in planes
+        ]  # fmt: skip
+        return np.stack(sums, 1).astype(data.dtype)
 
 
 def conv2d_nhwc_winograd(

@@ -73,6 +73,16 @@ def test_filters_stored_in_another_order() -> None:
     np.testing.assert_allclose(packed, expected_panels(whole, 16), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("worth", [0, NEVER], ids=["kernels", "numpy"])
+@pytest.mark.parametrize("planes", [1, 3])
+def test_filters_of_planes(planes: int, worth: int) -> None:
+    filters, g, packer = weights(32, 16, planes, 3, 3), winograd_matrices(4, 3).g, PanelPacker(worth)
+    packed = packer.winograd_panels(filters.transpose(0, 2, 3, 4, 1), 4, 16)
+    packer.run()
+    whole = np.einsum("ar,oidrs,bs->oabdi", g, filters.astype(np.float64), g)
+    np.testing.assert_allclose(packed, expected_panels(whole, 16), rtol=1e-6, atol=1e-6)
+
+
 def test_other_types_are_left_to_numpy() -> None:
     weight, packer = weights(64, 64).astype("float16"), PanelPacker(0)
     packed = packer.panels(weight, 16)

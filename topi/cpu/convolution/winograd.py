@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
     from backend.target import Target
 
-__all__ = ["schedule_conv2d_nhwc_winograd"]
+__all__ = ["schedule_conv_winograd"]
 
 
-@register_schedule("conv2d_nhwc_winograd", "cpu")
-def schedule_conv2d_nhwc_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
-    """The stages of `topi.nn.conv2d_nhwc_winograd`, arranged as `plan_winograd` says.
+@register_schedule(["conv2d_nhwc_winograd", "conv3d_ndhwc_winograd"], "cpu")
+def schedule_conv_winograd(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
+    """The stages of `topi.nn.conv_winograd`, arranged as `plan_winograd` says.
 
     Where tiles are counted at run time, others serve less of them than a block has.
     """
     order = StoreOrder.of(outs[0])
     plan = _plan(target, anchor, order)
-    images, *sides = [isinstance(d, int) for d in order.result.shape[:3]]
-    few = () if all((images, *sides)) else (1,) if all(sides) else _FEW_TILES
+    *images, height, width, _ = [isinstance(d, int) for d in order.result.shape]
+    few = () if all((*images, height, width)) else (1,) if height and width else _FEW_TILES
     blocks = [n for n in few if n < plan.block]
     fewer = [replace(plan, block=n, rows=min(n, plan.rows), weights_once=True) for n in blocks]
     schedules = [_arranged(outs, anchor, target, p) for p in (plan, *fewer)]
@@ -92,15 +92,16 @@ def _arranged(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan:
 
 
 def _plan(target: Target, anchor: te.Operation, order: StoreOrder) -> WinogradPlan:
-    out = order.result
-    images, *sides = out.shape[:3]
-    likely = anchor.attrs["likely_sides"] or (_LIKELY_SIDE, _LIKELY_SIDE)
-    lines, columns = [d if isinstance(d, int) else max(side, 1) for d, side in zip(sides, likely, strict=True)]
-    inputs, outputs = constant_size([anchor.input_tensors[1].shape[3]]), constant_size([out.shape[3]])
-    attrs, images = anchor.attrs, images if isinstance(images, int) else 1
-    shape = WinogradShape(
-        images, lines, columns, inputs, outputs, attrs["kernel"], attrs["groups"], attrs["dilation"]
-    )
+    attrs, (images, *planes, height, width, channels) = anchor.attrs, order.result.shape
+    likely = attrs["likely_sides"] or (_LIKELY_SIDE, _LIKELY_SIDE)
+    sides = zip((height, width), likely, strict=True)
+    lines, columns = [d if isinstance(d, int) else max(side, 1) for d, side in sides]
+    inputs, outputs = constant_size([anchor.input_tensors[1].shape[-2]]), constant_size([channels])
+    images, filters = images if isinstance(images, int) else 1, (attrs["kernel"], attrs["groups"], attrs["dilation"])
+    shape = WinogradShape(images, lines, columns, inputs, outputs, *filters)
+    if planes:
+        results, depth = constant_size(planes), attrs["depth"]
+        shape = replace(shape, images=images * results, depth=depth.taps, planes=images * depth.planes(results))
     return plan_winograd(target, shape, attrs["tile"], panel_width(anchor), by_lines=order.is_turned)
 
 
@@ -115,7 +116,7 @@ def _tile_output(
 
     Gives those over blocks, panels, vectors and lines. A guard at the store leaves out pixels past the end of a line.
     """
-    n, y, x, c = s[out].op.axis
+    *images, y, x, c = s[out].op.axis
     firsts: list[te.IterVar] = []
     if dilation > 1:
         y, first_line = s[out].split(y, factor=dilation, tail="predicate")
@@ -123,8 +124,8 @@ def _tile_output(
         firsts = [first_line, first_column]
     y, y_inner = s[out].split(y, factor=plan.tile, tail="predicate")
     x, x_inner = s[out].split(x, factor=plan.tile, tail="predicate")
-    s[out].reorder(n, *firsts, y, x, c, y_inner, x_inner)
-    block, t = s[out].split(s[out].fuse(n, *firsts, y, x), factor=plan.block, tail="shift")
+    s[out].reorder(*images, *firsts, y, x, c, y_inner, x_inner)
+    block, t = s[out].split(s[out].fuse(*images, *firsts, y, x), factor=plan.block, tail="shift")
     panel, within = s[out].split(c, factor=plan.panel)
     vector, lane = s[out].split(within, factor=lanes)
     if plan.weights_once:
@@ -202,8 +203,9 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
     vectorize_panel(s, product, channel, plan.panel, lanes)
     s[accumulator].compute_at(s[product], t_outer)
     *_, row, column = s[accumulator].op.axis
-    depth, step = s[accumulator].split(s[accumulator].op.reduce_axis[0], factor=_depth_steps(accumulator))
-    s[accumulator].reorder(depth, step, row, column)
+    *planes, depth = s[accumulator].op.reduce_axis
+    depth, step = s[accumulator].split(depth, factor=_depth_steps(accumulator))
+    s[accumulator].reorder(*planes, depth, step, row, column)
     _stream_weights(s, accumulator, product.op.input_tensors[1], step, plan, target)
     leaves = s[accumulator].leaf_iter_vars
     for loop in leaves[leaves.index(depth) + 1 : leaves.index(column)]:
@@ -218,14 +220,16 @@ def _stream_weights(
 
     They come from memory, or from a cache that cores share, and the first tiles would wait for them.
     """
-    panels, size, _, inputs, width = [constant_size([d]) for d in weights.shape]
+    panels, size, _, *_, width = [constant_size([d]) for d in weights.shape]
+    along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
+    steps = constant_size(along)
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
-    pace = Pace.of(tiles, -(-inputs * width // line), inputs, _depth_steps(accumulator), target)
+    pace = Pace.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator), target)
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
-        def in_next(i: Any, j: Any, t: Any, c: Any, k: Any) -> Sequence[Any]:
-            passed = pace.line(t // plan.rows % tiles, k, number) * line
-            return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * (inputs * width) + passed]
+        def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:
+            passed = pace.line(t // plan.rows % tiles, ravel_index(k, along), number) * line
+            return [(ravel_index((c // width, i, j), (panels, size, size)) + 1) * (steps * width) + passed]
 
         return in_next
 
@@ -236,7 +240,7 @@ def _stream_weights(
 
 def _depth_steps(accumulator: te.Tensor) -> int:
     """Steps of the reduction that are written out: it is short, and processors foresee the end of few iterations."""
-    (depth,) = [extent_of(axis) for axis in accumulator.op.reduce_axis]
+    *_, depth = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     return 4 if isinstance(depth, int) and depth % 4 == 0 else 1
 
 

@@ -59,7 +59,11 @@ _GAIN = 0.92
 
 @dataclass(frozen=True, slots=True)
 class WinogradShape:
-    """A convolution with stride 1 and square filters, by its output; `inputs` are those of one of the groups."""
+    """A convolution with stride 1 and square filters, by its output; `inputs` are those of one of the groups.
+
+    One in three dimensions adds up `depth` planes of the input for each of the result, which count as `images`; it
+    reads `planes` of them in all, borders included.
+    """
 
     images: int
     lines: int
@@ -69,17 +73,27 @@ class WinogradShape:
     kernel: int = 3
     groups: int = 1
     dilation: int = 1
+    depth: int = 1
+    planes: int = 0
 
     def __str__(self) -> str:
         size = "x".join(map(str, (self.images, self.lines, self.columns, self.inputs, self.outputs)))
         groups = f", {self.groups} groups" if self.groups > 1 else ""
         dilation = f", dilated by {self.dilation}" if self.dilation > 1 else ""
-        return f"{size}, {self.kernel}x{self.kernel}{groups}{dilation}"
+        depth = f", {self.depth} of {self.planes} planes" if self.planes else ""
+        return f"{size}, {self.kernel}x{self.kernel}{groups}{dilation}{depth}"
 
     def tiles(self, tile: int) -> int:
         """Tiles of `tile` x `tile` outputs, of every `dilation`-th line and column."""
+        return self.images * self._tiles_of_an_image(tile)
+
+    def tiles_read(self, tile: int) -> int:
+        """Tiles of the input."""
+        return (self.planes or self.images) * self._tiles_of_an_image(tile)
+
+    def _tiles_of_an_image(self, tile: int) -> int:
         side = tile * self.dilation
-        return self.images * self.dilation**2 * math.ceil(self.lines / side) * math.ceil(self.columns / side)
+        return self.dilation**2 * math.ceil(self.lines / side) * math.ceil(self.columns / side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +145,7 @@ def winograd_pays(
     lanes = vector_lanes(target)
     if shape.inputs % lanes or shape.outputs // shape.groups % lanes:
         return None
-    pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2
+    pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2 * shape.depth
     direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
     direct = _with_weights(target, direct, 4.0 * taps * shape.inputs * shape.outputs) / direct_gain
     plans = {tile: plan_winograd(target, shape, tile) for tile in tiles}
@@ -205,32 +219,33 @@ def _plans(
     lanes = math.gcd(vector_lanes(target), panel)
     vectors = panel // lanes
     size, tiles, panels = (tile + shape.kernel - 1) ** 2, shape.tiles(tile), shape.outputs // panel
-    inputs = shape.inputs * shape.groups
+    inputs, depth = shape.inputs * shape.groups, shape.inputs * shape.depth
     most = max(1, (target.vector_registers - 1 - vectors) // vectors)
     cores = target.num_cores
-    weights = 4.0 * size * shape.inputs * shape.outputs
+    weights = 4.0 * size * depth * shape.outputs
     vector_cycles = max(_TRANSFORM_CYCLES, 4.0 * lanes / _TRANSFORM_BYTES_PER_CYCLE)
     entering = size * vector_cycles * inputs / math.gcd(vector_lanes(target), inputs)
     leaving = (size + tile * tile) / 2 * vector_cycles * shape.outputs / lanes
-    held = _HELD_SHARE * target.cache_bytes.l2
+    entered, held = shape.tiles_read(tile), _HELD_SHARE * target.cache_bytes.l2
     for block in blocks:
         count = math.ceil(tiles / block)
-        steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), shape.inputs)
+        steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), depth)
                  for rows in range(max(1, most // 2), most + 1)}  # fmt: skip
         rows = min(steps, key=lambda r: (steps[r], -r))
-        slab = 4 * shape.inputs * (block + panel)
+        slab = 4 * depth * (block + panel)
         product = size * steps[rows] * (_SLAB_PENALTY if slab > 1.5 * target.cache_bytes.l1 else 1.0)
         data = 4.0 * size * block * inputs
         share = _share(panels * count, cores)
         again = weights * (count - 1) if weights / panels + data > held else 0.0
-        passing = data * count / _PASSED_BYTES_PER_CYCLE if data * count > held else 0.0
+        passing = shape.depth * data * count / _PASSED_BYTES_PER_CYCLE if data * count > held else 0.0
         apart = (panels * (count * product + passing) + leaving * tiles) / share
         hurried = count > 1 and is_last_cache_far(target)
         from_memory = weights / min(share, CORES_OF_MEMORY)
         apart = _with_weights(target, apart, from_memory, again / share, 1.0 if hurried else _NOT_HIDDEN)
-        apart += (2 * data * count / _SPECTRUM_BYTES_PER_CYCLE + entering * tiles) / _share(tiles, cores)
+        spectrum = 4.0 * size * entered * inputs
+        apart += (2 * spectrum / _SPECTRUM_BYTES_PER_CYCLE + entering * entered) / _share(entered, cores)
         yield WinogradPlan(tile, panel, block, rows, True, apart)
-        if data <= _BLOCK_SHARE * target.cache_bytes.l2:
+        if data <= _BLOCK_SHARE * target.cache_bytes.l2 and shape.depth == 1:
             share = _share(count, cores)
             again = weights * (count - 1) if weights + data > held else 0.0
             within = count * (panels * product + block * (entering + leaving))
