@@ -343,17 +343,19 @@ class _Packer:
         self, call: Call, op: Conv2D | Conv3D, weight: Constant, outputs_first: Array, plan: WinogradPlan
     ) -> Call:
         packed = self._transformed(op, weight, outputs_first, plan)
+        channels = None if len(outputs_first) % plan.panel == 0 else len(outputs_first)
         if isinstance(op, Conv3D):
             made: Conv2DNHWCWinograd | Conv3DNDHWCWinograd = Conv3DNDHWCWinograd(
                 tile=plan.tile, kernel_size=outputs_first.shape[-2], padding=op.padding, groups=op.groups,
-                dilation=op.dilation[-1], depth_stride=op.strides[0], depth_dilation=op.dilation[0],
+                dilation=op.dilation[-1], channels=channels, depth_stride=op.strides[0], depth_dilation=op.dilation[0],
             )  # fmt: skip
         else:
             sides = call.shape[1:3]
             known = all(isinstance(side, int) for side in sides)
             made = Conv2DNHWCWinograd(
                 tile=plan.tile, kernel_size=outputs_first.shape[-2], padding=op.padding, groups=op.groups,
-                dilation=op.dilation[-1], likely_sides=() if known else tuple([likely(d, LIKELY_SIDE) for d in sides]),
+                dilation=op.dilation[-1], channels=channels,
+                likely_sides=() if known else tuple([likely(d, LIKELY_SIDE) for d in sides]),
             )  # fmt: skip
         return Call(made, (call.args[0], packed), span=call.span)
 

@@ -194,11 +194,12 @@ class PanelPacker:
     def winograd_panels(self, outputs_first: Array, tile: int, width: int, of: Constant | None = None) -> Array:
         """(O, R, R, I) to (O / width, A, A, I, width) with A = tile + R - 1: ``g @ w @ g.T`` of each filter.
 
-        (O, KD, R, R, I), filters of planes, to (O / width, A, A, KD, I, width). `width` divides O. Computed in float64.
+        (O, KD, R, R, I), filters of planes, to (O / width, A, A, KD, I, width). The last panel is filled up with zeros.
+        Computed in float64.
         """
         outputs, *depth, taps, _, inputs = outputs_first.shape
         size, lanes, pack = tile + taps - 1, _lanes(width), partial(_transform, tile)
-        packed = self._arena.empty((outputs // width, size, size, *depth, inputs, width), outputs_first.dtype)
+        packed = self._arena.empty((-(-outputs // width), size, size, *depth, inputs, width), outputs_first.dtype)
         for plane in np.ndindex(*depth):
             into = packed[:, :, :, *plane]
             filters = outputs_first[:, *plane].transpose(0, 3, 1, 2)  # (O, I, R, R), as models have them

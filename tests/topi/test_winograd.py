@@ -75,6 +75,15 @@ def test_errors_stay_small(option: str, tile: int, shape: tuple[int, ...], outpu
     assert np.abs(result - exact).max() < ERROR[tile, 3] * np.sqrt((exact**2).mean())
 
 
+@pytest.mark.parametrize(
+    ("tile", "inputs", "outputs"), [(4, 18, 18), (4, 26, 40), (4, 36, 36), (4, 24, 50), (2, 100, 50), (2, 50, 130)]
+)
+def test_channels_that_fill_no_vectors(tile: int, inputs: int, outputs: int):
+    operators, result, exact = convolve(f"f{tile}", (2, inputs, 15, 29), outputs, threads=2)
+    assert "nn.conv2d_nhwc_winograd" in operators
+    assert np.abs(result - exact).max() < ERROR[tile, 3] * np.sqrt((exact**2).mean())
+
+
 @pytest.mark.parametrize(("kernel", "groups"), [(5, 1), (5, 2), (3, 2), (3, 4)])
 def test_groups_and_filters_of_five_taps(kernel: int, groups: int):
     shape = (1, 128, 13, 27)
@@ -182,7 +191,7 @@ def test_layers_that_gain_are_chosen(target: Target):
     assert chosen(56, 64, 64) == 4 and chosen(28, 128, 128) == 4
     assert chosen(224, 3, 64) == 0
     assert chosen(4, 16, 16) == 0
-    assert chosen(56, 60, 64) == 0
+    assert chosen(56, 60, 64) == 4 and chosen(28, 36, 36) == 4
     assert chosen(7, 512, 512, images=16) > 0
 
 

@@ -158,7 +158,7 @@ class Depth:
 
 def conv_winograd(
     data: Tensor, weight: Tensor, tile: int, kernel: int, padding: Sequence[int], groups: int = 1, dilation: int = 1,
-    likely_sides: Sequence[int] = (), depth: Depth | None = None,
+    likely_sides: Sequence[int] = (), depth: Depth | None = None, channels: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Convolution of NHWC `data`, of stride 1, by F(tile x tile, kernel x kernel); of NDHWC data with a `depth`.
 
@@ -170,14 +170,15 @@ def conv_winograd(
     tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and "winograd_input" (the
     two halves of the input transform, as large), "conv2d_nhwc_winograd" (the products, (A, A, tiles, O);
     "conv3d_ndhwc_winograd" with a depth), "winograd_rows" and
-    "winograd_output" (the halves of the output transform, (tile, tile, tiles, O)). Tiles are numbered line by line,
+    "winograd_output" (the halves of the output transform, (tile, tile, tiles, O)). `channels` of the result may be less
+    than O, which panels are filled up to. Tiles are numbered line by line,
     plane by plane, image by image; there are more of the input than of the result if planes at the ends are padded.
     `likely_sides`, the lines and columns to schedule for where they are known at run time, are an attribute.
     """
     matrices = winograd_matrices(tile, kernel)
     size = tile + kernel - 1
     blocks, _, _, *_, group_size, nr = weight.shape
-    channels, panels = as_dim(blocks * nr), as_dim(blocks // groups)
+    outputs, panels = as_dim(blocks * nr), as_dim(blocks // groups)
     n, *planes, h, w, inputs = data.shape
     *front, top, left = padding[: len(padding) // 2]
     *back, bottom, right = padding[len(padding) // 2 :]
@@ -232,17 +233,17 @@ def conv_winograd(
         return te.sum(spectrum(i, j, read_tile(t), channel) * factor, axis=[*taps, rc])
 
     tag = "conv2d_nhwc_winograd" if depth is None else "conv3d_ndhwc_winograd"
-    product = stage((size, size, tiles, channels), summed_channels, "product", tag)
+    product = stage((size, size, tiles, outputs), summed_channels, "product", tag)
 
     def transformed_rows(y: Any, j: Any, t: Any, c: Any) -> PrimExpr:
         return choose_value(y, _output_rows(matrices.a, [product(k, j, t, c) for k in range(size)]))
 
-    rows = stage((tile, size, tiles, channels), transformed_rows, "rows", "winograd_rows")
+    rows = stage((tile, size, tiles, outputs), transformed_rows, "rows", "winograd_rows")
 
     def transformed_output(y: Any, x: Any, t: Any, c: Any) -> PrimExpr:
         return choose_value(x, _output_rows(matrices.a, [rows(y, k, t, c) for k in range(size)]))
 
-    result = stage((tile, tile, tiles, channels), transformed_output, "result", "winograd_output")
+    result = stage((tile, tile, tiles, outputs), transformed_output, "result", "winograd_output")
 
     def image(*position: Any) -> PrimExpr:
         *at, y, x, c = position
@@ -250,4 +251,4 @@ def conv_winograd(
         t = ravel_index((*at, first_line, first_column, y // tile, x // tile), (*stored, *plane))
         return result(y % tile, x % tile, t, c)
 
-    return stage((*stored, oh, ow, channels), image, "image", INJECTIVE)
+    return stage((*stored, oh, ow, outputs if channels is None else channels), image, "image", INJECTIVE)

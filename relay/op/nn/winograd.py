@@ -32,6 +32,7 @@ class _Winograd(OpDef):
     padding: tuple[int, ...] = ()
     groups: int = 1
     dilation: int = 1
+    channels: int | None = None
     rank: ClassVar[int] = 2
 
     def _plane(self, data: TensorType, weight: TensorType) -> tuple[Dim, Dim, Dim]:
@@ -57,7 +58,10 @@ class _Winograd(OpDef):
         ow = output_size(w, self.kernel_size, 1, self.dilation, left + right)
         fits = at_least(oh, 1) and at_least(ow, 1)
         require(fits, f"(C5) the kernel of {self.kernel_size} taps reaches over more than the padded input")
-        return oh, ow, blocks * nr
+        outputs = blocks * nr if self.channels is None else self.channels
+        filled = outputs == blocks * nr or (self.groups == 1 and blocks * nr - nr < outputs <= blocks * nr)
+        require(filled, f"(C6) {blocks} panels of {nr} in {self.groups} groups don't hold {outputs} outputs")
+        return oh, ow, outputs
 
     def _filtered(self, data: Array, weight: Array) -> Array:
         """What the filters make of (N, H, W, C), borders included, in float64."""
@@ -66,7 +70,7 @@ class _Winograd(OpDef):
         image = np.empty((n, h - reach, w - reach, weight.shape[0] * weight.shape[-1]))
         for y, x in np.ndindex(min(d, h - reach), min(d, w - reach)):
             image[:, y::d, x::d] = self._undilated(data[:, y::d, x::d], weight)
-        return image
+        return image[..., : self.channels]
 
     def _undilated(self, data: Array, weight: Array) -> Array:
         """What the filter makes of lines and columns that lie `dilation` apart, border included."""
@@ -100,9 +104,9 @@ class Conv2DNHWCWinograd(_Winograd):
     each filter by `topi.nn.winograd.winograd_matrices`, in panels of NR. `padding` is (top, left, bottom, right).
     (C1) tile and kernel_size are a pair that is offered, padding has 4 numbers, dilation is at least 1; (C2) both
     inputs have one element type; (C3) ranks are 4 and 5; (C4) the weights are A x A and have I * groups = C, panels
-    don't cross groups; (C5) the kernel fits into the padded input. `likely_sides` are the lines and columns of the
-    result for which it is scheduled where they are known at run time. TVM:
-    `nn.contrib_conv2d_winograd_without_weight_transform`.
+    don't cross groups; (C5) the kernel fits into the padded input; (C6) `channels` of the result may end within the
+    last panel, if there is one group. `likely_sides` are the lines and columns of the result for which it is scheduled
+    where they are known at run time. TVM: `nn.contrib_conv2d_winograd_without_weight_transform`.
     """
 
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -114,8 +118,9 @@ class Conv2DNHWCWinograd(_Winograd):
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return topi.nn.conv_winograd(
-            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, self.likely_sides
-        )
+            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, self.likely_sides,
+            channels=self.channels,
+        )  # fmt: skip
 
     def reference(self, data: Array, weight: Array) -> Array:
         top, left, bottom, right = self.padding
@@ -129,7 +134,7 @@ class Conv3DNDHWCWinograd(_Winograd):
 
     Along the depth, of `depth_stride` and `depth_dilation`, it is a sum over taps: the weights are (O / NR, A, A, KD,
     I, NR), otherwise as those of `nn.conv2d_nhwc_winograd`. `padding` is (front, top, left, back, bottom, right). (C1)
-    to (C5) as there, with 6 numbers and ranks of 5 and 6; (C6) the depth is known, and its taps fit into it. TVM:
+    to (C6) as there, with 6 numbers and ranks of 5 and 6; (C7) the depth is known, and its taps fit into it. TVM:
     `nn.contrib_conv3d_winograd_without_weight_transform`, which transforms the depth, too.
     """
 
@@ -145,7 +150,7 @@ class Conv3DNDHWCWinograd(_Winograd):
         require(min(self.depth_stride, self.depth_dilation) >= 1, f"(C1) {strides} of the depth, expected 1 or more")
         planes = output_size(depth, taps, self.depth_stride, self.depth_dilation, around)
         known = isinstance(planes, int) and planes >= 1
-        require(known, f"(C6) {taps} taps, {strides}, don't fit a depth of {depth} padded by {around}")
+        require(known, f"(C7) {taps} taps, {strides}, don't fit a depth of {depth} padded by {around}")
         return TensorType((data.shape[0], planes, *plane), data.dtype)
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -153,8 +158,9 @@ class Conv3DNDHWCWinograd(_Winograd):
         assert taps is not None
         depth = topi.nn.Depth(taps, self.depth_stride, self.depth_dilation)
         return topi.nn.conv_winograd(
-            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, depth=depth
-        )
+            data, weight, self.tile, self.kernel_size, self.padding, self.groups, self.dilation, depth=depth,
+            channels=self.channels,
+        )  # fmt: skip
 
     def reference(self, data: Array, weight: Array) -> Array:
         sides = zip(self.padding[:3], self.padding[3:], strict=True)

@@ -13,9 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import te
-from te.tir import as_int
 from topi.cpu.common import panel_width, parallel, vectorize_panel
-from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd
+from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape, plan_winograd, transform_lanes
 from topi.cpu.prefetch import LINE_BYTES
 from topi.cpu.products.store_order import StoreOrder, turn_line
 from topi.cpu.products.streams import Pace
@@ -126,7 +125,7 @@ def _tile_output(
     x, x_inner = s[out].split(x, factor=plan.tile, tail="predicate")
     s[out].reorder(*images, *firsts, y, x, c, y_inner, x_inner)
     block, t = s[out].split(s[out].fuse(*images, *firsts, y, x), factor=plan.block, tail="shift")
-    panel, within = s[out].split(c, factor=plan.panel)
+    panel, within = s[out].split(c, factor=plan.panel, tail="predicate")
     vector, lane = s[out].split(within, factor=lanes)
     if plan.weights_once:
         s[out].reorder(panel, block, t, vector, y_inner, x_inner, lane)
@@ -241,14 +240,14 @@ def _stream_weights(
 def _depth_steps(accumulator: te.Tensor) -> int:
     """Steps of the reduction that are written out: it is short, and processors foresee the end of few iterations."""
     *_, depth = [extent_of(axis) for axis in accumulator.op.reduce_axis]
-    return 4 if isinstance(depth, int) and depth % 4 == 0 else 1
+    return math.gcd(depth, 4) if isinstance(depth, int) else 1
 
 
 def _schedule_input(s: te.Schedule, spectrum: te.Tensor, lanes: int) -> te.IterVar:
     """Tile by tile, vector by vector of channels; gives the loop over those vectors."""
     i, j, t, channel = s[spectrum].op.axis
-    inputs = as_int(spectrum.shape[3])
-    chunk, lane = s[spectrum].split(channel, factor=math.gcd(lanes, inputs or 1))
+    inputs = constant_size(spectrum.shape[3:])
+    chunk, lane = s[spectrum].split(channel, factor=transform_lanes(lanes, inputs), tail="shift")
     s[spectrum].storage_align(j, SET_ELEMENTS, LINE_ELEMENTS)  # a tile's stores meet different sets
     s[spectrum].reorder(t, chunk, i, j, lane)
     s[spectrum].unroll(j)

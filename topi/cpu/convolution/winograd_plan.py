@@ -29,7 +29,7 @@ from topi.tuning import choose
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["WinogradPlan", "plan_winograd", "winograd_pays", "winograd_turns"]
+__all__ = ["WinogradPlan", "WinogradShape", "plan_winograd", "transform_lanes", "winograd_pays", "winograd_turns"]
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and bytes at most: it is loaded, added a few times, stored, and loaded
@@ -143,8 +143,8 @@ def winograd_pays(
     `direct_gain` says how many times as fast as in float32 the direct one is, in integers.
     """
     lanes = vector_lanes(target)
-    if shape.inputs % lanes or shape.outputs // shape.groups % lanes:
-        return None
+    if shape.groups > 1 and (shape.inputs % lanes or shape.outputs // shape.groups % lanes):
+        return None  # panels are of one group, and so are vectors that are transformed
     pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2 * shape.depth
     direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
     direct = _with_weights(target, direct, 4.0 * taps * shape.inputs * shape.outputs) / direct_gain
@@ -160,7 +160,7 @@ def winograd_turns(target: Target, shape: WinogradShape, tile: int, panel: int) 
     Its cycles are those of moving each element twice, from a cache that cores share or, of more than the second level,
     half as fast. Whole lines of tiles may fit the cores and caches less well, by up to as many.
     """
-    if shape.dilation > 1 or shape.columns < LINE_ELEMENTS:
+    if shape.dilation > 1 or shape.columns < LINE_ELEMENTS or shape.outputs % panel:
         return False
     free, by_lines = [plan_winograd(target, shape, tile, panel, by_lines=lines).cycles for lines in (False, True)]
     nbytes = 4.0 * shape.images * shape.lines * shape.columns * shape.outputs
@@ -172,7 +172,13 @@ def _panels(target: Target, shape: WinogradShape, panel: int | None) -> list[int
     if panel is not None:
         return [panel]
     lanes = vector_lanes(target)
-    return [v * lanes for v in range(1, 5) if shape.outputs // shape.groups % (v * lanes) == 0]
+    vectors = math.ceil(shape.outputs // shape.groups / lanes)
+    return [v * lanes for v in range(1, 5) if vectors % v == 0]
+
+
+def transform_lanes(lanes: int, channels: int) -> int:
+    """Lanes of the vectors that `channels` are transformed in, of which the last may overlap the one before."""
+    return min(lanes, 1 << (max(channels, 1).bit_length() - 1))
 
 
 def _share(tasks: int, cores: int) -> float:
@@ -218,14 +224,15 @@ def _plans(
 ) -> Iterator[WinogradPlan]:
     lanes = math.gcd(vector_lanes(target), panel)
     vectors = panel // lanes
-    size, tiles, panels = (tile + shape.kernel - 1) ** 2, shape.tiles(tile), shape.outputs // panel
+    size, tiles, panels = (tile + shape.kernel - 1) ** 2, shape.tiles(tile), math.ceil(shape.outputs / panel)
     inputs, depth = shape.inputs * shape.groups, shape.inputs * shape.depth
     most = max(1, (target.vector_registers - 1 - vectors) // vectors)
     cores = target.num_cores
-    weights = 4.0 * size * depth * shape.outputs
+    outputs = panels * panel
+    weights = 4.0 * size * depth * outputs
     vector_cycles = max(_TRANSFORM_CYCLES, 4.0 * lanes / _TRANSFORM_BYTES_PER_CYCLE)
-    entering = size * vector_cycles * inputs / math.gcd(vector_lanes(target), inputs)
-    leaving = (size + tile * tile) / 2 * vector_cycles * shape.outputs / lanes
+    entering = size * vector_cycles * math.ceil(inputs / transform_lanes(vector_lanes(target), inputs))
+    leaving = (size + tile * tile) / 2 * vector_cycles * outputs / lanes
     entered, held = shape.tiles_read(tile), _HELD_SHARE * target.cache_bytes.l2
     for block in blocks:
         count = math.ceil(tiles / block)
