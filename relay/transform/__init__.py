@@ -33,6 +33,7 @@ from relay.transform.repeat_elements import RepeatElements
 from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
+from relay.transform.split_taps import SplitTaps
 from relay.transform.store_in_order import StoreInOrder
 from relay.transform.sum_parallel_convolutions import SumParallelConvolutions
 from relay.transform.tabulate_bytes import TabulateBytes
@@ -81,6 +82,7 @@ __all__ = [
     "ShareRecurrences",
     "SimplifyExpr",
     "SimplifyInference",
+    "SplitTaps",
     "StoreInOrder",
     "SumParallelConvolutions",
     "TabulateBytes",

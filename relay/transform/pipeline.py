@@ -36,6 +36,7 @@ from relay.transform.repeat_elements import RepeatElements
 from relay.transform.share_recurrences import ShareRecurrences
 from relay.transform.simplify_expr import SimplifyExpr
 from relay.transform.simplify_inference import SimplifyInference
+from relay.transform.split_taps import SplitTaps
 from relay.transform.store_in_order import StoreInOrder
 from relay.transform.sum_parallel_convolutions import SumParallelConvolutions
 from relay.transform.tabulate_bytes import TabulateBytes
@@ -70,7 +71,7 @@ def default_pipeline(
         attention = (RecognizeAttention(), BlockAttention(target))
         weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), ChainPools())
-        arrange = (*moves, CombineParallelConv2D(target), *weights)
+        arrange = (SplitTaps(target), *moves, CombineParallelConv2D(target), *weights)
         together = (StoreInOrder(target), FuseSiblings(target))
     elif "gpu" in target.keys:
         arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)

@@ -29,15 +29,16 @@ from topi.tuning import choose
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["WinogradPlan", "WinogradShape", "plan_winograd", "transform_lanes", "winograd_pays", "winograd_turns"]
+__all__ = ["WinogradPlan", "WinogradShape", "convolution_cycles", "moving_cycles", "plan_winograd", "transform_lanes",
+           "winograd_pays", "winograd_turns"]  # fmt: skip
 
 _TRANSFORM_CYCLES, _TRANSFORM_BYTES_PER_CYCLE = 4.0, 8.0
 """Cycles for each vector of a transformed tile, and bytes at most: it is loaded, added a few times, stored, and loaded
 again."""
 _PASSED_BYTES_PER_CYCLE, _SPECTRUM_BYTES_PER_CYCLE = 64.0, 8.0
-"""As many of the whole transformed input: read again for a panel of weights, which the products hide but for a part;
-and written by one core to be read by all. Fitted, as the other figures, to some 400 plans for 11 layers of 7 x 7 to
-112 x 112 with vectors of 64 bytes, weights in memory."""
+"""As many of the whole transformed input: read again for a panel of weights, which the products hide but for a part,
+unless it comes from memory; and written by one core to be read by all. Fitted, as the other figures, to some 400 plans
+for 11 layers of 7 x 7 to 112 x 112 with vectors of 64 bytes, weights in memory."""
 _FAR_BYTES_PER_CYCLE = (4.5, 8.0)
 """What a core reads from memory, and from a last cache that is far, beside its work."""
 _NOT_HIDDEN = 0.25
@@ -145,13 +146,23 @@ def winograd_pays(
     lanes = vector_lanes(target)
     if shape.groups > 1 and (shape.inputs % lanes or shape.outputs // shape.groups % lanes):
         return None  # panels are of one group, and so are vectors that are transformed
-    pixels, taps = shape.images * shape.lines * shape.columns, shape.kernel**2 * shape.depth
-    direct = direct_cycles(target, pixels, shape.outputs, taps * shape.inputs) / _share(pixels // 8, target.num_cores)
-    direct = _with_weights(target, direct, 4.0 * taps * shape.inputs * shape.outputs) / direct_gain
+    pixels, steps = shape.images * shape.lines * shape.columns, shape.kernel**2 * shape.depth * shape.inputs
+    direct = convolution_cycles(target, pixels, shape.outputs, steps) / direct_gain
     plans = {tile: plan_winograd(target, shape, tile) for tile in tiles}
     best = min(plans.values(), key=lambda plan: plan.cycles)
     likely = best.tile if best.cycles < _GAIN * direct else _DIRECT
     return plans.get(choose(f"Winograd tile of {shape}", likely, (_DIRECT, *tiles)))
+
+
+def convolution_cycles(target: Target, pixels: int, outputs: int, steps: int) -> float:
+    """Those of a direct convolution of float32, on all cores, with its weights in memory."""
+    cycles = direct_cycles(target, pixels, outputs, steps) / _share(pixels // 8, target.num_cores)
+    return _with_weights(target, cycles, 4.0 * steps * outputs)
+
+
+def moving_cycles(target: Target, nbytes: float) -> float:
+    """Those of moving as many bytes through the last cache, on all cores."""
+    return nbytes / _read_speeds(target)[1] / target.num_cores
 
 
 def winograd_turns(target: Target, shape: WinogradShape, tile: int, panel: int) -> bool:
@@ -164,8 +175,8 @@ def winograd_turns(target: Target, shape: WinogradShape, tile: int, panel: int) 
         return False
     free, by_lines = [plan_winograd(target, shape, tile, panel, by_lines=lines).cycles for lines in (False, True)]
     nbytes = 4.0 * shape.images * shape.lines * shape.columns * shape.outputs
-    apart = 2 * nbytes / _read_speeds(target)[1] * (2 if nbytes > target.cache_bytes.l2 else 1)
-    return by_lines - free <= apart / target.num_cores
+    apart = moving_cycles(target, 2 * nbytes) * (2 if nbytes > target.cache_bytes.l2 else 1)
+    return by_lines - free <= apart
 
 
 def _panels(target: Target, shape: WinogradShape, panel: int | None) -> list[int]:
@@ -234,6 +245,9 @@ def _plans(
     entering = size * vector_cycles * math.ceil(inputs / transform_lanes(vector_lanes(target), inputs))
     leaving = (size + tile * tile) / 2 * vector_cycles * outputs / lanes
     entered, held = shape.tiles_read(tile), _HELD_SHARE * target.cache_bytes.l2
+    spectrum = 4.0 * size * entered * inputs
+    in_memory = spectrum > max(target.cache_bytes.l3, target.cache_bytes.l2)
+    passed_speed = _read_speeds(target)[0] if in_memory else _PASSED_BYTES_PER_CYCLE
     for block in blocks:
         count = math.ceil(tiles / block)
         steps = {rows: math.ceil(block / rows) * tile_cycles(RegisterTile(rows, vectors, lanes), depth)
@@ -244,12 +258,11 @@ def _plans(
         data = 4.0 * size * block * inputs
         share = _share(panels * count, cores)
         again = weights * (count - 1) if weights / panels + data > held else 0.0
-        passing = shape.depth * data * count / _PASSED_BYTES_PER_CYCLE if data * count > held else 0.0
+        passing = shape.depth * data * count / passed_speed if data * count > held else 0.0
         apart = (panels * (count * product + passing) + leaving * tiles) / share
         hurried = count > 1 and is_last_cache_far(target)
         from_memory = weights / min(share, CORES_OF_MEMORY)
         apart = _with_weights(target, apart, from_memory, again / share, 1.0 if hurried else _NOT_HIDDEN)
-        spectrum = 4.0 * size * entered * inputs
         apart += (2 * spectrum / _SPECTRUM_BYTES_PER_CYCLE + entering * entered) / _share(entered, cores)
         yield WinogradPlan(tile, panel, block, rows, True, apart)
         if data <= _BLOCK_SHARE * target.cache_bytes.l2 and shape.depth == 1:
