@@ -195,23 +195,26 @@ def mixer_s16() -> Case:
 
 
 class _UNet(nn.Module):
-    def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
+    def __init__(self, *widths: int, volumes: bool = False) -> None:
         super().__init__()
-        self.down = nn.ModuleList([self._block(a, b) for a, b in zip((3, *widths), (*widths, 512), strict=True)])
-        self.wider = nn.ModuleList([nn.ConvTranspose2d(2 * w, w, 2, 2) for w in widths])
+        transposed = nn.ConvTranspose3d if volumes else nn.ConvTranspose2d
+        self.conv, self.norm = (nn.Conv3d, nn.BatchNorm3d) if volumes else (nn.Conv2d, nn.BatchNorm2d)
+        self.pool = nn.MaxPool3d(2) if volumes else nn.MaxPool2d(2)
+        below = (*widths, 2 * widths[-1])
+        self.down = nn.ModuleList([self._block(a, b) for a, b in zip((3, *widths), below, strict=True)])
+        self.wider = nn.ModuleList([transposed(2 * w, w, 2, 2) for w in widths])
         self.up = nn.ModuleList([self._block(2 * w, w) for w in widths])
-        self.head = nn.Conv2d(widths[0], 2, 1)
+        self.head = self.conv(widths[0], 2, 1)
 
-    @staticmethod
-    def _block(channels: int, out: int) -> nn.Module:
-        layers = [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
-        return nn.Sequential(*layers, nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU())
+    def _block(self, channels: int, out: int) -> nn.Module:
+        layers = [self.conv(channels, out, 3, padding=1, bias=False), self.norm(out), nn.ReLU()]
+        return nn.Sequential(*layers, self.conv(out, out, 3, padding=1, bias=False), self.norm(out), nn.ReLU())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         skipped: list[torch.Tensor] = []
         for block in self.down[:-1]:
             skipped.append(block(x))
-            x = nn.functional.max_pool2d(skipped[-1], 2)
+            x = self.pool(skipped[-1])
         x = self.down[-1](x)
         for wider, block, skip in zip(self.wider[::-1], self.up[::-1], skipped[::-1], strict=True):
             x = block(torch.cat([wider(x), skip], 1))
@@ -220,7 +223,12 @@ class _UNet(nn.Module):
 
 def unet() -> Case:
     """U-Net, 256 x 256, 32 to 512 channels (Ronneberger et al., 2015)."""
-    return _UNet(), _image(256)
+    return _UNet(32, 64, 128, 256), _image(256)
+
+
+def unet3d() -> Case:
+    """3-D U-Net, 32 x 64 x 64, 16 to 64 channels (Cicek et al., 2016)."""
+    return _UNet(16, 32, volumes=True), {"pixel_values": torch.randn(1, 3, 32, 64, 64)}
 
 
 def swin2sr() -> Case:
@@ -275,7 +283,7 @@ def wav2vec2_base() -> Case:
 
 MORE: tuple[Callable[[], Case], ...] = (
     resnet18, resnext50, regnet_y, mobilenet_v1, efficientnet_b0, convnext_tiny, poolformer_s12, levit_128, mobilevit_s,
-    dinov2_s, yolos_tiny, mixer_s16, unet, swin2sr, distilbert, minilm_l6, clip_text, llama_small, whisper_tiny,
+    dinov2_s, yolos_tiny, mixer_s16, unet, unet3d, swin2sr, distilbert, minilm_l6, clip_text, llama_small, whisper_tiny,
     wav2vec2_base,
 )  # fmt: skip
 """Others, for a wider view."""

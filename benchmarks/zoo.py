@@ -1,11 +1,11 @@
 """Export the zoo: seven real architectures with random weights, opset 18, for benchmarks and end-to-end checks.
 
     pip install torch transformers onnxscript
-    python -m benchmarks.zoo FOLDER [--batch N] [--more | --timm] [NAME ...]
+    python -m benchmarks.zoo FOLDER [--batch N] [--more | --timm | --torchvision] [NAME ...]
 
-writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all; with ``--more`` twenty
-others instead (`benchmarks/architectures.py`), with ``--timm`` the named models of the timm package (``pip install
-timm``). With a batch of N > 1 the files are NAME_bN.onnx and NAME_bN.npz.
+writes FOLDER/NAME.onnx and FOLDER/NAME.npz (one set of inputs by name): about 1.4 GB in all; with ``--more`` others
+instead (`benchmarks/architectures.py`), with ``--timm`` or ``--torchvision`` the named models of these packages (``pip
+install timm torchvision``). With a batch of N > 1 the files are NAME_bN.onnx and NAME_bN.npz.
 """
 
 from __future__ import annotations
@@ -56,15 +56,40 @@ def of_timm(name: str) -> Callable[[], Case]:
     import timm  # an extra that no other model needs
 
     def case() -> Case:
-        model = timm.create_model(name, pretrained=False)
-        for norm in model.modules():
-            if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
-                norm.running_mean.normal_(0, 0.1)
-                norm.running_var.uniform_(0.5, 1.5)
+        model = with_random_statistics(timm.create_model(name, pretrained=False))
         return model, {"x": torch.randn(1, *model.default_cfg["input_size"])}
 
     case.__name__ = name
     return case
+
+
+def of_torchvision(name: str) -> Callable[[], Case]:
+    """A model of the torchvision package: images of 224 x 224, to segment of 256 x 256, video of 8 frames of 112 x 112.
+
+    Batch norms have random statistics.
+    """
+
+    from torchvision import models  # an extra that no other model needs
+
+    def case() -> Case:
+        if name in models.list_models(models.segmentation):
+            made, shape = models.get_model(name, weights=None, weights_backbone=None), (1, 3, 256, 256)
+        else:
+            is_video = name in models.list_models(models.video)
+            made, shape = models.get_model(name, weights=None), (1, 3, 8, 112, 112) if is_video else (1, 3, 224, 224)
+        return with_random_statistics(made), {"x": torch.randn(*shape)}
+
+    case.__name__ = name
+    return case
+
+
+def with_random_statistics(model: nn.Module) -> nn.Module:
+    """The model with batch norms that have seen something, as trained ones have."""
+    for norm in model.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and norm.running_mean is not None:
+            norm.running_mean.normal_(0, 0.1)
+            norm.running_var.uniform_(0.5, 1.5)
+    return model
 
 
 def main() -> None:
@@ -74,12 +99,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="models to export; default: all")
     parser.add_argument("--batch", type=int, default=1)
     others = parser.add_mutually_exclusive_group()
-    others.add_argument("--more", action="store_true", help="the twenty others")
+    others.add_argument("--more", action="store_true", help="the others")
     others.add_argument("--timm", action="store_true", help="the named models of the timm package")
+    others.add_argument("--torchvision", action="store_true", help="the named models of the torchvision package")
     options = parser.parse_intermixed_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    if options.timm:
-        cases = [of_timm(name) for name in options.names]
+    if options.timm or options.torchvision:
+        cases = [(of_timm if options.timm else of_torchvision)(name) for name in options.names]
     else:
         every = MORE if options.more else ZOO
         cases = [case for case in every if not options.names or case.__name__ in options.names]
