@@ -166,14 +166,15 @@ def conv_winograd(
     dilated.
 
     `weight` is (O / NR, A, A, I, NR) with A = tile + kernel - 1 and the I channels of a group: ``g @ w @ g.T`` of each
-    filter, in panels of NR outputs, which belong to one group; with a depth (O / NR, A, A, taps, I, NR). The stages are
-    tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and "winograd_input" (the
-    two halves of the input transform, as large), "conv2d_nhwc_winograd" (the products, (A, A, tiles, O);
-    "conv3d_ndhwc_winograd" with a depth), "winograd_rows" and
-    "winograd_output" (the halves of the output transform, (tile, tile, tiles, O)). `channels` of the result may be less
-    than O, which panels are filled up to. Tiles are numbered line by line,
-    plane by plane, image by image; there are more of the input than of the result if planes at the ends are padded.
-    `likely_sides`, the lines and columns to schedule for where they are known at run time, are an attribute.
+    filter, in panels of NR outputs, which belong to one group; with a depth (O / NR, A, A, taps, I, NR). `channels` of
+    the result may be less than O, which panels are filled up to.
+
+    The stages are tagged "winograd_patch" (the input, tile by tile, (A, A, tiles, I)), "winograd_columns" and
+    "winograd_input" (the two halves of the input transform, as large), "conv2d_nhwc_winograd", with a depth
+    "conv3d_ndhwc_winograd" (the products, (A, A, tiles, O)), "winograd_rows" and "winograd_output" (the halves of the
+    output transform, (tile, tile, tiles, O)). Tiles are numbered line by line, plane by plane, image by image; there
+    are more of the input than of the result where planes at the ends are padded. `likely_sides`, the lines and columns
+    to schedule for where they are known at run time, are an attribute.
     """
     matrices = winograd_matrices(tile, kernel)
     size = tile + kernel - 1
