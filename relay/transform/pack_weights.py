@@ -2,8 +2,8 @@
 
 A panel holds NR output channels side by side for every step of the reduction: (N / NR, K, NR) for a product, (O / NR,
 KH, KW, I, NR) for a convolution in two dimensions. NR is chosen for the target by the cost model of the schedules; in a
-grouped convolution a panel holds a group, or, where groups are narrow, a vector of outputs of any groups. The packing
-is done here, once; panels are filled up with zeros.
+grouped convolution a panel holds a group, or a part of a wide one, or, where groups are narrow, a vector of outputs of
+any groups. The packing is done here, once; panels are filled up with zeros.
 
 3 x 3 and 5 x 5 convolutions with stride 1, and those of volumes whose planes are such, become Winograd convolutions
 where the cost model expects a gain: their weights are transformed here too. The option "relay.winograd" limits the
@@ -133,9 +133,12 @@ class _Packer:
             self.packed[key] = Constant(self.panels.panels(_narrowest(outputs_first), width, weight), span=weight.span)
         return self.packed[key]
 
-    def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int) -> Constant:
-        """As `_packed`, with a panel for each group."""
-        width = group_panel(self.target, len(outputs_first) // groups)
+    def _groups(self, weight: Constant, outputs_first: Array, order: str, groups: int, rows: int) -> Constant:
+        """As `_packed`, with a panel for each group, or several."""
+        group = len(outputs_first) // groups
+        width = group_panel(self.target, rows, group, math.prod(outputs_first.shape[1:]))
+        if width < group:
+            return self._packed(weight, outputs_first, order, width)
         key = (id(weight), f"{order} in {groups} groups", width)
         if key not in self.packed:
             panels = self.panels.groups(_narrowest(outputs_first), groups, width, weight)
@@ -221,7 +224,7 @@ class _Packer:
         if across:
             packed = self._packed(weight, outputs_first, op.kernel_layout, vector_lanes(self.target))
         elif op.groups > 1:
-            packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups)
+            packed = self._groups(weight, outputs_first, op.kernel_layout, op.groups, rows)
         else:
             line = call.shape[-2] if math.prod(kernel) > 1 else 0
             form = "pairs" if pairs else "numbers"
@@ -265,7 +268,7 @@ class _Packer:
         if across:
             blocks, outputs, width = 1, channels, vector_lanes(self.target)
         elif op.groups > 1:
-            width = group_panel(self.target, outputs)
+            width = group_panel(self.target, rows, outputs, steps)
         else:
             width = self._width(rows, channels, steps, apart, line)
         panels = Call(PackPanels(width=width), (reshaped(outputs_first, (blocks, outputs, steps)),), span=call.span)

@@ -37,8 +37,9 @@ def operands(anchor: te.Operation) -> tuple[te.Tensor, te.Tensor]:
 
 def tile_columns(target: Target, anchor: te.Operation, rows: int, steps: int) -> int:
     """Columns of the register tile: a panel, or the best part of one where each panel is a group."""
-    attrs = anchor.attrs
-    return panel_width(anchor) if attrs["groups"] == 1 else group_columns(target, rows, attrs["outputs"], steps)
+    attrs, panel = anchor.attrs, panel_width(anchor)
+    whole = attrs["groups"] == 1 or panel < attrs["outputs"]
+    return panel if whole else group_columns(target, rows, attrs["outputs"], steps)
 
 
 def split_columns(

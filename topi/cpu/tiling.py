@@ -232,10 +232,16 @@ def packed_columns(
     return choose(f"panel of {rows}x{columns}x{steps}", best.columns, widths)
 
 
-def group_panel(target: Target, group: int) -> int:
-    """Width of the panel of a group of `group` outputs: whole vectors, so that each line of it begins with one."""
+def group_panel(target: Target, rows: int, group: int, steps: int) -> int:
+    """Width of the panels of a group of `group` outputs: whole vectors, so that each line of one begins with one.
+
+    A wide group has several panels, as wide as tiles, where these divide it; else one, of which tiles take parts.
+    """
     lanes = vector_lanes(target)
-    return -(-group // lanes) * lanes if group > lanes else 1 << (group - 1).bit_length()
+    if group <= lanes:
+        return 1 << (group - 1).bit_length()
+    columns = group_columns(target, rows, group, steps)
+    return columns if group % columns == 0 else -(-group // lanes) * lanes
 
 
 def group_columns(target: Target, rows: int, group: int, steps: int) -> int:

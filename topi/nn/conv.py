@@ -141,12 +141,14 @@ def conv_packed(
 
     With `pairs`, which want one group, two channels are a step.
 
-    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes. The
+    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes, or
+    a group is several blocks, without rest. The
     result is computed as a matrix, pixels by the columns of all blocks (tag "conv2d_nhwc_packed", "conv1d_nwc_packed"
     or "conv3d_ndhwc_packed"), so that tiles need not stop at the end of a line, nor where a block is filled up.
     """
     blocks, *kernel, group_size, nr = weight.shape
     rank = len(kernel)
+    outputs, group = as_dim(channels // groups), blocks // groups * nr  # a group's columns, those of its blocks
     spatial = range(1, 1 + rank)
     out_dtype = out_dtype or data.dtype
     wide = accumulator_type(out_dtype)
@@ -163,19 +165,18 @@ def conv_packed(
 
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
-        channel = rc if groups == 1 else c // nr * group_size + rc
+        channel = rc if groups == 1 else c // group * group_size + rc
         value = padded(b, *taps_at(position, taps, strides, dilation), channel)
         factor = factors(c // nr, *taps, rc, c % nr)
         product = te.dot_pairs(value, factor) if pairs else te.cast(wide, value) * factor
         return te.sum(product, axis=[*taps, rc])
 
-    outputs = as_dim(channels // groups)
     attrs = _attributes(strides, dilation, groups, blocks=blocks, block=nr, outputs=outputs)
     tag = f"conv{rank}d_n{names}c_packed"
     total = te.compute((num_elements(grid), as_dim(blocks * nr)), body, name=f"conv{rank}d", tag=tag, attrs=attrs)
 
     def image(*i: Any) -> PrimExpr:
-        column = i[-1] if groups == 1 else i[-1] // outputs * nr + i[-1] % outputs
+        column = i[-1] if groups == 1 or group == outputs else i[-1] // outputs * group + i[-1] % outputs
         return total(ravel_index(i[:-1], grid), column)
 
     return _rounded(te.compute((*grid, channels), image, name="image", tag=INJECTIVE), out_dtype)

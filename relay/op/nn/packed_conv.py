@@ -40,8 +40,8 @@ class _Packed(OpDef):
     `padding` is (begin..., end...) of the spatial axes. (C1) strides and dilation have a number for each spatial axis,
     padding two; (C2) weights have the data's element type, or one of less bits whose values it holds; (C3) data has two
     dimensions more than there are spatial axes, weights three; (C4) C = I * groups; (C5) the blocks hold `channels`
-    outputs, and with groups each block holds those of one group, unless they are `across_groups`; (C6) the dilated
-    kernel fits into the padded input.
+    outputs, and with groups each holds those of one group, or a part of them without rest, unless they are
+    `across_groups`; (C6) the dilated kernel fits into the padded input.
     """
 
     mixed_precision = MixedPrecision.ALWAYS
@@ -75,9 +75,12 @@ class _Packed(OpDef):
         matches = dims_match(c, as_dim(group_size * self.groups))
         require(matches, f"(C4) {c} channels, {group_size} in each of {self.groups} groups")
         assert isinstance(blocks, int) and isinstance(nr, int)
-        needed = self.groups if self.groups > 1 and not self.across_groups else -(-self.channels // nr)
+        apart = self.groups if not self.across_groups else 1
+        outputs = self.channels // apart
+        needed = apart * -(-outputs // nr)
+        whole = apart == 1 or outputs <= nr or outputs % nr == 0
         require(
-            0 < self.channels <= blocks * nr and blocks == needed and self.channels % self.groups == 0,
+            0 < self.channels <= blocks * nr and blocks == needed and self.channels % self.groups == 0 and whole,
             f"(C5) {blocks} blocks of {nr} do not hold {self.channels} outputs in {self.groups} groups",
         )
         results = output_sizes(sizes, kernel, self.strides, self.dilation, self.padding)

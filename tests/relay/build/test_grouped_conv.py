@@ -69,6 +69,37 @@ def result_of(function: Function, target: str, *data: np.ndarray, threads: int =
     return runner(*data)[0].numpy()
 
 
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 3, 1, 2)], ids=["channels last", "channels first"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize(("inputs", "outputs", "size"), [(20, 192, 9), (9, 64, 6), (3, 80, 33)])
+def test_wide_groups_are_several_panels(
+    inputs: int, outputs: int, size: int, kernel: int, dtype: str, axes: tuple[int, ...]
+):
+    random, groups = np.random.default_rng(size), 3
+    data = random.integers(-4, 5, (2, size, size, groups * inputs)).astype(dtype)
+    weight = random.integers(-4, 5, (groups * outputs, inputs, kernel, kernel)).astype(dtype)
+    x = var("x", data.shape, dtype)
+    y = nn.conv2d(x, const(weight), padding=kernel // 2, groups=groups, data_layout="NHWC")
+    assert isinstance(y, Call)
+    with PassContext(config={"relay.winograd": "off"}):
+        result = result_of(Function((x,), op.transpose(nn.relu(y), axes)), "llvm", data)
+    expected = y.op.reference(data.astype("float64"), weight.astype("float64"))  # type: ignore[union-attr]
+    np.testing.assert_array_equal(result, np.maximum(expected, 0).transpose(axes).astype(dtype))
+
+
+@pytest.mark.parametrize(("target", "outputs", "width"), [
+    (AVX512, 192, 32), (AVX512, 80, 16), (AVX512, 104, 112), (AVX2, 192, 24),
+])  # fmt: skip
+def test_panels_divide_wide_groups(target: str, outputs: int, width: int):
+    x, weight = var("x", (1, 8, 8, 96)), np.ones((3 * outputs, 32, 1, 1), np.float32)
+    y = nn.conv2d(x, const(weight), groups=3, data_layout="NHWC")
+    packed = PackWeights(Target(target))(IRModule({"main": Function((x,), y)}))["main"].body
+    assert isinstance(packed, Call)
+    *_, inputs, panel = packed.args[1].shape
+    assert (inputs, panel) == (32, width)
+
+
 GROUPS = [
     (8, 4, 4), (16, 2, 2), (4, 4, 4), (6, 8, 8), (13, 8, 8), (2, 24, 24), (5, 24, 24), (4, 34, 34), (3, 12, 12),
     (4, 16, 16), (3, 5, 16), (2, 3, 40), (8, 3, 8), (7, 4, 2),

@@ -289,6 +289,7 @@ CONVOLUTION = [
     row("nn.conv2d_nhwc_packed", f32(1, 4, 5, 3), f32(2, 3, 3, 3, 4), channels=6, padding=(1, 1, 1, 1), strides=(1, 2)),
     row("nn.conv2d_nhwc_packed", f32(1, 3, 3, 4), f32(2, 1, 1, 2, 3), channels=6, groups=2),
     row("nn.conv2d_nhwc_packed", f32(2, 3, 3, 10), f32(2, 1, 1, 5, 44), channels=88, groups=2),
+    row("nn.conv2d_nhwc_packed", f32(2, 7, 5, 6), f32(6, 3, 2, 3, 16), channels=96, groups=2, padding=(1, 0, 1, 1)),
     row("nn.conv2d_nhwc_packed", f32(1, 5, 9, 6), f32(3, 3, 2, 2, 21), channels=63, groups=3, padding=(1, 0, 1, 1)),
     row(
         "nn.conv2d_nhwc_packed", f32(1, 4, 5, 9), f32(2, 3, 3, 3, 8), channels=15, groups=3, padding=(1, 1, 1, 1),

@@ -45,6 +45,10 @@ BROKEN: list[tuple[Callable[[], Any], str]] = [
     (lambda: relay.nn.dense(x(2, 3), x(4, 5)), r"\(C3\) K differs"),
     (lambda: relay.nn.dense(x(2, 3), x(4, 3), units=5), r"units=5, but the weights are"),
     (lambda: relay.nn.dense_packed(x(2, 3), x(2, 3, 8), units=17), r"\(C4\) 2 blocks of 8 do not hold 17 columns"),
+    (
+        lambda: relay.op.nn.conv2d_nhwc_packed(x(1, 5, 5, 6), x(4, 1, 1, 3, 16), channels=48, groups=2),
+        r"\(C5\) 4 blocks of 16 do not hold 48 outputs in 2 groups",
+    ),
     (lambda: relay.nn.matmul(x(2, 3, 4), x(3, 4, 5)), r"\(C4\) shapes \(2,\) and \(3,\) do not broadcast"),
     (
         lambda: relay.nn.conv2d(x(1, 4, 8, 8), x(8, 3, 3, 3)),

@@ -148,7 +148,10 @@ class _Product:
         self.target, self.groups = target, anchor.attrs["groups"]
         self.left, weights = operands(anchor)
         self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
-        self.panel = panel_width(anchor) if self.groups == 1 else anchor.attrs["outputs"]
+        panel = panel_width(anchor)
+        self.has_wide_groups = self.groups > 1 and panel < anchor.attrs["outputs"]
+        """Are groups of several panels?"""
+        self.panel = panel if self.groups == 1 or self.has_wide_groups else anchor.attrs["outputs"]
         *row_dims, columns = out.shape
         self.rows, self.columns = constant_size(row_dims), constant_size([columns])
         extents = [extent_of(axis) for axis in anchor.reduce_axis]
@@ -220,9 +223,9 @@ class _Product:
 def _tiles_at_once(p: _Product, tiles: int, panels_first: bool) -> int:
     """Row tiles, of `tiles`, that all panels pass over before the next ones; 0 for all.
 
-    One where there are groups, whose weights stay in the caches: neighbouring groups read the same cache lines.
+    One where there are narrow groups, whose weights stay in the caches: neighbours read the same cache lines.
     """
-    if p.groups > 1 and p.weight_bytes <= p.target.cache_bytes.l2:
+    if p.groups > 1 and not p.has_wide_groups and p.weight_bytes <= p.target.cache_bytes.l2:
         return choose("tiles at once", 1, [1, *_block_sizes(tiles)])
     in_blocks = not p.exceeds_caches and (p.in_one_loop or not panels_first)
     at_once = _tiles_in_cache(p, tiles) if in_blocks else 0
