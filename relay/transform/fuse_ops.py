@@ -233,8 +233,19 @@ class _Partition:
     def _epilogues(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().pattern not in (OpPattern.OUT_FUSABLE, OpPattern.COMM_REDUCE):
             return
-        if self.flow.is_elementwise(node, path):
+        if self.flow.is_elementwise(node, path) and not self._is_widened_elsewhere(sink):
             self._fuse(node, sink, path, lambda pattern, group, is_sink: pattern <= OpPattern.BROADCAST)
+
+    def _is_widened_elsewhere(self, node: int) -> bool:
+        """Are numbers made of bytes there that end, few steps on, in the epilogue of another heavy operator?"""
+        if not _widens_bytes(self.flow.nodes[node]):
+            return False
+        for _ in range(_CHEAP):
+            if not self._is_elementwise_step(self.flow.nodes[node]):
+                break
+            (node,) = self.flow.users[node] or [node]
+        target = self.groups[node].find()
+        return target.pattern == OpPattern.OUT_FUSABLE and target.anchor < node
 
     def _elementwise(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().pattern > OpPattern.BROADCAST or self.flow.repeats(node, sink):

@@ -125,3 +125,20 @@ def test_moves_of_operands_become_part_of_a_product_on_request(transformed):
         ["nn.dense"],
     ]  # fmt: skip
     assert ["strided_slice", "transpose"] in groups(transformed(function, FuseOps()))
+
+
+def test_bytes_lie_between_two_heavy_operators_whose_results_are_added():
+    """The second one's epilogue converts them: a quarter of what the first one would write and the second read."""
+    x = var("x", (8, 16))
+
+    def codes(y: Expr) -> Expr:
+        return op.cast(op.clip(op.round(op.multiply(y, const(np.float32(0.1)))), 0, 255), "uint8")
+
+    def numbers(y: Expr) -> Expr:
+        return op.multiply(op.cast(codes(y), "float32"), const(np.float32(10.0)))
+
+    weights = [const(np.full((16, 16), value, np.float32)) for value in (1.0, 2.0)]
+    fused = fuse(relu(add(*[numbers(nn.dense(x, w)) for w in weights])), params=[x])
+    first, second = groups(fused)
+    assert first == ["nn.dense", "multiply", "round", "clip", "cast"]
+    assert second[0] == "nn.dense" and second.count("cast") == 3 and second[-2:] == ["add", "nn.relu"]
