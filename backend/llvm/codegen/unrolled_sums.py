@@ -1,4 +1,4 @@
-"""Loops whose iterations multiply and add: how many of them are written out in a row.
+"""Loops whose iterations multiply and add, floats or quads of bytes: how many of them are written out in a row.
 
 On Intel's processors the two ports that multiply vectors also do arithmetic of addresses and counters, so each of these
 takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its own counting; AMD's have ports apart.
@@ -7,7 +7,6 @@ takes a multiply-add's place. A loop over few multiply-adds loses a tenth to its
 from __future__ import annotations
 
 from te.tir import (
-    Add,
     Broadcast,
     BufferStore,
     Call,
@@ -74,13 +73,18 @@ def _is_prefetch(stmt: Stmt) -> bool:
 
 def is_sum(store: BufferStore) -> bool:
     """Does it add a product, one of its factors the same for a whole vector, to the elements that it stores to?"""
-    product = added_to_itself(store)
-    if not isinstance(product, Mul) or not product.dtype.is_float:
-        return False
-    return any(isinstance(factor, Broadcast) for factor in (product.a, product.b))
+    return any(isinstance(factor, Broadcast) for factor in _factors(added_to_itself(store)))
 
 
 def repeated_factor(store: BufferStore) -> PrimExpr:
     """The number that a sum's vector is multiplied by."""
-    assert isinstance(store.value, Add) and isinstance(store.value.b, Mul)
-    return next(factor for factor in (store.value.b.a, store.value.b.b) if isinstance(factor, Broadcast))
+    return next(factor for factor in _factors(added_to_itself(store)) if isinstance(factor, Broadcast))
+
+
+def _factors(product: PrimExpr | None) -> tuple[PrimExpr, ...]:
+    """Of a product of floats, or of quads of bytes; none of anything else."""
+    if isinstance(product, Mul) and product.dtype.is_float:
+        return product.a, product.b
+    if isinstance(product, Call) and product.op == "dot_quads":
+        return product.args
+    return ()

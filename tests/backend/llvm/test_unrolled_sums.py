@@ -121,6 +121,19 @@ def test_a_tile_that_takes_nearly_all_registers_does_not_spill():
     assert not any("(%rsp)" in b[b.index("vfmadd") : b.rindex("vfmadd")] for b in loops)
 
 
+@pytest.mark.parametrize("processor", ["icelake-server", "znver5"])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(784, 1152, 128), (3136, 576, 64), (128, 768, 768)])
+def test_sums_of_products_of_bytes_stay_in_registers(processor: str, rows: int, depth: int, columns: int):
+    """LLVM read the numbers of all rows first where memory was asked for in every second step, and took up to four
+    times as long."""
+    x, weight = relay.var("x", (rows, depth), "uint8"), relay.const(np.ones((columns, depth), np.int32))
+    y = relay.nn.relu(relay.nn.dense(relay.cast(x, "int32"), weight))
+    target = f"{X86} -mcpu={processor} -num-cores=1 -l1-bytes=49152 -l2-bytes={2 << 20}"
+    text = relay.build(IRModule({"main": relay.Function((x,), y)}), target).module.get_source("asm")
+    loops = [b for b in re.split(r"\n(?=\.LBB)", text) if "vpdpbusd" in b]
+    assert loops and not any(re.search(r"zmm\d+, -?\d*\(%rsp\)", b) for b in loops)
+
+
 @pytest.mark.parametrize(
     ("target", "columns", "vectors"),
     [
