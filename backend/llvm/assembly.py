@@ -23,6 +23,7 @@ class ModuleText:
         self.functions: list[str] = []
         self._declarations: dict[str, str] = {}
         self._strings: dict[str, str] = {}
+        self._octets: dict[tuple[bytes, int], str] = {}
         self._numbers = 0
         self.metadata: dict[str, str] = {}
         """Numbered nodes that instructions refer to: "!0" and what it is."""
@@ -47,22 +48,29 @@ class ModuleText:
             name = self._strings[text] = f"@.str{len(self._strings)}"
         return name
 
+    def octets(self, data: bytes, align: int) -> str:
+        """The address of constant bytes, as an operand."""
+        name = self._octets.get((data, align))
+        if name is None:
+            name = self._octets[data, align] = f"@.octets{len(self._octets)}"
+        return name
+
     def externals(self, defined: set[str]) -> tuple[str, ...]:
         """Functions declared that are neither in `defined` nor LLVM's own."""
         return tuple(n for n in self._declarations if n not in defined and not n.startswith("llvm."))
 
     def text(self, defined: set[str]) -> str:
         """The whole module. Declarations of the functions in `defined` are left out."""
-        strings = [_string_constant(name, text) for text, name in self._strings.items()]
+        constants = [_constant(name, text.encode() + b"\0") for text, name in self._strings.items()]
+        constants += [_constant(name, data, f", align {n}") for (data, n), name in self._octets.items()]
         declarations = [line for name, line in self._declarations.items() if name not in defined]
         metadata = [f"{number} = {node}" for number, node in self.metadata.items()]
-        return "\n".join([*strings, *declarations, *self.functions, *metadata, ""])
+        return "\n".join([*constants, *declarations, *self.functions, *metadata, ""])
 
 
-def _string_constant(name: str, text: str) -> str:
-    data = text.encode() + b"\0"
+def _constant(name: str, data: bytes, align: str = "") -> str:
     body = "".join([chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:02X}" for b in data])
-    return f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}"'
+    return f'{name} = private unnamed_addr constant [{len(data)} x i8] c"{body}"{align}'
 
 
 class FunctionText:
@@ -77,6 +85,7 @@ class FunctionText:
         self._signature = signature
         self._allocas: list[str] = []
         self._lines: list[str] = []
+        self._around = ("", "")
         self._count = 0
         self._known: dict[str, str] = {}
         self._trail: list[str] = []
@@ -142,7 +151,15 @@ class FunctionText:
         """Everything of the definition between ``define`` and the body."""
         self._signature = signature
 
+    def enclose(self, first: str, last: str) -> None:
+        """Begin the function with an instruction, and end it with another. No function has two such pairs."""
+        around = (f"  {first}\n", f"  {last}\n")
+        assert self._around in (("", ""), around)
+        self._around = around
+
     def finish(self) -> None:
         """Add the function to its module."""
-        text = "\n".join([f"define {self._signature} {{", "entry:", *self._allocas, *self._lines, "}", ""])
-        self.module.functions.append(text)
+        first, last = self._around
+        body = [f"{last}{line}" if line.startswith("  ret ") else line for line in self._lines]
+        head = [f"define {self._signature} {{", "entry:", *self._allocas]
+        self.module.functions.append("\n".join([*head, f"{first}{body[0]}", *body[1:], "}", ""]))

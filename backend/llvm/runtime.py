@@ -161,7 +161,8 @@ def check_machine(triple: str, features: Iterable[str]) -> None:
         raise ArtifactError(f"this code was compiled for {triple}, this machine is {here}; compile it for this machine")
     missing = sorted(set(features) - host_features())
     if missing:  # LLVM knows better what this processor can do, and is asked only then
-        missing = import_module("backend.llvm.jit").missing_features(missing)
+        forbidden = [f for f in missing if f.startswith("amx")]  # by the system, whatever the processor has
+        missing = sorted({*forbidden, *import_module("backend.llvm.jit").missing_features(missing)})
     if missing:
         raise ArtifactError(
             f"this code needs the instructions {', '.join(missing)}, which this processor ({cpu().device_name}) "

@@ -19,6 +19,7 @@ def llvm_host_cpu() -> HostCPU:
     known = frozenset[str]().union(*CPU_FEATURES.values())
     present = frozenset(name for name, has in told.features.items() if has)
     features = (present & known) | (host.features - set(told.features))
+    features -= {f for f in features if f.startswith("amx")} - host.features  # LLVM asks the processor, not the system
     return replace(host, triple=told.triple, name=told.processor, features=features)
 
 

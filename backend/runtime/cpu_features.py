@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+import sys
 from functools import lru_cache
 
 __all__ = ["host_features", "processor_description"]
@@ -16,12 +19,28 @@ _DESCRIBING = {"vendor_id", "cpu family", "model", "model name", "stepping", "fl
 
 @lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """The processor's features by LLVM's names, where LLVM has one; none where the system does not tell."""
+    """The processor's features by LLVM's names, where LLVM has one; none where the system does not tell.
+
+    The matrix unit's are among them if the system lets this process use it, for which it is asked here.
+    """
     words = " ".join([_told().get(key, "") for key in ("flags", "Features")]).split()
     names = {_X86_NAMES.get(w, _ARM_NAMES.get(w, w.replace("_", "."))) for w in words}
     names |= {name.replace(".", "") for name in names if name.startswith("avx512")}  # avx512_vnni -> avx512vnni
     names |= {name.replace("amx.", "amx-") for name in names}
+    if "amx-tile" in names and not _may_use_tiles():
+        names = {name for name in names if not name.startswith("amx")}
     return frozenset(names)
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux to keep the tile registers of this process's threads; without that their first use ends the process.
+
+    (Linux: Documentation/arch/x86/xstate.rst.)
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 def processor_description() -> str:

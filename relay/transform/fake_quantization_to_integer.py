@@ -44,7 +44,7 @@ from relay.transform.winograd import winograd_shape, winograd_tiles
 from te.dtype import dtype as parse_dtype
 from te.ir import PassContext
 from topi.cpu.convolution.winograd_plan import winograd_pays
-from topi.cpu.tiling import has_byte_products
+from topi.cpu.tiling import has_byte_products, has_matrix_unit
 from topi.layout import Layout
 from topi.nn.winograd import WINOGRAD_FILTERS
 
@@ -62,9 +62,9 @@ _LARGEST_SUM = 1 << 31
 """Sums below this are within int32."""
 _FEWEST_CHANNELS = 4
 """Of a convolution that is computed in integers, at least, unless processors multiply four bytes at once."""
-_INTEGERS_GAIN, _VNNI_GAIN = 1.6, 3.2
+_INTEGERS_GAIN, _VNNI_GAIN, _MATRIX_UNIT_GAIN = 1.6, 3.2, 10.0
 """How many times as fast as in float32 products of integers count for: they are 1.4 to 2.1 times as fast (AVX2), four
-times where one instruction multiplies and adds four bytes."""
+times where one instruction multiplies and adds four bytes, ten to twelve where one does with tiles of them."""
 _EXACT_CODES = 1 << 30
 """Units below this, with a zero point, are within int32."""
 
@@ -153,6 +153,8 @@ class _Rewriter:
         shape = winograd_shape(call, op)
         tiles = [] if shape is None else [m for m in WINOGRAD_FILTERS.get(shape.kernel, ()) if m in self.winograd_tiles]
         gain = _VNNI_GAIN if has_byte_products(self.target) else _INTEGERS_GAIN
+        if has_matrix_unit(self.target):
+            gain = _MATRIX_UNIT_GAIN
         return shape is not None and bool(tiles) and winograd_pays(self.target, shape, tiles, gain) is not None
 
     def _product(

@@ -48,6 +48,7 @@ from topi.cpu.convolution.winograd_plan import WinogradPlan, WinogradShape
 from topi.cpu.tiling import (
     group_panel,
     has_byte_products,
+    matrix_panel,
     packed_columns,
     reads_in_place,
     reads_transposed,
@@ -155,13 +156,18 @@ class _Packer:
             self.target, rows, columns, steps // together, line, spare, _WORD_BYTES * apart // together
         )
 
+    def _matrix_panel(self, rows: int, columns: int, quads: int) -> int:
+        """Columns of a panel for a product of bytes on a matrix unit; 0 where vectors are better."""
+        return matrix_panel(self.target, rows, columns, quads)[0]
+
     def _dense(self, call: Call, weight: Constant, order: str) -> Expr:
         values = self._values(weight)
         outputs_first = values if order == "NK" else values.T
         units, depth = outputs_first.shape
         rows = math.prod(d if isinstance(d, int) else _UNKNOWN_ROWS for d in call.shape[:-1])
         if weight.dtype == "int32":
-            width = self._width(rows, units, depth, depth, form="quads")
+            width = self._matrix_panel(rows, units, -(-depth // 4))
+            width = width or self._width(rows, units, depth, depth, form="quads")
             quads = self._quads(call, weight, outputs_first, order, width)
             if quads is not None:
                 return quads.product_of_rows(units, call)
@@ -285,29 +291,38 @@ class _Packer:
         """A convolution of codes by bytes; one of single pixels is a product of rows."""
         channels, *kernel, group_size = outputs_first.shape
         line = call.shape[-2] if math.prod(kernel) > 1 and isinstance(call.shape[-2], int) else 0
-        width = self._width(
-            rows, channels, math.prod(kernel) * group_size, group_size * op.strides[-1], line, "quads"
-        )
         padded = any(op.padding)
-        if math.prod(kernel) == 1 and not padded and set(op.strides) == {1}:
+        steps, apart = math.prod(kernel) * group_size, group_size * op.strides[-1]
+        is_product = math.prod(kernel) == 1 and not padded and set(op.strides) == {1}
+        width = 0
+        if is_product or all(isinstance(d, int) for d in call.shape):
+            width = self._matrix_panel(rows, channels, math.prod(kernel) * -(-group_size // 4))
+        on_unit = width > 0
+        width = width or self._width(rows, channels, steps, apart, line, "quads")
+        if is_product:
             matrix = outputs_first.reshape(channels, group_size)
             quads = self._quads(call, weight, matrix, f"{op.kernel_layout} as a matrix", width)
             return None if quads is None else quads.product_of_rows(channels, call)
-        quads = self._quads(call, weight, outputs_first, op.kernel_layout, width)
+        order = f"{op.kernel_layout} as windows" if on_unit else op.kernel_layout
+        quads = self._quads(call, weight, outputs_first, order, width, flat=on_unit)
         if quads is None or (padded and not isinstance(quads.zero, int)):
             return None
         border = quads.zero if padded and isinstance(quads.zero, int) else 0
         if quads.table is None:
             made = Conv2DNHWCQuads(
-                channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border
-            )
+                channels=channels, strides=op.strides, padding=op.padding, dilation=op.dilation, border=border,
+                kernel_size=tuple(kernel) if on_unit else None,
+            )  # fmt: skip
             return quads.sums(made, call)
         return _windows(quads, call, op, (kernel[0], kernel[1], -(-group_size // 4)), border)
 
-    def _quads(self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int) -> _Quads | None:
+    def _quads(
+        self, call: Call, weight: Constant, outputs_first: Array, order: str, width: int, *, flat: bool = False
+    ) -> _Quads | None:
         """The operands of a product of codes of a byte by bytes, which are multiplied four at a time, if it is one.
 
-        Where channels are no multiple of four, some are added, as long as these are a third of them at most.
+        Where channels are no multiple of four, some are added, as long as these are a third of them at most. Panels
+        are `flat` where the steps of a window follow each other in one dimension.
         """
         found, missing = _codes_and_zero(call.args[0]), -outputs_first.shape[-1] % 4
         if found is None or 3 * missing > outputs_first.shape[-1] or weight.data.size == 0:
@@ -319,6 +334,8 @@ class _Packer:
             octets = np.ascontiguousarray(outputs_first.astype(np.int8))
             if missing:
                 octets = np.pad(octets, [*[(0, 0)] * (octets.ndim - 1), (0, missing)])
+            if flat:
+                octets = octets.reshape(len(octets), -1)
             if has_byte_products(self.target):
                 packed = self.panels.panels(octets.view("<i4"), width), None
             else:
@@ -386,7 +403,13 @@ class _Quads:
 
     def product_of_rows(self, units: int, call: Call) -> Expr:
         """The result of `call`, a product of matrices."""
-        return self.sums(DenseQuads(units=units) if self.table is None else DenseQuadGroups(units=units), call)
+        if self.table is not None:
+            return self.sums(DenseQuadGroups(units=units), call)
+        *rows, depth = self.codes.tensor_type.shape
+        if len(rows) == 1:
+            return self.sums(DenseQuads(units=units), call)
+        matrix = replace(self, codes=reshaped(self.codes, (product(rows), depth)))
+        return matrix.sums(DenseQuads(units=units, rows=tuple(rows)), call)
 
     def sums(self, op: DenseQuads | DenseQuadGroups | Conv2DNHWCQuads | WindowQuadGroups, call: Call) -> Expr:
         """The result of `call`, of int32."""

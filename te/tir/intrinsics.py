@@ -133,6 +133,13 @@ intrinsic("call_step", None, pure=False, doc="(name, args..., i): call_kernel wi
 intrinsic("call_packed", None, pure=False, doc="(name, args...): a registered packed function, by name at run time")
 intrinsic("call_packed_args", 4, pure=False, doc="(name, args, type_codes, num_args): already packed")
 intrinsic("prefetch", 3, pure=False, doc="(address, locality 0..3, 1 if it will be written, else 0): a hint")
+intrinsic("amx_configure", None, pure=False,
+          doc="(rows and bytes of a row of tile 0, of tile 1, ...): shapes, one set in a function")  # fmt: skip
+intrinsic("amx_zero", 1, pure=False, doc="(tile): zeros in a tile")
+intrinsic("amx_load", 3, pure=False, doc="(tile, address, bytes): rows from memory, so many bytes apart")
+intrinsic("amx_store", 3, pure=False, doc="(tile, address, bytes): as amx_load, to memory")
+intrinsic("amx_dot_bytes", 3, pure=False,
+          doc="(sums, left, right): (i, j) grows by left row i, unsigned, times right column j, signed")  # fmt: skip
 intrinsic("storage_sync", 1, pure=False, doc='(scope "shared", "warp" or "global"): a barrier of the thread group')
 intrinsic("async_copy", 4, pure=False, doc="(to, from, bytes, condition): a copy that may end later; else zeros")
 intrinsic("async_commit", 0, pure=False, doc='closes a group of the thread\'s copies inside "async_scope"')

@@ -10,6 +10,9 @@ import sys
 import pytest
 
 from backend.cpu import CPU_FEATURES, HostCPU, host_cpu, resolve_cpu
+from backend.llvm import runtime
+from backend.runtime import cpu_features
+from backend.runtime.errors import ArtifactError
 from backend.target import (
     AttrOption,
     CacheBytes,
@@ -133,6 +136,24 @@ def test_detection_agrees_with_llvm():
     llvm = pytest.importorskip("llvmlite.binding")
     present = {name for name, has in llvm.get_host_cpu_features().items() if has}
     assert host_cpu().features <= present | CPU_FEATURES["x86-64"] | CPU_FEATURES["apple-m1"]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_matrix_unit_is_there_if_the_system_lets_this_process_use_it(monkeypatch, allowed: bool):
+    told = {"flags": "sse2 avx512f avx512_vnni amx_tile amx_int8 amx_bf16"}
+    monkeypatch.setattr(cpu_features, "_told", lambda: told)
+    monkeypatch.setattr(cpu_features, "_may_use_tiles", lambda: allowed)
+    found = cpu_features.host_features.__wrapped__()
+    assert {"sse2", "avx512f", "avx512vnni"} <= found
+    assert {name for name in found if name.startswith("amx-")} == (
+        {"amx-tile", "amx-int8", "amx-bf16"} if allowed else set()
+    )
+
+
+def test_code_for_a_matrix_unit_is_refused_where_the_system_forbids_it(monkeypatch):
+    monkeypatch.setattr(runtime, "host_features", lambda: frozenset({"sse2"}))
+    with pytest.raises(ArtifactError, match="needs the instructions amx-tile, which this processor"):
+        runtime.check_machine(Target("llvm").attrs["mtriple"], ["sse2", "amx-tile"])
 
 
 @pytest.mark.parametrize(("mcpu", "architecture"), [("haswell", "x86_64"), ("neoverse-n1", "aarch64"),

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "has_byte_products", "is_last_cache_far", "largest_share", "packed_columns", "parallel_worthwhile",
-    "product_cycles", "reads_in_place", "reads_transposed", "score_fill", "shares_evenly", "spare_registers",
-    "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
+    "has_byte_products", "has_matrix_unit", "is_last_cache_far", "largest_share", "matrix_panel", "packed_columns",
+    "parallel_worthwhile", "product_cycles", "reads_in_place", "reads_transposed", "score_fill", "shares_evenly",
+    "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -95,6 +95,26 @@ def spare_registers(target: Target, form: str) -> int:
 def has_byte_products(target: Target) -> bool:
     """Does one instruction multiply and add four bytes (VNNI), whatever they are?"""
     return not target.features.isdisjoint(("avx512vnni", "avxvnni"))
+
+
+_MATRIX_UNIT = frozenset({"amx-tile", "amx-int8", "avx512f"})
+_TILE_SIDE, _FEWEST_QUADS, _FEWEST_ROWS, _FEWEST_COLUMNS = 16, 6, 4, 8
+"""Rows, columns and quads of the reduction that an instruction of a matrix unit multiplies at most; and of each, how
+many it takes for it to be faster than vectors are."""
+
+
+def has_matrix_unit(target: Target) -> bool:
+    """Does one instruction multiply tiles of bytes (AMX)?"""
+    return target.features >= _MATRIX_UNIT
+
+
+def matrix_panel(target: Target, rows: int, columns: int, steps: int) -> tuple[int, int]:
+    """How a matrix unit multiplies quads: columns of a panel, steps at a time; (0, 0) where vectors are better."""
+    depth = max([n for n in range(1, _TILE_SIDE + 1) if steps % n == 0], default=0)
+    few = rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS or depth < _FEWEST_QUADS
+    if few or not has_matrix_unit(target):
+        return 0, 0
+    return _TILE_SIDE * min(-(-columns // _TILE_SIDE), 2), depth
 
 
 def cache_share(target: Target) -> int:

@@ -38,8 +38,11 @@ def words(x: Tensor) -> Tensor:
     return te.compute((*x.shape[:-1], as_dim(x.shape[-1] // 4)), body, name="words", tag=INJECTIVE)
 
 
-def dense_quads(data: Tensor, weight: Tensor, units: int) -> Tensor:
-    """data (..., K) times panels (ceil(N / NR), K, NR), both of four bytes: (..., N) with N = `units`."""
+def dense_quads(data: Tensor, weight: Tensor, units: int, rows: Sequence[Dim] | None = None) -> Tensor:
+    """data (..., K) times panels (ceil(N / NR), K, NR), both of four bytes: (..., N) with N = `units`.
+
+    The result is (*rows, N) if these are given, as many as the data has.
+    """
     lead = data.shape[:-1]
     panels, count, nr = weight.shape
     k = te.reduce_axis((0, count), name="k")
@@ -48,7 +51,8 @@ def dense_quads(data: Tensor, weight: Tensor, units: int) -> Tensor:
         return te.sum(te.dot_quads(data(*unravel_index(m, lead), k), weight(n // nr, k, n % nr)), axis=k)
 
     shape = (num_elements(lead), as_dim(panels * nr))
-    return _rows(te.compute(shape, body, name="dense", tag="dense_packed", attrs=_attrs(nr, "quads")), lead, units)
+    product = te.compute(shape, body, name="dense", tag="dense_packed", attrs=_attrs(nr, "quads"))
+    return _rows(product, lead if rows is None else rows, units)
 
 
 def dense_quad_groups(data: Tensor, weight: Tensor, table: Tensor, units: int) -> Tensor:
@@ -105,21 +109,47 @@ def conv2d_quads(
     padding: Sequence[int],
     dilation: Sequence[int],
     border: int,
+    kernel_size: Sequence[int] | None = None,
 ) -> Tensor:
     """Convolution of `data` (N, H, W, C) with weights (ceil(O / NR), KH, KW, C, NR), both of four bytes.
 
-    `border` is the byte that stands around the data.
+    `border` is the byte that stands around the data. With a `kernel_size` weights are (ceil(O / NR), KH * KW * C, NR),
+    and windows become rows of a matrix first (tag "windows").
     """
-    _, *kernel, depth, nr = weight.shape
+    *_, nr = weight.shape
+    kernel, depth = (weight.shape[1:-2], weight.shape[-2]) if kernel_size is None else (kernel_size, data.shape[-1])
     around = (border * REPEATED + (1 << 31)) % (1 << 32) - (1 << 31)
     padded = pad_spatial(data, (1, 2), padding[:2], padding[2:], around)
     grid = (data.shape[0], *output_sizes(data.shape[1:-1], kernel, strides, dilation, padding))
+    if kernel_size is not None:
+        return _product_of_windows(padded, weight, channels, kernel, strides, dilation, grid)
     taps, rc = kernel_axes("hw", kernel), te.reduce_axis((0, depth), name="rc")
 
     def body(p: Any, c: Any) -> PrimExpr:
         b, *position = unravel_index(p, grid)
         value = padded(b, *taps_at(position, taps, strides, dilation), rc)
         return te.sum(te.dot_quads(value, weight(c // nr, *taps, rc, c % nr)), axis=[*taps, rc])
+
+    return _image(body, grid, channels, weight, "quads")
+
+
+def _product_of_windows(
+    padded: Tensor, weight: Tensor, channels: int, kernel: Sequence[Dim], strides: Sequence[int],
+    dilation: Sequence[int], grid: Sequence[Dim],
+) -> Tensor:  # fmt: skip
+    steps, nr = weight.shape[1:]
+    run = padded.shape[-1] * (kernel[-1] if dilation[-1] == 1 else 1)  # what lies in a row
+
+    def window(p: Any, k: Any) -> PrimExpr:
+        b, *position = unravel_index(p, grid)
+        *tap, channel = unravel_index(k, (*kernel, padded.shape[-1]))
+        return padded(b, *taps_at(position, tap, strides, dilation), channel)
+
+    windows = te.compute((num_elements(grid), steps), window, name="windows", tag="windows", attrs={"run": run})
+    k = te.reduce_axis((0, steps), name="k")
+
+    def body(p: Any, c: Any) -> PrimExpr:
+        return te.sum(te.dot_quads(windows(p, k), weight(c // nr, k, c % nr)), axis=k)
 
     return _image(body, grid, channels, weight, "quads")
 

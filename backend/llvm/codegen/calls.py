@@ -8,6 +8,7 @@ from functools import partial
 from backend.llvm.codegen.dots import DotEmitter
 from backend.llvm.codegen.index import Index
 from backend.llvm.codegen.lookups import LookupEmitter
+from backend.llvm.codegen.tiles import TileEmitter
 from backend.llvm.types import compute_type, constant, element_bytes, memory_type, register_type, suffix
 from te.dtype import INT32, DType, dtype
 from te.errors import CompileError
@@ -43,7 +44,7 @@ _ESTIMATED_LANES = 16
 _REDUCTIONS = {"vector_reduce_add": "add", "vector_reduce_max": "max", "vector_reduce_min": "min"}
 
 
-class CallEmitter(LookupEmitter):
+class CallEmitter(TileEmitter):
     """Emits `Call` expressions."""
 
     def visit_Call(self, call: Call) -> str:
@@ -411,7 +412,7 @@ def _string(expr: PrimExpr, call: Call) -> str:
 
 _TABLE: dict[str, Callable[[CallEmitter, Call], str]] = {
     name.removeprefix("emit_"): emit
-    for part in (DotEmitter, LookupEmitter, CallEmitter)
+    for part in (DotEmitter, LookupEmitter, TileEmitter, CallEmitter)
     for name, emit in vars(part).items()
     if name.startswith("emit_")
 }

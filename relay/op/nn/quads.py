@@ -12,8 +12,9 @@ import topi
 from relay.op.base import OpDef, OpPattern, register_op
 from relay.op.common import Array, at_least, require
 from relay.op.nn.conv import convolve
+from relay.sizes import product
 from relay.type import TensorType, Type, dims_match
-from te.tir import as_dim
+from te.tir import Dim, as_dim
 from topi.nn.conv import output_sizes
 
 __all__ = ["Conv2DNHWCQuads", "DenseQuadGroups", "DenseQuads", "WindowQuadGroups", "Words"]
@@ -68,26 +69,31 @@ class DenseQuads(OpDef):
     """data (..., K) times weights packed (ceil(N / NR), K, NR): (..., N) with N = `units`, summed in int32.
 
     An element of the data is four unsigned bytes, one of the weights four signed ones; two neighbours' products add up
-    to 16 bits, or the processor has room for more. (C1) all are int32; (C2) data has one dimension or more, weights
-    have three, and K fits; (C3) the panels hold `units` columns.
+    to 16 bits, or the processor has room for more. The result is (*rows, N) if `rows` are given. (C1) all are int32;
+    (C2) data has one dimension or more, weights have three, and K fits; (C3) the panels hold `units` columns; (C4) the
+    data has as many rows.
     """
 
     units: int
+    rows: tuple[Dim, ...] | None = None
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         _check_words(data, weight)
         fits = data.ndim >= 1 and weight.ndim == 3 and dims_match(data.shape[-1], weight.shape[1])
         require(fits, f"(C2) data {data} and weights {weight} do not fit together")
         require(_holds(weight, self.units), f"(C3) {weight} does not hold {self.units} columns")
-        return TensorType((*data.shape[:-1], self.units), "int32")
+        lead = data.shape[:-1] if self.rows is None else self.rows
+        require(dims_match(product(lead), product(data.shape[:-1])), f"(C4) {data} does not have the rows {lead}")
+        return TensorType((*lead, self.units), "int32")
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        return topi.nn.dense_quads(data, weight, self.units)
+        return topi.nn.dense_quads(data, weight, self.units, self.rows)
 
     def reference(self, data: Array, weight: Array) -> Array:
         filters = _signed(weight).astype(np.int64)
         columns = np.einsum("...ki,pkin->...pn", _unsigned(data).astype(np.int64), filters)
-        return columns.reshape(*data.shape[:-1], -1)[..., : self.units].astype(np.int32)
+        lead = data.shape[:-1] if self.rows is None else self.rows
+        return columns.reshape(*lead, -1)[..., : self.units].astype(np.int32)
 
     def macs(self, types: Sequence[Type], result: Type) -> int:
         return _macs_of_rows(types[0], result)
@@ -148,9 +154,10 @@ def _macs_of_rows(data: Type, result: Type) -> int:
 class Conv2DNHWCQuads(OpDef):
     """Convolution of data (N, H, W, C) with weights packed (ceil(O / NR), KH, KW, C, NR), O = `channels`, in int32.
 
-    Elements hold four bytes as those of nn.dense_quads. Around the data stands the byte `border`. (C1) all are int32;
-    (C2) data has four dimensions, weights five, with one C; (C3) the panels hold `channels` columns; (C4) the dilated
-    kernel fits into the padded input.
+    Elements hold four bytes as those of nn.dense_quads. Around the data stands the byte `border`. With a `kernel_size`
+    weights are (ceil(O / NR), KH * KW * C, NR), and what a window reads is copied to a row of a matrix before. (C1) all
+    are int32; (C2) data has four dimensions, weights five, or three, with one C; (C3) the panels hold `channels`
+    columns; (C4) the dilated kernel fits into the padded input.
     """
 
     channels: int
@@ -158,30 +165,38 @@ class Conv2DNHWCQuads(OpDef):
     padding: tuple[int, ...] = (0, 0, 0, 0)
     dilation: tuple[int, ...] = (1, 1)
     border: int = 0
+    kernel_size: tuple[int, ...] | None = None
 
     def infer(self, data: TensorType, weight: TensorType) -> TensorType:
         _check_words(data, weight)
-        fits = data.ndim == 4 and weight.ndim == 5 and dims_match(data.shape[-1], weight.shape[3])
+        kernel, steps = self._window(weight)
+        fits = data.ndim == 4 and weight.ndim == (5 if self.kernel_size is None else 3)
+        fits = fits and dims_match(product((*kernel, data.shape[-1])), steps)
         require(fits, f"(C2) data {data} and weights {weight} do not fit together")
         require(_holds(weight, self.channels), f"(C3) {weight} does not hold {self.channels} outputs")
         n, *sizes, _ = data.shape
-        kernel = weight.static_shape[1:3]
         results = output_sizes(sizes, kernel, self.strides, self.dilation, self.padding)
         taps = " x ".join(map(str, kernel))
         reaches = f"(C4) the {taps} kernel reaches over more than the padded input"
         require(all(at_least(size, 1) for size in results), reaches)
         return TensorType((n, *results, self.channels), "int32")
 
+    def _window(self, weight: TensorType) -> tuple[tuple[int, ...], int]:
+        """KH and KW, and how many quads a window has."""
+        sizes = weight.static_shape[1:-1]
+        return sizes[:2] if self.kernel_size is None else self.kernel_size, math.prod(sizes)
+
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         return topi.nn.conv2d_quads(
-            data, weight, self.channels, self.strides, self.padding, self.dilation, self.border
+            data, weight, self.channels, self.strides, self.padding, self.dilation, self.border, self.kernel_size
         )
 
     def reference(self, data: Array, weight: Array) -> Array:
         x = _unsigned(data).reshape(*data.shape[:-1], -1)
         top, left, bottom, right = self.padding
         x = np.pad(x, [(0, 0), (top, bottom), (left, right), (0, 0)], constant_values=self.border)
-        w = _signed(weight).reshape(*weight.shape[:3], -1, weight.shape[-1]).transpose(0, 4, 3, 1, 2)
+        kernel = weight.shape[1:3] if self.kernel_size is None else self.kernel_size
+        w = _signed(weight).reshape(len(weight), *kernel, -1, weight.shape[-1]).transpose(0, 4, 3, 1, 2)
         filters = w.reshape(-1, *w.shape[2:])[: self.channels]
         y = convolve(np.moveaxis(x, -1, 1), filters, self.strides, (0, 0, 0, 0), self.dilation, 1)
         return np.ascontiguousarray(np.moveaxis(y, 1, -1)).astype(np.int32)
@@ -189,7 +204,7 @@ class Conv2DNHWCQuads(OpDef):
     def macs(self, types: Sequence[Type], result: Type) -> int:
         weight = types[1]
         assert isinstance(weight, TensorType) and isinstance(result, TensorType)
-        return 0 if result.size is None else result.size * math.prod(weight.static_shape[1:4]) * 4
+        return 0 if result.size is None else result.size * self._window(weight)[1] * 4
 
 
 @register_op("nn.window_quad_groups", pattern=OpPattern.OUT_FUSABLE)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import te
 from topi.cpu.common import local_accumulator, operands, parallel_outer
-from topi.cpu.convolution.conv2d import feeding_pads, schedule_pad
 from topi.cpu.convolution.group_plan import GroupedWindows, plan_group_tile
+from topi.cpu.convolution.windows import feeding_pads, schedule_pad
 from topi.cpu.elements import functions_behind
 from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective

@@ -21,6 +21,7 @@ from topi.cpu.common import (
     vectorize_runs,
 )
 from topi.cpu.elements import functions_behind
+from topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
 from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.products.parts import sum_by_parts
 from topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
@@ -125,7 +126,13 @@ def _rows_at_once(plan: ProductPlan, lanes: int) -> int:
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
     plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
-    return _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
+    tiles = plan_tiles(outs[0], anchor, target)
+    if tiles is None:
+        return _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
+    s = schedule_tiles(outs, anchor, target, tiles)
+    if not tiles.block:
+        s.when_small(_for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1]))
+    return s
 
 
 def _for_any_rows(

@@ -1,0 +1,52 @@
+"""What a convolution reads on CPUs: images with a border around them, and windows of them as rows of a matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import te
+from topi.cpu.common import parallel, parallel_outer
+from topi.cpu.elements import vectorize_elements
+from topi.cpu.tiling import vector_lanes
+from topi.groups import constant_size
+from topi.registry import operations_behind
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["feeding_pads", "feeding_windows", "schedule_pad", "vectorize_windows"]
+
+
+def feeding_pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
+    """The pad stages that feed the anchor directly."""
+    feeding = {id(t.op) for t in anchor.input_tensors}
+    return [op for op in operations_behind(outs) if op.tag == "pad" and id(op) in feeding]
+
+
+def schedule_pad(s: te.Schedule, pad: te.Operation, target: Target) -> None:
+    """The bordered copy: lines in parallel, channels vectorised; with few channels whole lines are copied."""
+    result, lanes = pad.output(0), vector_lanes(target)
+    *lines, w, c = s[result].op.axis
+    work = constant_size(result.shape) * 4.0
+    if isinstance(c.extent, int) and c.extent >= lanes:
+        _, c_inner = s[result].split(c, factor=lanes)
+        s[result].vectorize(c_inner)
+        parallel_outer(s, result, [*lines, w], work, target)
+    else:
+        line = s[result].fuse(*lines) if len(lines) > 1 else w
+        parallel(s, result, line, work, lanes)
+        for axis in dict.fromkeys((line, w)):
+            s[result].pragma(axis, "loop_partition_hint")
+
+
+def feeding_windows(anchor: te.Operation) -> list[te.Operation]:
+    """The stage that copies the windows of a convolution to the rows of a matrix, if there is one."""
+    return [t.op for t in anchor.input_tensors if t.op.tag == "windows"]
+
+
+def vectorize_windows(s: te.Schedule, windows: te.Operation, target: Target) -> te.IterVar:
+    """Copy what lies in a row in memory, the taps along a line, by vectors; returns the loop over windows."""
+    row, k = s[windows].op.axis
+    taps = s[windows].split(k, factor=windows.attrs["run"])[1]
+    vectorize_elements(s, windows.output(0), taps, windows.attrs["run"], vector_lanes(target))
+    return row
