@@ -145,7 +145,7 @@ def _centred(node: OnnxNode, index: int, zero_index: int, axis: int) -> Expr:
 def centred(node: OnnxNode, x: Expr, zero: Expr | None, axis: int) -> Expr:
     """`x` as int32 minus its zero point, which may be one per index of `axis`."""
     x = op.cast(x, "int32")
-    if zero is None:
+    if zero is None or (isinstance(zero, Constant) and not zero.data.any()):
         return x
     return op.subtract(x, op.cast(along(node, zero, axis, len(x.shape)), "int32"))
 
