@@ -94,7 +94,6 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
 def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: TilePlan) -> te.Schedule:
     """Threads share blocks of rows, or panels. The sums of a pair of tiles are in memory for what follows of them."""
     s, out = te.create_schedule([o.op for o in outs]), outs[0]
-    order, lanes = StoreOrder.of(out), vector_lanes(target)
     windows = feeding_windows(anchor)
     pads = [pad for op in windows for pad in feeding_pads(outs, op)]
     inline_injective(s, outs, keep=[anchor, *windows, *pads])
@@ -102,37 +101,44 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
         schedule_pad(s, pad, target)
     sums = local_accumulator(s, anchor, out)
     s[sums].set_scope("global")
-    rows, columns, steps = [constant_size([extent_of(a)]) for a in (*s[sums].op.axis, *s[sums].op.reduce_axis)]
-    panel = panel_width(anchor)
-    row, column = order.loops(s, out)
-    blocks = []
-    if plan.block:
-        block, row = s[out].split(row, factor=plan.block, tail="shift")
-        blocks = [block]
-    tile, row = s[out].split(row, factor=plan.height, tail="shift")
-    (panels,), column = split_columns(s, out, column, order.result.shape[-1], panel, panel)
-    s[out].reorder(*blocks, panels, tile, row, column)
-    work = rows * columns * (steps / _STEPS_AT_ONCE + _OPERATIONS_BEHIND)
-    if not blocks:
-        parallel(s, out, panels, work, lanes)
-    elif windows and plan.shares_rows:
-        parallel(s, out, blocks[0], work, lanes)
-    else:
-        tile = s[out].fuse(*blocks, panels, tile)
-        parallel(s, out, tile, work, lanes)
-    vectorize_runs(s, out, column, panel, lanes, order.run)
+    block, tile = _loops(s, out, anchor, target, plan, apart=bool(windows) and plan.shares_rows)
     s[sums].compute_at(s[out], tile)
-    m, n = s[sums].op.axis
-    s[sums].reorder(m, n, *s[sums].op.reduce_axis)
-    tiles = -(-(plan.block or _ROWS_COUNTED) // plan.height) if columns > panel else 0
+    (m, n), (k,) = s[sums].op.axis, s[sums].op.reduce_axis
+    s[sums].reorder(m, n, k)
+    panel, steps = panel_width(anchor), constant_size([extent_of(k)])
+    tiles = -(-(plan.block or _ROWS_COUNTED) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
     s[sums].tensorize(m, _multiply_quads(plan.height, panel, steps, plan.depth, tiles))
     for op in windows:
         each = vectorize_windows(s, op, target)
         if plan.shares_rows:
-            s[op].compute_at(s[out], blocks[0])
+            s[op].compute_at(s[out], block)
         else:
-            parallel(s, op.output(0), each, 4.0 * rows * steps, lanes)
+            parallel(s, op.output(0), each, 4.0 * constant_size(op.output(0).shape), vector_lanes(target))
     return s
+
+
+def _loops(
+    s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: Target, plan: TilePlan, *, apart: bool
+) -> tuple[te.IterVar, te.IterVar]:
+    """The loop that threads share, over blocks where these are to be `apart`, and the one that a tile is inside of."""
+    order, panel, lanes = StoreOrder.of(out), panel_width(anchor), vector_lanes(target)
+    row, column = order.loops(s, out)
+    blocks = list[te.IterVar]()
+    if plan.block:
+        block, row = s[out].split(row, factor=plan.block, tail="shift")
+        blocks.append(block)
+    tile, row = s[out].split(row, factor=plan.height, tail="shift")
+    (panels,), column = split_columns(s, out, column, order.result.shape[-1], panel, panel)
+    s[out].reorder(*blocks, panels, tile, row, column)
+    if blocks and not apart:
+        tile = s[out].fuse(*blocks, panels, tile)
+        shared = tile
+    else:
+        shared = blocks[0] if blocks else panels
+    rows, columns, steps = [constant_size([extent_of(axis)]) for axis in (*anchor.axis, *anchor.reduce_axis)]
+    parallel(s, out, shared, rows * columns * (steps / _STEPS_AT_ONCE + _OPERATIONS_BEHIND), lanes)
+    vectorize_runs(s, out, column, panel, lanes, order.run)
+    return shared, tile
 
 
 @cache
