@@ -226,7 +226,7 @@ class _Partition:
     def _widened_operands(self, node: int, sink: int, path: list[int]) -> None:
         group, target = self.groups[node].find(), self.groups[sink].find()
         cheap = group.widens and group.pattern <= OpPattern.BROADCAST and group.size <= _CHEAP
-        behind = target.pattern == OpPattern.OUT_FUSABLE and target.anchor < sink and not path
+        behind = self._is_behind_anchor(sink) and not path
         if cheap and behind and self.flow.edge_pattern(node, sink) == OpPattern.ELEMWISE:
             group.merge_into(target)
 
@@ -240,12 +240,17 @@ class _Partition:
         """Are numbers made of bytes there that end, few steps on, in the epilogue of another heavy operator?"""
         if not _widens_bytes(self.flow.nodes[node]):
             return False
+        read = node
         for _ in range(_CHEAP):
             if not self._is_elementwise_step(self.flow.nodes[node]):
                 break
-            (node,) = self.flow.users[node] or [node]
-        target = self.groups[node].find()
-        return target.pattern == OpPattern.OUT_FUSABLE and target.anchor < node
+            read, (node,) = node, self.flow.users[node] or [node]
+        return self._is_behind_anchor(node) and self.flow.edge_pattern(read, node) == OpPattern.ELEMWISE
+
+    def _is_behind_anchor(self, node: int) -> bool:
+        """Is a node in the epilogue of a heavy operator?"""
+        group = self.groups[node].find()
+        return group.pattern == OpPattern.OUT_FUSABLE and group.anchor < node
 
     def _elementwise(self, node: int, sink: int, path: list[int]) -> None:
         if self.groups[node].find().pattern > OpPattern.BROADCAST or self.flow.repeats(node, sink):
