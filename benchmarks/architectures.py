@@ -252,6 +252,11 @@ def minilm_l6() -> Case:
     return transformers.BertModel(config), _masked_tokens(64)
 
 
+def squeezebert() -> Case:
+    """SqueezeBERT, 64 tokens: products in groups (Iandola et al., 2020)."""
+    return transformers.SqueezeBertModel(transformers.SqueezeBertConfig()), _masked_tokens(64)
+
+
 def clip_text() -> Case:
     """CLIP's text encoder, 77 tokens (Radford et al., 2021)."""
     config = transformers.CLIPTextConfig(attn_implementation="eager")
@@ -283,7 +288,7 @@ def wav2vec2_base() -> Case:
 
 MORE: tuple[Callable[[], Case], ...] = (
     resnet18, resnext50, regnet_y, mobilenet_v1, efficientnet_b0, convnext_tiny, poolformer_s12, levit_128, mobilevit_s,
-    dinov2_s, yolos_tiny, mixer_s16, unet, unet3d, swin2sr, distilbert, minilm_l6, clip_text, llama_small, whisper_tiny,
-    wav2vec2_base,
+    dinov2_s, yolos_tiny, mixer_s16, unet, unet3d, swin2sr, distilbert, minilm_l6, squeezebert, clip_text, llama_small,
+    whisper_tiny, wav2vec2_base,
 )  # fmt: skip
 """Others, for a wider view."""
