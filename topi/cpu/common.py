@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from backend.target import Target
 
 __all__ = [
-    "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer", "split_columns", "tile_columns",
-    "vectorize_panel", "vectorize_runs",
+    "has_wide_groups", "local_accumulator", "operands", "panel_width", "parallel", "parallel_outer", "split_columns",
+    "tile_columns", "vectorize_panel", "vectorize_runs",
 ]  # fmt: skip
 
 
@@ -35,11 +35,17 @@ def operands(anchor: te.Operation) -> tuple[te.Tensor, te.Tensor]:
     return left, right
 
 
+def has_wide_groups(anchor: te.Operation) -> bool:
+    """Are there groups, each of several panels?"""
+    return anchor.attrs["groups"] > 1 and panel_width(anchor) < anchor.attrs["outputs"]
+
+
 def tile_columns(target: Target, anchor: te.Operation, rows: int, steps: int) -> int:
     """Columns of the register tile: a panel, or the best part of one where each panel is a group."""
-    attrs, panel = anchor.attrs, panel_width(anchor)
-    whole = attrs["groups"] == 1 or panel < attrs["outputs"]
-    return panel if whole else group_columns(target, rows, attrs["outputs"], steps)
+    attrs = anchor.attrs
+    if attrs["groups"] == 1 or has_wide_groups(anchor):
+        return panel_width(anchor)
+    return group_columns(target, rows, attrs["outputs"], steps)
 
 
 def split_columns(

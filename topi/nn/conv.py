@@ -141,10 +141,10 @@ def conv_packed(
 
     With `pairs`, which want one group, two channels are a step.
 
-    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes, or
-    a group is several blocks, without rest. The
-    result is computed as a matrix, pixels by the columns of all blocks (tag "conv2d_nhwc_packed", "conv1d_nwc_packed"
-    or "conv3d_ndhwc_packed"), so that tiles need not stop at the end of a line, nor where a block is filled up.
+    `channels` is the true O; with groups a block is a whole group, whose outputs a schedule may tile as it likes, or a
+    group is several blocks, without rest. The result is computed as a matrix, pixels by the columns of all blocks (tag
+    "conv2d_nhwc_packed", "conv1d_nwc_packed" or "conv3d_ndhwc_packed"), so that tiles need not stop at the end of a
+    line, nor where a block is filled up.
     """
     blocks, *kernel, group_size, nr = weight.shape
     rank = len(kernel)

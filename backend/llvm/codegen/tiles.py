@@ -16,7 +16,7 @@ class TileEmitter(LookupEmitter):
     """Emits the intrinsics "amx_...", one instruction each. LLVM neither moves nor merges them."""
 
     def emit_amx_configure(self, call: Call) -> str:
-        """The whole function, which has one configuration: making one takes as long as multiplying four tiles."""
+        """The whole function, which has one configuration: it takes three times as long as two tiles by two."""
         numbers = [n for n in map(as_int, call.args) if n is not None]
         assert len(numbers) == len(call.args)
         shapes = self.text.module.octets(_shapes(numbers), _ROW_BYTES)

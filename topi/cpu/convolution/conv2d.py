@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import parallel
-from topi.cpu.convolution.windows import feeding_pads, feeding_windows, schedule_pad, vectorize_windows
+from topi.cpu.convolution.windows import feeding_pads, feeding_windows, schedule_pad, schedule_windows
 from topi.cpu.products.matmul import tile_product
 from topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
 from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
 from topi.cpu.products.store_order import StoreOrder
-from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS, vector_lanes
-from topi.groups import constant_size, inline_injective
+from topi.cpu.tiling import LINE_ELEMENTS, SET_ELEMENTS
+from topi.groups import inline_injective
 from topi.registry import register_schedule
 
 if TYPE_CHECKING:
@@ -46,15 +45,13 @@ def schedule_conv_packed(outs: list[te.Tensor], anchor: te.Operation, target: Ta
 
 def _tiled(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: ProductPlan) -> te.Schedule:
     s = te.create_schedule([out.op for out in outs])
-    windows, pairs = feeding_windows(anchor), paired_data(anchor)
-    pads = [pad for op in (anchor, *windows) for pad in feeding_pads(outs, op)]
+    windows, pairs, pads = feeding_windows(anchor), paired_data(anchor), feeding_pads(outs, anchor)
     copied = [*pads, *windows, *widened_weights(anchor), *pairs]
     inline_injective(s, outs, keep=[anchor, *StoreOrder.of(outs[0]).kept, *copied])
     for op in pairs:
         schedule_pairs(s, op, target)
     for op in windows:
-        row, rows = vectorize_windows(s, op, target), op.output(0)
-        parallel(s, rows, row, 4.0 * constant_size(rows.shape), vector_lanes(target))
+        schedule_windows(s, op, target)
     for pad in pads:
         schedule_pad(s, pad, target)
         if anchor.attrs["groups"] > 1:  # which read a part of many pixels: their lines should not meet in the caches

@@ -14,12 +14,12 @@ from topi.registry import operations_behind
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["feeding_pads", "feeding_windows", "schedule_pad", "vectorize_windows"]
+__all__ = ["feeding_pads", "feeding_windows", "schedule_pad", "schedule_windows", "vectorize_windows"]
 
 
 def feeding_pads(outs: list[te.Tensor], anchor: te.Operation) -> list[te.Operation]:
-    """The pad stages that feed the anchor directly."""
-    feeding = {id(t.op) for t in anchor.input_tensors}
+    """The pad stages that feed the anchor, or its windows, directly."""
+    feeding = {id(t.op) for reader in (anchor, *feeding_windows(anchor)) for t in reader.input_tensors}
     return [op for op in operations_behind(outs) if op.tag == "pad" and id(op) in feeding]
 
 
@@ -50,3 +50,9 @@ def vectorize_windows(s: te.Schedule, windows: te.Operation, target: Target) -> 
     taps = s[windows].split(k, factor=windows.attrs["run"])[1]
     vectorize_elements(s, windows.output(0), taps, windows.attrs["run"], vector_lanes(target))
     return row
+
+
+def schedule_windows(s: te.Schedule, windows: te.Operation, target: Target) -> None:
+    """Copy all windows before anything else, shared between threads."""
+    rows = windows.output(0)
+    parallel(s, rows, vectorize_windows(s, windows, target), 4.0 * constant_size(rows.shape), vector_lanes(target))

@@ -125,13 +125,15 @@ def _rows_at_once(plan: ProductPlan, lanes: int) -> int:
 @register_schedule("dense_packed", "cpu")
 def schedule_dense_packed(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:
     """C[m, n] = sum_k A[m, k] * B[n // NR, k, n % NR], with whatever elementwise tail follows."""
-    plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
     tiles = plan_tiles(outs[0], anchor, target)
+    if tiles is not None and tiles.block:
+        return schedule_tiles(outs, anchor, target, tiles)
+    plan = plan_product(StoreOrder.of(outs[0]).result, anchor, target)
+    by_vectors = _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
     if tiles is None:
-        return _for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1])
+        return by_vectors
     s = schedule_tiles(outs, anchor, target, tiles)
-    if not tiles.block:
-        s.when_small(_for_any_rows(_dense_packed, outs, anchor, target, plan, outs[0].shape[:-1]))
+    s.when_small(by_vectors)
     return s
 
 

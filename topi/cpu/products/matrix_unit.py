@@ -33,7 +33,13 @@ from te.tir import (
 )
 from te.tir.ops import floordiv, floormod
 from topi.cpu.common import local_accumulator, operands, panel_width, parallel, split_columns, vectorize_runs
-from topi.cpu.convolution.windows import feeding_pads, feeding_windows, schedule_pad, vectorize_windows
+from topi.cpu.convolution.windows import (
+    feeding_pads,
+    feeding_windows,
+    schedule_pad,
+    schedule_windows,
+    vectorize_windows,
+)
 from topi.cpu.products.store_order import StoreOrder
 from topi.cpu.tiling import matrix_panel, vector_lanes
 from topi.groups import constant_size, extent_of, inline_injective
@@ -94,8 +100,7 @@ def plan_tiles(out: te.Tensor, anchor: te.Operation, target: Target) -> TilePlan
 def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, plan: TilePlan) -> te.Schedule:
     """Threads share blocks of rows, or panels. The sums of a pair of tiles are in memory for what follows of them."""
     s, out = te.create_schedule([o.op for o in outs]), outs[0]
-    windows = feeding_windows(anchor)
-    pads = [pad for op in windows for pad in feeding_pads(outs, op)]
+    windows, pads = feeding_windows(anchor), feeding_pads(outs, anchor)
     inline_injective(s, outs, keep=[anchor, *windows, *pads])
     for pad in pads:
         schedule_pad(s, pad, target)
@@ -109,11 +114,11 @@ def schedule_tiles(outs: list[te.Tensor], anchor: te.Operation, target: Target, 
     tiles = -(-(plan.block or _ROWS_COUNTED) // plan.height) if constant_size(sums.shape[-1:]) > panel else 0
     s[sums].tensorize(m, _multiply_quads(plan.height, panel, steps, plan.depth, tiles))
     for op in windows:
-        each = vectorize_windows(s, op, target)
         if plan.shares_rows:
+            vectorize_windows(s, op, target)
             s[op].compute_at(s[out], block)
         else:
-            parallel(s, op.output(0), each, 4.0 * constant_size(op.output(0).shape), vector_lanes(target))
+            schedule_windows(s, op, target)
     return s
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import te
-from topi.cpu.common import operands, panel_width, tile_columns
+from topi.cpu.common import has_wide_groups, operands, panel_width, tile_columns
 from topi.cpu.products.narrow import widened_weights
 from topi.cpu.tiling import (
     LINE_ELEMENTS,
@@ -148,10 +148,9 @@ class _Product:
         self.target, self.groups = target, anchor.attrs["groups"]
         self.left, weights = operands(anchor)
         self.weight_bytes = constant_size(weights.shape) * weights.dtype.nbytes
-        panel = panel_width(anchor)
-        self.has_wide_groups = self.groups > 1 and panel < anchor.attrs["outputs"]
-        """Are groups of several panels?"""
-        self.panel = panel if self.groups == 1 or self.has_wide_groups else anchor.attrs["outputs"]
+        self.has_wide_groups = has_wide_groups(anchor)
+        in_panels = self.groups == 1 or self.has_wide_groups
+        self.panel = panel_width(anchor) if in_panels else anchor.attrs["outputs"]
         *row_dims, columns = out.shape
         self.rows, self.columns = constant_size(row_dims), constant_size([columns])
         extents = [extent_of(axis) for axis in anchor.reduce_axis]
