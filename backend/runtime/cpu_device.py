@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import platform
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from backend.runtime.threads import available_cpus
 __all__ = ["CPUDeviceAPI", "cpu_device_api"]
 
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
-_HUGE_FROM = 4 << 20
-"""Bytes from which memory is asked for in huge pages: two of 2 MiB."""
+_HUGE_FROM, _HUGE_PAGE = 4 << 20, 2 << 20
+"""Bytes from which memory is asked for in huge pages, and those of a page."""
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -37,10 +38,7 @@ class CPUDeviceAPI(DeviceAPI):
         self._free = libc.free
         self._free.argtypes = [ctypes.c_void_p]
         self._free.restype = None
-        self._spaces: set[int] = set()  # handles that are out
-        self._advise = getattr(libc, "madvise", None)
-        if self._advise is not None:
-            self._advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._spaces: dict[int, mmap.mmap | None] = {}  # handles that are out, and the pages of large ones
 
     def get_attr(self, device: Device, kind: DeviceAttrKind) -> Any:
         if kind == DeviceAttrKind.EXIST:
@@ -50,29 +48,27 @@ class CPUDeviceAPI(DeviceAPI):
 
     def alloc_data_space(self, device: Device, nbytes: int, alignment: int = ALLOC_ALIGNMENT) -> int:
         check_allocation(device, nbytes, alignment)
-        address = ctypes.c_void_p()
-        if self._memalign(ctypes.byref(address), max(alignment, ALLOC_ALIGNMENT), max(nbytes, 1)) or not address.value:
+        pages = _huge_pages(nbytes) if nbytes >= _HUGE_FROM and alignment <= _HUGE_PAGE else None
+        handle = self._from_heap(nbytes, alignment) if pages is None else _first_page(pages)
+        if not handle:
             raise DeviceError(f"out of memory: can't allocate {nbytes} bytes aligned to {alignment} on {device}")
-        self._spaces.add(address.value)
-        self._ask_for_huge_pages(address.value, nbytes)
-        return address.value
+        self._spaces[handle] = pages
+        return handle
 
-    def _ask_for_huge_pages(self, address: int, nbytes: int) -> None:
-        """Let the system back large memory by huge pages: kernels that stride through it miss fewer translations.
-
-        A hint, so its result does not matter: systems without huge pages refuse it.
-        """
-        advice = getattr(mmap, "MADV_HUGEPAGE", None)
-        if nbytes < _HUGE_FROM or advice is None or self._advise is None:
-            return
-        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._advise(begin, (address + nbytes - begin) // mmap.PAGESIZE * mmap.PAGESIZE, advice)
+    def _from_heap(self, nbytes: int, alignment: int) -> int:
+        """The address of so many bytes; 0 if there are none."""
+        address = ctypes.c_void_p()
+        failed = self._memalign(ctypes.byref(address), max(alignment, ALLOC_ALIGNMENT), max(nbytes, 1))
+        return 0 if failed else address.value or 0
 
     def free_data_space(self, device: Device, handle: int) -> None:
         if handle not in self._spaces:
             raise DeviceError(f"can't free {handle:#x} on {device}: no data space that was allocated and not freed yet")
-        self._spaces.remove(handle)
-        self._free(handle)
+        pages = self._spaces.pop(handle)
+        if pages is None:
+            self._free(handle)
+        else:
+            pages.close()
 
     def copy_data_from_to(
         self,
@@ -92,6 +88,30 @@ class CPUDeviceAPI(DeviceAPI):
 def cpu_device_api() -> CPUDeviceAPI:
     """The one `CPUDeviceAPI` of the process."""
     return CPUDeviceAPI()
+
+
+def _huge_pages(nbytes: int) -> mmap.mmap | None:
+    """Fresh memory of at least so many bytes from the first huge page in it on; None where the system has none to give.
+
+    Kernels that go through much memory, or stride through it, then miss few translations. Memory of the C library's
+    heap won't do: it was in use before, in small pages, and begins anywhere.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None:
+        return None
+    try:
+        pages = mmap.mmap(-1, (-(-nbytes // _HUGE_PAGE) + 1) * _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError):
+        return None
+    with suppress(OSError):  # a hint: kernels without huge pages refuse it
+        pages.madvise(advice)
+    return pages
+
+
+def _first_page(pages: mmap.mmap) -> int:
+    """Where the first whole huge page begins."""
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    return -(-begin // _HUGE_PAGE) * _HUGE_PAGE
 
 
 def _device_name() -> str | None:

@@ -55,7 +55,7 @@ def test_cores_share_rows_where_what_another_one_wrote_is_far(
 
 
 @pytest.mark.parametrize(("caches", "rows", "depth", "asked"),
-                         [(FAR, 3136, 64, True), (NEAR, 3136, 64, False), (FAR, 49, 64, False), (FAR, 3136, 67, False)],
+                         [(FAR, 3136, 64, True), (NEAR, 3136, 64, True), (FAR, 49, 64, False), (FAR, 3136, 67, False)],
                          ids=["far", "near", "in the cache", "no parts"])  # fmt: skip
 def test_what_is_added_to_a_product_is_fetched_while_it_is_summed_up(caches: str, rows: int, depth: int, asked: bool):
     assert ("prefetch(address_of(p2[" in loops_of(residual_product(rows, 256, depth), caches)) == asked

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import re
 import threading
 from pathlib import Path
@@ -105,6 +106,20 @@ def test_large_memory_of_the_cpu_is_in_huge_pages_where_there_are_any():
             flags = line
     api.free_data_space(cpu(), handle)
     assert "hg" in flags.split()
+
+
+@pytest.mark.parametrize("nbytes", [4 << 20, (6 << 20) + 64])
+def test_large_memory_of_the_cpu_begins_with_a_huge_page_and_goes_back_when_freed(nbytes: int):
+    """Also where the C library's heap has room, of small pages, that was used before."""
+    api = get_device_api("cpu")
+    for handle in [api.alloc_data_space(cpu(), 3 << 20) for _ in range(4)]:
+        api.free_data_space(cpu(), handle)
+    handle = api.alloc_data_space(cpu(), nbytes)
+    assert handle % (2 << 20) == 0
+    ctypes.memset(handle, 1, nbytes)
+    api.free_data_space(cpu(), handle)
+    with pytest.raises(DeviceError, match="no data space that was allocated"):
+        api.free_data_space(cpu(), handle)
 
 
 def test_workspace_reuses_its_blocks(toy):

@@ -205,7 +205,7 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
     *planes, depth = s[accumulator].op.reduce_axis
     depth, step = s[accumulator].split(depth, factor=_depth_steps(accumulator))
     s[accumulator].reorder(*planes, depth, step, row, column)
-    _stream_weights(s, accumulator, product.op.input_tensors[1], step, plan, target)
+    _stream_weights(s, accumulator, product.op.input_tensors[1], step, plan)
     leaves = s[accumulator].leaf_iter_vars
     for loop in leaves[leaves.index(depth) + 1 : leaves.index(column)]:
         s[accumulator].unroll(loop)
@@ -213,7 +213,7 @@ def _schedule_product(s: te.Schedule, product: te.Tensor, plan: WinogradPlan, la
 
 
 def _stream_weights(
-    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, step: te.IterVar, plan: WinogradPlan, target: Target
+    s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor, step: te.IterVar, plan: WinogradPlan
 ) -> None:
     """Fetch the weights of the next place while the tiles of this one are multiplied, a part in each.
 
@@ -223,7 +223,7 @@ def _stream_weights(
     along = [extent_of(axis) for axis in accumulator.op.reduce_axis]
     steps = constant_size(along)
     tiles, line = math.ceil(plan.block / plan.rows), LINE_BYTES // weights.dtype.nbytes
-    pace = Pace.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator), target)
+    pace = Pace.of(tiles, -(-steps * width // line), steps, _depth_steps(accumulator))
 
     def place(number: int) -> Callable[..., Sequence[Any]]:
         def in_next(i: Any, j: Any, t: Any, c: Any, *k: Any) -> Sequence[Any]:

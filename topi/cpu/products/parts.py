@@ -66,17 +66,15 @@ def sum_by_parts(s: te.Schedule, out: te.Tensor, anchor: te.Operation, target: T
     for axis in tile_rows:
         s[tile].unroll(axis)
     vectorize_panel(s, tile, column, panel, lanes)
-    _fetch_ahead(s, tile, operands(anchor)[1], plan, -(-rows // plan.height), target)
+    _fetch_ahead(s, tile, operands(anchor)[1], plan, -(-rows // plan.height))
 
 
-def _fetch_ahead(
-    s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: ProductPlan, tiles: int, target: Target
-) -> None:
+def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: ProductPlan, tiles: int) -> None:
     """Fetch the part of a panel that comes next, while the `tiles` of a block pass over this one, a piece in each."""
     if not isinstance(weights.op, te.PlaceholderOp):
         return
     width, line = constant_size(weights.shape[-1:]), LINE_BYTES // weights.dtype.nbytes
-    pace = Pace.of(tiles, -(-plan.depth * width // line), plan.depth, plan.depth, target)
+    pace = Pace.of(tiles, -(-plan.depth * width // line), plan.depth, plan.depth)
     shape = [extent_of(axis) for axis in s[tile].op.axis[1:-1]]
 
     def place(number: int) -> Callable[..., Sequence[Any]]:

@@ -40,6 +40,7 @@ _LEAST_MULTIPLY_ADDS_A_LINE = 8
 fetching what lies in a row is faster."""
 _STEPS_BETWEEN_RESULTS = (8, 7, 6, 5, 4)
 """Steps of the reduction after which lines are asked for that a tile's sums are added to: the first that divides it."""
+_FEW_REGISTERS = 16
 _PART_OF_L2 = 4
 """Tensors up to such a part of the second-level cache may still be there, from the kernel before."""
 _LARGE_L1_BYTES = 48 << 10
@@ -55,10 +56,10 @@ _LEAST_OF_ONE_TILE = 4
 class Pace:
     """How evenly register tiles ask for `lines` of memory, each tile `asks` times: every few steps for `at_once` lines.
 
-    Bursts keep other reads waiting. Where memory is far, a core has too few buffers to wait for as many lines as it
-    should, but goes ahead by itself behind each of several `pieces` that are asked for in turns (Xeon of the Sapphire
-    Rapids family, products of 49 rows with weights in memory, as a share of the multiply-adds' peak: 70 % in bursts, 79
-    evenly, 87 in two pieces, 89 in four).
+    Bursts keep other reads waiting. A core has too few buffers to wait for as many lines as it should, but goes ahead
+    by itself behind each of several `pieces` that are asked for in turns (Xeon of the Sapphire Rapids family, products
+    of 49 rows with weights in memory, as a share of the multiply-adds' peak: 70 % in bursts, 79 evenly, 87 in two
+    pieces, 89 in four; Zen 4, Winograd's weights: 182 and 195 % as if direct).
     """
 
     lines: int
@@ -73,7 +74,7 @@ class Pace:
 
     @staticmethod
     def of(
-        tiles: int, lines: int, steps: int, depth: int, target: Target, *, more: bool = False, in_a_row: bool = True
+        tiles: int, lines: int, steps: int, depth: int, *, more: bool = False, in_a_row: bool = True
     ) -> Pace:
         """So that all lines are asked for in `steps` of each tile, or of the first if there are `more` at run time.
 
@@ -86,7 +87,7 @@ class Pace:
         every = max(d for d in range(1, most + 1) if depth % d == 0)
         asks = steps // every
         at_once = -(-wanted // asks)
-        turns = _turns(lines, every, at_once, depth) if in_a_row and is_last_cache_far(target) else 0
+        turns = _turns(lines, every, at_once, depth) if in_a_row else 0
         ends = more or tiles * asks * at_once > _MOST_REPEATED * lines
         return Pace(lines, every, at_once, asks, max(turns, 1), turns * at_once or 1, ends)
 
@@ -152,7 +153,7 @@ def stream_widened(
         return
     line, width = LINE_BYTES // source.dtype.nbytes, constant_size(source.shape[-1:])
     lines = -(-constant_size(source.shape[1:]) // line)
-    pace = Pace.of(plan.tiles_of_a_panel, lines, constant_size(widened.shape[1:-1]), depth, target)
+    pace = Pace.of(plan.tiles_of_a_panel, lines, constant_size(widened.shape[1:-1]), depth)
     if pace.every < _FEWEST_OF_WIDENED or pace.at_once > 1 or not choose("stream panels", True, (True, False)):
         return
     position = _position_in_panel(s, accumulator, plan)
@@ -206,7 +207,7 @@ def _stream_next(
     tiles, lines = plan.tiles_of_a_panel, -(-steps * width // line)
     vectors = -(-width // vector_lanes(target, weights.dtype.nbytes))
     in_a_row = plan.height * vectors >= _FEWEST_IN_A_ROW
-    pace = Pace.of(tiles, lines, steps, constant_size([extent_of(k)]), target, more=not known, in_a_row=in_a_row)
+    pace = Pace.of(tiles, lines, steps, constant_size([extent_of(k)]), more=not known, in_a_row=in_a_row)
     if pace.every * plan.height * vectors < _LEAST_MULTIPLY_ADDS_A_LINE * pace.at_once:
         return
     if tiles >= _FEWEST_STEPS_PER_LINE and pace.every * width < _FEWEST_STEPS_PER_LINE * line * pace.at_once:
@@ -263,9 +264,10 @@ def stream_results(
 ) -> None:
     """Fetch what the sums of a tile are added to (a residual), and where they go, while they are summed up.
 
-    Some lines every few steps, where the last cache is far: the processor doesn't guess a tile's lines, of as many
-    rows, and all of them at once are more than it waits for at a time: neither loads of the next tile nor stores could
-    go on. The reduction's innermost loop may be split already.
+    Some lines every few steps: the processor doesn't guess a tile's lines, of as many rows, and all of them at once are
+    more than it waits for at a time: neither loads of the next tile nor stores could go on. Windows that move over an
+    image keep so many addresses that sixteen registers have no room for more: sums were moved to memory and back. The
+    reduction's innermost loop may be split already.
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
     size = target.cache_bytes.l2 // _PART_OF_L2
@@ -273,7 +275,8 @@ def stream_results(
     axes = s[accumulator].op.reduce_axis
     along = [extent_of(axis) for axis in axes]
     rows = out.shape[:-1]
-    if not far or not is_last_cache_far(target) or not all(isinstance(d, int) for d in (*along, *out.shape)):
+    crowded = len(along) > 1 and target.vector_registers <= _FEW_REGISTERS
+    if not far or crowded or not all(isinstance(d, int) for d in (*along, *out.shape)):
         return
     outer, every = _innermost_parts(s, accumulator, axes[-1])
     if not every:
