@@ -24,7 +24,7 @@ from topi.cpu.elements import functions_behind
 from topi.cpu.products.matrix_unit import plan_tiles, schedule_tiles
 from topi.cpu.products.narrow import paired_data, schedule_pairs, widened_weights
 from topi.cpu.products.parts import sum_by_parts
-from topi.cpu.products.plan import ProductPlan, fewer_rows, plan_product
+from topi.cpu.products.plan import ProductPlan, fewer_rows, has_few_channels, plan_product
 from topi.cpu.products.store_order import StoreOrder, store_turned
 from topi.cpu.products.streams import stream_panels, stream_results, stream_widened
 from topi.cpu.reductions.reduction import vectorize_reduction
@@ -240,8 +240,7 @@ def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> N
 
     Neighbouring windows share pixels, which the compiler then keeps in registers: only as many as it has, of `rows`.
     """
-    *_, inputs = s[accumulator].op.reduce_axis
-    if constant_size([extent_of(inputs)]) > _FEW_CHANNELS:
+    if not has_few_channels(s[accumulator].op):
         return
     steps = 1
     for axis in reversed(s[accumulator].op.reduce_axis):
@@ -250,7 +249,6 @@ def _unroll_few_channels(s: te.Schedule, accumulator: te.Tensor, rows: int) -> N
             s[accumulator].unroll(axis)
 
 
-_FEW_CHANNELS = 3
 _SHORT, _MOST_VALUES = 24, 144
 """Steps of the reduction that are written out, and values of the left operand that they read, at most."""
 

@@ -305,10 +305,22 @@ def _read_behind(out: te.Tensor, anchor: te.Operation) -> list[te.Tensor]:
 
 
 def _innermost_parts(s: te.Schedule, stage: te.Tensor, axis: te.IterVar) -> tuple[te.IterVar, int]:
-    """The loop over parts of a reduction's innermost axis, and the steps of a part; (axis, 0) where it has none."""
+    """The loop over parts of a reduction's innermost axis, and the steps of a part; (axis, 0) where it has none.
+
+    Where that is written out, as an image's few channels are, the innermost loop that is not.
+    """
     for relation in s[stage].relations:
         if isinstance(relation, Split) and relation.parent is axis:
             assert isinstance(relation.factor, int)
             return relation.outer, relation.factor
+    written_out = 1
+    for loop in reversed(s[stage].op.reduce_axis):
+        if s[stage].attrs_of(loop).kind is None:
+            break
+        written_out *= constant_size([extent_of(loop)])
+    else:
+        return axis, 0
+    if written_out > 1:
+        return loop, written_out
     every = next((n for n in _STEPS_BETWEEN_RESULTS if constant_size([extent_of(axis)]) % n == 0), 0)
     return (s[stage].split(axis, factor=every)[0] if every else axis), every
