@@ -72,8 +72,8 @@ def jobs(options: argparse.Namespace, scratch: Path, sheet: Sheet) -> Iterator[J
 def _locate(name: str, batch: int, zoo: Path | None, scratch: Path) -> tuple[Path, dict[str, np.ndarray]] | str:
     """The files of a model at a batch size; or why there are none."""
     if name.startswith("light_"):
-        path, values = write_light(name.removeprefix("light_"), scratch)
-        return path, {key: np.concatenate([x] * batch) for key, x in np.load(values).items()}
+        path, values = write_light(name.removeprefix("light_"), scratch, batch)
+        return path, dict(np.load(values))
     if zoo is None:
         return "--zoo names no folder"
     path = zoo / (f"{name}.onnx" if batch == 1 else f"{name}_b{batch}.onnx")
