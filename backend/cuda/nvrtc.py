@@ -68,8 +68,8 @@ def compile_flags(arch: str, fast_math: bool = False, line_info: bool = False) -
     """NVRTC's options for an architecture. IEEE arithmetic with fused multiply-add, unless `fast_math`.
 
     `line_info` lets profilers show the text; it makes machine code three times as large. Compiling in several threads
-    (--split-compile) is left out: the same text would not give the same bytes. So is the cache that NVRTC has of its own
-    beside a driver: what comes from it has no log.
+    (--split-compile) is left out: the same text would not give the same bytes. So is the cache that NVRTC has of its
+    own beside a driver: what comes from it has no log.
     """
     nvrtc_version()
     known = _architectures()

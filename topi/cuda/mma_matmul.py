@@ -174,13 +174,28 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
         s[product].unroll(axis)
     s[product].tensorize(g, multiply(instruction))
     scope = "shared" if tile.shared_bytes(left.view.dtype.nbytes) <= STATIC_SHARED_BYTES else "shared.dyn"
-    for operand, fragments, load in ((left, rows, load_left), (right, columns, load_right)):
-        s[fragments].set_scope("local")
-        s[fragments].compute_at(s[product], inner)
-        _, _, each, lane, *_ = s[fragments].op.axis
-        s[fragments].unroll(each)
-        s[fragments].tensorize(lane, load(instruction, operand.turned))
+    for operand in (left, right):
         s[operand.view].set_scope(scope)
         s[operand.view].compute_at(s[product], outer)
         s[operand.view].pipeline(tile.stages)
         operand.copy(s, tile.threads)
+    ahead = tile.depth > depth
+    together = 2 if tile.tiles[1] % 2 == 0 else 1
+    _load_fragments(s[rows], s[product], inner, 1, load_left(instruction, left.turned), ahead)
+    _load_fragments(s[columns], s[product], inner, together, load_right(instruction, right.turned, together), ahead)
+
+
+def _load_fragments(
+    stage: te.Stage, product: te.Stage, loop: IterVar, together: int, load: te.TensorIntrin, ahead: bool
+) -> None:
+    """Fragments of `together` tiles at once into registers; `ahead`: while those loaded before are multiplied."""
+    stage.set_scope("local")
+    stage.compute_at(product, loop)
+    _, _, tile, lane, *_ = stage.op.axis
+    first = lane
+    if together > 1:
+        tile, first = stage.split(tile, factor=together)
+    stage.unroll(tile)
+    stage.tensorize(first, load)
+    if ahead:
+        stage.pipeline(2)
