@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from backend.runtime.graph_executor import GraphModule
 from backend.runtime.profiler import NodeTiming
 from benchmarks.gpu_engines import ENGINES, Job, NotInstalled, NotRun, compiled
 
@@ -75,22 +76,23 @@ def _work(job: Job, engines: Sequence[str], seconds: float, kernels: int, asked:
         except NotRun as reason:
             what = name if isinstance(reason, NotInstalled) else f"{name} on {job.title}"
             outcome.absent[name] = (what, str(reason))
-    if "relayc" in timers:
-        outcome.difference = difference(job)
+    executor = compiled(job) if "relayc" in timers else None
+    if executor is not None:
+        outcome.difference = difference(executor, job)
     asked.send(None)
     asked.recv()
     for name, timer in timers.items():
         outcome.seconds[name] = timer(seconds)
-    if kernels and "relayc" in timers:
-        report = compiled(job).profile(repeat=_PROFILED)
+    if kernels and executor is not None:
+        report = executor.profile(repeat=_PROFILED)
         grouped = report.by(lambda call: call.func).calls
         outcome.kernels = sorted(grouped, key=lambda call: -call.seconds)[:kernels]
         outcome.total_us = report.total_us
     asked.send(outcome)
 
 
-def difference(job: Job) -> float:
+def difference(executor: GraphModule, job: Job) -> float:
     """The largest difference of the GPU's first output from the CPU's, as a share of the largest value."""
-    found = compiled(job).get_output(0).numpy()
+    found = executor.get_output(0).numpy()
     exact = compiled(Job(job.name, job.path, job.inputs, job.batch, "float32"), "llvm").get_output(0).numpy()
     return float(np.abs(found.astype(np.float64) - exact).max() / max(np.abs(exact).max(), 1e-30))
