@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import backend
 import te
 import topi
 from backend.cuda.driver import probe
-from backend.runtime import device, load_module_bytes, nd
+from backend.runtime import NDArray, device, load_module_bytes, nd
 from backend.target import Target
 from te.errors import CompileError
 from topi.cuda.contraction import contraction_of
@@ -101,18 +102,25 @@ def compiled(case: Case, target: str) -> tuple[bytes, dict[str, Any]] | str:
     return code.save_to_bytes(), {key: report[key] for key in ("registers", "spill_stores") if key in report}
 
 
+@lru_cache(maxsize=1)
+def _operands(shape: str, precision: str) -> tuple[NDArray, NDArray, np.ndarray[Any, Any]]:
+    """Data and weights on the GPU, and the first rows of their product."""
+    (m, n, k), gpu, rng = map(int, shape.split("x")), device("cuda", 0), np.random.default_rng(0)
+    x, w = (rng.standard_normal(size, dtype=np.float32).astype(precision) for size in ((m, k), (n, k)))
+    return nd.array(x, gpu), nd.array(w, gpu), x[:_CHECKED_ROWS].astype(np.float64) @ w.T.astype(np.float64)
+
+
 def measure(code: bytes, case: Case, seconds: float) -> dict[str, Any]:
     """Microseconds of a case, its speed, and its error as a share of the largest value."""
-    (m, n, k), gpu, rng = case.sizes, device("cuda", 0), np.random.default_rng(0)
-    x, w = (rng.standard_normal(shape, dtype=np.float32).astype(case.precision) for shape in ((m, k), (n, k)))
+    (m, n, k), gpu = case.sizes, device("cuda", 0)
     module = load_module_bytes("cuda", code)
-    places = nd.array(x, gpu), nd.array(w, gpu), nd.array(np.full((m, n), np.nan, case.precision), gpu)
-    module["product"](*places)
-    exact = x[:_CHECKED_ROWS].astype(np.float64) @ w.T.astype(np.float64)
-    found = places[2].numpy()
+    x, w, exact = _operands(case.shape, case.precision)
+    out = nd.array(np.full((m, n), np.nan, case.precision), gpu)
+    module["product"](x, w, out)
+    found = out.numpy()
     error = float(np.abs(found[:_CHECKED_ROWS] - exact).max() / np.abs(exact).max())
     timed = module.time_evaluator("product", gpu, number=3, repeat=5, min_repeat_ms=1e3 * seconds / 5)
-    best = timed(*places).median
+    best = timed(x, w, out).median
     whole = bool(np.isfinite(found).all())
     return {"us": best * 1e6, "tflops": 2 * m * n * k / best / 1e12, "error": error, "whole": whole}
 

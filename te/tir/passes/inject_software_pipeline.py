@@ -96,6 +96,12 @@ class _Ring:
         wait = ops.call_intrin("int32", "async_wait", self.stages - 2)
         return ops.seq(Evaluate(wait), _barrier())
 
+    def following(self) -> PrimExpr:
+        """The iteration after the current one; for the last one any whose slot has been filled."""
+        after, count = ops.add(self.loop.loop_var, 1), ops.as_int(self.loop.extent)
+        is_full = count is not None and count >= self.stages
+        return after if is_full else ops.minimum(after, ops.sub(self.end, 1))
+
     def around(self, body: Stmt) -> Stmt:
         """The memory of the ring around `body`."""
         for buffer in reversed(self.parts.filled):
@@ -158,7 +164,7 @@ class _Injector(Mutator):
             for k: { registers(k, 1); fill ahead; use(k, 0); ...
                      wait; barrier; registers(k + 1, 0); use(k, n - 1) }
 
-        After the last iteration there is nothing to fill registers from; that of the last again is in no one's way.
+        After the last iteration the registers are filled from an old slice, for nobody.
         """
         k, low, count = ring.loop.loop_var, inside.loop.min, ops.as_int(inside.loop.extent)
         assert count is not None
@@ -173,8 +179,7 @@ class _Injector(Mutator):
         for i in range(count):
             is_last = i == count - 1
             body += [ring.await_next()] if is_last else []
-            following = ops.minimum(ops.add(k, 1), ops.sub(ring.end, 1))
-            body.append(registers(following, 0) if is_last else registers(k, i + 1))
+            body.append(registers(ring.following(), 0) if is_last else registers(k, i + 1))
             body += [ahead] if i == 0 else []
             used = inside.slots(fresh_copy(use, {inside.loop.loop_var: ops.add(low, i)}), ops.add(low, i))
             body.append(inside.others(ring.slots(used, k)))
