@@ -108,7 +108,7 @@ def generate_source(functions: Sequence[DeviceFunction], fast_math: bool = False
         generator = CudaGenerator(device.function, fast_math)
         texts += [generator.emit_kernel(kernel, device.workspaces) for kernel in device.kernels]
         shared = [dynamic_shared_bytes(kernel) for kernel in device.kernels]
-        records[device.function.name] = {**function_record(device, shared, generator.alignments), "waits": True}
+        records[device.function.name] = function_record(device, shared, generator.alignments)
         launches += [Launch(k.name, k.threads, nbytes) for k, nbytes in zip(device.kernels, shared, strict=True)]
     return Source("\n\n".join(texts), records, tuple(launches))
 

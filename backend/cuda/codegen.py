@@ -88,7 +88,6 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         self.lines = []
         head = f'extern "C" __global__ void __launch_bounds__({kernel.threads})'
         self.line(f"{head} {kernel.name}({', '.join(params)}) {{")
-        self.line("  rc_wait_for_earlier();")
         self.body(kernel.body)
         self.line("}")
         return "\n".join(self.lines)

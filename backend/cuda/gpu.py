@@ -34,7 +34,6 @@ class Gpu:
         self._parked: deque[tuple[list[int], object]] = deque()  # events, and what is kept until they happened
         self._streams_lock = threading.RLock()  # a garbage collector may free memory while this thread holds it
         self.staging = Staging()
-        self.overlaps_launches = self.compute_capability >= (9, 0)
         self.has_pool = bool(self.attribute("MEMORY_POOLS_SUPPORTED"))
         if self.has_pool:
             self._keep_freed_memory()

@@ -78,8 +78,7 @@ class CUDAFunc(PackedFunc):
         for kernel in function.kernels:
             grid = [evaluate(extent, variables) for extent in kernel.grid]
             if min(grid) > 0:  # an empty grid is no work; the driver refuses it
-                launch = _EarlyLaunch if function.waits and gpu.overlaps_launches else _Launch
-                launches.append(launch(self._source, gpu, kernel, grid, values, variables))
+                launches.append(_Launch(self._source, gpu, kernel, grid, values, variables))
         scratch = [evaluate(size, variables) for size in function.workspaces]
         if not scratch and len(launches) == 1:
             return launches[0]
@@ -190,18 +189,15 @@ class _Launch:
             self._slots[slot] = workspaces[number]
 
     def __call__(self) -> None:
-        result = self._submit()
+        result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
         if result:
             self._again(result)
-
-    def _submit(self) -> Any:
-        return self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
 
     def _again(self, result: Any) -> None:
         """After a failure, which may be that this thread has another context current, or none."""
         if result in WRONG_CONTEXT:
             self._gpu.activate()
-            result = self._submit()
+            result = self._call(*self._shape, self._streams(self._gpu), self._table, 0)[0]
         if result:
             _, *sizes, shared = self._shape
             raise refuse(
@@ -209,33 +205,6 @@ class _Launch:
                 f"{tuple(sizes[3:])}, {shared} bytes of dynamic shared memory",
                 result,
             )
-
-
-class _EarlyLaunch(_Launch):
-    """A launch that need not await the end of the kernel before it: the kernel does (programmatic dependent launch)."""
-
-    __slots__ = ("_configs",)
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._call = bindings().cuLaunchKernelEx
-        self._configs: dict[int, Any] = {}  # by stream
-
-    def _submit(self) -> Any:
-        stream = self._streams(self._gpu)
-        config = self._configs.get(stream) or self._configured(stream)
-        return self._call(config, self._shape[0], self._table, 0)[0]
-
-    def _configured(self, stream: int) -> Any:
-        driver = bindings()
-        early = driver.CUlaunchAttribute()
-        early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        early.value.programmaticStreamSerializationAllowed = 1
-        config = self._configs[stream] = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self._shape[1:4]
-        config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes = self._shape[4:]
-        config.hStream, config.attrs, config.numAttrs = stream, [early], 1
-        return config
 
 
 class _Sequence:

@@ -28,15 +28,6 @@ RC_DEVICE float rc_float16_value(unsigned short bits) {
   return x;
 }
 
-// A kernel of sm_90 may be launched while the one before it runs. This waits for its end, with all that it wrote, and
-// then lets the kernel after this one be launched.
-RC_DEVICE void rc_wait_for_earlier() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
 // How often the program has drawn random numbers.
 [[maybe_unused]] static __device__ unsigned int rc_draws;
 

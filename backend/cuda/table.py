@@ -5,15 +5,13 @@ It is JSON, made by the code generator:
     {"f": {"params": [{"name": "A", "kind": "buffer", "dtype": "float32", "shape": ["n", 4], "align": 16},
                       {"name": "n", "kind": "scalar", "dtype": "int32"}],
            "workspaces": [["*", "n", 16]],                                          bytes of each
-           "waits": true,
            "kernels": [{"name": "f_kernel0",
                         "grid": [["//", ["+", "n", 63], 64], 1, 1], "block": [64, 1, 1],    along x, y, z
                         "dynamic_shared": 0,                                        bytes
                         "arguments": [["param", 0], ["workspace", 0], ["size", "n", "int32"]]}]}}
 
 Sizes are those of `backend.runtime.sizes`. A size variable is bound by the first buffer parameter that has it as an
-extent, or by the scalar parameter of its name. `waits`: the kernels themselves wait for what was queued before them, so
-that they may be launched while it runs. `align` is what the buffer's address has to be a multiple of, in bytes,
+extent, or by the scalar parameter of its name. `align` is what the buffer's address has to be a multiple of, in bytes,
 where its elements alone would need less.
 """
 
@@ -67,16 +65,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFunction:
-    """A function of the module: its kernels run in order. `workspaces` are sizes in bytes.
-
-    `waits`: each kernel waits by itself for the end of what was queued before it.
-    """
+    """A function of the module: its kernels run in order. `workspaces` are sizes in bytes."""
 
     name: str
     params: tuple[Param, ...]
     workspaces: tuple[Size, ...]
     kernels: tuple[Kernel, ...]
-    waits: bool = False
 
 
 def read_functions(table: Mapping[str, Any], where: str = "function table") -> dict[str, DeviceFunction]:
@@ -85,15 +79,14 @@ def read_functions(table: Mapping[str, Any], where: str = "function table") -> d
 
 
 def _read_function(name: str, record: Record) -> DeviceFunction:
-    record.only("params", "workspaces", "kernels", "waits")
+    record.only("params", "workspaces", "kernels")
     described = record.records("params")
     known = [extent for item in described for extent in item.value.get("shape", ()) if isinstance(extent, str)]
     known += [item.get("name", str) for item in described if "shape" not in item.value]
     params = tuple(_read_param(item, known) for item in described)
     workspaces = read_shape(record.get("workspaces", list), f"{record.where}.workspaces", known)
     reader = _KernelReader(len(params), len(workspaces), known)
-    kernels = tuple(reader.read(item) for item in record.records("kernels"))
-    return DeviceFunction(name, params, workspaces, kernels, "waits" in record.value and record.get("waits", bool))
+    return DeviceFunction(name, params, workspaces, tuple(reader.read(item) for item in record.records("kernels")))
 
 
 def _read_param(record: Record, known: Sequence[str]) -> Param:

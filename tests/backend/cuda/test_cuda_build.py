@@ -72,7 +72,6 @@ def test_two_stages_are_two_kernels_with_memory_between():
 def test_text_of_a_vector_access():
     text = text_of(*programs.vector_add(256, vector=4))
     assert text == '''extern "C" __global__ void __launch_bounds__(64) f_kernel0(float* __restrict__ C, const float* __restrict__ A, const float* __restrict__ B) {
-  rc_wait_for_earlier();
   const int blockIdx_x = blockIdx.x;
   const int threadIdx_x = threadIdx.x;
   {
@@ -87,14 +86,6 @@ def test_text_of_a_vector_access():
   }
 }
 '''  # noqa: E501
-
-
-@pytest.mark.parametrize(("arch", "count"), [("sm_80", 0), ("sm_90", 1)])
-def test_kernels_wait_for_the_one_before_where_they_may_start_early(arch, count):
-    module = built(*programs.vector_add(256), arch=arch)
-    counts = instruction_counts(module.get_source("sass"))["f_kernel0"]
-    assert counts["ACQBULK"] == counts["PREEXIT"] == count
-    assert all(record["waits"] for record in module.functions.values())
 
 
 def test_a_loop_without_threads_is_refused_by_name():

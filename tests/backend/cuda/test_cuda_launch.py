@@ -12,11 +12,9 @@ import pytest
 
 import backend
 import te
-from backend.cuda.driver import bindings
 from backend.cuda.module import CUDAModule, load_from_bytes
 from backend.runtime import ArgumentError, ArtifactError, DeviceError, device, nd
 from backend.target import Target
-from tests.backend.cuda.conftest import FUNCTIONS
 from tests.cuda_emulation import emulation
 
 RNG = np.random.default_rng(0)
@@ -51,25 +49,6 @@ def test_kernels_run_in_order_with_workspaces_between(cuda_device, kernels):
     for _ in range(3):
         call()
     assert np.allclose(c.numpy(), 2 * (a.numpy() + b.numpy()))
-
-
-def test_kernels_that_wait_are_launched_early_and_no_others(cuda_device, kernels, monkeypatch):
-    attributes, launch = [], bindings().cuLaunchKernelEx
-
-    def spy(config, *rest):
-        attributes.extend(attribute.id for attribute in config.attrs)
-        return launch(config, *rest)
-
-    monkeypatch.setattr(bindings(), "cuLaunchKernelEx", spy)
-    a, b, c = arrays(cuda_device, 100, 100, 100)
-    kernels["add"](a, b, c)
-    assert attributes == []
-    functions = {"add": {**FUNCTIONS["add"], "waits": True}}
-    waiting = CUDAModule(kernels.image, kernels.format, kernels.arch, functions, "", {})
-    waiting["add"](a, c, b)
-    early = bindings().CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    assert attributes == [early] * (float(cuda_device.compute_version) >= 9)
-    assert np.array_equal(b.numpy(), a.numpy() + c.numpy())
 
 
 @pytest.mark.parametrize("n", [16, 12 << 10, 20 << 10])

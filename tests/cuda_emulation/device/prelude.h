@@ -2,7 +2,6 @@
 #pragma once
 
 #define RC_DEVICE [[maybe_unused]] static inline __attribute__((always_inline))
-#define rc_wait_for_earlier()
 
 #define RC_SHARED(T, name, n) T* const name = (T*)emulation_shared(__LINE__, sizeof(T) * (n))
 #define RC_DYN_SHARED(T, name) T* const name = (T*)emulation_shared(0, 0)
