@@ -92,7 +92,8 @@ def time_models(jobs: Sequence[Job], options: argparse.Namespace, sheet: Sheet) 
         error = outcome.difference
         checked = ["-", "not run"]
         if error is not None:
-            checked = [f"{error:.1e}", "right" if error <= TOLERANCE[job.precision] else "WRONG"]
+            wrong = "too much for float16" if outcome.same_on_cpu else "WRONG"
+            checked = [f"{error:.1e}", "right" if error <= TOLERANCE[job.precision] else wrong]
         sheet.row(job.name, str(job.batch), job.precision, *cells, *checked)
         outcomes.append((job, outcome))
     return outcomes

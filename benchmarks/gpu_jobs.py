@@ -31,7 +31,9 @@ class Outcome:
     seconds: dict[str, float] = field(default_factory=dict)
     absent: dict[str, tuple[str, str]] = field(default_factory=dict)
     difference: float | None = None
-    """of the compiler's result from the CPU's, as a share of the largest value"""
+    """of the compiler's result from the CPU's in float32, as a share of the largest value"""
+    same_on_cpu: bool = False
+    """Is it as far from that on the CPU? Then float16 can't hold what the model computes."""
     kernels: Sequence[NodeTiming] = ()
     """the compiler's, the slowest first"""
     total_us: float = 0.0
@@ -78,7 +80,9 @@ def _work(job: Job, engines: Sequence[str], seconds: float, kernels: int, asked:
             outcome.absent[name] = (what, str(reason))
     executor = compiled(job) if "relayc" in timers else None
     if executor is not None:
-        outcome.difference = difference(executor, job)
+        outcome.difference, tolerance = difference(executor, job, "float32"), TOLERANCE[job.precision]
+        too_far = outcome.difference > tolerance and job.precision != "float32"
+        outcome.same_on_cpu = too_far and difference(executor, job, job.precision) <= tolerance
     asked.send(None)
     asked.recv()
     for name, timer in timers.items():
@@ -91,8 +95,16 @@ def _work(job: Job, engines: Sequence[str], seconds: float, kernels: int, asked:
     asked.send(outcome)
 
 
-def difference(executor: GraphModule, job: Job) -> float:
-    """The largest difference of the GPU's first output from the CPU's, as a share of the largest value."""
-    found = executor.get_output(0).numpy()
-    exact = compiled(Job(job.name, job.path, job.inputs, job.batch, "float32"), "llvm").get_output(0).numpy()
-    return float(np.abs(found.astype(np.float64) - exact).max() / max(np.abs(exact).max(), 1e-30))
+def difference(executor: GraphModule, job: Job, precision: str) -> float:
+    """The largest difference of the GPU's first output from the CPU's in `precision`, as a share of the largest value.
+
+    Infinite where only one of them has no number.
+    """
+    found = executor.get_output(0).numpy().astype(np.float64)
+    same = Job(job.name, job.path, job.inputs, job.batch, precision)
+    exact = compiled(same, "llvm").get_output(0).numpy().astype(np.float64)
+    numbers = np.isfinite(exact)
+    if not np.array_equal(numbers, np.isfinite(found)):
+        return np.inf
+    largest = np.abs(exact[numbers]).max(initial=1e-30)
+    return float(np.abs(found[numbers] - exact[numbers]).max(initial=0.0) / largest)

@@ -124,8 +124,9 @@ def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) 
     bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
     turn, thread = stage.split(stage.fuse(row, column), factor=tile.threads)
     stage.bind(thread, thread_axis(tile.threads))
-    _, together = stage.split(turn, factor=_TOGETHER)
+    turns, together = stage.split(turn, factor=_TOGETHER)
     stage.unroll(together)
+    stage.pragma(turns, "loop_partition_hint", True)  # little code: turns inside the matrix need no guards
     return j
 
 
@@ -179,14 +180,8 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
     s[sums].set_scope(scope)
     s[sums].compute_at(s[out], _tile_output(s, out, c, tile))
 
-    s[product].set_scope("local")
     s[product].compute_at(s[sums], _tile_sums(s, sums, tile))
-    _, i, j, g, t, half, e = s[product].op.axis
-    outer, inner = s[product].split(s[product].op.reduce_axis[0], factor=tile.depth // depth)
-    s[product].reorder(outer, inner, i, j, g, t, half, e, s[product].op.reduce_axis[1])
-    for axis in (inner, i, j):
-        s[product].unroll(axis)
-    s[product].tensorize(g, multiply(instruction))
+    outer, inner = _multiply_fragments(s[product], tile, instruction)
     for operand in (left, right):
         s[operand.view].set_scope(scope)
         s[operand.view].compute_at(s[product], outer)
@@ -196,6 +191,19 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
     together = 2 if tile.tiles[1] % 2 == 0 else 1
     _load_fragments(s[rows], s[product], inner, 1, load_left(instruction, left.turned), ahead)
     _load_fragments(s[columns], s[product], inner, together, load_right(instruction, right.turned, together), ahead)
+
+
+def _multiply_fragments(product: te.Stage, tile: MmaTile, instruction: Multiply) -> tuple[IterVar, IterVar]:
+    """All pairs of fragments for every 32 bytes of depth; gives the loops over slices and over a slice's parts."""
+    product.set_scope("local")
+    _, i, j, g, t, half, e = product.op.axis
+    step, k = product.op.reduce_axis
+    outer, inner = product.split(step, factor=tile.depth // instruction.depth)
+    product.reorder(outer, inner, i, j, g, t, half, e, k)
+    for axis in (inner, i, j):
+        product.unroll(axis)
+    product.tensorize(g, multiply(instruction))
+    return outer, inner
 
 
 def _load_fragments(

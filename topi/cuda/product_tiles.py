@@ -38,30 +38,14 @@ LANES = (4, 8)
 
 _SHARED_BYTES_PER_CYCLE = 128
 """What shared memory gives a multiprocessor in a cycle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """What the model says of a kind of kernel beyond the rates of the units that multiply.
-
-    `step` cycles for a barrier and the wait for copies, once per step of a block; `launch` for a block's way to its
-    first step and its end; from `hiding` resident warps on a multiprocessor hides the latencies of its own units, with
-    fewer it runs at the `idling` power of their share; `l2` bytes that the second-level cache gives it in a cycle when
-    all ask; `shared`, the part of the time of shared memory that nothing hides; `adding` cycles for the kernel that
-    adds up slices of the depth.
-    """
-
-    step: float
-    launch: float
-    hiding: float
-    idling: float
-    l2: float
-    shared: float
-    adding: float
-
-
-_SIMT_PACE = Pace(step=40, launch=1500, hiding=8, idling=0.5, l2=32, shared=0.15, adding=3000)
-_MMA_PACE = Pace(step=40, launch=1500, hiding=8, idling=0.5, l2=32, shared=0.15, adding=3000)
+_L2_BYTES_PER_CYCLE = 32
+"""What the second-level cache gives a multiprocessor in a cycle when all of them ask."""
+_STEP_CYCLES = 40
+"""A barrier and the wait for copies, once per step of a block."""
+_LAUNCH_CYCLES = 1500
+"""A block's way to its first step (two trips to memory) and its end."""
+_HIDING_WARPS = 8
+"""Resident warps from which on a multiprocessor hides the latencies of its own units."""
 
 STATIC_SHARED_BYTES = 48 << 10
 """Shared memory that needs no opting in."""
@@ -101,11 +85,6 @@ class SimtTile:
         return 32 * self.warps[0] * self.warps[1]
 
     @property
-    def pace(self) -> Pace:
-        """What the model says of such kernels."""
-        return _SIMT_PACE
-
-    @property
     def own(self) -> tuple[int, int]:
         """Rows and columns of a thread."""
         return self.parts[0] * self.vector[0], self.parts[1] * self.vector[1]
@@ -129,7 +108,7 @@ class SimtTile:
         slices = (self.rows + self.columns) * self.depth * nbytes
         write = slices / _SHARED_BYTES_PER_CYCLE
         issue = warps * self.depth * (rows * columns + (rows + columns) / 4) / 4 + slices / 4 / 32 / 4
-        return max(multiply, issue, read + write, slices / self.pace.l2) + self.pace.shared * (read + write)
+        return max(multiply, issue, read + write, slices / _L2_BYTES_PER_CYCLE) + 0.15 * (read + write)
 
 
 def _simt_tiles() -> Iterator[SimtTile]:
@@ -173,11 +152,6 @@ class MmaTile:
         return 32 * self.warps[0] * self.warps[1]
 
     @property
-    def pace(self) -> Pace:
-        """What the model says of such kernels."""
-        return _MMA_PACE
-
-    @property
     def registers(self) -> int:
         """About how many registers a thread needs: sums, two sets of operands, addresses."""
         down, across = self.tiles
@@ -198,14 +172,14 @@ class MmaTile:
         fragments = warps * (self.tiles[0] * 16 + self.tiles[1] * 8) * self.depth * nbytes
         slices = (self.rows + self.columns) * self.depth * nbytes
         shared = (fragments + slices) / _SHARED_BYTES_PER_CYCLE
-        return max(multiply, shared, slices / self.pace.l2) + self.pace.shared * shared
+        return max(multiply, shared, slices / _L2_BYTES_PER_CYCLE) + 0.15 * shared
 
 
 def _mma_tiles(nbytes: int) -> Iterator[MmaTile]:
     warps = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1), (2, 4), (4, 2))
     tiles = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 4), (2, 8), (4, 8))
     for w, t in product(warps, tiles):
-        for depth_bytes, stages in ((32, 4), (64, 4), (64, 3), (128, 4), (128, 3)):
+        for depth_bytes, stages in ((32, 4), (64, 3), (64, 4), (128, 3), (128, 4)):
             yield MmaTile(w, t, depth_bytes // nbytes, stages)
 
 
@@ -265,14 +239,18 @@ class Problem:
             return math.inf
         blocks = self.batch * math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
         share = max(math.ceil(blocks / self.gpu.processors), 1)
-        together, pace = min(resident, share), tile.pace
-        rate = min(1.0, (together * tile.threads / 32 / pace.hiding) ** pace.idling)
+        together = min(resident, share)
+        rate = min(1.0, (together * tile.threads / 32 / _HIDING_WARPS) ** 0.5)
         steps = math.ceil(self.depth / tile.depth)
-        write = tile.rows * tile.columns * 4 / pace.l2
-        alone = pace.launch + steps * pace.step
+        write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
+        alone = _LAUNCH_CYCLES + steps * _STEP_CYCLES
         own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) + write) / rate + share / together * alone
-        summed = self.batch * self.rows * self.columns * 4 / pace.l2 / self.gpu.processors
-        return own + (0 if self.parts == 1 else pace.adding + summed)
+        return own + (0 if self.parts == 1 else self._adding_up())
+
+    def _adding_up(self) -> float:
+        """The time of the kernel that adds up the slices: their bytes, and another launch."""
+        elements = self.batch * self.rows * self.columns
+        return 2 * _LAUNCH_CYCLES + elements * 4 / _L2_BYTES_PER_CYCLE / self.gpu.processors
 
     def ranked(self, tiles: Iterable[Tile], per_cycle: int) -> list[Choice[Tile]]:
         """The choices of a tile and a number of slices of the depth that fit, those of the least cycles first.
