@@ -22,6 +22,7 @@ from te.dtype import DType, dtype
 from te.errors import CompileError
 from te.ir import Node, Visitor, collect, structural_equal
 from te.tir import (
+    Add,
     Allocate,
     AssertStmt,
     AttrStmt,
@@ -437,7 +438,10 @@ class CLikeGenerator(Visitor[Any]):
         load = node.args[0]
         if not isinstance(load, BufferLoad):
             raise CompileError(f"address_of takes an element of a buffer, not {load}")
-        return f"({self.address_cast}&{self.lane_of(load, '0')})"
+        index, further = load.indices[0], ""
+        if isinstance(index, Add) and isinstance(index.b, IntImm):  # a distance that compilers keep out of the sum
+            load, further = BufferLoad(load.buffer, (index.a,)), f" + {index.b.value}"
+        return f"({self.address_cast}(&{self.lane_of(load, '0')}{further}))"
 
     def call_handle_add_byte_offset(self, node: Call) -> str:
         return f"((void*)((char*){self.visit(node.args[0])} + {self.visit(node.args[1])}))"

@@ -1,7 +1,8 @@
 """Models and matrix products on an NVIDIA GPU: checked, timed by the device's events, against its measured ceilings.
 
     python -m benchmarks.gpu [--zoo FOLDER] [--models light_resnet50,bert_base] [--batches 1,8]
-                             [--precisions float32,float16] [--seconds 1] [--kernels 5]
+                             [--precisions float32,float16] [--engines relayc,torch.compile] [--no-products]
+                             [--seconds 1] [--kernels 5]
 
 Light models come from the onnx package (random weights); the zoo is exported by ``python -m benchmarks.zoo FOLDER``,
 batches above 1 with ``--batch N``. Every model's result is compared with that of the same model compiled for the CPU.
@@ -22,14 +23,12 @@ import numpy as np
 
 from backend.cuda.driver import probe
 from backend.runtime import device
-from benchmarks.gpu_engines import ENGINES, Job, NotInstalled, NotRun, compiled
+from benchmarks.gpu_engines import ENGINES, Job
+from benchmarks.gpu_jobs import TOLERANCE, Outcome, run_jobs
 from benchmarks.gpu_peak import Ceilings, measure_ceilings
 from benchmarks.gpu_products import SHAPES, products
 from benchmarks.light import LIGHT_MODELS, write_light
 from benchmarks.models import ZOO_MODELS
-
-TOLERANCE = {"float32": 2e-3, "float16": 5e-2}
-"""Largest difference from the CPU's result, as a share of its largest value."""
 
 
 @dataclass
@@ -72,8 +71,8 @@ def jobs(options: argparse.Namespace, scratch: Path, sheet: Sheet) -> Iterator[J
 def _locate(name: str, batch: int, zoo: Path | None, scratch: Path) -> tuple[Path, dict[str, np.ndarray]] | str:
     """The files of a model at a batch size; or why there are none."""
     if name.startswith("light_"):
-        path, values = write_light(name.removeprefix("light_"), scratch)
-        return path, {key: np.concatenate([x] * batch) for key, x in np.load(values).items()}
+        path, values = write_light(name.removeprefix("light_"), scratch, batch)
+        return path, dict(np.load(values))
     if zoo is None:
         return "--zoo names no folder"
     path = zoo / (f"{name}.onnx" if batch == 1 else f"{name}_b{batch}.onnx")
@@ -82,43 +81,30 @@ def _locate(name: str, batch: int, zoo: Path | None, scratch: Path) -> tuple[Pat
     return path, dict(np.load(path.with_suffix(".npz")))
 
 
-def difference(job: Job) -> float:
-    """The largest difference of the GPU's first output from the CPU's, as a share of the largest value."""
-    found = compiled(job).get_output(0).numpy()
-    exact = compiled(Job(job.name, job.path, job.inputs, job.batch, "float32"), "llvm").get_output(0).numpy()
-    return float(np.abs(found.astype(np.float64) - exact).max() / max(np.abs(exact).max(), 1e-30))
-
-
-def time_models(every: Sequence[Job], seconds: float, sheet: Sheet) -> list[Job]:
-    """The table of models; gives the jobs that ran."""
-    sheet.head("Whole models, milliseconds per run:", "model", "batch", "precision", *ENGINES, "difference", "check")
-    ran: list[Job] = []
-    for job in every:
-        cells: list[str] = []
-        for name, engine in ENGINES.items():
-            try:
-                cells.append(f"{engine(job)(seconds) * 1e3:.3f}")
-            except NotRun as reason:
-                what = name if isinstance(reason, NotInstalled) else f"{name} on {job.title}"
-                cells.append(sheet.not_run(what, str(reason)))
-        if cells[0] == "-":
-            checked = ["-", "not run"]
-        else:
-            ran.append(job)
-            error = difference(job)
-            checked = [f"{error:.1e}", "right" if error <= TOLERANCE[job.precision] else "WRONG"]
+def time_models(jobs: Sequence[Job], options: argparse.Namespace, sheet: Sheet) -> list[tuple[Job, Outcome]]:
+    """The table of models; gives the outcomes."""
+    engines = options.engines.split(",")
+    sheet.head("Whole models, milliseconds per run:", "model", "batch", "precision", *engines, "difference", "check")
+    outcomes: list[tuple[Job, Outcome]] = []
+    for job, outcome in run_jobs(jobs, engines, options.seconds, options.kernels):
+        cells = [f"{outcome.seconds[name] * 1e3:.3f}" if name in outcome.seconds else
+                 sheet.not_run(*outcome.absent[name]) for name in engines]  # fmt: skip
+        error = outcome.difference
+        checked = ["-", "not run"]
+        if error is not None:
+            wrong = "too much for float16" if outcome.same_on_cpu else "WRONG"
+            checked = [f"{error:.1e}", "right" if error <= TOLERANCE[job.precision] else wrong]
         sheet.row(job.name, str(job.batch), job.precision, *cells, *checked)
-    return ran
+        outcomes.append((job, outcome))
+    return outcomes
 
 
-def list_kernels(job: Job, ceilings: Ceilings, count: int, sheet: Sheet) -> None:
+def list_kernels(job: Job, outcome: Outcome, ceilings: Ceilings, sheet: Sheet) -> None:
     """The kernels of a job that take longest, as shares of the ceilings."""
-    sheet.head(f"{job.title}: kernels and their share of the ceilings:",
-               "operators", "calls", "us", "% of time", "GB/s", "% of copy", "GFLOP/s", "% of peak")  # fmt: skip
-    report = compiled(job).profile(repeat=20)
-    grouped = report.by(lambda call: call.func)
-    for call in sorted(grouped.calls, key=lambda c: -c.seconds)[:count]:
-        sheet.row(call.ops, str(call.count), f"{call.us:.1f}", f"{100 * call.us / report.total_us:.1f}",
+    sheet.head(f"{job.title}: kernels, of {outcome.total_us:.0f} us, and their share of the ceilings:", "operators",
+               "output", "calls", "us", "% of time", "GB/s", "% of copy", "GFLOP/s", "% of peak")  # fmt: skip
+    for call in outcome.kernels:
+        sheet.row(call.ops, call.shapes, str(call.count), f"{call.us:.1f}", f"{100 * call.us / outcome.total_us:.1f}",
                   f"{call.gbs:.0f}", f"{100 * call.gbs / ceilings.copy_gbs:.0f}", f"{call.gflops:.0f}",
                   f"{100 * call.gflops / ceilings.gflops(job.precision):.0f}")  # fmt: skip
 
@@ -130,6 +116,8 @@ def main() -> None:
     parser.add_argument("--models", help="comma-separated names; default: all")
     parser.add_argument("--batches", default="1,8")
     parser.add_argument("--precisions", default="float32,float16")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--products", default=True, action=argparse.BooleanOptionalAction, help="measure products too")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--kernels", type=int, default=5, help="kernels to list for each model; 0: none")
     options = parser.parse_args()
@@ -143,11 +131,14 @@ def main() -> None:
     ceilings = measure_ceilings(gpu)
     sheet.head("Ceilings, measured:", "copy GB/s", "float32 TFLOP/s", "float16 tensor cores TFLOP/s")
     sheet.row(f"{ceilings.copy_gbs:.0f}", f"{ceilings.float32 / 1e3:.1f}", f"{ceilings.float16 / 1e3:.1f}")
-    products(SHAPES, options.precisions.split(","), ceilings, options.seconds, sheet)
+    if options.products:
+        products(SHAPES, options.precisions.split(","), ceilings, options.seconds, sheet)
     with tempfile.TemporaryDirectory() as scratch:
-        ran = time_models(list(jobs(options, Path(scratch), sheet)), options.seconds, sheet)
-        for job in ran if options.kernels else ():
-            list_kernels(job, ceilings, options.kernels, sheet)
+        every = list(jobs(options, Path(scratch), sheet))
+        outcomes = time_models(every, options, sheet)
+    for job, outcome in outcomes:
+        if outcome.kernels:
+            list_kernels(job, outcome, ceilings, sheet)
     sheet.print_absent()
 
 

@@ -134,7 +134,8 @@ if __name__ == "__main__":
     if found == 0:
         print(f"nothing measured: there is no CUDA device: {reason}", file=sys.stderr)
         raise SystemExit(2)
-    here = measure_ceilings(device("cuda", 0))
+    gpu = device("cuda", 0)
+    here, narrow = measure_ceilings(gpu), _loop(gpu, "mma_loop")
     print(f"copy: {here.copy_gbs:.0f} GB/s")
     print(f"float32 multiply-adds: {here.float32 / 1e3:.1f} TFLOP/s")
-    print(f"float16 tensor cores: {here.float16 / 1e3:.1f} TFLOP/s")
+    print(f"float16 tensor cores: {here.float16 / 1e3:.1f} TFLOP/s; by mma.sync {narrow / 1e3:.1f}")

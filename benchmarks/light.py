@@ -21,6 +21,8 @@ LIGHT_MODELS = (
 )  # fmt: skip
 
 _BATCH_NORM_ROLES = {1: "scale", 2: "bias", 3: "bias", 4: "variance"}
+_MEANS = {"scale": 1.0, "share": 0.3}
+"""Residual branches add a share, or sixteen of them would leave the range of float16 and saturate the softmax."""
 
 
 def _path(name: str) -> Path:
@@ -28,12 +30,15 @@ def _path(name: str) -> Path:
 
 
 def _roles(graph: onnx.GraphProto) -> dict[str, str]:
-    """What each tensor is used as: "weight", "bias", "scale" or "variance"."""
+    """What each tensor is used as: "weight", "bias", "scale" (of a summand: "share") or "variance"."""
     roles: dict[str, str] = {}
+    summands = {name for node in graph.node if node.op_type in ("Add", "Sum") for name in node.input}
     for node in graph.node:
         for position, name in enumerate(node.input):
             if node.op_type == "BatchNormalization" and position in _BATCH_NORM_ROLES:
                 roles[name] = _BATCH_NORM_ROLES[position]
+                if position == 1 and node.output[0] in summands:
+                    roles[name] = "share"
             elif node.op_type in ("Conv", "Gemm") and position in (1, 2):
                 roles[name] = "weight" if position == 1 else "bias"
             elif node.op_type == "Mul":
@@ -48,7 +53,7 @@ def _draw(random: np.random.Generator, role: str, shape: tuple[int, ...]) -> np.
         return noise * np.float32(np.sqrt(2.0 / max(fan_in, 1)))
     if role == "variance":
         return random.uniform(0.5, 1.5, shape).astype(np.float32)
-    return np.float32(1.0 if role == "scale" else 0.0) + np.float32(0.1) * noise
+    return np.float32(_MEANS.get(role, 0.0)) + np.float32(0.1) * noise
 
 
 def _set_batch(graph: onnx.GraphProto, batch: int) -> None:

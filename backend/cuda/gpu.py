@@ -138,6 +138,14 @@ class Gpu:
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         call("cuMemPoolSetAccess", call("cuDeviceGetDefaultMemPool", peer.ordinal), [access], 1)
 
+    def finish(self, stream: int, current: int) -> None:
+        """Waits for what was queued on a stream, which may be gone by now if it isn't the thread's `current` one.
+
+        A user's is waited for when it is freed, another library's by the GPU's own when a thread turns from it.
+        """
+        exists = stream == current or stream in self.user_streams
+        self.leave("cuStreamSynchronize", stream if exists else self.stream)
+
     def leave(self, destroy: str, handle: int) -> None:
         """Gives a handle back by the driver function `destroy`, as far as the driver can still take it."""
         if not is_gone():

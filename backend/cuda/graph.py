@@ -39,7 +39,7 @@ class CapturedGraph:
 
     def __del__(self) -> None:
         if self._last:
-            self._gpu.leave("cuStreamSynchronize", self._last)  # it may be running
+            self._gpu.finish(self._last, self._stream_of(self._gpu))  # it may be running
         self._gpu.leave("cuGraphExecDestroy", self._executable)
 
 

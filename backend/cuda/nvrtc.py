@@ -68,12 +68,13 @@ def compile_flags(arch: str, fast_math: bool = False, line_info: bool = False) -
     """NVRTC's options for an architecture. IEEE arithmetic with fused multiply-add, unless `fast_math`.
 
     `line_info` lets profilers show the text; it makes machine code three times as large. Compiling in several threads
-    (--split-compile) is left out: the same text would not give the same bytes.
+    (--split-compile) is left out: the same text would not give the same bytes. So is the cache that NVRTC has of its
+    own beside a driver: what comes from it has no log.
     """
     nvrtc_version()
     known = _architectures()
     name = arch if compute_capability(arch) in known else f"compute_{max(known)}"
-    flags = (f"--gpu-architecture={name}", "--std=c++17", "-default-device", "--ptxas-options=-v")
+    flags = (f"--gpu-architecture={name}", "--std=c++17", "-default-device", "--no-cache", "--ptxas-options=-v")
     return (*flags, *(["--use_fast_math"] if fast_math else []), *(["-lineinfo"] if line_info else []))
 
 
@@ -121,9 +122,11 @@ def _compile(source: str, flags: Sequence[str]) -> Image:
 
 
 def _bytes(size: Any, read: Any, program: Any, what: str) -> bytes:
-    buffer = b" " * _call(size(program), what)
+    """What `read` writes into a bytes object, which is of two bytes at least: Python shares those of one or none."""
+    count = _call(size(program), what)
+    buffer = bytes(max(count, 2))
     _call(read(program, buffer), what)
-    return buffer
+    return buffer[:count]
 
 
 def numbered(source: str) -> str:

@@ -93,12 +93,13 @@ RC_MMA(bfloat16, "m16n8k16", "f32.bf16.bf16.f32", float, "f")
 RC_MMA(tfloat32, "m16n8k8", "f32.tf32.tf32.f32", float, "f")
 RC_MMA(int8, "m16n8k32", "s32.s8.s8.s32", int, "r")
 
-// 8 x 8 matrices of 16-bit elements, whose rows of 16 bytes lie at the addresses that the lanes give.
+// 8 x 8 matrices of 16-bit elements, whose rows of 16 bytes lie at the addresses that the lanes give: four, to one place
+// or two by two to two, or two.
 #define RC_LDMATRIX(name, which) \
-  RC_DEVICE void rc_ldmatrix_x4##name(void* to, const char* from) { \
-    unsigned* r = (unsigned*)to; \
+  RC_DEVICE void rc_ldmatrix_x4##name(void* to, void* also, const char* from) { \
+    unsigned *r = (unsigned*)to, *s = (unsigned*)also; \
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" which ".shared.b16 {%0,%1,%2,%3}, [%4];" \
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((unsigned)__cvta_generic_to_shared(from)) : "memory"); \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(s[0]), "=r"(s[1]) : "r"((unsigned)__cvta_generic_to_shared(from)) : "memory"); \
   } \
   RC_DEVICE void rc_ldmatrix_x2##name(void* to, const char* from) { \
     unsigned* r = (unsigned*)to; \
@@ -119,11 +120,11 @@ RC_LDMATRIX(_turned, ".trans")
 
 RC_DEVICE void rc_load_left(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
-  rc_ldmatrix_x4(to, (const char*)own + ((lane & 15) - (lane >> 2)) * stride + (lane >> 4) * 16);
+  rc_ldmatrix_x4(to, (unsigned*)to + 2, (const char*)own + ((lane & 15) - (lane >> 2)) * stride + (lane >> 4) * 16);
 }
 RC_DEVICE void rc_load_left_turned(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31, k = (lane >> 4) * 8 + (lane & 7), row = (lane >> 3 & 1) * 8;
-  rc_ldmatrix_x4_turned(to, (const char*)own + k * stride + (row - (lane >> 2)) * 2);
+  rc_ldmatrix_x4_turned(to, (unsigned*)to + 2, (const char*)own + k * stride + (row - (lane >> 2)) * 2);
 }
 RC_DEVICE void rc_load_right(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
@@ -132,6 +133,15 @@ RC_DEVICE void rc_load_right(void* to, const void* own, int stride) {
 RC_DEVICE void rc_load_right_turned(void* to, const void* own, int stride) {
   int lane = threadIdx.x & 31;
   rc_ldmatrix_x2_turned(to, (const char*)own + (lane & 15) * stride - (lane & 3) * 4);
+}
+// Of this tile of columns and the next.
+RC_DEVICE void rc_load_right_pair(void* to, void* next, const void* own, int stride) {
+  int lane = threadIdx.x & 31, column = (lane >> 4) * 8 + (lane & 7) - (lane & 3) * 2;
+  rc_ldmatrix_x4(to, next, (const char*)own + column * stride + (lane >> 3 & 1) * 16);
+}
+RC_DEVICE void rc_load_right_pair_turned(void* to, void* next, const void* own, int stride) {
+  int lane = threadIdx.x & 31;
+  rc_ldmatrix_x4_turned(to, next, (const char*)own + (lane & 15) * stride + (lane >> 4) * 16 - (lane & 3) * 4);
 }
 
 #endif

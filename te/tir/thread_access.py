@@ -7,10 +7,11 @@ of what is the same for all of them: loops around it that every thread runs alik
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from te.arith import Analyzer, Interval
+from te.arith.linear import Linear
 from te.ir.visitor import collect
 from te.tir import ops
 from te.tir.buffer import Buffer
@@ -106,6 +107,7 @@ class AccessTests:
         self.analyzer = Analyzer()
         self.ranges: dict[Var, Range] = {}
         self._known: dict[tuple[Access, Access], bool] = {}
+        self._numbers: dict[int, tuple[Access, tuple[list[tuple[int, int, int]], Linear] | None]] = {}
 
     def bind(self, var: Var, within: Range) -> None:
         """Declare the range of a variable: a thread axis or a loop."""
@@ -130,7 +132,9 @@ class AccessTests:
             return False
         known = self._known.get((earlier, later))
         if known is None:
-            known = self._known[earlier, later] = not (self._apart(earlier, later) or self._same_thread(earlier, later))
+            known = self._known[earlier, later] = not (
+                self._apart(earlier, later) or self._same_thread(earlier, later) or self._interleaved(earlier, later)
+            )
         return known
 
     # -- different bytes
@@ -180,6 +184,46 @@ class AccessTests:
 
     def _before(self, a: Interval, b: Interval) -> bool:
         return a.max is not None and b.min is not None and self.analyzer.can_prove_less(a.max, b.min)
+
+    def _interleaved(self, a: Access, b: Access) -> bool:
+        """Are both sums of digits times strides, which no digits bring together?
+
+        Digits are what differs among threads, each between constants: such as (t % 4) * 2 and (t % 4) * 2 + 8.
+        """
+        one, other = self._digits(a), self._digits(b)
+        if one is None or other is None or one[1].terms != other[1].terms:
+            return False
+        spans: dict[int, tuple[int, int]] = {}
+        for sign, (digits, _) in ((1, one), (-1, other)):
+            for stride, low, high in digits:
+                least, most = spans.get(stride, (0, 0))
+                spans[stride] = least + (low if sign > 0 else -high), most + (high if sign > 0 else -low)
+        distance = one[1].const - other[1].const
+        return not _reaches(sorted(spans.items(), reverse=True), 1 - a.nbytes - distance, b.nbytes - 1 - distance)
+
+    def _digits(self, access: Access) -> tuple[list[tuple[int, int, int]], Linear] | None:
+        """(stride, least, greatest) of what differs among the threads, and the rest; None where there are no bounds."""
+        found = self._numbers.get(id(access)) if access.first is not None else (access, None)
+        if found is None:
+            assert access.first is not None
+            found = self._numbers[id(access)] = access, self._split_digits(access, self.analyzer.linear(access.first))
+        return found[1]
+
+    def _split_digits(self, access: Access, form: Linear) -> tuple[list[tuple[int, int, int]], Linear] | None:
+        digits: list[tuple[int, int, int]] = []
+        rest = form
+        for atom, stride in form.terms.items():
+            if not any(var in access.inner for var in atom.vars):
+                continue
+            if atom.expr is None:
+                return None
+            within = self.analyzer.int_set(atom.expr, access.inner)
+            low, high = (None if end is None else ops.as_int(end) for end in (within.min, within.max))
+            if low is None or high is None:
+                return None
+            digits.append((abs(stride), low, high) if stride > 0 else (-stride, -high, -low))
+            rest = rest.without(atom)
+        return digits, rest
 
     # -- the same thread
 
@@ -242,3 +286,17 @@ class AccessTests:
     def _is_common(self, expr: PrimExpr | None, access: Access) -> bool:
         """Is a term the same for all threads and runs that the access stands for?"""
         return expr is not None and not any(v in access.inner for v in collect(expr, Var))
+
+
+def _reaches(spans: Sequence[tuple[int, tuple[int, int]]], low: int, high: int) -> bool:
+    """Can a sum of strides, each times a number of its span, lie in [low, high]? Great strides come first."""
+    if not spans:
+        return low <= 0 <= high
+    (stride, (least, most)), rest = spans[0], spans[1:]
+    below = sum(size * first for size, (first, _) in rest)
+    above = sum(size * last for size, (_, last) in rest)
+    first = max(least, -((above - low) // stride))
+    last = min(most, (high - below) // stride)
+    if last - first > _MOST_SLOTS:
+        return True
+    return any(_reaches(rest, low - stride * i, high - stride * i) for i in range(first, last + 1))

@@ -124,7 +124,7 @@ FAMILIES: dict[str, Callable[[], relay.Function]] = {
     "cumsum": _op("cumsum", (5, 37), axis=1, dtype="float32"),
     "dense": _dense("float32", 45, 67, 83),
     "dense of one row": _dense("float32", 1, 130, 257),
-    "dense in float16": _dense("float16", 64, 96, 80),
+    "dense in float16": _dense("float16", 64, 96, 120),
     "dense in bfloat16": _dense("bfloat16", 33, 70, 50),
     "batch_matmul": _batch_matmul,
     "attention": _attention,

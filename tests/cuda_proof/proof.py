@@ -36,9 +36,10 @@ def _multiply(left: int = 16, right: int = 8) -> list[ExternAccess]:
     return [ExternAccess(0, 16, writes=True), ExternAccess(1, left), ExternAccess(2, right)]
 
 
-def _fragment(nbytes: int, row: Callable[[np.ndarray, int], np.ndarray]) -> list[ExternAccess]:
-    """A load of `nbytes` of registers; every lane reads a row of 16 bytes, from `row`(lane, stride) on."""
-    return [ExternAccess(0, nbytes, reads=False, writes=True), ExternAccess(1, 16, offset=lambda i, a: row(i, a[0]))]
+def _fragment(nbytes: int, row: Callable[[np.ndarray, int], np.ndarray], places: int = 1) -> list[ExternAccess]:
+    """A load of `nbytes` of registers at each of `places`; every lane reads 16 bytes, from `row`(lane, stride) on."""
+    filled = [ExternAccess(place, nbytes, reads=False, writes=True) for place in range(places)]
+    return [*filled, ExternAccess(places, 16, offset=lambda i, a: row(i, a[0]))]
 
 
 EXTERNS = {
@@ -48,6 +49,9 @@ EXTERNS = {
         16, lambda i, s: ((i >> 4) * 8 + (i & 7)) * s + ((i >> 3 & 1) * 8 - (i >> 2)) * 2),
     "rc_load_right": _fragment(8, lambda i, s: np.where(i < 16, ((i & 7) - (i & 3) * 2) * s + (i >> 3 & 1) * 16, 0)),
     "rc_load_right_turned": _fragment(8, lambda i, s: np.where(i < 16, (i & 15) * s - (i & 3) * 4, 0)),
+    "rc_load_right_pair": _fragment(
+        8, lambda i, s: ((i >> 4) * 8 + (i & 7) - (i & 3) * 2) * s + (i >> 3 & 1) * 16, places=2),
+    "rc_load_right_pair_turned": _fragment(8, lambda i, s: (i & 15) * s + (i >> 4) * 16 - (i & 3) * 4, places=2),
 }  # fmt: skip
 """What the prelude's functions for tensor cores touch. The lanes beyond 15 give no rows to a load of two matrices."""
 

@@ -2,8 +2,9 @@
 
 A block copies slices of both operands to shared memory, in the order they have in memory, several steps ahead. Each
 warp has a part of the tile; for every 32 bytes of depth it loads the fragments of its rows and columns and multiplies
-all pairs. Rows of a slice are padded so that the eight rows of a fragment lie in different banks. The sums stay where
-the instruction leaves them, and the epilogue runs on them there.
+all pairs. Rows of a slice are padded so that the eight rows of a fragment lie in different banks. The sums go through
+shared memory, where the slices were, to the epilogue: in it threads read and write whole lines of memory, in a loop of
+few instructions, whatever the tile.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from te.tir import Dim, IterVar, PrimExpr, as_dim
 from topi.cuda.common import bind_tiles, thread_axis
 from topi.cuda.contraction import Contraction, Operand, within, zero_filled
 from topi.cuda.cost import VECTOR_BYTES
-from topi.cuda.product_tiles import STATIC_SHARED_BYTES, MmaTile
+from topi.cuda.product_tiles import BANKS, STATIC_SHARED_BYTES, MmaTile
 from topi.cuda.tensor_core import COLUMNS, ROWS, WARP_COLUMNS, Multiply, load_left, load_right, multiply
 from topi.utils import ceil_div
 
 __all__ = ["schedule_mma"]
+
+_GROUP = 4
+"""Columns that a thread computes together in the epilogue: sums of 16 bytes."""
+_TOGETHER = 4
+"""Groups that it has under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,38 +110,43 @@ def _fragments(source: _Slice, name: str, depth: int, swapped: bool) -> te.Tenso
     return te.compute((batch, as_dim(steps // depth), tiles, lanes, own, depth), body, name=name)
 
 
-def _split_columns(s: te.Schedule, out: te.Tensor, axis: IterVar, size: Dim, tile: MmaTile) -> list[IterVar]:
-    """Columns of the output as [block, warp, tile, t, e]."""
-    stage = s[out]
-    count = tile.warps[1] * tile.tiles[1] * WARP_COLUMNS
-    if isinstance(size, int) and size % 2 == 0:
-        axis, e = stage.split(axis, factor=2, tail="predicate")
-        block, rest = stage.split(axis, factor=count, tail="predicate")
-        stage.vectorize(e)
-    else:
-        block, rest = stage.split(axis, factor=2 * count, tail="predicate")
-        rest, e = stage.split(rest, factor=2)
-        stage.unroll(e)
-    rest, t = stage.split(rest, factor=WARP_COLUMNS)
-    warp, each = stage.split(rest, factor=tile.tiles[1])
-    return [block, warp, each, t, e]
-
-
 def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) -> IterVar:
-    """Blocks, warps and lanes over the output; gives the loop whose iterations are the threads."""
+    """Blocks over the output, whose threads take adjacent groups of columns; gives the loop that is one block."""
     batch, rows, columns = c.loops(s, out)
     stage = s[out]
-    i, rest = stage.split(rows, factor=tile.rows, tail="predicate")
-    rest, g = stage.split(rest, factor=8)
+    i, row = stage.split(rows, factor=tile.rows, tail="predicate")
+    width = _GROUP if isinstance(c.columns, int) and c.columns % _GROUP == 0 else 1
+    if width > 1:
+        columns, lanes = stage.split(columns, factor=width, tail="predicate")
+        stage.vectorize(lanes)
+    j, column = stage.split(columns, factor=tile.columns // width, tail="predicate")
+    stage.reorder(batch, i, j, row, column)
+    bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
+    turn, thread = stage.split(stage.fuse(row, column), factor=tile.threads)
+    stage.bind(thread, thread_axis(tile.threads))
+    turns, together = stage.split(turn, factor=_TOGETHER)
+    stage.unroll(together)
+    stage.pragma(turns, "loop_partition_hint", True)  # little code: turns inside the matrix need no guards
+    return j
+
+
+def _tile_sums(s: te.Schedule, sums: te.Tensor, tile: MmaTile) -> IterVar:
+    """Warps and lanes over the sums of a block; gives the loop whose iterations are the threads."""
+    stage = s[sums]
+    _, rows, columns = stage.op.axis
+    stage.storage_align(rows, BANKS, 2 * WARP_COLUMNS)  # eight rows of four pairs fill all banks twice
+    rest, g = stage.split(rows, factor=8)
     rest, half = stage.split(rest, factor=2)
     i_warp, i_tile = stage.split(rest, factor=tile.tiles[0])
-    j, j_warp, j_tile, t, e = _split_columns(s, out, columns, c.columns, tile)
-    stage.reorder(batch, i, j, i_warp, j_warp, g, t, i_tile, half, j_tile, e)
+    rest, e = stage.split(columns, factor=2)
+    rest, t = stage.split(rest, factor=WARP_COLUMNS)
+    j_warp, j_tile = stage.split(rest, factor=tile.tiles[1])
+    stage.reorder(i_warp, j_warp, g, t, i_tile, half, j_tile, e)
     thread = stage.fuse(i_warp, j_warp, g, t)
-    bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
     stage.bind(thread, thread_axis(tile.threads))
     for axis in (i_tile, half, j_tile):
         stage.unroll(axis)
+    stage.vectorize(e)
     return thread
 
 
@@ -155,32 +166,57 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
     shape = (c.batch, rows.shape[2], columns.shape[2], 8, WARP_COLUMNS, 2, 2)
     product = te.compute(shape, element, name="product")
 
-    def view(*index: Any) -> PrimExpr:
-        b, i, j = c.position(index)
+    def unpacked(b: Any, i: Any, j: Any) -> PrimExpr:
         return product(b, i // ROWS, j // COLUMNS, i % 8, j % COLUMNS // 2, i % ROWS // 8, j % 2)
 
+    sizes = (c.batch, as_dim(rows.shape[2] * ROWS), as_dim(columns.shape[2] * COLUMNS))
+    sums = te.compute(sizes, unpacked, name="sums")
     result = c.op.output(0)
-    s.recompute(result, te.compute(result.shape, view, name=c.op.name, tag=c.op.tag))
+    view = te.compute(result.shape, lambda *i: sums(*c.position(i)), name=c.op.name, tag=c.op.tag)
+    s.recompute(result, view)
     if s[out] is not s[c.op]:
         s[c.op].compute_inline()
-    thread = _tile_output(s, out, c, tile)
-
-    s[product].set_scope("local")
-    s[product].compute_at(s[out], thread)
-    _, i, j, g, t, half, e = s[product].op.axis
-    outer, inner = s[product].split(s[product].op.reduce_axis[0], factor=tile.depth // depth)
-    s[product].reorder(outer, inner, i, j, g, t, half, e, s[product].op.reduce_axis[1])
-    for axis in (inner, i, j):
-        s[product].unroll(axis)
-    s[product].tensorize(g, multiply(instruction))
     scope = "shared" if tile.shared_bytes(left.view.dtype.nbytes) <= STATIC_SHARED_BYTES else "shared.dyn"
-    for operand, fragments, load in ((left, rows, load_left), (right, columns, load_right)):
-        s[fragments].set_scope("local")
-        s[fragments].compute_at(s[product], inner)
-        _, _, each, lane, *_ = s[fragments].op.axis
-        s[fragments].unroll(each)
-        s[fragments].tensorize(lane, load(instruction, operand.turned))
+    s[sums].set_scope(scope)
+    s[sums].compute_at(s[out], _tile_output(s, out, c, tile))
+
+    s[product].compute_at(s[sums], _tile_sums(s, sums, tile))
+    outer, inner = _multiply_fragments(s[product], tile, instruction)
+    for operand in (left, right):
         s[operand.view].set_scope(scope)
         s[operand.view].compute_at(s[product], outer)
         s[operand.view].pipeline(tile.stages)
         operand.copy(s, tile.threads)
+    ahead = tile.depth > depth
+    together = 2 if tile.tiles[1] % 2 == 0 else 1
+    _load_fragments(s[rows], s[product], inner, 1, load_left(instruction, left.turned), ahead)
+    _load_fragments(s[columns], s[product], inner, together, load_right(instruction, right.turned, together), ahead)
+
+
+def _multiply_fragments(product: te.Stage, tile: MmaTile, instruction: Multiply) -> tuple[IterVar, IterVar]:
+    """All pairs of fragments for every 32 bytes of depth; gives the loops over slices and over a slice's parts."""
+    product.set_scope("local")
+    _, i, j, g, t, half, e = product.op.axis
+    step, k = product.op.reduce_axis
+    outer, inner = product.split(step, factor=tile.depth // instruction.depth)
+    product.reorder(outer, inner, i, j, g, t, half, e, k)
+    for axis in (inner, i, j):
+        product.unroll(axis)
+    product.tensorize(g, multiply(instruction))
+    return outer, inner
+
+
+def _load_fragments(
+    stage: te.Stage, product: te.Stage, loop: IterVar, together: int, load: te.TensorIntrin, ahead: bool
+) -> None:
+    """Fragments of `together` tiles at once into registers; `ahead`: while those loaded before are multiplied."""
+    stage.set_scope("local")
+    stage.compute_at(product, loop)
+    _, _, tile, lane, *_ = stage.op.axis
+    first = lane
+    if together > 1:
+        tile, first = stage.split(tile, factor=together)
+    stage.unroll(tile)
+    stage.tensorize(first, load)
+    if ahead:
+        stage.pipeline(2)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from topi.cuda.cost import Gpu
 
@@ -22,12 +22,13 @@ __all__ = [
     "BANKS",
     "LANES",
     "STATIC_SHARED_BYTES",
+    "Choice",
     "MmaTile",
     "Problem",
     "SimtTile",
     "architecture",
-    "best_mma_tile",
-    "best_simt_tile",
+    "mma_choices",
+    "simt_choices",
 ]  # fmt: skip
 
 BANKS = 32
@@ -152,16 +153,17 @@ class MmaTile:
 
     @property
     def registers(self) -> int:
-        """About how many registers a thread needs: sums, operands of a step, addresses."""
+        """About how many registers a thread needs: sums, two sets of operands, addresses."""
         down, across = self.tiles
-        return 4 * down * across + 4 * down + 2 * across + 40
+        return 4 * down * across + 2 * (4 * down + 2 * across) + 40
 
     def shared_bytes(self, nbytes: int) -> int:
-        """Shared memory of a block for elements of `nbytes`, whose rows are padded by 16 bytes."""
+        """Shared memory of a block: slices of elements of `nbytes`, their rows padded by 16 bytes, then the sums."""
         pad = 16 // nbytes
         as_rows = (self.rows + self.columns) * (self.depth + pad)
         as_columns = self.depth * (self.rows + self.columns + 2 * pad)
-        return self.stages * max(as_rows, as_columns) * nbytes
+        sums = self.rows * (math.ceil(self.columns / BANKS) * BANKS + 8) * 4
+        return max(self.stages * max(as_rows, as_columns) * nbytes, sums)
 
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
@@ -250,29 +252,34 @@ class Problem:
         elements = self.batch * self.rows * self.columns
         return 2 * _LAUNCH_CYCLES + elements * 4 / _L2_BYTES_PER_CYCLE / self.gpu.processors
 
-    def best(self, tiles: Iterable[Tile], per_cycle: int) -> tuple[Tile, int] | None:
-        """The tile of the least cycles and the number of slices of the depth for it, None when no tile fits.
+    def ranked(self, tiles: Iterable[Tile], per_cycle: int) -> list[Choice[Tile]]:
+        """The choices of a tile and a number of slices of the depth that fit, those of the least cycles first.
 
         Slices are at least `_SLICE` products deep, and groups of channels are not sliced.
         """
         most = 1 if any(self.whole) else max(self.depth // _SLICE, 1)
         problems = [self, *[self.in_parts(p) for p in (2, 3, 4, 6, 8, 12, 16, 24, 32) if p <= most]]
         fitting = [t for t in tiles if self.fits(t)]
-        ranked = [
-            (problem.cycles(t, per_cycle), problem.parts, t.threads, i)
-            for problem in problems
-            for i, t in enumerate(fitting)
-        ]
-        found = min(ranked, default=None)
-        return None if found is None or found[0] == math.inf else (fitting[found[3]], found[1])
+        choices = [Choice(t, problem.parts, problem.cycles(t, per_cycle)) for problem in problems for t in fitting]
+        possible = [choice for choice in choices if choice.cycles < math.inf]
+        return sorted(possible, key=lambda choice: (choice.cycles, choice.parts, choice.tile.threads))
 
 
-def best_simt_tile(target: Target, problem: Problem) -> tuple[SimtTile, int] | None:
-    """The tile of the least cycles on ordinary cores, and the slices of the depth."""
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[Tile]):
+    """A tile, the number of slices of the depth, and the cycles that the model says it takes."""
+
+    tile: Tile
+    parts: int
+    cycles: float
+
+
+def simt_choices(target: Target, problem: Problem) -> list[Choice[SimtTile]]:
+    """Tiles on ordinary cores, the best first."""
     fitting = [t for t in _simt_tiles() if t.shared_bytes(problem.nbytes) <= STATIC_SHARED_BYTES]
-    return problem.best(fitting, fma_per_cycle(target))
+    return problem.ranked(fitting, fma_per_cycle(target))
 
 
-def best_mma_tile(target: Target, problem: Problem) -> tuple[MmaTile, int] | None:
-    """The tile of the least cycles on tensor cores, and the slices of the depth."""
-    return problem.best(_mma_tiles(problem.nbytes), mma_per_cycle(target, problem.nbytes))
+def mma_choices(target: Target, problem: Problem) -> list[Choice[MmaTile]]:
+    """Tiles on tensor cores, the best first."""
+    return problem.ranked(_mma_tiles(problem.nbytes), mma_per_cycle(target, problem.nbytes))

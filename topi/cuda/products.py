@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import te
@@ -10,7 +11,7 @@ from topi.cuda.cost import Gpu
 from topi.cuda.depthwise import schedule_direct
 from topi.cuda.epilogue import start_schedule
 from topi.cuda.mma_matmul import schedule_mma
-from topi.cuda.product_tiles import MmaTile, Problem, SimtTile, architecture, best_mma_tile, best_simt_tile
+from topi.cuda.product_tiles import Choice, MmaTile, Problem, SimtTile, architecture, mma_choices, simt_choices
 from topi.cuda.simt_matmul import schedule_simt
 from topi.cuda.split_depth import split_depth
 from topi.cuda.stagewise import schedule_stagewise
@@ -21,7 +22,10 @@ from topi.registry import register_schedule
 if TYPE_CHECKING:
     from backend.target import Target
 
-__all__ = ["schedule_contraction", "schedule_product"]
+__all__ = ["plans_of", "schedule_contraction", "schedule_product", "schedule_tile"]
+
+Plan = Choice[SimtTile] | Choice[MmaTile]
+"""A tile and the slices of the depth."""
 
 _LAYOUTS = ("ncw", "nwc", "nchw", "nhwc", "ncdhw", "ndhwc")
 _CONVOLUTIONS = [f"conv{len(x) - 2}d{kind}_{x}" for x in _LAYOUTS for kind in ("", "_transpose")]
@@ -42,24 +46,31 @@ def schedule_contraction(s: te.Schedule, out: te.Tensor, c: Contraction, target:
     """Schedule contraction `c` of `s` with a tile that fits, and the output `out` that reads it at its own index."""
     plan = plan_of(c, target)
     assert plan is not None, "a contraction without groups has a tile"
-    tile, parts, instruction = plan
-    if parts > 1:
-        out, c = split_depth(s, out, c, parts, target)
-    if isinstance(tile, SimtTile):
-        schedule_simt(s, out, c, tile)
+    schedule_tile(s, out, c, plan, target)
+
+
+def schedule_tile(s: te.Schedule, out: te.Tensor, c: Contraction, plan: Plan, target: Target) -> None:
+    """Schedule contraction `c` of `s` by a plan."""
+    if plan.parts > 1:
+        out, c = split_depth(s, out, c, plan.parts, target)
+    if isinstance(plan.tile, MmaTile):
+        instruction = _instruction(c, target)
+        assert instruction is not None, "a tile for tensor cores has an instruction"
+        schedule_mma(s, out, c, plan.tile, instruction)
     else:
-        assert instruction is not None
-        schedule_mma(s, out, c, tile, instruction)
+        schedule_simt(s, out, c, plan.tile)
 
 
-def plan_of(c: Contraction, target: Target) -> tuple[SimtTile | MmaTile, int, Multiply | None] | None:
-    """The tile of a contraction, the slices of its depth and the instruction; None when no tile fits its groups."""
-    problem, instruction = problem_of(c, target), _instruction(c, target)
-    on_tensor_cores = None if instruction is None else best_mma_tile(target, problem)
-    if on_tensor_cores is not None:
-        return *on_tensor_cores, instruction
-    on_cores = best_simt_tile(target, problem)
-    return None if on_cores is None else (*on_cores, None)
+def plan_of(c: Contraction, target: Target) -> Plan | None:
+    """The best plan of a contraction; None when no tile fits its groups."""
+    return next(iter(plans_of(c, target)), None)
+
+
+def plans_of(c: Contraction, target: Target) -> Sequence[Plan]:
+    """The plans of a contraction, the best first: on tensor cores where they multiply its types and a tile fits."""
+    problem = problem_of(c, target)
+    on_tensor_cores = mma_choices(target, problem) if _instruction(c, target) is not None else []
+    return on_tensor_cores or simt_choices(target, problem)
 
 
 def _schedule_otherwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:

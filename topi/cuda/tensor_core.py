@@ -102,26 +102,37 @@ def load_left(instruction: Multiply, turned: bool) -> te.TensorIntrin:
     shape = (depth, 1, 2, 8) if turned else (2, 8, depth)
     source = te.placeholder(shape, instruction.dtype, name="source")
     out = te.compute((2, depth), lambda h, k: source(k, 0, h, 0) if turned else source(h, 0, k), name="rows")
-    return _load(out, source, "rc_load_left" + ("_turned" if turned else ""), 0 if turned else 1)
+    return _load(out, source, "rc_load_left" + ("_turned" if turned else ""), 0 if turned else 1, [(0, 0)])
 
 
 @cache
-def load_right(instruction: Multiply, turned: bool) -> te.TensorIntrin:
-    """Columns 2 t and 2 t + 1 of a tile, (2, depth), from shared memory: (t, e, k), or `turned` (k, tile, t, e)."""
+def load_right(instruction: Multiply, turned: bool, tiles: int = 1) -> te.TensorIntrin:
+    """Columns 2 t and 2 t + 1 of one or two tiles, (tiles, 1, 2, depth), from shared memory.
+
+    It has (tile, t, e, k), or `turned` (k, tile, t, e).
+    """
     depth = instruction.depth
-    shape = (depth, 1, WARP_COLUMNS, 2) if turned else (WARP_COLUMNS, 2, depth)
+    shape = (depth, tiles, WARP_COLUMNS, 2) if turned else (tiles, WARP_COLUMNS, 2, depth)
     source = te.placeholder(shape, instruction.dtype, name="source")
-    out = te.compute((2, depth), lambda e, k: source(k, 0, 0, e) if turned else source(0, e, k), name="columns")
-    return _load(out, source, "rc_load_right" + ("_turned" if turned else ""), 0 if turned else 1)
+
+    def body(tile: Any, t: Any, e: Any, k: Any) -> PrimExpr:
+        return source(k, tile, t, e) if turned else source(tile, t, e, k)
+
+    out = te.compute((tiles, 1, 2, depth), body, name="columns")
+    name = "rc_load_right" + ("_pair" if tiles == 2 else "") + ("_turned" if turned else "")
+    return _load(out, source, name, 0 if turned else 2, [(tile, 0, 0, 0) for tile in range(tiles)])
 
 
-def _load(out: te.Tensor, source: te.Tensor, name: str, row_dimension: int) -> te.TensorIntrin:
-    """A call with the place for the fragment, the thread's own first element and the bytes between rows of memory."""
+def _load(
+    out: te.Tensor, source: te.Tensor, name: str, row_dimension: int, places: Sequence[Sequence[int]]
+) -> te.TensorIntrin:
+    """A call with the fragments' `places`, the thread's own first element and the bytes between rows of memory."""
     declared = _strided(source, "source")
     assert declared.strides is not None
     row = declared.strides[row_dimension] * source.dtype.nbytes
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Stmt:
-        return _call(name, _address(outputs[0], (0, 0)), _address(inputs[0], (0,) * len(source.shape)), row)
+        fragments = [_address(outputs[0], place) for place in places]
+        return _call(name, *fragments, _address(inputs[0], (0,) * len(source.shape)), row)
 
     return te.decl_tensor_intrin(out.op, emit, name, binds={source: declared})

@@ -63,6 +63,60 @@ class _Parts:
         return [fill.subject for fill in self.fills]
 
 
+class _Ring:
+    """The buffers that a loop fills, each as a ring of `stages` copies."""
+
+    def __init__(self, loop: For, parts: _Parts) -> None:
+        stages = ops.as_int(parts.fills[0].value)
+        if stages is None or any(ops.as_int(fill.value) != stages for fill in parts.fills):
+            raise LoweringError(f"buffers {', '.join(b.name for b in parts.filled)} are filled in one loop and "
+                                "pipelined differently; give all the same number of stages")  # fmt: skip
+        self.loop, self.parts, self.stages = loop, parts, stages
+        self.end = ops.add(loop.min, loop.extent)
+        self.wide = {b: b.with_(shape=(ops.as_dim(ops.mul(b.shape[0], stages)),)) for b in parts.filled}
+        self.shared = any(b.scope.startswith("shared") for b in parts.filled)
+
+    def slots(self, body: Stmt, position: PrimExpr) -> Stmt:
+        """What the iteration at `position` does to the buffers."""
+        return _ToSlots(self.wide, _slot(ops.sub(position, self.loop.min), self.stages)).visit(body)
+
+    def fill(self, body: Stmt, position: PrimExpr) -> Stmt:
+        """The copies `body` for the iteration at `position`, if there is one."""
+        copies = self.slots(fresh_copy(body, {self.loop.loop_var: position}), position)
+        there = ops.less(position, self.end)
+        if not self.shared:
+            return _if(there, copies)
+        asynchronous = AttrStmt(ASYNC_SCOPE, None, ops.const(1), copies)
+        return ops.seq(_if(there, asynchronous), Evaluate(ops.call_intrin("int32", "async_commit")))
+
+    def await_next(self) -> Stmt:
+        """Waits for the oldest copies under way, and for the threads that copy and those that use the slot behind."""
+        if not self.shared:
+            return ops.no_op()
+        wait = ops.call_intrin("int32", "async_wait", self.stages - 2)
+        return ops.seq(Evaluate(wait), _barrier())
+
+    def following(self) -> PrimExpr:
+        """The iteration after the current one; for the last one any whose slot has been filled."""
+        after, count = ops.add(self.loop.loop_var, 1), ops.as_int(self.loop.extent)
+        is_full = count is not None and count >= self.stages
+        return after if is_full else ops.minimum(after, ops.sub(self.end, 1))
+
+    def around(self, body: Stmt) -> Stmt:
+        """The memory of the ring around `body`."""
+        for buffer in reversed(self.parts.filled):
+            if buffer.scope.startswith("shared"):
+                body = AttrStmt(EXPLICIT_SYNC, self.wide[buffer], ops.const(1), body)
+            body = Allocate(self.wide[buffer], body)
+        return body
+
+    def others(self, body: Stmt) -> Stmt:
+        """The other memory of an iteration around `body`."""
+        for buffer in reversed([b for b in self.parts.allocated if b not in self.wide]):
+            body = Allocate(buffer, body)
+        return body
+
+
 class _Injector(Mutator):
     def __init__(self) -> None:
         self.serial_loops = 0
@@ -79,43 +133,68 @@ class _Injector(Mutator):
         parts = _parts(node.body)
         repeated = self.serial_loops > 0
         self.serial_loops += 1
-        new = node.rebuild(self.visit) if parts is None else self._pipelined(node, parts, repeated)
+        new = node.rebuild(self.visit) if parts is None else self._pipelined(_Ring(node, parts), repeated)
         self.serial_loops -= 1
         return new
 
-    def _pipelined(self, loop: For, parts: _Parts, repeated: bool) -> Stmt:
+    def _visited(self, stmts: Sequence[Stmt]) -> Stmt:
+        return ops.seq([self.visit(s) for s in stmts])
+
+    def _pipelined(self, ring: _Ring, repeated: bool) -> Stmt:
         """first fills; for k: { wait; barrier; the fill `stages` - 1 ahead; use(k) }"""
-        stages = ops.as_int(parts.fills[0].value)
-        if stages is None or any(ops.as_int(fill.value) != stages for fill in parts.fills):
-            raise LoweringError(f"buffers {', '.join(b.name for b in parts.filled)} are filled in one loop and "
-                                "pipelined differently; give all the same number of stages")  # fmt: skip
-        wide = {b: b.with_(shape=(ops.as_dim(ops.mul(b.shape[0], stages)),)) for b in parts.filled}
-        k = loop.loop_var
-        end = ops.add(loop.min, loop.extent)
-        body = ops.seq([self.visit(fill.body) for fill in parts.fills])
+        loop, k = ring.loop, ring.loop.loop_var
+        copies = self._visited([fill.body for fill in ring.parts.fills])
+        first = [ring.fill(copies, ops.add(loop.min, i)) for i in range(ring.stages - 1)]
+        if repeated and ring.shared:
+            first.insert(0, _barrier())
+        ahead = ring.fill(copies, ops.add(k, ring.stages - 1))
+        inside = _registers_inside(ring.parts)
+        if inside is not None:
+            return ring.around(self._carried_over(ring, inside, first, ahead))
+        use = ring.slots(self._visited(ring.parts.uses), k)
+        body = ring.others(ops.seq(ring.await_next(), ahead, use))
+        return ring.around(ops.seq(*first, loop.replace(body=body)))
 
-        def fill(position: PrimExpr) -> Stmt:
-            slot = _slot(ops.sub(position, loop.min), stages)
-            copies = _ToSlots(wide, slot).visit(fresh_copy(body, {k: position}))
-            asynchronous = AttrStmt(ASYNC_SCOPE, None, ops.const(1), copies)
-            commit = Evaluate(ops.call_intrin("int32", "async_commit"))
-            return ops.seq(_if(ops.less(position, end), asynchronous), commit)
+    def _carried_over(self, ring: _Ring, inside: _Ring, first: Sequence[Stmt], ahead: Stmt) -> Stmt:
+        """A loop whose body is a loop over registers: its first registers are filled by the iteration before.
 
-        first = [fill(ops.add(loop.min, i)) for i in range(stages - 1)]
-        if repeated:
-            first.insert(0, _barrier(parts.filled[0]))
-        use = _ToSlots(wide, _slot(ops.sub(k, loop.min), stages)).visit(ops.seq([self.visit(s) for s in parts.uses]))
-        wait = Evaluate(ops.call_intrin("int32", "async_wait", stages - 2))
-        inner = ops.seq(wait, _barrier(parts.filled[0]), fill(ops.add(k, stages - 1)), use)
-        for other in reversed(parts.allocated):
-            if other not in wide:
-                inner = Allocate(other, inner)
-        result = ops.seq(*first, loop.replace(body=inner))
-        for buffer in reversed(parts.filled):
-            if buffer.scope.startswith("shared"):
-                result = AttrStmt(EXPLICIT_SYNC, wide[buffer], ops.const(1), result)
-            result = Allocate(wide[buffer], result)
-        return result
+        So units that multiply have work while all wait at the barrier. Written out over i = 0 ... n - 1, without end:
+
+            first fills; wait; barrier; registers(first, 0)
+            for k: { registers(k, 1); fill ahead; use(k, 0); ...
+                     wait; barrier; registers(k + 1, 0); use(k, n - 1) }
+
+        After the last iteration the registers are filled from an old slice, for nobody.
+        """
+        k, low, count = ring.loop.loop_var, inside.loop.min, ops.as_int(inside.loop.extent)
+        assert count is not None
+        load = self._visited([fill.body for fill in inside.parts.fills])
+        use = self._visited(inside.parts.uses)
+
+        def registers(position: PrimExpr, i: int) -> Stmt:
+            filled = inside.slots(fresh_copy(load, {inside.loop.loop_var: ops.add(low, i)}), ops.add(low, i))
+            return ring.slots(fresh_copy(filled, {k: position}), position)
+
+        body: list[Stmt] = []
+        for i in range(count):
+            is_last = i == count - 1
+            body += [ring.await_next()] if is_last else []
+            body.append(registers(ring.following(), 0) if is_last else registers(k, i + 1))
+            body += [ahead] if i == 0 else []
+            used = inside.slots(fresh_copy(use, {inside.loop.loop_var: ops.add(low, i)}), ops.add(low, i))
+            body.append(inside.others(ring.slots(used, k)))
+        loop = ring.loop.replace(body=ring.others(ops.seq(body)))
+        return inside.around(ops.seq(*first, ring.await_next(), registers(ring.loop.min, 0), loop))
+
+
+def _registers_inside(parts: _Parts) -> _Ring | None:
+    """The ring in registers of the one loop that uses what `parts` fill, if it comes full circle in each iteration."""
+    loop = parts.uses[0] if len(parts.uses) == 1 else None
+    inner = _parts(loop.body) if isinstance(loop, For) else None
+    if not isinstance(loop, For) or inner is None:
+        return None
+    ring, count = _Ring(loop, inner), ops.as_int(loop.extent)
+    return ring if not ring.shared and ring.stages == 2 and count is not None and count % 2 == 0 else None
 
 
 def _parts(body: Stmt) -> _Parts | None:
@@ -158,9 +237,7 @@ def _if(condition: PrimExpr, body: Stmt) -> Stmt:
     return IfThenElse(condition, body) if known is None else body if known else ops.no_op()
 
 
-def _barrier(buffer: Buffer) -> Stmt:
-    if not buffer.scope.startswith("shared"):
-        return ops.no_op()
+def _barrier() -> Stmt:
     return Evaluate(ops.call_intrin("int32", "storage_sync", "shared"))
 
 
@@ -175,7 +252,9 @@ class InjectSoftwarePipeline(FunctionPass):
     Each iteration waits for its own copy to be complete (`async_wait` lets the `stages` - 2 newest groups of copies go
     on), then a barrier makes it visible to all threads and tells that the copy read an iteration ago is free, and the
     next copies are started ("async_scope", closed by `async_commit`). All marked buffers of a loop share the groups. On
-    a device without asynchronous copies the same code is right with plain ones. Buffers must be flat. Raises
+    a device without asynchronous copies the same code is right with plain ones. Rings outside shared memory need
+    neither. Where all that uses a shared ring is a loop over one of two copies outside it, with an even number of
+    iterations, that one is filled ahead across iterations of the outer loop, too. Buffers must be flat. Raises
     LoweringError for a buffer that is filled from what the loop computes. (TVM: `InjectSoftwarePipeline`.)
     """
 

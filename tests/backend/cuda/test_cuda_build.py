@@ -8,7 +8,7 @@ import backend
 import te
 from backend.cuda.build import generate_source, prepare
 from backend.cuda.disassemble import instruction_counts
-from backend.cuda.nvrtc import compile_flags, compile_source
+from backend.cuda.nvrtc import _bytes, compile_flags, compile_source
 from backend.cuda.report import parse_log
 from backend.kernels import split_kernels
 from backend.target import Target
@@ -164,6 +164,17 @@ def test_compiled_code_is_found_again(tmp_path, monkeypatch):
     assert (second.image, second.report) == (first.image, first.report)
 
 
+def test_a_log_of_nothing_is_not_written_where_python_keeps_its_short_bytes():
+    """NVRTC writes into a bytes object. Those of one byte are shared: b" " would be another byte everywhere."""
+    handed = []
+    assert _bytes(lambda _: (0, 1), lambda _, buffer: (handed.append(buffer) or 0,), None, "give its log") == b"\0"
+    assert len(handed[0]) > 1
+    assert built(*programs.vector_add(64)).get_source("ptx") and b" "[0] == 32
+
+
+def test_nvrtcs_own_cache_is_not_asked():
+    """It is there beside a driver, and gives machine code without the assembler's figures."""
+    assert "--no-cache" in compile_flags("sm_90")
 
 
 def test_all_forms_of_a_program():

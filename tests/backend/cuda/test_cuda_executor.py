@@ -179,6 +179,18 @@ def test_replays_on_another_stream_and_thread(cuda_device, kernels):
     assert np.array_equal(c.numpy(), a.numpy() + b.numpy())
 
 
+def test_a_graph_outlives_the_stream_it_ran_on(cuda_device, kernels):
+    a, b, c = (nd.array(some(), cuda_device) for _ in range(3))
+    replay = cuda_device.api.capture(cuda_device, kernels["double_sum"].bind(a, b, c))
+    stream = cuda_device.create_raw_stream()
+    cuda_device.set_raw_stream(stream)
+    replay()
+    cuda_device.free_raw_stream(stream)
+    del replay  # waits for its last run, on a stream that is no more
+    cuda_device.sync()
+    assert np.allclose(c.numpy(), 2 * (a.numpy() + b.numpy()))
+
+
 def test_a_device_array_as_input(executor, cuda_device):
     x = some()
     for _ in range(3):

@@ -75,7 +75,7 @@ static inline T rc_atomic_max(T* at, T by) {
 // Tensor cores: lanes meet with their registers or addresses, and each takes its share of what they mean together.
 
 template <int Count, bool Turned>
-static inline void emulation_ldmatrix(void* to, const char* from) {
+static inline void emulation_ldmatrix(void* to, void* also, const char* from) {
   unsigned lane = emulation_lane();
   if ((unsigned long long)from % 16) emulation_fail("ldmatrix reads a row that is not aligned to 16 bytes");
   const unsigned line = Turned + 2u * Count;
@@ -87,13 +87,16 @@ static inline void emulation_ldmatrix(void* to, const char* from) {
       auto row = emulation_read_lane<const char*>(slots, 8 * i + (Turned ? across : down), __LINE__);
       memcpy(&pair[half], row + 2 * (Turned ? down : across), 2);
     }
-    memcpy((char*)to + 4 * i, pair, 4);
+    memcpy(i < 2 ? (char*)to + 4 * i : (char*)also + 4 * (i - 2), pair, 4);
   }
 }
-static inline void rc_ldmatrix_x4(void* to, const char* from) { emulation_ldmatrix<4, false>(to, from); }
-static inline void rc_ldmatrix_x2(void* to, const char* from) { emulation_ldmatrix<2, false>(to, from); }
-static inline void rc_ldmatrix_x4_turned(void* to, const char* from) { emulation_ldmatrix<4, true>(to, from); }
-static inline void rc_ldmatrix_x2_turned(void* to, const char* from) { emulation_ldmatrix<2, true>(to, from); }
+#define EMULATION_LDMATRIX(name, turned)                                                 \
+  static inline void rc_ldmatrix_x4##name(void* to, void* also, const char* from) { \
+    emulation_ldmatrix<4, turned>(to, also, from);                                       \
+  }                                                                                      \
+  static inline void rc_ldmatrix_x2##name(void* to, const char* from) { emulation_ldmatrix<2, turned>(to, to, from); }
+EMULATION_LDMATRIX(, false)
+EMULATION_LDMATRIX(_turned, true)
 
 // What a lane brings to a product of matrices.
 template <class Sum>

@@ -36,6 +36,8 @@ Stream* stream_of(void* handle) {
   if (number <= 2) return &context->null_stream;  // the null, legacy and per-thread default streams
   for (Device& device : devices)
     if (device.streams.count(static_cast<Stream*>(handle))) return static_cast<Stream*>(handle);
+  context->error = ILLEGAL_ADDRESS;  // a real driver follows the pointer, and may end the process
+  context->message = "a stream that is gone";
   return nullptr;
 }
 

@@ -37,6 +37,31 @@ def _sums(stages: int, vector: int = 1) -> PrimFunc:
     return te.lower(s, [a, total])["main"]
 
 
+def _sums_by_registers(stages: int, steps: int, parts: int) -> PrimFunc:
+    """Sums of rows by `steps` slices of shared memory, each read to registers in `parts` parts of two elements."""
+    depth, each = steps * parts * 2, parts * 2
+    a = te.placeholder((ROWS, depth), name="a")
+    filled = te.compute((depth, ROWS), lambda k, i: a(i, k), name="filled")
+    k = te.reduce_axis((0, depth), name="k")
+    total = te.compute((ROWS,), lambda i: te.sum(filled(k, i), axis=k), name="total")
+    s = te.create_schedule(total.op)
+    local = s.cache_write(total, "local")
+    thread = te.thread_axis((0, ROWS), "threadIdx.x")
+    s[total].bind(total.op.axis[0], thread)
+    s[local].compute_at(s[total], s[total].leaf_iter_vars[0])
+    outer, rest = s[local].split(s[local].op.reduce_axis[0], factor=each)
+    part, _ = s[local].split(rest, factor=2)
+    s[local].unroll(part)
+    registers = s.cache_read(filled, "local", [local])
+    s[registers].compute_at(s[local], part)
+    s[registers].pipeline(2)
+    s[filled].set_scope("shared")
+    s[filled].compute_at(s[local], outer)
+    s[filled].bind(s[filled].op.axis[1], te.thread_axis((0, ROWS), "threadIdx.x"))
+    s[filled].pipeline(stages)
+    return te.lower(s, [a, total])["main"]
+
+
 def _check(func: PrimFunc) -> None:
     a = np.random.default_rng(0).standard_normal((ROWS, 24)).astype("float32")
     total = np.full(ROWS, np.nan, "float32")
@@ -55,6 +80,19 @@ def test_a_pipelined_sum_is_right(stages: int) -> None:
     attributes = {node.key for node in collect(func.body, AttrStmt)}
     assert {ASYNC_SCOPE, EXPLICIT_SYNC} <= attributes
     assert _calls(func, "async_wait") == _calls(func, "storage_sync") == 1
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_registers_are_filled_ahead_of_the_slices_they_read(stages: int, parts: int, steps: int) -> None:
+    func = _sums_by_registers(stages, steps, parts)
+    a = np.random.default_rng(0).standard_normal((ROWS, steps * parts * 2)).astype("float32")
+    total = np.full(ROWS, np.nan, "float32")
+    BlockInterpreter({"main": func}, check_uninitialized=True).call(func, (a, total))
+    np.testing.assert_allclose(total, a.sum(1), rtol=1e-5, atol=1e-5)
+    if steps > 1:  # those of the next slice while the last of this one are used, behind a barrier of their own
+        assert _calls(func, "storage_sync") == _calls(func, "async_wait") == 1 + (parts % 2 == 0)
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -127,6 +127,15 @@ def test_the_other_half_of_a_buffer_is_no_conflict():
     assert thread_sync(program) is program
 
 
+def test_interleaved_elements_are_no_conflict():
+    """Threads 0 and 4 share an element, but none has one of the other statement."""
+    even, odd = store(RING, tx % 4 * 4, load(A, tx)), store(RING, tx % 4 * 4 + 2, load(A, tx))
+    program = launch(seq(even, odd), RING)
+    assert thread_sync(program) is program
+    met = store(RING, tx % 4 * 4 + 4, load(A, tx))
+    check(seq(even, met), seq(even, SYNC, met), RING)
+
+
 def test_views_of_one_memory_are_told_apart_by_bytes():
     memory = decl_buffer((128,), "uint8", name="memory", scope="shared.dyn")
     low = decl_buffer((8,), name="low", data=memory.data, scope="shared.dyn")
