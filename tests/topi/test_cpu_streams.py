@@ -22,7 +22,8 @@ CACHES = "-num-cores=2 -l1-bytes=49152 -l3-bytes=33554432 -l2-bytes"
 FAR, NEAR = f"{CACHES}={2 << 20}", f"{CACHES}={1 << 20}"
 SMALL = f"-num-cores=2 -l1-bytes=49152 -l3-bytes=4194304 -l2-bytes={2 << 20}"
 """Far, and exceeded by most weights."""
-XEON = "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=sapphirerapids"
+XEON, HASWELL = [f"llvm -mtriple=x86_64-unknown-linux-gnu -mcpu={name}" for name in ("sapphirerapids", "haswell")]
+NEON = "llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1"
 
 
 def asked(pace: Pace, tiles: int, steps: int) -> list[int]:
@@ -77,9 +78,9 @@ def test_tiles_that_are_counted_at_run_time_stop_at_the_end():
     assert asked(pace, 100, 64)[-1] == 127
 
 
-def product_loops(rows: int, columns: int, depth: int, caches: str) -> str:
+def product_loops(rows: int, columns: int, depth: int, caches: str, cpu: str = XEON) -> str:
     """The loops of (rows, depth) by constant (depth, columns)."""
-    target = Target(f"{XEON} {caches}")
+    target = Target(f"{cpu} {caches}")
     weight = relay.const(np.random.default_rng(0).standard_normal((columns, depth), dtype=np.float32))
     function = relay.Function((x := relay.var("x", (rows, depth)),), relay.nn.dense(x, weight))
     optimized = relay.optimize(IRModule({"main": function}), target)
@@ -111,6 +112,11 @@ def test_one_tile_asks_for_the_next_panel_in_pieces_where_it_is_busy_enough(
 @pytest.mark.parametrize("caches", [FAR, NEAR], ids=["far", "near"])
 def test_lines_that_results_go_to_are_asked_for(caches: str):
     assert "3, 1)" in product_loops(784, 512, 128, caches)
+
+
+@pytest.mark.parametrize(("cpu", "depth", "asked"), [(HASWELL, 128, True), (HASWELL, 768, False), (NEON, 128, False)])
+def test_they_are_not_where_sums_would_leave_the_registers_for_more_than_it_gains(cpu: str, depth: int, asked: bool):
+    assert ("3, 1)" in product_loops(784, 512, depth, NEAR, cpu)) == asked
 
 
 def convolution_loops(side: int, inputs: int, outputs: int, cpu: str) -> str:

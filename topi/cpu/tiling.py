@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_BYTES_PER_CYCLE", "CORES_OF_MEMORY", "LINE_ELEMENTS", "MEMORY_BYTES_PER_CYCLE", "SET_ELEMENTS",
     "RegisterTile", "attention_blocks", "best_tile", "cache_share", "direct_cycles", "group_columns", "group_panel",
-    "has_byte_products", "has_matrix_unit", "is_last_cache_far", "largest_share", "matrix_panel", "packed_columns",
-    "parallel_worthwhile", "product_cycles", "reads_in_place", "reads_transposed", "score_fill", "shares_evenly",
-    "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
+    "has_byte_products", "has_few_registers", "has_matrix_unit", "is_last_cache_far", "largest_share", "matrix_panel",
+    "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place", "reads_transposed", "score_fill",
+    "shares_evenly", "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -130,6 +130,14 @@ speed of its own (Xeon of the Sapphire Rapids family: 8 bytes per cycle, little 
 def is_last_cache_far(target: Target) -> bool:
     """Is the last cache hardly faster than memory, so that what a core reads again had better be in its second one?"""
     return target.cache_bytes.l2 >= _L2_BYTES_OF_MESHES
+
+
+_FEW_REGISTERS = 16
+
+
+def has_few_registers(target: Target) -> bool:
+    """Has it as few vector registers as AVX2, so that a register tile leaves none for anything else?"""
+    return target.vector_registers <= _FEW_REGISTERS
 
 
 _NEON_SPARE = 2

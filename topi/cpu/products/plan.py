@@ -12,6 +12,7 @@ from topi.cpu.products.narrow import widened_weights
 from topi.cpu.tiling import (
     LINE_ELEMENTS,
     cache_share,
+    has_few_registers,
     is_last_cache_far,
     largest_share,
     shares_evenly,
@@ -58,7 +59,7 @@ _MOST_OF_PANELS, _MOST_OF_ROWS = 0.95, 0.6
 """Of the second-level cache: what two panels take at most where the reduction isn't divided, and what they and rows do
 that are read anew for each panel where the last cache is far (512 x 3072 x 768: 148 GFLOP/s in it, 159 in two
 blocks)."""
-_FEW_CHANNELS, _REGISTERS_OF_PIXELS, _FEW_REGISTERS = 3, 2, 16
+_FEW_CHANNELS, _REGISTERS_OF_PIXELS = 3, 2
 _STAYING, _PASSING = 1 / 4, 1 / 2
 """Of the second-level cache: what weights that stay there take at most, and what passes by at least."""
 
@@ -137,9 +138,9 @@ def _shared_pixels(anchor: te.Operation, target: Target) -> int:
     """Registers for pixels that neighbouring windows share, where taps of few channels are written out.
 
     A tile that takes all registers but three had its sums moved to memory and back: 224 x 224 x 3 to 32, 3 x 3 by 2,
-    took 1.7 times as long, 5 x 5 windows of one channel 2.3 times. Sixteen registers have no room for any.
+    took 1.7 times as long, 5 x 5 windows of one channel 2.3 times. Few registers have no room for any.
     """
-    windows = len(anchor.reduce_axis) > 1 and target.vector_registers > _FEW_REGISTERS
+    windows = len(anchor.reduce_axis) > 1 and not has_few_registers(target)
     return _REGISTERS_OF_PIXELS if windows and has_few_channels(anchor) else 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import te
 from te.stage import Split
 from topi.cpu.prefetch import LINE_BYTES
-from topi.cpu.tiling import is_last_cache_far, vector_lanes
+from topi.cpu.tiling import has_few_registers, is_last_cache_far, vector_lanes
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_after
 from topi.tuning import choose
@@ -40,7 +40,7 @@ _LEAST_MULTIPLY_ADDS_A_LINE = 8
 fetching what lies in a row is faster."""
 _STEPS_BETWEEN_RESULTS = (8, 7, 6, 5, 4)
 """Steps of the reduction after which lines are asked for that a tile's sums are added to: the first that divides it."""
-_FEW_REGISTERS = 16
+_LONG_SUM = 512
 _PART_OF_L2 = 4
 """Tensors up to such a part of the second-level cache may still be there, from the kernel before."""
 _LARGE_L1_BYTES = 48 << 10
@@ -265,9 +265,8 @@ def stream_results(
     """Fetch what the sums of a tile are added to (a residual), and where they go, while they are summed up.
 
     Some lines every few steps: the processor doesn't guess a tile's lines, of as many rows, and all of them at once are
-    more than it waits for at a time: neither loads of the next tile nor stores could go on. Windows that move over an
-    image keep so many addresses that sixteen registers have no room for more: sums were moved to memory and back. The
-    reduction's innermost loop may be split already.
+    more than it waits for at a time: neither loads of the next tile nor stores could go on. The reduction's innermost
+    loop may be split already.
     """
     residuals = [t for t in _read_behind(out, anchor) if tuple(t.shape) == tuple(out.shape)]
     size = target.cache_bytes.l2 // _PART_OF_L2
@@ -275,8 +274,7 @@ def stream_results(
     axes = s[accumulator].op.reduce_axis
     along = [extent_of(axis) for axis in axes]
     rows = out.shape[:-1]
-    crowded = len(along) > 1 and target.vector_registers <= _FEW_REGISTERS
-    if not far or crowded or not all(isinstance(d, int) for d in (*along, *out.shape)):
+    if not far or not all(isinstance(d, int) for d in (*along, *out.shape)) or _is_crowded(along, target):
         return
     outer, every = _innermost_parts(s, accumulator, axes[-1])
     if not every:
@@ -297,6 +295,16 @@ def stream_results(
         for number in range(at_once):
             for element in range(0, plan.width, LINE_BYTES // tensor.dtype.nbytes):
                 s[accumulator].prefetch_line(tensor, outer, place(number, element), written=tensor is out)
+
+
+def _is_crowded(along: Sequence[te.Dim], target: Target) -> bool:
+    """Would the addresses of lines have sums moved to memory and back?
+
+    On AArch64 they do. Where there are few registers windows that move over an image have no room for them, and
+    with sums of many steps the little that is moved is more than what there is to gain.
+    """
+    few = has_few_registers(target)
+    return "neon" in target.features or (few and (len(along) > 1 or constant_size(along) > _LONG_SUM))
 
 
 def _read_behind(out: te.Tensor, anchor: te.Operation) -> list[te.Tensor]:
