@@ -91,7 +91,8 @@ class Prefetch:
 class PrefetchedLine:
     """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`.
 
-    And those behind it, `lines` in all; what the last index leads to `past_end` of its dimension, too.
+    And those behind it, `lines` in all; what the last index leads to `past_end` of its dimension, too. `near`: into the
+    first-level cache.
     """
 
     tensor: Tensor
@@ -99,6 +100,7 @@ class PrefetchedLine:
     written: bool
     lines: int
     past_end: bool
+    near: bool
 
 
 @dataclass(slots=True)
@@ -387,6 +389,7 @@ class Stage:
     def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any) -> None:
         """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
 
+        What is read comes into the second-level cache, for which a core can wait for more lines at a time.
         `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the function
         of the stage's own shape, to be written soon: what lies where the iteration's own results do.
         """
@@ -398,7 +401,7 @@ class Stage:
 
     def prefetch_line(
         self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,
-        lines: int = 1, past_end: bool = False,
+        lines: int = 1, past_end: bool = False, near: bool = False,
     ) -> None:  # fmt: skip
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
 
@@ -408,14 +411,15 @@ class Stage:
         or two less). `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past
         the tensor's end.
         The tensor may also be one that inputs are computed from, or an argument of the function, that will be read or
-        `written` soon.
+        `written` soon. What is read comes into the second-level cache, for which a core can wait for more lines at a
+        time; if `near`, into the first.
         """
         self._check_leaf("prefetch_line", axis)
         is_argument = written or isinstance(tensor.op, PlaceholderOp)
         if not is_argument and tensor not in self._sources():
             names = ", ".join(t.name for t in self.op.input_tensors)
             raise self._error("prefetch_line", f"of {tensor.name}, which the stage does not read; it reads {names}")
-        wanted = PrefetchedLine(tensor, indices, written, lines, past_end)
+        wanted = PrefetchedLine(tensor, indices, written, lines, past_end, near)
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetched_lines.append(wanted)
 
     def _sources(self) -> list[Tensor]:
