@@ -92,7 +92,7 @@ class PrefetchedLine:
     """The cache line of `tensor` that holds the element at `indices` of a stage's axes, to be read or `written`.
 
     And those behind it, `lines` in all; what the last index leads to `past_end` of its dimension, too. `near`: into the
-    first-level cache.
+    first-level cache, else the second.
     """
 
     tensor: Tensor
@@ -389,7 +389,6 @@ class Stage:
     def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any) -> None:
         """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
 
-        What is read comes into the second-level cache, for which a core can wait for more lines at a time.
         `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the function
         of the stage's own shape, to be written soon: what lies where the iteration's own results do.
         """
@@ -401,7 +400,7 @@ class Stage:
 
     def prefetch_line(
         self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,
-        lines: int = 1, past_end: bool = False, near: bool = False,
+        lines: int = 1, past_end: bool = False, near: bool = True,
     ) -> None:  # fmt: skip
         """Prefetch one cache line of `tensor` in each iteration of the loop, whichever it is read in: streaming ahead.
 
@@ -411,8 +410,8 @@ class Stage:
         or two less). `lines` are prefetched, that one and those behind it in memory: nothing comes of any that lie past
         the tensor's end.
         The tensor may also be one that inputs are computed from, or an argument of the function, that will be read or
-        `written` soon. What is read comes into the second-level cache, for which a core can wait for more lines at a
-        time; if `near`, into the first.
+        `written` soon. What is read comes into the first-level cache; if not `near`, into the second, for which a core
+        can wait for more lines at a time.
         """
         self._check_leaf("prefetch_line", axis)
         is_argument = written or isinstance(tensor.op, PlaceholderOp)

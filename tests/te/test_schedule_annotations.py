@@ -188,7 +188,7 @@ def test_prefetch_ahead_touches_memory_further_on_for_reading_or_writing():
     text = str(te.lower(s, [a, c]))
     for line in (0, 16):
         own = f" + {line}" if line else ""
-        assert f"prefetch(address_of(a[i * 40 + j.outer * 20 + {80 + line}]), 2, 0)" in text
+        assert f"prefetch(address_of(a[i * 40 + j.outer * 20 + {80 + line}]), 3, 0)" in text
         assert f"prefetch(address_of(c[i * 40 + j.outer * 20{own}]), 3, 1)" in text
     x, r = RNG.random((20, 40), dtype=np.float32), np.empty((20, 40), np.float32)
     Interpreter(te.lower(s, [a, c]))("main", x, r)
@@ -206,7 +206,7 @@ def test_prefetch_ahead_touches_a_run_of_memory_that_crosses_lines_of_the_tensor
     outer, _ = s[b].split(b.op.axis[0], factor=64)
     s[b].prefetch_ahead(a, outer, 64)
     text = str(te.lower(s, [a, b]))
-    assert re.findall(r"prefetch\(address_of\(a\[(.*)\]\), 2, 0\)", text) == [
+    assert re.findall(r"prefetch\(address_of\(a\[(.*)\]\), 3, 0\)", text) == [
         f"i.outer * 64 + {64 + line}" for line in (0, 16, 32, 48)
     ]
     x, r = RNG.random((8, 9, 16), dtype=np.float32), np.empty(72 * 16, np.float32)
@@ -225,7 +225,7 @@ def test_prefetch_ahead_sees_through_inputs_that_are_inlined(inputs):
         s[stage].compute_inline()
     s[c].prefetch_ahead(a, c.op.axis[0], 64)
     text = str(te.lower(s, [a, c], simple_mode=True))
-    assert "prefetch(address_of(a[i, a.line1 * 16 + 62]), 2, 0)" in text, "from where it begins to be read"
+    assert "prefetch(address_of(a[i, a.line1 * 16 + 62]), 3, 0)" in text, "from where it begins to be read"
     x, r = RNG.random((20, 40), dtype=np.float32), np.empty((20, 32), np.float32)
     Interpreter(te.lower(s, [a, c]))("main", x, r)
     padded = np.pad(x[:, :32], ((0, 0), (2, 2)))

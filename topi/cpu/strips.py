@@ -132,5 +132,5 @@ def prefetch_columns(
 
     for first in range(0, width, line):
         for tensor in [t for t in read if tuple(t.shape) == shape]:
-            s[stage].prefetch_line(tensor, loop, further(first))
+            s[stage].prefetch_line(tensor, loop, further(first), near=False)
         s[stage].prefetch_line(out, loop, further(first), written=True)

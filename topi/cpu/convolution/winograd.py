@@ -234,7 +234,7 @@ def _stream_weights(
 
     loop = pace.split(s, accumulator, step)
     for number in range(pace.at_once):
-        s[accumulator].prefetch_line(weights, loop, place(number), past_end=True, near=True)
+        s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
 
 
 def _depth_steps(accumulator: te.Tensor) -> int:

@@ -90,4 +90,4 @@ def _fetch_ahead(s: te.Schedule, tile: te.Tensor, weights: te.Tensor, plan: Prod
 
     loop = pace.split(s, tile, s[tile].op.reduce_axis[0])
     for number in range(pace.at_once):
-        s[tile].prefetch_line(weights, loop, place(number), past_end=True, near=True)
+        s[tile].prefetch_line(weights, loop, place(number), past_end=True)

@@ -162,7 +162,7 @@ def stream_widened(
         tile, n, step = position(indices)
         return n // width + 1, pace.line(tile, step) * line
 
-    s[accumulator].prefetch_line(source, pace.split(s, accumulator, k), in_next, past_end=True, near=True)
+    s[accumulator].prefetch_line(source, pace.split(s, accumulator, k), in_next, past_end=True)
 
 
 def stream_panels(
@@ -223,7 +223,7 @@ def _stream_next(
 
     loop = pace.split(s, accumulator, k)
     for number in range(pace.at_once):
-        s[accumulator].prefetch_line(weights, loop, place(number), past_end=True, near=True)
+        s[accumulator].prefetch_line(weights, loop, place(number), past_end=True)
 
 
 def _stream_nearby(
@@ -248,9 +248,8 @@ def _stream_nearby(
 
         return nearby
 
-    loop = s[accumulator].op.reduce_axis[-1]
     for element in range(0, width, line):
-        s[accumulator].prefetch_line(weights, loop, place(element), past_end=True, near=True)
+        s[accumulator].prefetch_line(weights, s[accumulator].op.reduce_axis[-1], place(element), past_end=True)
 
 
 def _steps_and_width(s: te.Schedule, accumulator: te.Tensor, weights: te.Tensor) -> tuple[int, int]:
@@ -295,7 +294,7 @@ def stream_results(
     for tensor in far:
         for number in range(at_once):
             for element in range(0, plan.width, LINE_BYTES // tensor.dtype.nbytes):
-                s[accumulator].prefetch_line(tensor, outer, place(number, element), written=tensor is out, near=True)
+                s[accumulator].prefetch_line(tensor, outer, place(number, element), written=tensor is out)
 
 
 def _is_crowded(along: Sequence[te.Dim], target: Target) -> bool:
