@@ -383,7 +383,7 @@ class _StageNest:
                 index = self.math.minimum(self.math.maximum(index, number(0)), self.math.dim(tensor.shape[i]) - 1)
             indices.append(index)
         indices[-1] = indices[-1] + self.math.dim(wanted.elements)
-        body = self._touch(tensor, indices, written)
+        body = self._touch(tensor, indices, written, wanted.near)
         for var, count in reversed(loops):
             if count.const != 1:
                 few = count.const is not None and count.const <= _FEW_LINES
@@ -411,7 +411,7 @@ class _StageNest:
         places = [last + number(k * CACHE_LINE // tensor.dtype.nbytes) for k in range(line.lines)]
         return seq(*[self._touch(tensor, [*outer, *behind, place], line.written, line.near) for place in places])
 
-    def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool, near: bool = True) -> Stmt:
+    def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool, near: bool) -> Stmt:
         place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))
         address = ops.call_intrin("handle", "address_of", place)
         return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if near or written else 2, int(written)))

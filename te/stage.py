@@ -80,11 +80,15 @@ Relation = Split | Fuse | Singleton | SplitLines
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """What of `tensor` iteration + `iterations` of a loop touches, `elements` further in memory."""
+    """What of `tensor` iteration + `iterations` of a loop touches, `elements` further in memory.
+
+    `near`: into the first-level cache, else the second.
+    """
 
     tensor: Tensor
     iterations: Dim
     elements: Dim
+    near: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,17 +390,18 @@ class Stage:
             raise self._error("prefetch", f"of {tensor.name}, which the stage does not read; it reads {names}")
         self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, as_dim(offset), 0))
 
-    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any) -> None:
+    def prefetch_ahead(self, tensor: Tensor, axis: IterVar, elements: Any, *, near: bool = True) -> None:
         """Prefetch, in every iteration of the loop, what lies `elements` further in memory than what it touches.
 
         `tensor` is one that the stage reads, itself or through inputs that are inlined, or an argument of the function
-        of the stage's own shape, to be written soon: what lies where the iteration's own results do.
+        of the stage's own shape, to be written soon: what lies where the iteration's own results do. `near`: see
+        `prefetch_line`.
         """
         self._check_leaf("prefetch_ahead", axis)
         shapes = [tuple(t.shape) for t in self.op.outputs]
         if tensor not in self._sources() and tuple(tensor.shape) not in shapes:
             raise self._error("prefetch_ahead", f"of {tensor.name}, which it neither reads nor has the shape of")
-        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements)))
+        self.loop_attrs.setdefault(axis, LoopAttrs()).prefetches.append(Prefetch(tensor, 0, as_dim(elements), near))
 
     def prefetch_line(
         self, tensor: Tensor, axis: IterVar, indices: Callable[..., Sequence[Any]], *, written: bool = False,

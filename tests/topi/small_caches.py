@@ -9,7 +9,8 @@ import numpy as np
 import backend
 import te
 from backend.target import Target
-from te.ir import IRModule
+from te.ir import IRModule, collect
+from te.tir import BufferStore, FloorMod, PrimFunc
 from topi.registry import schedule_for
 
 PROCESSORS = {"own": "llvm", "haswell": "llvm -mtriple=x86_64-unknown-linux-gnu -mcpu=haswell",
@@ -29,3 +30,9 @@ def result(
     found = backend.nd.empty(tuple(out.shape), str(out.dtype))
     function(*[backend.nd.array(a) for a in arrays], found)
     return found.numpy()
+
+
+def stored_by_lines(func: PrimFunc) -> bool:
+    """Does where results are stored depend on where memory's lines begin?"""
+    stores = [node for node in collect(func.body, BufferStore) if node.buffer.data in func.params]
+    return any(collect(store.indices[-1], FloorMod) for store in stores)

@@ -11,21 +11,13 @@ import backend
 import te
 import topi
 from backend.target import Target
-from te.ir import collect
-from te.tir import BufferStore, FloorMod, PrimFunc
-from tests.topi.small_caches import lowered, result
+from tests.topi.small_caches import lowered, result, stored_by_lines
 from topi.cpu.elementwise.line_stores import even_tile
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
 CACHES = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=262144"
 HELD = "-num-cores=2 -l1-bytes=8192 -l2-bytes=131072 -l3-bytes=67108864"
-
-
-def _by_lines(func: PrimFunc) -> bool:
-    """Does where results are stored depend on where memory's lines begin?"""
-    stores = [node for node in collect(func.body, BufferStore) if node.buffer.data in func.params]
-    return any(collect(store.indices[-1], FloorMod) for store in stores)
 
 
 def _norm(data: Array, groups: int) -> tuple[te.Tensor, list[te.Tensor], list[Array], Array]:
@@ -50,7 +42,7 @@ def test_planes_that_begin_anywhere_are_right(shape: tuple[int, ...], groups: in
     data = RNG.standard_normal(shape, dtype=np.float32) + 3
     out, arguments, arrays, expected = _norm(data, groups)
     (func,) = lowered(out, arguments, caches=CACHES).functions.values()
-    assert _by_lines(func)
+    assert stored_by_lines(func)
     np.testing.assert_allclose(result(out, arguments, arrays, caches=CACHES), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -59,7 +51,7 @@ def test_others_are_stored_as_they_are(shape: tuple[int, ...]) -> None:
     """Whole lines, short ones, and what a cache holds."""
     out, arguments, _, _ = _norm(np.zeros(shape, np.float32), 2)
     (func,) = lowered(out, arguments, caches=HELD if shape[-1] == 27 else CACHES).functions.values()
-    assert not _by_lines(func)
+    assert not stored_by_lines(func)
 
 
 @pytest.mark.parametrize("processor", ["znver5", "haswell"])
@@ -80,7 +72,7 @@ def test_rows_are_stored_so_too(columns: int) -> None:
     x = te.placeholder(shape, name="x")
     out = topi.nn.softmax(x, 1)
     (func,) = lowered(out, [x], caches=CACHES).functions.values()
-    assert _by_lines(func)
+    assert stored_by_lines(func)
     data = RNG.standard_normal(shape, dtype=np.float32)
     powers = np.exp(data - data.max(1, keepdims=True))
     expected = powers / powers.sum(1, keepdims=True)

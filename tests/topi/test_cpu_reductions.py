@@ -268,7 +268,7 @@ def test_softmax(shape, axis, target):
 def test_as_many_rows_ahead_are_asked_for_as_arrive_meanwhile():
     x = te.placeholder((700, 200), "float32", "x")
     out = topi.nn.softmax(x, 1)
-    text = str(te.lower(schedule_for([out], Target("llvm -num-cores=1 -l2-bytes=262144")), [x, out]))
+    text = str(te.lower(schedule_for([out], Target("llvm -num-cores=1 -l1-bytes=49152 -l2-bytes=262144")), [x, out]))
     assert "+ 2200]), 3, 0)" in text  # eleven rows: 8 KB at least
 
 
@@ -276,7 +276,7 @@ def test_lines_in_the_page_that_is_read_are_asked_for_where_memory_is_far():
     x = te.placeholder((7000, 200), "float32", "x")
     out = topi.nn.softmax(x, 1)
     near, far = (
-        str(te.lower(schedule_for([out], Target(f"llvm -num-cores=1 -l2-bytes={l2 << 20}")), [x, out]))
+        str(te.lower(schedule_for([out], Target(f"llvm -num-cores=1 -l1-bytes=49152 -l2-bytes={l2 << 20}")), [x, out]))
         for l2 in (1, 2)
     )
     assert "+ 2200]), 3, 0)" in near

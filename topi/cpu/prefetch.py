@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import te
 from te.tir.substitute import substitute
-from topi.cpu.tiling import is_last_cache_far
+from topi.cpu.tiling import is_last_cache_far, waits_for_few_lines
 from topi.groups import constant_size, extent_of
 from topi.registry import operations_behind
 from topi.tag import is_broadcast
@@ -73,18 +73,22 @@ def rows_ahead(nbytes: int) -> int:
 
 def prefetch_rows(
     s: te.Schedule, stage: te.Tensor, loop: te.IterVar, elements: int, length: int, target: Target, *,
-    once: bool = False,
+    once: bool = False, powers: bool = False,
 ) -> None:  # fmt: skip
     """Ask in each iteration of `loop` for what it reads of inputs of so many elements, rows of `length` further on.
 
     Those that it reads through elementwise operations, which are inlined, too. What is read `once` need not be a whole
-    row ahead: within the page, where memory is far.
+    row ahead: within the page, where memory is far. A core that waits for few lines comes far enough ahead by itself,
+    and loses by asking, but where `powers` of e are computed: for these it asks the second-level cache.
     """
+    few = waits_for_few_lines(target)
+    if few and not powers:
+        return
     within_page = once and is_last_cache_far(target)
     for tensor in inputs_of(s[stage].op):
         if constant_size(tensor.shape) == elements and is_streamed(tensor, 1 if within_page else length, target):
             ahead = elements_ahead(tensor.dtype.nbytes, target, 1 if within_page else length)
-            s[stage].prefetch_ahead(tensor, loop, ahead)
+            s[stage].prefetch_ahead(tensor, loop, ahead, near=not few)
 
 
 def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: int, each: int, target: Target) -> bool:
@@ -101,8 +105,9 @@ def prefetch_next(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, length: i
         return False
     read = [op.output(0) for op in operations_behind([out]) if isinstance(op, te.PlaceholderOp)]
     alike = [t for t in read if tuple(t.shape) == shape and is_streamed(t, 1, target)]
+    near = not waits_for_few_lines(target) or row > caches.l2 // _SHARE_OF_L2
     for tensor in alike:
-        prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each)
+        prefetch_places(s, out, tensor, vectors, elements_ahead(out.dtype.nbytes, target, length), each, near=near)
     return bool(alike)
 
 
@@ -121,14 +126,17 @@ def prefetch_elements(s: te.Schedule, out: te.Tensor, vectors: te.IterVar, each:
 
 
 def prefetch_places(
-    s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: int, each: int
+    s: te.Schedule, out: te.Tensor, tensor: te.Tensor, loop: te.IterVar, ahead: int, each: int, *, near: bool = True
 ) -> None:
-    """Ask for so many elements of `tensor`, `ahead` of those at the place where `out` is stored."""
+    """Ask for so many elements of `tensor`, `ahead` of those at the place where `out` is stored.
+
+    `near`: into the first-level cache, else the second.
+    """
 
     def place(*i: PrimExpr) -> Sequence[PrimExpr]:
         return [ravel_index(i, tuple(out.shape)) + ahead]
 
-    s[out].prefetch_line(tensor, loop, place, lines=-(-each * tensor.dtype.nbytes // LINE_BYTES))
+    s[out].prefetch_line(tensor, loop, place, lines=-(-each * tensor.dtype.nbytes // LINE_BYTES), near=near)
 
 
 def read_later(

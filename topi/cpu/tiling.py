@@ -28,6 +28,7 @@ __all__ = [
     "has_byte_products", "has_few_registers", "has_matrix_unit", "is_last_cache_far", "largest_share", "matrix_panel",
     "packed_columns", "parallel_worthwhile", "product_cycles", "reads_in_place", "reads_transposed", "score_fill",
     "shares_evenly", "spare_registers", "threads_worthwhile", "tile_cycles", "tile_rows", "vector_lanes",
+    "waits_for_few_lines",
 ]  # fmt: skip
 
 CACHE_BYTES_PER_CYCLE = 16.0
@@ -130,6 +131,20 @@ speed of its own (Xeon of the Sapphire Rapids family: 8 bytes per cycle, little 
 def is_last_cache_far(target: Target) -> bool:
     """Is the last cache hardly faster than memory, so that what a core reads again had better be in its second one?"""
     return target.cache_bytes.l2 >= _L2_BYTES_OF_MESHES
+
+
+_L1_BYTES_OF_FEW_LINES = 32 << 10
+"""First-level caches of cores that wait for up to 24 lines at a time there (Zen 3 and 4), for more in the second-level
+cache; later ones have 48 KiB."""
+
+
+def waits_for_few_lines(target: Target) -> bool:
+    """Can a core wait for few lines into its first-level cache, so that they had better be asked into the second?
+
+    What it reads in the order of memory comes early by itself. Lines of several rows, or of what a table picks, it has
+    to be asked for.
+    """
+    return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_LINES
 
 
 _FEW_REGISTERS = 16

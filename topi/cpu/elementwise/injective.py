@@ -19,7 +19,7 @@ from topi.cpu.elementwise.packed_rows import PackedRows
 from topi.cpu.elementwise.short_lines import FEWEST_LINES, lines_of_vectors, places_are_known, vectorize_lines
 from topi.cpu.prefetch import is_beyond_caches, prefetch_elements
 from topi.cpu.register_transpose import block_of, vectors_turned
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.cpu.turns.permuted_tiles import PermutedTiles
 from topi.cpu.turns.transpose import strided_axis, tile_by_lines, tile_strided, tile_turned, turnable
 from topi.cpu.turns.turn import Turn
@@ -122,7 +122,7 @@ def _turn(out: te.Tensor, strided: int, target: Target) -> Turn | None:
         return all(length <= d for d, length in needed if isinstance(d, int))
 
     fitting = [lanes for lanes in vectors_turned(target, found[0].dtype) if fits(lanes)]
-    return Turn(out, strided, *found, fitting[0]) if fitting else None
+    return Turn(out, strided, *found, fitting[0], not waits_for_few_lines(target)) if fitting else None
 
 
 def _period(out: te.Tensor, lanes: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import te
 from topi.cpu.elements import elements_at_once, vectorize_elements
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, is_streamed
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["even_tile", "vectorize_rows"]
 
-_LEAST_LINES = 8
-"""Of a row: shorter ones are ends more than anything else."""
+_LEAST_LINES, _LEAST_LINES_OF_FEW = 8, 48
+"""Of a row: shorter ones are ends more than anything else; and where a core waits for few lines of memory."""
 _MOST_LINES = 6
 """Of a tile, where there is a choice: more are no faster, and take longer to compile."""
 
@@ -34,7 +34,8 @@ def vectorize_rows(
     length, line = constant_size([extent_of(a) for a in axes]), LINE_BYTES // out.dtype.nbytes
     row, extent = s[out].fuse(*axes), length if len(axes) > 1 else extent_of(axes[0])
     known = all(isinstance(d, int) for d in out.shape) and "memory_strides" not in out.op.attrs
-    if not known or length % line == 0 or length < _LEAST_LINES * line or not is_beyond_caches(out, target):
+    least = _LEAST_LINES_OF_FEW if waits_for_few_lines(target) else _LEAST_LINES
+    if not known or length % line == 0 or length < least * line or not is_beyond_caches(out, target):
         whole_lines = vector_lanes(target, out.dtype.nbytes) if is_streamed(out, 1, target) else 1
         lanes = max(vector_lanes(target), whole_lines)
         return vectorize_elements(s, out, row, extent, lanes), elements_at_once(extent, lanes)

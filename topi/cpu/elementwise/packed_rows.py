@@ -19,6 +19,7 @@ from te.tir import PrimExpr, as_int, const
 from te.tir.substitute import substitute
 from topi.cpu.accesses import conditions, reads
 from topi.cpu.prefetch import LINE_BYTES, is_beyond_caches, read_later, rows_ahead
+from topi.cpu.tiling import waits_for_few_lines
 from topi.groups import constant_size
 from topi.transform import MOST_INTERLEAVED
 from topi.utils import ravel_index
@@ -48,7 +49,8 @@ class PackedRows:
     """Chunks of `out` of `count` places of axis `number`, with whole dimensions behind it; rows are rows of `tensor`.
 
     It is read at `index`. `strides` is how far apart in it, in elements, neighbours along the axes before `number` are,
-    and chunks along it. `packed`: a buffer holds a chunk first, since its rows are no whole cache lines.
+    and chunks along it. `packed`: a buffer holds a chunk first, since its rows are no whole cache lines. `near`: what
+    is read ahead is asked into the first-level cache, else into the second.
     A row is the last of the output's axes, or the last two, interleaved: it is made of a few rows of the input.
     """
 
@@ -60,6 +62,7 @@ class PackedRows:
     strides: tuple[int, ...]
     packed: bool
     axes_of_row: int
+    near: bool
 
     @staticmethod
     def of(out: te.Tensor, target: Target) -> PackedRows | None:
@@ -86,7 +89,9 @@ class PackedRows:
         if all(s == math.prod(shape[n + 1 :]) for n, s in enumerate(strides) if shape[n] > 1):
             return None
         strides[number] *= count
-        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes)
+        are_copied = packed is None and any(strides) and apart(len(shape) - 1, 1) == 1  # lines come early by themselves
+        near = are_copied or not waits_for_few_lines(target)
+        return PackedRows(out, tensor, index, number, count, tuple(strides), packed is not None, axes, near)
 
     def apply(self, s: te.Schedule) -> list[te.IterVar]:
         """Schedule the output; returns the loops over chunks, outermost first."""
@@ -116,7 +121,7 @@ class PackedRows:
             later = read_later(axes_of_index, self.index, *ahead)
             for part in range(parts):
                 place = self._of_part(later, part) if parts > 1 else self._in_piece(order, ahead[0], later)
-                s[rows].prefetch_line(self.tensor, vectors, place)
+                s[rows].prefetch_line(self.tensor, vectors, place, near=self.near)
         return loops
 
     @property

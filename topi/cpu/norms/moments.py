@@ -19,7 +19,7 @@ from topi.cpu.reductions.reduction import (
     vectorize_reduction,
 )
 from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.moments import Moments
 from topi.registry import Rank, register_schedule
@@ -155,7 +155,7 @@ def _schedule_moments(
             busy = partials[0] if partials else stage
             loop = s[busy].op.reduce_axis[-1]
         if not near:
-            _ask_ahead(s, busy, loop, moments.x, target)
+            _ask_ahead(s, busy, loop, moments.x, target, by_itself=not across or block <= _columns_in_registers(target))
     if across:
         vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
@@ -170,7 +170,7 @@ def _pass_in_order(
     """
     *data, column = s[stage].op.axis
     *before, line = s[stage].op.reduce_axis
-    lines, vectors, fitting = extent_of(line), -(-columns // lanes), (target.vector_registers - 2) // 3
+    lines, vectors, fitting = extent_of(line), -(-columns // lanes), _columns_in_registers(target) // lanes
     at_once = vectors if vectors <= fitting else max(n for n in (4, 3, 2, 1) if vectors % n == 0)
     nbytes = _PIECE_BYTES if vectors > at_once else _PIECE_BYTES // 2
     least = 1 if columns % lanes == 0 and not near else _LINES_OF_PARTS
@@ -186,15 +186,26 @@ def _pass_in_order(
     return block if vectors > at_once else lines
 
 
-def _ask_ahead(s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target) -> None:
+def _columns_in_registers(target: Target) -> int:
+    """Columns whose two results, and what distances are measured from, registers have room for."""
+    return (target.vector_registers - 2) // 3 * vector_lanes(target)
+
+
+def _ask_ahead(
+    s: te.Schedule, stage: te.Tensor, loop: te.IterVar, x: te.Tensor, target: Target, *, by_itself: bool
+) -> None:
     """Ask, in each iteration of `loop`, for what of `x` lies a little further on, if it is more than caches hold.
 
-    It may be in the shape that another tensor is seen in.
+    It may be in the shape that another tensor is seen in. `by_itself`: results stay in registers, and memory is all
+    that is read; a core that waits for few lines comes far enough ahead then, and loses by asking.
     """
+    few = waits_for_few_lines(target)
+    if few and by_itself:
+        return
     for tensor in (x, *x.op.input_tensors):
         read = isinstance(tensor.op, te.PlaceholderOp) and constant_size(tensor.shape) == constant_size(x.shape)
         if read and is_streamed(tensor, 1, target):
-            s[stage].prefetch_ahead(tensor, loop, elements_ahead(tensor.dtype.nbytes, target))
+            s[stage].prefetch_ahead(tensor, loop, elements_ahead(tensor.dtype.nbytes, target), near=not few)
 
 
 def exceeds_caches(row: int, rows: int, target: Target) -> bool:

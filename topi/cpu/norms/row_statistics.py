@@ -33,15 +33,15 @@ def elements_of(anchor: te.Operation) -> te.Tensor:
 
 
 def prefetch_next_rows(
-    s: te.Schedule, out: te.Tensor, busy: tuple[te.Tensor, te.IterVar], length: int, target: Target
+    s: te.Schedule, out: te.Tensor, busy: tuple[te.Tensor, te.IterVar], length: int, target: Target, *, powers: bool
 ) -> None:
     """Ask for the next row of large inputs, and for the place of this row's results, while a row is worked on.
 
     A line at a time in the loop of most arithmetic, `busy`: memory is idle meanwhile. What takes a pass of its own
-    before the results are written can ask for their place too.
+    before the results are written can ask for their place too. `powers`: those of e are computed there.
     """
     tensor, loop = busy
-    prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target)
+    prefetch_rows(s, tensor, loop, constant_size(out.shape), length, target, powers=powers)
     if tensor is not out and tuple(tensor.shape) == tuple(out.shape) and is_streamed(out, length, target):
         s[tensor].prefetch_ahead(out, loop, 0)
 

@@ -24,7 +24,7 @@ from topi.cpu.norms.turned_rows import TurnedRows
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.reductions.reduction import vectorize_reduction
 from topi.cpu.stagewise import schedule_stagewise
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.exponential_sums import ExponentialSums
 from topi.groups import constant_size, extent_of
 from topi.moments import Moments
@@ -109,7 +109,8 @@ def schedule_rowwise(outs: list[te.Tensor], anchor: te.Operation, target: Target
     busy += statistics_at(s, before, out, row, first, lanes, together)
     if guessed:
         busy.append(_guess_at_rows(s, anchor, first, lanes))
-    prefetch_next_rows(s, out, busy[-1], constant_size([extent_of(a) for a in axes[first:]]), target)
+    length = constant_size([extent_of(a) for a in axes[first:]])
+    prefetch_next_rows(s, out, busy[-1], length, target, powers=anchor.tag == "softmax")
     return s
 
 
@@ -215,7 +216,7 @@ def _softmax_in_two_passes(s: te.Schedule, anchor: te.Operation, first: int, tar
     of_guess = [] if sums is None else [*_vectorize_sums(s, sums, vector_lanes(target)), sums]
     busy, length = (*of_guess, *of_sum, parts.sum_of_part)[0], constant_size([*parts.sizes.values()])
     for tensor in [t for t in inputs_of(busy.op) if constant_size(t.shape) == constant_size(x.shape)]:
-        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length)
+        s[busy].prefetch_ahead(tensor, s[busy].op.reduce_axis[-1], length, near=not waits_for_few_lines(target))
     return s
 
 

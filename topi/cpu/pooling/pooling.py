@@ -16,7 +16,7 @@ from topi.cpu.pooling.window_lines import WindowLines
 from topi.cpu.pooling.windows import MOST_TAPS, tile_windows
 from topi.cpu.prefetch import LINE_BYTES, elements_ahead, is_streamed, rows_ahead
 from topi.cpu.reductions.narrow_extrema import compare_as_integers
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective, likely_extent
 from topi.registry import operations_behind, register_schedule
 from topi.tag import PAD
@@ -149,7 +149,8 @@ def _fetch_next_columns(
         if not isinstance(image.op, te.PlaceholderOp) or not is_streamed(image, 1, target) or image.dtype.nbytes == 1:
             continue
         for row, column in itertools.product(range(max(last - across, 0), last), range(along)):
-            s[out].prefetch_line(image, loop, partial(place, image, index, row, column), lines=lines)
+            at = partial(place, image, index, row, column)
+            s[out].prefetch_line(image, loop, at, lines=lines, near=not waits_for_few_lines(target))
 
 
 @register_schedule("pool_positions", "cpu")

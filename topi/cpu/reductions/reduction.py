@@ -14,7 +14,7 @@ from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed, prefetch_rows,
 from topi.cpu.reductions.narrow_extrema import compare_as_integers
 from topi.cpu.reductions.narrow_sums import sum_bytes_in_parts
 from topi.cpu.reductions.short_rows import reduce_rows_together, rows_are_short
-from topi.cpu.tiling import is_last_cache_far, parallel_worthwhile, vector_lanes
+from topi.cpu.tiling import is_last_cache_far, parallel_worthwhile, vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, register_schedule
 
@@ -291,7 +291,8 @@ def _ask_ahead(
         return
     for source in _read_from_memory(op):
         if is_streamed(source, 1, target):
-            s[tensor].prefetch_ahead(source, loop, _AHEAD_BYTES // source.dtype.nbytes)
+            ahead = _AHEAD_BYTES // source.dtype.nbytes
+            s[tensor].prefetch_ahead(source, loop, ahead, near=not waits_for_few_lines(target))
 
 
 def _line_bytes(op: te.Operation) -> int:
@@ -389,7 +390,8 @@ def pass_along(
             s[partial].compute_at(s[guess], s[guess].op.axis[-1])
     if partials:
         once = guess is not None or len(passes) == 1
-        prefetch_rows(s, partials[0], s[partials[0]].op.reduce_axis[0], rows * length, length, target, once=once)
+        loop, elements = s[partials[0]].op.reduce_axis[0], rows * length
+        prefetch_rows(s, partials[0], loop, elements, length, target, once=once, powers=guess is not None)
 
 
 def pass_across(

@@ -69,7 +69,8 @@ class CopiedRuns:
         s[packed].compute_at(s[out], group)
         s[source].compute_at(s[out], run)
         s[source].prefetch_line(
-            turn.tensor, s[source].op.axis[turn.position], self._end_of_next, lines=_LINES - _ASKED_BY_TILES
+            turn.tensor, s[source].op.axis[turn.position], self._end_of_next,
+            lines=_LINES - _ASKED_BY_TILES, near=turn.near,
         )
         self._ask_with_tiles(s, packed, group, vectors, blocks)
         return [*axes[:number], run]
@@ -103,4 +104,5 @@ class CopiedRuns:
             return place
 
         for first in range(0, lines, _ASKED_BY_TILES):
-            s[packed].prefetch_line(turn.tensor, blocks, beginning(first), lines=min(lines, _ASKED_BY_TILES))
+            at_once = min(lines, _ASKED_BY_TILES)
+            s[packed].prefetch_line(turn.tensor, blocks, beginning(first), lines=at_once, near=turn.near)

@@ -124,7 +124,9 @@ class OrderedTiles:
         together = lines if self.piece is None else _LINES_AT_ONCE
         for first in range(0, lines, together):
             place = self._in_next_block(vectors.var, lines, first)
-            s[packed].prefetch_line(turn.tensor, vectors, place, lines=min(together, lines - first))
+            s[packed].prefetch_line(
+                turn.tensor, vectors, place, lines=min(together, lines - first), near=turn.near
+            )
         return loops
 
     @property

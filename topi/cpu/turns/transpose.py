@@ -123,9 +123,9 @@ def tile_turned(s: te.Schedule, turn: Turn, target: Target, at_once: int) -> lis
         tiles, along, group, row, column = _along_the_output(s, out, number, strip, width, turn.block)
         if lines_first:  # the rest of them would be gone when a part has been used
             s[source].compute_at(s[out], along)
-            s[source].prefetch_ahead(tensor, s[source].op.axis[turn.position], _AHEAD * turn.apart)
+            s[source].prefetch_ahead(tensor, s[source].op.axis[turn.position], _AHEAD * turn.apart, near=turn.near)
         else:
-            s[copy].prefetch_ahead(tensor, vectors, _AHEAD * turn.apart)
+            s[copy].prefetch_ahead(tensor, vectors, _AHEAD * turn.apart, near=turn.near)
         s[out].prefetch_ahead(out, along, width)
     else:
         tiles, group, row, column = _along_the_input(

@@ -28,6 +28,7 @@ class Turn:
     """`tensor` is turned in registers, into vectors of `lanes`, for `out`.
 
     The last dimension of `tensor` lies along axis `number` of `out`, its dimension `position` along the last axis.
+    `near`: what is read ahead is asked into the first-level cache, else into the second.
     """
 
     out: te.Tensor
@@ -35,6 +36,7 @@ class Turn:
     tensor: te.Tensor
     position: int
     lanes: int
+    near: bool = True
 
     @property
     def rows(self) -> Dim:

@@ -1,0 +1,80 @@
+"""Cores that wait for few lines of memory: what they ask for ahead, and into which cache, by the first-level cache."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import te
+import topi
+from tests.topi.small_caches import lowered, result, stored_by_lines
+
+FEW, MANY = (f"-num-cores=2 -l1-bytes={l1 << 10} -l2-bytes=1048576 -l3-bytes=1048576" for l1 in (32, 48))
+
+
+def asked(build: Callable[[te.Tensor], te.Tensor], shape: tuple[int, ...], caches: str) -> set[int]:
+    """Caches that parts of an input are asked into: 3 is the first, 2 the second."""
+    x = te.placeholder(shape, name="x")
+    text = str(lowered(build(x), [x], caches=caches))
+    return {int(hint) for hint in re.findall(r"prefetch\(address_of\(x\[.*\]\), (\d), 0\)", text)}
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [(lambda x: topi.transpose(x, (1, 0)), (1280, 960)), (lambda x: topi.transpose(x, (0, 2, 1)), (2000, 49, 49)),
+     (lambda x: topi.nn.softmax(x, 1), (2000, 256)), (lambda x: topi.nn.softmax(x, 1), (9600, 49)),
+     (lambda x: topi.max(x, axis=1), (8, 64, 4096)), (lambda x: topi.nn.softmax(x, 1), (64, 13000))],
+    ids=["matrix", "matrices", "softmax", "softmax of short rows", "largest of planes", "softmax of long rows"],
+)  # fmt: skip
+def test_what_has_to_be_asked_for_comes_into_the_second_level_cache(
+    build: Callable[[te.Tensor], te.Tensor], shape: tuple[int, ...]
+) -> None:
+    assert asked(build, shape, FEW) == {2} and asked(build, shape, MANY) == {3}
+
+
+def test_rows_that_a_table_picks_come_into_the_second_level_cache_and_copied_ones_into_the_first() -> None:
+    x, table = te.placeholder((2000, 256), name="x"), te.placeholder((2000,), "int64", "table")
+    out = te.compute(x.shape, lambda i, j: x[table[i], j], name="picked", tag="injective")
+    text = str(lowered(out, [x, table], caches=FEW))
+    assert set(re.findall(r"prefetch\(address_of\(x\[.*\]\), (\d), 0\)", text)) == {"2"}
+    assert asked(lambda x: topi.transpose(x, (0, 2, 1, 3)), (4, 200, 12, 64), FEW) == {3}
+
+
+@pytest.mark.parametrize(("channels", "hints"), [(64, set()), (384, {2})], ids=["in registers", "in the first cache"])
+def test_moments_of_channels_are_asked_for_where_what_is_kept_of_them_exceeds_registers(
+    channels: int, hints: set[int]
+) -> None:
+    """Memory that is read in its order, and nothing beside it, comes early by itself."""
+
+    def variance(x: te.Tensor) -> te.Tensor:
+        return topi.variance(x, axis=1)
+
+    assert asked(variance, (1, 30_000, channels), FEW) == hints
+    assert asked(variance, (1, 30_000, channels), MANY) == {3}
+
+
+def test_rows_in_the_order_of_memory_come_early_by_themselves() -> None:
+    """But where powers of e are computed meanwhile."""
+    assert asked(lambda x: topi.variance(x, axis=1), (2000, 256), FEW) == set()
+    assert asked(lambda x: topi.variance(x, axis=1), (2000, 256), MANY) == {3}
+    x, gamma = te.placeholder((2000, 256), name="x"), te.placeholder((256,), name="gamma")
+    out = topi.nn.rms_norm(x, gamma, 1, 1e-5)
+    few, many = ("prefetch(address_of(x[" in str(lowered(out, [x, gamma], caches=caches)) for caches in (FEW, MANY))
+    assert many and not few
+
+
+@pytest.mark.parametrize("columns", [197, 729, 1001])
+def test_rows_that_begin_anywhere_are_stored_past_the_caches_if_they_are_long(columns: int) -> None:
+    """Each has two ends, which are read before they are written: a core waits for them that waits for few lines."""
+    data = np.random.default_rng(0).standard_normal((2000, columns), dtype=np.float32)
+    x = te.placeholder(data.shape, name="x")
+    out = topi.nn.softmax(x, 1)
+    powers = np.exp(data - data.max(1, keepdims=True))
+    for caches, least in ((FEW, 48), (MANY, 8)):
+        (func,) = lowered(out, [x], caches=caches).functions.values()
+        assert stored_by_lines(func) == (columns >= least * 16)
+        found = result(out, [x], [data], caches=caches)
+        np.testing.assert_allclose(found, powers / powers.sum(1, keepdims=True), rtol=2e-5, atol=1e-7)
