@@ -74,6 +74,8 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         super().__init__()
         self.function = function
         self.fast_math = fast_math
+        self.publishes = False
+        """Is what was copied to shared memory read by units that see it only when told?"""
         for param in function.params:  # equal names in all kernels of the function
             buffer = function.buffer_map.get(param)
             name = self.name(param)
@@ -84,6 +86,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         """The text of one kernel."""
         buffers = {b.data: b for b in (*self.function.buffer_map.values(), *workspaces)}
         written = _written(kernel)
+        self.publishes = any(map(_is_warp_group_product, collect(kernel.body, Call)))
         params = [self.kernel_parameter(v, buffers.get(v), v in written) for v in kernel.arguments]
         self.lines = []
         head = f'extern "C" __global__ void __launch_bounds__({kernel.threads})'
@@ -246,7 +249,8 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         return "rc_async_commit()"
 
     def call_async_wait(self, node: Call) -> str:
-        return f"rc_async_wait<{self.visit(node.args[0])}>()"
+        wait = f"rc_async_wait<{self.visit(node.args[0])}>()"
+        return f"({wait}, rc_wgmma_publish())" if self.publishes else wait
 
     def call_next_draw(self, node: Call) -> str:
         return "(rc_draws++)"
@@ -294,6 +298,11 @@ def _written(kernel: Kernel) -> set[Var]:
         if call.op == "address_of" and isinstance(call.args[0], BufferLoad) and call not in read_only:
             written.add(call.args[0].buffer.data)
     return written
+
+
+def _is_warp_group_product(call: Call) -> bool:
+    name = call.args[0] if call.op == "call_extern" else None
+    return isinstance(name, StringImm) and name.value.startswith("rc_wgmma")
 
 
 def dynamic_shared_bytes(kernel: Kernel) -> int:

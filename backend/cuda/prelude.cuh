@@ -110,6 +110,52 @@ RC_LDMATRIX(, "")
 RC_LDMATRIX(_turned, ".trans")
 #endif
 
+// Products of warp groups (sm_90a): four adjacent warps multiply 64 rows by `columns` over 16 elements of depth. Operands
+// lie in shared memory as matrices of 8 x 8 elements (128 bytes), in no pattern (PTX ISA, "wgmma.mma_async"). A descriptor
+// tells where, and how far it is to the next matrix along the depth and to the next one of rows or columns.
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+RC_DEVICE unsigned long long rc_wgmma_operand(const char* first, int along_depth, int along_free) {
+  unsigned place = (unsigned)__cvta_generic_to_shared(first);
+  return (unsigned long long)(along_free >> 4) << 32 | (unsigned long long)(along_depth >> 4) << 16 | (place >> 4 & 0x3fff);
+}
+RC_DEVICE void rc_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+RC_DEVICE void rc_wgmma_end() {
+  asm volatile("wgmma.commit_group.sync.aligned;\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+// Makes what the thread has written to shared memory visible to the units that read operands.
+RC_DEVICE void rc_wgmma_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+#define RC_TEXT_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" "," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define RC_TEXT_64 RC_TEXT_32 "," "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" "," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define RC_TEXT_96 RC_TEXT_64 "," "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" "," \
+  "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define RC_TEXT_128 RC_TEXT_96 "," "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" "," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define RC_SUMS_8(d) \
+  "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3]), "+f"((d)[4]), "+f"((d)[5]), "+f"((d)[6]), "+f"((d)[7])
+#define RC_SUMS_32(d) RC_SUMS_8(d), RC_SUMS_8((d) + 8), RC_SUMS_8((d) + 16), RC_SUMS_8((d) + 24)
+#define RC_SUMS_64(d) RC_SUMS_32(d), RC_SUMS_32((d) + 32)
+#define RC_SUMS_96(d) RC_SUMS_64(d), RC_SUMS_32((d) + 64)
+#define RC_SUMS_128(d) RC_SUMS_96(d), RC_SUMS_32((d) + 96)
+#define RC_WGMMA(kind, operands, columns, sums, a, b, turned_a, turned_b) \
+  template <int TurnedLeft, int TurnedRight> \
+  RC_DEVICE void rc_wgmma_step_##kind(float (*d)[columns / 2], unsigned long long left, unsigned long long right) { \
+    asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." operands \
+                 " {" RC_TEXT_##sums "}, %" #a ", %" #b ", add, 1, 1, %" #turned_a ", %" #turned_b "; }" \
+                 : RC_SUMS_##sums(*d) : "l"(left), "l"(right), "n"(TurnedLeft), "n"(TurnedRight)); \
+  }
+#define RC_WGMMA_KIND(kind, operands) \
+  RC_WGMMA(kind, operands, 64, 32, 32, 33, 34, 35) \
+  RC_WGMMA(kind, operands, 128, 64, 64, 65, 66, 67) \
+  RC_WGMMA(kind, operands, 192, 96, 96, 97, 98, 99) \
+  RC_WGMMA(kind, operands, 256, 128, 128, 129, 130, 131)
+RC_WGMMA_KIND(float16, "f16.f16")
+RC_WGMMA_KIND(bfloat16, "bf16.bf16")
+#endif
+
 #endif  // RELAYC_HOST_EMULATION
 
 #if defined(RELAYC_HOST_EMULATION) || __CUDA_ARCH__ >= 800
@@ -143,6 +189,30 @@ RC_DEVICE void rc_load_right_pair_turned(void* to, void* next, const void* own, 
   int lane = threadIdx.x & 31;
   rc_ldmatrix_x4_turned(to, next, (const char*)own + (lane & 15) * stride + (lane >> 4) * 16 - (lane & 3) * 4);
 }
+
+#endif
+
+#if defined(RELAYC_HOST_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// sums += left * right over `Chunks` x 8 elements of depth, by a warp group. `left` and `right` are the elements of the
+// calling thread, row g of its warp's 16 and column 2 t, at the first depth; a row of a matrix of 8 x 8 has elements of one
+// row or column, or where it is `turned` of one depth. Matrices are `free` and `deep` bytes apart.
+#define RC_WGMMA_SLICE(kind) \
+  template <int Columns, int Chunks, int TurnedLeft, int TurnedRight> \
+  RC_DEVICE void rc_wgmma_##kind(float* sums, const void* left, const void* right, int left_free, int left_deep, \
+                                 int right_free, int right_deep) { \
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3; \
+    const char* rows = (const char*)left - (lane >> 2) * (TurnedLeft ? 2 : 16) - 2 * warp * left_free; \
+    const char* columns = (const char*)right - (lane & 3) * (TurnedRight ? 4 : 32); \
+    auto* d = (float (*)[Columns / 2])sums; \
+    rc_wgmma_begin(); \
+    _Pragma("unroll") for (int i = 0; i < Chunks; i += 2) \
+        rc_wgmma_step_##kind<TurnedLeft, TurnedRight>(d, rc_wgmma_operand(rows + i * left_deep, left_deep, left_free), \
+                                                     rc_wgmma_operand(columns + i * right_deep, right_deep, right_free)); \
+    rc_wgmma_end(); \
+  }
+RC_WGMMA_SLICE(float16)
+RC_WGMMA_SLICE(bfloat16)
 
 #endif
 

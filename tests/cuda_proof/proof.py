@@ -42,7 +42,35 @@ def _fragment(nbytes: int, row: Callable[[np.ndarray, int], np.ndarray], places:
     return [*filled, ExternAccess(places, 16, offset=lambda i, a: row(i, a[0]))]
 
 
+def _slices(columns: int, chunks: int, turned_left: int, turned_right: int) -> list[ExternAccess]:
+    """A product of a group of warps: every thread reads its own rows and columns of both slices.
+
+    Of matrices that lie turned a thread reads two lines, which the threads of a warp share out.
+    """
+
+    def part(argument: int, turned: int, group: int, chunk: int) -> ExternAccess:
+        first = 2 * argument - 2  # of the argument's strides among the numbers
+
+        def offset(lane: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
+            row = lane >> 2 if argument == 1 else 2 * (lane & 3)
+            line = lane >> 2 if argument == 1 else lane & 3
+            own = line * 16 - row * 2 if turned else 0 * lane
+            return own + group * numbers[first] + chunk * numbers[first + 1]
+
+        return ExternAccess(argument, 16 if argument == 1 or turned else 32, offset=offset)
+
+    rows = [part(1, turned_left, group, chunk) for group in range(2) for chunk in range(chunks)]
+    return [
+        ExternAccess(0, 2 * columns, writes=True),
+        *rows,
+        *[part(2, turned_right, group, chunk) for group in range(columns // 8) for chunk in range(chunks)],
+    ]
+
+
 EXTERNS = {
+    **{f"rc_wgmma_{kind}<{n}, {chunks}, {a}, {b}>": _slices(n, chunks, a, b)
+       for kind in ("float16", "bfloat16") for n in (64, 128, 192, 256) for chunks in (8,) for a in (0, 1)
+       for b in (0, 1)},
     **{f"rc_mma_{kind}": _multiply() for kind in ("float16", "bfloat16", "tfloat32", "int8")},
     "rc_load_left": _fragment(16, lambda i, s: ((i & 15) - (i >> 2)) * s + (i >> 4) * 16),
     "rc_load_left_turned": _fragment(

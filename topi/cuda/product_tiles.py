@@ -26,9 +26,11 @@ __all__ = [
     "MmaTile",
     "Problem",
     "SimtTile",
+    "WgmmaTile",
     "architecture",
     "mma_choices",
     "simt_choices",
+    "wgmma_choices",
 ]  # fmt: skip
 
 BANKS = 32
@@ -162,8 +164,12 @@ class MmaTile:
         pad = 16 // nbytes
         as_rows = (self.rows + self.columns) * (self.depth + pad)
         as_columns = self.depth * (self.rows + self.columns + 2 * pad)
-        sums = self.rows * (math.ceil(self.columns / BANKS) * BANKS + 8) * 4
-        return max(self.stages * max(as_rows, as_columns) * nbytes, sums)
+        return max(self.stages * max(as_rows, as_columns) * nbytes, self.sums_bytes)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory of the sums, in rows that meet different banks."""
+        return self.rows * (math.ceil(self.columns / BANKS) * BANKS + 8) * 4
 
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
@@ -181,6 +187,34 @@ def _mma_tiles(nbytes: int) -> Iterator[MmaTile]:
     for w, t in product(warps, tiles):
         for depth_bytes, stages in ((32, 4), (64, 3), (64, 4), (128, 3), (128, 4)):
             yield MmaTile(w, t, depth_bytes // nbytes, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile(MmaTile):
+    """A tile computed by groups of four warps, one below the other, each on 64 rows by `wgmma`."""
+
+    @property
+    def registers(self) -> int:
+        """About how many registers a thread needs: sums, addresses."""
+        return 4 * self.tiles[1] + 40
+
+    def shared_bytes(self, nbytes: int) -> int:
+        """Shared memory of a block: slices as matrices of 8 x 8, each padded by 16 bytes, then the sums."""
+        return max(self.stages * (self.rows + self.columns) * self.depth * nbytes * 9 // 8, self.sums_bytes)
+
+    def step_cycles(self, per_cycle: int, nbytes: int) -> float:
+        """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
+        groups = self.threads // 128
+        multiply = self.rows * self.columns * self.depth / per_cycle
+        slices = (self.rows + self.columns) * self.depth * nbytes
+        read = groups * (64 + self.tiles[1] * 8) * self.depth * nbytes
+        shared = (read + slices) / _SHARED_BYTES_PER_CYCLE
+        return max(multiply, shared, slices / _L2_BYTES_PER_CYCLE) + 0.15 * shared
+
+
+def _wgmma_tiles(nbytes: int) -> Iterator[WgmmaTile]:
+    for warps, tiles, stages in product(((4, 1), (8, 1), (4, 2)), (8, 16, 24, 32), (3, 4)):
+        yield WgmmaTile(warps, (1, tiles), 128 // nbytes, stages)
 
 
 def architecture(target: Target) -> int:
@@ -202,7 +236,10 @@ def mma_per_cycle(target: Target, nbytes: int) -> int:
     return two_bytes * 2 // nbytes
 
 
-Tile = TypeVar("Tile", SimtTile, MmaTile)
+_WGMMA_PER_CYCLE = 2048
+"""Multiply-adds of a multiprocessor's tensor cores in a cycle by `wgmma`, for operands of two bytes."""
+
+Tile = TypeVar("Tile", SimtTile, MmaTile, WgmmaTile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +320,8 @@ def simt_choices(target: Target, problem: Problem) -> list[Choice[SimtTile]]:
 def mma_choices(target: Target, problem: Problem) -> list[Choice[MmaTile]]:
     """Tiles on tensor cores, the best first."""
     return problem.ranked(_mma_tiles(problem.nbytes), mma_per_cycle(target, problem.nbytes))
+
+
+def wgmma_choices(problem: Problem) -> list[Choice[WgmmaTile]]:
+    """Tiles of groups of four warps on tensor cores, the best first, for operands of two bytes."""
+    return problem.ranked(_wgmma_tiles(problem.nbytes), _WGMMA_PER_CYCLE)

@@ -20,10 +20,24 @@ from functools import cache
 from typing import Any
 
 import te
-from te.tir import Buffer, BufferLoad, BufferStore, Evaluate, PrimExpr, Stmt, StringImm, Var, const, decl_buffer, seq
+from te.tir import (
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    PrimExpr,
+    Stmt,
+    StringImm,
+    Var,
+    const,
+    decl_buffer,
+    seq,
+)
 from te.tir.ops import call_intrin
 
-__all__ = ["COLUMNS", "ROWS", "WARP_COLUMNS", "Multiply", "load_left", "load_right", "multiplies", "multiply"]
+__all__ = ["COLUMNS", "ROWS", "WARP_COLUMNS", "Multiply", "load_left", "load_right", "multiplies", "multiply", "multiply_slice"]
 
 ROWS, COLUMNS = 16, 8
 """Of the result of one instruction."""
@@ -136,3 +150,49 @@ def _load(
         return _call(name, *fragments, _address(inputs[0], (0,) * len(source.shape)), row)
 
     return te.decl_tensor_intrin(out.op, emit, name, binds={source: declared})
+
+
+@cache
+def multiply_slice(
+    instruction: Multiply, columns: int, chunks: int, turned_left: bool, turned_right: bool
+) -> te.TensorIntrin:
+    """product (tile, 1, 1, half, e) += left (half, chunk, 1, 8) * right (tile, chunk, e, 8), summed over (chunk, 8).
+
+    By four warps together (`wgmma`), from shared memory: 64 rows by `columns`, 8 to a tile, over `chunks` times 8 products.
+    Turned operands have their last two axes exchanged, and the chunk comes first.
+    """
+    tiles, dtype = columns // COLUMNS, instruction.dtype
+    left = te.placeholder((chunks, 2, 8, 1) if turned_left else (2, chunks, 1, 8), dtype, name="left")
+    right = te.placeholder((chunks, tiles, 8, 2) if turned_right else (tiles, chunks, 2, 8), dtype, name="right")
+    chunk, k = te.reduce_axis((0, chunks), name="chunk"), te.reduce_axis((0, 8), name="k")
+
+    def body(tile: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
+        x = left(chunk, half, k, g) if turned_left else left(half, chunk, g, k)
+        y = right(chunk, tile, k, t * 2 + e) if turned_right else right(tile, chunk, t * 2 + e, k)
+        return te.sum(te.cast(instruction.wide, x) * te.cast(instruction.wide, y), axis=[chunk, k])
+
+    product = te.compute((tiles, 1, 1, 2, 2), body, name="product")
+    declared = {tensor: _strided(tensor, str(tensor.op.name)) for tensor in (left, right)}
+    name = f"rc_wgmma_{dtype}<{columns}, {chunks}, {int(turned_left)}, {int(turned_right)}>"
+
+    def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[None, Stmt, Stmt]:
+        result, steps = outputs[0], [_matrix_strides(b, turned) for b, turned in zip(inputs, turns, strict=True)]
+        places = [_address(b, (0,) * len(b.shape)) for b in (result, *inputs)]
+        return None, _zeros(result), _call(name, *places, *steps[0], *steps[1])
+
+    turns = (turned_left, turned_right)
+    return te.decl_tensor_intrin(product.op, emit, name, binds=declared)
+
+
+def _matrix_strides(operand: Buffer, turned: bool) -> tuple[PrimExpr, PrimExpr]:
+    """Bytes from a matrix of 8 x 8 to the next one of rows or columns, and to the next one of depth."""
+    assert operand.strides is not None
+    first, second = (operand.strides[i] * operand.dtype.nbytes for i in (0, 1))
+    return (second, first) if turned else (first, second)
+
+
+def _zeros(result: Buffer) -> Stmt:
+    """Zeros in a buffer (tiles, 1, 1, 2, 2)."""
+    tile, zero = Var("tile"), const(0, result.dtype)
+    stores = [BufferStore(result, zero, (tile, const(0), const(0), const(i), const(j))) for i in range(2) for j in range(2)]
+    return For(tile, const(0), const(result.shape[0]), ForKind.UNROLLED, seq(stores))
