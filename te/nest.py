@@ -90,7 +90,9 @@ class _Nests:
             if isinstance(stage.op, ComputeOp):
                 shape, self.starts[tensor] = tuple([self.math.as_dim(e) for e in region.extents]), region.mins
             strides = _aligned_strides(stage, shape)
-            self.buffers[tensor] = Buffer(tensor.name, shape, tensor.dtype, strides=strides, scope=scope)
+            align = 1024 if stage.swizzled else 64
+            self.buffers[tensor] = Buffer(tensor.name, shape, tensor.dtype, strides=strides, scope=scope, align=align,
+                                          swizzled=stage.swizzled)  # fmt: skip
 
     def _share_states(self, stage: Stage) -> None:
         """The first states, the next states and the states read are all in the memory of the scan's result."""

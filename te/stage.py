@@ -139,6 +139,7 @@ class Stage:
         self.scope = ""
         self.double_buffered = False
         self.pipeline_stages = 1
+        self.swizzled = False
         self.predicate: PrimExpr | None = None
         self.launched_threads: tuple[IterVar, ...] = ()
 
@@ -436,6 +437,16 @@ class Stage:
         if factor < 1:
             raise self._error("storage_align", f"with factor {factor}; the factor must be at least 1")
         self.loop_attrs.setdefault(axis, LoopAttrs()).align = (factor, offset)
+
+    def swizzle(self) -> None:
+        """Exchange the 16-byte parts of every line of 128 bytes of shared memory: part p of line l lies at p ^ (l % 8).
+
+        So the same part of eight lines lies in different banks, without padding; some instructions expect it. The
+        memory is aligned to 1024 bytes.
+        """
+        if not self.scope.startswith("shared"):
+            raise self._error("swizzle", f"in scope {self.scope!r}; only shared memory has banks")
+        self.swizzled = True
 
     def double_buffer(self) -> None:
         """Keep two copies of the result, so that the next part is computed while this one is used."""

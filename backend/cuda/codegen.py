@@ -74,8 +74,8 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         super().__init__()
         self.function = function
         self.fast_math = fast_math
-        self.publishes = False
-        """Is what was copied to shared memory read by units that see it only when told?"""
+        self.multiplies_slices = False
+        """Do units read shared memory, while the threads go on, that see only what they were told of?"""
         for param in function.params:  # equal names in all kernels of the function
             buffer = function.buffer_map.get(param)
             name = self.name(param)
@@ -86,7 +86,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         """The text of one kernel."""
         buffers = {b.data: b for b in (*self.function.buffer_map.values(), *workspaces)}
         written = _written(kernel)
-        self.publishes = any(map(_is_warp_group_product, collect(kernel.body, Call)))
+        self.multiplies_slices = any(map(_is_warp_group_product, collect(kernel.body, Call)))
         params = [self.kernel_parameter(v, buffers.get(v), v in written) for v in kernel.arguments]
         self.lines = []
         head = f'extern "C" __global__ void __launch_bounds__({kernel.threads})'
@@ -226,7 +226,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         barrier = _BARRIERS.get(scope.value) if isinstance(scope, StringImm) else None
         if barrier is None:
             raise CompileError(f"threads of different blocks can't wait for each other: {node}")
-        return barrier
+        return f"(rc_wgmma_settle(), {barrier})" if self.multiplies_slices and scope.value == "shared" else barrier
 
     def call_warp_shuffle_xor(self, node: Call) -> str:
         """Printed in place, not through the prelude: every shuffle of a kernel has a line of its own."""
@@ -249,8 +249,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         return "rc_async_commit()"
 
     def call_async_wait(self, node: Call) -> str:
-        wait = f"rc_async_wait<{self.visit(node.args[0])}>()"
-        return f"({wait}, rc_wgmma_publish())" if self.publishes else wait
+        return f"rc_async_wait<{self.visit(node.args[0])}>()"
 
     def call_next_draw(self, node: Call) -> str:
         return "(rc_draws++)"

@@ -7,7 +7,7 @@
 #define RC_DEVICE __device__ __forceinline__
 #define RC_SHARED(T, name, n) __shared__ __align__(128) T name[n]
 #define RC_DYN_SHARED(T, name) \
-  extern __shared__ __align__(128) unsigned char rc_dynamic_shared[]; \
+  extern __shared__ __align__(1024) unsigned char rc_dynamic_shared[]; \
   T* const name = reinterpret_cast<T*>(rc_dynamic_shared)
 #define RC_INF __int_as_float(0x7f800000)
 #define RC_NAN __int_as_float(0x7fffffff)
@@ -111,20 +111,23 @@ RC_LDMATRIX(_turned, ".trans")
 #endif
 
 // Products of warp groups (sm_90a): four adjacent warps multiply 64 rows by `columns` over 16 elements of depth. Operands
-// lie in shared memory as matrices of 8 x 8 elements (128 bytes), in no pattern (PTX ISA, "wgmma.mma_async"). A descriptor
-// tells where, and how far it is to the next matrix along the depth and to the next one of rows or columns.
+// lie in swizzled lines of 128 bytes (`Stage.swizzle`; PTX ISA, "wgmma.mma_async"), eight of them 1024 bytes from the next
+// eight. A line has elements of one row or column, or where the operand is turned of one depth, and its next line's are
+// of the next one; the next lines of rows or columns of a turned operand are `apart` bytes away.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-RC_DEVICE unsigned long long rc_wgmma_operand(const char* first, int along_depth, int along_free) {
-  unsigned place = (unsigned)__cvta_generic_to_shared(first);
-  return (unsigned long long)(along_free >> 4) << 32 | (unsigned long long)(along_depth >> 4) << 16 | (place >> 4 & 0x3fff);
+// The operand whose first line is that of `own` or one up to seven lines ahead of it, `offset` bytes on.
+RC_DEVICE unsigned long long rc_wgmma_operand(const void* own, int offset, int apart) {
+  unsigned place = ((unsigned)__cvta_generic_to_shared(own) & ~1023u) + offset;
+  return 1ull << 62 | 64ull << 32 | (unsigned long long)(apart >> 4) << 16 | (place >> 4 & 0x3fff);
 }
 RC_DEVICE void rc_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-RC_DEVICE void rc_wgmma_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
+RC_DEVICE void rc_wgmma_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Before every barrier: waits for the products under way, which read shared memory, and makes what the thread has written
+// there visible to those that come.
+RC_DEVICE void rc_wgmma_settle() {
+  asm volatile("wgmma.wait_group.sync.aligned 0;\n fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Makes what the thread has written to shared memory visible to the units that read operands.
-RC_DEVICE void rc_wgmma_publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define RC_TEXT_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" "," \
   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -140,18 +143,18 @@ RC_DEVICE void rc_wgmma_publish() { asm volatile("fence.proxy.async.shared::cta;
 #define RC_SUMS_64(d) RC_SUMS_32(d), RC_SUMS_32((d) + 32)
 #define RC_SUMS_96(d) RC_SUMS_64(d), RC_SUMS_32((d) + 64)
 #define RC_SUMS_128(d) RC_SUMS_96(d), RC_SUMS_32((d) + 96)
-#define RC_WGMMA(kind, operands, columns, sums, a, b, turned_a, turned_b) \
-  template <int TurnedLeft, int TurnedRight> \
+#define RC_WGMMA(kind, operands, columns, sums, a, b, turned) \
+  template <int Turned> \
   RC_DEVICE void rc_wgmma_step_##kind(float (*d)[columns / 2], unsigned long long left, unsigned long long right) { \
     asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." operands \
-                 " {" RC_TEXT_##sums "}, %" #a ", %" #b ", add, 1, 1, %" #turned_a ", %" #turned_b "; }" \
-                 : RC_SUMS_##sums(*d) : "l"(left), "l"(right), "n"(TurnedLeft), "n"(TurnedRight)); \
+                 " {" RC_TEXT_##sums "}, %" #a ", %" #b ", add, 1, 1, 0, %" #turned "; }" \
+                 : RC_SUMS_##sums(*d) : "l"(left), "l"(right), "n"(Turned)); \
   }
 #define RC_WGMMA_KIND(kind, operands) \
-  RC_WGMMA(kind, operands, 64, 32, 32, 33, 34, 35) \
-  RC_WGMMA(kind, operands, 128, 64, 64, 65, 66, 67) \
-  RC_WGMMA(kind, operands, 192, 96, 96, 97, 98, 99) \
-  RC_WGMMA(kind, operands, 256, 128, 128, 129, 130, 131)
+  RC_WGMMA(kind, operands, 64, 32, 32, 33, 34) \
+  RC_WGMMA(kind, operands, 128, 64, 64, 65, 66) \
+  RC_WGMMA(kind, operands, 192, 96, 96, 97, 98) \
+  RC_WGMMA(kind, operands, 256, 128, 128, 129, 130)
 RC_WGMMA_KIND(float16, "f16.f16")
 RC_WGMMA_KIND(bfloat16, "bf16.bf16")
 #endif
@@ -194,21 +197,18 @@ RC_DEVICE void rc_load_right_pair_turned(void* to, void* next, const void* own, 
 
 #if defined(RELAYC_HOST_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// sums += left * right over `Chunks` x 8 elements of depth, by a warp group. `left` and `right` are the elements of the
-// calling thread, row g of its warp's 16 and column 2 t, at the first depth; a row of a matrix of 8 x 8 has elements of one
-// row or column, or where it is `turned` of one depth. Matrices are `free` and `deep` bytes apart.
+// sums += left * right over a slice of 64 elements of depth, by a warp group. `left` and `right` are the elements of the
+// calling thread at the slice's first depth: row g of its warp's 16, column 2 t. Only `right` may be turned. The sums are
+// there after the next barrier.
 #define RC_WGMMA_SLICE(kind) \
-  template <int Columns, int Chunks, int TurnedLeft, int TurnedRight> \
-  RC_DEVICE void rc_wgmma_##kind(float* sums, const void* left, const void* right, int left_free, int left_deep, \
-                                 int right_free, int right_deep) { \
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3; \
-    const char* rows = (const char*)left - (lane >> 2) * (TurnedLeft ? 2 : 16) - 2 * warp * left_free; \
-    const char* columns = (const char*)right - (lane & 3) * (TurnedRight ? 4 : 32); \
+  template <int Columns, int Turned> \
+  RC_DEVICE void rc_wgmma_##kind(float* sums, const void* left, const void* right) { \
+    int above = (threadIdx.x >> 5 & 3) * 2048; \
     auto* d = (float (*)[Columns / 2])sums; \
     rc_wgmma_begin(); \
-    _Pragma("unroll") for (int i = 0; i < Chunks; i += 2) \
-        rc_wgmma_step_##kind<TurnedLeft, TurnedRight>(d, rc_wgmma_operand(rows + i * left_deep, left_deep, left_free), \
-                                                     rc_wgmma_operand(columns + i * right_deep, right_deep, right_free)); \
+    _Pragma("unroll") for (int i = 0; i < 4; ++i) \
+        rc_wgmma_step_##kind<Turned>(d, rc_wgmma_operand(left, i * 32 - above, 0), \
+                                     rc_wgmma_operand(right, i * (Turned ? 2048 : 32), 8192)); \
     rc_wgmma_end(); \
   }
 RC_WGMMA_SLICE(float16)

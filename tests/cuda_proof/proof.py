@@ -42,35 +42,32 @@ def _fragment(nbytes: int, row: Callable[[np.ndarray, int], np.ndarray], places:
     return [*filled, ExternAccess(places, 16, offset=lambda i, a: row(i, a[0]))]
 
 
-def _slices(columns: int, chunks: int, turned_left: int, turned_right: int) -> list[ExternAccess]:
-    """A product of a group of warps: every thread reads its own rows and columns of both slices.
+def _slices(columns: int, turned: bool) -> list[ExternAccess]:
+    """A product of a group of warps: every thread reads its own rows and columns, in swizzled lines of 8 parts.
 
-    Of matrices that lie turned a thread reads two lines, which the threads of a warp share out.
+    Lines of columns that lie turned are of one depth; the threads that have the same columns share them out.
     """
-
-    def part(argument: int, turned: int, group: int, chunk: int) -> ExternAccess:
-        first = 2 * argument - 2  # of the argument's strides among the numbers
-
-        def offset(lane: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
-            row = lane >> 2 if argument == 1 else 2 * (lane & 3)
-            line = lane >> 2 if argument == 1 else lane & 3
-            own = line * 16 - row * 2 if turned else 0 * lane
-            return own + group * numbers[first] + chunk * numbers[first + 1]
-
-        return ExternAccess(argument, 16 if argument == 1 or turned else 32, offset=offset)
-
-    rows = [part(1, turned_left, group, chunk) for group in range(2) for chunk in range(chunks)]
-    return [
-        ExternAccess(0, 2 * columns, writes=True),
-        *rows,
-        *[part(2, turned_right, group, chunk) for group in range(columns // 8) for chunk in range(chunks)],
-    ]
+    own = ExternAccess(0, 2 * columns, writes=True)
+    rows = [
+        ExternAccess(1, 16, offset=lambda i, _, h=half, p=part: h * 1024 + ((p ^ i >> 2) - (i >> 2)) * 16)
+        for half in range(2) for part in range(8)
+    ]  # fmt: skip
+    if turned:
+        return [own, *rows, *[
+            ExternAccess(2, 16, offset=lambda i, _, p=part, k=8 * eighth: (
+                p // 8 * 8192 + (k + (i >> 2)) * 128 + (p % 8 ^ i >> 2) * 16 - (i & 3) * 4))
+            for part in range(columns // 8) for eighth in range(8)
+        ]]  # fmt: skip
+    return [own, *rows, *[
+        ExternAccess(2, 16, offset=lambda i, _, e=e, j=tile, p=part: (
+            j * 1024 + e * 128 + ((p ^ 2 * (i & 3) + e) - 2 * (i & 3)) * 16))
+        for tile in range(columns // 8) for part in range(8) for e in range(2)
+    ]]  # fmt: skip
 
 
 EXTERNS = {
-    **{f"rc_wgmma_{kind}<{n}, {chunks}, {a}, {b}>": _slices(n, chunks, a, b)
-       for kind in ("float16", "bfloat16") for n in (64, 128, 192, 256) for chunks in (8,) for a in (0, 1)
-       for b in (0, 1)},
+    **{f"rc_wgmma_{kind}<{columns}, {int(turned)}>": _slices(columns, turned)
+       for kind in ("float16", "bfloat16") for columns in (64, 128, 192, 256) for turned in (False, True)},
     **{f"rc_mma_{kind}": _multiply() for kind in ("float16", "bfloat16", "tfloat32", "int8")},
     "rc_load_left": _fragment(16, lambda i, s: ((i & 15) - (i >> 2)) * s + (i >> 4) * 16),
     "rc_load_left_turned": _fragment(

@@ -157,17 +157,13 @@ def _tile_sums(s: te.Schedule, sums: te.Tensor, tile: MmaTile) -> IterVar:
     return thread
 
 
-def schedule_sums(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, product: te.Tensor, scope: str) -> None:
-    """Let contraction `c` and the output `out` read `product` by way of memory in `scope`, and compute it there.
+def schedule_sums(
+    s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, product: te.Tensor, sums: te.Tensor, scope: str
+) -> None:
+    """Let contraction `c` and the output `out` read `sums`, (batch, rows, columns), in memory of `scope`.
 
-    It is told by (batch, tile of rows, tile of columns, g, t, half, e).
+    They are what the threads have in their registers as `product`, which is computed there.
     """
-
-    def unpacked(b: Any, i: Any, j: Any) -> PrimExpr:
-        return product(b, i // ROWS, j // COLUMNS, i % 8, j % COLUMNS // 2, i % ROWS // 8, j % 2)
-
-    sizes = (c.batch, as_dim(product.shape[1] * ROWS), as_dim(product.shape[2] * COLUMNS))
-    sums = te.compute(sizes, unpacked, name="sums")
     result = c.op.output(0)
     view = te.compute(result.shape, lambda *i: sums(*c.position(i)), name=c.op.name, tag=c.op.tag)
     s.recompute(result, view)
@@ -194,7 +190,12 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
     shape = (c.batch, rows.shape[2], columns.shape[2], 8, WARP_COLUMNS, 2, 2)
     product = te.compute(shape, element, name="product")
     scope = "shared" if tile.shared_bytes(left.view.dtype.nbytes) <= STATIC_SHARED_BYTES else "shared.dyn"
-    schedule_sums(s, out, c, tile, product, scope)
+
+    def unpacked(b: Any, i: Any, j: Any) -> PrimExpr:
+        return product(b, i // ROWS, j // COLUMNS, i % 8, j % COLUMNS // 2, i % ROWS // 8, j % 2)
+
+    sizes = (c.batch, as_dim(rows.shape[2] * ROWS), as_dim(columns.shape[2] * COLUMNS))
+    schedule_sums(s, out, c, tile, product, te.compute(sizes, unpacked, name="sums"), scope)
     outer, inner = _multiply_fragments(s[product], tile, instruction)
     for operand in (left, right):
         s[operand.view].set_scope(scope)

@@ -199,8 +199,8 @@ class WgmmaTile(MmaTile):
         return 4 * self.tiles[1] + 40
 
     def shared_bytes(self, nbytes: int) -> int:
-        """Shared memory of a block: slices as matrices of 8 x 8, each padded by 16 bytes, then the sums."""
-        return max(self.stages * (self.rows + self.columns) * self.depth * nbytes * 9 // 8, self.sums_bytes)
+        """Shared memory of a block: slices, then the sums."""
+        return max(self.stages * (self.rows + self.columns) * self.depth * nbytes, self.sums_bytes)
 
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""

@@ -37,13 +37,25 @@ from te.tir import (
 )
 from te.tir.ops import call_intrin
 
-__all__ = ["COLUMNS", "ROWS", "WARP_COLUMNS", "Multiply", "load_left", "load_right", "multiplies", "multiply", "multiply_slice"]
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "SLICE",
+    "WARP_COLUMNS",
+    "Multiply",
+    "load_left",
+    "load_right",
+    "multiplies",
+    "multiply",
+    "multiply_slice",
+]
 
 ROWS, COLUMNS = 16, 8
 """Of the result of one instruction."""
 WARP_COLUMNS = 4
 """Threads of a warp across the columns; 8 down the rows."""
-_DEPTH_BYTES = 32
+SLICE = 64
+"""Products of two-byte operands that warps multiply together in a row: a line of shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,46 +165,37 @@ def _load(
 
 
 @cache
-def multiply_slice(
-    instruction: Multiply, columns: int, chunks: int, turned_left: bool, turned_right: bool
-) -> te.TensorIntrin:
-    """product (tile, 1, 1, half, e) += left (half, chunk, 1, 8) * right (tile, chunk, e, 8), summed over (chunk, 8).
+def multiply_slice(instruction: Multiply, columns: int, turned: bool) -> te.TensorIntrin:
+    """product (block, tile, 1, 1, half, e) += left (half, 1, k) * right (8 block + tile, e, k), summed over 64 k.
 
-    By four warps together (`wgmma`), from shared memory: 64 rows by `columns`, 8 to a tile, over `chunks` times 8 products.
-    Turned operands have their last two axes exchanged, and the chunk comes first.
+    By four warps together (`wgmma`), from swizzled shared memory: 64 rows by `columns`, 8 to a tile, 8 tiles to a block.
+    A right operand that is `turned` is told by (block, k, 8 tile + e).
     """
-    tiles, dtype = columns // COLUMNS, instruction.dtype
-    left = te.placeholder((chunks, 2, 8, 1) if turned_left else (2, chunks, 1, 8), dtype, name="left")
-    right = te.placeholder((chunks, tiles, 8, 2) if turned_right else (tiles, chunks, 2, 8), dtype, name="right")
-    chunk, k = te.reduce_axis((0, chunks), name="chunk"), te.reduce_axis((0, 8), name="k")
+    blocks, dtype, wide = columns // SLICE, instruction.dtype, instruction.wide
+    left = te.placeholder((2, 1, SLICE), dtype, name="left")
+    right = te.placeholder((blocks, SLICE, SLICE) if turned else (8 * blocks, COLUMNS, SLICE), dtype, name="right")
+    k = te.reduce_axis((0, SLICE), name="k")
 
-    def body(tile: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
-        x = left(chunk, half, k, g) if turned_left else left(half, chunk, g, k)
-        y = right(chunk, tile, k, t * 2 + e) if turned_right else right(tile, chunk, t * 2 + e, k)
-        return te.sum(te.cast(instruction.wide, x) * te.cast(instruction.wide, y), axis=[chunk, k])
+    def body(block: Any, tile: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
+        column = tile * COLUMNS + t * 2 + e
+        other = right(block, k, column) if turned else right(block * 8 + tile, t * 2 + e, k)
+        return te.sum(te.cast(wide, left(half, g, k)) * te.cast(wide, other), axis=k)
 
-    product = te.compute((tiles, 1, 1, 2, 2), body, name="product")
-    declared = {tensor: _strided(tensor, str(tensor.op.name)) for tensor in (left, right)}
-    name = f"rc_wgmma_{dtype}<{columns}, {chunks}, {int(turned_left)}, {int(turned_right)}>"
+    product = te.compute((blocks, 8, 1, 1, 2, 2), body, name="product")
+    name = f"rc_wgmma_{dtype}<{columns}, {int(turned)}>"
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[None, Stmt, Stmt]:
-        result, steps = outputs[0], [_matrix_strides(b, turned) for b, turned in zip(inputs, turns, strict=True)]
-        places = [_address(b, (0,) * len(b.shape)) for b in (result, *inputs)]
-        return None, _zeros(result), _call(name, *places, *steps[0], *steps[1])
+        places = [_address(b, (0,) * len(b.shape)) for b in (*outputs, *inputs)]
+        return None, _zeros(outputs[0]), _call(name, *places)
 
-    turns = (turned_left, turned_right)
+    declared = {tensor: _strided(tensor, str(tensor.op.name)) for tensor in (left, right)}
     return te.decl_tensor_intrin(product.op, emit, name, binds=declared)
 
 
-def _matrix_strides(operand: Buffer, turned: bool) -> tuple[PrimExpr, PrimExpr]:
-    """Bytes from a matrix of 8 x 8 to the next one of rows or columns, and to the next one of depth."""
-    assert operand.strides is not None
-    first, second = (operand.strides[i] * operand.dtype.nbytes for i in (0, 1))
-    return (second, first) if turned else (first, second)
-
-
 def _zeros(result: Buffer) -> Stmt:
-    """Zeros in a buffer (tiles, 1, 1, 2, 2)."""
-    tile, zero = Var("tile"), const(0, result.dtype)
-    stores = [BufferStore(result, zero, (tile, const(0), const(0), const(i), const(j))) for i in range(2) for j in range(2)]
-    return For(tile, const(0), const(result.shape[0]), ForKind.UNROLLED, seq(stores))
+    """Zeros in a buffer (blocks, tiles, 1, 1, 2, 2)."""
+    block, tile = Var("block"), Var("tile")
+    places = [(block, tile, const(0), const(0), const(i), const(j)) for i in range(2) for j in range(2)]
+    stores = seq([BufferStore(result, const(0, result.dtype), place) for place in places])
+    inner = For(tile, const(0), const(result.shape[1]), ForKind.UNROLLED, stores)
+    return For(block, const(0), const(result.shape[0]), ForKind.UNROLLED, inner)

@@ -165,28 +165,27 @@ static inline void rc_mma_int8(int* sums, const void* left, const void* right) {
 
 struct EmulationOperand {
   const char* first;
-  int along_depth, along_free;
+  int apart;
 };
-static inline EmulationOperand rc_wgmma_operand(const char* first, int along_depth, int along_free) {
-  if ((unsigned long long)first % 16 || along_depth % 16 || along_free % 16)
-    emulation_fail("wgmma reads matrices that are not aligned to 16 bytes");
-  return {first, along_depth, along_free};
+static inline EmulationOperand rc_wgmma_operand(const void* own, int offset, int apart) {
+  return {(const char*)((unsigned long long)own & ~1023ull) + offset, apart};
 }
 static inline void rc_wgmma_begin() {}
 static inline void rc_wgmma_end() {}
-static inline void rc_wgmma_publish() {}
+static inline void rc_wgmma_settle() {}
 
-// Element `k` of row or column `i`: matrices of 8 x 8, whose rows have one `i`, or where they are turned one `k`.
+// Element `k` of row or column `i`, from swizzled lines that belong to one `i`, or where they are turned to one `k`.
 template <class Widen>
 static inline float emulation_wgmma_element(EmulationOperand from, unsigned i, unsigned k, bool turned, Widen widen) {
-  unsigned inside = turned ? 16 * (k & 7) + 2 * (i & 7) : 16 * (i & 7) + 2 * (k & 7);
+  unsigned long long place = (unsigned long long)from.first;
+  place += turned ? i / 64 * from.apart + k * 128 + i % 64 * 2 : i * 128 + k * 2;
   unsigned short bits;
-  memcpy(&bits, from.first + (int)(i >> 3) * from.along_free + (int)(k >> 3) * from.along_depth + inside, 2);
+  memcpy(&bits, (const char*)(place ^ (place >> 7 & 7) << 4), 2);
   return widen(bits);
 }
 template <unsigned Columns, class Widen>
-static inline void emulation_wgmma(float* sums, EmulationOperand left, EmulationOperand right, bool turned_left,
-                                   bool turned_right, Widen widen, unsigned line) {
+static inline void emulation_wgmma(float* sums, EmulationOperand left, EmulationOperand right, bool turned, Widen widen,
+                                   unsigned line) {
   const char* places[2] = {left.first, right.first};
   const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), places, sizeof places, nullptr, line);
   if (memcmp(slots, places, sizeof places)) emulation_fail("lanes of a warp give wgmma different operands");
@@ -194,17 +193,17 @@ static inline void emulation_wgmma(float* sums, EmulationOperand left, Emulation
   for (unsigned i = 0; i < Columns / 2; ++i) {
     unsigned row = first_row + 8 * (i >> 1 & 1), column = 8 * (i >> 2) + 2 * (lane & 3) + (i & 1);
     for (unsigned k = 0; k < 16; ++k)
-      sums[i] += emulation_wgmma_element(left, row, k, turned_left, widen) *
-                 emulation_wgmma_element(right, column, k, turned_right, widen);
+      sums[i] += emulation_wgmma_element(left, row, k, false, widen) *
+                 emulation_wgmma_element(right, column, k, turned, widen);
   }
 }
-template <int TurnedLeft, int TurnedRight, unsigned Sums>
+template <int Turned, unsigned Sums>
 static inline void rc_wgmma_step_float16(float (*d)[Sums], EmulationOperand left, EmulationOperand right) {
   auto widen = [](unsigned short x) { return (float)emulation_bits<_Float16>(x); };
-  emulation_wgmma<2 * Sums>(*d, left, right, TurnedLeft, TurnedRight, widen, __LINE__);
+  emulation_wgmma<2 * Sums>(*d, left, right, Turned, widen, __LINE__);
 }
-template <int TurnedLeft, int TurnedRight, unsigned Sums>
+template <int Turned, unsigned Sums>
 static inline void rc_wgmma_step_bfloat16(float (*d)[Sums], EmulationOperand left, EmulationOperand right) {
   auto widen = [](unsigned short x) { return emulation_bits<float>((unsigned)x << 16); };
-  emulation_wgmma<2 * Sums>(*d, left, right, TurnedLeft, TurnedRight, widen, __LINE__);
+  emulation_wgmma<2 * Sums>(*d, left, right, Turned, widen, __LINE__);
 }
