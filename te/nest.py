@@ -22,7 +22,7 @@ from te.tir import ops
 from te.tir.buffer import Buffer, buffer_strides
 from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
 from te.tir.ops import convert, seq
-from te.tir.passes.inject_software_pipeline import PIPELINE_SCOPE
+from te.tir.passes.inject_software_pipeline import FILL_BEHIND, PIPELINE_SCOPE
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
 from te.tir.substitute import substitute
 
@@ -123,7 +123,8 @@ class _Nests:
                 nest = AttrStmt("double_buffer_scope", self.buffers[tensor], ops.const(1), nest)
         if stage.pipeline_stages > 1:
             for tensor in own:
-                nest = AttrStmt(PIPELINE_SCOPE, self.buffers[tensor], ops.const(stage.pipeline_stages), nest)
+                inner = AttrStmt(FILL_BEHIND, None, ops.const(1), nest) if stage.fills_behind else nest
+                nest = AttrStmt(PIPELINE_SCOPE, self.buffers[tensor], ops.const(stage.pipeline_stages), inner)
         body = seq(nest, rest)
         for tensor in reversed(own):
             body = Allocate(self.buffers[tensor], body)

@@ -139,6 +139,7 @@ class Stage:
         self.scope = ""
         self.double_buffered = False
         self.pipeline_stages = 1
+        self.fills_behind = False
         self.swizzled = False
         self.predicate: PrimExpr | None = None
         self.launched_threads: tuple[IterVar, ...] = ()
@@ -454,17 +455,18 @@ class Stage:
             raise self._error("double_buffer", "of an output; only intermediate results can be double buffered")
         self.double_buffered = True
 
-    def pipeline(self, stages: int) -> None:
+    def pipeline(self, stages: int, behind: bool = False) -> None:
         """Fill the result, in the loop it is computed at, `stages` - 1 iterations ahead, in a ring of `stages` copies.
 
         Where the device can, the copies run while other iterations are computed. All stages that one loop pipelines
-        have the same number of stages, at least 2. (TVM: the annotation "software_pipeline_stage".)
+        have the same number of stages, at least 2. `behind`: an iteration uses its copies before it starts others,
+        which pays where units of their own compute with them. (TVM: the annotation "software_pipeline_stage".)
         """
         if self.is_output:
             raise self._error("pipeline", "of an output; only intermediate results can be filled ahead")
         if stages < 2:
             raise self._error("pipeline", f"of {stages} stages; expected at least 2")
-        self.pipeline_stages = stages
+        self.pipeline_stages, self.fills_behind = stages, behind
 
     def set_store_predicate(self, predicate: Any) -> None:
         """Store only where `predicate` holds: one thread of several that hold the same value."""

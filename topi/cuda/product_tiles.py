@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from topi.cuda.cost import Gpu
 
@@ -46,8 +46,6 @@ _STEP_CYCLES = 40
 """A barrier and the wait for copies, once per step of a block."""
 _LAUNCH_CYCLES = 1500
 """A block's way to its first step (two trips to memory) and its end."""
-_HIDING_WARPS = 8
-"""Resident warps from which on a multiprocessor hides the latencies of its own units."""
 
 STATIC_SHARED_BYTES = 48 << 10
 """Shared memory that needs no opting in."""
@@ -70,6 +68,8 @@ class SimtTile:
     vector: tuple[int, int]
     depth: int
     stages: int
+    hiding_warps: ClassVar[int] = 8
+    """Resident warps from which on a multiprocessor hides the latencies of its own units."""
 
     @property
     def rows(self) -> int:
@@ -137,6 +137,8 @@ class MmaTile:
     tiles: tuple[int, int]
     depth: int
     stages: int
+    hiding_warps: ClassVar[int] = 8
+    """Resident warps from which on a multiprocessor hides the latencies of its own units."""
 
     @property
     def rows(self) -> int:
@@ -192,6 +194,8 @@ def _mma_tiles(nbytes: int) -> Iterator[MmaTile]:
 @dataclass(frozen=True, slots=True)
 class WgmmaTile(MmaTile):
     """A tile computed by groups of four warps, one below the other, each on 64 rows by `wgmma`."""
+
+    hiding_warps: ClassVar[int] = 4
 
     @property
     def registers(self) -> int:
@@ -277,7 +281,7 @@ class Problem:
         blocks = self.batch * math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
         share = max(math.ceil(blocks / self.gpu.processors), 1)
         together = min(resident, share)
-        rate = min(1.0, (together * tile.threads / 32 / _HIDING_WARPS) ** 0.5)
+        rate = min(1.0, (together * tile.threads / 32 / tile.hiding_warps) ** 0.5)
         steps = math.ceil(self.depth / tile.depth)
         write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
         alone = _LAUNCH_CYCLES + steps * _STEP_CYCLES

@@ -168,7 +168,7 @@ def _load(
 def multiply_slice(instruction: Multiply, columns: int, turned: bool) -> te.TensorIntrin:
     """product (block, tile, 1, 1, half, e) += left (half, 1, k) * right (8 block + tile, e, k), summed over 64 k.
 
-    By four warps together (`wgmma`), from swizzled shared memory: 64 rows by `columns`, 8 to a tile, 8 tiles to a block.
+    By four warps together (`wgmma`), from swizzled shared memory: 64 rows by `columns`, 8 to a tile, 8 tiles a block.
     A right operand that is `turned` is told by (block, k, 8 tile + e).
     """
     blocks, dtype, wide = columns // SLICE, instruction.dtype, instruction.wide

@@ -1,6 +1,6 @@
 """Products of matrices by groups of four warps (`wgmma`): both operands are multiplied where they lie in shared memory.
 
-A slice is 64 products deep, which is a line of 128 bytes of a row or column, or in the order of memory one of 64 columns;
+A slice is 64 products deep: a line of 128 bytes for each row or column, or for 64 columns at one depth, as in memory;
 lines are swizzled, as the instruction expects them, so that neither copies nor multiplications wait for banks. A group
 of warps multiplies 64 rows by the columns of its tile and keeps the sums in registers. They go to the epilogue as those
 of `mma_matmul` do.
@@ -29,7 +29,7 @@ _SCOPE = "shared.dyn"
 
 
 def multiplies_slices(c: Contraction) -> bool:
-    """Can the operands, of two bytes each, be copied to shared memory 16 bytes at a time, the left one along the depth?"""
+    """Can the operands, of two bytes, be copied to shared memory 16 bytes at a time, the left one along the depth?"""
     if c.left.value.dtype.nbytes != 2 or c.right.value.dtype.nbytes != 2:
         return False
     return c.left.copy_direction(_PART) == ("depth", _PART) and c.right.copy_direction(_PART)[1] == _PART
@@ -37,7 +37,7 @@ def multiplies_slices(c: Contraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """An operand as (batch, group, row or column, depth), 8 to a group, or `turned` (batch, block, depth, column), 64."""
+    """An operand as (batch, group of 8, row or column, depth), or `turned` (batch, block of 64, depth, column)."""
 
     view: te.Tensor
     turned: bool
@@ -75,7 +75,8 @@ class _Slice:
 
 def schedule_wgmma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: WgmmaTile, instruction: Multiply) -> None:
     """Schedule contraction `c` and the output `out` that reads it at its own index; all between is inlined."""
-    left, right = (_Slice.of(o, n, c.batch, t) for o, n, t in ((c.left, "left", tile.rows), (c.right, "right", tile.columns)))
+    left = _Slice.of(c.left, "left", c.batch, tile.rows)
+    right = _Slice.of(c.right, "right", c.batch, tile.columns)
     k = te.reduce_axis((0, left.view.shape[3]), name="k")
 
     def element(b: Any, i: Any, block: Any, j: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
@@ -103,5 +104,5 @@ def schedule_wgmma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: WgmmaTi
     for operand in (left, right):
         s[operand.view].set_scope(_SCOPE)
         s[operand.view].compute_at(stage, step)
-        s[operand.view].pipeline(tile.stages)
+        s[operand.view].pipeline(tile.stages, behind=True)
         operand.copy(s, tile.threads)
