@@ -25,8 +25,8 @@ __all__ = ["schedule_mma", "schedule_sums"]
 
 _GROUP = 4
 """Columns that a thread computes together in the epilogue: sums of 16 bytes."""
-_TOGETHER = 4
-"""Groups that it has under way."""
+_TOGETHER = 4 * _GROUP
+"""Columns that it has under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) 
     bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
     turn, thread = stage.split(stage.fuse(row, column), factor=tile.threads)
     stage.bind(thread, thread_axis(tile.threads))
-    turns, together = stage.split(turn, factor=_TOGETHER)
+    most = tile.rows * tile.columns // width // tile.threads
+    turns, together = stage.split(turn, factor=min(_TOGETHER // width, most))
     stage.unroll(together)
     stage.pragma(turns, "loop_partition_hint", True)  # little code: turns inside the matrix need no guards
     return j

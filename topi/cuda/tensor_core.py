@@ -186,16 +186,16 @@ def multiply_slice(instruction: Multiply, columns: int, turned: bool) -> te.Tens
 
     def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[None, Stmt, Stmt]:
         places = [_address(b, (0,) * len(b.shape)) for b in (*outputs, *inputs)]
-        return None, _zeros(outputs[0]), _call(name, *places)
+        return None, _zeros(outputs[0], blocks), _call(name, *places)
 
     declared = {tensor: _strided(tensor, str(tensor.op.name)) for tensor in (left, right)}
     return te.decl_tensor_intrin(product.op, emit, name, binds=declared)
 
 
-def _zeros(result: Buffer) -> Stmt:
+def _zeros(result: Buffer, blocks: int) -> Stmt:
     """Zeros in a buffer (blocks, tiles, 1, 1, 2, 2)."""
     block, tile = Var("block"), Var("tile")
     places = [(block, tile, const(0), const(0), const(i), const(j)) for i in range(2) for j in range(2)]
     stores = seq([BufferStore(result, const(0, result.dtype), place) for place in places])
-    inner = For(tile, const(0), const(result.shape[1]), ForKind.UNROLLED, stores)
-    return For(block, const(0), const(result.shape[0]), ForKind.UNROLLED, inner)
+    inner = For(tile, const(0), const(SLICE // COLUMNS), ForKind.UNROLLED, stores)
+    return For(block, const(0), const(blocks), ForKind.UNROLLED, inner)
