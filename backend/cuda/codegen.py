@@ -223,10 +223,11 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
 
     def call_storage_sync(self, node: Call) -> str:
         scope = node.args[0]
-        barrier = _BARRIERS.get(scope.value) if isinstance(scope, StringImm) else None
+        name = scope.value if isinstance(scope, StringImm) else ""
+        barrier = _BARRIERS.get(name)
         if barrier is None:
             raise CompileError(f"threads of different blocks can't wait for each other: {node}")
-        return f"(rc_wgmma_settle(), {barrier})" if self.multiplies_slices and scope.value == "shared" else barrier
+        return f"(rc_wgmma_settle(), {barrier})" if self.multiplies_slices and name == "shared" else barrier
 
     def call_warp_shuffle_xor(self, node: Call) -> str:
         """Printed in place, not through the prelude: every shuffle of a kernel has a line of its own."""

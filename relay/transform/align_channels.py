@@ -34,9 +34,11 @@ class AlignChannels(RewritePass):
 
     def rewrite(self, call: Call) -> Expr:
         op = call.op
-        if not isinstance(op, Conv1D | Conv2D | Conv3D) or not isinstance(call.args[1], Constant):
+        if not isinstance(op, Conv1D | Conv2D | Conv3D):
             return call
         data, weight = call.args
+        if not isinstance(weight, Constant):
+            return call
         channels = data.shape[-1]
         if op.groups > 1 or not op.data_layout.endswith("C") or str(data.dtype) not in NARROW:
             return call

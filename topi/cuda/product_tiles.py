@@ -44,6 +44,10 @@ _L2_BYTES_PER_CYCLE = 32
 """What the second-level cache gives a multiprocessor in a cycle when all of them ask."""
 _STEP_CYCLES = 40
 """A barrier and the wait for copies, once per step of a block."""
+_RING_CYCLES = 60
+"""A division by the number of slices in flight and the addresses behind it, before a warp group can multiply."""
+_UNROLLED_STEPS = 16
+"""Steps of a loop that the compiler writes out, with known addresses."""
 _LAUNCH_CYCLES = 1500
 """A block's way to its first step (two trips to memory) and its end."""
 
@@ -100,6 +104,10 @@ class SimtTile:
     def shared_bytes(self, nbytes: int) -> int:
         """Shared memory of a block for elements of `nbytes`."""
         return self.stages * self.depth * (self.rows + self.columns + 8) * nbytes
+
+    def ring_cycles(self, steps: int) -> int:
+        """What finding the next slice costs in each of `steps`, besides what `step_cycles` has."""
+        return 0
 
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
@@ -173,6 +181,10 @@ class MmaTile:
         """Shared memory of the sums, in rows that meet different banks."""
         return self.rows * (math.ceil(self.columns / BANKS) * BANKS + 8) * 4
 
+    def ring_cycles(self, steps: int) -> int:
+        """What finding the next slice costs in each of `steps`, besides what `step_cycles` has."""
+        return 0
+
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
         warps = self.threads // 32
@@ -196,6 +208,10 @@ class WgmmaTile(MmaTile):
     """A tile computed by groups of four warps, one below the other, each on 64 rows by `wgmma`."""
 
     hiding_warps: ClassVar[int] = 4
+
+    def ring_cycles(self, steps: int) -> int:
+        """What finding the next slice costs in each of `steps`: unrolled, and of a power of two slices, nothing."""
+        return 0 if steps <= _UNROLLED_STEPS or self.stages.bit_count() == 1 else _RING_CYCLES
 
     @property
     def registers(self) -> int:
@@ -284,7 +300,7 @@ class Problem:
         rate = min(1.0, (together * tile.threads / 32 / tile.hiding_warps) ** 0.5)
         steps = math.ceil(self.depth / tile.depth)
         write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
-        alone = _LAUNCH_CYCLES + steps * _STEP_CYCLES
+        alone = _LAUNCH_CYCLES + steps * (_STEP_CYCLES + tile.ring_cycles(steps))
         own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) + write) / rate + share / together * alone
         return own + (0 if self.parts == 1 else self._adding_up())
 
