@@ -42,8 +42,12 @@ _SHARED_BYTES_PER_CYCLE = 128
 """What shared memory gives a multiprocessor in a cycle."""
 _L2_BYTES_PER_CYCLE = 32
 """What the second-level cache gives a multiprocessor in a cycle when all of them ask."""
+_LINES_BYTES_PER_CYCLE = 40
+"""The same where slices are whole lines of 128 bytes (an H200 gave 34 at least to all, 47 to two thirds of them)."""
 _STEP_CYCLES = 40
 """A barrier and the wait for copies, once per step of a block."""
+_HIDING_WARPS = 8
+"""Resident warps from which on a multiprocessor hides the latencies of its own units."""
 _RING_CYCLES = 60
 """A division by the number of slices in flight and the addresses behind it, before a warp group can multiply."""
 _UNROLLED_STEPS = 16
@@ -72,8 +76,10 @@ class SimtTile:
     vector: tuple[int, int]
     depth: int
     stages: int
-    hiding_warps: ClassVar[int] = 8
-    """Resident warps from which on a multiprocessor hides the latencies of its own units."""
+    hiding_warps: ClassVar[int] = _HIDING_WARPS
+    """Resident warps from which on a multiprocessor multiplies without waiting."""
+    writing_power: ClassVar[float] = 0.5
+    """How the speed of the epilogue grows with resident warps, up to `_HIDING_WARPS`."""
 
     @property
     def rows(self) -> int:
@@ -145,8 +151,10 @@ class MmaTile:
     tiles: tuple[int, int]
     depth: int
     stages: int
-    hiding_warps: ClassVar[int] = 8
-    """Resident warps from which on a multiprocessor hides the latencies of its own units."""
+    hiding_warps: ClassVar[int] = _HIDING_WARPS
+    """Resident warps from which on a multiprocessor multiplies without waiting."""
+    writing_power: ClassVar[float] = 0.5
+    """How the speed of the epilogue grows with resident warps, up to `_HIDING_WARPS`."""
 
     @property
     def rows(self) -> int:
@@ -208,6 +216,7 @@ class WgmmaTile(MmaTile):
     """A tile computed by groups of four warps, one below the other, each on 64 rows by `wgmma`."""
 
     hiding_warps: ClassVar[int] = 4
+    writing_power: ClassVar[float] = 1.0
 
     def ring_cycles(self, steps: int) -> int:
         """What finding the next slice costs in each of `steps`: unrolled, and of a power of two slices, nothing."""
@@ -229,7 +238,7 @@ class WgmmaTile(MmaTile):
         slices = (self.rows + self.columns) * self.depth * nbytes
         read = groups * (64 + self.tiles[1] * 8) * self.depth * nbytes
         shared = (read + slices) / _SHARED_BYTES_PER_CYCLE
-        return max(multiply, shared, slices / _L2_BYTES_PER_CYCLE) + 0.15 * shared
+        return max(multiply, shared, slices / _LINES_BYTES_PER_CYCLE) + 0.15 * shared
 
 
 def _wgmma_tiles(nbytes: int) -> Iterator[WgmmaTile]:
@@ -297,11 +306,13 @@ class Problem:
         blocks = self.batch * math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
         share = max(math.ceil(blocks / self.gpu.processors), 1)
         together = min(resident, share)
-        rate = min(1.0, (together * tile.threads / 32 / tile.hiding_warps) ** 0.5)
+        warps = together * tile.threads / 32
+        rate = min(1.0, warps / tile.hiding_warps) ** 0.5
         steps = math.ceil(self.depth / tile.depth)
-        write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
+        writing_rate = min(1.0, warps / _HIDING_WARPS) ** tile.writing_power
+        write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE / writing_rate
         alone = _LAUNCH_CYCLES + steps * (_STEP_CYCLES + tile.ring_cycles(steps))
-        own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) + write) / rate + share / together * alone
+        own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) / rate + write) + share / together * alone
         return own + (0 if self.parts == 1 else self._adding_up())
 
     def _adding_up(self) -> float:
