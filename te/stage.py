@@ -442,8 +442,8 @@ class Stage:
     def swizzle(self) -> None:
         """Exchange the 16-byte parts of every line of 128 bytes of shared memory: part p of line l lies at p ^ (l % 8).
 
-        So the same part of eight lines lies in different banks, without padding; some instructions expect it. The
-        memory is aligned to 1024 bytes.
+        So the same part of eight lines lies in different banks, without padding. Some instructions expect it, and in
+        "shared.dyn" find the memory aligned to 1024 bytes, as they need it.
         """
         if not self.scope.startswith("shared"):
             raise self._error("swizzle", f"in scope {self.scope!r}; only shared memory has banks")

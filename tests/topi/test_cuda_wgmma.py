@@ -44,7 +44,7 @@ def product(sizes, turned="nt", dtype="float16", batch=1):
 
 
 def scheduled(args, tile, parts=1):
-    """The loops of a product by a tile of our choice."""
+    """The loops of a product by a tile of our choice; the last of `args` is what it gives."""
     out = args[-1]
     contraction = contraction_of(out.op)
     assert contraction is not None
@@ -74,6 +74,21 @@ def test_tiles(hopper, tile):
 def test_operands_in_either_order(hopper, turned, dtype):
     args = product((72, 136, 144), turned, dtype, batch=2)
     check(hopper, args, turned, scheduled(args, WgmmaTile((4, 2), (1, 8), 64, 3)))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolutions_read_borders_of_zeros_and_weights_turned(hopper, stride):
+    x = te.placeholder((2, 7, 6, 64), "float16", "x")
+    w = te.placeholder((3, 3, 64, 72), "float16", "w")
+    out = topi.nn.conv(x, w, (stride, stride), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO", out_dtype="float32")
+    library = backend.build(scheduled([x, w, out], WgmmaTile((4, 1), (1, 8), 64, 3)), target=TARGET)
+    a, b = (RNG.standard_normal(t.shape).astype("float16") for t in (x, w))
+    result = backend.nd.array(np.full(out.shape, np.nan, "float32"), hopper)
+    library(backend.nd.array(a, hopper), backend.nd.array(b, hopper), result)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(a, [(0, 0), (1, 1), (1, 1), (0, 0)]), (3, 3), (1, 2))
+    windows = windows[:, ::stride, ::stride].astype("float32")
+    expected = np.einsum("nhwcij,ijco->nhwo", windows, b.astype("float32"))
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=2e-3)
 
 
 def test_the_depth_is_shared_between_blocks(hopper):

@@ -136,19 +136,18 @@ def _tile_sums(s: te.Schedule, sums: te.Tensor, tile: MmaTile) -> IterVar:
     stage = s[sums]
     _, rows, columns = stage.op.axis
     stage.storage_align(rows, BANKS, 2 * WARP_COLUMNS)  # eight rows of four pairs fill all banks twice
-    rest, g = stage.split(rows, factor=8)
-    rest, half = stage.split(rest, factor=2)
-    if isinstance(tile, WgmmaTile):
-        rest, i_warp = stage.split(rest, factor=4)  # the tiles of a group of warps lie one below the other
-        group, i_tile = stage.split(rest, factor=tile.tiles[0])
-        groups = [group]
-    else:
-        i_warp, i_tile = stage.split(rest, factor=tile.tiles[0])
-        groups = []
     rest, e = stage.split(columns, factor=2)
     rest, t = stage.split(rest, factor=WARP_COLUMNS)
     j_warp, j_tile = stage.split(rest, factor=tile.tiles[1])
-    warps = [*groups, j_warp, i_warp] if groups else [i_warp, j_warp]
+    rest, g = stage.split(rows, factor=8)
+    rest, half = stage.split(rest, factor=2)
+    if isinstance(tile, WgmmaTile):
+        i_tile, i_warp = stage.split(rest, factor=4)  # the warps of a group lie one below the other
+        group, i_tile = stage.split(i_tile, factor=tile.tiles[0])
+        warps = [group, j_warp, i_warp]
+    else:
+        i_warp, i_tile = stage.split(rest, factor=tile.tiles[0])
+        warps = [i_warp, j_warp]
     stage.reorder(*warps, g, t, i_tile, half, j_tile, e)
     thread = stage.fuse(*warps, g, t)
     stage.bind(thread, thread_axis(tile.threads))
