@@ -22,7 +22,7 @@ from te.tir import ops
 from te.tir.buffer import Buffer, buffer_strides
 from te.tir.expr import BufferLoad, Dim, IterVar, PrimExpr, ProducerLoad, Reduce, Var
 from te.tir.ops import convert, seq
-from te.tir.passes.inject_software_pipeline import PIPELINE_SCOPE
+from te.tir.passes.inject_software_pipeline import FILL_BEHIND, PIPELINE_SCOPE
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind, IfThenElse, LetStmt, Stmt
 from te.tir.substitute import substitute
 
@@ -90,7 +90,9 @@ class _Nests:
             if isinstance(stage.op, ComputeOp):
                 shape, self.starts[tensor] = tuple([self.math.as_dim(e) for e in region.extents]), region.mins
             strides = _aligned_strides(stage, shape)
-            self.buffers[tensor] = Buffer(tensor.name, shape, tensor.dtype, strides=strides, scope=scope)
+            align = 1024 if stage.swizzled else 64
+            self.buffers[tensor] = Buffer(tensor.name, shape, tensor.dtype, strides=strides, scope=scope, align=align,
+                                          swizzled=stage.swizzled)  # fmt: skip
 
     def _share_states(self, stage: Stage) -> None:
         """The first states, the next states and the states read are all in the memory of the scan's result."""
@@ -121,7 +123,8 @@ class _Nests:
                 nest = AttrStmt("double_buffer_scope", self.buffers[tensor], ops.const(1), nest)
         if stage.pipeline_stages > 1:
             for tensor in own:
-                nest = AttrStmt(PIPELINE_SCOPE, self.buffers[tensor], ops.const(stage.pipeline_stages), nest)
+                inner = AttrStmt(FILL_BEHIND, None, ops.const(1), nest) if stage.fills_behind else nest
+                nest = AttrStmt(PIPELINE_SCOPE, self.buffers[tensor], ops.const(stage.pipeline_stages), inner)
         body = seq(nest, rest)
         for tensor in reversed(own):
             body = Allocate(self.buffers[tensor], body)

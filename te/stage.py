@@ -143,6 +143,8 @@ class Stage:
         self.scope = ""
         self.double_buffered = False
         self.pipeline_stages = 1
+        self.fills_behind = False
+        self.swizzled = False
         self.predicate: PrimExpr | None = None
         self.launched_threads: tuple[IterVar, ...] = ()
 
@@ -442,23 +444,34 @@ class Stage:
             raise self._error("storage_align", f"with factor {factor}; the factor must be at least 1")
         self.loop_attrs.setdefault(axis, LoopAttrs()).align = (factor, offset)
 
+    def swizzle(self) -> None:
+        """Exchange the 16-byte parts of every line of 128 bytes of shared memory: part p of line l lies at p ^ (l % 8).
+
+        So the same part of eight lines lies in different banks, without padding. Some instructions expect it, and in
+        "shared.dyn" find the memory aligned to 1024 bytes, as they need it.
+        """
+        if not self.scope.startswith("shared"):
+            raise self._error("swizzle", f"in scope {self.scope!r}; only shared memory has banks")
+        self.swizzled = True
+
     def double_buffer(self) -> None:
         """Keep two copies of the result, so that the next part is computed while this one is used."""
         if self.is_output:
             raise self._error("double_buffer", "of an output; only intermediate results can be double buffered")
         self.double_buffered = True
 
-    def pipeline(self, stages: int) -> None:
+    def pipeline(self, stages: int, behind: bool = False) -> None:
         """Fill the result, in the loop it is computed at, `stages` - 1 iterations ahead, in a ring of `stages` copies.
 
         Where the device can, the copies run while other iterations are computed. All stages that one loop pipelines
-        have the same number of stages, at least 2. (TVM: the annotation "software_pipeline_stage".)
+        have the same number of stages, at least 2. `behind`: an iteration uses its copies before it starts others,
+        which pays where units of their own compute with them. (TVM: the annotation "software_pipeline_stage".)
         """
         if self.is_output:
             raise self._error("pipeline", "of an output; only intermediate results can be filled ahead")
         if stages < 2:
             raise self._error("pipeline", f"of {stages} stages; expected at least 2")
-        self.pipeline_stages = stages
+        self.pipeline_stages, self.fills_behind = stages, behind
 
     def set_store_predicate(self, predicate: Any) -> None:
         """Store only where `predicate` holds: one thread of several that hold the same value."""

@@ -27,6 +27,7 @@ from te.tir.passes.legalize_compute import LegalizeCompute
 from te.tir.passes.lower_thread_allreduce import LowerThreadAllreduce
 from te.tir.passes.merge_shared_memory import MergeSharedMemory
 from te.tir.passes.narrow_types import LowerNarrowTypes
+from te.tir.passes.swizzle_shared import SwizzleShared
 from te.tir.passes.thread_sync import ThreadSync
 
 __all__ = ["Source", "assemble", "build", "device_passes", "emit", "generate_source", "prelude", "prepare", "verify"]
@@ -37,7 +38,7 @@ def device_passes(target: Target) -> tuple[Pass, ...]:
     warp = target.get("thread-warp-size")
     memory = MergeSharedMemory(STATIC_SHARED_BYTES)
     types = (LowerNarrowTypes(), LegalizeCompute())
-    return (LowerThreadAllreduce(warp), *types, InjectAsyncCopy(), memory, ThreadSync())
+    return (LowerThreadAllreduce(warp), *types, SwizzleShared(), InjectAsyncCopy(), memory, ThreadSync())
 
 
 @dataclass(frozen=True, slots=True)

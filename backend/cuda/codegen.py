@@ -74,6 +74,8 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         super().__init__()
         self.function = function
         self.fast_math = fast_math
+        self.multiplies_slices = False
+        """Do units read shared memory, while the threads go on, that see only what they were told of?"""
         for param in function.params:  # equal names in all kernels of the function
             buffer = function.buffer_map.get(param)
             name = self.name(param)
@@ -84,6 +86,7 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
         """The text of one kernel."""
         buffers = {b.data: b for b in (*self.function.buffer_map.values(), *workspaces)}
         written = _written(kernel)
+        self.multiplies_slices = any(map(_is_warp_group_product, collect(kernel.body, Call)))
         params = [self.kernel_parameter(v, buffers.get(v), v in written) for v in kernel.arguments]
         self.lines = []
         head = f'extern "C" __global__ void __launch_bounds__({kernel.threads})'
@@ -220,10 +223,11 @@ class CudaGenerator(VectorAccesses, CLikeGenerator):
 
     def call_storage_sync(self, node: Call) -> str:
         scope = node.args[0]
-        barrier = _BARRIERS.get(scope.value) if isinstance(scope, StringImm) else None
+        name = scope.value if isinstance(scope, StringImm) else ""
+        barrier = _BARRIERS.get(name)
         if barrier is None:
             raise CompileError(f"threads of different blocks can't wait for each other: {node}")
-        return barrier
+        return f"(rc_wgmma_settle(), {barrier})" if self.multiplies_slices and name == "shared" else barrier
 
     def call_warp_shuffle_xor(self, node: Call) -> str:
         """Printed in place, not through the prelude: every shuffle of a kernel has a line of its own."""
@@ -294,6 +298,11 @@ def _written(kernel: Kernel) -> set[Var]:
         if call.op == "address_of" and isinstance(call.args[0], BufferLoad) and call not in read_only:
             written.add(call.args[0].buffer.data)
     return written
+
+
+def _is_warp_group_product(call: Call) -> bool:
+    name = call.args[0] if call.op == "call_extern" else None
+    return isinstance(name, StringImm) and name.value.startswith("rc_wgmma")
 
 
 def dynamic_shared_bytes(kernel: Kernel) -> int:

@@ -7,7 +7,7 @@
 #define RC_DEVICE __device__ __forceinline__
 #define RC_SHARED(T, name, n) __shared__ __align__(128) T name[n]
 #define RC_DYN_SHARED(T, name) \
-  extern __shared__ __align__(128) unsigned char rc_dynamic_shared[]; \
+  extern __shared__ __align__(1024) unsigned char rc_dynamic_shared[]; \
   T* const name = reinterpret_cast<T*>(rc_dynamic_shared)
 #define RC_INF __int_as_float(0x7f800000)
 #define RC_NAN __int_as_float(0x7fffffff)
@@ -110,6 +110,55 @@ RC_LDMATRIX(, "")
 RC_LDMATRIX(_turned, ".trans")
 #endif
 
+// Products of warp groups (sm_90a): four adjacent warps multiply 64 rows by `columns` over 16 elements of depth. Operands
+// lie in swizzled lines of 128 bytes (`Stage.swizzle`; PTX ISA, "wgmma.mma_async"), eight of them 1024 bytes from the next
+// eight. A line has elements of one row or column, or where the operand is turned of one depth, and its next line's are
+// of the next one; the next lines of rows or columns of a turned operand are `apart` bytes away.
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// The operand whose first line is that of `own` or one up to seven lines ahead of it, `offset` bytes on.
+RC_DEVICE unsigned long long rc_wgmma_operand(const void* own, int offset, int apart) {
+  unsigned place = ((unsigned)__cvta_generic_to_shared(own) & ~1023u) + offset;
+  return 1ull << 62 | 64ull << 32 | (unsigned long long)(apart >> 4) << 16 | (place >> 4 & 0x3fff);
+}
+RC_DEVICE void rc_wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+RC_DEVICE void rc_wgmma_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Before every barrier: waits for the products under way, which read shared memory, and makes what the thread has written
+// there visible to those that come.
+RC_DEVICE void rc_wgmma_settle() {
+  asm volatile("wgmma.wait_group.sync.aligned 0;\n fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#define RC_TEXT_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15" "," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define RC_TEXT_64 RC_TEXT_32 "," "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47" "," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define RC_TEXT_96 RC_TEXT_64 "," "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79" "," \
+  "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define RC_TEXT_128 RC_TEXT_96 "," "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" "," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define RC_SUMS_8(d) \
+  "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3]), "+f"((d)[4]), "+f"((d)[5]), "+f"((d)[6]), "+f"((d)[7])
+#define RC_SUMS_32(d) RC_SUMS_8(d), RC_SUMS_8((d) + 8), RC_SUMS_8((d) + 16), RC_SUMS_8((d) + 24)
+#define RC_SUMS_64(d) RC_SUMS_32(d), RC_SUMS_32((d) + 32)
+#define RC_SUMS_96(d) RC_SUMS_64(d), RC_SUMS_32((d) + 64)
+#define RC_SUMS_128(d) RC_SUMS_96(d), RC_SUMS_32((d) + 96)
+#define RC_WGMMA(kind, operands, columns, sums, a, b, turned) \
+  template <int Turned> \
+  RC_DEVICE void rc_wgmma_step_##kind(float (*d)[columns / 2], unsigned long long left, unsigned long long right) { \
+    asm volatile("{ .reg .pred add; setp.eq.u32 add, 0, 0; wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." operands \
+                 " {" RC_TEXT_##sums "}, %" #a ", %" #b ", add, 1, 1, 0, %" #turned "; }" \
+                 : RC_SUMS_##sums(*d) : "l"(left), "l"(right), "n"(Turned)); \
+  }
+#define RC_WGMMA_KIND(kind, operands) \
+  RC_WGMMA(kind, operands, 64, 32, 32, 33, 34) \
+  RC_WGMMA(kind, operands, 128, 64, 64, 65, 66) \
+  RC_WGMMA(kind, operands, 192, 96, 96, 97, 98) \
+  RC_WGMMA(kind, operands, 256, 128, 128, 129, 130)
+RC_WGMMA_KIND(float16, "f16.f16")
+RC_WGMMA_KIND(bfloat16, "bf16.bf16")
+#endif
+
 #endif  // RELAYC_HOST_EMULATION
 
 #if defined(RELAYC_HOST_EMULATION) || __CUDA_ARCH__ >= 800
@@ -143,6 +192,27 @@ RC_DEVICE void rc_load_right_pair_turned(void* to, void* next, const void* own, 
   int lane = threadIdx.x & 31;
   rc_ldmatrix_x4_turned(to, next, (const char*)own + (lane & 15) * stride + (lane >> 4) * 16 - (lane & 3) * 4);
 }
+
+#endif
+
+#if defined(RELAYC_HOST_EMULATION) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// sums += left * right over a slice of 64 elements of depth, by a warp group. `left` and `right` are the elements of the
+// calling thread at the slice's first depth: row g of its warp's 16, column 2 t. Only `right` may be turned. The sums are
+// there after the next barrier.
+#define RC_WGMMA_SLICE(kind) \
+  template <int Columns, int Turned> \
+  RC_DEVICE void rc_wgmma_##kind(float* sums, const void* left, const void* right) { \
+    int above = (threadIdx.x >> 5 & 3) * 2048; \
+    auto* d = (float (*)[Columns / 2])sums; \
+    rc_wgmma_begin(); \
+    _Pragma("unroll") for (int i = 0; i < 4; ++i) \
+        rc_wgmma_step_##kind<Turned>(d, rc_wgmma_operand(left, i * 32 - above, 0), \
+                                     rc_wgmma_operand(right, i * (Turned ? 2048 : 32), 8192)); \
+    rc_wgmma_end(); \
+  }
+RC_WGMMA_SLICE(float16)
+RC_WGMMA_SLICE(bfloat16)
 
 #endif
 

@@ -22,6 +22,9 @@ STATIC_SHARED_BYTES = 48 << 10
 DEFAULT_ARCH = "sm_90"
 """What bare "cuda" compiles for on a machine without a GPU."""
 
+_OWN_INSTRUCTIONS = {"9.0": "a"}
+"""Compute capabilities whose own instructions are used: code for them runs on no other GPU."""
+
 _ARCH = re.compile(r"(?:sm|compute)_(\d{2,3})([af]?)")
 
 
@@ -114,7 +117,7 @@ def _query(device: Device) -> dict[str, Any]:
     if not device.exist or version is None:
         raise TargetError(f"there is no device {device} on this machine; name an architecture instead: -arch=sm_90")
     told = {
-        "arch": "sm_" + version.replace(".", ""),
+        "arch": "sm_" + version.replace(".", "") + _OWN_INSTRUCTIONS.get(version, ""),
         "model": device.device_name,
         "max-threads-per-block": device.max_threads_per_block,
         "max-shared-memory-per-block": device.max_shared_memory_per_block,

@@ -1,6 +1,7 @@
 """Passes on graphs, one per file, and the frame they run in."""
 
 from relay.transform.absorb_shuffles import AbsorbShuffles
+from relay.transform.align_channels import AlignChannels
 from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
@@ -45,6 +46,7 @@ from te.ir import DumpInstrument, Pass, PassContext, PassInstrument, Sequential,
 
 __all__ = [
     "AbsorbShuffles",
+    "AlignChannels",
     "ArrangeWeights",
     "BlockAttention",
     "CanonicalizeOps",

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from backend.target import Target
 from relay.transform.absorb_shuffles import AbsorbShuffles
+from relay.transform.align_channels import AlignChannels
 from relay.transform.arrange_weights import ArrangeWeights
 from relay.transform.block_attention import BlockAttention
 from relay.transform.canonicalize_ops import CanonicalizeOps
@@ -74,7 +75,7 @@ def default_pipeline(
         arrange = (SplitTaps(target), *moves, CombineParallelConv2D(target), *weights)
         together = (StoreInOrder(target), FuseSiblings(target))
     elif "gpu" in target.keys:
-        arrange, unpack = (ArrangeWeights(),), (UnpackWeights(),)
+        arrange, unpack = (AlignChannels(), ArrangeWeights()), (UnpackWeights(),)
     passes: tuple[Pass, ...] = (
         EncodeStrings(),
         *unpack,

@@ -17,10 +17,11 @@ class Buffer:
 
     `strides` (elements; None = compact row-major), `elem_offset` (elements from `data` to element 0), `scope`
     ("global", "local", "shared", "shared.dyn", "warp", ...), `align` (bytes `data` is aligned to). A buffer's identity
-    is the object; element (i, j) lies at ``data + elem_offset + i * strides[0] + j * strides[1]``.
+    is the object; element (i, j) lies at ``data + elem_offset + i * strides[0] + j * strides[1]``, unless it is
+    `swizzled` (`Stage.swizzle`).
     """
 
-    __slots__ = ("align", "data", "dtype", "elem_offset", "name", "scope", "shape", "strides")
+    __slots__ = ("align", "data", "dtype", "elem_offset", "name", "scope", "shape", "strides", "swizzled")
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class Buffer:
         elem_offset: Dim = 0,
         scope: str = "global",
         align: int = 64,
+        swizzled: bool = False,
     ) -> None:
         self.name = name
         self.shape: tuple[Dim, ...] = tuple(shape)
@@ -42,6 +44,7 @@ class Buffer:
         self.elem_offset = elem_offset
         self.scope = scope
         self.align = align
+        self.swizzled = swizzled
 
     def with_(self, **changes: Any) -> Buffer:
         """A copy with some attributes changed (`name`, `shape`, `dtype`, `data`, `strides`, ...)."""
@@ -53,7 +56,7 @@ class Buffer:
         """The same buffer, or one bound at the same place with equal type, shape, strides and scope."""
         if self is other:
             return True
-        same = self.dtype == other.dtype and self.scope == other.scope
+        same = self.dtype == other.dtype and self.scope == other.scope and self.swizzled == other.swizzled
         same = same and equal.same_definition(self, other) and equal(self.shape, other.shape)
         return same and equal(self.strides or (), other.strides or ())
 

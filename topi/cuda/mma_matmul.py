@@ -17,16 +17,16 @@ from te.tir import Dim, IterVar, PrimExpr, as_dim
 from topi.cuda.common import bind_tiles, thread_axis
 from topi.cuda.contraction import Contraction, Operand, within, zero_filled
 from topi.cuda.cost import VECTOR_BYTES
-from topi.cuda.product_tiles import BANKS, STATIC_SHARED_BYTES, MmaTile
+from topi.cuda.product_tiles import BANKS, STATIC_SHARED_BYTES, MmaTile, WgmmaTile
 from topi.cuda.tensor_core import COLUMNS, ROWS, WARP_COLUMNS, Multiply, load_left, load_right, multiply
 from topi.utils import ceil_div
 
-__all__ = ["schedule_mma"]
+__all__ = ["schedule_mma", "schedule_sums"]
 
 _GROUP = 4
 """Columns that a thread computes together in the epilogue: sums of 16 bytes."""
-_TOGETHER = 4
-"""Groups that it has under way."""
+_TOGETHER = 4 * _GROUP
+"""Columns that it has under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,8 @@ def _tile_output(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile) 
     bind_tiles(stage, batch, i, j, ceil_div(c.rows, tile.rows))
     turn, thread = stage.split(stage.fuse(row, column), factor=tile.threads)
     stage.bind(thread, thread_axis(tile.threads))
-    turns, together = stage.split(turn, factor=_TOGETHER)
+    most = tile.rows * tile.columns // width // tile.threads
+    turns, together = stage.split(turn, factor=min(_TOGETHER // width, most))
     stage.unroll(together)
     stage.pragma(turns, "loop_partition_hint", True)  # little code: turns inside the matrix need no guards
     return j
@@ -135,19 +136,42 @@ def _tile_sums(s: te.Schedule, sums: te.Tensor, tile: MmaTile) -> IterVar:
     stage = s[sums]
     _, rows, columns = stage.op.axis
     stage.storage_align(rows, BANKS, 2 * WARP_COLUMNS)  # eight rows of four pairs fill all banks twice
-    rest, g = stage.split(rows, factor=8)
-    rest, half = stage.split(rest, factor=2)
-    i_warp, i_tile = stage.split(rest, factor=tile.tiles[0])
     rest, e = stage.split(columns, factor=2)
     rest, t = stage.split(rest, factor=WARP_COLUMNS)
     j_warp, j_tile = stage.split(rest, factor=tile.tiles[1])
-    stage.reorder(i_warp, j_warp, g, t, i_tile, half, j_tile, e)
-    thread = stage.fuse(i_warp, j_warp, g, t)
+    rest, g = stage.split(rows, factor=8)
+    rest, half = stage.split(rest, factor=2)
+    if isinstance(tile, WgmmaTile):
+        i_tile, i_warp = stage.split(rest, factor=4)  # the warps of a group lie one below the other
+        group, i_tile = stage.split(i_tile, factor=tile.tiles[0])
+        warps = [group, j_warp, i_warp]
+    else:
+        i_warp, i_tile = stage.split(rest, factor=tile.tiles[0])
+        warps = [i_warp, j_warp]
+    stage.reorder(*warps, g, t, i_tile, half, j_tile, e)
+    thread = stage.fuse(*warps, g, t)
     stage.bind(thread, thread_axis(tile.threads))
     for axis in (i_tile, half, j_tile):
         stage.unroll(axis)
     stage.vectorize(e)
     return thread
+
+
+def schedule_sums(
+    s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, product: te.Tensor, sums: te.Tensor, scope: str
+) -> None:
+    """Let contraction `c` and the output `out` read `sums`, (batch, rows, columns), in memory of `scope`.
+
+    They are what the threads have in their registers as `product`, which is computed there.
+    """
+    result = c.op.output(0)
+    view = te.compute(result.shape, lambda *i: sums(*c.position(i)), name=c.op.name, tag=c.op.tag)
+    s.recompute(result, view)
+    if s[out] is not s[c.op]:
+        s[c.op].compute_inline()
+    s[sums].set_scope(scope)
+    s[sums].compute_at(s[out], _tile_output(s, out, c, tile))
+    s[product].compute_at(s[sums], _tile_sums(s, sums, tile))
 
 
 def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, instruction: Multiply) -> None:
@@ -165,22 +189,13 @@ def schedule_mma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: MmaTile, 
 
     shape = (c.batch, rows.shape[2], columns.shape[2], 8, WARP_COLUMNS, 2, 2)
     product = te.compute(shape, element, name="product")
+    scope = "shared" if tile.shared_bytes(left.view.dtype.nbytes) <= STATIC_SHARED_BYTES else "shared.dyn"
 
     def unpacked(b: Any, i: Any, j: Any) -> PrimExpr:
         return product(b, i // ROWS, j // COLUMNS, i % 8, j % COLUMNS // 2, i % ROWS // 8, j % 2)
 
     sizes = (c.batch, as_dim(rows.shape[2] * ROWS), as_dim(columns.shape[2] * COLUMNS))
-    sums = te.compute(sizes, unpacked, name="sums")
-    result = c.op.output(0)
-    view = te.compute(result.shape, lambda *i: sums(*c.position(i)), name=c.op.name, tag=c.op.tag)
-    s.recompute(result, view)
-    if s[out] is not s[c.op]:
-        s[c.op].compute_inline()
-    scope = "shared" if tile.shared_bytes(left.view.dtype.nbytes) <= STATIC_SHARED_BYTES else "shared.dyn"
-    s[sums].set_scope(scope)
-    s[sums].compute_at(s[out], _tile_output(s, out, c, tile))
-
-    s[product].compute_at(s[sums], _tile_sums(s, sums, tile))
+    schedule_sums(s, out, c, tile, product, te.compute(sizes, unpacked, name="sums"), scope)
     outer, inner = _multiply_fragments(s[product], tile, instruction)
     for operand in (left, right):
         s[operand.view].set_scope(scope)

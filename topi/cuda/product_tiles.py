@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from topi.cuda.cost import Gpu
 
@@ -26,9 +26,11 @@ __all__ = [
     "MmaTile",
     "Problem",
     "SimtTile",
+    "WgmmaTile",
     "architecture",
     "mma_choices",
     "simt_choices",
+    "wgmma_choices",
 ]  # fmt: skip
 
 BANKS = 32
@@ -40,12 +42,18 @@ _SHARED_BYTES_PER_CYCLE = 128
 """What shared memory gives a multiprocessor in a cycle."""
 _L2_BYTES_PER_CYCLE = 32
 """What the second-level cache gives a multiprocessor in a cycle when all of them ask."""
+_LINES_BYTES_PER_CYCLE = 40
+"""The same where slices are whole lines of 128 bytes (an H200 gave 34 at least to all, 47 to two thirds of them)."""
 _STEP_CYCLES = 40
 """A barrier and the wait for copies, once per step of a block."""
-_LAUNCH_CYCLES = 1500
-"""A block's way to its first step (two trips to memory) and its end."""
 _HIDING_WARPS = 8
 """Resident warps from which on a multiprocessor hides the latencies of its own units."""
+_RING_CYCLES = 60
+"""A division by the number of slices in flight and the addresses behind it, before a warp group can multiply."""
+_UNROLLED_STEPS = 16
+"""Steps of a loop that the compiler writes out, with known addresses."""
+_LAUNCH_CYCLES = 1500
+"""A block's way to its first step (two trips to memory) and its end."""
 
 STATIC_SHARED_BYTES = 48 << 10
 """Shared memory that needs no opting in."""
@@ -68,6 +76,10 @@ class SimtTile:
     vector: tuple[int, int]
     depth: int
     stages: int
+    hiding_warps: ClassVar[int] = _HIDING_WARPS
+    """Resident warps from which on a multiprocessor multiplies without waiting."""
+    writing_power: ClassVar[float] = 0.5
+    """How the speed of the epilogue grows with resident warps, up to `_HIDING_WARPS`."""
 
     @property
     def rows(self) -> int:
@@ -98,6 +110,10 @@ class SimtTile:
     def shared_bytes(self, nbytes: int) -> int:
         """Shared memory of a block for elements of `nbytes`."""
         return self.stages * self.depth * (self.rows + self.columns + 8) * nbytes
+
+    def ring_cycles(self, steps: int) -> int:
+        """What finding the next slice costs in each of `steps`, besides what `step_cycles` has."""
+        return 0
 
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
@@ -135,6 +151,10 @@ class MmaTile:
     tiles: tuple[int, int]
     depth: int
     stages: int
+    hiding_warps: ClassVar[int] = _HIDING_WARPS
+    """Resident warps from which on a multiprocessor multiplies without waiting."""
+    writing_power: ClassVar[float] = 0.5
+    """How the speed of the epilogue grows with resident warps, up to `_HIDING_WARPS`."""
 
     @property
     def rows(self) -> int:
@@ -162,8 +182,16 @@ class MmaTile:
         pad = 16 // nbytes
         as_rows = (self.rows + self.columns) * (self.depth + pad)
         as_columns = self.depth * (self.rows + self.columns + 2 * pad)
-        sums = self.rows * (math.ceil(self.columns / BANKS) * BANKS + 8) * 4
-        return max(self.stages * max(as_rows, as_columns) * nbytes, sums)
+        return max(self.stages * max(as_rows, as_columns) * nbytes, self.sums_bytes)
+
+    @property
+    def sums_bytes(self) -> int:
+        """Shared memory of the sums, in rows that meet different banks."""
+        return self.rows * (math.ceil(self.columns / BANKS) * BANKS + 8) * 4
+
+    def ring_cycles(self, steps: int) -> int:
+        """What finding the next slice costs in each of `steps`, besides what `step_cycles` has."""
+        return 0
 
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
@@ -181,6 +209,41 @@ def _mma_tiles(nbytes: int) -> Iterator[MmaTile]:
     for w, t in product(warps, tiles):
         for depth_bytes, stages in ((32, 4), (64, 3), (64, 4), (128, 3), (128, 4)):
             yield MmaTile(w, t, depth_bytes // nbytes, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaTile(MmaTile):
+    """A tile computed by groups of four warps, one below the other, each on 64 rows by `wgmma`."""
+
+    hiding_warps: ClassVar[int] = 4
+    writing_power: ClassVar[float] = 1.0
+
+    def ring_cycles(self, steps: int) -> int:
+        """What finding the next slice costs in each of `steps`: unrolled, and of a power of two slices, nothing."""
+        return 0 if steps <= _UNROLLED_STEPS or self.stages.bit_count() == 1 else _RING_CYCLES
+
+    @property
+    def registers(self) -> int:
+        """About how many registers a thread needs: sums, addresses."""
+        return 4 * self.tiles[1] + 40
+
+    def shared_bytes(self, nbytes: int) -> int:
+        """Shared memory of a block: slices, then the sums."""
+        return max(self.stages * (self.rows + self.columns) * self.depth * nbytes, self.sums_bytes)
+
+    def step_cycles(self, per_cycle: int, nbytes: int) -> float:
+        """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
+        groups = self.threads // 128
+        multiply = self.rows * self.columns * self.depth / per_cycle
+        slices = (self.rows + self.columns) * self.depth * nbytes
+        read = groups * (64 + self.tiles[1] * 8) * self.depth * nbytes
+        shared = (read + slices) / _SHARED_BYTES_PER_CYCLE
+        return max(multiply, shared, slices / _LINES_BYTES_PER_CYCLE) + 0.15 * shared
+
+
+def _wgmma_tiles(nbytes: int) -> Iterator[WgmmaTile]:
+    for warps, tiles, stages in product(((4, 1), (8, 1), (4, 2)), (8, 16, 24, 32), (3, 4)):
+        yield WgmmaTile(warps, (1, tiles), 128 // nbytes, stages)
 
 
 def architecture(target: Target) -> int:
@@ -202,7 +265,10 @@ def mma_per_cycle(target: Target, nbytes: int) -> int:
     return two_bytes * 2 // nbytes
 
 
-Tile = TypeVar("Tile", SimtTile, MmaTile)
+_WGMMA_PER_CYCLE = 2048
+"""Multiply-adds of a multiprocessor's tensor cores in a cycle by `wgmma`, for operands of two bytes."""
+
+Tile = TypeVar("Tile", SimtTile, MmaTile, WgmmaTile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +306,13 @@ class Problem:
         blocks = self.batch * math.ceil(self.rows / tile.rows) * math.ceil(self.columns / tile.columns)
         share = max(math.ceil(blocks / self.gpu.processors), 1)
         together = min(resident, share)
-        rate = min(1.0, (together * tile.threads / 32 / _HIDING_WARPS) ** 0.5)
+        warps = together * tile.threads / 32
+        rate = min(1.0, warps / tile.hiding_warps) ** 0.5
         steps = math.ceil(self.depth / tile.depth)
-        write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE
-        alone = _LAUNCH_CYCLES + steps * _STEP_CYCLES
-        own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) + write) / rate + share / together * alone
+        writing_rate = min(1.0, warps / _HIDING_WARPS) ** tile.writing_power
+        write = tile.rows * tile.columns * 4 / _L2_BYTES_PER_CYCLE / writing_rate
+        alone = _LAUNCH_CYCLES + steps * (_STEP_CYCLES + tile.ring_cycles(steps))
+        own = share * (steps * tile.step_cycles(per_cycle, self.nbytes) / rate + write) + share / together * alone
         return own + (0 if self.parts == 1 else self._adding_up())
 
     def _adding_up(self) -> float:
@@ -283,3 +351,8 @@ def simt_choices(target: Target, problem: Problem) -> list[Choice[SimtTile]]:
 def mma_choices(target: Target, problem: Problem) -> list[Choice[MmaTile]]:
     """Tiles on tensor cores, the best first."""
     return problem.ranked(_mma_tiles(problem.nbytes), mma_per_cycle(target, problem.nbytes))
+
+
+def wgmma_choices(problem: Problem) -> list[Choice[WgmmaTile]]:
+    """Tiles of groups of four warps on tensor cores, the best first, for operands of two bytes."""
+    return problem.ranked(_wgmma_tiles(problem.nbytes), _WGMMA_PER_CYCLE)

@@ -11,11 +11,22 @@ from topi.cuda.cost import Gpu
 from topi.cuda.depthwise import schedule_direct
 from topi.cuda.epilogue import start_schedule
 from topi.cuda.mma_matmul import schedule_mma
-from topi.cuda.product_tiles import Choice, MmaTile, Problem, SimtTile, architecture, mma_choices, simt_choices
+from topi.cuda.product_tiles import (
+    Choice,
+    MmaTile,
+    Problem,
+    SimtTile,
+    WgmmaTile,
+    architecture,
+    mma_choices,
+    simt_choices,
+    wgmma_choices,
+)
 from topi.cuda.simt_matmul import schedule_simt
 from topi.cuda.split_depth import split_depth
 from topi.cuda.stagewise import schedule_stagewise
 from topi.cuda.tensor_core import Multiply, multiplies
+from topi.cuda.wgmma_matmul import multiplies_slices, schedule_wgmma
 from topi.groups import constant_size
 from topi.registry import register_schedule
 
@@ -24,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plans_of", "schedule_contraction", "schedule_product", "schedule_tile"]
 
-Plan = Choice[SimtTile] | Choice[MmaTile]
+Plan = Choice[SimtTile] | Choice[MmaTile] | Choice[WgmmaTile]
 """A tile and the slices of the depth."""
 
 _LAYOUTS = ("ncw", "nwc", "nchw", "nhwc", "ncdhw", "ndhwc")
@@ -56,7 +67,10 @@ def schedule_tile(s: te.Schedule, out: te.Tensor, c: Contraction, plan: Plan, ta
     if isinstance(plan.tile, MmaTile):
         instruction = _instruction(c, target)
         assert instruction is not None, "a tile for tensor cores has an instruction"
-        schedule_mma(s, out, c, plan.tile, instruction)
+        if isinstance(plan.tile, WgmmaTile):
+            schedule_wgmma(s, out, c, plan.tile, instruction)
+        else:
+            schedule_mma(s, out, c, plan.tile, instruction)
     else:
         schedule_simt(s, out, c, plan.tile)
 
@@ -69,8 +83,12 @@ def plan_of(c: Contraction, target: Target) -> Plan | None:
 def plans_of(c: Contraction, target: Target) -> Sequence[Plan]:
     """The plans of a contraction, the best first: on tensor cores where they multiply its types and a tile fits."""
     problem = problem_of(c, target)
-    on_tensor_cores = mma_choices(target, problem) if _instruction(c, target) is not None else []
-    return on_tensor_cores or simt_choices(target, problem)
+    if _instruction(c, target) is None:
+        return simt_choices(target, problem)
+    plans: list[Plan] = [*mma_choices(target, problem)]
+    if target.get("arch") == "sm_90a" and multiplies_slices(c):
+        plans += wgmma_choices(problem)
+    return sorted(plans, key=lambda plan: plan.cycles) or simt_choices(target, problem)
 
 
 def _schedule_otherwise(outs: list[te.Tensor], anchor: te.Operation, target: Target) -> te.Schedule:

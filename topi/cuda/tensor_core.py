@@ -20,16 +20,42 @@ from functools import cache
 from typing import Any
 
 import te
-from te.tir import Buffer, BufferLoad, BufferStore, Evaluate, PrimExpr, Stmt, StringImm, Var, const, decl_buffer, seq
+from te.tir import (
+    Buffer,
+    BufferLoad,
+    BufferStore,
+    Evaluate,
+    For,
+    ForKind,
+    PrimExpr,
+    Stmt,
+    StringImm,
+    Var,
+    const,
+    decl_buffer,
+    seq,
+)
 from te.tir.ops import call_intrin
 
-__all__ = ["COLUMNS", "ROWS", "WARP_COLUMNS", "Multiply", "load_left", "load_right", "multiplies", "multiply"]
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "SLICE",
+    "WARP_COLUMNS",
+    "Multiply",
+    "load_left",
+    "load_right",
+    "multiplies",
+    "multiply",
+    "multiply_slice",
+]
 
 ROWS, COLUMNS = 16, 8
 """Of the result of one instruction."""
 WARP_COLUMNS = 4
 """Threads of a warp across the columns; 8 down the rows."""
-_DEPTH_BYTES = 32
+SLICE = 64
+"""Products of two-byte operands that warps multiply together in a row: a line of shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +162,40 @@ def _load(
         return _call(name, *fragments, _address(inputs[0], (0,) * len(source.shape)), row)
 
     return te.decl_tensor_intrin(out.op, emit, name, binds={source: declared})
+
+
+@cache
+def multiply_slice(instruction: Multiply, columns: int, turned: bool) -> te.TensorIntrin:
+    """product (block, tile, 1, 1, half, e) += left (half, 1, k) * right (8 block + tile, e, k), summed over 64 k.
+
+    By four warps together (`wgmma`), from swizzled shared memory: 64 rows by `columns`, 8 to a tile, 8 tiles a block.
+    A right operand that is `turned` is told by (block, k, 8 tile + e).
+    """
+    blocks, dtype, wide = columns // SLICE, instruction.dtype, instruction.wide
+    left = te.placeholder((2, 1, SLICE), dtype, name="left")
+    right = te.placeholder((blocks, SLICE, SLICE) if turned else (8 * blocks, COLUMNS, SLICE), dtype, name="right")
+    k = te.reduce_axis((0, SLICE), name="k")
+
+    def body(block: Any, tile: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
+        column = tile * COLUMNS + t * 2 + e
+        other = right(block, k, column) if turned else right(block * 8 + tile, t * 2 + e, k)
+        return te.sum(te.cast(wide, left(half, g, k)) * te.cast(wide, other), axis=k)
+
+    product = te.compute((blocks, 8, 1, 1, 2, 2), body, name="product")
+    name = f"rc_wgmma_{dtype}<{columns}, {int(turned)}>"
+
+    def emit(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> tuple[None, Stmt, Stmt]:
+        places = [_address(b, (0,) * len(b.shape)) for b in (*outputs, *inputs)]
+        return None, _zeros(outputs[0], blocks), _call(name, *places)
+
+    declared = {tensor: _strided(tensor, str(tensor.op.name)) for tensor in (left, right)}
+    return te.decl_tensor_intrin(product.op, emit, name, binds=declared)
+
+
+def _zeros(result: Buffer, blocks: int) -> Stmt:
+    """Zeros in a buffer (blocks, tiles, 1, 1, 2, 2)."""
+    block, tile = Var("block"), Var("tile")
+    places = [(block, tile, const(0), const(0), const(i), const(j)) for i in range(2) for j in range(2)]
+    stores = seq([BufferStore(result, const(0, result.dtype), place) for place in places])
+    inner = For(tile, const(0), const(SLICE // COLUMNS), ForKind.UNROLLED, stores)
+    return For(block, const(0), const(blocks), ForKind.UNROLLED, inner)

@@ -15,10 +15,19 @@ from te.tir.passes.base import FunctionPass
 from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, IfThenElse, SeqStmt, Stmt
 from te.tir.substitute import fresh_copy
 
-__all__ = ["ASYNC_SCOPE", "EXPLICIT_SYNC", "PIPELINE_SCOPE", "InjectSoftwarePipeline", "inject_software_pipeline"]
+__all__ = [
+    "ASYNC_SCOPE",
+    "EXPLICIT_SYNC",
+    "FILL_BEHIND",
+    "PIPELINE_SCOPE",
+    "InjectSoftwarePipeline",
+    "inject_software_pipeline",
+]
 
 PIPELINE_SCOPE = "pipeline_scope"
 """Attribute around what fills a buffer (the subject) in a loop; its value is the number of copies of the buffer."""
+FILL_BEHIND = "fill_behind"
+"""Attribute inside "pipeline_scope": the copies of an iteration are started behind its use, which goes on meanwhile."""
 ASYNC_SCOPE = "async_scope"
 """Attribute around copies that need not be complete before `async_wait` is called."""
 EXPLICIT_SYNC = "explicit_sync"
@@ -75,6 +84,7 @@ class _Ring:
         self.end = ops.add(loop.min, loop.extent)
         self.wide = {b: b.with_(shape=(ops.as_dim(ops.mul(b.shape[0], stages)),)) for b in parts.filled}
         self.shared = any(b.scope.startswith("shared") for b in parts.filled)
+        self.behind = all(_is_behind(fill) for fill in parts.fills)
 
     def slots(self, body: Stmt, position: PrimExpr) -> Stmt:
         """What the iteration at `position` does to the buffers."""
@@ -127,7 +137,7 @@ class _Injector(Mutator):
     def visit_AttrStmt(self, node: AttrStmt) -> Stmt:
         """A mark that no loop around could use is dropped."""
         new = node.rebuild(self.visit)
-        return new.body if node.key == PIPELINE_SCOPE else new
+        return new.body if node.key in (PIPELINE_SCOPE, FILL_BEHIND) else new
 
     def visit_For(self, node: For) -> Stmt:
         parts = _parts(node.body)
@@ -143,7 +153,7 @@ class _Injector(Mutator):
     def _pipelined(self, ring: _Ring, repeated: bool) -> Stmt:
         """first fills; for k: { wait; barrier; the fill `stages` - 1 ahead; use(k) }"""
         loop, k = ring.loop, ring.loop.loop_var
-        copies = self._visited([fill.body for fill in ring.parts.fills])
+        copies = self._visited([_copies(fill) for fill in ring.parts.fills])
         first = [ring.fill(copies, ops.add(loop.min, i)) for i in range(ring.stages - 1)]
         if repeated and ring.shared:
             first.insert(0, _barrier())
@@ -152,7 +162,8 @@ class _Injector(Mutator):
         if inside is not None:
             return ring.around(self._carried_over(ring, inside, first, ahead))
         use = ring.slots(self._visited(ring.parts.uses), k)
-        body = ring.others(ops.seq(ring.await_next(), ahead, use))
+        parts = (use, ahead) if ring.behind else (ahead, use)
+        body = ring.others(ops.seq(ring.await_next(), *parts))
         return ring.around(ops.seq(*first, loop.replace(body=body)))
 
     def _carried_over(self, ring: _Ring, inside: _Ring, first: Sequence[Stmt], ahead: Stmt) -> Stmt:
@@ -228,6 +239,14 @@ def _flatten(stmt: Stmt, allocated: list[Buffer], stmts: list[Stmt]) -> None:
         stmts.append(stmt)
 
 
+def _is_behind(fill: AttrStmt) -> bool:
+    return isinstance(fill.body, AttrStmt) and fill.body.key == FILL_BEHIND
+
+
+def _copies(fill: AttrStmt) -> Stmt:
+    return fill.body.body if isinstance(fill.body, AttrStmt) and fill.body.key == FILL_BEHIND else fill.body
+
+
 def _slot(step: PrimExpr, stages: int) -> PrimExpr:
     return ops.floormod(step, ops.make_const(step.dtype, stages))
 
@@ -251,7 +270,8 @@ class InjectSoftwarePipeline(FunctionPass):
 
     Each iteration waits for its own copy to be complete (`async_wait` lets the `stages` - 2 newest groups of copies go
     on), then a barrier makes it visible to all threads and tells that the copy read an iteration ago is free, and the
-    next copies are started ("async_scope", closed by `async_commit`). All marked buffers of a loop share the groups. On
+    next copies are started ("async_scope", closed by `async_commit`), before the iteration uses its own or, where all
+    marks say "fill_behind", after that. All marked buffers of a loop share the groups. On
     a device without asynchronous copies the same code is right with plain ones. Rings outside shared memory need
     neither. Where all that uses a shared ring is a loop over one of two copies outside it, with an even number of
     iterations, that one is filled ahead across iterations of the outer loop, too. Buffers must be flat. Raises

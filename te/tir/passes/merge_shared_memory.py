@@ -61,15 +61,16 @@ class _Planner:
         for span in sorted(taken, key=lambda s: s.start):
             if start + nbytes <= span.start:
                 break
-            start = max(start, _aligned(span.end))
+            start = max(start, _aligned(span.end, buffer.align))
         self.places[buffer.data] = start
         self.total = max(self.total, start + nbytes)
-        self.separate = _aligned(self.separate) + nbytes
+        self.separate = _aligned(self.separate, buffer.align) + nbytes
         return _Span(start, start + nbytes)
 
 
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def _aligned(offset: int, alignment: int) -> int:
+    unit = max(alignment, ALIGNMENT)
+    return -(-offset // unit) * unit
 
 
 def _nbytes(buffer: Buffer) -> int:

@@ -160,3 +160,50 @@ static inline void rc_mma_tfloat32(float* sums, const void* left, const void* ri
 static inline void rc_mma_int8(int* sums, const void* left, const void* right) {
   emulation_multiply<signed char>(sums, left, right, [](signed char x) { return (int)x; }, __LINE__);
 }
+
+// Products of warp groups: every warp has the same operands, its own 16 rows, and all of its lanes.
+
+struct EmulationOperand {
+  const char* first;
+  int apart;
+};
+static inline EmulationOperand rc_wgmma_operand(const void* own, int offset, int apart) {
+  return {(const char*)((unsigned long long)own & ~1023ull) + offset, apart};
+}
+static inline void rc_wgmma_begin() {}
+static inline void rc_wgmma_end() {}
+static inline void rc_wgmma_settle() {}
+
+// Element `k` of row or column `i`, from swizzled lines that belong to one `i`, or where they are turned to one `k`.
+template <class Widen>
+static inline float emulation_wgmma_element(EmulationOperand from, unsigned i, unsigned k, bool turned, Widen widen) {
+  unsigned long long place = (unsigned long long)from.first;
+  place += turned ? i / 64 * from.apart + k * 128 + i % 64 * 2 : i * 128 + k * 2;
+  unsigned short bits;
+  memcpy(&bits, (const char*)(place ^ (place >> 7 & 7) << 4), 2);
+  return widen(bits);
+}
+template <unsigned Columns, class Widen>
+static inline void emulation_wgmma(float* sums, EmulationOperand left, EmulationOperand right, bool turned, Widen widen,
+                                   unsigned line) {
+  const char* places[2] = {left.first, right.first};
+  const unsigned char* slots = emulation_warp_meet(emulation_all_lanes(), places, sizeof places, nullptr, line);
+  if (memcmp(slots, places, sizeof places)) emulation_fail("lanes of a warp give wgmma different operands");
+  unsigned lane = emulation_lane(), first_row = 16 * (emulation_linear_thread() >> 5 & 3) + (lane >> 2);
+  for (unsigned i = 0; i < Columns / 2; ++i) {
+    unsigned row = first_row + 8 * (i >> 1 & 1), column = 8 * (i >> 2) + 2 * (lane & 3) + (i & 1);
+    for (unsigned k = 0; k < 16; ++k)
+      sums[i] += emulation_wgmma_element(left, row, k, false, widen) *
+                 emulation_wgmma_element(right, column, k, turned, widen);
+  }
+}
+template <int Turned, unsigned Sums>
+static inline void rc_wgmma_step_float16(float (*d)[Sums], EmulationOperand left, EmulationOperand right) {
+  auto widen = [](unsigned short x) { return (float)emulation_bits<_Float16>(x); };
+  emulation_wgmma<2 * Sums>(*d, left, right, Turned, widen, __LINE__);
+}
+template <int Turned, unsigned Sums>
+static inline void rc_wgmma_step_bfloat16(float (*d)[Sums], EmulationOperand left, EmulationOperand right) {
+  auto widen = [](unsigned short x) { return emulation_bits<float>((unsigned)x << 16); };
+  emulation_wgmma<2 * Sums>(*d, left, right, Turned, widen, __LINE__);
+}

@@ -8,7 +8,7 @@ import pytest
 import te
 from te.errors import LoweringError, ScheduleError
 from te.ir import collect
-from te.tir import AttrStmt, Call, IfThenElse, PrimFunc
+from te.tir import AttrStmt, Call, For, IfThenElse, PrimFunc, SeqStmt, Stmt
 from te.tir.block_interpreter import BlockInterpreter
 from te.tir.passes.inject_async_copy import inject_async_copy
 from te.tir.passes.inject_software_pipeline import ASYNC_SCOPE, EXPLICIT_SYNC
@@ -16,7 +16,7 @@ from te.tir.passes.inject_software_pipeline import ASYNC_SCOPE, EXPLICIT_SYNC
 ROWS, DEPTH, STEP = 8, 21, 4
 
 
-def _sums(stages: int, vector: int = 1) -> PrimFunc:
+def _sums(stages: int, vector: int = 1, behind: bool = False) -> PrimFunc:
     """Sums of rows whose slices are copied to shared memory: thread i adds up row i."""
     steps = -(-DEPTH // STEP)
     a = te.placeholder((ROWS, steps * STEP), name="a")
@@ -33,7 +33,7 @@ def _sums(stages: int, vector: int = 1) -> PrimFunc:
     s[filled].set_scope("shared")
     s[filled].compute_at(s[local], outer)
     s[filled].bind(s[filled].op.axis[1], te.thread_axis((0, ROWS), "threadIdx.x"))
-    s[filled].pipeline(stages)
+    s[filled].pipeline(stages, behind)
     return te.lower(s, [a, total])["main"]
 
 
@@ -71,6 +71,19 @@ def _check(func: PrimFunc) -> None:
 
 def _calls(func: PrimFunc, name: str) -> int:
     return len([call for call in collect(func.body, Call) if call.op == name])
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_copies_are_started_before_their_iteration_or_behind_it(behind: bool) -> None:
+    func = _sums(3, behind=behind)
+    _check(func)
+    (body,) = [loop.body for loop in collect(func.body, For) if _has(loop.body, "async_wait")]
+    assert isinstance(body, SeqStmt)
+    assert _has(body.stmts[-1], "async_commit") == behind
+
+
+def _has(stmt: Stmt, name: str) -> bool:
+    return any(call.op == name for call in collect(stmt, Call))
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 9])

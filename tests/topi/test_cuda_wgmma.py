@@ -1,0 +1,138 @@
+"""Products of matrices by groups of warps (sm_90a), against numpy: every tile, both orders of each operand, borders."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import backend
+import te
+import topi
+from backend.cuda.build import emit
+from backend.cuda.disassemble import instruction_counts
+from backend.runtime.errors import ModuleError
+from backend.target import Target
+from te.tir.values import numpy_dtype
+from tests.cuda_proof.proof import check_kernels
+from topi.cuda.contraction import contraction_of
+from topi.cuda.epilogue import start_schedule
+from topi.cuda.product_tiles import Choice, WgmmaTile
+from topi.cuda.products import plans_of, schedule_tile
+
+RNG = np.random.default_rng(9)
+ARCH = "sm_90a"
+TARGET = Target(f"cuda -arch={ARCH}")
+TILES = [WgmmaTile(warps, (1, columns // 8), 64, 3) for warps in ((4, 1), (8, 1), (4, 2)) for columns in (64, 128)]
+TILES += [WgmmaTile((4, 1), (1, 24), 64, 4), WgmmaTile((8, 1), (1, 32), 64, 3)]
+
+
+@pytest.fixture
+def hopper(cuda_device):
+    """A device that runs code for sm_90a: that, or the emulated one."""
+    if cuda_device.compute_version != "9.0":
+        pytest.skip("groups of warps multiply on GPUs of compute capability 9.0 alone")
+    return cuda_device
+
+
+def product(sizes, turned="nt", dtype="float16", batch=1):
+    """The placeholders of a product and its result in float32, the operands turned as told, and its contraction."""
+    m, n, k = sizes
+    x = te.placeholder((batch, *((k, m) if turned[0] == "t" else (m, k))), dtype, "x")
+    y = te.placeholder((batch, *((n, k) if turned[1] == "t" else (k, n))), dtype, "y")
+    out = topi.nn.batch_matmul(x, y, turned[0] == "t", turned[1] == "t", out_dtype="float32")
+    return [x, y, out]
+
+
+def scheduled(args, tile, parts=1):
+    """The loops of a product by a tile of our choice; the last of `args` is what it gives."""
+    out = args[-1]
+    contraction = contraction_of(out.op)
+    assert contraction is not None
+    s, result = start_schedule([out], out.op, TARGET)
+    schedule_tile(s, result, contraction, Choice(tile, parts, 0.0), TARGET)
+    return te.lower(s, args)
+
+
+def check(device, args, turned, loops):
+    library = backend.build(loops, target=TARGET)
+    a, b = (RNG.standard_normal(t.shape).astype(numpy_dtype(t.dtype)) for t in args[:2])
+    result = backend.nd.array(np.full(args[-1].shape, np.nan, "float32"), device)
+    library(backend.nd.array(a, device), backend.nd.array(b, device), result)
+    a, b = a.astype("float32"), b.astype("float32")
+    expected = (a.swapaxes(1, 2) if turned[0] == "t" else a) @ (b.swapaxes(1, 2) if turned[1] == "t" else b)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiles(hopper, tile):
+    args = product((tile.rows + 7, tile.columns + 8, 200))
+    check(hopper, args, "nt", scheduled(args, tile))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("turned", ["nn", "nt"])
+def test_operands_in_either_order(hopper, turned, dtype):
+    args = product((72, 136, 144), turned, dtype, batch=2)
+    check(hopper, args, turned, scheduled(args, WgmmaTile((4, 2), (1, 8), 64, 3)))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_convolutions_read_borders_of_zeros_and_weights_turned(hopper, stride):
+    x = te.placeholder((2, 7, 6, 64), "float16", "x")
+    w = te.placeholder((3, 3, 64, 72), "float16", "w")
+    out = topi.nn.conv(x, w, (stride, stride), (1, 1, 1, 1), (1, 1), 1, "NHWC", "HWIO", out_dtype="float32")
+    library = backend.build(scheduled([x, w, out], WgmmaTile((4, 1), (1, 8), 64, 3)), target=TARGET)
+    a, b = (RNG.standard_normal(t.shape).astype("float16") for t in (x, w))
+    result = backend.nd.array(np.full(out.shape, np.nan, "float32"), hopper)
+    library(backend.nd.array(a, hopper), backend.nd.array(b, hopper), result)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(a, [(0, 0), (1, 1), (1, 1), (0, 0)]), (3, 3), (1, 2))
+    windows = windows[:, ::stride, ::stride].astype("float32")
+    expected = np.einsum("nhwcij,ijco->nhwo", windows, b.astype("float32"))
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-4, atol=2e-3)
+
+
+def test_the_depth_is_shared_between_blocks(hopper):
+    args = product((64, 64, 1000))
+    check(hopper, args, "nt", scheduled(args, WgmmaTile((4, 1), (1, 8), 64, 3), parts=3))
+
+
+@pytest.mark.parametrize("turned", ["nn", "nt"])
+def test_no_races_and_nothing_read_unwritten(turned):
+    loops = scheduled(product((72, 136, 328), turned), WgmmaTile((4, 2), (1, 8), 64, 3))
+    assert check_kernels([loops["main"]], ARCH) == 1
+
+
+@pytest.mark.parametrize("depth", [64, 192])
+def test_units_that_multiply_are_told_of_what_was_written(depth):
+    """A product of one slice is copied by plain stores, and nothing waits for copies."""
+    loops = scheduled(product((72, 136, depth)), WgmmaTile((4, 2), (1, 8), 64, 3))
+    text = emit(loops, TARGET).text
+    assert text.count("(rc_wgmma_settle(), __syncthreads())") == text.count("__syncthreads()") >= 2
+
+
+def best(args, arch):
+    contraction = contraction_of(args[-1].op)
+    assert contraction is not None
+    return plans_of(contraction, Target(f"cuda -arch={arch}"))[0].tile
+
+
+def test_large_products_of_two_bytes_use_them_where_they_are():
+    large = product((4096, 4096, 4096))
+    assert isinstance(best(large, "sm_90a"), WgmmaTile)
+    assert not isinstance(best(large, "sm_90"), WgmmaTile)
+    assert not isinstance(best(product((4096, 4096, 4096), "tn"), "sm_90a"), WgmmaTile), "rows lie along the depth"
+    assert not isinstance(best(product((4096, 4096, 4095)), "sm_90a"), WgmmaTile), "copies of 16 bytes need alignment"
+    assert not isinstance(best(product((4096, 4096, 4096), dtype="float32"), "sm_90a"), WgmmaTile)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_machine_code_multiplies_slices_without_spills(tile):
+    library = backend.build(scheduled(product((1024, 1024, 1024)), tile), target=TARGET).imported_modules[0]
+    (report,) = library.report.values()
+    assert report["spill_stores"] == report["spill_loads"] == report["stack"] == 0
+    try:
+        (counts,) = instruction_counts(library.get_source("sass")).values()
+    except ModuleError as missing:
+        pytest.skip(str(missing))
+    multiplied = sum([n for name, n in counts.items() if name.startswith("HGMMA")])
+    assert multiplied > 0 and multiplied % (tile.depth // 16) == 0

@@ -1,0 +1,108 @@
+"""Products of matrices by groups of four warps (`wgmma`): both operands are multiplied where they lie in shared memory.
+
+A slice is 64 products deep: a line of 128 bytes for each row or column, or for 64 columns at one depth, as in memory;
+lines are swizzled, as the instruction expects them, so that neither copies nor multiplications wait for banks. A group
+of warps multiplies 64 rows by the columns of its tile and keeps the sums in registers. They go to the epilogue as those
+of `mma_matmul` do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import te
+from te.tir import Dim, PrimExpr, as_dim
+from topi.cuda.common import thread_axis
+from topi.cuda.contraction import Contraction, Operand, within, zero_filled
+from topi.cuda.mma_matmul import schedule_sums
+from topi.cuda.product_tiles import WgmmaTile
+from topi.cuda.tensor_core import COLUMNS, ROWS, SLICE, WARP_COLUMNS, Multiply, multiply_slice
+from topi.utils import ceil_div
+
+__all__ = ["multiplies_slices", "schedule_wgmma"]
+
+_PART = 8
+"""Elements of 16 bytes."""
+_SCOPE = "shared.dyn"
+"""Dynamic memory is aligned as swizzled lines must be."""
+
+
+def multiplies_slices(c: Contraction) -> bool:
+    """Can the operands, of two bytes, be copied to shared memory 16 bytes at a time, the left one along the depth?"""
+    if c.left.value.dtype.nbytes != 2 or c.right.value.dtype.nbytes != 2:
+        return False
+    return c.left.copy_direction(_PART) == ("depth", _PART) and c.right.copy_direction(_PART)[1] == _PART
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """An operand as (batch, group of 8, row or column, depth), or `turned` (batch, block of 64, depth, column)."""
+
+    view: te.Tensor
+    turned: bool
+
+    @staticmethod
+    def of(operand: Operand, name: str, batch: Dim, tile: int) -> _Slice:
+        """The operand filled up with zeros to whole tiles of `tile` rows or columns and whole slices."""
+        turned = operand.copy_direction(_PART)[0] == "free"
+        free_size, depth_size = operand.free_size, operand.depth_size
+        together = SLICE if turned else COLUMNS
+        widths = (1, _PART) if turned else (_PART, 1)
+
+        def body(b: Any, group: Any, *i: Any) -> PrimExpr:
+            k, each = i if turned else i[::-1]
+            f = group * together + each
+            inside = (*within(k, depth_size, SLICE, widths[0]), *within(f, free_size, tile, widths[1]))
+            return zero_filled(operand.at(b, f, k), *inside)
+
+        groups = as_dim(ceil_div(free_size, tile) * (tile // together))
+        depth = as_dim(ceil_div(depth_size, SLICE) * SLICE)
+        shape = (batch, groups, depth, together) if turned else (batch, groups, together, depth)
+        return _Slice(te.compute(shape, body, name=name), turned)
+
+    def copy(self, s: te.Schedule, threads: int) -> None:
+        """All threads copy a slice, 16 bytes each time, adjacent ones of memory by adjacent threads."""
+        stage = s[self.view]
+        _, *outer, line = stage.op.axis
+        stage.swizzle()
+        parts, lanes = stage.split(line, factor=_PART)
+        stage.vectorize(lanes)
+        rest, thread = stage.split(stage.fuse(*outer, parts), factor=threads)
+        stage.bind(thread, thread_axis(threads))
+        stage.unroll(rest)
+
+
+def schedule_wgmma(s: te.Schedule, out: te.Tensor, c: Contraction, tile: WgmmaTile, instruction: Multiply) -> None:
+    """Schedule contraction `c` and the output `out` that reads it at its own index; all between is inlined."""
+    left = _Slice.of(c.left, "left", c.batch, tile.rows)
+    right = _Slice.of(c.right, "right", c.batch, tile.columns)
+    k = te.reduce_axis((0, left.view.shape[3]), name="k")
+
+    def element(b: Any, i: Any, block: Any, j: Any, g: Any, t: Any, half: Any, e: Any) -> PrimExpr:
+        x, column = left.view(b, i * 2 + half, g, k), t * 2 + e
+        y = right.view(b, block, k, j * COLUMNS + column) if right.turned else right.view(b, block * 8 + j, column, k)
+        return te.sum(te.cast(c.wide, x) * te.cast(c.wide, y), axis=k)
+
+    rows = as_dim(ceil_div(c.rows, tile.rows) * tile.rows)
+    columns = as_dim(ceil_div(c.columns, tile.columns) * tile.columns)
+    shape = (c.batch, as_dim(rows // ROWS), as_dim(columns // SLICE), SLICE // COLUMNS, ROWS // 2, WARP_COLUMNS, 2, 2)
+    product = te.compute(shape, element, name="product")
+
+    def unpacked(b: Any, i: Any, j: Any) -> PrimExpr:
+        tiles = i // ROWS, j // SLICE, j % SLICE // COLUMNS
+        return product(b, *tiles, i % 8, j % COLUMNS // 2, i % ROWS // 8, j % 2)
+
+    sums = te.compute((c.batch, rows, columns), unpacked, name="sums")
+    schedule_sums(s, out, c, tile, product, sums, _SCOPE)
+    stage = s[product]
+    stage.set_scope("local")
+    _, i, block, *inside = stage.op.axis
+    step, part = stage.split(k, factor=SLICE)
+    stage.reorder(step, i, block, *inside, part)
+    stage.tensorize(block, multiply_slice(instruction, COLUMNS * tile.tiles[1], right.turned))
+    for operand in (left, right):
+        s[operand.view].set_scope(_SCOPE)
+        s[operand.view].compute_at(stage, step)
+        s[operand.view].pipeline(tile.stages, behind=True)
+        operand.copy(s, tile.threads)
