@@ -14,8 +14,9 @@ from te.errors import LoweringError, ScheduleError
 from te.guess import only_for, retried
 from te.operation import ComputeOp, ExternOp, PlaceholderOp, ScanOp
 from te.poly import Poly, number
+from te.prefetches import prefetches
 from te.rewrite import map_reads
-from te.stage import MAX_LANES, Prefetch, PrefetchedLine, Split, Stage
+from te.stage import MAX_LANES, Split, Stage
 from te.tensor import Tensor
 from te.tensorize import TensorizedLoops
 from te.tir import ops
@@ -27,11 +28,6 @@ from te.tir.stmt import Allocate, AttrStmt, BufferStore, Evaluate, For, ForKind,
 from te.tir.substitute import substitute
 
 __all__ = ["schedule_to_loops"]
-
-CACHE_LINE = 64
-"""Bytes; the step of prefetches."""
-_FEW_LINES = 16
-"""Prefetches that are written out rather than looped over."""
 
 
 def schedule_to_loops(bounds: Bounds, arguments: Mapping[Tensor, Buffer]) -> Stmt:
@@ -143,7 +139,7 @@ class _Nests:
 
     def nest(self, stage: Stage) -> Stmt:
         """All loops of a stage."""
-        return _StageNest(self, stage).build()
+        return StageNest(self, stage).build()
 
     def attach(self, stage: Stage, position: int, inner: Stmt) -> Stmt:
         """`inner` after the stages computed at the leaf at `position`."""
@@ -225,7 +221,7 @@ def _aligned_strides(stage: Stage, shape: Sequence[Dim]) -> list[Dim] | None:
     return strides
 
 
-class _StageNest:
+class StageNest:
     """The loops of one stage, built from the outside in."""
 
     def __init__(self, nests: _Nests, stage: Stage) -> None:
@@ -327,11 +323,7 @@ class _StageNest:
         inner = self.nests.attach(self.stage, i, self._level(i + 1, updating))
         leaf, body = self.leaves[i], self._guarded(i, inner)
         attrs = self.stage.attrs_of(leaf)
-        for wanted in attrs.prefetches:
-            body = seq(self._prefetch(leaf, wanted), body)
-        for line in reversed(attrs.prefetched_lines):
-            body = seq(self._line_ahead(leaf, line), body)
-        return self._loop(leaf, leaf.var, body)
+        return self._loop(leaf, leaf.var, seq(*prefetches(self, leaf, attrs), body))
 
     def _guarded(self, position: int, body: Stmt) -> Stmt:
         for guard in reversed(self.guards.get(position, ())):
@@ -356,68 +348,6 @@ class _StageNest:
         kind = attrs.kind or ForKind.SERIAL
         self._check_kind(leaf, kind, extent)
         return For(var, ops.const(0), self.math.expr(extent), kind, body, pragmas)
-
-    def _prefetch(self, leaf: IterVar, wanted: Prefetch) -> Stmt:
-        """Ask for every cache line that is wanted. Of later iterations, past the tensor's end, the last element.
-
-        An address further in memory may lie past the end: nothing comes of it.
-        """
-        schedule, tensor = self.nests.bounds.schedule, wanted.tensor
-        tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
-        region = self.nests.bounds.region_read(self.stage, tensor, leaf, self.math.dim(wanted.iterations))
-        written = region is None
-        if region is None:
-            region = self.nests.bounds.region_computed(self.stage, leaf)
-        lines = CACHE_LINE // tensor.dtype.nbytes
-        here = isinstance(wanted.iterations, int) and wanted.iterations == 0
-        if here and self.nests.buffers[tensor].strides is None:
-            run = self.nests.bounds.run_read(self.stage, tensor, leaf)
-            region = min([region, *run], key=lambda r: r.lines(lines))
-        loops: list[tuple[Var, Poly]] = []
-        indices: list[Poly] = []
-        for i, (start, extent) in enumerate(zip(region.mins, region.extents, strict=True)):
-            step = lines if i == len(region.mins) - 1 else 1
-            var = Var(f"{tensor.name}.line{i}")
-            count = self.math.ceildiv(extent, number(step))
-            self.math.declare(var, count)
-            loops.append((var, count))
-            index = start if count.const == 1 else start + self.math.var(var).scale(step)
-            if not here:
-                index = self.math.minimum(self.math.maximum(index, number(0)), self.math.dim(tensor.shape[i]) - 1)
-            indices.append(index)
-        indices[-1] = indices[-1] + self.math.dim(wanted.elements)
-        body = self._touch(tensor, indices, written, wanted.near)
-        for var, count in reversed(loops):
-            if count.const != 1:
-                few = count.const is not None and count.const <= _FEW_LINES
-                body = For(var, ops.const(0), self.math.expr(count), ForKind.UNROLLED if few else ForKind.SERIAL, body)
-        return body
-
-    def _line_ahead(self, leaf: IterVar, line: PrefetchedLine) -> Stmt:
-        """Touch the cache lines that its indices make of where the stage's axes begin in an iteration of `leaf`."""
-        schedule, tensor = self.nests.bounds.schedule, line.tensor
-        tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
-        if tensor not in self.nests.buffers:
-            raise ScheduleError(f"stage {self.stage.name}: prefetch_line of {tensor.name}, which no stage reads")
-        start = {v.var: number(0) for v in self.leaves[self.positions[leaf.var] + 1 :]}
-        axes = [axis.var for axis in self.stage.op.root_axes]
-        first = [Var(axis.name, axis.dtype) for axis in axes]  # one that is a loop counts from 0 inside of others
-        chosen = line.indices(*first)
-        loops = {loop.var: value for loop, value in self.loops.values.items()}
-        for axis, var in zip(axes, first, strict=True):
-            loops[var] = self.math.poly(self.math.expr(self.values[axis]), start)
-        wanted = [self.math.poly(self.nests.lower(convert(i), loops), {}) for i in chosen]
-        shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
-        *outer, last = [self.math.minimum(i, self.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
-        last = wanted[-1] if line.past_end else last
-        behind = [number(0)] * (len(tensor.shape) - len(wanted))
-        places = [last + number(k * CACHE_LINE // tensor.dtype.nbytes) for k in range(line.lines)]
-        return seq(*[self._touch(tensor, [*outer, *behind, place], line.written, line.near) for place in places])
-
-    def _touch(self, tensor: Tensor, indices: Sequence[Poly], written: bool, near: bool) -> Stmt:
-        place = BufferLoad(self.nests.buffers[tensor], self.nests.indices(tensor, indices))
-        address = ops.call_intrin("handle", "address_of", place)
-        return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if near or written else 2, int(written)))
 
     def _check_kind(self, leaf: IterVar, kind: ForKind, extent: Poly) -> None:
         if kind not in (ForKind.VECTORIZED, ForKind.UNROLLED):

@@ -1,0 +1,102 @@
+"""What the loops of a stage ask memory for ahead of its use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from te.errors import ScheduleError
+from te.poly import Poly, number
+from te.tir import ops
+from te.tir.expr import BufferLoad, IterVar, Var
+from te.tir.ops import convert, seq
+from te.tir.stmt import Evaluate, For, ForKind, Stmt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from te.nest import StageNest
+    from te.stage import LoopAttrs, Prefetch, PrefetchedLine
+    from te.tensor import Tensor
+
+__all__ = ["prefetches"]
+
+_LINE_BYTES = 64
+"""A cache line; the step of prefetches."""
+_FEW_LINES = 16
+"""Prefetches that are written out rather than looped over."""
+
+
+def prefetches(nest: StageNest, leaf: IterVar, attrs: LoopAttrs) -> Iterator[Stmt]:
+    """What an iteration of `leaf`, a loop of the nest, asks for before anything else: single lines come first.
+
+    Raises ScheduleError for a line of a tensor that no stage reads.
+    """
+    for line in attrs.prefetched_lines:
+        yield _line_ahead(nest, leaf, line)
+    for wanted in reversed(attrs.prefetches):
+        yield _prefetch(nest, leaf, wanted)
+
+
+def _prefetch(nest: StageNest, leaf: IterVar, wanted: Prefetch) -> Stmt:
+    """Ask for every cache line that is wanted. Of later iterations, past the tensor's end, the last element.
+
+    An address further in memory may lie past the end: nothing comes of it.
+    """
+    schedule, tensor = nest.nests.bounds.schedule, wanted.tensor
+    tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
+    region = nest.nests.bounds.region_read(nest.stage, tensor, leaf, nest.math.dim(wanted.iterations))
+    written = region is None
+    if region is None:
+        region = nest.nests.bounds.region_computed(nest.stage, leaf)
+    lines = _LINE_BYTES // tensor.dtype.nbytes
+    here = isinstance(wanted.iterations, int) and wanted.iterations == 0
+    if here and nest.nests.buffers[tensor].strides is None:
+        run = nest.nests.bounds.run_read(nest.stage, tensor, leaf)
+        region = min([region, *run], key=lambda r: r.lines(lines))
+    loops: list[tuple[Var, Poly]] = []
+    indices: list[Poly] = []
+    for i, (start, extent) in enumerate(zip(region.mins, region.extents, strict=True)):
+        step = lines if i == len(region.mins) - 1 else 1
+        var = Var(f"{tensor.name}.line{i}")
+        count = nest.math.ceildiv(extent, number(step))
+        nest.math.declare(var, count)
+        loops.append((var, count))
+        index = start if count.const == 1 else start + nest.math.var(var).scale(step)
+        if not here:
+            index = nest.math.minimum(nest.math.maximum(index, number(0)), nest.math.dim(tensor.shape[i]) - 1)
+        indices.append(index)
+    indices[-1] = indices[-1] + nest.math.dim(wanted.elements)
+    body = _touch(nest, tensor, indices, written, wanted.near)
+    for var, count in reversed(loops):
+        if count.const != 1:
+            few = count.const is not None and count.const <= _FEW_LINES
+            body = For(var, ops.const(0), nest.math.expr(count), ForKind.UNROLLED if few else ForKind.SERIAL, body)
+    return body
+
+
+def _line_ahead(nest: StageNest, leaf: IterVar, line: PrefetchedLine) -> Stmt:
+    """Touch the cache lines that its indices make of where the stage's axes begin in an iteration of `leaf`."""
+    schedule, tensor = nest.nests.bounds.schedule, line.tensor
+    tensor = schedule.current(tensor) if tensor.op in schedule.stage_map else tensor
+    if tensor not in nest.nests.buffers:
+        raise ScheduleError(f"stage {nest.stage.name}: prefetch_line of {tensor.name}, which no stage reads")
+    start = {v.var: number(0) for v in nest.leaves[nest.positions[leaf.var] + 1 :]}
+    axes = [axis.var for axis in nest.stage.op.root_axes]
+    first = [Var(axis.name, axis.dtype) for axis in axes]  # one that is a loop counts from 0 inside of others
+    chosen = line.indices(*first)
+    loops = {loop.var: value for loop, value in nest.loops.values.items()}
+    for axis, var in zip(axes, first, strict=True):
+        loops[var] = nest.math.poly(nest.math.expr(nest.values[axis]), start)
+    wanted = [nest.math.poly(nest.nests.lower(convert(i), loops), {}) for i in chosen]
+    shape = [*tensor.shape[: len(wanted) - 1], ops.product(tensor.shape[len(wanted) - 1 :])]
+    *outer, last = [nest.math.minimum(i, nest.math.dim(d) - 1) for i, d in zip(wanted, shape, strict=True)]
+    last = wanted[-1] if line.past_end else last
+    behind = [number(0)] * (len(tensor.shape) - len(wanted))
+    places = [last + number(k * _LINE_BYTES // tensor.dtype.nbytes) for k in range(line.lines)]
+    return seq(*[_touch(nest, tensor, [*outer, *behind, place], line.written, line.near) for place in places])
+
+
+def _touch(nest: StageNest, tensor: Tensor, indices: Sequence[Poly], written: bool, near: bool) -> Stmt:
+    place = BufferLoad(nest.nests.buffers[tensor], nest.nests.indices(tensor, indices))
+    address = ops.call_intrin("handle", "address_of", place)
+    return Evaluate(ops.call_intrin("int32", "prefetch", address, 3 if near or written else 2, int(written)))
