@@ -10,7 +10,7 @@ import pytest
 
 import te
 import topi
-from tests.topi.small_caches import lowered, result, stored_by_lines
+from tests.topi.small_caches import PROCESSORS, lowered, result, stored_by_lines
 
 FEW, MANY = (f"-num-cores=2 -l1-bytes={l1 << 10} -l2-bytes=1048576 -l3-bytes=1048576" for l1 in (32, 48))
 
@@ -33,6 +33,12 @@ def test_what_has_to_be_asked_for_comes_into_the_second_level_cache(
     build: Callable[[te.Tensor], te.Tensor], shape: tuple[int, ...]
 ) -> None:
     assert asked(build, shape, FEW) == {2} and asked(build, shape, MANY) == {3}
+
+
+def test_other_processors_of_such_caches_are_left_as_they_were() -> None:
+    x = te.placeholder((2000, 256), name="x")
+    text = str(lowered(topi.nn.softmax(x, 1), [x], PROCESSORS["neoverse"], caches=FEW))
+    assert ", 3, 0)" in text and ", 2, 0)" not in text
 
 
 def test_rows_that_a_table_picks_come_into_the_second_level_cache_and_copied_ones_into_the_first() -> None:

@@ -134,8 +134,8 @@ def is_last_cache_far(target: Target) -> bool:
 
 
 _L1_BYTES_OF_FEW_LINES = 32 << 10
-"""First-level caches of cores that wait for up to 24 lines at a time there (Zen 3 and 4), for more in the second-level
-cache; later ones have 48 KiB."""
+"""First-level caches of x86 cores that wait for up to 24 lines at a time there (Zen 3 and 4), for more in the second-
+level cache; later ones have 48 KiB."""
 
 
 def waits_for_few_lines(target: Target) -> bool:
@@ -144,7 +144,7 @@ def waits_for_few_lines(target: Target) -> bool:
     What it reads in the order of memory comes early by itself. Lines of several rows, or of what a table picks, it has
     to be asked for.
     """
-    return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_LINES
+    return target.cache_bytes.l1 == _L1_BYTES_OF_FEW_LINES and "neon" not in target.features
 
 
 _FEW_REGISTERS = 16
