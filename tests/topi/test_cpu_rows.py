@@ -15,8 +15,8 @@ from backend.target import Target
 from relay.expr import Expr, Var
 from relay.interpreter import evaluate
 from te.ir import collect
-from te.tir import Allocate, BufferStore, Call, Compare, FloorMod, IfThenElse, PrimFunc, Stmt
-from tests.topi.small_caches import lowered, result
+from te.tir import Allocate, Call, Compare, IfThenElse, PrimFunc, Stmt
+from tests.topi.small_caches import lowered, result, stored_by_lines
 from topi.registry import schedules_for
 
 CPU = Target("llvm -mcpu=x86-64-v3 -num-cores=2")
@@ -92,8 +92,7 @@ def test_long_rows_leave_the_caches_by_whole_lines(
     x = te.placeholder((24, columns), name="x")
     y = operator(x, 1)
     (func,) = lowered(y, [x], caches=caches).functions.values()
-    stores = [node for node in collect(func.body, BufferStore) if node.buffer.data in func.params]
-    assert any(collect(store.indices[-1], FloorMod) for store in stores) == (columns % 16 != 0)
+    assert stored_by_lines(func) == (columns % 16 != 0)
     data = np.random.default_rng(0).standard_normal((24, columns), dtype=np.float32)
     powers = np.exp(data - data.max(1, keepdims=True))
     expected = powers / powers.sum(1, keepdims=True)

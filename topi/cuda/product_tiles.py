@@ -63,8 +63,22 @@ _STEP_INSTRUCTIONS = 1024
 """Multiply-adds of a thread in a step at most: the loop is unrolled and must stay in the instruction cache."""
 
 
+class _Tile:
+    """What the model of a multiprocessor takes for granted, unless a kind of tiles says otherwise."""
+
+    __slots__ = ()
+    hiding_warps: ClassVar[int] = _HIDING_WARPS
+    """Resident warps from which on a multiprocessor multiplies without waiting."""
+    writing_power: ClassVar[float] = 0.5
+    """How the speed of the epilogue grows with resident warps, up to `_HIDING_WARPS`."""
+
+    def ring_cycles(self, steps: int) -> int:
+        """What finding the next slice costs in each of `steps`, besides what `step_cycles` has."""
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
-class SimtTile:
+class SimtTile(_Tile):
     """A tile computed by `warps` (down, across) of 4 x 8 threads, `depth` products at a time, `stages` in flight.
 
     `parts` is the number of parts (down, across) that a thread has in its registers, `vector` the rows and columns of a
@@ -76,10 +90,6 @@ class SimtTile:
     vector: tuple[int, int]
     depth: int
     stages: int
-    hiding_warps: ClassVar[int] = _HIDING_WARPS
-    """Resident warps from which on a multiprocessor multiplies without waiting."""
-    writing_power: ClassVar[float] = 0.5
-    """How the speed of the epilogue grows with resident warps, up to `_HIDING_WARPS`."""
 
     @property
     def rows(self) -> int:
@@ -111,10 +121,6 @@ class SimtTile:
         """Shared memory of a block for elements of `nbytes`."""
         return self.stages * self.depth * (self.rows + self.columns + 8) * nbytes
 
-    def ring_cycles(self, steps: int) -> int:
-        """What finding the next slice costs in each of `steps`, besides what `step_cycles` has."""
-        return 0
-
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""
         rows, columns = self.own
@@ -141,7 +147,7 @@ def _simt_tiles() -> Iterator[SimtTile]:
 
 
 @dataclass(frozen=True, slots=True)
-class MmaTile:
+class MmaTile(_Tile):
     """A tile computed by `warps` (down, across), each on `tiles` (down, across) of 16 x 8 by tensor cores.
 
     `depth` products at a time, `stages` in flight.
@@ -151,10 +157,6 @@ class MmaTile:
     tiles: tuple[int, int]
     depth: int
     stages: int
-    hiding_warps: ClassVar[int] = _HIDING_WARPS
-    """Resident warps from which on a multiprocessor multiplies without waiting."""
-    writing_power: ClassVar[float] = 0.5
-    """How the speed of the epilogue grows with resident warps, up to `_HIDING_WARPS`."""
 
     @property
     def rows(self) -> int:
@@ -188,10 +190,6 @@ class MmaTile:
     def sums_bytes(self) -> int:
         """Shared memory of the sums, in rows that meet different banks."""
         return self.rows * (math.ceil(self.columns / BANKS) * BANKS + 8) * 4
-
-    def ring_cycles(self, steps: int) -> int:
-        """What finding the next slice costs in each of `steps`, besides what `step_cycles` has."""
-        return 0
 
     def step_cycles(self, per_cycle: int, nbytes: int) -> float:
         """Cycles of a multiprocessor for one step of a block, its units busy side by side."""

@@ -153,7 +153,7 @@ class _Injector(Mutator):
     def _pipelined(self, ring: _Ring, repeated: bool) -> Stmt:
         """first fills; for k: { wait; barrier; the fill `stages` - 1 ahead; use(k) }"""
         loop, k = ring.loop, ring.loop.loop_var
-        copies = self._visited([_copies(fill) for fill in ring.parts.fills])
+        copies = self._visited([fill.body for fill in ring.parts.fills])
         first = [ring.fill(copies, ops.add(loop.min, i)) for i in range(ring.stages - 1)]
         if repeated and ring.shared:
             first.insert(0, _barrier())
@@ -241,10 +241,6 @@ def _flatten(stmt: Stmt, allocated: list[Buffer], stmts: list[Stmt]) -> None:
 
 def _is_behind(fill: AttrStmt) -> bool:
     return isinstance(fill.body, AttrStmt) and fill.body.key == FILL_BEHIND
-
-
-def _copies(fill: AttrStmt) -> Stmt:
-    return fill.body.body if isinstance(fill.body, AttrStmt) and fill.body.key == FILL_BEHIND else fill.body
 
 
 def _slot(step: PrimExpr, stages: int) -> PrimExpr:
