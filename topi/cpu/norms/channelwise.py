@@ -124,7 +124,7 @@ def _schedule_lines(
     if by_rows:
         asked = prefetch_next(s, out, vectors, constant_size(sizes), elements_at_once(line, lanes), target)
         parallel(s, out, image, work_behind(out), lanes)
-        moments_at(s, before, moments, out, image, target, near=asked)
+        moments_at(s, before, moments, out, image, target, asked=asked)
     else:
         moments_apart(s, before, moments, target)
         parallel_outer(s, out, [image, each], work_behind(out), target)

@@ -20,7 +20,7 @@ from topi.cpu.strips import (
     split_by_lines,
     split_into_strips,
 )
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.groups import constant_size
 from topi.registry import operations_behind
 
@@ -31,6 +31,8 @@ __all__ = ["is_worth_copying", "schedule_copied", "with_copy"]
 
 _STRIP_BYTES = 512
 """Of each row: less is read badly where rows share sets, more takes more of the caches, and is no faster."""
+_STRIP_BYTES_OF_FEW_LINES = 256
+"""For cores that wait for few lines, which are asked for fewer in a row: of whole cache lines that share no sets."""
 _FEW_ROWS = 28
 """Rows that processors follow all at once as each is read on by a cache line at a time, unless they share sets."""
 _SHARE_OF_L2 = 2
@@ -66,7 +68,8 @@ def schedule_copied(
     s: te.Schedule, out: te.Tensor, axis: int, copy: te.Tensor, before: list[te.ComputeOp], work: float, target: Target
 ) -> None:
     """Strips of all rows: copied and added up in one pass, which stores the results of the strip before as well."""
-    width = _STRIP_BYTES // out.dtype.nbytes
+    nbytes = _strip_bytes(out, axis, target)
+    width = nbytes // out.dtype.nbytes
     if are_whole_lines(out, axis):
         strip, _, column = split_into_strips(s, out, axis, width, work, target)
         s[out].unroll(_by_lines(s, out, column))
@@ -75,9 +78,10 @@ def schedule_copied(
     s[copy].compute_at(s[out], strip)
     *_, row, column = s[copy].op.axis
     lines = _by_lines(s, copy, column)
-    s[copy].unroll(lines)
+    if not waits_for_few_lines(target):  # the compiler puts next to each other what an iteration asks for
+        s[copy].unroll(lines)
     s[copy].pragma(row, "fuse_with_next")
-    _ask_ahead(s, out, copy, lines, axis)
+    _ask_ahead(s, out, copy, lines, axis, nbytes)
     statistics = [op.output(0) for op in before if uses_reduction(op)]
     first = next(t for t in statistics if t.op.reduce_axis)
     for tensor in statistics:
@@ -88,6 +92,12 @@ def schedule_copied(
             _add_up_copied(s, tensor, width, target)
         else:
             _by_lines(s, tensor, s[tensor].op.axis[-1])
+
+
+def _strip_bytes(out: te.Tensor, axis: int, target: Target) -> int:
+    """How much of each row a strip is."""
+    few = waits_for_few_lines(target) and are_whole_lines(out, axis) and not share_sets(out, axis)
+    return _STRIP_BYTES_OF_FEW_LINES if few else _STRIP_BYTES
 
 
 def _by_lines(s: te.Schedule, tensor: te.Tensor, column: te.IterVar) -> te.IterVar:
@@ -117,12 +127,14 @@ def _add_up_copied(s: te.Schedule, tensor: te.Tensor, width: int, target: Target
     s[tensor].vectorize(lane)
 
 
-def _ask_ahead(s: te.Schedule, out: te.Tensor, copy: te.Tensor, lines: te.IterVar, axis: int) -> None:
-    """Ask, as a row is copied, for one that memory sends while a core waits: of this strip, or of the next one."""
+def _ask_ahead(
+    s: te.Schedule, out: te.Tensor, copy: te.Tensor, lines: te.IterVar, axis: int, nbytes: int
+) -> None:  # fmt: skip
+    """Ask, as `nbytes` of a row are copied, for those of one that memory sends meanwhile: of this strip or the next."""
     rows, size = constant_size(copy.shape[axis : axis + 1]), out.dtype.nbytes
-    line, further = LINE_BYTES // size, min(rows_ahead(_STRIP_BYTES), rows)
+    line, further = LINE_BYTES // size, min(rows_ahead(nbytes), rows)
     shared = 0 if are_whole_lines(out, axis) else line  # columns that a strip has in common with the next one
-    end, step = max(shared - 1, 0), _STRIP_BYTES // size - shared
+    end, step = max(shared - 1, 0), nbytes // size - shared
 
     def place(*i: Any) -> tuple[Any, Any]:
         row, column = i[axis] + further, i[axis + 1] + end

@@ -82,7 +82,7 @@ def schedule_images(outs: list[te.Tensor], anchor: te.Operation, target: Target)
     image, vectors, each = _by_whole_lines(s, out, axis, target)
     asked = prefetch_next(s, out, vectors, constant_size(shape[axis:]), each, target)
     parallel(s, out, image, work_behind(out), vector_lanes(target))
-    moments_at(s, before, moments, out, image, target, near=asked)
+    moments_at(s, before, moments, out, image, target, asked=asked)
     return s
 
 

@@ -13,7 +13,7 @@ from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.prefetch import LINE_BYTES, inputs_of, is_streamed
 from topi.cpu.stagewise import schedule_stagewise
 from topi.cpu.strips import are_whole_lines
-from topi.cpu.tiling import vector_lanes
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
 from topi.groups import constant_size, extent_of, inline_injective
 from topi.registry import Rank, operations_behind, register_schedule
 from topi.utils import ravel_index
@@ -31,6 +31,8 @@ _LEAST_BYTES = 2048
 """Of planes for whose results memory is asked a plane ahead: shorter ones are written before it answers."""
 _ROOTS_AT_ONCE = (4, 2)
 """Vectors of a local response normalisation that are computed together, in the order of preference."""
+_LINES_OF_FEW = 2
+"""Cache lines of a plane that are computed together, and asked for, at most, where a core waits for few lines."""
 
 
 @register_schedule("lrn", "cpu", rank=Rank.HEAVY)
@@ -89,15 +91,17 @@ def _lrn_across_channels(
 ) -> None:
     """Strips of planes, a window of channels of which stays in the first-level cache.
 
-    In the second-level cache, which a processor with 48 KB and 1 MB reads them from, they take a third longer.
+    In the second-level cache, which a processor with 48 KB and 1 MB reads them from, they take a third longer. Where
+    a core waits for few lines they are asked into that anyway, and strips may take twice as much.
     """
-    lanes, nbytes = vector_lanes(target), max(out.dtype.nbytes, 4)
+    lanes, nbytes, few = vector_lanes(target), max(out.dtype.nbytes, 4), waits_for_few_lines(target)
     axes = list(s[out].op.axis)
     sizes = [extent_of(a) for a in axes[axis + 1 :]]
     size = constant_size(sizes)
-    fitting = target.cache_bytes.l1 // 2 // ((window + 2) * nbytes)
+    fitting = target.cache_bytes.l1 // (1 if few else 2) // ((window + 2) * nbytes)
     share = -(-size * constant_size([extent_of(a) for a in axes[:axis]]) // target.num_cores)
-    parts, step = -(-size // max(min(fitting, share), 2 * lanes)), _ROOTS_AT_ONCE[0] * lanes
+    most = _LINES_OF_FEW * LINE_BYTES // nbytes if few else size
+    parts, step = -(-size // max(min(fitting, share), 2 * lanes)), min(_ROOTS_AT_ONCE[0] * lanes, max(most, lanes))
     strip, outer = s[out].fuse(*axes[axis + 1 :]), axes[:axis]
     length: te.Dim = next((d for d in sizes if not isinstance(d, int)), size)
     if parts > 1 and isinstance(length, int):
@@ -124,7 +128,7 @@ def _fetch_next_plane(
     It is read from memory, a strip long at most: too short for the processor to foresee it soon. So are the cache lines
     of the next plane's results, before they are written, where those aren't stored past the caches.
     """
-    around = axis + 1
+    around, near = axis + 1, not waits_for_few_lines(target)
 
     def ahead(planes: int, element: int) -> Callable[..., Sequence[Any]]:
         def place(*i: Any) -> Sequence[Any]:
@@ -135,7 +139,7 @@ def _fetch_next_plane(
     for data in inputs_of(s[out].op):
         if tuple(data.shape) == tuple(out.shape) and is_streamed(data, 1, target):
             for element in range(0, step, LINE_BYTES // data.dtype.nbytes):
-                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element))
+                s[out].prefetch_line(data, group, ahead(window // 2 + 1, element), near=near)
     plane = constant_size(out.shape[around:]) * out.dtype.nbytes
     if plane >= _LEAST_BYTES and not are_whole_lines(out, axis) and is_streamed(out, 1, target):
         for element in range(0, step, LINE_BYTES // out.dtype.nbytes):

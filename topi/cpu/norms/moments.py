@@ -129,13 +129,15 @@ def part_by_part(
 
 def _schedule_moments(
     s: te.Schedule, moments: Moments, target: Target, at: tuple[te.Tensor, te.IterVar] | None = None,
-    near: bool = False,
+    asked: bool = False,
 ) -> None:  # fmt: skip
     """Every part by itself: the mean of its beginning, distances from that. Parts of one iteration, where `at` is.
 
-    `near`: they are in a cache already. Nothing is asked for, and several lines are taken at once.
+    `asked`: they have been asked for, a row ahead. Several lines are taken at once then, and nothing is asked for; but
+    cores that wait for few lines have let some of them go: these take lines in order, and ask for them again.
     """
     parts, lanes = moments.sums, vector_lanes(target)
+    near = asked and not waits_for_few_lines(target)
     across = moments.x.ndim - 1 not in moments.sizes
     columns = constant_size([extent_of(s[parts].op.axis[-1])])
     most = _columns_at_once(target)
@@ -155,7 +157,8 @@ def _schedule_moments(
             busy = partials[0] if partials else stage
             loop = s[busy].op.reduce_axis[-1]
         if not near:
-            _ask_ahead(s, busy, loop, moments.x, target, by_itself=not across or block <= _columns_in_registers(target))
+            by_itself = not asked and (not across or block <= _columns_in_registers(target))
+            _ask_ahead(s, busy, loop, moments.x, target, by_itself=by_itself)
     if across:
         vectorize_elements(s, moments.shift, s[moments.shift].op.axis[-1], block, lanes)
 
@@ -282,14 +285,14 @@ def moments_apart(s: te.Schedule, before: Sequence[te.ComputeOp], moments: Momen
 
 def moments_at(
     s: te.Schedule, before: Sequence[te.ComputeOp], moments: Moments, out: te.Tensor, row: te.IterVar, target: Target,
-    *, near: bool = False,
+    *, asked: bool = False,
 ) -> None:  # fmt: skip
     """Compute `moments`, and what of `before` is made of them, at the loop `row` of `out`.
 
-    `near`: what they are of has been asked for, a row ahead.
+    `asked`: what they are of has been asked for, a row ahead.
     """
     lanes = vector_lanes(target)
-    _schedule_moments(s, moments, target, (out, row), near)
+    _schedule_moments(s, moments, target, (out, row), asked)
     for op in before:
         if s[op].attach != "root" or not uses_reduction(op):
             continue

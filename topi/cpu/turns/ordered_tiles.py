@@ -33,6 +33,10 @@ _LINES, _LINES_IN_SETS = 1, 2
 """Cache lines that are written of each of the output's lines at a time, and where these, or the input's, share sets.
 (GB/s by one and by two where the output's lines are apart by odd multiples of 64 to 256 bytes 46 to 50 and 36 to 40,
 by multiples of 512 bytes 25 and 35 to 42; by three 31 to 39.)"""
+_LINES_OF_FEW = (4, 2)
+"""As many, the most that the cache has room for, of lines that begin anywhere, where a core waits for few lines and the
+input's share sets. (Zen 4, AVX-512, by two and by four, GB/s: lines of 256 floats 29 and 33, of 512 25 and 28, of 1024
+20 and 22 to 26; by one and by two: of 2048 15 and 18. AVX2 alike.)"""
 _WIDE_NBYTES = 4
 """Of elements of which two are written where one more is turned in vain. (GB/s, by one and by two: lines of 400 odd
 columns, float32 40 and 46, float16 43 and 37, bytes 36 and 29.)"""
@@ -169,8 +173,11 @@ def _lines_written(turn: Turn, nbytes: int, l2: int) -> int:
     if not turn.begins_anywhere:  # results of two lines are one piece of memory
         whole = constant_size([turn.columns]) == _LINES_IN_SETS * turn.line
         return _LINES_IN_SETS if turn.result_shares_sets or whole else _LINES
+    wide = turn.out.dtype.nbytes >= _WIDE_NBYTES
+    if wide and turn.shares_sets and not turn.near:
+        return next((n for n in _LINES_OF_FEW if _BLOCKS_OF_CACHE * n * turn.line * nbytes <= l2), _LINES)
     near = _LINES_IN_SETS * turn.line * nbytes <= l2 // _PART_OF_L2
-    return _LINES_IN_SETS if near and (turn.shares_sets or turn.out.dtype.nbytes >= _WIDE_NBYTES) else _LINES
+    return _LINES_IN_SETS if near and (turn.shares_sets or wide) else _LINES
 
 
 def _piece(turn: Turn, width: int, l2: int) -> int | None:
