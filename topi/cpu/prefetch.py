@@ -41,8 +41,8 @@ to be in the second-level cache then."""
 
 
 def is_beyond_caches(tensor: te.Tensor, target: Target) -> bool:
-    """Is it known that no cache holds it? Results that are so large are stored past the caches."""
-    return 0 < target.cache_bytes.l3 < constant_size(tensor.shape) * tensor.dtype.nbytes
+    """Is it known that no cache holds it beside anything else? Results that are so large are stored past the caches."""
+    return 0 < target.cache_bytes.l3 <= constant_size(tensor.shape) * tensor.dtype.nbytes
 
 
 def is_streamed(tensor: te.Tensor, length: int, target: Target) -> bool:

@@ -53,7 +53,7 @@ def are_whole_lines(out: te.Tensor, axis: int) -> bool:
 
 def are_stored_by_lines(out: te.Tensor, axis: int, target: Target) -> bool:
     """Is `out` larger than the caches, and stored by whole lines: all columns are, or `split_by_lines` cuts them so?"""
-    if constant_size(out.shape) * out.dtype.nbytes <= max(target.cache_bytes):
+    if constant_size(out.shape) * out.dtype.nbytes < max(target.cache_bytes):
         return False
     return are_whole_lines(out, axis) or "memory_strides" not in out.op.attrs
 

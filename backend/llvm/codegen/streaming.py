@@ -24,13 +24,13 @@ LINE_BYTES = 64
 def streamed_buffers(function: PrimFunc, cache_bytes: int) -> frozenset[Var]:
     """The pointers of large buffers that whole lines are stored to and nothing is read of, for a cache of such a size.
 
-    What is larger than the cache, or than half of it where less than half of all that the function touches stays there.
+    What is as large as the cache, or as half of it where less than half of all that the function touches stays there.
     """
     if not cache_bytes:
         return frozenset()
     sizes = {buffer.data: _nbytes(buffer) for buffer in function.buffer_map.values()}
     least = cache_bytes if sum(sizes.values()) <= 2 * cache_bytes else cache_bytes // 2
-    large = {data for data, nbytes in sizes.items() if nbytes > least}
+    large = {data for data, nbytes in sizes.items() if nbytes >= least}
     if not large:
         return frozenset()
     stored = {s.buffer.data for s in collect(function.body, BufferStore) if _covers_lines(s)}

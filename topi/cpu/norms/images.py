@@ -48,7 +48,7 @@ def are_small_images(outs: list[te.Tensor], anchor: te.Operation, target: Target
     out, axis = outs[0], int(anchor.attrs["axis"])
     l2, images = target.cache_bytes.l2, constant_size(out.shape[:axis])
     image, columns = constant_size(out.shape[axis:]) * out.dtype.nbytes, constant_size(out.shape[axis + 1 :])
-    far = images * image > max(target.cache_bytes)
+    far = images * image >= max(target.cache_bytes)
     room = max(_SHARE_OF_L2 * l2, target.cache_bytes.l3 // _SHARE_OF_LAST if far else 0)
     share = 1 if share_sets(out, axis) else _SHARE_OF_STATISTICS
     small = columns * _COLUMN_BYTES <= target.cache_bytes.l1 // share and image <= room
@@ -95,7 +95,7 @@ def _by_whole_lines(s: te.Schedule, out: te.Tensor, axis: int, target: Target) -
     columns, channels = constant_size(out.shape[axis + 1 :]), constant_size(out.shape[axis : axis + 1])
     *lead, channel = s[out].op.axis[: axis + 1]
     rest = s[out].op.axis[axis + 1 :]
-    cached = constant_size(out.shape) * nbytes <= max(target.cache_bytes)
+    cached = constant_size(out.shape) * nbytes < max(target.cache_bytes)
     if cached or are_whole_lines(out, axis) or not are_whole_lines(out, axis - 1):
         image = s[out].fuse(*lead)
         vectors = vectorize_elements(s, out, s[out].fuse(*rest), columns, lanes)

@@ -107,7 +107,7 @@ def tile_turned(s: te.Schedule, turn: Turn, target: Target, at_once: int) -> lis
     streamed = size * (tensor.dtype.nbytes + out.dtype.nbytes) > largest
     known = isinstance(columns, int) and isinstance(turn.rows, int)
     along_output = streamed and known and constant_size([columns]) * out.dtype.nbytes >= _LONG_BYTES
-    if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) > largest:  # else the caches hold both, nearly
+    if known and size * max(tensor.dtype.nbytes, out.dtype.nbytes) >= largest:  # else the caches hold both, nearly
         kinds = (PackedStrips, OrderedTiles, PackedMatrices, CopiedRuns, PackedTiles)
         packed = next((found for kind in kinds if (found := kind.of(turn, target)) is not None), None)
         if packed is not None:
