@@ -84,3 +84,60 @@ def test_rows_that_begin_anywhere_are_stored_past_the_caches_if_they_are_long(co
         assert stored_by_lines(func) == (columns >= least * 16)
         found = result(out, [x], [data], caches=caches)
         np.testing.assert_allclose(found, powers / powers.sum(1, keepdims=True), rtol=2e-5, atol=1e-7)
+
+
+def planes(channels: int, side: int, images: int = 8) -> tuple[tuple[int, ...], Callable[[te.Tensor], te.Tensor]]:
+    return (images, channels, side, side), lambda x: topi.nn.standardize(x, (1,), 1e-5, 0.0, centred=True)
+
+
+def asked_in(text: str) -> list[int]:
+    """How many lines of the input each run of statements without a loop asks for."""
+    return [part.count("prefetch(address_of(x[") for part in re.split(r"\n *(?:for|else)\b", text)]
+
+
+@pytest.mark.parametrize(("channels", "side"), [(768, 7), (384, 14)], ids=["in registers", "in the first cache"])
+def test_small_images_are_asked_for_an_image_ahead_and_once_more(channels: int, side: int) -> None:
+    """What was asked for as the image before was stored, a core has partly let go of."""
+    shape, build = planes(channels, side, 50)
+    x = te.placeholder(shape, name="x")
+    cases = [caches.replace("-l3-bytes=1048576", "-l3-bytes=4194304") for caches in (FEW, MANY)]
+    few, many = (asked_in(str(lowered(build(x), [x], caches=caches))) for caches in cases)
+    assert sum(many) == 1 and few[-1] == 1 and sum(few) > 1
+
+
+@pytest.mark.parametrize("side", [64, 65], ids=["whole lines", "begin anywhere"])
+def test_channels_of_planes_ask_for_few_lines_in_a_row(side: int) -> None:
+    shape, build = planes(96, side)
+    x = te.placeholder(shape, name="x")
+    few, many = (max(asked_in(str(lowered(build(x), [x], caches=caches)))) for caches in (FEW, MANY))
+    assert few == 1 and many == 8
+
+
+def test_lines_that_share_sets_are_turned_into_longer_pieces() -> None:
+    """Of results that begin anywhere one cache line of each piece is turned in vain."""
+    x = te.placeholder((2049, 1024), name="x")
+    out = topi.transpose(x, (1, 0))
+    sizes = [re.search(r"x\.local = allocate\(\[(\d+)\]", str(lowered(out, [x], caches=c))) for c in (FEW, MANY)]
+    assert [int(found[1]) for found in sizes if found] == [5 * 16 * 16, 3 * 16 * 16]
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0], ids=["guessed", "not to be trusted"])
+def test_softmax_across_memory_needs_no_largest_number(scale: float) -> None:
+    data = scale * np.random.default_rng(0).standard_normal((44, 7003), dtype=np.float32)
+    x = te.placeholder(data.shape, name="x")
+    out = topi.nn.softmax(x, 0)
+    assert "softmax_sum.doubted" in str(lowered(out, [x], caches=FEW))
+    assert "softmax_part_max" in str(lowered(out, [x], caches=MANY))
+    powers = np.exp(data.astype(float) - data.max(0))
+    expected = powers / powers.sum(0)
+    for caches in (FEW, MANY):
+        np.testing.assert_allclose(result(out, [x], [data], caches=caches), expected, rtol=2e-5, atol=1e-7)
+
+
+def test_largest_of_channels_asks_for_the_next_image_as_it_looks_for_its_place() -> None:
+    x = te.placeholder((40, 255, 169), name="x")
+    out = topi.argmax(x, 1)
+    asked_for = [set(re.findall(r"\+ (\d{5,})", line)) for line in str(lowered(out, [x], caches=FEW)).splitlines()
+                 if "prefetch" in line]  # fmt: skip
+    assert any(str(255 * 169) in found for found in asked_for)
+    assert "prefetch" not in str(lowered(out, [x], caches=MANY))

@@ -8,6 +8,7 @@ import te
 from topi.cpu.common import parallel
 from topi.cpu.elements import element_cost, vectorize_elements
 from topi.cpu.norms.copied_strips import is_worth_copying, schedule_copied, with_copy
+from topi.cpu.norms.guessed_strips import guessed_strip_lines, softmax_in_guessed_strips
 from topi.cpu.norms.merged_columns import merge_columns
 from topi.cpu.norms.row_statistics import elements_of, is_worth_keeping, split_at, uses_reduction
 from topi.cpu.norms.softmax_parts import softmax_by_parts
@@ -54,7 +55,10 @@ def schedule_across_memory(s: te.Schedule, outs: list[te.Tensor], anchor: te.Ope
     largest = next((op for op in before if op.tag == "softmax_max"), None)
     if merged and largest is not None and not anchor.attrs.get("log") and _is_worth_parts(out, axis, target):
         kept = any(not uses_reduction(op) for op in before)
-        softmax_by_parts(s, anchor, largest, kept, work, target)
+        if lines := guessed_strip_lines(out, axis, target):
+            softmax_in_guessed_strips(s, anchor, lines, work, target)
+        else:
+            softmax_by_parts(s, anchor, largest, kept, work, target)
     elif copy is not None:
         schedule_copied(s, out, axis, copy, before, work, target)
     elif merged and few:

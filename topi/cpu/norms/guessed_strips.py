@@ -1,0 +1,93 @@
+"""Softmax of rows across memory, beyond the caches, on CPUs: strips of columns, without the largest numbers of rows.
+
+Powers of the elements themselves are found and added up row by row as memory sends them; beside each leaves a result of
+the strip before. Largest numbers, which take a pass of their own, are looked for only where sums can't be trusted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import te
+from topi.cpu.norms.row_statistics import inline_others, uses_reduction
+from topi.cpu.prefetch import LINE_BYTES, rows_ahead
+from topi.cpu.strips import are_whole_lines, prefetch_columns, split_by_lines
+from topi.cpu.tiling import vector_lanes, waits_for_few_lines
+from topi.groups import constant_size
+from topi.softmax_guess import element_of, guess_sums, powers_of, stages_of
+
+if TYPE_CHECKING:
+    from backend.target import Target
+
+__all__ = ["guessed_strip_lines", "softmax_in_guessed_strips"]
+
+_STRIP_LINES = (32, 16)
+"""Cache lines of each row in a strip: the most of which the second-level cache holds the powers. (Zen 4, GB/s by parts,
+strips of 16 and of 32: 44 rows of 36355 13, 17, 19; 64 of 62500 14, 17, 20; 256 of 62500 17, 18, 19.)"""
+_FLOAT_BYTES = 4
+_LINE = LINE_BYTES // _FLOAT_BYTES
+_SHARE_OF_L2 = 2
+"""Which part of the second-level cache that is."""
+
+
+def guessed_strip_lines(out: te.Tensor, axis: int, target: Target) -> int:
+    """Cache lines of each row in a strip; 0 where parts of rows are better, each with a largest number of its own.
+
+    They are for whole cache lines (alike within a tenth), and not measured but where a core waits for few lines.
+    """
+    if are_whole_lines(out, axis) or out.dtype.nbytes != _FLOAT_BYTES or not waits_for_few_lines(target):
+        return 0
+    rows = constant_size(out.shape[axis : axis + 1])
+    return next((n for n in _STRIP_LINES if rows * n * LINE_BYTES <= target.cache_bytes.l2 // _SHARE_OF_L2), 0)
+
+
+def softmax_in_guessed_strips(s: te.Schedule, anchor: te.Operation, lines: int, work: float, target: Target) -> None:
+    """Compute `anchor`, a softmax along its last dimension but one, by strips of so many cache `lines`."""
+    out, axis, lanes = s.outputs[0].output(0), len(anchor.output(0).shape) - 2, vector_lanes(target)
+    largest, exact, total = stages_of(anchor)
+    powers = powers_of(element_of(largest.op, axis), exact)
+    sums = _sums_of(powers, total, axis)
+    guess_sums(s, anchor, powers, sums)
+    before = [op.output(0) for op in inline_others(s, out, anchor) if uses_reduction(op)]
+    strip, _ = split_by_lines(s, out, axis, lines * _LINE, work, target)
+    for tensor in before:
+        s[tensor].compute_at(s[out], strip)
+        _by_rows(s, tensor, lanes)
+    row, vectors = _by_rows(s, powers, max(lanes, _LINE))
+    s[powers].pragma(row, "fuse_with_next")
+    row, _ = _by_rows(s, sums, lanes)
+    s[sums].pragma(row, "fuse_with_next")
+    _ask_ahead(s, out, powers, vectors, axis, lines)
+
+
+def _sums_of(powers: te.Tensor, total: te.Tensor, axis: int) -> te.Tensor:
+    k = te.reduce_axis((0, powers.shape[axis]), name="k")
+    return te.compute(total.shape, lambda *i: te.sum(powers(*i[:axis], k, *i[axis:]), axis=k), name=total.op.name)
+
+
+def _by_rows(s: te.Schedule, tensor: te.Tensor, lanes: int) -> tuple[te.IterVar, te.IterVar]:
+    """Vectors of columns, a row after the other; returns the loops over rows, the last one, and over vectors."""
+    *data, column = s[tensor].op.axis
+    vectors, lane = s[tensor].split(column, factor=lanes)
+    s[tensor].vectorize(lane)
+    if not s[tensor].op.reduce_axis:
+        return [*data, vectors][max(len(data) - 1, 0)], vectors
+    (row,) = s[tensor].op.reduce_axis
+    s[tensor].reorder(*data, row, vectors, lane)
+    s[tensor].unroll(vectors)
+    return row, vectors
+
+
+def _ask_ahead(
+    s: te.Schedule, out: te.Tensor, powers: te.Tensor, vectors: te.IterVar, axis: int, lines: int
+) -> None:  # fmt: skip
+    """Ask with each vector for one of a row that memory sends while a core waits: of this strip, or of the next one."""
+    rows = constant_size(powers.shape[axis : axis + 1])
+    further, step = min(rows_ahead(lines * LINE_BYTES), rows), (lines - 1) * _LINE
+
+    def place(*i: Any) -> tuple[Any, Any]:
+        row, column = i[axis] + further, i[axis + 1] + _LINE - 1
+        over = row >= rows
+        return te.select(over, row - rows, row), te.select(over, column + step, column)
+
+    prefetch_columns(s, powers, vectors, out, axis, _LINE, place)
