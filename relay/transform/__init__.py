@@ -28,6 +28,7 @@ from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
 from relay.transform.pipeline import default_pipeline
+from relay.transform.read_operands_in_place import ReadOperandsInPlace
 from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.repeat_elements import RepeatElements
@@ -76,6 +77,7 @@ __all__ = [
     "Pass",
     "PassContext",
     "PassInstrument",
+    "ReadOperandsInPlace",
     "RecognizeAttention",
     "RecognizePatterns",
     "RepeatElements",

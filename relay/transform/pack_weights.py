@@ -40,6 +40,7 @@ from relay.transform.builders import reshaped
 from relay.transform.function_pass import FunctionPass
 from relay.transform.panels import PanelPacker
 from relay.transform.quad_groups import pack_quad_groups
+from relay.transform.read_operands_in_place import before_transposition, swapped_axes
 from relay.transform.winograd import winograd_plan, winograd_shape, winograd_tiles
 from relay.type import TensorType
 from te.ir import PassContext
@@ -200,12 +201,12 @@ class _Packer:
         m, n, k = [d if isinstance(d, int) else _UNKNOWN_ROWS for d in (rows, columns, depth)]
         width = self._width(m, n, k, 0 if op.transpose_a else k)
         packed = Call(PackPanels(width=width, transpose=not op.transpose_b), (b,), span=call.span)
-        before, transpose_a = _before_transposition(a), op.transpose_a
+        before, transpose_a = before_transposition(a), op.transpose_a
         in_cache = reads_transposed(self.target, m, k)
         if before is not None and (in_cache or transpose_a):
             a, transpose_a = before, not transpose_a
         elif transpose_a and not in_cache:
-            a, transpose_a = make_call("transpose", (a,), call.span, axes=_swapped_axes(a)), False
+            a, transpose_a = make_call("transpose", (a,), call.span, axes=swapped_axes(a)), False
         made = Call(BatchMatmulPacked(columns=columns, transpose_a=transpose_a), (a, packed), span=call.span)
         return reshaped(made, call.shape, call.span)
 
@@ -441,18 +442,6 @@ def _windows(quads: _Quads, call: Call, op: Conv2D, steps: tuple[int, int, int],
     made = WindowQuadGroups(channels=outputs, grid=(rows, width), pitch=pitch, depth=math.prod(steps))
     lines = reshaped(data, (images, math.prod(data.tensor_type.static_shape[1:])))
     return replace(quads, codes=lines, table=table).sums(made, call)
-
-
-def _swapped_axes(e: Expr) -> tuple[int, ...]:
-    *lead, rows, columns = range(len(e.shape))
-    return (*lead, columns, rows)
-
-
-def _before_transposition(e: Expr) -> Expr | None:
-    """x where `e` is x with its last two dimensions exchanged."""
-    if isinstance(e, Call) and isinstance(e.op, Transpose) and e.op.axes == _swapped_axes(e):
-        return e.args[0]
-    return None
 
 
 def _codes_and_zero(data: Expr) -> tuple[Expr, Expr | int] | None:

@@ -31,6 +31,7 @@ from relay.transform.map_before_joining import MapBeforeJoining
 from relay.transform.move_pointwise import MovePointwise
 from relay.transform.pack_narrow_constants import PackNarrowConstants
 from relay.transform.pack_weights import PackWeights
+from relay.transform.read_operands_in_place import ReadOperandsInPlace
 from relay.transform.recognize_attention import RecognizeAttention
 from relay.transform.recognize_patterns import RecognizePatterns
 from relay.transform.repeat_elements import RepeatElements
@@ -70,7 +71,8 @@ def default_pipeline(
         integers, tables = (FakeQuantizationToInteger(target),), (TabulateBytes(target),)
         codes = (FoldCodeScales(),)
         attention = (RecognizeAttention(), BlockAttention(target))
-        weights = (WidenProducts(), ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
+        products = (ReadOperandsInPlace(), WidenProducts())
+        weights = (*products, ConvolveTransposed(), ShareRecurrences(target), PackWeights(target))
         moves = (JoinSlices(), RepeatElements(), AbsorbShuffles(), MapBeforeJoining(), ChainPools())
         arrange = (SplitTaps(target), *moves, CombineParallelConv2D(target), *weights)
         together = (StoreInOrder(target), FuseSiblings(target))
