@@ -1,4 +1,4 @@
-"""Single kernels of a model, compiled with given parameters and timed by themselves on this machine's CPU; and models."""
+"""Single kernels of a model, compiled with given parameters, and whole models, timed on this machine's CPU."""
 
 from __future__ import annotations
 
